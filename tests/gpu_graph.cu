@@ -261,7 +261,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
  * are within the bounds or, with a planted fault, at least one exceeds its bound. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
-    static const char *const optimizers[] = {"sgd", "adam", "adamw"};
+    static const char *const optimizers[] = {OPTIMIZERS(OPTIMIZER_NAME)};
     const struct engine_bounds *bounds = &engine_graph.bounds;
     bool near = verdict->off.gradients <= (trial->exact ? EXACT_MAX : GRADIENT_MAX) &&
                 verdict->last <= EXACT_MAX && verdict->off.losses <= bounds->loss &&

@@ -159,7 +159,7 @@ static const struct augment still = {0, false}, moved = {2, true};
 static const struct mixing up = {0.8, 0}, cut = {0, 1}, both = {0.8, 1};
 static const enum loss_kind binary = LOSS_BINARY;
 
-static const char *const optimizers[] = {"sgd", "adam", "adamw"};
+static const char *const optimizers[] = {OPTIMIZERS(OPTIMIZER_NAME)};
 
 #define SHORT_BATCH 64
 #define SHORT_STEPS 2

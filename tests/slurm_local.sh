@@ -339,7 +339,7 @@ check_training_ranks() {
     check 'the parameters of both training runs on two ranks are bit-identical' cmp whole.safetensors runs/net/model.safetensors
     check 'a training run with --sync peer on two nodes is submitted' submit_training_on "${place[*]}" --sync peer "${options[@]}"
     check 'the job with --sync peer fails, because peer needs GPUs of one machine' ends "$job" FAILED
-    check 'the log of the job with --sync peer names the reason' grep -q 'cannot train on several ranks here (--sync peer' train.log
+    check 'the log of the job with --sync peer names the reason' grep -q -e '--sync peer: it cannot train on several ranks here' train.log
 }
 
 trap stop_cluster EXIT

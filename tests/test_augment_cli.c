@@ -65,7 +65,7 @@ Test(augment_cli, invalid_augmentation_options_are_refused)
                    "--repeats 2 does not divide the 9 samples");
     expect_refusal(2, "--variant train-naive --batch max --repeats 2", "give --batch a number");
     expect_refusal(2, "--variant train-naive --data clips --model cnn3d --rand-augment 9",
-                   "need 8-bit images");
+                   "8-bit images with one or three channels are needed");
     expect_refusal(2, "--variant train-naive --save-batch 4", "give a number and a folder");
     expect_refusal(2, "--variant train-naive --train-size 100 --batch 8 --save-batch 9:x",
                    "the first step has only 8 samples");

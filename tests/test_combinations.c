@@ -9,7 +9,9 @@
 
 TestSuite(combinations, .init = start, .fini = stop, .timeout = 60);
 
-#define SIX NAIVE " --res 16,32 --batch 1:4:2x"
+#define DIGITS   "--variant train-naive --data digits"
+#define PIPELINE " --parallel pipeline --ranks 2"
+#define SIX      NAIVE " --res 16,32 --batch 1:4:2x"
 
 Test(combinations, each_combination_has_one_row)
 {
@@ -155,6 +157,65 @@ Test(combinations, a_message_names_a_value_once)
     run(NAIVE " --batch 1 --scaling weak,strong --dry-run --ranks 2");
     cr_expect(strstr(err, "fdsl-bench: --scaling strong: more ranks (2) than images"), "%s", err);
     cr_expect_eq(count_of(err, "--scaling strong"), 1, "%s", err);
+}
+
+/* A refused value of a list: the option at fault is printed once, with its value. */
+static const struct refused_value {
+    const char *command, *option, *value;
+} refused_values[] = {
+    {"--variant ops-naive --norm-min 1e-30,1e-20", "norm-min", "1e-30"},
+    {"--variant ops-naive --norm-min 300,400 --norm-max 200", "norm-min", "300"},
+    {"--variant ops-naive --steps mask,permute --rows 10 --sample 20,30", "sample", "20"},
+    {"--variant ops-naive --steps hash --fp8 nan,saturate", "fp8", "nan"},
+    {"--variant ops-naive --data set --dim 3,4", "dim", "3"},
+    {"--variant shards --data http://127.0.0.1:1/x.tar --cache cold,warm", "cache", "cold"},
+    {"--variant shards --data set --block 6,7", "block", "6"},
+    {"--variant shards --data set --chunk 6,7", "chunk", "6"},
+    {"--variant shards --data set --augment --channels 1,3", "channels", "1"},
+    {"--variant shards --data set --shift 1,2", "shift", "1"},
+    {"--variant shards --data set --dtype raw,f32 --mean 0.5 --std 0.5", "dtype", "raw"},
+    {NAIVE " --classes 2,3 --class 0.1,0.2,0.3,0.4", "classes", "2"},
+    {NAIVE " --orbits 3,4 --classes 2", "orbits", "3"},
+    {DIGITS " --classes 2,3", "classes", "2"},
+    {DIGITS " --channels 1,3", "channels", "1"},
+    {DIGITS " --feed live,stored", "feed", "live"},
+    {DIGITS " --fit crop,resize", "fit", "crop"},
+    {DIGITS " --shift 28,40", "shift", "28"},
+    {DIGITS " --accumulate 8,9 --batch 4", "accumulate", "8"},
+    {DIGITS " --repeats 3,5 --batch 4", "repeats", "3"},
+    {DIGITS " --drop-path 0.1,0.2", "drop-path", "0.1"},
+    {DIGITS " --layer-decay 0.5,0.6", "layer-decay", "0.5"},
+    {DIGITS " --optimizer adam --momentum 0.5,0.8", "momentum", "0.5"},
+    {DIGITS " --lr-schedule multistep,step", "lr-schedule", "multistep"},
+    {DIGITS " --lr-gamma 0.1,0.2", "lr-gamma", "0.1"},
+    {DIGITS " --lr-schedule cosine --lr-warmup 2,3 --epochs 2", "lr-warmup", "2"},
+    {DIGITS " --lr-schedule cosine --lr-cycles 100000,200000 --batch 50", "lr-cycles", "100000"},
+    {DIGITS " --lr-schedule cosine --lr 0.1 --lr-min 0.5,0.6", "lr-min", "0.5"},
+    {DIGITS " --generator omp,fused", "generator", "omp"},
+    {DIGITS " --res 16,20", "res", "16"},
+    {DIGITS PIPELINE " --stages 3,5", "stages", "3"},
+    {DIGITS PIPELINE " --batch 4 --microbatches 9,10", "microbatches", "9"},
+    {DIGITS PIPELINE " --clip-norm 1,2", "clip-norm", "1"},
+    {DIGITS PIPELINE " --accumulate 2,3", "accumulate", "2"},
+    {DIGITS " --parallel pipeline,data --mixup 0.2 --ranks 2", "parallel", "pipeline"},
+    {DIGITS " --sync peer,nccl --ranks 2", "sync", "peer"},
+    {DIGITS " --batch max,4 --variant train-naive,train-omp", "batch", "max"},
+    {"--variant mpi --bytes 3,5", "bytes", "3"},
+};
+
+Test(combinations, a_refused_value_is_named_once)
+{
+    run_well("--prepare set --samples 8 --sample-shape 4 --dtype u8");
+    for (size_t i = 0; i < COUNT_OF(refused_values); i++) {
+        const struct refused_value *refused = &refused_values[i];
+        char words[64], twice[64];
+        run("%s --dry-run", refused->command);
+        cr_expect_neq(status, 0, "%s: %s", refused->command, out);
+        err[strcspn(err, "\n")] = '\0';
+        snprintf(words, sizeof words, "--%s %s", refused->option, refused->value);
+        snprintf(twice, sizeof twice, "--%s: ", refused->option);
+        cr_expect(count_of(err, words) == 1 && count_of(err, twice) == 0, "%s: %s", refused->command, err);
+    }
 }
 
 Test(combinations, values_with_the_same_effect_are_refused)

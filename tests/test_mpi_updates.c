@@ -136,7 +136,7 @@ Test(mpi_updates, variants_on_cpus_refuse_exchanges_of_gpus)
     for (size_t i = 0; i < COUNT_OF(methods); i++) {
         char line[256], wanted[64];
         snprintf(line, sizeof line, LEARN "--sync %s", methods[i]);
-        snprintf(wanted, sizeof wanted, "it cannot train on several ranks here (--sync %s", methods[i]);
+        snprintf(wanted, sizeof wanted, "--sync %s: it cannot train on several ranks here (", methods[i]);
         run(2, line);
         cr_expect(status == 4 && strstr(err, wanted), "%d: %s", status, err);
         run(1, line); /* one rank exchanges nothing */

@@ -495,7 +495,7 @@ Test(prepare, impossible_resizing_is_refused)
          "j/000000.jpg: sample '000000': an image of 28 x 28 pixels is too "
          "small for a crop of 29 x 29"},
         {1, "--out-res 8 --member cls", "it has no member for --image"},
-        {1, "--out-res 8 --image cls", "its cls is neither a PNG, JPEG or WebP image nor an array"},
+        {1, "--out-res 8 --image cls", "its cls is neither an image nor an array"},
         {1, "--out-res 8 --image tif", "tif images cannot be decoded; convert them to PNG or JPEG"},
         {2, "--out-res 8 --encode png", "it has a member 'png' already"},
         {2, "--out-res 8 --fit random-resized-crop", "'random-resized-crop' is not one of resize, crop"}};

@@ -354,6 +354,16 @@ Test(status, an_option_that_an_error_states_is_printed_once, .init = cr_redirect
     status_set_context("--fit crop");
     status_option(STATUS_USAGE, "fit", ": too large");
     status_print();
+    status_prefix(STATUS_USAGE, "variant x");
+    status_append(STATUS_USAGE, "; lower it");
+    status_print();
+    status_set_context("--n 1 --fit crop");
+    status_print();
+    status_about(STATUS_USAGE, "n");
+    status_print();
+    status_number(STATUS_USAGE, "n", 1.5, ": too small");
+    status_print();
+    status_set_context("--fit crop");
     status_set(STATUS_USAGE, "--fit crop: it only looks like the option");
     status_print();
     status_set_context("");
@@ -361,7 +371,11 @@ Test(status, an_option_that_an_error_states_is_printed_once, .init = cr_redirect
         "fdsl-bench: --n 1 --out 2: --fit crop: too large\nfdsl-bench: --n 1: --fit crop: too large\n"
         "fdsl-bench: --n 1: --fit crop: too large\nfdsl-bench: --fit crop: too large\n"
         "fdsl-bench: --x-fit crop --n 1: --fit crop: too large\n"
-        "fdsl-bench: --fit crop: --fit: too large\n"
+        "fdsl-bench: --fit crop: too large\n"
+        "fdsl-bench: variant x: --fit crop: too large; lower it\n"
+        "fdsl-bench: --n 1: variant x: --fit crop: too large; lower it\n"
+        "fdsl-bench: --n 1 --fit crop: variant x: --fit: too large; lower it\n"
+        "fdsl-bench: --fit crop: --n 1.5: too small\n"
         "fdsl-bench: --fit crop: --fit crop: it only looks like the option\n");
 }
 

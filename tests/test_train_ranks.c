@@ -371,7 +371,7 @@ Test(train_ranks, different_engines_train_together)
                                                     {&engine_omp, &engine_naive, &engine_omp}};
     static const uint32_t shares[2][3] = {{5, 2, 0}, {1, 3, 3}};
     for (size_t m = 0; m < COUNT_OF(mixes); m++)
-        for (int kind = OPTIMIZER_SGD; kind <= OPTIMIZER_ADAMW; kind++) {
+        for (int kind = 0; kind < OPTIMIZER_KINDS; kind++) {
             struct net net;
             struct member one, members[3];
             net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);

@@ -159,8 +159,8 @@ enum status image_decoder_open(struct image_decoder *decoder, enum decoder wante
     if (wanted != DECODER_HYBRID && create_hardware(decoder))
         return STATUS_OK;
     if (wanted == DECODER_HARDWARE)
-        return status_set(STATUS_UNAVAILABLE,
-                          "--decoder hardware: this GPU has no JPEG engines; use --decoder hybrid or cpu");
+        return status_value(STATUS_UNAVAILABLE, "decoder", "hardware",
+                            ": this GPU has no JPEG engines; use --decoder hybrid or cpu");
     decoder->kind = DECODER_HYBRID;
     int code = create(decoder, NVJPEG_BACKEND_GPU_HYBRID);
     TRY(check_memory(code, cudaSuccess));

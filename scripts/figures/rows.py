@@ -14,10 +14,6 @@ import pathlib
 import subprocess
 import sys
 
-MONITOR_SCHEMA = "monitor/2"
-LOG_SCHEMA = "steps/1"  # of train --log
-
-
 
 def read_columns():
     """Returns what `fdsl-bench --columns` prints: one dict per column of each workload, in the order of the rows."""
@@ -31,6 +27,8 @@ def read_columns():
 
 
 LINES = read_columns()
+for line in LINES:
+    line["workload"] = line["schema"].split("/")[0]  # also of the files of --log (steps) and --monitor
 SCHEMAS = {line["workload"]: line["schema"] for line in LINES}
 COLUMNS = {workload: tuple(line["column"] for line in LINES if line["workload"] == workload) for workload in SCHEMAS}
 
@@ -45,7 +43,7 @@ DEFAULTS = {workload: {column: parameter.default for column, parameter in column
 # to be compared with defaults.
 OPTION_NUMBERS = ("batch", "vertices", "orbits", "array_bytes", "stages", "microbatches")
 NUMBERS = {workload: tuple(line["column"] for line in LINES
-                           if line["workload"] == workload and line["type"] in ("integer", "real") and line["column"] != "rank"
+                           if line["workload"] == workload and line["type"] in ("integer", "real") and line["column"] not in ("rank", "gpu")
                            and (not line["option"] or line["column"] in OPTION_NUMBERS
                                 or (workload, line["column"]) == ("synth", "res"))) for workload in SCHEMAS}
 
@@ -57,12 +55,6 @@ NEEDED = {workload: ("ranks", "threads", "items") + columns for workload, column
     "train": ("batch", "time_median_s", "items_per_s", "epoch", "train_samples", "test_samples", "trained_s"),
     "infer": ("batch", "time_median_s", "time_p99_s", "items_per_s"), "exchange": ("array_bytes", *TIMES),
     "ops": TIMES}.items()}
-
-MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "gpu", "device", "variant", "phase",
-                 "throttled")
-MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "temperature_c", "power_w",
-                   "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "cpu_cores",
-                   "rss_bytes", "read_bytes_per_s", "write_bytes_per_s")
 
 LOG_TEXTS = ("time_utc", "host", "revision", "variant", "device", "seed", "model")
 LOG_NUMBERS = ("ranks", "step", "samples_seen", "loss", "test_loss", "test_acc")
@@ -245,11 +237,11 @@ def read_file(path, notes=None):
         if schema != records[0][1][0]:
             raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
                            "split the file in two")
-        if schema == MONITOR_SCHEMA:
+        if schema == SCHEMAS["monitor"]:
             kind = "monitor"
-            need_columns(path, fields, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
-            rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
-        elif schema == LOG_SCHEMA:
+            need_columns(path, fields, COLUMNS["monitor"], schema)
+            rows.append(numbered(path, line, fields, NUMBERS["monitor"], ("time_s",)))
+        elif schema == SCHEMAS["steps"]:
             kind = "log"
             need_columns(path, fields, LOG_TEXTS + LOG_NUMBERS, schema)
             rows.append(numbered(path, line, fields, LOG_NUMBERS, LOG_NEEDED))
@@ -257,7 +249,7 @@ def read_file(path, notes=None):
             rows.append(measured_row(path, line, fields, schema.split("/")[0]))
         else:
             raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
-                           f"{', '.join((*SCHEMAS.values(), MONITOR_SCHEMA, LOG_SCHEMA))}); move this file away, or use the "
+                           f"{', '.join(SCHEMAS.values())}); move this file away, or use the "
                            "revision of the project that wrote it")
     unknown = [column for column in header if column not in COLUMNS[rows[0].workload]] if kind == "rows" and rows else []
     if unknown and notes is not None:

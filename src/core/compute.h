@@ -50,45 +50,54 @@ static inline bool compute_learns(const struct compute *compute)
 enum status compute_teach(struct compute *compute);
 
 /* The columns that every workload with --compute includes in its columns, in this order. */
-#define COMPUTE_COLUMNS                                                                                        \
-    {"compute_ms", VALUE_REAL, COMBINE_MEAN, "ms",                                                             \
-     .about =                                                                                                  \
-         "length of a training step of --compute: the given value, or the time of the step measured alone"},   \
-        {"steps", VALUE_INTEGER, COMBINE_SUM, "",                                                              \
-         .about = "batches that training steps consumed in the timed runs"},                                   \
-        {"stall_share",                                                                                        \
-         VALUE_REAL,                                                                                           \
-         COMBINE_MAX,                                                                                          \
-         "",                                                                                                   \
-         .about = "share of the time after the very first wait in which training steps waited for batches",    \
-         .digits = 6},                                                                                         \
-        {"first_batch_s", VALUE_REAL, COMBINE_MAX, "s",                                                        \
-         .about = "time until the first training step of the first timed run begins"},                         \
-        {"step_s", VALUE_REAL, COMBINE_MEAN, "s",                                                              \
-         .about = "mean time of a training step during the timed runs; only steps on full batches count"},     \
-        {"busy_share", VALUE_REAL, COMBINE_MIN, "", .about = "share of the time in which a training step ran", \
-         .digits = 6},                                                                                         \
-        {"slowdown",                                                                                           \
-         VALUE_REAL,                                                                                           \
-         COMBINE_MAX,                                                                                          \
-         "",                                                                                                   \
-         .about = "step_s divided by the time of the training step alone",                                     \
-         .digits = 6},                                                                                         \
-        {"bus_share",                                                                                          \
-         VALUE_REAL,                                                                                           \
-         COMBINE_MIN,                                                                                          \
-         "",                                                                                                   \
-         .about = "rate of copies over the bus while training steps run, relative to copies alone",            \
-         .digits = 6},                                                                                         \
-        {"bus_slowdown",                                                                                       \
-         VALUE_REAL,                                                                                           \
-         COMBINE_MAX,                                                                                          \
-         "",                                                                                                   \
-         .about = "time of a training step during copies over the bus, relative to the step alone",            \
-         .digits = 6},                                                                                         \
-    {                                                                                                          \
-        "loss", VALUE_REAL, COMBINE_MEAN, "",                                                                  \
-            .about = "with --compute train: mean loss of the samples of the last 64 steps", .digits = 6        \
+#define COMPUTE_COLUMNS                                                                                      \
+    {"compute_ms", VALUE_REAL, COMBINE_MEAN, "ms",                                                           \
+     .about =                                                                                                \
+         "length of a training step of --compute: the given value, or the time of the step measured alone"}, \
+        {"steps", VALUE_INTEGER, COMBINE_SUM, "",                                                            \
+         .about = "batches that training steps consumed in the timed runs"},                                 \
+        {"stall_share",                                                                                      \
+         VALUE_REAL,                                                                                         \
+         COMBINE_MAX,                                                                                        \
+         "",                                                                                                 \
+         .about = "share of the time after the very first wait in which training steps waited for batches",  \
+         .digits = 6,                                                                                        \
+         .better = BETTER_LOWER},                                                                            \
+        {"first_batch_s", VALUE_REAL, COMBINE_MAX, "s",                                                      \
+         .about = "time until the first training step of the first timed run begins"},                       \
+        {"step_s", VALUE_REAL, COMBINE_MEAN, "s",                                                            \
+         .about = "mean time of a training step during the timed runs; only steps on full batches count"},   \
+        {"busy_share",                                                                                       \
+         VALUE_REAL,                                                                                         \
+         COMBINE_MIN,                                                                                        \
+         "",                                                                                                 \
+         .about = "share of the time in which a training step ran",                                          \
+         .digits = 6,                                                                                        \
+         .better = BETTER_HIGHER},                                                                           \
+        {"slowdown",                                                                                         \
+         VALUE_REAL,                                                                                         \
+         COMBINE_MAX,                                                                                        \
+         "",                                                                                                 \
+         .about = "step_s divided by the time of the training step alone",                                   \
+         .digits = 6,                                                                                        \
+         .better = BETTER_LOWER},                                                                            \
+        {"bus_share",                                                                                        \
+         VALUE_REAL,                                                                                         \
+         COMBINE_MIN,                                                                                        \
+         "",                                                                                                 \
+         .about = "rate of copies over the bus while training steps run, relative to copies alone",          \
+         .digits = 6},                                                                                       \
+        {"bus_slowdown",                                                                                     \
+         VALUE_REAL,                                                                                         \
+         COMBINE_MAX,                                                                                        \
+         "",                                                                                                 \
+         .about = "time of a training step during copies over the bus, relative to the step alone",          \
+         .digits = 6,                                                                                        \
+         .better = BETTER_LOWER},                                                                            \
+    {                                                                                                        \
+        "loss", VALUE_REAL, COMBINE_MEAN, "",                                                                \
+            .about = "with --compute train: mean loss of the samples of the last 64 steps", .digits = 6,     \
+            .better = BETTER_LOWER                                                                           \
     }
 
 #endif

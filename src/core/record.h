@@ -40,6 +40,13 @@ enum combine {
     COMBINE_NONE      /* none: the ranks measure it at different times */
 };
 
+/* Which values of a column are better, for `fdsl-bench compare`. */
+enum better {
+    BETTER_BY_UNIT, /* lower for a time (unit "s"), higher for a rate (".../s"), else unknown */
+    BETTER_LOWER,
+    BETTER_HIGHER
+};
+
 struct column {
     const char *name;
     enum value_type type;
@@ -47,7 +54,19 @@ struct column {
     const char *unit;  /* "s", "bytes", ...; "" for a word, a count or a share */
     const char *about; /* one sentence for --columns */
     int digits;        /* of a real: significant digits, or DECIMALS(n); 0: 9 significant digits */
+    enum better better;
+    bool of_run; /* of several epochs, the value in the last one's row is the value of the whole run */
 };
+
+/* The first columns of each file that the program writes. `schema_about` and `time_about` are sentences. */
+#define ORIGIN_COLUMNS(schema_about, time_about)                                            \
+    {"schema", VALUE_WORD, COMBINE_FIRST, "", .about = schema_about},                       \
+        {"time_utc", VALUE_WORD, COMBINE_FIRST, "", .about = time_about},                   \
+        {"host", VALUE_WORD, COMBINE_FIRST, "", .about = "name of the machine"},            \
+        {"job_id", VALUE_WORD, COMBINE_FIRST, "", .about = "id of the batch system's job"}, \
+    {                                                                                       \
+        "revision", VALUE_WORD, COMBINE_FIRST, "", .about = "revision of the source code"   \
+    }
 
 /* The value of `digits` for a real with N decimals; N > 0 without this macro means N significant digits. */
 #define DECIMALS(n) (-(n))
@@ -163,5 +182,43 @@ enum status csv_text(const struct row *rows, size_t count, char **text);
  * an earlier process; no two of its rows are the same. `like` is any row with the same columns. `*added`
  * becomes the number of rows that were appended. STATUS_USAGE if the columns differ. */
 enum status csv_complete(const char *path, const struct row *like, const char *text, size_t *added);
+
+/* ---- CSV files in memory ---- */
+
+#define TABLE_NONE SIZE_MAX /* no such column */
+
+/* A CSV file in memory: a header, and rows with the same number of cells. */
+struct table {
+    const char *path; /* as given; for messages */
+    size_t rows, columns;
+    char *text;         /* owned; the cells, decoded in place */
+    const char **cells; /* owned; (rows + 1) * columns strings, the header first */
+    size_t *lines;      /* owned; the line number of each row */
+    size_t header_line;
+};
+
+/* Reads a regular file in the format of RFC 4180. Takes a shared lock, because a run may be appending to the
+ * file. Skips empty lines. The caller calls table_free(), even after a failure. `path` must outlive the
+ * table. STATUS_FAILED if the file cannot be read or is malformed: a wrong number of cells, invalid quoting,
+ * a NUL byte, or a last line without a line end, which may be incomplete. The message names the line and a
+ * remedy. */
+enum status table_read(const char *path, struct table *table);
+void table_free(struct table *table);
+
+/* Parses `text`: `bytes` bytes, followed by a zero byte. The table takes ownership of `text`, even after a
+ * failure. STATUS_FAILED as from table_read(). */
+enum status table_parse(const char *path, char *text, size_t bytes, struct table *table);
+
+/* Reads a table that a person wrote. Its cells are separated by tabs if the header contains a tab, and
+ * otherwise by commas as for table_read(). Also skips blank lines and lines that begin with '#', and the last
+ * line needs no line end. Takes no lock. STATUS_USAGE for the faults that table_read() names. */
+enum status table_read_by_hand(const char *path, struct table *table);
+
+/* Returns the number of a column, counted from 0, or TABLE_NONE. */
+size_t table_column(const struct table *table, const char *name);
+
+/* Returns a cell, owned by the table; "" for the column TABLE_NONE. Rows are counted from 0, without the
+ * header. */
+const char *table_cell(const struct table *table, size_t row, size_t column);
 
 #endif

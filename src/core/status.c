@@ -20,6 +20,7 @@
 
 static _Thread_local char message[MESSAGE_BYTES];
 static _Thread_local char subject[sizeof((struct failure *)NULL)->subject];
+static _Thread_local int option_end; /* struct failure explains both */
 static _Thread_local bool states_value;
 _Static_assert(sizeof((struct failure *)NULL)->text == MESSAGE_BYTES, "a saved message has the same size");
 
@@ -142,7 +143,16 @@ enum status status_set(enum status code, const char *format, ...)
 {
     FIT(message, NULL);
     *subject = '\0';
+    option_end = 0;
     states_value = false;
+    return code;
+}
+
+/* Records "--option" and `rest`, the text that follows it. */
+static enum status set_option(enum status code, const char *option, const char *rest)
+{
+    (void)status_about(status_set(code, "--%s%s", option, rest), option);
+    option_end = (int)strlen(option) + 2;
     return code;
 }
 
@@ -150,28 +160,45 @@ enum status status_option(enum status code, const char *option, const char *form
 {
     char rest[MESSAGE_BYTES];
     FIT(rest, NULL);
-    return status_about(status_set(code, "--%s%s", option, rest), option);
+    return set_option(code, option, rest);
 }
 
 enum status status_value(enum status code, const char *option, const char *value, const char *format, ...)
 {
-    char rest[MESSAGE_BYTES];
+    char rest[MESSAGE_BYTES], whole[2 * MESSAGE_BYTES];
     FIT(rest, NULL);
-    (void)status_about(status_set(code, "--%s %s%s", option, value, rest), option);
+    snprintf(whole, sizeof whole, " %.*s%s", MESSAGE_BYTES - 2, value, rest);
+    (void)set_option(code, option, whole);
     states_value = true;
     return code;
 }
 
+enum status status_number(enum status code, const char *option, double value, const char *format, ...)
+{
+    char rest[MESSAGE_BYTES];
+    char number[32];
+    FIT(rest, NULL);
+    snprintf(number, sizeof number, "%.15g", value);
+    return status_value(code, option, number, "%s", rest);
+}
+
 enum status status_about(enum status code, const char *about)
 {
-    if (code != STATUS_OK)
+    if (code != STATUS_OK) {
         snprintf(subject, sizeof subject, "%s", about);
+        option_end = 0;
+        states_value = false;
+    }
     return code;
 }
 
 enum status status_prefix(enum status code, const char *format, ...)
 {
+    size_t length = strlen(message);
     FIT(message, message);
+    bool whole =
+        strlen(message) < MESSAGE_BYTES - 1; /* else the option may be in the middle, which is lost */
+    option_end = option_end && whole ? option_end + (int)(strlen(message) - length) : 0;
     return code;
 }
 
@@ -180,6 +207,7 @@ enum status status_append(enum status code, const char *format, ...)
     char end[MESSAGE_BYTES], *whole = NULL;
     FIT(end, NULL);
     if (asprintf(&whole, "%s%s", message, end) >= 0) {
+        option_end = strlen(whole) < MESSAGE_BYTES ? option_end : 0;
         fit(whole, message);
         free(whole);
     }
@@ -198,7 +226,7 @@ const char *status_subject(void)
 
 struct failure status_save(enum status status)
 {
-    struct failure failure = {.status = status, .states_value = states_value};
+    struct failure failure = {.status = status, .option_end = option_end, .states_value = states_value};
     memcpy(failure.subject, subject, sizeof subject);
     memcpy(failure.text, message, sizeof message);
     return failure;
@@ -208,6 +236,7 @@ enum status status_restore(const struct failure *failure)
 {
     memcpy(subject, failure->subject, sizeof subject);
     memcpy(message, failure->text, sizeof message);
+    option_end = failure->option_end;
     states_value = failure->states_value;
     return failure->status;
 }
@@ -253,22 +282,29 @@ void status_set_context(const char *text)
     snprintf(context, sizeof context, "%.240s%s", text, *text ? ": " : "");
 }
 
-/* Copies the context without the option `name` and its value. */
-static void context_without(const char *name, char without[sizeof context])
+/* Splits the context at the option `name`: copies the other options to `without` and returns the option's
+ * value, whose length is then `*length`. Returns "" and copies everything if the context lacks the option. */
+static const char *split_context(const char *name, char without[sizeof context], int *length)
 {
     char option[sizeof subject + 4];
-    int length = snprintf(option, sizeof option, "--%s ", name);
+    int head = snprintf(option, sizeof option, "--%s ", name);
     const char *at = context;
     while ((at = strstr(at, option)) && at != context && at[-1] != ' ')
-        at += length;
-    const char *next = at ? strstr(at + length, " --") : NULL;
+        at += head;
+    snprintf(without, sizeof context, "%s", context);
+    *length = 0;
     if (!at)
-        snprintf(without, sizeof context, "%s", context);
-    else if (next)
-        snprintf(without, sizeof context, "%.*s%s", (int)(at - context), context, next + 1);
-    else /* the last option: the space before it goes too */
-        snprintf(without, sizeof context, "%.*s%s", at > context ? (int)(at - context - 1) : 0, context,
-                 at > context ? ": " : "");
+        return "";
+    const char *value = at + head, *next = strstr(value, " --");
+    *length = next ? (int)(next - value) : (int)strlen(value) - 2; /* the context ends with ": " */
+    without += at - context;
+    if (next)
+        strcpy(without, next + 1);
+    else if (at > context)
+        strcpy(without - 1, ": ");
+    else
+        *without = '\0';
+    return value;
 }
 
 /* Writes a line to `line`, for stderr. `before`: the context, or "". Returns the length. */
@@ -473,11 +509,16 @@ void status_print(void)
 {
     if (joined && own_rank != 0)
         return;
-    char kind[32] = "", before[sizeof context];
+    char kind[32] = "", before[sizeof context], text[MESSAGE_BYTES + sizeof context];
     if (own_rank != 0)
         snprintf(kind, sizeof kind, "rank %d: ", own_rank);
-    context_without(states_value ? subject : "", before);
-    print_with("\033[31m", kind, before, message);
+    int length;
+    const char *value = split_context(option_end ? subject : "", before, &length);
+    if (states_value)
+        length = 0;
+    snprintf(text, sizeof text, "%.*s%s%.*s%s", option_end, message, length ? " " : "", length, value,
+             message + option_end);
+    print_with("\033[31m", kind, before, text);
 }
 
 /* ---- Progress ---- */

@@ -45,13 +45,16 @@ int status_severity(enum status code);
 enum status status_set(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Records the message "--option" followed by the formatted text, such as ": '%s' is not a number", and that
- * this option is at fault. `option` is a name without dashes. */
+ * this option is at fault. `option` is a name without dashes. In a sweep, status_print() adds the value of
+ * the combination: the option moves from the options that precede a message (status_set_context()) into it.
+ */
 enum status status_option(enum status code, const char *option, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Like status_option(), but the message begins with "--option value". In the output, the option is left out
- * of the options that precede the message (status_set_context()). */
+/* Like status_option(), but the message begins with "--option value", in a sweep and outside. */
 enum status status_value(enum status code, const char *option, const char *value, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+enum status status_number(enum status code, const char *option, double value, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
 /* Records which option (its name without dashes) or file (its path) is at fault in the recorded message, and
@@ -74,7 +77,8 @@ const char *status_subject(void);
 /* A failure that is kept while other calls may fail, or that is passed to another thread. */
 struct failure {
     enum status status;
-    bool states_value; /* the message states the value of the option at fault: status_value() */
+    int option_end;    /* where the option at fault ends in the text; 0: the text may not name it */
+    bool states_value; /* its value follows there: status_value() */
     char subject[256];
     char text[1024];
 };
@@ -114,7 +118,7 @@ void status_joined(int rank, int ranks);
 bool status_shows_progress(void);
 
 /* Sets a prefix for all later messages on stderr ("" for none): options with values, such as "--res 16
- * --batch 4". An error from status_value() states one of them itself, which is then printed once. The text is
+ * --batch 4". An error of status_option() or status_value() about one of them prints it once. The text is
  * copied. Call while no other thread prints. */
 void status_set_context(const char *text);
 

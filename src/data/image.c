@@ -201,7 +201,7 @@ static const struct codec {
 } codecs[] = {
     {IMAGE_JPEG, "jpeg", {"jpg", "jpeg"}, "\xff\xd8\xff", 3, check_jpeg, decode_jpeg},
     {IMAGE_PNG, "png", {"png"}, "\x89PNG", 4, check_png, decode_png},
-    {IMAGE_WEBP, "webp", {"webp"}, "RIFF....WEBP", 12, check_webp, decode_webp},
+    {IMAGE_READ, "webp", {"webp"}, "RIFF....WEBP", 12, check_webp, decode_webp},
     {IMAGE_FOREIGN, "gif", {NULL}, "GIF8", 4, NULL, NULL},
     {IMAGE_FOREIGN, "bmp", {"bmp"}, "BM....\0\0\0\0", 10, NULL, NULL},
     {IMAGE_FOREIGN, "tiff", {"tif", "tiff"}, "II*\0", 4, NULL, NULL},

@@ -41,14 +41,14 @@ struct image_scratch {
     struct resampler resampler;
 };
 
-/* The formats that image_decode() reads. The first bytes of a file decide between PNG, JPEG and WebP, because
- * files with the extension of the other format exist in well-known data sets. */
+/* The formats of members. The first bytes of a file decide between formats of images, because files with the
+ * extension of another format exist in well-known data sets. */
 enum image_format {
     IMAGE_NONE,
     IMAGE_NPY,
     IMAGE_PNG,
     IMAGE_JPEG,
-    IMAGE_WEBP,
+    IMAGE_READ,   /* an image in another format that image_decode() reads, but nothing writes */
     IMAGE_FOREIGN /* an image in a format that image_decode() does not read */
 };
 
@@ -64,7 +64,7 @@ uint64_t image_scratch_bytes(const struct image_scratch *scratch);
  * extension is neither npy nor one of MEMBERS_IMAGEFOLDER. */
 enum image_format image_format(const char *extension, const uint8_t *data, size_t size);
 
-/* Decodes a member. PNG, JPEG and WebP are decoded into `scratch`, and are rotated and mirrored as their EXIF
+/* Decodes a member. Images are decoded into `scratch`, and are rotated and mirrored as their EXIF
  * data require. The result depends only on the bytes of the member. "npy" becomes a view of `data`, with axes
  * (height, width), (channels, height, width) or (channels, depth, height, width). `*is_image` is false for
  * members of other formats and for all other arrays. STATUS_FAILED, with the reason, for a broken member;
@@ -77,9 +77,8 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
 enum status image_decode_stored(const uint8_t *data, size_t size, struct image_scratch *scratch,
                                 struct image *image);
 
-/* Checks only the header of a PNG, JPEG or WebP member, without decoding pixels. Sets the shape in `image`,
- * as stored, without pixels. STATUS_OK and no channels for members of other formats; otherwise as
- * image_decode(). */
+/* Checks only the header of an image, without decoding pixels. Sets the shape in `image`, as stored, without
+ * pixels. STATUS_OK and no channels for members of other formats; otherwise as image_decode(). */
 enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
                                struct image_scratch *scratch, struct image *image);
 

@@ -191,7 +191,7 @@ static enum status format_of(const struct source_member *member, int *encoding)
     case IMAGE_JPEG:
         *encoding = SOURCE_JPEG;
         return STATUS_OK;
-    case IMAGE_WEBP:
+    case IMAGE_READ:
         *encoding = KEPT;
         return STATUS_OK;
     case IMAGE_NPY:
@@ -203,8 +203,7 @@ static enum status format_of(const struct source_member *member, int *encoding)
         break;
     }
     return status_set(STATUS_FAILED,
-                      "--out-res: its %s is neither a PNG, JPEG or WebP image nor an array; name another "
-                      "member with --image",
+                      "--out-res: its %s is neither an image nor an array; name another member with --image",
                       member->extension);
 }
 
@@ -222,7 +221,8 @@ static enum status resize_image(const struct resizing *resizing, const struct da
     void *bytes;
     size_t size;
     TRY(format_of(member, &stored));
-    const bool any = resizing->encoding < 0; /* no format is chosen: a WebP image becomes a PNG image */
+    const bool any =
+        resizing->encoding < 0; /* no format is chosen: images that cannot be written become PNG images */
     const int written = !any ? resizing->encoding : stored == KEPT ? SOURCE_PNG : stored;
     *encoding = written == stored && any ? KEPT : written;
     enum status status = any || written == stored

@@ -212,20 +212,18 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
                            * count pages */
     double share = cache_share(pages);
     if (load->given->cache != LOAD_ANY && pages->hidden)
-        return status_set(STATUS_FAILED,
-                          "--cache %s: Linux reports resident pages only to processes that own the "
-                          "files or may write them; use --cache any",
-                          load->given->cache == LOAD_COLD ? "cold" : "warm");
+        return status_value(STATUS_FAILED, "cache", load->given->cache == LOAD_COLD ? "cold" : "warm",
+                            ": Linux reports resident pages only to processes that own the "
+                            "files or may write them; use --cache any");
     if (load->given->cache == LOAD_COLD && share > COLD_SHARE_MAX)
-        return status_set(
-            STATUS_FAILED,
-            "--cache cold: %.1f %% of the data set stays in the page cache (the file system is in "
-            "memory, or another process uses the files); use --cache any",
-            100 * share);
+        return status_value(STATUS_FAILED, "cache", "cold",
+                            ": %.1f %% of the data set stays in the page cache (the file system is in "
+                            "memory, or another process uses the files); use --cache any",
+                            100 * share);
     if (load->given->cache == LOAD_WARM && share < WARM_SHARE_MIN)
-        return status_set(STATUS_FAILED,
-                          "--cache warm: only %.1f %% of the data set is in the page cache after reading it "
-                          "%d times (too little memory, or another process evicts pages); use --cache any",
-                          100 * share, WARM_READS);
+        return status_value(STATUS_FAILED, "cache", "warm",
+                            ": only %.1f %% of the data set is in the page cache after reading it "
+                            "%d times (too little memory, or another process evicts pages); use --cache any",
+                            100 * share, WARM_READS);
     return STATUS_OK;
 }

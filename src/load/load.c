@@ -140,10 +140,10 @@ static enum status check_fit(const struct options *given, const struct load_para
     static const char *const of_fit[] = {"fit", "channels"};
     for (size_t i = 0; parameters->out_res == 0 && i < COUNT_OF(of_fit); i++)
         if (options_given(given, of_fit[i]))
-            return status_set(STATUS_USAGE, "--%s requires --out-res PIXELS, the size of the decoded images",
-                              of_fit[i]);
+            return status_option(STATUS_USAGE, of_fit[i],
+                                 " requires --out-res PIXELS, the size of the decoded images");
     if (parameters->channels == 2)
-        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 (gray) nor 3 (colour)");
+        return status_option(STATUS_USAGE, "channels", ": '2' is neither 1 (gray) nor 3 (colour)");
     return STATUS_OK;
 }
 
@@ -163,8 +163,8 @@ static enum status check_remote(const struct options *given, struct load_paramet
     if (!remote || parameters->cache_dir)
         return STATUS_OK;
     if (options_given(given, "cache") && parameters->cache != LOAD_ANY)
-        return status_set(STATUS_USAGE, "--cache %s needs files: add --cache-dir DIR, or drop --cache",
-                          caches[parameters->cache]);
+        return status_value(STATUS_USAGE, "cache", caches[parameters->cache],
+                            " needs files: add --cache-dir DIR, or drop --cache");
     parameters->cache = LOAD_ANY;
     return STATUS_OK;
 }
@@ -180,10 +180,10 @@ static enum status check_cache_bytes(const struct options *given, struct load_pa
     if (!parameters->cache_dir || !parameters->cache_bytes || bytes <= parameters->cache_bytes)
         return STATUS_OK;
     if (options_given(given, "cache") && parameters->cache != LOAD_ANY)
-        return status_set(STATUS_USAGE,
-                          "--cache %s: --cache-bytes is too small for this set of %llu bytes; raise it, or "
-                          "use --cache any",
-                          caches[parameters->cache], (unsigned long long)bytes);
+        return status_value(STATUS_USAGE, "cache", caches[parameters->cache],
+                            ": --cache-bytes is too small for this set of %llu bytes; raise it, or "
+                            "use --cache any",
+                            (unsigned long long)bytes);
     status_warn(
         "--cache-bytes is too small for this set of %llu bytes: every epoch reads shards from the server",
         (unsigned long long)bytes);
@@ -210,21 +210,20 @@ static enum status check_combination(const struct options *given, struct load_pa
         return status_set(STATUS_USAGE,
                           "name the data to read with --data DIR; fdsl-bench --prepare DIR creates samples");
     if (parameters->cache == LOAD_COLD && parameters->epochs > 1)
-        return status_set(STATUS_USAGE,
-                          "--cache cold: only the first epoch of a run would be cold; drop --epochs");
+        return status_value(STATUS_USAGE, "cache", "cold",
+                            ": only the first epoch of a run would be cold; drop --epochs");
     if (parameters->block % 4)
-        return status_set(STATUS_USAGE,
-                          "--block: %llu KiB is not a multiple of the page size; use a multiple of 4",
-                          (unsigned long long)parameters->block);
+        return status_number(STATUS_USAGE, "block", (double)parameters->block,
+                             " is not a multiple of the page size, 4 KiB; use a multiple of 4");
     if (parameters->chunk % 4)
-        return status_set(STATUS_USAGE,
-                          "--chunk: %llu KiB is not a multiple of the page size; use a multiple of 4",
-                          (unsigned long long)parameters->chunk);
+        return status_number(STATUS_USAGE, "chunk", (double)parameters->chunk,
+                             " is not a multiple of the page size, 4 KiB; use a multiple of 4");
     if (parameters->normalised && !parameters->augment && dtype_values[parameters->dtype] == DTYPE_STORED &&
         options_given(given, "dtype"))
-        return status_set(STATUS_USAGE, "--dtype raw keeps the values as stored; drop --mean and --std");
+        return status_value(STATUS_USAGE, "dtype", "raw",
+                            " keeps the values as stored; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
-        return status_set(STATUS_USAGE, "--shift requires --augment; add it");
+        return status_option(STATUS_USAGE, "shift", " requires --augment; add it");
     TRY(check_fit(given, parameters));
     return is_url(parameters) ? check_remote(given, parameters, true) : STATUS_OK;
 }
@@ -340,9 +339,9 @@ static enum status load_open(const struct options *given, void *parameters_,
         return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks; start fewer ranks",
                           parameters->data, job->dataset.sample_count, (unsigned long long)partition->ranks);
     if (parameters->cache == LOAD_COLD && partition->ranks > 1)
-        return status_set(STATUS_USAGE,
-                          "--cache cold needs a single rank, because one rank would reload pages that "
-                          "another evicted; use --cache any, or one rank with more --threads");
+        return status_value(STATUS_USAGE, "cache", "cold",
+                            " needs a single rank, because one rank would reload pages that "
+                            "another evicted; use --cache any, or one rank with more --threads");
     fill_load(parameters, job);
     job->control.resident_share = 1;
     if (compute_learns(&parameters->compute))

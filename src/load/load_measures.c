@@ -8,8 +8,17 @@
 #include "core/stats.h"
 #include "core/timer.h"
 
+/* The columns of the latencies of a system call. */
+#define LATENCY(call, name, words)                                                              \
+    {                                                                                           \
+        call "_" name "_s", VALUE_REAL, COMBINE_MAX, "s",                                       \
+            .about = words " of the latencies of " call " calls, in one extra run", .digits = 4 \
+    }
+#define LATENCIES(call)                                                      \
+    LATENCY(call, "p50", "median"), LATENCY(call, "p99", "99th percentile"), \
+        LATENCY(call, "p999", "99.9th percentile")
+
 const struct column load_columns[] = {
-    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"store", VALUE_WORD, COMBINE_FIRST, "", .about = "how the samples are stored: files or shards"},
     {"shards", VALUE_INTEGER, COMBINE_MAX, "", .about = "number of shards; empty for single files"},
     {"sample_bytes", VALUE_REAL, COMBINE_MAX, "bytes", .about = "mean size of a sample"},
@@ -29,7 +38,8 @@ const struct column load_columns[] = {
      .about = "share of the data set that is in the page cache after the last timed run",
      .digits = DECIMALS(4)},
     {"storage_read_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
-     .about = "bytes that Linux read from storage devices for this process during the last timed run"},
+     .about = "bytes that Linux read from storage devices for this process during the last timed run",
+     .better = BETTER_LOWER},
     {"copy_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
      .about = "bandwidth of copying the same data on the same threads: an upper bound for the loader",
      .digits = 6},
@@ -44,24 +54,9 @@ const struct column load_columns[] = {
      .about = "utilisation of the GPU's JPEG engines at the end of the timed runs", .digits = DECIMALS(2)},
     {"cpu_cores", VALUE_REAL, COMBINE_SUM, "",
      .about = "CPU time of all threads divided by the time of a run", .digits = 3},
-    {"open_p50_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "median of the latencies of open calls, in one extra run", .digits = 4},
-    {"open_p99_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "99th percentile of the latencies of open calls, in one extra run", .digits = 4},
-    {"open_p999_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "99.9th percentile of the latencies of open calls, in one extra run", .digits = 4},
-    {"read_p50_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "median of the latencies of read calls, in one extra run", .digits = 4},
-    {"read_p99_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "99th percentile of the latencies of read calls, in one extra run", .digits = 4},
-    {"read_p999_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "99.9th percentile of the latencies of read calls, in one extra run", .digits = 4},
-    {"close_p50_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "median of the latencies of close calls, in one extra run", .digits = 4},
-    {"close_p99_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "99th percentile of the latencies of close calls, in one extra run", .digits = 4},
-    {"close_p999_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "99.9th percentile of the latencies of close calls, in one extra run", .digits = 4},
+    LATENCIES("open"),
+    LATENCIES("read"),
+    LATENCIES("close"),
     {"decode_s", VALUE_REAL, COMBINE_MAX, "s",
      .about = "time that a thread spends decoding in the last timed run", .digits = 6},
     {"augment_s", VALUE_REAL, COMBINE_MAX, "s",

@@ -130,23 +130,23 @@ static enum status check_steps(const struct options *given, const struct ops_par
                  {"dedup", OPS_COMPACT}, {"dedup", OPS_HASH},    {"sample", OPS_PERMUTE}};
     for (size_t i = 0; i < COUNT_OF(needs); i++)
         if (options_given(given, needs[i].option) && !steps[needs[i].step])
-            return status_set(STATUS_USAGE, "--%s has an effect only with the step %s; add it to --steps",
-                              needs[i].option, ops_step_names[needs[i].step]);
+            return status_option(STATUS_USAGE, needs[i].option,
+                                 " has an effect only with the step %s; add it to --steps",
+                                 ops_step_names[needs[i].step]);
     if (options_given(given, "fp8") && parameters->to != OPS_FP8)
-        return status_set(STATUS_USAGE, "--fp8 has an effect only with --to fp8; add it, or drop --fp8");
+        return status_option(STATUS_USAGE, "fp8", " has an effect only with --to fp8; add it, or drop --fp8");
     return STATUS_OK;
 }
 
 enum status ops_check_bounds(double norm_min, double norm_max)
 {
     if (norm_min > 0 && norm_min < OPS_NORM_LEAST)
-        return status_set(
-            STATUS_USAGE,
-            "--norm-min %g: use 0 or at least %g; the square of a smaller norm is too small for a float",
-            norm_min, OPS_NORM_LEAST);
+        return status_number(STATUS_USAGE, "norm-min", norm_min,
+                             ": use 0 or at least %g; the square of a smaller norm is too small for a float",
+                             OPS_NORM_LEAST);
     if (norm_min > norm_max)
-        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g; change one of them",
-                          norm_min, norm_max);
+        return status_number(STATUS_USAGE, "norm-min", norm_min,
+                             " is larger than --norm-max %g; change one of them", norm_max);
     return STATUS_OK;
 }
 
@@ -163,9 +163,9 @@ static enum status check_sample(const struct ops_job *job)
     uint64_t rows = ops->steps[OPS_COMPACT] ? count_kept(job) : ops->count;
     if (ops->sample <= rows)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "--sample %llu: only %llu of %llu rows can be drawn%s; lower --sample",
-                      (unsigned long long)ops->sample, (unsigned long long)rows,
-                      (unsigned long long)ops->count, ops->count < job->rows ? " on this rank" : "");
+    return status_number(STATUS_USAGE, "sample", (double)ops->sample,
+                         ": only %llu of %llu rows can be drawn%s; lower --sample", (unsigned long long)rows,
+                         (unsigned long long)ops->count, ops->count < job->rows ? " on this rank" : "");
 }
 
 static enum status take_rows(struct ops_job *job, const struct partition *partition)
@@ -202,10 +202,9 @@ static enum status check_data(const struct options *given, const struct ops_para
     static const char *const generated[] = {"rows", "dim", "dtype", "bad", "duplicates"};
     for (size_t i = 0; parameters->data && i < COUNT_OF(generated); i++)
         if (options_given(given, generated[i]))
-            return status_set(
-                STATUS_USAGE,
-                "--%s describes generated rows, and --data reads rows from files; drop one of them",
-                generated[i]);
+            return status_option(
+                STATUS_USAGE, generated[i],
+                " describes generated rows, and --data reads rows from files; drop one of them");
     if (parameters->tensor && !parameters->data)
         return status_set(STATUS_USAGE,
                           "--tensor has an effect only with --data; add --data PATH, or drop --tensor");

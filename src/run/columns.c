@@ -7,16 +7,14 @@
 #include "core/options.h"
 #include "core/text.h"
 #include "run/formats.h"
+#include "run/monitor.h"
+#include "train/epoch_report.h"
 
 /* ---- The columns of all workloads ---- */
 
 static const struct column run_columns[] = {
-    {"schema", VALUE_WORD, COMBINE_FIRST, "", .about = "workload and version of its columns"},
-    {"time_utc", VALUE_WORD, COMBINE_FIRST, "",
-     .about = "start of the run, the same in all its rows; with epochs, the start of the epoch"},
-    {"host", VALUE_WORD, COMBINE_FIRST, "", .about = "name of the machine"},
-    {"job_id", VALUE_WORD, COMBINE_FIRST, "", .about = "id of the batch system's job"},
-    {"revision", VALUE_WORD, COMBINE_FIRST, "", .about = "revision of the source code"},
+    ORIGIN_COLUMNS("workload and version of its columns",
+                   "start of the run, the same in all its rows; with epochs, the start of the epoch"),
     {"workload", VALUE_WORD, COMBINE_FIRST, "", .about = "the workload"},
     {"variant", VALUE_WORD, COMBINE_FIRST, "", .about = "the variant"},
     {"device", VALUE_WORD, COMBINE_FIRST, "", .about = "the GPU or CPU that the variant runs on"},
@@ -58,8 +56,9 @@ static const struct column result_columns[] = {
      .about = "peak rate of the memory or bus that moves these bytes"},
     {"bound", VALUE_WORD, COMBINE_COMPUTED, "", .about = "the limit that gives the least time of a run"},
     {"roofline_share", VALUE_REAL, COMBINE_COMPUTED, "",
-     .about = "least time of a run by the roofline, divided by the median time"},
-    {"time_cv", VALUE_REAL, COMBINE_COMPUTED, "", .about = "standard deviation divided by the mean time"},
+     .about = "least time of a run by the roofline, divided by the median time", .better = BETTER_HIGHER},
+    {"time_cv", VALUE_REAL, COMBINE_COMPUTED, "", .about = "standard deviation divided by the mean time",
+     .better = BETTER_LOWER},
     {"outliers", VALUE_INTEGER, COMBINE_COMPUTED, "", .about = "samples that are outliers"},
     {"throttled", VALUE_WORD, COMBINE_COMPUTED, "",
      .about = "why the GPU's clocks were throttled during the timed runs"},
@@ -67,16 +66,19 @@ static const struct column result_columns[] = {
      .about = "median clock of the multiprocessors during the timed runs"},
     {"memory_clock_mhz", VALUE_INTEGER, COMBINE_MIN, "MHz",
      .about = "median clock of the GPU's memory during the timed runs"},
-    {"energy_j_per_item", VALUE_REAL, COMBINE_COMPUTED, "J", .about = "energy of the whole GPU per item"},
+    {"energy_j_per_item", VALUE_REAL, COMBINE_COMPUTED, "J", .about = "energy of the whole GPU per item",
+     .better = BETTER_LOWER},
     {"instruction_set", VALUE_WORD, COMBINE_COMMON, "",
      .about = "instruction set of the variant's arithmetic on the CPU"},
     {"speedup", VALUE_REAL, COMBINE_COMPUTED, "",
-     .about = "time per item of the baseline, divided by that of this variant"},
+     .about = "time per item of the baseline, divided by that of this variant", .better = BETTER_HIGHER},
     {"baseline", VALUE_WORD, COMBINE_COMPUTED, "", .about = "the variant that speedup compares with"},
     {"imbalance", VALUE_REAL, COMBINE_COMPUTED, "",
-     .about = "median time of the slowest rank, divided by the mean over the ranks"},
+     .about = "median time of the slowest rank, divided by the mean over the ranks", .better = BETTER_LOWER},
     {"efficiency", VALUE_REAL, COMBINE_COMPUTED, "",
-     .about = "parallel efficiency of all ranks relative to rank 0 alone; 1 is ideal"},
+     .about = "parallel efficiency of all ranks relative to rank 0 alone; 1 is ideal",
+     .better = BETTER_HIGHER},
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
 };
 
 static const struct column check_columns[] = {
@@ -95,6 +97,14 @@ static const struct column sample_columns[] = {
 /* ---- The table of a workload ---- */
 
 #define WORKLOADS_MAX 16 /* more than the number of workloads */
+
+static size_t count_columns(const struct column *columns)
+{
+    size_t count = 0;
+    while (columns[count].name)
+        count++;
+    return count;
+}
 
 static enum status add_columns(struct column **table, size_t *count, const struct column *columns,
                                size_t added)
@@ -151,9 +161,7 @@ enum status columns_of(const struct workload *workload, const struct row_columns
     *columns = made;
     if (made->workload)
         return STATUS_OK;
-    size_t count = 0, own = 0, sample_count = 0;
-    while (workload->columns[own].name)
-        own++;
+    size_t count = 0, sample_count = 0;
     TRY(add_columns(&made->row, &count, run_columns, COUNT_OF(run_columns)));
     for (size_t i = 0; i < workload->option_count; i++)
         if (workload->options[i].column == COLUMN)
@@ -163,7 +171,7 @@ enum status columns_of(const struct workload *workload, const struct row_columns
     TRY(add_columns(&made->sample, &sample_count, sample_columns, COUNT_OF(sample_columns)));
     TRY(add_columns(&made->sample, &sample_count, &end, 1));
     TRY(add_columns(&made->row, &count, result_columns, COUNT_OF(result_columns)));
-    TRY(add_columns(&made->row, &count, workload->columns, own));
+    TRY(add_columns(&made->row, &count, workload->columns, count_columns(workload->columns)));
     TRY(add_columns(&made->row, &count, check_columns, COUNT_OF(check_columns)));
     TRY(add_columns(&made->row, &count, &end, 1));
     made->workload = workload;
@@ -191,6 +199,18 @@ static const struct option_spec *option_of(const struct workload *workload, cons
     }
     return NULL;
 }
+
+/* The files that --out does not write, as workloads without a name and without options. */
+static const struct workload other_files[] = {
+    {.summary = "A row of `--log FILE` (workload `train`) describes the steps since the previous row.",
+     .schema = "steps/1",
+     .columns = step_columns},
+    {.summary =
+         "A row of `--monitor FILE` is a sample of one GPU, or of a process without GPUs, by one rank; "
+         "no row combines\nranks. Values of processes are only in the rows of the first GPU "
+         "([monitor.md](monitor.md)).",
+     .schema = "monitor/2",
+     .columns = monitor_columns}};
 
 /* A workload and the defaults of its options. */
 struct described {
@@ -265,19 +285,15 @@ static enum status print_workload(const struct workload *workload, bool shared)
     CLOSED_BY(forget) struct described described;
     TRY(describe(workload, &described));
     const struct row_columns *columns = described.columns;
-    size_t count = 0, own = 0, first = COUNT_OF(run_columns);
-    while (columns->row[count].name)
-        count++;
-    while (workload->columns[own].name)
-        own++;
+    size_t first = COUNT_OF(run_columns);
     printf("\n## %s\n\nSchema `%s`. An item is one of the %s.\n", workload->name, workload->schema,
            workload->item);
     if (!shared)
-        return print_columns(&described, columns->row, count);
+        return print_columns(&described, columns->row, count_columns(columns->row));
     printf("\nOptions, after `%s`:\n", run_columns[first - 1].name);
     TRY(print_columns(&described, columns->row + first, columns->shared - first));
     printf("\nMeasured, after `%s`:\n", result_columns[COUNT_OF(result_columns) - 1].name);
-    return print_columns(&described, workload->columns, own);
+    return print_columns(&described, workload->columns, count_columns(workload->columns));
 }
 
 static enum status print_page(const struct workload *only)
@@ -288,8 +304,9 @@ static enum status print_page(const struct workload *only)
     if (!only)
         puts("`fdsl-bench --columns` prints this page; `--format csv` and `--format json` print the same for "
              "programs, and\n`--workload NAME` prints the columns of one workload in the order of its rows. "
-             "In CSV and JSON, `option` is the\noption whose value the column shows, and `argument` tells "
-             "whether this option takes a value; it does not if it is\na flag, or if there is no option.\n");
+             "In CSV and JSON, `workload` is empty\nfor files of `--log` and `--monitor`; `option` is the "
+             "option whose value the column shows, and `argument` tells whether\nthis option takes a value. "
+             "It does not if it is a flag, or if there is no option.\n");
     puts("An empty cell means that a value is unknown or does not apply. A column of the type `flag` that "
          "shows "
          "an option is\n1 if the option is given, else 0; other flags are `yes` or `no`. In JSON, all flags "
@@ -313,6 +330,24 @@ static enum status print_page(const struct workload *only)
     TRY(print_columns(&common, sample_columns, COUNT_OF(sample_columns)));
     for (size_t i = 0; workload_table[i]; i++)
         TRY(print_workload(workload_table[i], true));
+    for (size_t i = 0; i < COUNT_OF(other_files); i++) {
+        const struct described file = {.workload = &other_files[i]};
+        printf("\n## Schema `%s`\n\n%s\n", other_files[i].schema, other_files[i].summary);
+        TRY(print_columns(&file, other_files[i].columns, count_columns(other_files[i].columns)));
+    }
+    return STATUS_OK;
+}
+
+/* Adds rows that describe columns to the output. */
+static enum status add_rows(const struct described *described, const struct column *columns,
+                            struct row_printer *printer)
+{
+    for (; columns->name; columns++) {
+        CLOSED_BY(row_free) struct row row = {0};
+        column_row(described, columns, &row);
+        TRY(row_check(&row));
+        rows_add(printer, &row);
+    }
     return STATUS_OK;
 }
 
@@ -329,14 +364,11 @@ enum status columns_print(const struct workload *only, int format)
         if (only && only != workload_table[i])
             continue;
         status = describe(workload_table[i], &described);
-        for (size_t c = 0; status == STATUS_OK && described.columns->row[c].name; c++) {
-            CLOSED_BY(row_free) struct row row = {0};
-            column_row(&described, &described.columns->row[c], &row);
-            status = row_check(&row);
-            if (status == STATUS_OK)
-                rows_add(&printer, &row);
-        }
+        if (status == STATUS_OK)
+            status = add_rows(&described, described.columns->row, &printer);
     }
+    for (size_t i = 0; status == STATUS_OK && !only && i < COUNT_OF(other_files); i++)
+        status = add_rows(&(struct described){.workload = &other_files[i]}, other_files[i].columns, &printer);
     enum status printed = rows_end(&printer, NULL, NULL);
     return status == STATUS_OK ? printed : status;
 }

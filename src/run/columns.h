@@ -16,8 +16,8 @@ struct row_columns {
 };
 enum status columns_of(const struct workload *workload, const struct row_columns **columns);
 
-/* --columns: describes the columns of a workload, or of all workloads if `only` is NULL: as a page of
- * Markdown, or one row per column in CSV or JSON. */
+/* --columns: describes the columns of a workload, or if `only` is NULL of all workloads, of --log and of
+ * --monitor: as a page of Markdown, or one row per column in CSV or JSON. */
 enum status columns_print(const struct workload *only, int format);
 
 #endif

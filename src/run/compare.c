@@ -10,6 +10,7 @@
 #include "core/array.h"
 #include "core/stats.h"
 #include "core/workload.h"
+#include "run/columns.h"
 #include "run/formats.h"
 
 /* ---- The interval of a ratio (docs/compare.md) ---- */
@@ -191,54 +192,25 @@ struct comparison {
 
 /* ---- Measures ---- */
 
-/* A column whose suffix does not tell whether higher is better, or whose value describes a whole training
- * run. Other columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
-static const struct {
-    const char *column;
-    bool higher_is_better;
-    bool is_final; /* the value in the last epoch's row is the value of the run */
-} directions[] = {
-    {"roofline_share", true, false},
-    {"speedup", true, false},
-    {"efficiency", true, false},
-    {"busy_share", true, false},
-    {"train_acc", true, true},
-    {"test_acc", true, true},
-    {"imbalance", false, false},
-    {"stall_share", false, false},
-    {"slowdown", false, false},
-    {"bus_slowdown", false, false},
-    {"loss", false, false},
-    {"train_loss", false, true},
-    {"test_loss", false, true},
-    {"memory_bytes", false, false},
-    {"storage_read_bytes", false, false},
-    {"time_cv", false, false},
-    {"energy_j_per_item", false, false},
-    {"trained_s", false, true},
-    {"to_98_s", false, true},
-    {"to_99_s", false, true},
-};
-
 /* Fills `measure`. Returns false if it is unknown whether lower or higher values of the column are better. */
-static bool find_measure(const char *column, struct measure_choice *measure)
+static bool find_measure(const struct row_columns *columns, const char *name, struct measure_choice *measure)
 {
-    bool rate = text_ends_in(column, "_per_s"), time = !rate && text_ends_in(column, "_s");
-    *measure = (struct measure_choice){.column = column,
-                                       .name = column,
-                                       .higher_is_better = rate,
+    const struct column *column = columns->row;
+    while (column->name && strcmp(column->name, name) != 0)
+        column++;
+    if (!column->name)
+        return false;
+    bool rate = text_ends_in(column->unit, "/s"), time = strcmp(column->unit, "s") == 0;
+    *measure = (struct measure_choice){.column = column->name,
+                                       .name = column->name,
+                                       .higher_is_better = rate || column->better == BETTER_HIGHER,
                                        .is_time = time,
                                        .is_speed = rate || time,
-                                       .is_median = strcmp(column, "time_median_s") == 0 ||
-                                                    strcmp(column, "items_per_s") == 0 ||
-                                                    strcmp(column, "bytes_per_s") == 0};
-    for (size_t i = 0; i < COUNT_OF(directions); i++)
-        if (strcmp(column, directions[i].column) == 0) {
-            measure->higher_is_better = directions[i].higher_is_better;
-            measure->is_final = directions[i].is_final;
-            return true;
-        }
-    return measure->is_speed;
+                                       .is_final = column->of_run,
+                                       .is_median = strcmp(name, "time_median_s") == 0 ||
+                                                    strcmp(name, "items_per_s") == 0 ||
+                                                    strcmp(name, "bytes_per_s") == 0};
+    return measure->is_speed || column->better != BETTER_BY_UNIT;
 }
 
 /* Sets comparison->measure from --measure. STATUS_USAGE if A has no such column, or if it is unknown whether
@@ -247,12 +219,14 @@ static enum status choose_measure(struct comparison *comparison)
 {
     const char *name = comparison->measure_name;
     const struct table *table = &comparison->tables[0];
+    const struct row_columns *columns;
     struct measure_choice other;
+    TRY(columns_of(comparison->workload, &columns));
     comparison->measure = (struct measure_choice){
         .name = "time_per_item", .is_time = true, .is_speed = true, .is_median = true};
     if (strcmp(name, comparison->measure.name) == 0)
         return STATUS_OK;
-    if (table_column(table, name) != TABLE_NONE && find_measure(name, &comparison->measure))
+    if (table_column(table, name) != TABLE_NONE && find_measure(columns, name, &comparison->measure))
         return STATUS_OK;
     if (table_column(table, name) != TABLE_NONE)
         return status_set(
@@ -266,7 +240,7 @@ static enum status choose_measure(struct comparison *comparison)
     TRY(ALLOCATED(names, "out of memory"));
     names[count++] = "time_per_item";
     for (size_t i = 0; i < table->columns; i++)
-        if (find_measure(table->cells[i], &other))
+        if (find_measure(columns, table->cells[i], &other))
             names[count++] = table->cells[i];
     const char *nearest = nearest_word(name, names, count);
     return status_set(STATUS_USAGE, "--measure: %s has no column '%s'%s%s%s", table->path, name,
@@ -1118,6 +1092,24 @@ static const struct option_spec specs[] = {
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
 };
 
+/* Prints the names of all measures that are neither times nor rates. */
+static void print_measures(void)
+{
+    const struct row_columns *columns;
+    struct measure_choice measure;
+    const char *names[KEYS_MAX + 1] = {NULL};
+    size_t count = 0;
+    printf("\nmeasures: time_per_item, times, rates, and");
+    for (size_t w = 0; workload_table[w]; w++)
+        for (size_t i = 0; columns_of(workload_table[w], &columns) == STATUS_OK && columns->row[i].name; i++)
+            if (find_measure(columns, columns->row[i].name, &measure) && !measure.is_speed &&
+                count < KEYS_MAX && !is_one_of(measure.name, names)) {
+                printf("%s%s", count % 5 ? ", " : count ? ",\n  " : "\n  ", measure.name);
+                names[count++] = measure.name;
+            }
+    putchar('\n');
+}
+
 static void print_help(void)
 {
     puts("fdsl-bench compare - which rows of B are slower or faster than the matching rows of A?\n"
@@ -1135,14 +1127,7 @@ static void print_help(void)
          "\n"
          "options:");
     options_help(stdout, specs, COUNT_OF(specs), NULL);
-    size_t count = 0;
-    printf("\nmeasures: time_per_item, columns that end with _s or _per_s, and");
-    for (size_t i = 0; i < COUNT_OF(directions); i++)
-        if (!text_ends_in(directions[i].column, "_s")) {
-            printf("%s%s", count % 5 ? ", " : count ? ",\n  " : "\n  ", directions[i].column);
-            count++;
-        }
-    putchar('\n');
+    print_measures();
     puts("\nexit status: 0 no row is slower or worse; 1 a file cannot be read, or no rows match;\n"
          "             2 usage, or rows that cannot be compared;\n"
          "             3 a row of B is slower or worse, or has wrong results");

@@ -38,22 +38,59 @@
 /* With a shorter period per GPU, the PCIe columns stay empty: NVML measures each direction for 20 ms. */
 #define TRAFFIC_PERIOD_MS 50
 
-/* The value in `columns` before which the text column "throttled" is inserted. */
-#define THROTTLED_BEFORE MONITOR_CPU_CORES
+/* The number of the column of a value. The text column "throttled" is before the values of processes. */
+#define FIRST_VALUE                  11
+#define COLUMN_OF(value)             (FIRST_VALUE + (value) + ((value) >= MONITOR_CPU_CORES))
 
-static const char *const columns[MONITOR_VALUES] = {
-    [MONITOR_GPU_UTILISATION_PERCENT] = "gpu_utilisation_percent",
-    [MONITOR_GPU_MEMORY_BYTES] = "gpu_memory_bytes",
-    [MONITOR_TEMPERATURE_C] = "temperature_c",
-    [MONITOR_POWER_W] = "power_w",
-    [MONITOR_SM_CLOCK_MHZ] = "sm_clock_mhz",
-    [MONITOR_MEMORY_CLOCK_MHZ] = "memory_clock_mhz",
-    [MONITOR_PCIE_RX_BYTES_PER_S] = "pcie_rx_bytes_per_s",
-    [MONITOR_PCIE_TX_BYTES_PER_S] = "pcie_tx_bytes_per_s",
-    [MONITOR_CPU_CORES] = "cpu_cores",
-    [MONITOR_RSS_BYTES] = "rss_bytes",
-    [MONITOR_READ_BYTES_PER_S] = "read_bytes_per_s",
-    [MONITOR_WRITE_BYTES_PER_S] = "write_bytes_per_s",
+#define NVML_REAL(column_unit, text) VALUE_REAL, COMBINE_FIRST, column_unit, .about = "NVML: " text
+#define USE_REAL(column_unit, text)  VALUE_REAL, COMBINE_FIRST, column_unit, .about = text
+
+const struct column monitor_columns[] = {
+    ORIGIN_COLUMNS("always monitor/2", "start of the run, as in its rows of --out"),
+    {"rank", VALUE_INTEGER, COMBINE_FIRST, "", .about = "the rank that samples itself and its GPU"},
+    {"gpu", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of the CUDA device; empty without one"},
+    {"device", VALUE_WORD, COMBINE_FIRST, "", .about = "the GPU of this row; without a GPU, the CPU"},
+    {"variant", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "the variant that runs, or the name of a command; empty between variants and while rank 0 runs "
+              "alone"},
+    {"phase", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "what the main thread was doing when the sample began: setup, verify (checking runs, writing "
+              "pictures and arrays), warm-up, timed, measure (extra runs that time stages; writing rows), "
+              "teardown, or between variants idle"},
+    {"time_s", VALUE_REAL, COMBINE_FIRST, "s", .about = "time from the start of the monitor to the sample"},
+    [COLUMN_OF(MONITOR_GPU_UTILISATION_PERCENT)] =
+        {"gpu_utilisation_percent",
+         NVML_REAL("%", "share of its own averaging period (1/6 s to 1 s, depending on the GPU) in which any "
+                        "CUDA kernel ran; not how many SMs were busy")},
+    [COLUMN_OF(MONITOR_GPU_MEMORY_BYTES)] =
+        {"gpu_memory_bytes", NVML_REAL("bytes", "memory used on the device by all processes and the driver")},
+    [COLUMN_OF(MONITOR_TEMPERATURE_C)] = {"temperature_c", NVML_REAL("°C", "temperature of the GPU")},
+    [COLUMN_OF(MONITOR_POWER_W)] =
+        {"power_w", NVML_REAL("W", "power of the GPU; on recent GPUs, the mean over the past second")},
+    [COLUMN_OF(MONITOR_SM_CLOCK_MHZ)] = {"sm_clock_mhz", NVML_REAL("MHz", "clock of the multiprocessors")},
+    [COLUMN_OF(MONITOR_MEMORY_CLOCK_MHZ)] = {"memory_clock_mhz", NVML_REAL("MHz", "clock of the memory")},
+    [COLUMN_OF(MONITOR_PCIE_RX_BYTES_PER_S)] =
+        {"pcie_rx_bytes_per_s",
+         NVML_REAL("bytes/s", "rate to the device in 20 ms after the sample began; empty if the sampling "
+                              "period is under 50 ms per GPU")},
+    [COLUMN_OF(MONITOR_PCIE_TX_BYTES_PER_S)] =
+        {"pcie_tx_bytes_per_s",
+         NVML_REAL("bytes/s", "rate from the device in 20 ms after these; empty if the sampling period is "
+                              "under 50 ms per GPU")},
+    [COLUMN_OF(MONITOR_CPU_CORES) - 1] = {"throttled", VALUE_WORD, COMBINE_FIRST, "",
+                                          .about = "NVML: why the GPU's clocks are throttled"},
+    [COLUMN_OF(MONITOR_CPU_CORES)] =
+        {"cpu_cores",
+         USE_REAL("", "CPU seconds per second since the previous sample, over all threads of the "
+                      "process, including the monitor's")},
+    [COLUMN_OF(MONITOR_RSS_BYTES)] = {"rss_bytes", USE_REAL("bytes", "resident memory of the process")},
+    [COLUMN_OF(MONITOR_READ_BYTES_PER_S)] =
+        {"read_bytes_per_s", USE_REAL("bytes/s", "rate of bytes read from storage since the previous sample; "
+                                                 "reads from the page cache do not count")},
+    [COLUMN_OF(MONITOR_WRITE_BYTES_PER_S)] =
+        {"write_bytes_per_s", USE_REAL("bytes/s", "rate of bytes written to storage since the previous "
+                                                  "sample; writes count when they enter the page cache")},
+    [COLUMN_OF(MONITOR_VALUES)] = {.name = NULL},
 };
 
 struct monitor_sample {
@@ -203,9 +240,9 @@ static void tick(void *context, uint64_t missed)
 static void value_field(struct row *row, enum monitor_value value, double number)
 {
     if (number >= 0 && number == floor(number))
-        row_count(row, columns[value], (unsigned long long)number);
+        row_count(row, monitor_columns[COLUMN_OF(value)].name, (unsigned long long)number);
     else
-        row_real(row, columns[value], number < 0 ? NAN : number);
+        row_real(row, monitor_columns[COLUMN_OF(value)].name, number < 0 ? NAN : number);
 }
 
 static enum status make_row(const struct monitor_subject *subject, const char *variant,
@@ -213,6 +250,7 @@ static enum status make_row(const struct monitor_subject *subject, const char *v
 {
     char throttled[128];
     const struct monitor_gpu *gpu = sample->gpu < subject->gpu_count ? &subject->gpus[sample->gpu] : NULL;
+    row_open(row, monitor_columns);
     row_text(row, "schema", "monitor/2");
     row_text(row, "time_utc", subject->env->time_utc);
     row_text(row, "host", subject->env->host);
@@ -221,18 +259,13 @@ static enum status make_row(const struct monitor_subject *subject, const char *v
     row_count(row, "rank", subject->rank);
     if (gpu)
         row_count(row, "gpu", (unsigned long long)gpu->number);
-    else
-        row_text(row, "gpu", "");
     row_text(row, "device", gpu ? gpu->name : subject->env->cpu_model);
     row_text(row, "variant", variant);
     row_text(row, "phase", phase_name(sample->phase));
     row_real(row, "time_s", sample->time_s);
-    for (enum monitor_value i = 0; i < MONITOR_VALUES; i++) {
-        if (i == THROTTLED_BEFORE)
-            row_text(row, "throttled",
-                     nvml_throttle_words(sample->throttle_reasons, throttled, sizeof throttled));
+    row_text(row, "throttled", nvml_throttle_words(sample->throttle_reasons, throttled, sizeof throttled));
+    for (enum monitor_value i = 0; i < MONITOR_VALUES; i++)
         value_field(row, i, sample->values[i]);
-    }
     return row_check(row);
 }
 

@@ -3,7 +3,7 @@
  *
  * Samples stay in memory until monitor_flush(), monitor_try_flush(), monitor_end() or monitor_stop() writes
  * them. The runner calls monitor_end() after each variant and monitor_stop() after the run, while nothing is
- * timed. docs/monitor.md describes the source of each column. Only the main thread may call these functions.
+ * timed. Only the main thread may call these functions.
  * All except monitor_check() and monitor_open() accept a NULL monitor and then do nothing. */
 #ifndef FDSL_RUN_MONITOR_H
 #define FDSL_RUN_MONITOR_H
@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/record.h"
 #include "core/status.h"
 #include "machine/env.h"
 #include "machine/process.h"
@@ -21,6 +22,8 @@
 #define MONITOR_PERIOD_MIN_MS 10
 #define MONITOR_PERIOD_MAX_MS 60000
 #define MONITOR_PERIOD_MS     500 /* the default; with one H200, a sample takes 3 ms of CPU time */
+
+extern const struct column monitor_columns[]; /* ends with an entry whose name is NULL */
 
 /* The sampled values, one column each, in this order. */
 enum monitor_value {

@@ -213,14 +213,14 @@ enum status runner_take_scaling(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     if (settings->workload->ranks.joint && options_given(&settings->options, "scaling"))
-        return status_set(STATUS_USAGE,
-                          "--scaling: all ranks of %s take part in each of its %s; omit --scaling",
-                          settings->workload->name, settings->workload->item);
+        return status_option(STATUS_USAGE, "scaling",
+                             ": all ranks of %s take part in each of its %s; omit --scaling",
+                             settings->workload->name, settings->workload->item);
     if (settings->workload->ranks.share_items) {
         if (settings->scaling == SCALING_WEAK && options_given(&settings->options, "scaling"))
-            return status_set(STATUS_USAGE,
-                              "--scaling weak: ranks of %s always divide its %s; omit --scaling",
-                              settings->workload->name, settings->workload->item);
+            return status_value(STATUS_USAGE, "scaling", "weak",
+                                ": ranks of %s always divide its %s; omit --scaling",
+                                settings->workload->name, settings->workload->item);
         settings->scaling = SCALING_STRONG;
     }
     runner->partition.strong = settings->scaling == SCALING_STRONG;

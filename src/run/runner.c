@@ -473,9 +473,9 @@ static enum status find_batch(struct runner *runner)
     struct search search = {.runner = runner, .kept_bytes = memory_available_bytes() / MEMORY_KEPT};
     uint64_t least, most, batch, above;
     if (settings->variant_count > 1)
-        return status_set(STATUS_USAGE,
-                          "--batch max: each variant needs a different amount of memory; name one "
-                          "with --variant, or give --batch a number");
+        return status_value(STATUS_USAGE, "batch", "max",
+                            ": each variant needs a different amount of memory; name one "
+                            "with --variant, or give --batch a number");
     if (settings->dry_run)
         return STATUS_OK;
     workload->largest.range(runner->input, settings->parameters, &runner->partition, &least, &most);

@@ -165,9 +165,8 @@ static enum status check_options(const struct source_request *request)
     static const char *const shows[] = {"png", "sheet", "npy", "write-classes"};
     for (size_t i = 0; i < COUNT_OF(shows); i++)
         if (options_given(request->options, shows[i]))
-            return status_set(STATUS_USAGE,
-                              "--%s applies to timed runs only; --prepare writes images into its own folder",
-                              shows[i]);
+            return status_option(STATUS_USAGE, shows[i],
+                                 " applies to timed runs only; --prepare writes images into its own folder");
     if (options_given(request->options, "compute"))
         return status_set(STATUS_USAGE, "--compute applies to timed runs only; drop --compute");
     return STATUS_OK;
@@ -178,10 +177,9 @@ static enum status check_encoding(const struct maker *maker)
     const struct synth_output *output = &maker->synth->output;
     if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && output->channels == 1))
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "--encode %s stores u8 images of one channel (three channels would "
-                      "repeat the same gray); use --encode npy for other images",
-                      source_encodings[maker->encoding]);
+    return status_value(STATUS_USAGE, "encode", source_encodings[maker->encoding],
+                        " stores u8 images of one channel (three channels would "
+                        "repeat the same gray); use --encode npy for other images");
 }
 
 /* Fills the input of the variant from the options of the workload. */
@@ -193,8 +191,9 @@ static enum status open_prepared(const struct source_request *request, struct ma
     TRY(maker->workload->open(request->options, request->workload_parameters, &alone, &maker->input));
     maker->synth = maker->input;
     return maker->synth->output.layout == OUTPUT_NHWC
-               ? status_set(STATUS_USAGE, "--layout nhwc: prepared samples are PNG files or arrays of the "
-                                          "shape (channels, height, width); drop this option")
+               ? status_value(STATUS_USAGE, "layout", "nhwc",
+                              ": prepared samples are PNG files or arrays of the "
+                              "shape (channels, height, width); drop this option")
                : STATUS_OK;
 }
 

@@ -125,7 +125,6 @@ static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "
                                                 "oval-x",   "oval-y", "freq1", "freq2",      NULL};
 
 static const struct column columns[] = {
-    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"noise_s", VALUE_REAL, COMBINE_MAX, "s",
      .about = "time of the stage that draws random numbers, in one extra run"},
     {"vertices_s", VALUE_REAL, COMBINE_MAX, "s",
@@ -158,16 +157,17 @@ static bool mixed(const struct synth_parameters *parameters)
 static enum status check_combination(const struct options *given, const struct synth_parameters *parameters)
 {
     if (parameters->classes > 0 && parameters->class_file)
-        return status_set(STATUS_USAGE, "--classes and --class both choose the classes; give one of the two");
+        return status_option(STATUS_USAGE, "classes",
+                             " and --class both choose the classes; give one of the two");
     const char *source = parameters->class_file ? "--class" : "--classes";
     for (size_t i = 0; mixed(parameters) && benchmark_options[i]; i++)
         if (options_given(given, benchmark_options[i]))
-            return status_set(STATUS_USAGE,
-                              "--%s describes the benchmark class, which %s replaces; drop one of them",
-                              benchmark_options[i], source);
+            return status_option(STATUS_USAGE, benchmark_options[i],
+                                 " describes the benchmark class, which %s replaces; drop one of them",
+                                 source);
     if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
-        return status_set(STATUS_USAGE, "--%s has an effect only with --classes; add --classes N",
-                          parameters->preset ? "preset" : "preset-file");
+        return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
+                             " has an effect only with --classes; add --classes N");
     return STATUS_OK;
 }
 
@@ -178,22 +178,20 @@ static enum status check_output(const struct options *given, const struct synth_
     bool shows = parameters->files.png || parameters->files.sheet;
     for (size_t i = 0; parameters->dtype == DTYPE_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
-            return status_set(STATUS_USAGE,
-                              "--%s scales floats, but u8 stores grays unscaled: drop it, or "
-                              "add --dtype f32",
-                              float_options[i]);
+            return status_option(STATUS_USAGE, float_options[i],
+                                 " scales floats, but u8 stores grays unscaled: drop it, or "
+                                 "add --dtype f32");
     if (parameters->channels != 1 && parameters->channels != 3)
-        return status_set(STATUS_USAGE, "--channels: '%llu' is neither 1 nor 3",
-                          (unsigned long long)parameters->channels);
+        return status_option(STATUS_USAGE, "channels", ": '%llu' is neither 1 nor 3",
+                             (unsigned long long)parameters->channels);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
         return status_value(STATUS_USAGE, "fit", "crop",
                             ": --out-res %llu is larger than --res %llu; lower --out-res, "
                             "or enlarge with --fit resize",
                             (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
     if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != 1))
-        return status_set(STATUS_USAGE,
-                          "--%s writes u8 images of one channel only; use --npy FILE for other images",
-                          parameters->files.png ? "png" : "sheet");
+        return status_option(STATUS_USAGE, parameters->files.png ? "png" : "sheet",
+                             " writes u8 images of one channel only; use --npy FILE for other images");
     return STATUS_OK;
 }
 
@@ -207,11 +205,10 @@ static enum status check_alone(const struct synth_parameters *parameters, const 
                                                    : NULL;
     if (!option || partition->ranks == 1)
         return STATUS_OK;
-    return status_set(
-        STATUS_USAGE,
-        "--%s needs a single rank: run without mpirun, and set --batch to the number of images of all ranks; "
-        "the images are the same",
-        option);
+    return status_option(
+        STATUS_USAGE, option,
+        " needs a single rank: run without mpirun, and set --batch to the number of images of all ranks; "
+        "the images are the same");
 }
 
 #define F16_INFINITE 65520.0 /* the smallest value that rounds to infinity in half precision */

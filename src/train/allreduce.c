@@ -1,7 +1,6 @@
 /* The workload `exchange`: all-reduces (sums of arrays over all ranks). docs/exchange.md describes it. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,7 +36,6 @@ static const struct option_section sections[] = {
 };
 
 static const struct column columns[] = {
-    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"count", VALUE_INTEGER, COMBINE_FIRST, "", .about = "values in the array of a rank"},
     {"redop", VALUE_WORD, COMBINE_FIRST, "", .about = "the reduction: always sum"},
     {"calls", VALUE_INTEGER, COMBINE_FIRST, "", .about = "all-reduces per run"},
@@ -48,7 +46,7 @@ static const struct column columns[] = {
      .about = "algbw_gbs times 2 (N - 1) / N with N ranks: the rate over the links of a rank", .digits = 5},
     {"checksum", VALUE_HASH, COMBINE_COMMON, "", .about = "hash of the sums of the last timed run"},
     {"memory_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
-     .about = "GPU memory of the method without the array"},
+     .about = "GPU memory of the method without the array", .better = BETTER_LOWER},
     {"nccl_version", VALUE_WORD, COMBINE_FIRST, "",
      .about = "version of the NCCL library; only for the variant nccl"},
     {.name = NULL},
@@ -71,12 +69,10 @@ static enum status exchange_open(const struct options *given, void *parameters_,
     struct allreduce_job *job = *input = malloc(sizeof *job);
     (void)given;
     TRY(ALLOCATED(job, "out of memory"));
-    char bytes[24];
-    snprintf(bytes, sizeof bytes, "%" PRIu64, parameters->bytes);
     if (parameters->bytes % value_bytes)
-        return status_value(STATUS_USAGE, "bytes", bytes,
-                            ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
-                            value_bytes, types[parameters->type]);
+        return status_number(STATUS_USAGE, "bytes", (double)parameters->bytes,
+                             ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
+                             value_bytes, types[parameters->type]);
     if (partition->ranks == 1)
         status_warn(
             "one rank exchanges nothing, so there are no bandwidths; start more ranks with: mpirun -n N");

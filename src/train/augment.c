@@ -61,8 +61,8 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
     const struct shape *canvas = data->canvas_bytes ? &data->canvas : &data->shape;
     if (data->type != DTYPE_U8 || !is_image(&data->shape) || !is_image(canvas))
         return status_set(STATUS_USAGE,
-                          "--fit random-resized-crop, --rand-augment and --repeats need 8-bit images with "
-                          "one or three channels; drop these options, or use other --data");
+                          "8-bit images with one or three channels are needed for --fit random-resized-crop, "
+                          "--rand-augment and --repeats; drop these options, or use other --data");
     *plan = (struct augment_plan){.seed = train->seed,
                                   .samples = data->sets[DATA_TRAIN].count,
                                   .canvas = *canvas,

@@ -468,14 +468,12 @@ static bool part_there(const char *folder, const char *const spellings[3], char 
 /* Returns whether a folder has images, but no labels, shards or index: it is a class, or unlabelled. */
 static bool has_only_images(const char *path)
 {
-    static const char *const images[] = {".jpg", ".jpeg", ".png", ".npy", ".webp", ".bmp"};
     static const char *const others[] = {".index", ".cls", ".json", ".txt", ".tar"};
     bool image = false, other = false;
     DIR *list = opendir(path);
     for (const struct dirent *entry; list && !other && (entry = readdir(list));) {
         const char *dot = strrchr(entry->d_name, '.');
-        for (size_t i = 0; dot && i < COUNT_OF(images); i++)
-            image |= strcasecmp(dot, images[i]) == 0;
+        image |= dot && image_format(dot + 1, NULL, 0) != IMAGE_NONE;
         for (size_t i = 0; dot && i < COUNT_OF(others); i++)
             other |= strcasecmp(dot, others[i]) == 0;
     }
@@ -554,11 +552,11 @@ static enum status unknown(const char *name)
  * --classes may be larger than this number, but not smaller. */
 static enum status check_classes(const struct data *data, const char *name, uint32_t classes)
 {
-    return data->classes >= classes ? STATUS_OK
-                                    : status_set(STATUS_USAGE,
-                                                 "--classes %" PRIu32 ": %s has %" PRIu32
-                                                 " classes; give at least as many, or drop --classes",
-                                                 data->classes, name, classes);
+    return data->classes >= classes
+               ? STATUS_OK
+               : status_number(STATUS_USAGE, "classes", (double)data->classes,
+                               ": %s has %" PRIu32 " classes; give at least as many, or drop --classes", name,
+                               classes);
 }
 
 /* Checks options that need a data set, for data that are none. `kind` says what the data are. */
@@ -587,7 +585,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
     if (request->feed == DATA_LIVE && !synth)
-        return status_set(STATUS_USAGE, "--feed live works only with --data synth; use --feed stored");
+        return status_value(STATUS_USAGE, "feed", "live", " works only with --data synth; use --feed stored");
     if (digit || clip || synth)
         TRY(check_no_data_set(request, "generated samples", synth ? "live" : "stored"));
     if (idx || cifar)

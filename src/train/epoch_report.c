@@ -125,6 +125,40 @@ void display_close(struct display *display)
 
 /* ---- Rows of --log ---- */
 
+#define GPU_NOTE " of the GPU of rank 0 when the row is written; empty on a CPU"
+
+const struct column step_columns[] = {
+    ORIGIN_COLUMNS("always steps/1", "time of the row"),
+    {"workload", VALUE_WORD, COMBINE_FIRST, "", .about = "always train"},
+    {"variant", VALUE_WORD, COMBINE_FIRST, "", .about = "the variant"},
+    {"device", VALUE_WORD, COMBINE_FIRST, "", .about = "the GPU or CPU that rank 0 runs on"},
+    {"ranks", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of ranks"},
+    {"seed", VALUE_INTEGER, COMBINE_FIRST, "", .about = "value of --seed"},
+    {"model", VALUE_WORD, COMBINE_FIRST, "", .about = "the network"},
+    {"epoch", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of the epoch, from 1"},
+    {"step", VALUE_INTEGER, COMBINE_FIRST, "", .about = "steps over all epochs"},
+    {"samples_seen", VALUE_INTEGER, COMBINE_SUM, "", .about = "training samples in these steps"},
+    {"loss", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "mean over the training samples since the previous row, before each step's update"},
+    {"accuracy", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "share of the training samples since the previous row that are classified correctly, before "
+              "each step's update"},
+    {"lr", VALUE_REAL, COMBINE_FIRST, "", .about = "learning rate of this step"},
+    {"gradient_norm", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "mean, over the steps since the previous row, of the gradients' norm before clipping; empty "
+              "without --clip-norm, and if train-amp skipped all these steps"},
+    {"items_per_s", VALUE_REAL, COMBINE_SUM, "samples/s",
+     .about = "training samples per second since the previous row, without tests, checkpoints and rows"},
+    {"gpu_utilisation_percent", VALUE_INTEGER, COMBINE_FIRST, "%", .about = "utilisation" GPU_NOTE},
+    {"gpu_memory_bytes", VALUE_INTEGER, COMBINE_FIRST, "bytes", .about = "used memory" GPU_NOTE},
+    {"test_loss", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "mean loss over the test set; empty if the network was not tested at this step"},
+    {"test_acc", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "share of the test set that is classified correctly; empty if the network was not tested at "
+              "this step"},
+    {.name = NULL},
+};
+
 struct step_log {
     const char *path;
     const struct train *train;
@@ -165,6 +199,7 @@ static void make_row(const struct step_log *log, const struct step_row *step, st
     const struct train_totals *totals = &step->totals;
     char time_utc[ENV_TIME_MAX];
     env_time(time_utc);
+    row_open(row, step_columns);
     row_text(row, "schema", "steps/1");
     row_text(row, "time_utc", time_utc);
     row_text(row, "host", log->env.host);
@@ -194,22 +229,34 @@ enum status step_log_check(const char *path)
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--log");
 }
 
+/* Returns whether row number `number` of a file has the values of `run`. */
+static bool is_same_run(const struct table *table, size_t number, const struct row *run)
+{
+    char text[VALUE_TEXT_MAX];
+    bool same = true;
+    for (size_t i = 0; i < run->count; i++)
+        if (run->values[i].type != VALUE_ABSENT)
+            same &= strcmp(table_cell(table, number, table_column(table, run->columns[i].name)),
+                           row_cell(run, i, text)) == 0;
+    return same;
+}
+
 /* Warns if the file has rows of another training run whose columns of add_training() are the same. */
 static void warn_of_rows(const struct step_log *log)
 {
     CLOSED_BY(row_free) struct row row = {0};
-    FREED char *text = NULL, *rows = NULL;
-    char *found;
-    size_t size;
+    CLOSED_BY(table_free) struct table table = {0};
+    row_open(&row, step_columns);
     add_training(log, &row);
-    if (access(log->path, F_OK) == 0 && csv_text(&row, 1, &text) == STATUS_OK &&
-        file_read(log->path, &rows, &size) == STATUS_OK && (found = strchr(text, '\n'))) {
-        *found = text[strlen(text) - 1] = ','; /* ",train,VARIANT,...,MODEL," instead of a line */
-        if (strstr(rows, found))
+    if (access(log->path, F_OK) != 0 || table_read(log->path, &table) != STATUS_OK)
+        return;
+    for (size_t i = 0; i < table.rows; i++)
+        if (is_same_run(&table, i, &row)) {
             status_warn("--log %s already has rows of another training run with this variant, model and "
                         "seed; name another file, or add --resume to continue that run",
                         log->path);
-    }
+            return;
+        }
 }
 
 enum status step_log_open(const char *path, const struct engine *engine, const struct train *train,

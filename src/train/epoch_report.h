@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "core/record.h"
 #include "core/status.h"
 #include "core/variant.h"
 #include "train/engine.h"
@@ -36,7 +37,9 @@ void display_wait(struct display *display);
 /* Stops the thread. Call this function before engine->close(). NULL is allowed. */
 void display_close(struct display *display);
 
-/* ---- --log: a separate CSV file. docs/train_recipe.md describes its columns ---- */
+/* ---- --log: a separate CSV file ---- */
+
+extern const struct column step_columns[]; /* ends with an entry whose name is NULL */
 
 /* The values of a row. */
 struct step_row {

@@ -169,27 +169,24 @@ static void add_reason(char *reasons, size_t bytes, const char *name)
 
 static enum status no_method(int sync, const char *reasons)
 {
-    return *reasons
-               ? status_set(STATUS_UNAVAILABLE, "it cannot train on several ranks here (--sync %s)", reasons)
-               : status_set(STATUS_UNAVAILABLE,
-                            "it cannot train on several ranks here (--sync %s needs a build with CUDA and a "
-                            "variant on a GPU; use --sync mpi)",
-                            exchange_names[sync]);
+    return status_value(
+        STATUS_UNAVAILABLE, "sync", exchange_names[sync], ": it cannot train on several ranks here (%s)",
+        *reasons ? reasons : "this needs a build with CUDA and a variant on a GPU; use --sync mpi");
 }
 
 /* Rejects optimizers for a method that updates the parameters of each part as soon as the part is summed. */
 static enum status check_updates(const struct exchange_method *method, const struct optimizer *optimizer)
 {
     if (method->updates && optimizer->clip_norm > 0)
-        return status_set(STATUS_USAGE,
-                          "--clip-norm: --sync %s updates parameters before all gradients are known; use "
-                          "--sync peer, or drop --clip-norm",
-                          method->name);
+        return status_option(STATUS_USAGE, "clip-norm",
+                             ": --sync %s updates parameters before all gradients are known; use "
+                             "--sync peer, or drop --clip-norm",
+                             method->name);
     if (method->updates && optimizer->average > 0)
-        return status_set(STATUS_USAGE,
-                          "--ema: --sync %s computes no average of the parameters; use --sync peer, or drop "
-                          "--ema",
-                          method->name);
+        return status_option(STATUS_USAGE, "ema",
+                             ": --sync %s computes no average of the parameters; use --sync peer, or drop "
+                             "--ema",
+                             method->name);
     return STATUS_OK;
 }
 
@@ -212,8 +209,8 @@ static enum status open_mixed(int sync, const struct engine *engine, struct exch
 {
     enum status status = STATUS_UNAVAILABLE;
     if (sync && strcmp(exchange_names[sync], "mpi") != 0)
-        return status_set(STATUS_USAGE, "--sync %s: CPUs and GPUs can train together only with --sync mpi",
-                          exchange_names[sync]);
+        return status_value(STATUS_USAGE, "sync", exchange_names[sync],
+                            ": CPUs and GPUs can train together only with --sync mpi");
     for (size_t i = 0; status != STATUS_OK && i < COUNT_OF(methods); i++)
         if (strcmp(methods[i]->name, "mpi") == 0 && (status = methods[i]->probe(engine)) == STATUS_OK)
             exchange->method = methods[i];

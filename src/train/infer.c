@@ -98,17 +98,19 @@ static const struct option_section sections[] = {
 };
 
 static const struct column columns[] = {
-    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"model", VALUE_WORD, COMBINE_FIRST, "", .about = "the network"},
     {"epoch", VALUE_INTEGER, COMBINE_FIRST, "", .about = "epochs that the network was trained for"},
     {"parameters", VALUE_INTEGER, COMBINE_FIRST, "", .about = "parameters of the network"},
     {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
     {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "broken samples that --on-error skip left out; empty if the number is unknown"},
-    {"test_loss", VALUE_REAL, COMBINE_FIRST, "", .about = "mean loss over the whole test set"},
+    {"test_loss", VALUE_REAL, COMBINE_FIRST, "", .about = "mean loss over the whole test set",
+     .better = BETTER_LOWER, .of_run = true},
     {"test_acc", VALUE_REAL, COMBINE_FIRST, "",
-     .about = "share of the whole test set that is classified correctly", .digits = 6},
-    {"memory_bytes", VALUE_INTEGER, COMBINE_FIRST, "bytes", .about = "memory that the engine allocates"},
+     .about = "share of the whole test set that is classified correctly", .digits = 6,
+     .better = BETTER_HIGHER, .of_run = true},
+    {"memory_bytes", VALUE_INTEGER, COMBINE_FIRST, "bytes", .about = "memory that the engine allocates",
+     .better = BETTER_LOWER},
     {"batch_probes", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "batches that --batch max tried; empty if --batch is a number"},
     {.name = NULL},
@@ -203,8 +205,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
     for (size_t i = 0; i < COUNT_OF(options); i++) {
         const char *needed = job_lacking(&parameters->job, options[i].name);
         if (needed && options_given(given, options[i].name))
-            return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
-                              options[i].name);
+            return status_option(STATUS_USAGE, options[i].name, " needs %s; add that, or drop --%s", needed,
+                                 options[i].name);
     }
     const struct option_value *feed = option_values_find(&opened->checkpoint.identity, "feed");
     parameters->job.centre = feed && feed->kind == OPTION_VALUE_WORD && strcmp(feed->word, "load") == 0;

@@ -44,7 +44,7 @@ void job_hide_secrets(struct job_parameters *parameters)
 enum status job_open_data(const struct job_parameters *parameters, struct data *data)
 {
     if (parameters->channels == 2)
-        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
+        return status_option(STATUS_USAGE, "channels", ": '2' is neither 1 nor 3");
     const struct data_request request = {.name = parameters->data,
                                          .url = parameters->url,
                                          .test_name = parameters->test_data,

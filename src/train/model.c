@@ -407,10 +407,10 @@ enum status model_set_drop_path(struct model *model, double rate)
         if (model->layers[i].spec.kind == LAYER_DROP_PATH && blocks > 1)
             model->layers[i].spec.rate = (float)(rate * (count_blocks(model, i + 1) - 1) / (blocks - 1));
     return blocks > 1 ? STATUS_OK
-                      : status_set(STATUS_USAGE,
-                                   "--drop-path: %s has no blocks with stochastic depth; use one of the "
-                                   "networks vit-*, or drop --drop-path",
-                                   model->name);
+                      : status_option(STATUS_USAGE, "drop-path",
+                                      ": %s has no blocks with stochastic depth; use one of the "
+                                      "networks vit-*, or drop --drop-path",
+                                      model->name);
 }
 
 /* ---- Slices ---- */

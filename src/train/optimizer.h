@@ -27,7 +27,8 @@ typedef float train_real;
     OPTIMIZER(ADAM, "adam", 2, false, true) \
     OPTIMIZER(ADAMW, "adamw", 2, false, true)
 
-#define OPTIMIZER_CONSTANT(constant, ...) OPTIMIZER_##constant,
+#define OPTIMIZER_NAME(constant, name, ...) name,
+#define OPTIMIZER_CONSTANT(constant, ...)   OPTIMIZER_##constant,
 enum optimizer_kind { OPTIMIZERS(OPTIMIZER_CONSTANT) OPTIMIZER_KINDS };
 #undef OPTIMIZER_CONSTANT
 

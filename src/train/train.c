@@ -21,7 +21,6 @@
 
 /* ---- Options ---- */
 
-#define OPTIMIZER_NAME(constant, name, ...) name,
 static const char *const optimizers[] = {OPTIMIZERS(OPTIMIZER_NAME) NULL};
 static const char *const feeds[] = {"stored", "live", "constant", "load",
                                     NULL}; /* in the order of enum data_feed */
@@ -56,20 +55,21 @@ static const struct option_spec options[] = {
     {"epochs", "N", OPTION_COUNT, AT(epochs), .fallback = "5", .minimum = 1, .maximum = 1 << 20,
      .column = COLUMN, .help = "epochs; one row per epoch"},
     {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), .fallback = "adam", .choices = optimizers,
-     .column = COLUMN, .help = "the update rule"},
+     .column = COLUMN,
+     .help = "the update rule, as torch.optim defines it. Options of other rules are refused"},
     {"lr", "RATE", OPTION_REAL, AT(lr), .fallback = "0.001", .maximum = 1e38, .column = COLUMN,
      .help = "learning rate after the warm-up"},
     {"momentum", "M", OPTION_REAL, AT(momentum), .fallback = "0.9", .maximum = 1, .column = COLUMN,
-     .help = "momentum of sgd"},
+     .help = "momentum of the update"},
     {"beta1", "B", OPTION_REAL, AT(beta1), .fallback = "0.9", .maximum = 0.999999, .column = COLUMN,
-     .help = "decay rate of the first moment in adam and adamw"},
+     .help = "decay rate of the first moment"},
     {"beta2", "B", OPTION_REAL, AT(beta2), .fallback = "0.999", .maximum = 0.9999999, .column = COLUMN,
-     .help = "decay rate of the second moment in adam and adamw"},
+     .help = "decay rate of the second moment"},
     {"epsilon", "E", OPTION_REAL, AT(epsilon), .fallback = "1e-8", .minimum = 1e-30, .maximum = 1,
-     .column = COLUMN, .help = "epsilon in the denominator of adam and adamw"},
+     .column = COLUMN, .help = "epsilon in the denominator of the update"},
     {"weight-decay", "W", OPTION_REAL, AT(weight_decay), .fallback = "0", .maximum = 1e3, .column = COLUMN,
-     .help = "weight decay. sgd and adam add W times the parameters to the gradient; adamw shrinks the "
-             "parameters instead. In the networks vit-*, it applies neither to norms, biases and positions "
+     .help = "weight decay: W times the parameters is added to the gradient; adamw shrinks the parameters "
+             "instead. In the networks vit-*, it applies neither to norms, biases and positions "
              "nor to the class token"},
     {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), .fallback = "constant", .choices = schedules,
      .column = COLUMN, .help = "how the learning rate changes over the steps"},
@@ -490,10 +490,10 @@ static enum status check_ending(const char *option, const char *path)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
     return !dot || dot == name || strcmp(dot, ours) == 0
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--%s %.200s: the file has the format safetensors; name it %.*s%s, and convert "
-                            "it if a program needs another format",
-                            option, path, (int)(dot - path < 200 ? dot - path : 200), path, ours);
+               : status_option(STATUS_USAGE, option,
+                               " %.200s: the file has the format safetensors; name it %.*s%s, and convert "
+                               "it if a program needs another format",
+                               path, (int)(dot - path < 200 ? dot - path : 200), path, ours);
 }
 
 /* Rejects output files that cannot be written. Only rank 0 writes files. */
@@ -524,7 +524,7 @@ static enum status check_largest(const struct train_parameters *parameters)
 {
     const char *option = parameters->repeats > 1 ? "repeats" : parameters->save_batch ? "save-batch" : NULL;
     if (option)
-        return status_set(STATUS_USAGE, "--%s needs a known batch; give --batch a number", option);
+        return status_option(STATUS_USAGE, option, " needs a known batch; give --batch a number");
     return parameters->data_path ? status_set(STATUS_USAGE, "--export-data writes its file before --batch "
                                                             "max chooses a batch; give --batch a number")
                                  : STATUS_OK;
@@ -536,10 +536,10 @@ static enum status check_drawn(const struct options *given, const struct train_p
     static const char *const computed[] = {"verify", "export-step", "save-batch"};
     for (size_t i = 0; draws_other_bits(parameters) && i < COUNT_OF(computed); i++)
         if (options_given(given, computed[i]))
-            return status_set(STATUS_USAGE,
-                              "--%s: images of --generator %s differ from those of the reference; use "
-                              "--generator fused or omp, or drop --%s",
-                              computed[i], generators[parameters->generator], computed[i]);
+            return status_option(STATUS_USAGE, computed[i],
+                                 ": images of --generator %s differ from those of the reference; use "
+                                 "--generator fused or omp, or drop --%s",
+                                 generators[parameters->generator], computed[i]);
     return STATUS_OK;
 }
 
@@ -568,13 +568,12 @@ static enum status check_given(const struct options *given, const struct train_p
     static const char *const normalising[] = {"mean", "std"};
     for (size_t i = 0; parameters->raw && i < COUNT_OF(normalising); i++)
         if (options_given(given, normalising[i]))
-            return status_set(STATUS_USAGE,
-                              "--%s normalises samples, but --raw leaves them as they are; drop one of them",
-                              normalising[i]);
+            return status_option(STATUS_USAGE, normalising[i],
+                                 " normalises samples, but --raw leaves them as they are; drop one of them");
     for (size_t i = 0; i < COUNT_OF(options); i++) {
         const char *option = options[i].name, *needed = lacking(parameters, option);
         if (needed && options_given(given, option))
-            return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", option, needed, option);
+            return status_option(STATUS_USAGE, option, " needs %s; add that, or drop --%s", needed, option);
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
@@ -622,15 +621,15 @@ static enum status limit_batch(const struct options *given, struct train_paramet
 static enum status check_batch(const struct train_parameters *all, const struct partition *partition)
 {
     if (all->job.batch < partition->ranks)
-        return status_set(STATUS_USAGE,
-                          "--batch %" PRIu64 " has too few samples for %" PRIu64
-                          " ranks; raise --batch, or start fewer ranks",
-                          all->job.batch, partition->ranks);
+        return status_number(STATUS_USAGE, "batch", (double)all->job.batch,
+                             " has too few samples for %" PRIu64
+                             " ranks; raise --batch, or start fewer ranks",
+                             partition->ranks);
     if (all->accumulate > all->job.batch / partition->ranks)
-        return status_set(STATUS_USAGE,
-                          "--accumulate %" PRIu64 " is more than the %" PRIu64
-                          " samples of a rank's step; lower --accumulate, or raise --batch",
-                          all->accumulate, all->job.batch / partition->ranks);
+        return status_number(STATUS_USAGE, "accumulate", (double)all->accumulate,
+                             " is more than the %" PRIu64
+                             " samples of a rank's step; lower --accumulate, or raise --batch",
+                             all->job.batch / partition->ranks);
     return STATUS_OK;
 }
 
@@ -641,19 +640,19 @@ static enum status check_pipeline(const struct train_parameters *all, const stru
     if (all->parallel != PARALLEL_PIPELINE)
         return STATUS_OK;
     if (all->mixup > 0 || all->cutmix > 0)
-        return status_set(STATUS_USAGE,
-                          "--parallel pipeline cannot mix samples; use --parallel data, or drop "
-                          "--mixup and --cutmix");
+        return status_value(STATUS_USAGE, "parallel", "pipeline",
+                            " cannot mix samples; use --parallel data, or drop "
+                            "--mixup and --cutmix");
     if (all->stages && all->stages != partition->ranks)
-        return status_set(STATUS_USAGE,
-                          "--stages %" PRIu64 ": each rank holds one stage, and there are %" PRIu64
-                          " ranks; start as many ranks as stages, or drop --stages",
-                          all->stages, partition->ranks);
+        return status_number(STATUS_USAGE, "stages", (double)all->stages,
+                             ": each rank holds one stage, and there are %" PRIu64
+                             " ranks; start as many ranks as stages, or drop --stages",
+                             partition->ranks);
     if (all->micros > all->job.batch)
-        return status_set(STATUS_USAGE,
-                          "--microbatches %" PRIu64 " is more than the %" PRIu64
-                          " samples of a step; lower --microbatches, or raise --batch",
-                          all->micros, all->job.batch);
+        return status_number(STATUS_USAGE, "microbatches", (double)all->micros,
+                             " is more than the %" PRIu64
+                             " samples of a step; lower --microbatches, or raise --batch",
+                             all->job.batch);
     return STATUS_OK;
 }
 
@@ -662,11 +661,10 @@ static enum status check_pipeline(const struct train_parameters *all, const stru
 static enum status check_shift(const struct train_parameters *parameters, const struct shape *shape)
 {
     uint32_t side = shape->height < shape->width ? shape->height : shape->width;
-    return parameters->shift < side
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--shift %" PRIu64 ": these samples are %ux%u; give a smaller shift",
-                            parameters->shift, shape->height, shape->width);
+    return parameters->shift < side ? STATUS_OK
+                                    : status_number(STATUS_USAGE, "shift", (double)parameters->shift,
+                                                    ": these samples are %ux%u; give a smaller shift",
+                                                    shape->height, shape->width);
 }
 
 static enum status check_data(const struct train_parameters *all, const struct partition *partition,
@@ -682,16 +680,16 @@ static enum status check_model(const struct train_parameters *all, const struct 
 {
     uint32_t most = pipe_pieces(model);
     if (all->parallel == PARALLEL_PIPELINE && model->transformer)
-        return status_set(STATUS_USAGE,
-                          "--parallel pipeline cannot cut %s, a transformer; use --parallel data, or another "
-                          "--model",
-                          model->name);
+        return status_value(STATUS_USAGE, "parallel", "pipeline",
+                            " cannot cut %s, a transformer; use --parallel data, or another "
+                            "--model",
+                            model->name);
     return all->parallel != PARALLEL_PIPELINE || partition->ranks <= most
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--model %s can be cut into at most %u stages; start at most %u ranks, or use "
-                            "another model",
-                            model->name, most, most);
+               : status_value(STATUS_USAGE, "model", model->name,
+                              " can be cut into at most %u stages; start at most %u ranks, or use "
+                              "another model",
+                              most, most);
 }
 
 /* Warns if the run ends before the warm-up, before the first decay of --lr-schedule step, or before the last
@@ -724,18 +722,16 @@ static enum status check_schedule(const struct train_parameters *all, const stru
         return STATUS_OK;
     }
     if (schedule->warmup_steps >= schedule->total_steps)
-        return status_set(STATUS_USAGE,
-                          "--lr-warmup %g leaves none of the %" PRIu64
-                          " epochs for the decay; lower --lr-warmup",
-                          all->lr_warmup, all->epochs);
+        return status_number(STATUS_USAGE, "lr-warmup", all->lr_warmup,
+                             " leaves none of the %" PRIu64 " epochs for the decay; lower --lr-warmup",
+                             all->epochs);
     if (schedule->cycles > schedule->total_steps - schedule->warmup_steps)
-        return status_set(STATUS_USAGE,
-                          "--lr-cycles %" PRIu64 ": there are only %" PRIu64
-                          " steps after the warm-up; lower --lr-cycles",
-                          all->lr_cycles, schedule->total_steps - schedule->warmup_steps);
+        return status_number(STATUS_USAGE, "lr-cycles", (double)all->lr_cycles,
+                             ": there are only %" PRIu64 " steps after the warm-up; lower --lr-cycles",
+                             schedule->total_steps - schedule->warmup_steps);
     if (schedule->least > schedule->rate)
-        return status_set(STATUS_USAGE, "--lr-min %g is more than the learning rate %g; lower --lr-min",
-                          schedule->least, schedule->rate);
+        return status_number(STATUS_USAGE, "lr-min", schedule->least,
+                             " is more than the learning rate %g; lower --lr-min", schedule->rate);
     return STATUS_OK;
 }
 
@@ -745,21 +741,19 @@ static enum status check_augment(const struct train_parameters *all, const struc
     struct augment_plan plan;
     const uint64_t count = train->data->sets[DATA_TRAIN].count;
     if (all->repeats > count)
-        return status_set(STATUS_USAGE,
-                          "--repeats %" PRIu64 " is more than the %" PRIu64
-                          " training samples; lower --repeats",
-                          all->repeats, count);
+        return status_number(STATUS_USAGE, "repeats", (double)all->repeats,
+                             " is more than the %" PRIu64 " training samples; lower --repeats", count);
     if (all->job.batch % all->repeats != 0)
-        return status_set(STATUS_USAGE,
-                          "--repeats %" PRIu64 " does not divide the %" PRIu64
-                          " samples of a step; give a --batch that is a multiple of it",
-                          all->repeats, all->job.batch);
+        return status_number(STATUS_USAGE, "repeats", (double)all->repeats,
+                             " does not divide the %" PRIu64
+                             " samples of a step; give a --batch that is a multiple of it",
+                             all->job.batch);
     if (count * all->repeats > UINT32_MAX)
-        return status_set(
-            STATUS_USAGE,
-            "--repeats %" PRIu64 ": %" PRIu64
+        return status_number(
+            STATUS_USAGE, "repeats", (double)all->repeats,
+            ": %" PRIu64
             " copies of the training samples are more than 2^32 - 1; lower --repeats or --train-size",
-            all->repeats, count * all->repeats);
+            count * all->repeats);
     return augment_computes(&train->augment) ? augment_plan(train, &plan) : STATUS_OK;
 }
 
@@ -986,7 +980,7 @@ static enum status read_milestones(const struct train_parameters *all, uint64_t 
     if (all->schedule != SCHEDULE_MULTISTEP)
         return STATUS_OK;
     if (!text)
-        return status_set(STATUS_USAGE, "--lr-schedule multistep needs --lr-milestones E1:E2:...");
+        return status_value(STATUS_USAGE, "lr-schedule", "multistep", " needs --lr-milestones E1:E2:...");
     for (uint32_t last = 0; schedule->milestone_count < SCHEDULE_MILESTONES_MAX;) {
         const char *end;
         const uint32_t epoch = read_number(text, &end);

@@ -78,9 +78,9 @@ static enum status find_mixture(const struct trainer *trainer, const struct mode
                             "CPUs cannot train together with a variant that scales the loss; use train-cuda, "
                             "train-tf32 or train-bf16")
            : *mixed && trainer->train.optimizer.clip_norm > 0
-               ? status_set(STATUS_USAGE,
-                            "--clip-norm: CPUs and GPUs add up the norm in different orders, so "
-                            "their parameters would differ; drop --clip-norm or --rank-device")
+               ? status_option(STATUS_USAGE, "clip-norm",
+                               ": CPUs and GPUs add up the norm in different orders, so "
+                               "their parameters would differ; drop --clip-norm or --rank-device")
                : STATUS_OK;
 }
 

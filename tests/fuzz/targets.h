@@ -32,7 +32,6 @@
 #include "data/tensor_file.h"
 #include "data/tar.h"
 #include "core/record.h"
-#include "run/formats.h"
 #include "synth/class.h"
 #include "train/checkpoint.h"
 

@@ -157,7 +157,7 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
     typedef layout<NET> at;
     constexpr int fours = at::columns / 4, all = HIDDEN * fours, share = (all + THREADS - 1) / THREADS;
     const struct update update = plan.step->update;
-    bool moments = update.kind != OPTIMIZER_SGD;
+    bool moments = optimizer_moments(update.kind) > 1;
     size_t begin = plan.tensors[FC1_W] + column;
     float4 parameter[share], m[share], v[share];
     size_t position[share];

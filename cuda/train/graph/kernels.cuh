@@ -267,12 +267,12 @@ step_parameter(const struct graph_plan &plan, const struct update &update, uint3
     if (plan.apart)
         return 0;
     float parameter = plan.state.parameters[at], m = plan.state.m[at], v = 0;
-    if (update.kind != OPTIMIZER_SGD)
+    if (optimizer_moments(update.kind) > 1)
         v = plan.state.v[at];
     optimizer_step(&update, gradient, &parameter, &m, &v);
     plan.state.parameters[at] = parameter;
     plan.state.m[at] = m;
-    if (update.kind != OPTIMIZER_SGD)
+    if (optimizer_moments(update.kind) > 1)
         plan.state.v[at] = v;
     return parameter;
 }

@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(THREADS)
     uint32_t place = first + 4 * (blockIdx.x * THREADS + threadIdx.x);
     uint32_t behind = plan.arena_values - plan.tensors[FC1_B];
     uint32_t at = place < behind ? place + plan.tensors[FC1_B] : place - behind;
-    bool moments = update.kind != OPTIMIZER_SGD;
+    bool moments = optimizer_moments(update.kind) > 1;
     if (place >= end)
         return;
     float gradient[4], parameter[4], m[4], v[4] = {};
