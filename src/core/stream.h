@@ -3,10 +3,10 @@
  * pure function of the plan; they depend neither on the number of threads nor on their timing.
  *
  * The caller takes the next batch with stream_next(), uses it, and returns it with stream_release(). Between
- * both calls, the batch does not change. The stream prepares the following batches meanwhile. After the first
- * batch, it allocates no memory, except for larger images than before. Batches may be released in any order.
- * Only one thread may call the functions of a stream, except stream_cancel() and stream_stats(), which any
- * thread may call.
+ * both calls, the batch does not change. The stream prepares the following batches at the same time. After
+ * the first batch, it allocates no memory, except for larger images than before. Batches may be released in
+ * any order. Only one thread may call the functions of a stream, except stream_cancel() and stream_stats(),
+ * which any thread may call.
  *
  * This header is plain C and includes no CUDA header. */
 #ifndef FDSL_CORE_STREAM_H
@@ -64,6 +64,7 @@ struct stream_stats {
     double read_s, decode_s;           /* sums over all threads */
     double ready;                      /* mean number of finished batches at the calls of stream_next() */
     uint64_t memory_bytes;             /* allocated for batches and by threads */
+    uint64_t shard_bytes;              /* size of the shards at a URL that are held in memory now */
 };
 
 struct stream;

@@ -1,4 +1,4 @@
-/* How the threads share the work: batches are listed one after the other, and their samples are handed out
+/* How the threads share the work: batches are listed in order, and their samples are handed out
  * one by one with an atomic counter. A thread that finds no sample left in a batch goes on to the next one,
  * so threads wait neither for each other at the end of a batch nor at the end of an epoch. Which thread
  * decodes a sample has no effect on the result. */
@@ -571,6 +571,7 @@ static void set_stream_stats(struct stream *stream, struct stream_stats *stats)
     *stats = self->stats;
     stats->ready = self->calls ? (double)self->ready_sum / (double)self->calls : 0;
     pthread_mutex_unlock(&self->lock);
+    stats->shard_bytes = set_files_held_bytes(self->files);
 }
 
 static void set_stream_cancel(struct stream *stream)
@@ -646,7 +647,7 @@ static enum status check_request(const struct set_stream_request *request)
         request->width < 1 || !request->allocate != !request->deallocate)
         return status_set(STATUS_USAGE, "a stream needs a shape, threads, batches ahead, steps and samples");
     if (fit->res && (request->height != fit->res || request->width != fit->res || request->depth != 1 ||
-                     request->type != DTYPE_U8 || request->channels != fit->channels))
+                     request->type != DTYPE_U8 || (fit->channels && request->channels != fit->channels)))
         return status_set(STATUS_USAGE,
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
