@@ -413,7 +413,7 @@ uint64_t feed_memory_bytes(const struct feed *feed)
     if (feed->stream.stream) {
         struct stream_stats stats;
         stream_stats(feed->stream.stream, &stats);
-        bytes += stats.memory_bytes;
+        bytes += stats.memory_bytes + stats.shard_bytes;
     }
     if (feed->generator)
         bytes += train_generated(train, train_share_max(train)) *
