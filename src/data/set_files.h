@@ -25,6 +25,9 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
                            uint8_t *bytes);
 
+/* Returns the size of the shards that are held in memory. Thread safe. */
+uint64_t set_files_held_bytes(struct set_files *files);
+
 /* Closes all files. Ignores NULL. */
 void set_files_close(struct set_files *files);
 

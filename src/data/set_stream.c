@@ -571,6 +571,7 @@ static void set_stream_stats(struct stream *stream, struct stream_stats *stats)
     *stats = self->stats;
     stats->ready = self->calls ? (double)self->ready_sum / (double)self->calls : 0;
     pthread_mutex_unlock(&self->lock);
+    stats->shard_bytes = set_files_held_bytes(self->files);
 }
 
 static void set_stream_cancel(struct stream *stream)
