@@ -502,3 +502,67 @@ Test(mpi_train, ranks_whose_parameters_differ_stop)
               "%d: %s", status, err);
     cr_expect_eq(count_of(out, "\n"), 0, "%s", out);
 }
+
+/* ---- Samples that are read during training ---- */
+
+#if defined HAVE_PNG && defined HAVE_XXHASH
+#define READ                                                                                             \
+    "--variant " TRAINED " --model logreg --data f --test-data f --feed load --on-error mask --lanes 5 " \
+    "--shuffle 30 --batch 24 --scaling strong --epochs 2 --threads 1 --format csv "
+
+static void prepare_folders(void)
+{
+    shell("{ $PROGRAM --prepare all --from digits --samples 62 --store imagefolder && mkdir f && "
+          "cp -r all/*/ f; }");
+    cr_assert_eq(status, 0, "%s", err);
+}
+
+/* --verify checks that all ranks together train on each sample once per epoch. */
+Test(mpi_train, ranks_read_the_samples_of_a_step_together)
+{
+    double loss[5];
+    prepare_folders();
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        run_well(ranks, READ "--verify --verify-steps 3 --mixup 0.5 --shift 1");
+        size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+        loss[ranks] = number(out, last, "train_loss");
+        cr_expect(fabs(loss[ranks] - loss[1]) < 1e-5 * loss[1], "%d ranks: %.9g instead of %.9g", ranks,
+                  loss[ranks], loss[1]);
+        cr_expect_str_eq(value(out, last, "items"), "62");
+        cr_expect_str_eq(value(out, last, "wrong"), "0");
+        cr_expect_str_eq(value(out, last, "masked"), "0");
+    }
+}
+
+Test(mpi_train, other_ranks_resume_within_an_epoch_with_the_same_samples)
+{
+    double loss;
+    prepare_folders();
+    run_well(1, READ "--checkpoint whole --checkpoint-steps 2 --keep 10");
+    loss = number(out, 2, "train_loss");
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        shell("rm -rf k && mkdir k && cp whole/*step* k && ls k");
+        cr_assert_eq(status, 0, "%s", err);
+        run_well(ranks, READ "--checkpoint k --checkpoint-steps 2 --resume");
+        size_t last = 0;
+        for (const char *end = out; (end = strchr(end, '\n')); end++)
+            last++;
+        last--; /* without the header */
+        cr_expect(fabs(number(out, last, "train_loss") - loss) < 1e-5 * loss, "%d ranks: %s", ranks, out);
+    }
+}
+
+/* A file that grows while it is read is an error on the rank that reads it. Every rank then ends. */
+Test(mpi_train, a_stream_that_fails_on_one_rank_ends_all_ranks)
+{
+    prepare_folders();
+    shell("{ (while [ ! -e k/epoch-000002.ckpt ]; do sleep 0.1; done; date +%%s >begin; printf x >>"
+          "$(ls f/*/*.png | head -1)) & timeout 60 mpirun --bind-to none -n 3 $PROGRAM --variant " TRAINED
+          " --model logreg --data f --test-data f --feed load --batch 24 --scaling strong --epochs 1000000 "
+          "--threads 1 --checkpoint k; s=$?; date +%%s >end; (exit $s); }");
+    cr_expect_eq(status, 1, "exit %d: %s", status, err);
+    cr_expect(strstr(err, ".png") != NULL, "%s", err);
+    shell("echo $(($(cat end) - $(cat begin)))");
+    cr_expect(atoi(out) <= 15, "it took %s s", out);
+}
+#endif
