@@ -146,15 +146,17 @@ static inline double compare_updates(const struct train_state *mine, const struc
     return worst;
 }
 
-/* Returns the relative error of a loss. If the loss per sample is below `floor`, the error is relative to
- * `floor`, because a tiny loss is the difference of large logits. Infinity if the numbers of samples differ.
- */
+/* Returns the relative error of a loss, 0 if both are equal. If the loss per sample is below `floor`, the
+ * error is relative to `floor`, because a tiny loss is the difference of large logits. Infinity if the
+ * numbers of samples differ. */
 static inline double compare_losses(const struct train_totals *mine, const struct train_totals *right,
                                     double floor)
 {
     double least = floor * (double)right->samples;
     if (mine->samples != right->samples)
         return INFINITY;
+    if (mine->loss == right->loss)
+        return 0; /* also if all samples are masked */
     return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
 }
 

@@ -214,17 +214,12 @@ static enum status generate(struct device_feed *feed, const struct feed_buffer *
 
 /* ---- Loading ---- */
 
-/* Releases the batch of a buffer, if its copy has ended. With `wait`, first waits for the end of the copy. */
-static enum status return_batch(struct device_feed *feed, struct feed_buffer *buffer, bool wait)
+/* Waits until the batch of a buffer has been copied, and returns it to the stream. */
+static enum status return_batch(struct device_feed *feed, struct feed_buffer *buffer)
 {
     if (!buffer->copies)
         return STATUS_OK;
-    const cudaError_t ended = wait ? cudaEventSynchronize(buffer->made) : cudaEventQuery(buffer->made);
-    if (ended == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* otherwise, the next check of a launch would return it */
-        return STATUS_OK;
-    }
-    TRY(cuda_status(ended, "the copy of a batch", __FILE__, __LINE__));
+    CUDA_TRY(cudaEventSynchronize(buffer->made));
     buffer->copies = false;
     return stream_release(feed->loading.stream, &buffer->loaded, NULL);
 }
@@ -255,9 +250,9 @@ static enum status load(struct device_feed *feed, struct feed_buffer *buffer, ui
     struct stream_batch *batch = &buffer->loaded;
     const struct batch *samples = &batch->samples;
     RANGE(WAIT);
-    TRY(return_batch(feed, buffer, true));
-    for (struct feed_buffer &other : feed->buffers)
-        TRY(return_batch(feed, &other, jumps));
+    TRY(return_batch(feed, buffer));
+    for (uint32_t i = 0; jumps && i < FEED_BUFFERS; i++)
+        TRY(return_batch(feed, &feed->buffers[i]));
     TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own), batch));
     buffer->copies = true;
     TRY(mask_labels(feed, batch, labels));
@@ -387,5 +382,7 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
         return STATUS_OK;
     feed_stream_totals(&feed->loading, totals);
     totals->stall_s = stall_ms * scale;
+    for (struct feed_buffer &buffer : feed->buffers) /* so that the stream prepares batches during a test */
+        TRY(return_batch(feed, &buffer));
     return STATUS_OK;
 }
