@@ -27,10 +27,11 @@ def read_columns():
 
 
 LINES = read_columns()
+SCHEMAS = {line["workload"]: line["schema"] for line in LINES if line["workload"]}
+FILES = {line["schema"].split("/")[0]: line["schema"] for line in LINES if not line["workload"]}  # --log: steps; --monitor
 for line in LINES:
-    line["workload"] = line["schema"].split("/")[0]  # also of the files of --log (steps) and --monitor
-SCHEMAS = {line["workload"]: line["schema"] for line in LINES}
-COLUMNS = {workload: tuple(line["column"] for line in LINES if line["workload"] == workload) for workload in SCHEMAS}
+    line["workload"] = line["schema"].split("/")[0]
+COLUMNS = {workload: tuple(line["column"] for line in LINES if line["workload"] == workload) for workload in SCHEMAS | FILES}
 
 # PARAMETERS: {workload: {column: Parameter}}, the options that have a column, in the order of the columns.
 Parameter = collections.namedtuple("Parameter", "option default flag")
@@ -45,7 +46,7 @@ OPTION_NUMBERS = ("batch", "vertices", "orbits", "array_bytes", "stages", "micro
 NUMBERS = {workload: tuple(line["column"] for line in LINES
                            if line["workload"] == workload and line["type"] in ("integer", "real") and line["column"] not in ("rank", "gpu")
                            and (not line["option"] or line["column"] in OPTION_NUMBERS
-                                or (workload, line["column"]) == ("synth", "res"))) for workload in SCHEMAS}
+                                or (workload, line["column"]) == ("synth", "res"))) for workload in SCHEMAS | FILES}
 
 # Numeric columns that must not be empty, for the figures.
 TIMES = ("time_min_s", "time_median_s", "time_p95_s")
@@ -237,11 +238,11 @@ def read_file(path, notes=None):
         if schema != records[0][1][0]:
             raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
                            "split the file in two")
-        if schema == SCHEMAS["monitor"]:
+        if schema == FILES["monitor"]:
             kind = "monitor"
             need_columns(path, fields, COLUMNS["monitor"], schema)
             rows.append(numbered(path, line, fields, NUMBERS["monitor"], ("time_s",)))
-        elif schema == SCHEMAS["steps"]:
+        elif schema == FILES["steps"]:
             kind = "log"
             need_columns(path, fields, LOG_TEXTS + LOG_NUMBERS, schema)
             rows.append(numbered(path, line, fields, LOG_NUMBERS, LOG_NEEDED))
@@ -249,7 +250,7 @@ def read_file(path, notes=None):
             rows.append(measured_row(path, line, fields, schema.split("/")[0]))
         else:
             raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
-                           f"{', '.join(SCHEMAS.values())}); move this file away, or use the "
+                           f"{', '.join((SCHEMAS | FILES).values())}); move this file away, or use the "
                            "revision of the project that wrote it")
     unknown = [column for column in header if column not in COLUMNS[rows[0].workload]] if kind == "rows" and rows else []
     if unknown and notes is not None:

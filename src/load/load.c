@@ -61,8 +61,7 @@ static const struct option_spec options[] = {
              "counts it. With skip, all data are first compared with the index of --prepare, if there is "
              "one. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), .column = COLUMN,
-     .help = "decode images: PNG files with libpng, JPEG files with libjpeg-turbo, WebP files with libwebp, "
-             ".npy files as their headers say"},
+     .help = "decode images of all formats that the program reads (docs/decode.md), and .npy arrays"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = FIT_RES_MAX, .column = COLUMN,
      .help = "width and height of the decoded images (default: as stored); implies --decode"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), .fallback = "resize", .choices = fit_names, .column = COLUMN,

@@ -19,6 +19,7 @@
         LATENCY(call, "p999", "99.9th percentile")
 
 const struct column load_columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"store", VALUE_WORD, COMBINE_FIRST, "", .about = "how the samples are stored: files or shards"},
     {"shards", VALUE_INTEGER, COMBINE_MAX, "", .about = "number of shards; empty for single files"},
     {"sample_bytes", VALUE_REAL, COMBINE_MAX, "bytes", .about = "mean size of a sample"},

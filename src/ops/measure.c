@@ -11,6 +11,7 @@
 #include "ops/ops.h"
 
 const struct column ops_columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"load_s", VALUE_REAL, COMBINE_MAX, "s",
      .about = "time until the rows of files were mapped and in the page cache; empty for generated rows",
      .digits = 6},

@@ -78,7 +78,6 @@ static const struct column result_columns[] = {
     {"efficiency", VALUE_REAL, COMBINE_COMPUTED, "",
      .about = "parallel efficiency of all ranks relative to rank 0 alone; 1 is ideal",
      .better = BETTER_HIGHER},
-    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
 };
 
 static const struct column check_columns[] = {

@@ -125,6 +125,7 @@ static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "
                                                 "oval-x",   "oval-y", "freq1", "freq2",      NULL};
 
 static const struct column columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"noise_s", VALUE_REAL, COMBINE_MAX, "s",
      .about = "time of the stage that draws random numbers, in one extra run"},
     {"vertices_s", VALUE_REAL, COMBINE_MAX, "s",

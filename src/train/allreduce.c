@@ -36,6 +36,7 @@ static const struct option_section sections[] = {
 };
 
 static const struct column columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"count", VALUE_INTEGER, COMBINE_FIRST, "", .about = "values in the array of a rank"},
     {"redop", VALUE_WORD, COMBINE_FIRST, "", .about = "the reduction: always sum"},
     {"calls", VALUE_INTEGER, COMBINE_FIRST, "", .about = "all-reduces per run"},

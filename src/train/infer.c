@@ -98,6 +98,7 @@ static const struct option_section sections[] = {
 };
 
 static const struct column columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"model", VALUE_WORD, COMBINE_FIRST, "", .about = "the network"},
     {"epoch", VALUE_INTEGER, COMBINE_FIRST, "", .about = "epochs that the network was trained for"},
     {"parameters", VALUE_INTEGER, COMBINE_FIRST, "", .about = "parameters of the network"},

@@ -8,6 +8,7 @@
 #include "train/train_parts.h"
 
 const struct column train_columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"epoch", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "number of the epoch, from 1; a resumed run continues counting"},
     {"steps", VALUE_INTEGER, COMBINE_FIRST, "", .about = "steps in the epoch"},
