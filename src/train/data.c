@@ -396,6 +396,7 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
                                       .plan = request->plan,
                                       .threads = request->threads,
                                       .ahead = data->ahead,
+                                      .held = request->held,
                                       .on_error = data->masks ? SET_STREAM_MASK : SET_STREAM_FAIL,
                                       .allocate = request->allocate,
                                       .deallocate = request->deallocate};

@@ -225,6 +225,7 @@ struct data_stream_request {
     uint32_t copies;         /* copies of each sample, at least 1: copy c of sample n has the number
                                 n + c * (samples of the set), and its own crop */
     int threads;             /* that read and decode, at least 1 */
+    uint32_t held;           /* number of batches that the consumer holds at a time */
     /* As in struct set_stream_request; NULL: host memory. */
     enum status (*allocate)(size_t bytes, void **memory);
     void (*deallocate)(void *memory);

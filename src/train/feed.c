@@ -198,7 +198,7 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
     return count;
 }
 
-enum status feed_stream_open(const struct train *train, int threads,
+enum status feed_stream_open(const struct train *train, int threads, uint32_t held,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed)
 {
@@ -211,6 +211,7 @@ enum status feed_stream_open(const struct train *train, int threads,
         .seed = train->seed,
         .copies = train->augment.repeats ? train->augment.repeats : 1,
         .threads = threads > 1 ? threads : 1,
+        .held = held,
         .allocate = allocate,
         .deallocate = deallocate};
     *feed = (struct feed_stream){.train = train};
@@ -291,7 +292,7 @@ enum status feed_open(const struct train *train, const struct resources *resourc
     if (augment_computes(&train->augment) && !train->forward_only)
         TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
     if (train->data->feed == DATA_LOAD && !train->forward_only)
-        return feed_stream_open(train, resources->threads, NULL, NULL, &feed->stream);
+        return feed_stream_open(train, resources->threads, 1, NULL, NULL, &feed->stream);
     if (train->data->feed != DATA_LIVE || train->forward_only)
         return STATUS_OK;
     const struct generator_request request = {.resources = *resources,

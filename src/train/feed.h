@@ -18,9 +18,10 @@ struct feed_stream {
 FDSL_C_BEGIN
 
 /* Opens a stream whose batches are the samples of this rank, and then their partners, if train_generated()
- * counts them. `train` must outlive the stream. `threads` threads read and decode. `allocate` and
- * `deallocate` are as in struct set_stream_request. The caller closes the stream, even after a failure. */
-enum status feed_stream_open(const struct train *train, int threads,
+ * counts them. `train` must outlive the stream. `threads` threads read and decode. The caller
+ * holds at most `held` batches at a time. `allocate` and `deallocate` are as in struct set_stream_request.
+ * The caller closes the stream, even after a failure. */
+enum status feed_stream_open(const struct train *train, int threads, uint32_t held,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed);
 void feed_stream_close(struct feed_stream *feed);
