@@ -325,7 +325,7 @@ static bool same_step(const struct train *train, struct feed *feed, struct on_de
     uint32_t *numbers = host<uint32_t>(2 * train->batch);
     const uint32_t own = train_batch(train, &order, step, numbers);
     bool same = true;
-    must(feed_step(feed, epoch, numbers, own));
+    must(feed_step(feed, epoch, step, numbers, own));
     for (uint32_t i = 0; i < train_parts(train); i++) {
         const struct share of = train_part(train, &share, i);
         const struct host_part part = {

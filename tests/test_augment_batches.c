@@ -28,7 +28,7 @@ static void gather_step(const struct train *train, int threads, uint32_t epoch, 
     const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     const uint32_t count = train_batch(train, &order, step, numbers);
     must(feed_open(train, &(struct resources){.threads = threads}, &feed));
-    must(feed_step(&feed, epoch, numbers, count));
+    must(feed_step(&feed, epoch, step, numbers, count));
     for (uint32_t j = 0; j < count; j++)
         feed_gather(&feed, &mix, epoch, numbers, count, j, partner, values + j * train->data->sample_values);
     feed_close(&feed);
