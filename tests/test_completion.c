@@ -37,7 +37,7 @@ Test(completion, values_are_those_of_the_help)
         {"--workload load --cache \"\"", "warm\ncold\nany\n"},
         {"--cache c", "cold\n"},
         {"--workload load --on-error \"\"", "fail\nskip\n"},
-        {"--workload train --feed \"\"", "stored\nlive\nconstant\n"},
+        {"--workload train --feed \"\"", "stored\nlive\nconstant\nload\n"},
         {"--format \"\"", "table\ncsv\njson\n"},
         {"--preset l", "lowercompute\nlowercompute-1000\n"},
         {"--preset p", "paper-1000\n"},
@@ -54,7 +54,7 @@ Test(completion, values_are_those_of_the_help)
         {"--prepare x --from id", "idx\n"},
         {"compare a.csv b.csv --format j", "json\n"},
         {"compare a.csv b.csv --measure t",
-         "time_per_item\ntrain_acc\ntest_acc\ntrain_loss\ntest_loss\ntime_cv\n"},
+         "time_per_item\ntime_cv\ntrain_loss\ntrain_acc\ntest_loss\ntest_acc\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         complete(cases[i].words);

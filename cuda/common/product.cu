@@ -13,12 +13,12 @@
  * A step is many kernels of a few waves each, as a step of a network is. With a single kernel, kernels of the
  * same priority would start only after the last block of the step has started. nvJPEG's own kernels have this
  * priority, so the JPEG engines would wait for the end of every step. */
-#define SIDE       PRODUCT_SIDE
-#define TILE       PRODUCT_TILE
-#define DEPTH      PRODUCT_DEPTH
-#define BLOCK      256 /* threads: 16 x 16; each computes 4 x 4 values of the tile */
-#define WAVE_UNITS 24  /* maximum number of units per block */
-#define TILES      (SIDE / TILE * (SIDE / TILE))
+#define SIDE         PRODUCT_SIDE
+#define TILE         PRODUCT_TILE
+#define DEPTH        PRODUCT_DEPTH
+#define BLOCK        256 /* threads: 16 x 16; each computes 4 x 4 values of the tile */
+#define WAVE_UNITS   24  /* maximum number of units per block */
+#define TILES        (SIDE / TILE * (SIDE / TILE))
 
 #define KERNEL_WAVES 4   /* intended number of waves per kernel: 0.1 to 0.2 ms */
 #define KERNELS_MAX  128 /* per step, because a device queues only about a thousand launches */
@@ -36,8 +36,8 @@ static enum status fill_noise(float *values, size_t count, cudaStream_t stream)
     return CUDA_LAUNCHED("fill_kernel");
 }
 
-/* Runs the blocks of a step from number `first` on. Each block computes `units` units; the first `deep` blocks
- * of the step compute one more. */
+/* Runs the blocks of a step from number `first` on. Each block computes `units` units; the first `deep`
+ * blocks of the step compute one more. */
 static __global__ void __launch_bounds__(BLOCK)
     product_kernel(const float *a, const float *b, float *c, unsigned first, unsigned units, unsigned deep)
 {
@@ -84,7 +84,7 @@ enum status product_launch(const struct product *product, cudaStream_t stream)
     const unsigned waves = waves_of(product), kernels = product_kernels(product);
     for (unsigned k = 0; k < kernels; k++) {
         const unsigned first = waves * k / kernels, end = waves * (k + 1) / kernels;
-        product_kernel<<<product->wave * (end - first), BLOCK, 0, stream>>>(
+        product_kernel<<<product->wave *(end - first), BLOCK, 0, stream>>>(
             product->matrices, product->matrices + values, product->matrices + 2 * values,
             product->wave * first, product->units / waves, product->units % waves * product->wave);
         CUDA_TRY_LAUNCH("product_kernel");
