@@ -791,8 +791,6 @@ void data_warn_of_few(const struct data *data, const char *name)
     status_warn("--data %s: the test set has only %" PRIu32
                 " sample%s, so a single sample changes the accuracy by %.3g %%; %s",
                 name, count, count == 1 ? "" : "s", 100.0 / count,
-                data->split
-                    ? "add samples, raise --test-share, or store a larger test set and the training set in "
-                      "folders 'test' and 'train'"
-                    : "add test samples");
+                data->split ? "add samples, raise --test-share, or name a larger test set with --test-data"
+                            : "add test samples");
 }

@@ -169,8 +169,7 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     if (data->split)
         snprintf(part, sizeof part,
                  "; only the held-out part of %.200s is tested (%" PRIu32
-                 " samples); to test a whole set, name a folder that contains it as 'test', and a training "
-                 "set as 'train'",
+                 " samples); to test a whole set, name it with --test-data",
                  job->data, data->sets[DATA_TEST].count);
     if (count == 1 && !same_size)
         status_warn("the number of test samples differs from the number during training (%s); "
