@@ -212,6 +212,40 @@ Test(train_load, a_broken_sample_is_masked_or_ends_the_run)
     expect_line(1, "none of 120 training samples can be decoded");
 }
 
+/* Sample 4 of the shard gets a broken label, or loses its label or its image. */
+Test(train_load, a_sample_without_a_label_or_an_image_is_masked)
+{
+    static const char *const faults[] = {"echo xx >000004.cls", "echo -3 >000004.cls", "rm 000004.cls",
+                                         "rm 000004.png", "echo xx >000000.cls"};
+    prepare();
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        EXPECT(0,
+               "rm -rf x u && mkdir x u && tar xf m1/*.tar -C x && (cd x && %s && tar cf ../u/s.tar "
+               "--sort=name .)",
+               faults[i]);
+        run("$P --variant train-naive " STREAM "--data u --test-data f --epochs 1");
+        cr_expect_eq(status, 1, "%s: %s", faults[i], out);
+        EXPECT(0, "$P --variant " ENGINE " " STREAM
+                  "--data u --test-data f --epochs 2 --on-error mask --mixup 0.5 --verify --verify-steps 4 "
+                  "2>says");
+        for (size_t epoch = 1; epoch <= 2; epoch++) {
+            cr_expect_str_eq(value(out, epoch, "masked"), "1", "%s", faults[i]);
+            cr_expect_str_eq(value(out, epoch, "wrong"), "0", "%s", faults[i]);
+            cr_expect_str_eq(value(out, epoch, "items"), "120");
+            cr_expect_str_eq(value(out, epoch, "train_samples"), "120");
+        }
+        EXPECT(0, "cat says");
+        cr_expect_eq(says("has no label that can be read, and is masked"), i != 3, "%s: %s", faults[i], out);
+        /* A test sample is omitted. */
+        EXPECT(0,
+               "$P --variant " ENGINE " " STREAM "--data f --test-data u --epochs 1 --on-error mask 2>says");
+        cr_expect_str_eq(value(out, 1, "test_samples"), "119", "%s", faults[i]);
+    }
+    /* Without --test-data, the sample is trained on. */
+    EXPECT(0, "$P --variant " ENGINE " " STREAM "--data u --epochs 1 --on-error mask 2>says");
+    cr_expect_str_eq(value(out, 1, "masked"), "1");
+}
+
 /* Opens the training data of a folder, with the test set in the folder `test`. */
 static void open_data(enum data_feed feed, bool mask, const struct image_fit *fit, struct data *data)
 {

@@ -321,9 +321,9 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
             return members_lack(&choice->only, "member", extensions, count);
         keep_members(dataset, sample, only, only);
     } else if (dataset->chosen) {
-        if (sample->image == count)
+        if (sample->image == count && !dataset->incomplete)
             return members_lack(&choice->image, "image", extensions, count);
-        if (!sample->rule && choice->label.given)
+        if (!sample->rule && choice->label.given && !dataset->incomplete)
             return members_lack(&choice->label, "label", extensions, count);
         keep_members(dataset, sample, sample->image, sample->label);
     }
@@ -332,7 +332,7 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
 
 /* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.
  * Calling it again changes nothing. STATUS_FAILED if the sample has an extension twice, has more than
- * DATASET_MEMBERS_MAX members, or lacks a chosen member. */
+ * DATASET_MEMBERS_MAX members, or lacks a chosen member (unless dataset->incomplete is set). */
 static enum status choose_members(struct dataset *dataset, struct dataset_sample *sample)
 {
     uint32_t at = 0;
@@ -429,7 +429,7 @@ static enum status hold_out(struct dataset *dataset, struct candidate *candidate
 static enum status try_label(struct plain *plain, const struct dataset_sample *sample)
 {
     int32_t label;
-    if (!plain->dataset->choice.label.given)
+    if (!plain->dataset->choice.label.given || plain->dataset->incomplete)
         return STATUS_OK;
     enum status status = plain_label(plain, sample, 0, &label);
     return status == STATUS_OK ? status

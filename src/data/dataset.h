@@ -80,6 +80,7 @@ struct dataset {
     const char *empty_class;  /* the first class folder without a sample */
     uint32_t empty_classes;   /* number of class folders of images without a sample */
     bool allow_empty;         /* class folders may be empty */
+    bool incomplete;          /* samples without an image or a label are kept */
     const char **class_names; /* from classes.txt beside an index or shards; NULL if there is none */
     uint32_t class_name_count;
     struct dataset_file *files;
