@@ -212,6 +212,28 @@ Test(train_load, a_broken_sample_is_masked_or_ends_the_run)
     expect_line(1, "none of 120 training samples can be decoded");
 }
 
+/* Masked samples count as seen, also in a step that has no other sample. */
+Test(train_load, masked_samples_are_logged_as_seen)
+{
+    prepare();
+    EXPECT(0, "cp -r f test && f=$(ls f/0002/*.png | head -1) && "
+              "dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc");
+    EXPECT(0, "$P --variant " ENGINE
+              " --model logreg --feed load --data f --test-data test --batch 1 --epochs 2 "
+              "--on-error mask --log log.csv --log-steps 1 2>&1");
+    cr_expect(says("epoch 1: 1 broken training sample was masked") &&
+                  says("epoch 2: 1 broken training sample was masked"),
+              "%s", out);
+    EXPECT(0, "cat log.csv");
+    size_t masked = 0;
+    for (size_t row = 1; row <= 240; row++) {
+        cr_expect_eq(atoi(value(out, row, "samples_seen")), (int)row);
+        cr_expect_gt(atof(value(out, row, "items_per_s")), 0);
+        masked += *value(out, row, "loss") == '\0';
+    }
+    cr_expect_eq(masked, 2);
+}
+
 /* Sample 4 of the shard gets a broken label, or loses its label or its image. */
 Test(train_load, a_sample_without_a_label_or_an_image_is_masked)
 {
