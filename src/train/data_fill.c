@@ -564,9 +564,7 @@ static enum status tolerate(const struct data *data, enum status status)
 {
     if (status == STATUS_FAILED && data->masks)
         return STATUS_OK;
-    return status == STATUS_FAILED
-               ? status_append(status, "; --on-error mask trains with weight 0 for such samples")
-               : status;
+    return status == STATUS_FAILED ? dataset_advise_mask(status) : status;
 }
 
 /* Sets `*label` to DATA_MASKED if the label of a sample is broken, and the data mask such samples. The
