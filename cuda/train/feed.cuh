@@ -1,6 +1,6 @@
 /* Training samples that arrive on the device batch by batch: generated ones (DATA_LIVE), or samples that CPU
- * threads read (DATA_LOAD). Two buffers on the device alternate. A separate CUDA stream fills them, and events
- * order it with the CUDA stream of the training steps.
+ * threads read (DATA_LOAD). Two buffers on the device alternate. A separate CUDA stream fills them, and
+ * events order it with the CUDA stream of the training steps.
  *
  * Live samples are generated one batch ahead; the host does not wait. With train->generator "omp", the CUDA
  * stream calls a host function that draws a batch into pinned memory, and then copies it.
