@@ -212,6 +212,63 @@ Test(train_load, a_broken_sample_is_masked_or_ends_the_run)
     expect_line(1, "none of 120 training samples can be decoded");
 }
 
+/* Masked samples count as seen, also in a step that has no other sample. */
+Test(train_load, masked_samples_are_logged_as_seen)
+{
+    prepare();
+    EXPECT(0, "cp -r f test && f=$(ls f/0002/*.png | head -1) && "
+              "dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc");
+    EXPECT(0, "$P --variant " ENGINE
+              " --model logreg --feed load --data f --test-data test --batch 1 --epochs 2 "
+              "--on-error mask --log log.csv --log-steps 1 2>&1");
+    cr_expect(says("epoch 1: 1 broken training sample was masked") &&
+                  says("epoch 2: 1 broken training sample was masked"),
+              "%s", out);
+    EXPECT(0, "cat log.csv");
+    size_t masked = 0;
+    for (size_t row = 1; row <= 240; row++) {
+        cr_expect_eq(atoi(value(out, row, "samples_seen")), (int)row);
+        cr_expect_gt(atof(value(out, row, "items_per_s")), 0);
+        masked += *value(out, row, "loss") == '\0';
+    }
+    cr_expect_eq(masked, 2);
+}
+
+/* Sample 4 of the shard gets a broken label, or loses its label or its image. */
+Test(train_load, a_sample_without_a_label_or_an_image_is_masked)
+{
+    static const char *const faults[] = {"echo xx >000004.cls", "echo -3 >000004.cls", "rm 000004.cls",
+                                         "rm 000004.png", "echo xx >000000.cls"};
+    prepare();
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        EXPECT(0,
+               "rm -rf x u && mkdir x u && tar xf m1/*.tar -C x && (cd x && %s && tar cf ../u/s.tar "
+               "--sort=name .)",
+               faults[i]);
+        run("$P --variant train-naive " STREAM "--data u --test-data f --epochs 1");
+        cr_expect(status == 1 && says("--on-error mask trains with weight 0 for such samples"), "%s: %s",
+                  faults[i], out);
+        EXPECT(0, "$P --variant " ENGINE " " STREAM
+                  "--data u --test-data f --epochs 2 --on-error mask --mixup 0.5 --verify --verify-steps 4 "
+                  "2>says");
+        for (size_t epoch = 1; epoch <= 2; epoch++) {
+            cr_expect_str_eq(value(out, epoch, "masked"), "1", "%s", faults[i]);
+            cr_expect_str_eq(value(out, epoch, "wrong"), "0", "%s", faults[i]);
+            cr_expect_str_eq(value(out, epoch, "items"), "120");
+            cr_expect_str_eq(value(out, epoch, "train_samples"), "120");
+        }
+        EXPECT(0, "cat says");
+        cr_expect_eq(says("has no label that can be read, and is masked"), i != 3, "%s: %s", faults[i], out);
+        /* A test sample is omitted. */
+        EXPECT(0,
+               "$P --variant " ENGINE " " STREAM "--data f --test-data u --epochs 1 --on-error mask 2>says");
+        cr_expect_str_eq(value(out, 1, "test_samples"), "119", "%s", faults[i]);
+    }
+    /* Without --test-data, the sample is trained on. */
+    EXPECT(0, "$P --variant " ENGINE " " STREAM "--data u --epochs 1 --on-error mask 2>says");
+    cr_expect_str_eq(value(out, 1, "masked"), "1");
+}
+
 /* Opens the training data of a folder, with the test set in the folder `test`. */
 static void open_data(enum data_feed feed, bool mask, const struct image_fit *fit, struct data *data)
 {
@@ -249,8 +306,23 @@ static void gradients_of(const struct engine *engine, const struct train *train,
     train_state_free(&state);
 }
 
+#define BROKEN 50 /* number of the broken sample */
+
+static void break_sample(void)
+{
+    EXPECT(0,
+           "f=$(ls f/*/*.png | sed -n %dp) && cp $f kept && echo $f >name && "
+           "dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc",
+           BROKEN + 1);
+}
+
+static void mend_sample(void)
+{
+    EXPECT(0, "mv kept $(cat name)");
+}
+
 /* The gradients are those of stored samples of which one has the label DATA_MASKED, whatever its pixels. */
-static void expect_masked_gradients(const struct engine *engine, enum loss_kind loss, double mixup)
+static void expect_masked_gradients(const struct engine *engine, enum loss_kind loss)
 {
     struct data stored, load;
     struct model model;
@@ -264,29 +336,23 @@ static void expect_masked_gradients(const struct engine *engine, enum loss_kind 
                           .optimizer = {.kind = OPTIMIZER_SGD},
                           .schedule = {.rate = 0.01},
                           .loss = loss,
-                          .smoothing = 0.1f,
-                          .mixing = {.mixup = mixup}};
+                          .smoothing = 0.1f};
     FREED float *wanted = malloc(3 * model.arena_values * sizeof *wanted);
     float *found = wanted + model.arena_values, *whole = found + model.arena_values;
     gradients_of(engine, &train, whole, &want);
     stored.sets[DATA_TRAIN].labels[50] = DATA_MASKED;
     gradients_of(engine, &train, wanted, &want);
     cr_expect_eq(want.samples, 119);
-    char name[64];
-    EXPECT(0, "ls f/*/*.png | sed -n 51p");
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(out, "\n"), out);
-    EXPECT(0, "cp %s kept && dd if=/dev/zero of=%s bs=1 seek=60 count=100 conv=notrunc", name, name);
+    break_sample();
     open_data(DATA_LOAD, true, NULL, &load);
     train.data = &load;
     gradients_of(engine, &train, found, &have);
-    EXPECT(0, "mv kept %s", name);
+    mend_sample();
     cr_expect(have.samples == 119 && have.masked == 1 && want.masked == 0, "%zu samples",
               (size_t)have.samples);
-    if (mixup == 0) { /* otherwise, another order has other pairs */
-        cr_expect_lt(relative_error(found, wanted, model.arena_values), 1e-5);
-        cr_expect_lt(fabs(have.loss - want.loss), 1e-5 * want.loss);
-        cr_expect_gt(relative_error(whole, wanted, model.arena_values), 1e-3);
-    }
+    cr_expect_lt(relative_error(found, wanted, model.arena_values), 1e-5);
+    cr_expect_lt(fabs(have.loss - want.loss), 1e-5 * want.loss);
+    cr_expect_gt(relative_error(whole, wanted, model.arena_values), 1e-3);
     cr_expect(isfinite(have.loss) && have.loss > 0);
     data_close(&stored);
     data_close(&load);
@@ -297,10 +363,98 @@ Test(train_load, a_masked_sample_has_no_loss_and_no_gradient)
     prepare();
     EXPECT(0, "cp -r f test");
     for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
-        expect_masked_gradients(cpu_engines[e], LOSS_CROSS_ENTROPY, 0);
-        expect_masked_gradients(cpu_engines[e], LOSS_BINARY, 0);
-        expect_masked_gradients(cpu_engines[e], LOSS_CROSS_ENTROPY, 1);
+        expect_masked_gradients(cpu_engines[e], LOSS_CROSS_ENTROPY);
+        expect_masked_gradients(cpu_engines[e], LOSS_BINARY);
     }
+}
+
+/* The 120 samples of a step of MixUp, in the order of the files: sample j is mixed with sample 119 - j. */
+struct mixed {
+    const struct data *stored;
+    const struct model *model;
+    const float *parameters;
+    double share; /* of the first sample in each mixture */
+};
+
+/* Adds the gradient of mixture `j` to `gradients`, computed in double from the definition of the loss.
+ * Returns the loss. */
+static double add_mixture(const struct mixed *mixed, uint32_t j, float *gradients)
+{
+    const struct layer *layer = &mixed->model->layers[0];
+    const uint32_t parts[2] = {j, 119 - j}, classes = mixed->model->classes,
+                   values = (uint32_t)layer->in_values;
+    const double shares[2] = {mixed->share, 1 - mixed->share};
+    double x[784] = {0}, p[10], targets[10] = {0}, sum = 0, weight = 0, loss = 0;
+    for (int i = 0; i < 2; i++) {
+        const uint8_t *pixels = data_sample(mixed->stored, DATA_TRAIN, parts[i]);
+        const uint32_t label = mixed->stored->sets[DATA_TRAIN].labels[parts[i]];
+        if (parts[i] == BROKEN) /* zeros of weight 0 */
+            continue;
+        weight += shares[i];
+        for (uint32_t v = 0; v < values; v++)
+            x[v] += shares[i] * pixels[v] / 255;
+        for (uint32_t k = 0; k < classes; k++)
+            targets[k] += shares[i] * (0.1 / classes + (k == label ? 0.9 : 0));
+    }
+    for (uint32_t k = 0; k < classes; k++) {
+        p[k] = mixed->parameters[layer->bias + k];
+        for (uint32_t v = 0; v < values; v++)
+            p[k] += mixed->parameters[layer->weight + k * values + v] * x[v];
+        sum += p[k] = exp(p[k]);
+    }
+    for (uint32_t k = 0; k < classes; k++) {
+        const double delta = (weight * p[k] / sum - targets[k]) / 120;
+        loss -= targets[k] * log(p[k] / sum);
+        gradients[layer->bias + k] += (float)delta;
+        for (uint32_t v = 0; v < values; v++)
+            gradients[layer->weight + k * values + v] += (float)(delta * x[v]);
+    }
+    return loss;
+}
+
+/* In the mixtures of a masked sample, the other sample keeps its share, and the masked sample adds zeros. */
+Test(train_load, a_masked_sample_of_mixup_has_weight_0)
+{
+    struct data stored, load;
+    struct model model;
+    struct train_state state;
+    prepare();
+    EXPECT(0, "cp -r f test");
+    open_data(DATA_STORED, false, NULL, &stored);
+    break_sample();
+    open_data(DATA_LOAD, true, NULL, &load);
+    load.lanes = 1;
+    load.shuffle = 0;
+    must(model_build(table_of("logreg"), stored.shape, stored.classes, &model));
+    const struct train train = {.model = &model,
+                                .data = &load,
+                                .seed = 5,
+                                .batch = 120,
+                                .optimizer = {.kind = OPTIMIZER_SGD},
+                                .schedule = {.rate = 0.01},
+                                .loss = LOSS_CROSS_ENTROPY,
+                                .smoothing = 0.1f,
+                                .mixing = {.mixup = 1}};
+    cr_assert(train_state_new(model.arena_values, &state));
+    model_initialise(&model, 3, state.parameters); /* as gradients_of() does */
+    FREED float *wanted = calloc(2 * model.arena_values, sizeof *wanted);
+    float *found = wanted + model.arena_values;
+    const struct mixed mixed = {&stored, &model, state.parameters, (double)train_mix(&train, 0, 0).share};
+    double loss = 0;
+    cr_assert(mixed.share > 0.05 && mixed.share < 0.95, "%g", mixed.share);
+    for (uint32_t j = 0; j < 120; j++)
+        loss += add_mixture(&mixed, j, wanted);
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
+        struct train_totals totals;
+        gradients_of(cpu_engines[e], &train, found, &totals);
+        cr_expect(totals.samples == 119 && totals.masked == 1);
+        cr_expect_lt(relative_error(found, wanted, model.arena_values), 1e-5, "%s", cpu_engines[e]->name);
+        cr_expect_lt(fabs(totals.loss - loss), 1e-5 * loss, "%s: %.9g and %.9g", cpu_engines[e]->name,
+                     totals.loss, loss);
+    }
+    train_state_free(&state);
+    data_close(&stored);
+    data_close(&load);
 }
 
 /* A part of a mixture that is masked has weight 0; the loss of the other part remains. */

@@ -224,8 +224,8 @@ static enum status return_batch(struct device_feed *feed, struct feed_buffer *bu
     return stream_release(feed->loading.stream, &buffer->loaded, NULL);
 }
 
-/* Enqueues setting the labels of broken samples to DATA_MASKED. Earlier steps may still read labels, but not
- * these: their own batches would have masked them already. */
+/* Enqueues setting the labels of broken samples to DATA_MASKED. Whether a file is broken does not change, so
+ * earlier steps have these labels already. */
 static enum status mask_labels(const struct device_feed *feed, const struct stream_batch *batch,
                                uint32_t *labels)
 {

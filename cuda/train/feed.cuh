@@ -1,6 +1,6 @@
-/* Training samples that arrive on the device batch by batch: live ones (DATA_LIVE), or those that a stream of
- * the host reads (DATA_LOAD). Each batch gets one of two buffers. A separate CUDA stream fills the buffers,
- * and events order it with the CUDA stream of the training steps.
+/* Training samples that arrive on the device batch by batch: generated ones (DATA_LIVE), or samples that CPU
+ * threads read (DATA_LOAD). Two buffers on the device alternate. A separate CUDA stream fills them, and
+ * events order it with the CUDA stream of the training steps.
  *
  * Live samples are generated one batch ahead; the host does not wait. With train->generator "omp", the CUDA
  * stream calls a host function that draws a batch into pinned memory, and then copies it.

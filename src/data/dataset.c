@@ -32,6 +32,11 @@ enum status dataset_advise_skip(enum status status)
     return status_append(status, "; --on-error skip omits such samples");
 }
 
+enum status dataset_advise_mask(enum status status)
+{
+    return status_append(status, "; --on-error mask trains with weight 0 for such samples");
+}
+
 enum status dataset_out_of_memory(void)
 {
     return status_set(STATUS_EXHAUSTED, "out of memory for the list of samples");
@@ -304,6 +309,14 @@ static void keep_members(struct dataset *dataset, struct dataset_sample *sample,
     sample->members = kept;
 }
 
+/* Reports that a sample lacks its image or its label. */
+static enum status lacks(const struct dataset *dataset, const struct member_list *list, const char *option,
+                         const char *const extensions[], uint32_t count)
+{
+    enum status status = members_lack(list, option, extensions, count);
+    return dataset->streamed ? dataset_advise_mask(status) : status;
+}
+
 static enum status choose(struct dataset *dataset, struct dataset_sample *sample, uint32_t *at)
 {
     const struct members *choice = &dataset->choice;
@@ -321,10 +334,10 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
             return members_lack(&choice->only, "member", extensions, count);
         keep_members(dataset, sample, only, only);
     } else if (dataset->chosen) {
-        if (sample->image == count)
-            return members_lack(&choice->image, "image", extensions, count);
-        if (!sample->rule && choice->label.given)
-            return members_lack(&choice->label, "label", extensions, count);
+        if (sample->image == count && !dataset->incomplete)
+            return lacks(dataset, &choice->image, "image", extensions, count);
+        if (!sample->rule && choice->label.given && !dataset->incomplete)
+            return lacks(dataset, &choice->label, "label", extensions, count);
         keep_members(dataset, sample, sample->image, sample->label);
     }
     return STATUS_OK;
@@ -332,7 +345,7 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
 
 /* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.
  * Calling it again changes nothing. STATUS_FAILED if the sample has an extension twice, has more than
- * DATASET_MEMBERS_MAX members, or lacks a chosen member. */
+ * DATASET_MEMBERS_MAX members, or lacks a chosen member (unless dataset->incomplete is set). */
 static enum status choose_members(struct dataset *dataset, struct dataset_sample *sample)
 {
     uint32_t at = 0;
@@ -429,9 +442,11 @@ static enum status hold_out(struct dataset *dataset, struct candidate *candidate
 static enum status try_label(struct plain *plain, const struct dataset_sample *sample)
 {
     int32_t label;
-    if (!plain->dataset->choice.label.given)
+    if (!plain->dataset->choice.label.given || plain->dataset->incomplete)
         return STATUS_OK;
     enum status status = plain_label(plain, sample, 0, &label);
+    if (status == STATUS_FAILED && plain->dataset->streamed)
+        dataset_advise_mask(status);
     return status == STATUS_OK ? status
                                : status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
 }

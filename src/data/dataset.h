@@ -80,6 +80,8 @@ struct dataset {
     const char *empty_class;  /* the first class folder without a sample */
     uint32_t empty_classes;   /* number of class folders of images without a sample */
     bool allow_empty;         /* class folders may be empty */
+    bool incomplete;          /* samples without an image or a label are kept */
+    bool streamed;            /* messages about such samples advise --on-error mask */
     const char **class_names; /* from classes.txt beside an index or shards; NULL if there is none */
     uint32_t class_name_count;
     struct dataset_file *files;
@@ -106,6 +108,9 @@ extern const char *const dataset_on_error[];
 
 /* Adds the advice of --on-error skip to the message of a fault that it omits. Returns `status`. */
 enum status dataset_advise_skip(enum status status);
+
+/* Appends to the message of `status` that --on-error mask gives such samples weight 0. Returns `status`. */
+enum status dataset_advise_mask(enum status status);
 
 /* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);

@@ -189,6 +189,11 @@ static enum status load_sample(struct worker *worker, const struct slot *slot, u
     worker->broken = false;
     TRY(check_number(self, number, &index));
     const struct dataset_sample *sample = &request->dataset->samples[index];
+    if (request->labels && request->labels[number] == (uint32_t)STREAM_MASKED) {
+        worker->broken = true;
+        return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
+                          status_set(STATUS_FAILED, "its label cannot be read"));
+    }
     if (sample->image == sample->members) {
         worker->broken = true;
         return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],

@@ -20,7 +20,9 @@ struct set_stream_request {
      * arrays and the data set, which dataset_open() opened, must outlive the stream. */
     const struct dataset *dataset;
     const uint32_t *samples;
-    const uint32_t *labels; /* by the plan's number; NULL: the stream reads the label of each sample */
+    /* By the plan's number; NULL: the stream reads the label of each sample. A sample with the label
+     * (uint32_t)STREAM_MASKED is broken. */
+    const uint32_t *labels;
 
     /* What a sample becomes: an image of this shape and type, channels first. With fit.res, images are
      * resized and cropped by the epoch and the plan's number of the sample (image_fit()); otherwise each

@@ -119,6 +119,7 @@ struct source_request {
                        the others nor reads more than their labels */
     bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set; with
                          `target`, with a warning */
+    bool incomplete;  /* only for `dataset`: keep samples without an image or a label */
     bool streamed;    /* only for `dataset`: a stream will read the samples, so messages do not advise
                          --on-error skip */
     const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both

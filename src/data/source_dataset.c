@@ -475,6 +475,8 @@ static enum status open_source(const struct source_request *request, const struc
     copy->dataset.test_share = request->test_share;
     copy->dataset.only_held = request->only_held;
     copy->dataset.allow_empty = request->allow_empty;
+    copy->dataset.incomplete = request->incomplete;
+    copy->dataset.streamed = request->streamed;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
     if (status == STATUS_OK && request->target && request->allow_empty && copy->dataset.empty_classes)

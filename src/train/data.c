@@ -49,7 +49,7 @@ static enum status data_read(const struct data_request *request, const char *sou
 struct data_source {
     struct source_reader reader;
     /* DATA_LOAD only: of each training sample, and then of its copies (data_stream_request.copies), its index
-     * in the data set, and its label, which is never DATA_MASKED. */
+     * in the data set, and its label, which is DATA_MASKED only if the label is broken. */
     uint32_t *samples, *labels;
     uint32_t copies;
 };
@@ -296,6 +296,7 @@ static enum status open_readers(const struct data_request *request, const char *
                                             .test_share = paths[DATA_TEST] ? 0 : share_of(request),
                                             .only_held = part == DATA_TRAIN && request->test_only,
                                             .allow_empty = part == DATA_TEST,
+                                            .incomplete = request->mask,
                                             .streamed = part == DATA_TRAIN && request->feed == DATA_LOAD,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
@@ -352,7 +353,7 @@ static enum status list_training_set(const struct data_request *request, struct 
     const struct data_range range = {0, 0, data->split ? 0 : -1};
     data->source = calloc(1, sizeof *data->source);
     TRY(ALLOCATED(data->source, "out of memory"));
-    enum status status = data_list_samples(reader, range, limit_of(request, DATA_TRAIN), &list);
+    enum status status = data_list_samples(reader, range, limit_of(request, DATA_TRAIN), data, &list);
     if (status == STATUS_OK)
         status = take_list(&list, reader, data);
     if (status == STATUS_OK) {
@@ -645,7 +646,7 @@ static enum status count_classes(const struct data_request *request, struct data
     uint32_t largest = 0;
     for (int part = 0; part < DATA_PARTS; part++)
         for (uint32_t i = 0; i < data->sets[part].count; i++)
-            if (data->sets[part].labels[i] > largest)
+            if (data->sets[part].labels[i] > largest && data->sets[part].labels[i] != DATA_MASKED)
                 largest = data->sets[part].labels[i];
     if (data->classes == 0)
         data->classes = largest + 1;
@@ -750,7 +751,8 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
     uint32_t *seen = calloc(data->classes, sizeof *seen);
     uint32_t missing = 0, unseen = 0, first = 0, single = 0;
     for (uint32_t i = 0; seen && i < train->count; i++)
-        seen[train->labels[i]]++;
+        if (train->labels[i] != DATA_MASKED)
+            seen[train->labels[i]]++;
     for (uint32_t i = 0; seen && i < test->count; i++) {
         missing += seen[test->labels[i]] == 0;
         seen[test->labels[i]] += 2; /* so 1 means: one training sample and no test sample */

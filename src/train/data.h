@@ -41,7 +41,7 @@ struct data_set {
     uint32_t count;
     uint32_t skipped; /* broken samples that were left out, also by the source when it was opened */
     void *values;     /* owned */
-    uint32_t *labels; /* owned; each less than data->classes */
+    uint32_t *labels; /* owned; each less than data->classes, or DATA_MASKED */
 };
 
 struct data {

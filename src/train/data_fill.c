@@ -559,26 +559,64 @@ static uint64_t count_taken(const struct source_reader *reader, struct data_rang
     return count;
 }
 
-/* Appends a sample of the source to the list, which has room for it. */
-static enum status list_sample(const struct source_reader *reader, uint64_t number, struct data_list *list)
+/* Handles a failure of a sample that a stream would read; the message names the sample. */
+static enum status tolerate(const struct data *data, enum status status)
 {
-    const uint64_t label = reader->source->label(reader->state, number);
-    if (label > INT32_MAX) /* source->label() has set the message */
-        return STATUS_FAILED;
-    TRY(label_check((int32_t)label, CLASSES_MAX));
+    if (status == STATUS_FAILED && data->masks)
+        return STATUS_OK;
+    return status == STATUS_FAILED ? dataset_advise_mask(status) : status;
+}
+
+/* Sets `*label` to DATA_MASKED if the label of a sample is broken, and the data mask such samples. The
+ * message then says what is wrong. A sample that cannot be read is an error. */
+static enum status mask_label(const struct source_reader *reader, uint64_t number, const struct data *data,
+                              uint32_t *label)
+{
+    struct source_sample sample = {0};
+    int32_t read = 0;
+    *label = DATA_MASKED;
+    enum status status = source_make(reader->source, reader->state, number, 1, &sample);
+    const bool readable = status == STATUS_OK;
+    if (readable)
+        status = read_label(data, &sample, &read);
+    source_sample_free(&sample);
+    if (!readable)
+        return status;
+    if (status == STATUS_OK)
+        *label = (uint32_t)read;
+    else if (reader->source->locate)
+        reader->source->locate(reader->state, number, status);
+    return tolerate(data, status);
+}
+
+/* Appends a sample of the source to the list, which has room for it. */
+static enum status list_sample(const struct source_reader *reader, uint64_t number, const struct data *data,
+                               struct data_list *list)
+{
+    const uint64_t found = reader->source->label(reader->state, number); /* a failure sets the message */
+    uint32_t label = (uint32_t)found;
+    enum status status = found > INT32_MAX ? STATUS_FAILED : label_check((int32_t)label, CLASSES_MAX);
+    if (status != STATUS_OK && !data->masks)
+        return tolerate(data, status);
+    if (status != STATUS_OK)
+        TRY(mask_label(reader, number, data, &label));
+    if (label == DATA_MASKED && list->masked++ == 0)
+        status_warn("masked in the %s set: %s", set_names[DATA_TRAIN], status_text());
     list->numbers[list->count] = number;
-    list->labels[list->count++] = (uint32_t)label;
+    list->labels[list->count++] = label;
     return STATUS_OK;
 }
 
 enum status data_list_samples(struct source_reader *reader, struct data_range range, uint64_t limit,
-                              struct data_list *list)
+                              const struct data *data, struct data_list *list)
 {
     FREED uint8_t *chosen = NULL;
+    struct source_reader tolerant = *reader;
+    tolerant.skip |= data->masks;
     *list = (struct data_list){0};
     limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
     range.count = range.count ? range.count : reader->facts.samples;
-    TRY(choose(reader, range, limit, &chosen));
+    TRY(choose(&tolerant, range, limit, &chosen));
     const uint64_t count = count_taken(reader, range, limit, chosen);
     TRY(data_check_memory(count, sizeof *list->numbers + sizeof *list->labels, "--train-size"));
     list->numbers = malloc((count + 1) * sizeof *list->numbers);
@@ -589,19 +627,12 @@ enum status data_list_samples(struct source_reader *reader, struct data_range ra
         if (!reader->facts.class_folders) /* otherwise, no file is read */
             source_ask(reader->source, reader->state, &asked, range.first + range.count);
         if (takes(reader, range, chosen, at))
-            TRY(list_sample(reader, range.first + at, list));
+            TRY(list_sample(reader, range.first + at, data, list));
     }
+    if (list->masked > 0)
+        status_warn("%" PRIu32 " training sample%s no label that can be read, and %s masked", list->masked,
+                    list->masked == 1 ? " has" : "s have", list->masked == 1 ? "is" : "are");
     return STATUS_OK;
-}
-
-/* Handles a failure of a sample that is measured; the message names the sample. */
-static enum status tolerate(const struct data *data, enum status status)
-{
-    if (status == STATUS_FAILED && data->masks)
-        return STATUS_OK;
-    return status == STATUS_FAILED
-               ? status_append(status, "; --on-error mask trains with weight 0 for such samples")
-               : status;
 }
 
 /* Reads the samples in batch->numbers. Removes broken ones from the batch if they are masked. */

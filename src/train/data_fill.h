@@ -19,8 +19,8 @@ struct data_range {
 /* Samples of a source, by their numbers, and their labels. */
 struct data_list {
     uint64_t *numbers; /* owned */
-    uint32_t *labels;  /* owned */
-    uint32_t count;
+    uint32_t *labels;  /* owned; DATA_MASKED if a label is broken */
+    uint32_t count, masked;
 };
 
 FDSL_C_BEGIN
@@ -41,9 +41,9 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
 
 /* Lists the samples that data_fill() would take, and reads their labels, but not the samples. The caller
  * frees both arrays of the list, even after a failure. STATUS_FAILED, with the sample's location, if a label
- * cannot be read. */
+ * is broken. If data->masks is set, such a sample gets the label DATA_MASKED, with a warning. */
 enum status data_list_samples(struct source_reader *reader, struct data_range range, uint64_t limit,
-                              struct data_list *list);
+                              const struct data *data, struct data_list *list);
 
 /* Decodes at most DATA_MEASURED training samples, evenly distributed over the list. They set the shape and
  * the type, if these are not known yet, and data->sums. No sample is kept. A sample that is broken is an

@@ -137,7 +137,8 @@ const struct column step_columns[] = {
     {"model", VALUE_WORD, COMBINE_FIRST, "", .about = "the network"},
     {"epoch", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of the epoch, from 1"},
     {"step", VALUE_INTEGER, COMBINE_FIRST, "", .about = "steps over all epochs"},
-    {"samples_seen", VALUE_INTEGER, COMBINE_SUM, "", .about = "training samples in these steps"},
+    {"samples_seen", VALUE_INTEGER, COMBINE_SUM, "",
+     .about = "training samples in these steps, also masked ones"},
     {"loss", VALUE_REAL, COMBINE_MEAN, "",
      .about = "mean over the training samples since the previous row, before each step's update"},
     {"accuracy", VALUE_REAL, COMBINE_MEAN, "",
@@ -148,7 +149,8 @@ const struct column step_columns[] = {
      .about = "mean, over the steps since the previous row, of the gradients' norm before clipping; empty "
               "without --clip-norm, and if train-amp skipped all these steps"},
     {"items_per_s", VALUE_REAL, COMBINE_SUM, "samples/s",
-     .about = "training samples per second since the previous row, without tests, checkpoints and rows"},
+     .about = "training samples per second since the previous row, also masked ones; without tests, "
+              "checkpoints and rows"},
     {"gpu_utilisation_percent", VALUE_INTEGER, COMBINE_FIRST, "%", .about = "utilisation" GPU_NOTE},
     {"gpu_memory_bytes", VALUE_INTEGER, COMBINE_FIRST, "bytes", .about = "used memory" GPU_NOTE},
     {"test_loss", VALUE_REAL, COMBINE_FIRST, "",
@@ -213,7 +215,7 @@ static void make_row(const struct step_log *log, const struct step_row *step, st
     row_real(row, "accuracy", (double)totals->correct / (double)totals->samples);
     row_real(row, "lr", train ? schedule_rate(&train->schedule, step->step - 1) : NAN);
     row_real(row, "gradient_norm", totals->normed ? totals->norms / (double)totals->normed : NAN);
-    row_real(row, "items_per_s", (double)totals->samples / step->steps_s);
+    row_real(row, "items_per_s", (double)(totals->samples + totals->masked) / step->steps_s);
     add_gpu(log, row);
     row_real(row, "test_loss", step->test_loss);
     row_real(row, "test_acc", step->test_accuracy);

@@ -120,17 +120,19 @@ static const struct option_spec options[] = {
          "(default, except for synth); live generates each batch during training (only for synth, where "
          "it is the default); load reads and decodes each batch during training, from class folders or tar "
          "shards of any size, as in --data photos/ --feed load --out-res 224 --fit random-resized-crop "
-         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch); constant "
+         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; every variant "
+         "except "
+         "train-graph, without --parallel pipeline); constant "
          "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     {"lanes", "N", OPTION_COUNT, AT(job.lanes), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
      .column = COLUMN,
      .help =
-         "places at which --feed load reads the shuffled data set at the same time; samples of a step come "
+         "number of positions from which --feed load reads the data set in parallel; a step takes samples "
          "from all of them in turn"},
     {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = "16384", .maximum = 2147483647,
      .column = COLUMN,
-     .help = "samples that --feed load shuffles together, in windows of N / --lanes samples; before, it "
-             "shuffles blocks of 256 samples. 0 is the order of the files"},
+     .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of 256 "
+             "consecutive samples are shuffled first. 0 keeps the order of the files"},
     {"prefetch", "N", OPTION_COUNT, AT(job.ahead), .fallback = "2", .minimum = 1, .maximum = 1024,
      .column = COLUMN, .help = "batches that --feed load decodes in advance"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
@@ -817,7 +819,8 @@ static enum status train_accepts(const void *input, const struct variant *varian
                           "list such as 3:1, or use train-bf16");
     return engine->feeds || opened->data.feed == DATA_STORED
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "it needs all training samples in memory; use --feed stored");
+               : status_set(STATUS_USAGE,
+                            "it needs all training samples in memory; use --feed stored, or train-cuda");
 }
 
 static void train_close(void *input)

@@ -16,7 +16,9 @@ const struct column train_columns[] = {
     {"train_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the training set"},
     {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
     {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",
-     .about = "broken samples that --on-error skip left out of both sets; empty if the number is unknown"},
+     .about =
+         "broken samples that --on-error skip left out of both sets, or --on-error mask of the test set; "
+         "empty if the number is unknown"},
     {"train_loss", VALUE_REAL, COMBINE_FIRST, "",
      .about = "mean loss over the training samples of the epoch, computed by the training steps",
      .better = BETTER_LOWER, .of_run = true},
@@ -77,12 +79,14 @@ const struct column train_columns[] = {
     {"ema_test_acc", VALUE_REAL, COMBINE_FIRST, "",
      .about = "test_acc of the moving average of the parameters", .digits = 6},
     {"masked", VALUE_INTEGER, COMBINE_FIRST, "",
-     .about = "broken training samples of the epoch, which have weight 0 (--on-error mask); empty without "
-              "--feed load"},
+     .about = "training samples of the epoch whose image or label is broken and which therefore have weight "
+              "0 (--on-error mask), of all ranks; empty without --feed load"},
     {"stall_share", VALUE_REAL, COMBINE_MAX, "",
      .about = "share of the epoch's time in which steps waited for the samples of --feed load", .digits = 4},
     {"decode_share", VALUE_REAL, COMBINE_MEAN, "",
-     .about = "share of the epoch's time in which the threads of --feed load decoded", .digits = 4},
+     .about = "time in which the threads of --feed load decoded, mean over the threads, divided by the "
+              "epoch's time; it includes samples of later steps, so it can exceed 1",
+     .digits = 4},
     {"read_bytes_per_s", VALUE_REAL, COMBINE_SUM, "bytes/s",
      .about = "bytes that --feed load read per second of the epoch", .digits = 6},
     {"cpu_cores", VALUE_REAL, COMBINE_SUM, "",

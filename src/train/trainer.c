@@ -552,13 +552,10 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy)
 {
-    uint32_t right = 0, judged = 0;
+    uint32_t right = 0;
     *loss = 0;
     for (uint32_t i = 0; i < count; i++) {
         const float *of = logits + (size_t)i * classes;
-        if (labels[i] == DATA_MASKED)
-            continue;
-        judged++;
         uint32_t best = 0;
         double sum = 1; /* exp(0), for the largest logit */
         for (uint32_t k = 1; k < classes; k++)
@@ -569,8 +566,8 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
         *loss += log(sum) + of[best] - of[labels[i]];
         right += best == labels[i] && !isnan(sum + of[best]); /* a NaN counts as wrong */
     }
-    *loss /= judged;
-    *accuracy = (double)right / judged;
+    *loss /= count;
+    *accuracy = (double)right / count;
 }
 
 /* Computes loss and accuracy of the test set. */
@@ -594,7 +591,7 @@ static enum status trainer_log_part(struct trainer *trainer, const struct train_
     const struct step_row row = {.epoch = (uint32_t)epochs + 1,
                                  .step = epochs * steps + trainer->done.steps,
                                  .samples_seen = epochs * (full < samples ? full : samples) +
-                                                 trainer->done.totals.samples,
+                                                 trainer->done.totals.samples + trainer->done.totals.masked,
                                  .totals = trainer->part,
                                  .steps_s = trainer->part_s,
                                  .test_loss = tested->test_loss,
@@ -853,6 +850,9 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
         return status_set(STATUS_FAILED,
                           "all samples of epoch %" PRIu32 " are broken, so nothing was learned",
                           history->epochs + 1);
+    if (totals->masked > 0)
+        status_say("epoch %" PRIu32 ": %" PRIu64 " broken training sample%s masked", history->epochs + 1,
+                   totals->masked, totals->masked == 1 ? " was" : "s were");
     *epoch = (struct train_epoch){.steps = steps,
                                   .loss = totals->loss / (double)totals->samples,
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,

@@ -187,7 +187,7 @@ bool balance_continues(const struct checkpoint *checkpoint, enum balance balance
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
 /* Computes mean cross-entropy (without smoothing) and accuracy (fraction of correct answers) of
- * count * classes logits, without the samples whose label is DATA_MASKED. */
+ * count * classes logits. */
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy);
 
