@@ -28,13 +28,14 @@ TestSuite(stream, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120)
 static void order_by_definition(uint64_t seed, uint32_t epoch, uint32_t count, uint32_t lanes,
                                 uint32_t shuffle, uint32_t *order)
 {
-    const uint32_t block_count = (count - 1) / ORDER_BLOCK + 1;
+    const uint32_t even = count / (16 * lanes), block = even < 1 ? 1 : even < 256 ? even : 256;
+    const uint32_t block_count = (count - 1) / block + 1;
     const struct permutation blocks =
         permutation_begin(draw_lanes_seed(seed, epoch, UINT32_MAX, 0), block_count);
     uint32_t *joined = malloc(count * sizeof *joined), filled = 0, begin = 0;
     for (uint32_t b = 0; b < block_count; b++) {
-        const uint32_t first = (uint32_t)permutation_at(&blocks, b) * ORDER_BLOCK;
-        for (uint32_t i = first; i < first + ORDER_BLOCK && i < count; i++)
+        const uint32_t first = (uint32_t)permutation_at(&blocks, b) * block;
+        for (uint32_t i = first; i < first + block && i < count; i++)
             joined[filled++] = i;
     }
     cr_assert_eq(filled, count);
@@ -50,6 +51,19 @@ static void order_by_definition(uint64_t seed, uint32_t epoch, uint32_t count, u
         begin += length;
     }
     free(joined);
+}
+
+/* A small set in class folders: the first step must not have only the samples of one part of the set. */
+Test(lanes, a_small_set_is_mixed)
+{
+    for (uint32_t seed = 0; seed < 100; seed++) {
+        const struct draw_order order = draw_lanes(seed, 0, 253, 64, 16384);
+        uint32_t thirds[3] = {0};
+        for (uint32_t i = 0; i < 32; i++)
+            thirds[draw_order_at(&order, i) * 3 / 253]++;
+        for (int t = 0; t < 3; t++)
+            cr_expect(thirds[t] >= 2, "seed %u: %u of 32 samples are in third %d", seed, thirds[t], t);
+    }
 }
 
 Test(lanes, the_order_is_that_of_the_definition)

@@ -101,8 +101,8 @@ struct draw_order {
     uint32_t keys[ORDER_ROUNDS];
 
     /* Only draw_lanes(); lanes is 0 otherwise. */
-    uint32_t lanes, window;
-    uint32_t epoch, short_at; /* short_at: index of the short block in `blocks` */
+    uint32_t lanes, window, block; /* block, window: in samples */
+    uint32_t epoch, short_at;      /* short_at: index of the short block in `blocks` */
     uint64_t seed;
     struct permutation blocks;
 };
@@ -123,31 +123,34 @@ FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t cou
     return order;
 }
 
-/* Samples per block of draw_lanes(): few enough to mix the classes of a set in class folders, and enough for
- * long reads from a shard. */
-#define ORDER_BLOCK 256
+/* Maximum number of samples per block of draw_lanes(), for long reads from a shard; and the number of blocks
+ * per lane that smaller sets have at least, to mix the classes of class folders. */
+#define ORDER_BLOCK       256
+#define ORDER_LANE_BLOCKS 16
 
-/* The order of a set that is read while it is used. Blocks of ORDER_BLOCK consecutive samples are permuted,
- * and cut into `lanes` runs that differ by at most one sample. Within each run, windows of shuffle / lanes
- * samples are permuted. Position p of the order is index p / lanes of lane p mod lanes. So a reader has at
- * most `lanes` places to read at, and the order depends neither on shards nor on threads or ranks. `shuffle`
- * is the number of samples in all windows together; 0: the order of the set. Requires 1 <= lanes, and count
- * as for draw_order(). At most max(1, min(shuffle, count)) lanes are used. Counters: lane, window, epoch; the
- * blocks have lane 2^32 - 1. */
 FDSL_HD uint64_t draw_lanes_seed(uint64_t seed, uint32_t epoch, uint32_t lane, uint32_t window)
 {
     const struct philox_block block = philox(philox_key(seed), lane, window, epoch, DRAW_LANES);
     return (uint64_t)block.word[1] << 32 | block.word[0];
 }
 
+/* The order of a set that is read while it is used. Blocks of consecutive samples are permuted, and cut into
+ * `lanes` runs that differ by at most one sample. Within each run, windows of shuffle / lanes samples are
+ * permuted. Position p of the order is index p / lanes of lane p mod lanes. A reader therefore reads from at
+ * most `lanes` windows at a time; each window covers a few blocks. The order depends neither on shards nor on
+ * threads or ranks. `shuffle` is the number of samples in all windows together; 0: the order of the set.
+ * Requires 1 <= lanes, and count as for draw_order(). At most max(1, min(shuffle, count)) lanes are used.
+ * Counters: lane, window, epoch; the blocks have lane 2^32 - 1. */
 FDSL_HD struct draw_order draw_lanes(uint64_t seed, uint32_t epoch, uint32_t count, uint32_t lanes,
                                      uint32_t shuffle)
 {
-    const uint32_t blocks = (count - 1) / ORDER_BLOCK + 1;
     struct draw_order order = draw_order(seed, epoch, count);
     lanes = lanes < shuffle ? lanes : shuffle;
     lanes = lanes < count ? lanes : count;
     order.lanes = lanes ? lanes : 1;
+    order.block = (uint32_t)(count / ((uint64_t)ORDER_LANE_BLOCKS * order.lanes));
+    order.block = order.block < 1 ? 1 : order.block < ORDER_BLOCK ? order.block : ORDER_BLOCK;
+    const uint32_t blocks = (count - 1) / order.block + 1;
     order.window = shuffle / order.lanes;
     order.epoch = epoch;
     order.seed = seed;
@@ -184,14 +187,15 @@ FDSL_HD uint32_t draw_lanes_at(const struct draw_order *order, uint32_t position
     const uint32_t longer = order->count % order->lanes; /* the first lanes have one sample more */
     const uint32_t begin = lane * least + (lane < longer ? lane : longer);
     const uint32_t at = begin + draw_in_window(order, lane, least + (lane < longer), position / order->lanes);
-    /* The last block of the set may be short. Where it lies in the permutation, later blocks begin earlier.
-     */
-    const uint32_t last = (uint32_t)order->blocks.count - 1, size = order->count - last * ORDER_BLOCK;
-    const uint32_t before = order->short_at * ORDER_BLOCK;
+    /* The last block of the set may be short. The blocks after it in the permutation begin earlier by the
+     * missing samples. */
+    const uint32_t last = (uint32_t)order->blocks.count - 1, size = order->count - last * order->block;
+    const uint32_t before = order->short_at * order->block;
     if (at >= before && at - before < size)
-        return last * ORDER_BLOCK + (at - before);
-    const uint32_t moved = at < before ? at : at + (ORDER_BLOCK - size);
-    return (uint32_t)permutation_at(&order->blocks, moved / ORDER_BLOCK) * ORDER_BLOCK + moved % ORDER_BLOCK;
+        return last * order->block + (at - before);
+    const uint32_t moved = at < before ? at : at + (order->block - size);
+    return (uint32_t)permutation_at(&order->blocks, moved / order->block) * order->block +
+           moved % order->block;
 }
 
 /* The sample at position `index` of the order, 0 <= index < count. */

@@ -131,7 +131,7 @@ static const struct option_spec options[] = {
          "from all of them in turn"},
     {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = "16384", .maximum = 2147483647,
      .column = COLUMN,
-     .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of 256 "
+     .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of up to 256 "
              "consecutive samples are shuffled first. 0 keeps the order of the files"},
     {"prefetch", "N", OPTION_COUNT, AT(job.ahead), .fallback = "2", .minimum = 1, .maximum = 1024,
      .column = COLUMN, .help = "batches that --feed load decodes in advance"},
