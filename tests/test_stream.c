@@ -589,6 +589,40 @@ Test(stream, broken_samples_are_masked)
     dataset_close(&opened.dataset);
 }
 
+#ifdef HAVE_JPEG
+/* Half of the files end at 80 % of their bytes. Most random parts end above the missing rows. */
+Test(stream, whether_a_jpeg_is_broken_does_not_depend_on_its_crop)
+{
+    enum { COUNT = 40, EPOCHS = 6 };
+    bool broken[COUNT];
+    EXPECT(0,
+           "$P --prepare all --from synth --samples %d --classes 4 --res 96 --encode jpeg --store "
+           "imagefolder && mkdir j && cp -r all/*/ j && ls j/*/* | sed -n '1~2p' | while read f; do "
+           "truncate -s $(($(stat -c %%s $f) * 4 / 5)) $f; done",
+           COUNT);
+    open_set(&opened, "j");
+    cr_assert_eq(opened.dataset.sample_count, COUNT);
+    opened.request.fit.how = FIT_RANDOM_RESIZED_CROP;
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        struct record found = take(opened.stream, opened.request.plan.steps);
+        uint32_t masked = 0;
+        cr_assert_eq(found.count, COUNT);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            const bool is = found.labels[i] == STREAM_MASKED;
+            masked += is;
+            if (epoch == 0)
+                broken[found.numbers[i]] = is;
+            cr_expect_eq(is, broken[found.numbers[i]], "epoch %d, sample %u", epoch, found.numbers[i]);
+        }
+        cr_expect_eq(masked, COUNT / 2, "epoch %d: %u", epoch, masked);
+        forget(&found);
+    }
+    close_set(&opened);
+}
+#endif
+
 /* Each data set has a fault that decoding finds. Masking applies to those of samples only. */
 Test(stream, faults_of_samples_are_told_apart)
 {

@@ -739,6 +739,7 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     TRY(ALLOCATED(self, "out of memory for a stream"));
     self->stream = (struct stream){&set_stream_type, request->begin};
     self->request = *request;
+    self->request.fit.whole = true; /* whether a sample is broken must not depend on its crop */
     if (!request->allocate) {
         self->request.allocate = allocate_aligned;
         self->request.deallocate = free;
