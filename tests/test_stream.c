@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "core/timer.h"
@@ -361,6 +362,7 @@ Test(stream, samples_and_labels_may_be_given)
     open_set(&opened, "m");
     opened.request.samples = samples;
     opened.request.labels = labels;
+    opened.request.count = 5;
     opened.epochs = (struct epochs){5, 3, 1, 0};
     start(&opened);
     struct record some = take(opened.stream, 2);
@@ -373,8 +375,33 @@ Test(stream, samples_and_labels_may_be_given)
         cr_expect_arr_eq(some.values + i * some.sample_bytes, all.values + at * all.sample_bytes,
                          some.sample_bytes);
     }
-    forget(&all);
     forget(&some);
+    stream_close(opened.stream);
+    /* Copies have larger numbers, and the same pixels and labels. */
+    opened.request.copies = 3;
+    opened.epochs = (struct epochs){15, 15, 1, 0};
+    start(&opened);
+    some = take(opened.stream, 1);
+    cr_assert_eq(some.count, 15);
+    for (uint32_t i = 5; i < 15; i++) {
+        cr_expect(some.numbers[i] == i && some.labels[i] == some.labels[i - 5]);
+        cr_expect_arr_eq(some.values + i * some.sample_bytes, some.values + (i - 5) * some.sample_bytes,
+                         some.sample_bytes);
+    }
+    forget(&some);
+    stream_close(opened.stream);
+    /* A number beyond the arrays and a sample beyond the set are refused before they are used. */
+    struct stream_batch batch;
+    opened.request.copies = 2;
+    start(&opened);
+    cr_expect_eq(stream_next(opened.stream, &batch), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "of 10"), "%s", status_text());
+    const uint32_t beyond[] = {5, 60, 61, 17, 1};
+    struct stream *none;
+    opened.request.samples = beyond;
+    cr_expect_eq(set_stream_open(&opened.request, &none), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "sample 61 of 61"), "%s", status_text());
+    forget(&all);
     close_set(&opened);
 }
 
@@ -1076,6 +1103,50 @@ static int start_server(void)
               "the server does not start");
     setenv("no_proxy", "127.0.0.1", 1);
     return port;
+}
+
+/* Returns the size of the files of a folder that this process has open. */
+static uint64_t open_bytes(const char *within)
+{
+    uint64_t bytes = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        char path[PATH_MAX], target[PATH_MAX];
+        struct stat info;
+        snprintf(path, sizeof path, "/proc/self/fd/%.16s", entry->d_name);
+        const ssize_t length = readlink(path, target, sizeof target - 1);
+        target[length > 0 ? length : 0] = '\0';
+        if (strstr(target, within) && stat(path, &info) == 0)
+            bytes += (uint64_t)info.st_size;
+    }
+    cr_assert(directory && closedir(directory) == 0);
+    return bytes;
+}
+
+/* A removed file of the cache keeps its room on the disk while it is open. */
+Test(stream, open_shards_do_not_exceed_a_bounded_cache)
+{
+    char url[128], cache[PATH_MAX];
+    prepare(257);
+    EXPECT(0, "mv m/*.tar . && mkdir cache && stat -c %%s m-000000.tar");
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/web/m-{000000..000002}.tar", start_server());
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    remote.cache_dir = cache;
+    remote.cache_bytes = (uint64_t)atoll(out) * 3 / 2; /* room for one shard of three */
+    open_set(&opened, url);
+    opened.request.threads = 1;
+    start(&opened);
+    for (uint64_t i = 0; i < opened.request.plan.steps; i++) {
+        struct record some = take(opened.stream, 1);
+        const uint64_t bytes = open_bytes("/cache/");
+        cr_expect_leq(bytes, remote.cache_bytes, "batch %llu: %llu bytes", (unsigned long long)i,
+                      (unsigned long long)bytes);
+        forget(&some);
+    }
+    close_set(&opened);
+    remote = (struct remote_options){0};
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
 }
 
 /* One answer in ten is late, incomplete, or an error. */

@@ -85,14 +85,12 @@ struct set_stream {
 
 /* ---- One sample ---- */
 
-static enum status check_number(const struct set_stream *self, uint32_t number, uint32_t *index)
+static enum status check_number(const struct set_stream_request *request, uint32_t number)
 {
-    const struct set_stream_request *request = &self->request;
-    *index = request->samples ? request->samples[number] : number;
-    return *index < request->dataset->sample_count
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "the plan names sample %u of %u", *index,
-                            request->dataset->sample_count);
+    const uint64_t end = (uint64_t)request->count * request->copies;
+    return number < end ? STATUS_OK
+                        : status_set(STATUS_USAGE, "the plan names sample %u of %llu", number,
+                                     (unsigned long long)end);
 }
 
 /* Reads the image of a sample. If the data set has an index, compares the hash of the bytes. */
@@ -116,13 +114,16 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
     const struct dataset *dataset = worker->self->request.dataset;
     const bool folder = sample->label == sample->members;
     const struct dataset_member *member = &dataset->members[sample->member + (folder ? 0 : sample->label)];
-    uint64_t size = 0;
     if (!folder) {
-        size = member->size < worker->self->label_bytes ? member->size : worker->self->label_bytes;
-        enum status status = set_files_read(worker->self->files, member, size, worker->label);
+        worker->broken = member->size > worker->self->label_bytes;
+        if (worker->broken)
+            return dataset_at(dataset, sample, member,
+                              status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
+                                         member->extension, (unsigned long long)member->size));
+        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
-        worker->bytes += size;
+        worker->bytes += member->size;
     }
     const enum status status =
         dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, INT32_MAX, label);
@@ -185,10 +186,11 @@ static enum status load_sample(struct worker *worker, const struct slot *slot, u
     const struct set_stream *self = worker->self;
     const struct set_stream_request *request = &self->request;
     const uint32_t number = slot->numbers[i];
-    uint32_t index;
     worker->broken = false;
-    TRY(check_number(self, number, &index));
-    const struct dataset_sample *sample = &request->dataset->samples[index];
+    TRY(check_number(request, number));
+    const uint32_t at = number % request->count;
+    const struct dataset_sample *sample =
+        &request->dataset->samples[request->samples ? request->samples[at] : at];
     if (sample->image == sample->members) {
         worker->broken = true;
         return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
@@ -197,7 +199,7 @@ static enum status load_sample(struct worker *worker, const struct slot *slot, u
     TRY(load_image(worker, sample, (uint32_t)slot->at.epoch, number, slot->values + i * self->sample_bytes));
     if (!request->labels)
         return read_label(worker, sample, &slot->labels[i]);
-    slot->labels[i] = (int32_t)request->labels[number];
+    slot->labels[i] = (int32_t)request->labels[at];
     return STATUS_OK;
 }
 
@@ -639,6 +641,17 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+static enum status check_samples(const struct set_stream_request *request)
+{
+    const uint32_t end = request->dataset->sample_count;
+    if (!request->samples && request->count > end)
+        return status_set(STATUS_USAGE, "a stream cannot have %u samples of %u", request->count, end);
+    for (uint32_t i = 0; request->samples && i < request->count; i++)
+        if (request->samples[i] >= end)
+            return status_set(STATUS_USAGE, "a stream cannot have sample %u of %u", request->samples[i], end);
+    return STATUS_OK;
+}
+
 static enum status check_request(const struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
@@ -651,6 +664,7 @@ static enum status check_request(const struct set_stream_request *request)
         return status_set(STATUS_USAGE,
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
+    TRY(check_samples(request));
     return check_position(&request->plan, request->begin);
 }
 
@@ -739,6 +753,8 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     TRY(ALLOCATED(self, "out of memory for a stream"));
     self->stream = (struct stream){&set_stream_type, request->begin};
     self->request = *request;
+    self->request.count = request->count ? request->count : request->dataset->sample_count;
+    self->request.copies = request->copies ? request->copies : 1;
     self->request.fit.whole = true; /* whether a sample is broken must not depend on its crop */
     if (!request->allocate) {
         self->request.allocate = allocate_aligned;

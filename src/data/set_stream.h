@@ -16,11 +16,14 @@ enum set_stream_error {
 };
 
 struct set_stream_request {
-    /* The samples. Sample number n of the plan is sample samples[n] of the data set; NULL: sample n. Both
-     * arrays and the data set, which dataset_open() opened, must outlive the stream. */
+    /* The samples. Sample number n of the plan is sample samples[n % count] of the data set; NULL: sample
+     * n % count. Numbers from `count` on are copies, with their own random crops. Both arrays and the data
+     * set, which dataset_open() opened, must outlive the stream. */
     const struct dataset *dataset;
     const uint32_t *samples;
-    const uint32_t *labels; /* by the plan's number; NULL: the stream reads the label of each sample */
+    const uint32_t *labels; /* labels[n % count]; NULL: the stream reads the label of each sample */
+    uint32_t count;         /* elements of each array; 0: all samples of the data set */
+    uint32_t copies;        /* the plan's numbers are below count * copies; 0: one */
 
     /* What a sample becomes: an image of this shape and type, channels first. With fit.res, images are
      * resized and cropped by the epoch and the plan's number of the sample (image_fit()); otherwise each
