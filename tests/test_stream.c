@@ -656,18 +656,27 @@ Test(stream, faults_of_samples_are_told_apart)
     static const struct {
         const char *command, *words;
         bool masks;
+        bool before; /* the data set is opened after the fault */
     } cases[] = {
-        {"rm x/0000/*", "cannot open", false},
-        {"echo 1 >> $(ls x/0000/* | head -1)", "changed after the data set was opened", false},
-        {"for i in x/0000/*; do cp -p $i y; mv y $i; done", "changed after the data set was opened", false},
-        {"for i in x/0000/*; do cp $i y; mv y $i; done", "changed after the data set was opened", false},
+        {"rm x/0000/*", "cannot open", false, false},
+        {"echo 1 >> $(ls x/0000/* | head -1)", "changed after the data set was opened", false, false},
+        {"for i in x/0000/*; do cp -p $i y; mv y $i; done", "changed after the data set was opened", false,
+         false},
+        {"for i in x/0000/*; do cp $i y; mv y $i; done", "changed after the data set was opened", false,
+         false},
+        {"for i in x/0000/*; do : >$i; done", "0 bytes", true, true},
+        {"for i in x/0000/*; do seq 100 >$i; done", "libpng: ", true, true},
+        {"for i in x/0000/*; do truncate -s 60 $i; done", "libpng: ", true, true},
     };
     prepare(61);
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         for (int masks = 0; masks < 2; masks++) {
             EXPECT(0, "rm -rf x; cp -r f x");
+            if (cases[i].before)
+                EXPECT(0, "%s", cases[i].command);
             open_set(&opened, "x");
-            EXPECT(0, "%s", cases[i].command);
+            if (!cases[i].before)
+                EXPECT(0, "%s", cases[i].command);
             opened.request.on_error = masks ? SET_STREAM_MASK : SET_STREAM_FAIL;
             start(&opened);
             enum status result = STATUS_OK;
@@ -892,6 +901,32 @@ Test(stream, lists_of_the_next_epoch_may_have_to_wait)
         cr_expect_eq(found.count, 61);
         forget(&found);
     }
+    close_set(&opened);
+}
+
+static _Atomic uint32_t first_epochs_listed;
+
+static uint32_t list_and_count(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    first_epochs_listed += epoch == 0;
+    return list(context, epoch, step, numbers);
+}
+
+/* A run that resumes opens a stream and seeks: it must not read the beginning of epoch 0. */
+Test(stream, nothing_is_read_before_the_first_call)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    start(&opened);
+    stream_close(opened.stream);
+    opened.request.plan.list = list_and_count;
+    must(set_stream_open(&opened.request, &opened.stream));
+    usleep(50000);
+    must(stream_seek(opened.stream, position(2 * opened.request.plan.steps)));
+    usleep(50000);
+    struct record found = take(opened.stream, 2);
+    cr_expect(found.count > 0 && first_epochs_listed == 0, "%u", first_epochs_listed);
+    forget(&found);
     close_set(&opened);
 }
 

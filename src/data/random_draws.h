@@ -129,11 +129,11 @@ FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t cou
 
 /* The order of a set that is read while it is used. Blocks of ORDER_BLOCK consecutive samples are permuted,
  * and cut into `lanes` runs that differ by at most one sample. Within each run, windows of shuffle / lanes
- * samples are permuted. Position p of the order is index p / lanes of lane p mod lanes. So a reader has at
- * most `lanes` places to read at, and the order depends neither on shards nor on threads or ranks. `shuffle`
- * is the number of samples in all windows together; 0: the order of the set. Requires 1 <= lanes, and count
- * as for draw_order(). At most max(1, min(shuffle, count)) lanes are used. Counters: lane, window, epoch; the
- * blocks have lane 2^32 - 1. */
+ * samples are permuted. Position p of the order is index p / lanes of lane p mod lanes. A reader
+ * therefore reads from at most `lanes` windows at a time; each window covers a few blocks. The order depends
+ * neither on shards nor on threads or ranks. `shuffle` is the number of samples in all windows together; 0:
+ * the order of the set. Requires 1 <= lanes, and count as for draw_order(). At most max(1, min(shuffle,
+ * count)) lanes are used. Counters: lane, window, epoch; the blocks have lane 2^32 - 1. */
 FDSL_HD uint64_t draw_lanes_seed(uint64_t seed, uint32_t epoch, uint32_t lane, uint32_t window)
 {
     const struct philox_block block = philox(philox_key(seed), lane, window, epoch, DRAW_LANES);
@@ -184,8 +184,8 @@ FDSL_HD uint32_t draw_lanes_at(const struct draw_order *order, uint32_t position
     const uint32_t longer = order->count % order->lanes; /* the first lanes have one sample more */
     const uint32_t begin = lane * least + (lane < longer ? lane : longer);
     const uint32_t at = begin + draw_in_window(order, lane, least + (lane < longer), position / order->lanes);
-    /* The last block of the set may be short. Where it lies in the permutation, later blocks begin earlier.
-     */
+    /* The last block of the set may be short. The blocks after it in the permutation begin earlier by the
+     * missing samples. */
     const uint32_t last = (uint32_t)order->blocks.count - 1, size = order->count - last * ORDER_BLOCK;
     const uint32_t before = order->short_at * ORDER_BLOCK;
     if (at >= before && at - before < size)

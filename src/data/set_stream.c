@@ -1,7 +1,7 @@
-/* How the threads share the work: batches are listed in order, and their samples are handed out
- * one by one with an atomic counter. A thread that finds no sample left in a batch goes on to the next one,
- * so threads wait neither for each other at the end of a batch nor at the end of an epoch. Which thread
- * decodes a sample has no effect on the result. */
+/* How the threads share the work: batches are listed in order, and their samples are handed out one by one
+ * with an atomic counter. When a batch has no samples left to hand out, a thread continues with the next
+ * batch. Threads therefore never wait for each other, not even at the end of an epoch. Which thread decodes a
+ * sample has no effect on the result. */
 #include "data/set_stream.h"
 
 #include <errno.h>
@@ -70,6 +70,7 @@ struct set_stream {
     uint32_t idle;        /* waiting workers */
     bool woken;           /* the consumer has woken a worker, which does not run yet */
     bool waiting;         /* the consumer waits */
+    bool started;         /* stream_next() was called: threads may list batches */
     bool cancelled, draining, closing, listing;
     /* Batches have sequence numbers since the latest seek. Those from `taken` to `listed` - 1 are in
      * queue[number % ahead]; samples are handed out from number `serving` on. */
@@ -214,7 +215,7 @@ static bool halted(const struct set_stream *self)
 static bool may_list(const struct set_stream *self)
 {
     const uint32_t used = self->held + (uint32_t)(self->listed - self->taken);
-    return !halted(self) && !self->listing && self->failed == NONE &&
+    return self->started && !halted(self) && !self->listing && self->failed == NONE &&
            self->listed - self->taken < self->request.ahead && used < self->slot_count &&
            (!self->request.plan.by_epoch || self->list_at.epoch < self->epochs_open);
 }
@@ -477,7 +478,8 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     pthread_mutex_lock(&self->lock);
     self->calls++;
     self->ready_sum += self->ready;
-    if (self->epochs_open <= self->take_at.epoch) {
+    if (!self->started || self->epochs_open <= self->take_at.epoch) {
+        self->started = true;
         self->epochs_open = self->take_at.epoch + 1;
         unlock_and_wake(self);
         pthread_mutex_lock(&self->lock);

@@ -54,7 +54,8 @@ struct set_stream_request {
 
 FDSL_C_BEGIN
 
-/* Opens a stream, and starts its threads, which begin to prepare batches. STATUS_EXHAUSTED if memory or
+/* Opens a stream, and starts its threads, which begin to prepare batches at the first stream_next(): a caller
+ * may seek before it, and nothing is read in vain. STATUS_EXHAUSTED if memory or
  * threads run out, STATUS_TOO_LARGE if the batches do not fit into memory, STATUS_USAGE if the fit and the
  * shape contradict each other; nothing is then left allocated, and `*stream` is NULL. Values are in host
  * memory: stream_release() refuses an event (STATUS_USAGE), so the caller waits for it first. */
