@@ -23,13 +23,14 @@ FDSL_C_BEGIN
 
 #define STREAM_MASKED (-1) /* the label of a broken sample, whose values are zero */
 
-/* A batch of a stream. `samples.values`, `samples.labels` and `numbers` belong to the stream. */
+/* A batch of a stream. `samples.values`, `samples.labels`, `numbers` and `read` belong to the stream. */
 struct stream_batch {
     struct batch samples;    /* samples.count is 0 if this rank has no sample in the step */
     const uint32_t *numbers; /* of the samples, in host memory */
-    uint32_t masked;         /* number of broken samples among them */
-    uint64_t epoch, step;    /* the step is counted within the epoch */
-    bool last;               /* the last step of the epoch */
+    const uint64_t *read; /* per sample: a hash of its number and of what was read for it, in host memory */
+    uint32_t masked;      /* number of broken samples among them */
+    uint64_t epoch, step; /* the step is counted within the epoch */
+    bool last;            /* the last step of the epoch */
     void *ready;   /* a cudaEvent_t that is recorded when the values are complete; NULL: they are complete */
     uint32_t slot; /* for stream_release() */
 };

@@ -29,6 +29,7 @@ struct slot {
     uint8_t *values;
     int32_t *labels;
     uint32_t *numbers;
+    uint64_t *read;
     enum slot_state state;
     struct stream_position at;
     uint32_t count;
@@ -182,7 +183,7 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
 }
 
 /* Fills the place of sample `i` of a batch. */
-static enum status load_sample(struct worker *worker, const struct slot *slot, uint32_t i)
+static enum status load_sample(struct worker *worker, struct slot *slot, uint32_t i)
 {
     const struct set_stream *self = worker->self;
     const struct set_stream_request *request = &self->request;
@@ -192,6 +193,7 @@ static enum status load_sample(struct worker *worker, const struct slot *slot, u
     const uint32_t at = number % request->count;
     const struct dataset_sample *sample =
         &request->dataset->samples[request->samples ? request->samples[at] : at];
+    slot->read[i] = set_stream_hash(sample, number);
     if (sample->image == sample->members) {
         worker->broken = true;
         return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
@@ -450,6 +452,7 @@ static void describe(const struct set_stream *self, const struct slot *slot, str
                     .labels = slot->labels,
                     .first = count ? slot->numbers[0] : 0},
         .numbers = slot->numbers,
+        .read = slot->read,
         .masked = slot->masked,
         .epoch = slot->at.epoch,
         .step = slot->at.step,
@@ -693,7 +696,7 @@ static enum status allocate_slots(struct set_stream *self)
     const size_t values = aligned(plan->capacity * self->sample_bytes);
     const size_t words = aligned(plan->capacity * sizeof(uint32_t));
     char what[64];
-    self->slot_bytes = values + 2 * words;
+    self->slot_bytes = values + 4 * words;
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, plan->capacity);
     TRY(memory_check(self->slot_bytes * self->slot_count, what, "lower --batch"));
     for (uint32_t i = 0; i < self->slot_count; i++) {
@@ -703,6 +706,7 @@ static enum status allocate_slots(struct set_stream *self)
         slot->values = memory;
         slot->labels = (int32_t *)(slot->values + values);
         slot->numbers = (uint32_t *)(slot->values + values + words);
+        slot->read = (uint64_t *)(slot->values + values + 2 * words);
     }
     self->stats.memory_bytes = self->slot_bytes * self->slot_count;
     return STATUS_OK;

@@ -52,6 +52,16 @@ struct set_stream_request {
 
 #define SET_STREAM_SHARD_BYTES (UINT64_C(1) << 30)
 
+/* Returns the hash stream_batch.read of a sample that is read for a number of the plan. Sums of these hashes
+ * show whether an epoch has each sample once, under its own number. */
+static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint32_t number)
+{
+    uint64_t hash = (sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges;
+    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
+    return hash ^ hash >> 31;
+}
+
 FDSL_C_BEGIN
 
 /* Opens a stream, and starts its threads, which begin to prepare batches at the first stream_next(): a caller

@@ -421,6 +421,12 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
     return set_stream_open(&with, stream);
 }
 
+uint64_t data_read_hash(const struct data *data, uint32_t number)
+{
+    const uint32_t sample = data->source->samples[number % data->sets[DATA_TRAIN].count];
+    return set_stream_hash(&source_dataset_set(&data->source->reader)->samples[sample], number);
+}
+
 uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count)
 {
     const uint32_t samples = data->sets[DATA_TRAIN].count;

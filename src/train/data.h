@@ -240,6 +240,9 @@ struct data_stream_request {
 enum status data_stream(const struct data *data, const struct data_stream_request *request,
                         struct stream **stream);
 
+/* Returns stream_batch.read of a training sample, or of a copy, as its number says it must be. */
+uint64_t data_read_hash(const struct data *data, uint32_t number);
+
 /* Sets the labels of the samples in a batch of a stream to their values, or to DATA_MASKED if the samples are
  * masked. Returns the number of masked samples among the first `count` of the batch. */
 uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count);
