@@ -714,6 +714,13 @@ Test(stream, damaged_bytes_are_found_by_the_hash_of_the_index)
     cr_expect(strstr(status_text(), "do not match the hash in the index"), "%s", status_text());
     cr_expect(strstr(status_text(), opened.dataset.samples[20].key), "%s", status_text());
     forget(&found);
+    stream_close(opened.stream);
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    found = take(opened.stream, opened.request.plan.steps);
+    for (uint32_t i = 0; i < found.count; i++)
+        cr_expect_eq(found.labels[i] == STREAM_MASKED, found.numbers[i] == 20, "sample %u", found.numbers[i]);
+    forget(&found);
     close_set(&opened);
 }
 
