@@ -724,6 +724,26 @@ Test(stream, damaged_bytes_are_found_by_the_hash_of_the_index)
     close_set(&opened);
 }
 
+Test(stream, a_broken_label_is_masked)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    const struct dataset_sample *sample = &opened.dataset.samples[20];
+    cr_assert_lt(sample->label, sample->members);
+    const struct dataset_member *member = &opened.dataset.members[sample->member + sample->label];
+    EXPECT(0, "printf x | dd of=m/%s bs=1 seek=%llu conv=notrunc 2>/dev/null",
+           opened.dataset.files[member->file].name, (unsigned long long)member->offset);
+    dataset_close(&opened.dataset);
+    open_set(&opened, "m");
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    struct record found = take(opened.stream, opened.request.plan.steps);
+    for (uint32_t i = 0; i < found.count; i++)
+        cr_expect_eq(found.labels[i] == STREAM_MASKED, found.numbers[i] == 20, "sample %u", found.numbers[i]);
+    forget(&found);
+    close_set(&opened);
+}
+
 /* Images of different sizes are no fault of a sample. */
 Test(stream, shapes_must_be_those_of_the_request)
 {
