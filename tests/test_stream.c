@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "core/timer.h"
@@ -375,6 +376,7 @@ Test(stream, samples_and_labels_may_be_given)
     open_set(&opened, "m");
     opened.request.samples = samples;
     opened.request.labels = labels;
+    opened.request.count = 5;
     opened.epochs = (struct epochs){5, 3, 1, 0};
     start(&opened);
     struct record some = take(opened.stream, 2);
@@ -387,8 +389,33 @@ Test(stream, samples_and_labels_may_be_given)
         cr_expect_arr_eq(some.values + i * some.sample_bytes, all.values + at * all.sample_bytes,
                          some.sample_bytes);
     }
-    forget(&all);
     forget(&some);
+    stream_close(opened.stream);
+    /* Copies have larger numbers, and the same pixels and labels. */
+    opened.request.copies = 3;
+    opened.epochs = (struct epochs){15, 15, 1, 0};
+    start(&opened);
+    some = take(opened.stream, 1);
+    cr_assert_eq(some.count, 15);
+    for (uint32_t i = 5; i < 15; i++) {
+        cr_expect(some.numbers[i] == i && some.labels[i] == some.labels[i - 5]);
+        cr_expect_arr_eq(some.values + i * some.sample_bytes, some.values + (i - 5) * some.sample_bytes,
+                         some.sample_bytes);
+    }
+    forget(&some);
+    stream_close(opened.stream);
+    /* A number beyond the arrays and a sample beyond the set are refused before they are used. */
+    struct stream_batch batch;
+    opened.request.copies = 2;
+    start(&opened);
+    cr_expect_eq(stream_next(opened.stream, &batch), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "of 10"), "%s", status_text());
+    const uint32_t beyond[] = {5, 60, 61, 17, 1};
+    struct stream *none;
+    opened.request.samples = beyond;
+    cr_expect_eq(set_stream_open(&opened.request, &none), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "sample 61 of 61"), "%s", status_text());
+    forget(&all);
     close_set(&opened);
 }
 
@@ -603,24 +630,67 @@ Test(stream, broken_samples_are_masked)
     dataset_close(&opened.dataset);
 }
 
+#ifdef HAVE_JPEG
+/* Half of the files end at 80 % of their bytes. Most random parts end above the missing rows. */
+Test(stream, whether_a_jpeg_is_broken_does_not_depend_on_its_crop)
+{
+    enum { COUNT = 40, EPOCHS = 6 };
+    bool broken[COUNT];
+    EXPECT(0,
+           "$P --prepare all --from synth --samples %d --classes 4 --res 96 --encode jpeg --store "
+           "imagefolder && mkdir j && cp -r all/*/ j && ls j/*/* | sed -n '1~2p' | while read f; do "
+           "truncate -s $(($(stat -c %%s $f) * 4 / 5)) $f; done",
+           COUNT);
+    open_set(&opened, "j");
+    cr_assert_eq(opened.dataset.sample_count, COUNT);
+    opened.request.fit.how = FIT_RANDOM_RESIZED_CROP;
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        struct record found = take(opened.stream, opened.request.plan.steps);
+        uint32_t masked = 0;
+        cr_assert_eq(found.count, COUNT);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            const bool is = found.labels[i] == STREAM_MASKED;
+            masked += is;
+            if (epoch == 0)
+                broken[found.numbers[i]] = is;
+            cr_expect_eq(is, broken[found.numbers[i]], "epoch %d, sample %u", epoch, found.numbers[i]);
+        }
+        cr_expect_eq(masked, COUNT / 2, "epoch %d: %u", epoch, masked);
+        forget(&found);
+    }
+    close_set(&opened);
+}
+#endif
+
 /* Each data set has a fault that decoding finds. Masking applies to those of samples only. */
 Test(stream, faults_of_samples_are_told_apart)
 {
     static const struct {
         const char *command, *words;
         bool masks;
+        bool before; /* the data set is opened after the fault */
     } cases[] = {
-        {"rm x/0000/*", "cannot open", false},
-        {"echo 1 >> $(ls x/0000/* | head -1)", "changed after the data set was opened", false},
-        {"for i in x/0000/*; do cp -p $i y; mv y $i; done", "changed after the data set was opened", false},
-        {"for i in x/0000/*; do cp $i y; mv y $i; done", "changed after the data set was opened", false},
+        {"rm x/0000/*", "cannot open", false, false},
+        {"echo 1 >> $(ls x/0000/* | head -1)", "changed after the data set was opened", false, false},
+        {"for i in x/0000/*; do cp -p $i y; mv y $i; done", "changed after the data set was opened", false,
+         false},
+        {"for i in x/0000/*; do cp $i y; mv y $i; done", "changed after the data set was opened", false,
+         false},
+        {"for i in x/0000/*; do : >$i; done", "0 bytes", true, true},
+        {"for i in x/0000/*; do seq 100 >$i; done", "libpng: ", true, true},
+        {"for i in x/0000/*; do truncate -s 60 $i; done", "libpng: ", true, true},
     };
     prepare(61);
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         for (int masks = 0; masks < 2; masks++) {
             EXPECT(0, "rm -rf x; cp -r f x");
+            if (cases[i].before)
+                EXPECT(0, "%s", cases[i].command);
             open_set(&opened, "x");
-            EXPECT(0, "%s", cases[i].command);
+            if (!cases[i].before)
+                EXPECT(0, "%s", cases[i].command);
             opened.request.on_error = masks ? SET_STREAM_MASK : SET_STREAM_FAIL;
             start(&opened);
             enum status result = STATUS_OK;
@@ -657,6 +727,33 @@ Test(stream, damaged_bytes_are_found_by_the_hash_of_the_index)
     cr_expect_eq(stream_next(opened.stream, &batch), STATUS_FAILED);
     cr_expect(strstr(status_text(), "do not match the hash in the index"), "%s", status_text());
     cr_expect(strstr(status_text(), opened.dataset.samples[20].key), "%s", status_text());
+    forget(&found);
+    stream_close(opened.stream);
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    found = take(opened.stream, opened.request.plan.steps);
+    for (uint32_t i = 0; i < found.count; i++)
+        cr_expect_eq(found.labels[i] == STREAM_MASKED, found.numbers[i] == 20, "sample %u", found.numbers[i]);
+    forget(&found);
+    close_set(&opened);
+}
+
+Test(stream, a_broken_label_is_masked)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    const struct dataset_sample *sample = &opened.dataset.samples[20];
+    cr_assert_lt(sample->label, sample->members);
+    const struct dataset_member *member = &opened.dataset.members[sample->member + sample->label];
+    EXPECT(0, "printf x | dd of=m/%s bs=1 seek=%llu conv=notrunc 2>/dev/null",
+           opened.dataset.files[member->file].name, (unsigned long long)member->offset);
+    dataset_close(&opened.dataset);
+    open_set(&opened, "m");
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    struct record found = take(opened.stream, opened.request.plan.steps);
+    for (uint32_t i = 0; i < found.count; i++)
+        cr_expect_eq(found.labels[i] == STREAM_MASKED, found.numbers[i] == 20, "sample %u", found.numbers[i]);
     forget(&found);
     close_set(&opened);
 }
@@ -845,6 +942,32 @@ Test(stream, lists_of_the_next_epoch_may_have_to_wait)
         cr_expect_eq(found.count, 61);
         forget(&found);
     }
+    close_set(&opened);
+}
+
+static _Atomic uint32_t first_epochs_listed;
+
+static uint32_t list_and_count(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    first_epochs_listed += epoch == 0;
+    return list(context, epoch, step, numbers);
+}
+
+/* A run that resumes opens a stream and seeks: it must not read the beginning of epoch 0. */
+Test(stream, nothing_is_read_before_the_first_call)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    start(&opened);
+    stream_close(opened.stream);
+    opened.request.plan.list = list_and_count;
+    must(set_stream_open(&opened.request, &opened.stream));
+    usleep(50000);
+    must(stream_seek(opened.stream, position(2 * opened.request.plan.steps)));
+    usleep(50000);
+    struct record found = take(opened.stream, 2);
+    cr_expect(found.count > 0 && first_epochs_listed == 0, "%u", first_epochs_listed);
+    forget(&found);
     close_set(&opened);
 }
 
@@ -1056,6 +1179,55 @@ static int start_server(void)
               "the server does not start");
     setenv("no_proxy", "127.0.0.1", 1);
     return port;
+}
+
+/* Returns the size of the files of a folder that this process has open. */
+static uint64_t open_bytes(const char *within)
+{
+    uint64_t bytes = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        char path[PATH_MAX], target[PATH_MAX];
+        struct stat info;
+        snprintf(path, sizeof path, "/proc/self/fd/%.16s", entry->d_name);
+        const ssize_t length = readlink(path, target, sizeof target - 1);
+        target[length > 0 ? length : 0] = '\0';
+        if (strstr(target, within) && stat(path, &info) == 0)
+            bytes += (uint64_t)info.st_size;
+    }
+    cr_assert(directory && closedir(directory) == 0);
+    return bytes;
+}
+
+/* A removed file of the cache keeps its room on the disk while it is open. */
+Test(stream, open_shards_do_not_exceed_a_bounded_cache)
+{
+    char url[128], cache[PATH_MAX];
+    prepare(257);
+    EXPECT(0, "mv m/*.tar . && mkdir cache && stat -c %%s m-000000.tar");
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/web/m-{000000..000002}.tar", start_server());
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    remote.cache_dir = cache;
+    remote.cache_bytes = (uint64_t)atoll(out) * 3 / 2; /* room for one shard of three */
+    open_set(&opened, url);
+    opened.request.threads = 1;
+    start(&opened);
+    for (uint64_t i = 0; i < opened.request.plan.steps; i++) {
+        struct record some = take(opened.stream, 1);
+        /* A thread may close a shard and open another one while the descriptors are counted. */
+        uint64_t bytes = open_bytes("/cache/");
+        for (int turn = 0; turn < 100 && bytes > remote.cache_bytes; turn++) {
+            usleep(2000);
+            bytes = open_bytes("/cache/");
+        }
+        cr_expect_leq(bytes, remote.cache_bytes, "batch %llu: %llu bytes", (unsigned long long)i,
+                      (unsigned long long)bytes);
+        forget(&some);
+    }
+    close_set(&opened);
+    remote = (struct remote_options){0};
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
 }
 
 /* One answer in ten is late, incomplete, or an error. */

@@ -3,8 +3,10 @@
 #define _GNU_SOURCE
 #endif
 
+#include <fcntl.h>
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cpu_engines.h"
 #include "must.h"
@@ -98,6 +100,50 @@ Test(train_load, shards_behind_a_faulty_server_give_the_same_results)
         copy_results(found, sizeof found);
         cr_expect_str_eq(found, wanted, "%s", out);
     }
+}
+
+/* A set that does not fit would be downloaded again for each block of samples. */
+Test(train_load, a_set_at_a_url_must_fit_into_memory_or_cache)
+{
+    char url[128], test[PATH_MAX], cache[PATH_MAX];
+    int port = 0;
+    prepare();
+    EXPECT(0, "cp -r f test && mkfifo gate");
+    snprintf(url, sizeof url, "%s/gate", folder);
+    const int gate = open(url, O_RDWR | O_CLOEXEC); /* the server ends when it is closed */
+    cr_assert_geq(gate, 0);
+    EXPECT(0, "(python3 %s/tests/remote_server.py . >port 2>/dev/null <gate &)", root);
+    EXPECT(0, "while [ ! -s port ]; do sleep 0.05; done; cat port");
+    cr_assert_eq(sscanf(out, "%d", &port), 1);
+    setenv("no_proxy", "127.0.0.1", 1);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/web/m3/s.index", port);
+    snprintf(test, sizeof test, "%s/test", folder);
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    EXPECT(0, "cat m3/*.tar | wc -c");
+    const uint64_t bytes = (uint64_t)atoll(out);
+    for (int i = 0; i < 4; i++) {
+        const bool cached = i >= 2, fits = i % 2;
+        struct data data;
+        const struct data_request request = {.name = url,
+                                             .test_name = test,
+                                             .batch = 10,
+                                             .feed = DATA_LOAD,
+                                             .lanes = 3,
+                                             .shuffle = 60,
+                                             .ahead = 2,
+                                             .cache_dir = cached ? cache : NULL,
+                                             .cache_bytes = cached ? bytes - !fits : 0,
+                                             .shard_bytes = cached ? 1 : bytes - !fits,
+                                             .resources = {.threads = 2}};
+        const enum status result = data_open(&request, &data);
+        if (result == STATUS_UNAVAILABLE)
+            cr_skip_test("this build has no libcurl");
+        cr_expect_eq(result, fits ? STATUS_OK : STATUS_USAGE, "%d: %s", i, status_text());
+        cr_expect(fits || strstr(status_text(), cached ? "--cache-bytes" : "--cache-dir"), "%s",
+                  status_text());
+        data_close(&data);
+    }
+    close(gate);
 }
 
 /* A step of all samples has the same samples with both feeds, in another order. */
@@ -510,7 +556,7 @@ Test(train_load, ranks_read_each_sample_once)
         uint64_t sum = 0, wanted = 0;
         uint32_t seen[120] = {0};
         for (uint32_t n = 0; n < 120; n++)
-            wanted += train_number_hash(n);
+            wanted += data_read_hash(&data, n);
         for (uint32_t rank = 0; rank < ranks; rank++) {
             const struct train train = {
                 .model = &model, .data = &data, .seed = 9, .batch = 35, .rank = rank, .ranks = ranks};

@@ -1,4 +1,4 @@
-/* The step of --compute MS: kernels of adjustable duration that keeps the device busy as training does. */
+/* The step of --compute MS: kernels of adjustable duration that keep the device busy as training does. */
 #ifndef FDSL_CUDA_COMMON_PRODUCT_CUH
 #define FDSL_CUDA_COMMON_PRODUCT_CUH
 

@@ -4,9 +4,9 @@
  *
  * The caller takes the next batch with stream_next(), uses it, and returns it with stream_release(). Between
  * both calls, the batch does not change. The stream prepares the following batches at the same time. After
- * the first batch, it allocates no memory, except for larger images than before. Batches may be released in
- * any order. Only one thread may call the functions of a stream, except stream_cancel() and stream_stats(),
- * which any thread may call.
+ * the first batch, its own buffers grow only for larger images. Decoders, opened files and shards of a URL
+ * still use memory. Batches may be released in any order. Only one thread may call the functions of a stream,
+ * except stream_cancel() and stream_stats(), which any thread may call.
  *
  * This header is plain C and includes no CUDA header. */
 #ifndef FDSL_CORE_STREAM_H
@@ -23,13 +23,14 @@ FDSL_C_BEGIN
 
 #define STREAM_MASKED (-1) /* the label of a broken sample, whose values are zero */
 
-/* A batch of a stream. `samples.values`, `samples.labels` and `numbers` belong to the stream. */
+/* A batch of a stream. `samples.values`, `samples.labels`, `numbers` and `read` belong to the stream. */
 struct stream_batch {
     struct batch samples;    /* samples.count is 0 if this rank has no sample in the step */
     const uint32_t *numbers; /* of the samples, in host memory */
-    uint32_t masked;         /* number of broken samples among them */
-    uint64_t epoch, step;    /* the step is counted within the epoch */
-    bool last;               /* the last step of the epoch */
+    const uint64_t *read; /* per sample: a hash of its number and of what was read for it, in host memory */
+    uint32_t masked;      /* number of broken samples among them */
+    uint64_t epoch, step; /* the step is counted within the epoch */
+    bool last;            /* the last step of the epoch */
     void *ready;   /* a cudaEvent_t that is recorded when the values are complete; NULL: they are complete */
     uint32_t slot; /* for stream_release() */
 };
@@ -45,8 +46,8 @@ struct stream_plan {
     uint32_t (*list)(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers);
     const void *context; /* must outlive the stream */
 
-    /* The lists of an epoch are not known before a batch of that epoch is requested, for example because the
-     * shares of ranks change. The stream then does not prepare batches of the next epoch. */
+    /* If true, the plan of an epoch is known only when its first batch is requested, for example because the
+     * shares of ranks change. The stream then prepares no batch of the next epoch. */
     bool by_epoch;
 };
 

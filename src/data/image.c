@@ -426,7 +426,7 @@ static struct image_box stored_box(struct image_box box, struct orientation turn
  * side. */
 static struct jpeg_window window_of(struct image_box box, const struct image_fit *fit)
 {
-    struct jpeg_window window = {.denominator = 1};
+    struct jpeg_window window = {.denominator = 1, .whole = fit->whole};
     uint32_t side = box.width < box.height ? box.width : box.height;
     const uint32_t res = fit->how == FIT_CENTRE ? centre_side(fit->res) : fit->res;
     while (!fit->unscaled && window.denominator < 8 && side > 2 * window.denominator * res)

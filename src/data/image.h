@@ -122,6 +122,8 @@ struct image_fit {
     uint32_t channels; /* 1 or 3; 0: as stored */
     uint64_t seed;
     bool unscaled; /* decode every JPEG at its full size, as GPUs do */
+    bool whole;    /* decode every JPEG to its end, so that a broken file is found with every random part;
+                      otherwise the rows below the part are not read, which is faster */
 };
 
 #define FIT_RES_MAX 16384

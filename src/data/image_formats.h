@@ -91,6 +91,8 @@ struct jpeg_shape {
 struct jpeg_window {
     uint32_t left, top, width, height;
     uint32_t denominator; /* 1, 2, 4 or 8: the image is decoded at 1/denominator of its size */
+    bool whole; /* the codes of the rows below the window are decoded too: whether the file is accepted then
+                   does not depend on the window */
 };
 
 enum jpeg_format {

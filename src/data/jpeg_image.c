@@ -93,6 +93,7 @@ struct jpeg_decoder {
     char message[JMSG_LENGTH_MAX];
     enum jpeg_format format;
     uint32_t last_row;    /* the window ends before this row */
+    bool whole;           /* the rows below the window are decoded too */
     const uint8_t *bytes; /* the file */
     uint32_t warnings;    /* accepted warnings about the file */
     bool strict;          /* accept no padding */
@@ -334,6 +335,7 @@ enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, 
         return failure(decoder);
     decoder->format = format;
     decoder->last_row = window.top + window.height;
+    decoder->whole = window.whole;
     choose_colours(jpeg, format);
     jpeg->scale_num = 1;
     jpeg->scale_denom = window.denominator;
@@ -343,6 +345,18 @@ enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, 
     if (window.top > 0)
         jpeg_skip_scanlines(jpeg, window.top);
     return STATUS_OK;
+}
+
+/* Decodes the codes of the rows below the window. libjpeg would not read the codes of skipped rows at the
+ * end of the image, so the last row is not skipped. */
+static void read_to_end(struct jpeg_decompress_struct *jpeg)
+{
+    const JDIMENSION left = jpeg->output_height - jpeg->output_scanline;
+    JSAMPARRAY row = jpeg->mem->alloc_sarray((j_common_ptr)jpeg, JPOOL_IMAGE,
+                                             jpeg->output_width * (JDIMENSION)jpeg->output_components, 1);
+    if (left > 1)
+        jpeg_skip_scanlines(jpeg, left - 1);
+    jpeg_read_scanlines(jpeg, row, 1);
 }
 
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count)
@@ -357,6 +371,9 @@ enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride
         if (jpeg->out_color_space == JCS_CMYK)
             convert_cmyk(row, jpeg->output_width, (uint32_t)decoder->format);
     }
+    if (decoder->whole && jpeg->output_scanline == decoder->last_row &&
+        decoder->last_row < jpeg->output_height)
+        read_to_end(jpeg);
     if (jpeg->output_scanline == jpeg->output_height)
         jpeg_finish_decompress(jpeg); /* warns if the end of the file is missing */
     else if (jpeg->output_scanline == decoder->last_row)

@@ -1104,6 +1104,11 @@ bool remote_cached(const struct remote *remote)
     return remote->options.cache_dir != NULL;
 }
 
+uint64_t remote_cache_bytes(const struct remote *remote)
+{
+    return remote_cached(remote) ? remote->options.cache_bytes : 0;
+}
+
 /* ---- Reading ---- */
 
 /* Returns the file with this name. On success, its size and version are known. If a connection has failed to

@@ -71,6 +71,9 @@ bool remote_encoded(const struct remote *remote);
 /* Returns whether files are stored in a cache on a file system. */
 bool remote_cached(const struct remote *remote);
 
+/* Returns the maximum size of the cache; 0: unlimited, or no cache. */
+uint64_t remote_cache_bytes(const struct remote *remote);
+
 /* The functions below are thread safe. `name` may also be a file that is not listed. */
 
 /* Sets `*bytes` to the size of a file. */

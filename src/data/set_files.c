@@ -27,7 +27,8 @@ struct entry {
 struct set_files {
     const struct dataset *dataset;
     bool in_memory; /* shards of a URL without a cache folder */
-    uint64_t memory_bytes;
+    uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
+                       where a removed file keeps its room on the disk until it is closed; 0: none */
     pthread_mutex_t lock; /* protects everything below */
     pthread_cond_t changed;
     uint32_t *entry_of; /* by the number of the file; NONE: the file is not open. NULL: no shards */
@@ -57,7 +58,7 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
     TRY(ALLOCATED(self, "out of memory"));
     self->dataset = dataset;
     self->in_memory = dataset->remote && !remote_cached(dataset->remote);
-    self->memory_bytes = memory_bytes;
+    self->limit = self->in_memory ? memory_bytes : dataset->remote ? remote_cache_bytes(dataset->remote) : 0;
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->changed, NULL);
     if (!dataset->shards)
@@ -129,8 +130,7 @@ static struct entry *make_room(struct set_files *files, uint32_t file)
 {
     const uint64_t bytes = files->dataset->files[file].bytes;
     while (files->entry_of[file] == NONE) {
-        const bool fits =
-            !files->in_memory || files->count == 0 || files->bytes + bytes <= files->memory_bytes;
+        const bool fits = !files->limit || files->count == 0 || files->bytes + bytes <= files->limit;
         struct entry *entry = fits ? find_free(files) : NULL;
         struct entry *oldest = entry ? NULL : find_oldest(files);
         if (entry)

@@ -14,7 +14,8 @@ struct set_files;
 FDSL_C_BEGIN
 
 /* Opens no file yet. `threads` is the largest number of threads that read at the same time. Shards of a URL
- * without a cache folder are held in memory: together at most `memory_bytes`, or one shard if it is larger.
+ * without a cache folder are held in memory: together at most `memory_bytes`, above 0, or one shard if it is
+ * larger. Open shards of a cache with a maximum size have together at most that size.
  * `dataset` must outlive the reader, which the caller closes. */
 enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint64_t memory_bytes,
                            struct set_files **files);

@@ -1,7 +1,7 @@
-/* How the threads share the work: batches are listed in order, and their samples are handed out
- * one by one with an atomic counter. A thread that finds no sample left in a batch goes on to the next one,
- * so threads wait neither for each other at the end of a batch nor at the end of an epoch. Which thread
- * decodes a sample has no effect on the result. */
+/* How the threads share the work: batches are listed in order, and their samples are handed out one by one
+ * with an atomic counter. When a batch has no samples left to hand out, a thread continues with the next
+ * batch. Threads therefore never wait for each other, not even at the end of an epoch. Which thread decodes a
+ * sample has no effect on the result. */
 #include "data/set_stream.h"
 
 #include <errno.h>
@@ -29,6 +29,7 @@ struct slot {
     uint8_t *values;
     int32_t *labels;
     uint32_t *numbers;
+    uint64_t *read;
     enum slot_state state;
     struct stream_position at;
     uint32_t count;
@@ -70,6 +71,7 @@ struct set_stream {
     uint32_t idle;        /* waiting workers */
     bool woken;           /* the consumer has woken a worker, which does not run yet */
     bool waiting;         /* the consumer waits */
+    bool started;         /* stream_next() was called: threads may list batches */
     bool cancelled, draining, closing, listing;
     /* Batches have sequence numbers since the latest seek. Those from `taken` to `listed` - 1 are in
      * queue[number % ahead]; samples are handed out from number `serving` on. */
@@ -85,14 +87,12 @@ struct set_stream {
 
 /* ---- One sample ---- */
 
-static enum status check_number(const struct set_stream *self, uint32_t number, uint32_t *index)
+static enum status check_number(const struct set_stream_request *request, uint32_t number)
 {
-    const struct set_stream_request *request = &self->request;
-    *index = request->samples ? request->samples[number] : number;
-    return *index < request->dataset->sample_count
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "the plan names sample %u of %u", *index,
-                            request->dataset->sample_count);
+    const uint64_t end = (uint64_t)request->count * request->copies;
+    return number < end ? STATUS_OK
+                        : status_set(STATUS_USAGE, "the plan names sample %u of %llu", number,
+                                     (unsigned long long)end);
 }
 
 /* Reads the image of a sample. If the data set has an index, compares the hash of the bytes. */
@@ -116,13 +116,16 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
     const struct dataset *dataset = worker->self->request.dataset;
     const bool folder = sample->label == sample->members;
     const struct dataset_member *member = &dataset->members[sample->member + (folder ? 0 : sample->label)];
-    uint64_t size = 0;
     if (!folder) {
-        size = member->size < worker->self->label_bytes ? member->size : worker->self->label_bytes;
-        enum status status = set_files_read(worker->self->files, member, size, worker->label);
+        worker->broken = member->size > worker->self->label_bytes;
+        if (worker->broken)
+            return dataset_at(dataset, sample, member,
+                              status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
+                                         member->extension, (unsigned long long)member->size));
+        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
-        worker->bytes += size;
+        worker->bytes += member->size;
     }
     const enum status status =
         dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, INT32_MAX, label);
@@ -180,16 +183,18 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
 }
 
 /* Fills the place of sample `i` of a batch. */
-static enum status load_sample(struct worker *worker, const struct slot *slot, uint32_t i)
+static enum status load_sample(struct worker *worker, struct slot *slot, uint32_t i)
 {
     const struct set_stream *self = worker->self;
     const struct set_stream_request *request = &self->request;
     const uint32_t number = slot->numbers[i];
-    uint32_t index;
     worker->broken = false;
-    TRY(check_number(self, number, &index));
-    const struct dataset_sample *sample = &request->dataset->samples[index];
-    if (request->labels && request->labels[number] == (uint32_t)STREAM_MASKED) {
+    TRY(check_number(request, number));
+    const uint32_t at = number % request->count;
+    const struct dataset_sample *sample =
+        &request->dataset->samples[request->samples ? request->samples[at] : at];
+    slot->read[i] = set_stream_hash(sample, number);
+    if (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED) {
         worker->broken = true;
         return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
                           status_set(STATUS_FAILED, "its label cannot be read"));
@@ -202,7 +207,7 @@ static enum status load_sample(struct worker *worker, const struct slot *slot, u
     TRY(load_image(worker, sample, (uint32_t)slot->at.epoch, number, slot->values + i * self->sample_bytes));
     if (!request->labels)
         return read_label(worker, sample, &slot->labels[i]);
-    slot->labels[i] = (int32_t)request->labels[number];
+    slot->labels[i] = (int32_t)request->labels[at];
     return STATUS_OK;
 }
 
@@ -217,7 +222,7 @@ static bool halted(const struct set_stream *self)
 static bool may_list(const struct set_stream *self)
 {
     const uint32_t used = self->held + (uint32_t)(self->listed - self->taken);
-    return !halted(self) && !self->listing && self->failed == NONE &&
+    return self->started && !halted(self) && !self->listing && self->failed == NONE &&
            self->listed - self->taken < self->request.ahead && used < self->slot_count &&
            (!self->request.plan.by_epoch || self->list_at.epoch < self->epochs_open);
 }
@@ -452,6 +457,7 @@ static void describe(const struct set_stream *self, const struct slot *slot, str
                     .labels = slot->labels,
                     .first = count ? slot->numbers[0] : 0},
         .numbers = slot->numbers,
+        .read = slot->read,
         .masked = slot->masked,
         .epoch = slot->at.epoch,
         .step = slot->at.step,
@@ -480,7 +486,8 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     pthread_mutex_lock(&self->lock);
     self->calls++;
     self->ready_sum += self->ready;
-    if (self->epochs_open <= self->take_at.epoch) {
+    if (!self->started || self->epochs_open <= self->take_at.epoch) {
+        self->started = true;
         self->epochs_open = self->take_at.epoch + 1;
         unlock_and_wake(self);
         pthread_mutex_lock(&self->lock);
@@ -494,8 +501,8 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     if (slot->masked && self->told < TOLD_MAX) {
         self->told++;
         status_warn("%u broken sample%s of epoch %llu, step %llu masked: %s", slot->masked,
-                    slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch,
-                    (unsigned long long)slot->at.step, slot->fault.text);
+                    slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
+                    (unsigned long long)slot->at.step + 1, slot->fault.text); /* as rows count */
     }
     return STATUS_OK;
 }
@@ -644,6 +651,17 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+static enum status check_samples(const struct set_stream_request *request)
+{
+    const uint32_t end = request->dataset->sample_count;
+    if (!request->samples && request->count > end)
+        return status_set(STATUS_USAGE, "a stream cannot have %u samples of %u", request->count, end);
+    for (uint32_t i = 0; request->samples && i < request->count; i++)
+        if (request->samples[i] >= end)
+            return status_set(STATUS_USAGE, "a stream cannot have sample %u of %u", request->samples[i], end);
+    return STATUS_OK;
+}
+
 static enum status check_request(const struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
@@ -656,6 +674,7 @@ static enum status check_request(const struct set_stream_request *request)
         return status_set(STATUS_USAGE,
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
+    TRY(check_samples(request));
     return check_position(&request->plan, request->begin);
 }
 
@@ -682,7 +701,7 @@ static enum status allocate_slots(struct set_stream *self)
     const size_t values = aligned(plan->capacity * self->sample_bytes);
     const size_t words = aligned(plan->capacity * sizeof(uint32_t));
     char what[64];
-    self->slot_bytes = values + 2 * words;
+    self->slot_bytes = values + 4 * words;
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, plan->capacity);
     TRY(memory_check(self->slot_bytes * self->slot_count, what, "lower --batch"));
     for (uint32_t i = 0; i < self->slot_count; i++) {
@@ -692,6 +711,7 @@ static enum status allocate_slots(struct set_stream *self)
         slot->values = memory;
         slot->labels = (int32_t *)(slot->values + values);
         slot->numbers = (uint32_t *)(slot->values + values + words);
+        slot->read = (uint64_t *)(slot->values + values + 2 * words);
     }
     self->stats.memory_bytes = self->slot_bytes * self->slot_count;
     return STATUS_OK;
@@ -744,6 +764,9 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     TRY(ALLOCATED(self, "out of memory for a stream"));
     self->stream = (struct stream){&set_stream_type, request->begin};
     self->request = *request;
+    self->request.count = request->count ? request->count : request->dataset->sample_count;
+    self->request.copies = request->copies ? request->copies : 1;
+    self->request.fit.whole = true; /* whether a sample is broken must not depend on its crop */
     if (!request->allocate) {
         self->request.allocate = allocate_aligned;
         self->request.deallocate = free;

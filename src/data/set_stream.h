@@ -16,13 +16,15 @@ enum set_stream_error {
 };
 
 struct set_stream_request {
-    /* The samples. Sample number n of the plan is sample samples[n] of the data set; NULL: sample n. Both
-     * arrays and the data set, which dataset_open() opened, must outlive the stream. */
+    /* The samples. Sample number n of the plan is sample samples[n % count] of the data set; NULL: sample
+     * n % count. Numbers from `count` on are copies, with their own random crops. Both arrays and the data
+     * set, which dataset_open() opened, must outlive the stream. */
     const struct dataset *dataset;
     const uint32_t *samples;
-    /* By the plan's number; NULL: the stream reads the label of each sample. A sample with the label
-     * (uint32_t)STREAM_MASKED is broken. */
-    const uint32_t *labels;
+    const uint32_t *labels; /* labels[n % count]; a sample with the label (uint32_t)STREAM_MASKED is broken.
+                               NULL: the stream reads the label of each sample */
+    uint32_t count;         /* elements of each array; 0: all samples of the data set */
+    uint32_t copies;        /* the plan's numbers are below count * copies; 0: one */
 
     /* What a sample becomes: an image of this shape and type, channels first. With fit.res, images are
      * resized and cropped by the epoch and the plan's number of the sample (image_fit()); otherwise each
@@ -51,9 +53,20 @@ struct set_stream_request {
 
 #define SET_STREAM_SHARD_BYTES (UINT64_C(1) << 30)
 
+/* Returns the hash stream_batch.read of a sample that is read for a number of the plan. Sums of these hashes
+ * show whether an epoch has each sample once, under its own number. */
+static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint32_t number)
+{
+    uint64_t hash = (sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges;
+    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
+    return hash ^ hash >> 31;
+}
+
 FDSL_C_BEGIN
 
-/* Opens a stream, and starts its threads, which begin to prepare batches. STATUS_EXHAUSTED if memory or
+/* Opens a stream, and starts its threads, which begin to prepare batches at the first stream_next(): a caller
+ * may seek before it, and nothing is read in vain. STATUS_EXHAUSTED if memory or
  * threads run out, STATUS_TOO_LARGE if the batches do not fit into memory, STATUS_USAGE if the fit and the
  * shape contradict each other; nothing is then left allocated, and `*stream` is NULL. Values are in host
  * memory: stream_release() refuses an event (STATUS_USAGE), so the caller waits for it first. */

@@ -48,10 +48,9 @@ static enum status data_read(const struct data_request *request, const char *sou
 /* A source that stays open to generate or read samples during training. */
 struct data_source {
     struct source_reader reader;
-    /* DATA_LOAD only: of each training sample, and then of its copies (data_stream_request.copies), its index
-     * in the data set, and its label, which is DATA_MASKED only if the label is broken. */
+    /* DATA_LOAD only: of each training sample, its index in the data set, and its label, which is DATA_MASKED
+     * only if the label is broken. */
     uint32_t *samples, *labels;
-    uint32_t copies;
 };
 
 static void close_source(struct data *data)
@@ -330,7 +329,6 @@ static enum status take_list(const struct data_list *list, const struct source_r
     struct data_source *source = data->source;
     struct data_set *set = &data->sets[DATA_TRAIN];
     const size_t bytes = (list->count + (size_t)1) * sizeof *list->labels;
-    source->copies = 1;
     source->samples = malloc(bytes);
     source->labels = malloc(bytes);
     set->labels = malloc(bytes);
@@ -344,6 +342,35 @@ static enum status take_list(const struct data_list *list, const struct source_r
     return STATUS_OK;
 }
 
+/* Refuses a set at a URL that is larger than the memory or the cache for its shards. Blocks of its samples
+ * are read in random order, so nearly each block would download its shard again. */
+static enum status check_shards(const struct data_request *request, const struct source_reader *reader)
+{
+    const struct dataset *dataset = source_dataset_set(reader);
+    const uint64_t memory = request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES;
+    const uint64_t limit = request->cache_dir ? request->cache_bytes : memory;
+    uint64_t bytes = 0;
+    if (!dataset->remote || limit == 0)
+        return STATUS_OK;
+    for (uint32_t i = 0; i < dataset->file_count; i++)
+        bytes += dataset->files[i].bytes;
+    if (bytes <= limit)
+        return STATUS_OK;
+    return request->cache_dir
+               ? status_set(
+                     STATUS_USAGE,
+                     "--cache-bytes is %llu, but the shards of --data have %llu bytes, and --feed load "
+                     "reads them in random order: most would be downloaded again and again; raise "
+                     "--cache-bytes to at least %llu",
+                     (unsigned long long)limit, (unsigned long long)bytes, (unsigned long long)bytes)
+               : status_set(
+                     STATUS_USAGE,
+                     "the shards of --data have %llu bytes, but only %llu bytes are held in memory, and "
+                     "--feed load reads them in random order: most would be downloaded again and again; "
+                     "add --cache-dir DIR on a disk with room for them",
+                     (unsigned long long)bytes, (unsigned long long)limit);
+}
+
 /* Lists the samples of the training set, and reads those that are measured. Moves the reader to
  * data->source. */
 static enum status list_training_set(const struct data_request *request, struct source_reader *reader,
@@ -351,6 +378,7 @@ static enum status list_training_set(const struct data_request *request, struct 
 {
     struct data_list list = {0};
     const struct data_range range = {0, 0, data->split ? 0 : -1};
+    TRY(check_shards(request, reader));
     data->source = calloc(1, sizeof *data->source);
     TRY(ALLOCATED(data->source, "out of memory"));
     enum status status = data_list_samples(reader, range, limit_of(request, DATA_TRAIN), data, &list);
@@ -370,24 +398,12 @@ static enum status list_training_set(const struct data_request *request, struct 
 enum status data_stream(const struct data *data, const struct data_stream_request *request,
                         struct stream **stream)
 {
-    struct data_source *source = data->source;
-    const uint32_t count = data->sets[DATA_TRAIN].count;
-    if (request->copies > source->copies) {
-        const size_t bytes = (size_t)request->copies * count * sizeof *source->samples;
-        uint32_t *samples = realloc(source->samples, bytes);
-        source->samples = samples ? samples : source->samples;
-        uint32_t *labels = realloc(source->labels, bytes);
-        source->labels = labels ? labels : source->labels;
-        TRY(ALLOCATED(samples && labels, "out of memory for the copies of samples; lower --repeats"));
-        for (size_t i = count; i < (size_t)request->copies * count; i++) {
-            samples[i] = samples[i - count];
-            labels[i] = labels[i - count];
-        }
-        source->copies = request->copies;
-    }
+    const struct data_source *source = data->source;
     struct set_stream_request with = {.dataset = source_dataset_set(&source->reader),
                                       .samples = source->samples,
                                       .labels = source->labels,
+                                      .count = data->sets[DATA_TRAIN].count,
+                                      .copies = request->copies,
                                       .fit = data->fit,
                                       .channels = data->shape.channels,
                                       .depth = data->shape.depth,
@@ -398,11 +414,18 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
                                       .threads = request->threads,
                                       .ahead = data->ahead,
                                       .held = request->held,
+                                      .shard_bytes = data->shard_bytes,
                                       .on_error = data->masks ? SET_STREAM_MASK : SET_STREAM_FAIL,
                                       .allocate = request->allocate,
                                       .deallocate = request->deallocate};
     with.fit.seed = request->seed;
     return set_stream_open(&with, stream);
+}
+
+uint64_t data_read_hash(const struct data *data, uint32_t number)
+{
+    const uint32_t sample = data->source->samples[number % data->sets[DATA_TRAIN].count];
+    return set_stream_hash(&source_dataset_set(&data->source->reader)->samples[sample], number);
 }
 
 uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count)
@@ -412,8 +435,10 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
     if (!data->masks)
         return 0;
     /* Two copies of a sample have one label: if one copy is masked, both are. */
-    for (uint32_t j = 0; j < batch->samples.count; j++)
-        data->sets[DATA_TRAIN].labels[batch->numbers[j] % samples] = data->source->labels[batch->numbers[j]];
+    for (uint32_t j = 0; j < batch->samples.count; j++) {
+        const uint32_t sample = batch->numbers[j] % samples;
+        data->sets[DATA_TRAIN].labels[sample] = data->source->labels[sample];
+    }
     for (uint32_t j = 0; batch->masked > 0 && j < batch->samples.count; j++)
         if (batch->samples.labels[j] == STREAM_MASKED) {
             data->sets[DATA_TRAIN].labels[batch->numbers[j] % samples] = DATA_MASKED;
@@ -719,7 +744,8 @@ enum status data_open(const struct data_request *request, struct data *data)
                           .masks = request->mask,
                           .lanes = request->lanes,
                           .shuffle = request->shuffle,
-                          .ahead = request->ahead};
+                          .ahead = request->ahead,
+                          .shard_bytes = request->shard_bytes};
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     TRY(open_sets(request, data));
     const bool described = request->describe && data_is_generated(request->name);

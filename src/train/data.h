@@ -83,8 +83,9 @@ struct data {
     uint32_t lanes, shuffle;    /* DATA_LOAD only: the arguments of draw_lanes() */
 
     /* DATA_LOAD only. No training sample is in memory: sets[DATA_TRAIN].values is NULL. */
-    uint32_t ahead; /* batches that a stream prepares in advance */
-    bool masks;     /* broken training samples become zeros with the label DATA_MASKED */
+    uint32_t ahead;       /* batches that a stream prepares in advance */
+    uint64_t shard_bytes; /* as in struct set_stream_request */
+    bool masks;           /* broken training samples become zeros with the label DATA_MASKED */
     struct data_sums {
         double values, squares; /* of the values and their squares */
     } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */
@@ -168,9 +169,12 @@ struct data_request {
     bool centre; /* fit test images by FIT_CENTRE if `fit` is FIT_RANDOM_RESIZED_CROP; implied by
                     DATA_LOAD */
     uint32_t lanes, shuffle, ahead; /* DATA_LOAD only: as in struct data */
-    bool test_only;                 /* read only the test set; the training set stays empty */
-    bool describe; /* generate only the first sample of each generated set; data_open() then sets the
-                      numbers of samples as if all were there */
+    uint64_t shard_bytes; /* DATA_LOAD only: limit of the memory for shards of a URL without `cache_dir`; 0:
+                             SET_STREAM_SHARD_BYTES. STATUS_USAGE if the shards have more bytes than this, or
+                             than a `cache_bytes` above 0 */
+    bool test_only;       /* read only the test set; the training set stays empty */
+    bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
+                             numbers of samples as if all were there */
     struct resources resources;
 };
 
@@ -232,10 +236,12 @@ struct data_stream_request {
 };
 
 /* Opens a stream of training samples of the shape data->shape. data->feed must be DATA_LOAD. `data` must
- * outlive the stream, which the caller closes. Several streams of the same data may be open, with the same
- * number of copies. Not thread safe. */
+ * outlive the stream, which the caller closes. Several streams of the same data may be open. */
 enum status data_stream(const struct data *data, const struct data_stream_request *request,
                         struct stream **stream);
+
+/* Returns stream_batch.read of a training sample, or of a copy, as its number says it must be. */
+uint64_t data_read_hash(const struct data *data, uint32_t number);
 
 /* Sets the labels of the samples in a batch of a stream to their values, or to DATA_MASKED if the samples are
  * masked. Returns the number of masked samples among the first `count` of the batch. */

@@ -421,20 +421,10 @@ struct train_totals {
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
     /* DATA_LOAD only, set by feed_stream_totals(): */
     uint64_t masked;          /* broken samples of this rank; not counted in `samples` */
-    uint64_t delivered;       /* sum of train_number_hash() of this rank's samples, modulo 2^64 */
+    uint64_t delivered;       /* sum of stream_batch.read of this rank's samples, modulo 2^64 */
     uint64_t read_bytes;      /* read from files, also for later steps */
     double stall_s, decode_s; /* seconds of waiting for the stream; seconds of decoding, of all threads */
 };
-
-/* Returns a hash of the number of a sample. Sums of these hashes show whether an epoch has each sample once.
- */
-static inline uint64_t train_number_hash(uint32_t number)
-{
-    uint64_t hash = number + UINT64_C(0x9E3779B97F4A7C15);
-    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
-    return hash ^ hash >> 31;
-}
 
 /* Sums over the steps since the last call of totals(), possibly slightly out of date. The fields may come
  * from different steps. */

@@ -254,7 +254,7 @@ enum status feed_stream_next(struct feed_stream *feed, uint32_t epoch, uint32_t 
     }
     feed->masked += data_take_labels(train->data, batch, own);
     for (uint32_t j = 0; j < own; j++)
-        feed->delivered += train_number_hash(batch->numbers[j]);
+        feed->delivered += batch->read[j];
     return STATUS_OK;
 }
 

@@ -1186,10 +1186,10 @@ static uint64_t expected_numbers(const struct train *train, uint32_t epoch)
     for (uint32_t step = 0; some && step < steps; step++) {
         const struct train_pick pick = train_pick(train, &order, step);
         for (uint32_t j = 0; j < train_share(train, step).total; j++)
-            sum += train_number_hash(train_picked(&pick, j));
+            sum += data_read_hash(train->data, train_picked(&pick, j));
     }
     for (uint32_t n = 0; !some && n < count; n++)
-        sum += train_number_hash(n);
+        sum += data_read_hash(train->data, n);
     return sum;
 }
 
