@@ -234,8 +234,9 @@ Test(train_data, data_sets_are_read_and_their_faults_reported)
     EXPECT(0, "$P --prepare m --from digits --samples 300");
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     double held_out = number(out, 1, "test_samples");
-    cr_expect(strstr(out, "--data m: the test set has only ") && strstr(out, "store a larger test set"), "%s",
-              out);
+    cr_expect(strstr(out, "--data m: the test set has only ") &&
+                  strstr(out, "name a larger test set with --test-data"),
+              "%s", out);
     cr_expect(held_out > 10 && held_out < 60 && number(out, 1, "train_samples") == 300 - held_out);
     EXPECT(0, "$P --variant train-naive " ON "--image 'png;npy' --label cls --format csv");
     cr_expect_str_eq(value(out, 1, "image"), "png;npy");
