@@ -1025,7 +1025,7 @@ static uint32_t draw(uint32_t below)
     return (uint32_t)((uint64_t)(random_state >> 4) * below >> 28);
 }
 
-/* What a consumer does with a stream: the batches that it holds, and the next one. */
+/* A consumer of a stream: the batches that it holds, and the next one. */
 struct consumer {
     struct stream_batch held[8];
     uint32_t count;

@@ -14,6 +14,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "core/batch.h"
 #include "core/portable.h"
@@ -96,7 +97,8 @@ static inline enum status stream_next(struct stream *stream, struct stream_batch
     return STATUS_OK;
 }
 
-/* Returns a batch. The stream may overwrite it after `done_event`, a recorded cudaEvent_t; NULL: now. */
+/* Returns a batch. The stream may overwrite it after `done_event`, a recorded cudaEvent_t; NULL means
+ * immediately. */
 static inline enum status stream_release(struct stream *stream, const struct stream_batch *batch,
                                          void *done_event)
 {
@@ -134,7 +136,27 @@ static inline void stream_close(struct stream *stream)
 /* Copies the next batch into the caller's memory and releases it. `values` has room for plan.capacity
  * samples at the batches' stride; `labels` for as many labels, or is NULL. Sets `*count` to the number of
  * samples. STATUS_UNAVAILABLE if batches are on a device. */
-enum status stream_fill(struct stream *stream, void *values, int32_t *labels, uint32_t *count);
+static inline enum status stream_fill(struct stream *stream, void *values, int32_t *labels, uint32_t *count)
+{
+    struct stream_batch batch;
+    enum status status = STATUS_OK;
+    *count = 0;
+    TRY(stream_next(stream, &batch));
+    const struct batch *samples = &batch.samples;
+    if (batch.ready)
+        status = status_set(STATUS_UNAVAILABLE, "batches in device memory cannot be copied by the host");
+    else if (labels && samples->count > 0 && !samples->labels)
+        status = status_set(STATUS_UNAVAILABLE, "the stream has no labels");
+    if (status == STATUS_OK && samples->count > 0) {
+        memcpy(values, samples->values, samples->bytes);
+        if (labels)
+            memcpy(labels, samples->labels, samples->count * sizeof *labels);
+        *count = samples->count;
+    }
+    const struct failure failure = status_save(status);
+    TRY(stream_release(stream, &batch, NULL));
+    return status == STATUS_OK ? STATUS_OK : status_restore(&failure);
+}
 
 FDSL_C_END
 

@@ -26,7 +26,7 @@ struct set_stream_request {
     uint32_t count;         /* elements of each array; 0: all samples of the data set */
     uint32_t copies;        /* the plan's numbers are below count * copies; 0: one */
 
-    /* What a sample becomes: an image of this shape and type, channels first. With fit.res, images are
+    /* Each sample becomes an image of this shape and type, channels first. With fit.res, images are
      * resized and cropped by the epoch and the plan's number of the sample (image_fit()); otherwise each
      * image must have this shape. */
     struct image_fit fit;

@@ -611,7 +611,7 @@ static enum status check_one_workload(const struct sweep *sweep, size_t first, s
 
 /* ---- Processes ---- */
 
-/* What run_all() keeps about the process of the current run. */
+/* The process of the current run, for run_all(). */
 struct process {
     pid_t pid;
     int output; /* the process's stdout, if it prints CSV; otherwise -1 */
@@ -707,7 +707,7 @@ static int await(struct process *process, int notices)
     return ended;
 }
 
-/* Performs a run, or checks the runs from `first` to `last` if `number` is 0, in a process of its own. */
+/* Performs a run, or checks the runs from `first` to `last` if `number` is 0, in a child process. */
 static void be_child(const struct sweep *sweep, size_t number, size_t first, size_t last)
 {
     int exit_status = 0;
