@@ -264,7 +264,7 @@ static inline void plant(enum fault fault, const struct model *model, float *par
 {
     if (model->transformer)
         plant_transformer(fault, model, parameters);
-    if (fault == FAULT_NONE || model->transformer)
+    if (fault == FAULT_NONE || fault == FAULT_MASK || model->transformer)
         return;
     const struct layer *conv1 = layer_named(model, "conv1"), *conv2 = layer_named(model, "conv2"),
                        *fc1 = layer_named(model, "fc1"), *last = &model->layers[model->layer_count - 1];

@@ -450,7 +450,7 @@ on_two_ranks() { # options ...
         mpirun --bind-to none -n 2 "${loading[@]}" "$@" --out-res "$res" --fit random-resized-crop --epochs 2 --verify
 }
 if command -v mpirun >/dev/null; then
-    for extra in '--batch 17' '--batch 21 --scaling strong --balance 1:2' '--on-error mask --batch 5'; do
+    for extra in '--batch 17' '--batch 21 --scaling strong --balance 1:2' '--on-error mask --batch 13'; do
         # shellcheck disable=SC2046,SC2086  # several words on purpose
         check "load: two ranks $extra" on_two_ranks $(loads "$([[ $extra == *mask* ]] && echo broken || echo shards)") $extra
     done
