@@ -126,7 +126,7 @@ done
 check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
 check 'load: masked samples compared with the reference; a planted fault is found' "$kernels" --engine "$engine" masked
 [[ $engine != cuda ]] || check 'live and loaded samples: their bits, their order on two streams, the same weights' "$live"
-[[ $engine != cuda ]] || check 'load: samples from files: their bits, their order on two streams, planted faults' "$live" --loaded
+[[ $engine != cuda ]] || alone check 'load: samples from files: their bits, their order on two streams, planted faults' "$live" --loaded
 [[ $engine != cuda ]] || check 'augmentation: the bits of the host, for all operations and odd sizes' "$augment_kernels"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
