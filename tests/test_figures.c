@@ -11,7 +11,7 @@ static const char *const names[] = {
     "vertices", "resolution", "batch", "ladder", "stages", "scaling", "monitor", "roofline",
     "loading", "loading_threads", "loading_cold", "loading_latency", "loading_loops", "learning_loss",
     "learning_accuracy", "learning_time", "fine_tuning", "monitor_loading", "break_even", "training_time",
-    "pretraining_tiny", "pretraining_base", "pretraining_accuracy", "pretraining_loss", "exchange",
+    "training", "training_base", "pretraining_tiny", "pretraining_base", "pretraining_accuracy", "pretraining_loss", "exchange",
     "training_ranks", "pipeline", "balance", "loading_ranks", "ops", "decoding", "learning_steps"
 };
 /* clang-format on */

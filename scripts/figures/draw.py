@@ -44,6 +44,8 @@ FIGURES = {
     "resolution": (generating.resolution, "time per image vs. resolution, with published points"),
     "batch": (generating.batch, "time per image vs. batch size, with published points"),
     "training_time": (feeding.training_time, "training time vs. images: generated live or loaded"),
+    "training": (feeding.training, "training throughput of vit-tiny vs. number of GPUs: constant, generated and read images"),
+    "training_base": (feeding.training_base, "training throughput of vit-base vs. number of GPUs"),
     "pretraining_tiny": (pretraining.tiny, "training throughput of DeiT-Tiny vs. number of GPUs, with published points"),
     "pretraining_base": (pretraining.base, "training throughput of DeiT-Base vs. number of GPUs, with published points"),
     "pretraining_loss": (pretraining.loss, "held-out loss vs. images seen: generated or loaded"),

@@ -3,10 +3,13 @@ scripts/figures/draw.py documents the return values."""
 
 import collections
 import os
+import statistics
 
+import pretraining
 from devices import Missing, about_yours, device_of
-from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis
-from rows import DEFAULTS
+from generating import PAPER
+from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis, y_axis_from_zero
+from rows import DEFAULTS, stands_for_run, sweep_of
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
 # OF_DATA: columns that may differ between the lines of the figure.
@@ -104,3 +107,96 @@ def training_time(measured):
         + (" Losses with live and loaded images are identical." if same_training(lines) else "")]
     plot.notes += notes(measured, lines)
     return plot
+
+
+# ---- The figure `training`: images per second vs. GPUs ----
+
+COMMAND_RATES = "GPUS='1 2' scripts/compare/training.sh DIR results/training.csv"
+# Line styles of the sources of rows that scripts/compare/training.sh measures.
+RATES = {"one constant batch": 91, "generated live": 17, "raw shards in memory": 15, "JPEG shards in memory": 12,
+         "JPEG shards on a disk": 13, "raw shards on a disk": 14, "JPEG shards over HTTP": 16, "raw shards over HTTP": 11}
+# Networks of the program, and the same ones of the paper and of scripts/compare/pretrain.py.
+NETWORKS = {"vit-tiny": ("Tiny", "deit_tiny_patch16_224", 73, 74), "vit-base": ("Base", "deit_base_patch16_224", 71, 72)}
+PYTORCH = {"constant": 92, "live": 27, "shards": 25}
+SAME = tuple(column for column in JOB if column not in ("batch", "test_data", "lanes", "shuffle", "prefetch", "on_error",
+                                                        "decoder", "device_share"))
+
+
+def source_of(row):
+    """Returns the name of a row's source of images, a key of RATES."""
+    if row["feed"] != "load":
+        return "one constant batch" if row["feed"] == "constant" else "generated live"
+    place = "over HTTP" if "://" in row["data"] else "in memory" if row["data"].startswith("/dev/shm/") else "on a disk"
+    return f"{'JPEG' if row['out_res'] else 'raw'} shards {place}"
+
+
+def rates_job(row):
+    """Returns what all points of the figure share. The batch is that of a GPU."""
+    return (*device_of(row), row["batch"] / row["ranks"], *sweep_of(row), *(row.settings[column] for column in SAME))
+
+
+def rates(rows, model):
+    """Returns {source: {GPUs: images/s of the epochs}} and one of its rows. Chooses your rows, then the rows with the most points,
+    then the newest. The first epoch of a run is left out, because it contains the start of the engine."""
+    jobs = collections.defaultdict(lambda: collections.defaultdict(lambda: collections.defaultdict(list)))
+    for row in rows:
+        if (row["variant"] == "train-vit" and row["model"] == model and row["feed"] in ("constant", "live", "load") and stands_for_run(row)
+                and row["epoch"] > 1 and not (row["ranks_per_device"] or 0) > 1):
+            jobs[rates_job(row)][source_of(row)][row["ranks"]].append(row)
+    def worth(lines):
+        of_job = [row for line in lines.values() for point in line.values() for row in point]
+        return of_job[0].source == "yours", sum(map(len, lines.values())), max(row["time_utc"] for row in of_job)
+    best = max((lines for lines in jobs.values() if len(lines) > 1), key=worth, default={})
+    return {name: best[name] for name in RATES if name in best}
+
+
+def add_pytorch(plot, measured, network, device):
+    """Adds the rows of PyTorch on the same kind of GPU, if there are any."""
+    rows = pretraining.best_group([row for row in pretraining.rows_of(measured, pretraining.ROWS)
+                                   if row["model"] == network and row["device"] == device and row["source"] in PYTORCH],
+                                  pretraining.SETTINGS, pretraining.breadth)
+    if rows:
+        plot.legend.append((0, f"PyTorch{', compiled' if rows[0]['compile'] == 'yes' else ''}"))
+    for source in (source for source in PYTORCH if any(row["source"] == source for row in rows)):
+        plot.add_series(PYTORCH[source], pretraining.NAMES[source],
+                        [(gpus, statistics.median(of), min(of), max(of))
+                         for gpus, of in pretraining.repeated(rows, source).items()])
+
+
+def training_rates(measured, model):
+    lines = rates(measured.trains, model)
+    paper, network, loaded, generated = NETWORKS[model]
+    if not lines:
+        raise Missing(COMMAND_RATES, measured.trains, needs="an NVIDIA GPU")
+    row = next(iter(next(iter(lines.values())).values()))[0]
+    plot = Plot(f"Training throughput vs. number of GPUs: {model}")
+    plot.legend += [(0, short_device(row["device"])), (0.5, "yours" if row.source == "yours" else "reference")]
+    for name, line in lines.items():
+        plot.add_series(RATES[name], name, [
+            (ranks, *(of([row["items_per_s"] for row in line[ranks]]) for of in (statistics.median, min, max)))
+            for ranks in sorted(line)])
+    add_pytorch(plot, measured, network, row["device"])
+    plot.legend.append((0, PAPER))
+    for style, series, words in ((loaded, "LOAD", "loaded (LOAD)"), (generated, "BAT", "generated (BAT)")):
+        plot.add_series(style, words, [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[f"{series}+{paper}"]])
+    xs = [x for block in plot.blocks for x, *_ in block]
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+                      **y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
+                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    plot.caption = [
+        f"{row['variant']}, batch {row['batch'] / row['ranks']:.0f} per GPU, images of 224² pixels. JPEG images are decoded and cut out "
+        f"anew in each epoch. {row['device']} ({'your rows' if row.source == 'yours' else 'reference rows'}, host {row['host']}, revision "
+        f"{row['revision']}). Points: median of the epochs after the first; whiskers: slowest and fastest of them.",
+        "PyTorch's rows have their own augmentation (see pretraining_tiny); published points were measured on other GPUs with the "
+        "paper's program."]
+    if row.source != "yours":
+        plot.notes.append(f"reference rows only; to measure your own: {COMMAND_RATES} (needs an NVIDIA GPU)")
+    return plot
+
+
+def training(measured):
+    return training_rates(measured, "vit-tiny")
+
+
+def training_base(measured):
+    return training_rates(measured, "vit-base")

@@ -1,0 +1,2 @@
+# Images per second during training vs. number of GPUs, vit-base.
+load 'plots/pretraining_tiny.gp'

@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Measures how fast a transformer trains on images from each source: one constant batch, images generated meanwhile, and
+# images that --feed load reads: JPEG and raw shards in memory, JPEG shards on a disk, and JPEG shards over HTTP from a
+# server on this machine. `make plots` draws the rows as the figure `training`.
+#
+#   scripts/compare/training.sh DIR FILE.csv     DIR: a folder on the disk to measure, for about 4 GB
+#
+# Environment (defaults in parentheses):
+#   MODELS (vit-tiny vit-base)  networks
+#   GPUS (1)                    numbers of GPUs, for example "1 2"; more than one need mpirun
+#   SAMPLES (16384)             training images per epoch and GPU; the sets have this many images for the largest number
+#   EPOCHS (4)                  epochs of each run; the figure shows the median of all but the first
+#   MEMORY (/dev/shm/training)  folder in memory, for as many bytes as DIR
+#   SOURCES (all)               some of: constant live raw jpeg disk http
+#   FDSL_BENCH (./fdsl-bench)   the program
+#
+# JPEG images are cut out anew in each epoch (--fit random-resized-crop), and decoded by the GPU's engines and by CPU
+# threads (--decoder auto). While shards are read from the disk, their pages are dropped from the page cache every 50 ms,
+# as if the set were larger than the memory. Images stay in DIR and MEMORY, and are used again.
+#
+# Exit status: 0 done, 1 something failed, 2 usage, 4 no GPU or no nginx.
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+bench=${FDSL_BENCH:-$root/fdsl-bench}
+(($# == 2)) || { echo 'usage: scripts/compare/training.sh DIR FILE.csv' >&2 && exit 2; }
+dir=$1 out=$2 memory=${MEMORY:-/dev/shm/training} samples=${SAMPLES:-16384}
+read -ra models <<<"${MODELS:-vit-tiny vit-base}"
+read -ra gpus <<<"${GPUS:-1}"
+sources=${SOURCES:-constant live raw jpeg disk http}
+[[ $sources != all ]] || sources='constant live raw jpeg disk http'
+most=$(printf '%s\n' "${gpus[@]}" | sort -n | tail -1)
+
+"$bench" --variant train-vit --model "${models[0]}" --data synth --dry-run >/dev/null || exit
+if [[ $sources == *http* ]] && ! command -v nginx >/dev/null; then
+    echo 'compare/training.sh: nginx is not installed (Debian: apt install nginx-light); or leave http out of SOURCES' >&2
+    exit 4
+fi
+
+# Photographs would be better, but these images are available everywhere. Quality 55 gives files of 39 KB at 431 pixels.
+prepare() { # folder
+    local part count
+    [[ ! -e $1/raw/test ]] || return 0
+    for part in train test; do
+        count=512 && [[ $part == test ]] || count=$((samples * most))
+        "$bench" --prepare "$1/source/$part" --store shards --shards $((count / 512)) --from synth --classes 16 --res 432 \
+            --samples "$count" --encode jpeg >&2
+        "$bench" --prepare "$1/jpeg/$part" --store shards --shards $((count / 512)) --from dataset --source "$1/source/$part" \
+            --encode jpeg --quality 55 --out-res 431 >&2
+        "$bench" --prepare "$1/raw/$part" --store shards --shards $((count / 512)) --from dataset --source "$1/source/$part" \
+            --encode npy --channels 3 --out-res 224 >&2
+    done
+    rm -r "$1/source"
+}
+
+train() { # options ...: one run on $n GPUs
+    local run=() size=$((samples * n))
+    ((n == 1)) || run=(mpirun --bind-to none -n "$n")
+    [[ " $* " == *' synth '* ]] && set -- "$@" --res 224 --classes 16 --train-size "$size" --test-size 512
+    "${run[@]}" "$bench" --variant train-vit --model "$model" --batch 256 --epochs "${EPOCHS:-4}" --out "$out" "$@" >/dev/null
+}
+
+load() { # folder or URL, options ...
+    train --feed load --data "$1/train" --test-data "$1/test" "${@:2}"
+}
+
+crop=(--out-res 224 --fit random-resized-crop)
+
+serve() { # starts nginx on a free port, and sets `url`
+    local port
+    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    cat >"$work/nginx.conf" <<CONF
+daemon off; pid $work/pid; error_log $work/error.log; worker_processes 4; $([[ $EUID -ne 0 ]] || echo 'user root;')
+events { worker_connections 1024; }
+http { access_log off; sendfile on; keepalive_requests 1000000;
+  client_body_temp_path $work; proxy_temp_path $work; fastcgi_temp_path $work; uwsgi_temp_path $work; scgi_temp_path $work;
+  server { listen 127.0.0.1:$port; root $memory; autoindex on; } }
+CONF
+    nginx -c "$work/nginx.conf" 2>/dev/null &
+    url=http://127.0.0.1:$port
+    for _ in {1..50}; do ! (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break; sleep 0.1; done
+}
+
+forget() { # folder: drops the pages of its shards from the page cache, again and again
+    exec python3 - "$1" <<'END'
+import os, pathlib, sys, time
+files = [os.open(path, os.O_RDONLY) for path in pathlib.Path(sys.argv[1]).glob("*.tar")]
+while True:
+    for file in files:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    time.sleep(0.05)
+END
+}
+
+from_disk() {
+    local forgets
+    sync
+    forget "$dir/jpeg/train" &
+    forgets=$!
+    load "$dir/jpeg" "${crop[@]}" && kill $forgets
+}
+
+work=$(mktemp -d)
+stop_all() { # ends nginx and the process that drops pages
+    local jobs_left
+    read -ra jobs_left <<<"$(jobs -p | tr "\n" " ")"
+    ((${#jobs_left[@]} == 0)) || kill "${jobs_left[@]}" 2>/dev/null || true
+    wait
+    rm -rf "$work"
+}
+trap stop_all EXIT
+[[ $sources == constant || $sources == live || $sources == 'constant live' ]] || prepare "$memory"
+[[ $sources != *disk* || -e $dir/jpeg/test ]] || { mkdir -p "$dir" && cp -r "$memory/jpeg" "$dir/"; }
+[[ $sources != *http* ]] || serve
+for model in "${models[@]}"; do
+    for n in "${gpus[@]}"; do
+        for source in $sources; do
+            case $source in
+            constant | live) train --data synth --feed "$source" ;;
+            raw) load "$memory/raw" ;;
+            jpeg) load "$memory/jpeg" "${crop[@]}" ;;
+            disk) from_disk ;;
+            http) load "$url/jpeg" "${crop[@]}" ;;
+            *) echo "compare/training.sh: SOURCES: unknown source '$source'" >&2 && exit 2 ;;
+            esac
+        done
+    done
+done
