@@ -172,7 +172,7 @@ static __global__ __launch_bounds__(BLOCK_THREADS) void fit_kernel(const __grid_
 }
 
 /* Launches the kernel on the stream; launches nothing if `count` is 0. Parts must be at most
- * PICTURE_SCALE_MAX (load/arrays.h) times as wide and as high as the output. STATUS_FAILED on CUDA errors. */
+ * PICTURE_SCALE_MAX (data/image.h) times as wide and as high as the output. STATUS_FAILED on CUDA errors. */
 static enum status fit_launch(const struct fit *fit, cudaStream_t stream)
 {
     uint64_t tiles =
