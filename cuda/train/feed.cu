@@ -66,7 +66,8 @@ static enum status open_loading(struct device_feed *feed, const struct resources
     const uint32_t entries = train_entries(feed->train, train_share_max(feed->train));
     feed->numbers = static_cast<uint32_t *>(malloc(entries * sizeof *feed->numbers));
     TRY(ALLOCATED(feed->numbers, "cuda: out of memory"));
-    return feed_stream_open(feed->train, resources->threads, FEED_BUFFERS, pin, unpin, &feed->loading);
+    return feed_stream_open(feed->train, resources->threads, FEED_BUFFERS, DECODER_CPU, pin, unpin,
+                            &feed->loading);
 }
 
 enum status device_feed_open(struct device_feed *feed, const struct train *train,

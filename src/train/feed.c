@@ -198,10 +198,44 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
     return count;
 }
 
-enum status feed_stream_open(const struct train *train, int threads, uint32_t held,
+enum decoder feed_decoder_wanted(const struct train *train)
+{
+    const struct data *data = train->data;
+    const bool reads = data->feed == DATA_LOAD && data->fit.res > 0 && !train->forward_only;
+    if (!reads || !train->decoding)
+        return DECODER_CPU;
+    return train->decoding->decoder != DECODER_AUTO || data_stream_has_jpeg(data) ? train->decoding->decoder
+                                                                                  : DECODER_CPU;
+}
+
+/* Decides which share of the samples `decoder` takes. */
+static enum status decide_share(const struct train *train, enum decoder decoder)
+{
+    struct train_decoding *decoding = train->decoding;
+    const char *name = decoder_names[decoder];
+    if (!decoding)
+        return STATUS_OK;
+    if (decoding->decoder != DECODER_AUTO && decoding->decoder != decoder)
+        return status_value(STATUS_USAGE, "decoder", decoder_names[decoding->decoder],
+                            "these samples are decoded by %s; use --decoder %s or auto", name, name);
+    if (decoder == DECODER_CPU && decoding->share > 0)
+        return status_number(STATUS_USAGE, "device-share", decoding->share,
+                             "the decoder of these samples is the CPU, which leaves none to a device; drop "
+                             "--device-share");
+    decoding->decoder = decoder;
+    if (decoding->share < 0)
+        decoding->share = decoder == DECODER_HARDWARE ? FEED_SHARE_HARDWARE
+                          : decoder == DECODER_HYBRID ? FEED_SHARE_HYBRID
+                                                      : 0;
+    return STATUS_OK;
+}
+
+enum status feed_stream_open(const struct train *train, int threads, uint32_t held, enum decoder decoder,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed)
 {
+    *feed = (struct feed_stream){.train = train};
+    TRY(decide_share(train, decoder));
     const struct data_stream_request request = {
         .plan = {.steps = train_steps(train),
                  .capacity = train_generated(train, train_share_max(train)),
@@ -212,9 +246,10 @@ enum status feed_stream_open(const struct train *train, int threads, uint32_t he
         .copies = train->augment.repeats ? train->augment.repeats : 1,
         .threads = threads > 1 ? threads : 1,
         .held = held,
+        .device_share = train->decoding ? train->decoding->share : 0,
+        .unscaled = train->decoding && train->decoding->unscaled,
         .allocate = allocate,
         .deallocate = deallocate};
-    *feed = (struct feed_stream){.train = train};
     return data_stream(train->data, &request, &feed->stream);
 }
 
@@ -292,7 +327,7 @@ enum status feed_open(const struct train *train, const struct resources *resourc
     if (augment_computes(&train->augment) && !train->forward_only)
         TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
     if (train->data->feed == DATA_LOAD && !train->forward_only)
-        return feed_stream_open(train, resources->threads, 1, NULL, NULL, &feed->stream);
+        return feed_stream_open(train, resources->threads, 1, DECODER_CPU, NULL, NULL, &feed->stream);
     if (train->data->feed != DATA_LIVE || train->forward_only)
         return STATUS_OK;
     const struct generator_request request = {.resources = *resources,
