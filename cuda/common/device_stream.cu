@@ -380,8 +380,7 @@ static enum status enqueue(struct device_stream *self, struct device_slot *slot,
 static enum status transfer(struct device_stream *self, struct device_slot *slot, double *decode_s)
 {
     TRY(return_batches(self, DEVICE_STREAM_HELD - 1));
-    struct host_batch *host =
-        &self->hosts[(self->host_first + self->host_count) % DEVICE_STREAM_HELD];
+    struct host_batch *host = &self->hosts[(self->host_first + self->host_count) % DEVICE_STREAM_HELD];
     TRY(stream_next(self->host, &host->batch));
     const double begin_s = timer_now_s();
     const enum status status = enqueue(self, slot, host);
@@ -699,7 +698,7 @@ static enum status open_all(struct device_stream *self)
     for (cudaStream_t *each : {&self->copies, &self->decodes, &self->order})
         TRY(stream_open(each));
     self->slots = new (std::nothrow) device_slot[self->slot_count]{};
-    self->queue = new (std::nothrow) device_slot *[self->slot_count]{};
+    self->queue = new (std::nothrow) device_slot *[self->slot_count] {};
     TRY(ALLOCATED(self->slots && self->queue, "out of memory for a stream"));
     for (uint32_t i = 0; i < self->slot_count; i++)
         TRY(open_slot(self, &self->slots[i]));

@@ -455,7 +455,7 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
         data->sets[DATA_TRAIN].labels[sample] = data->source->labels[sample];
     }
     for (uint32_t j = 0; batch->masked > 0 && j < batch->samples.count; j++)
-        if (batch->samples.labels[j] == STREAM_MASKED) {
+        if (batch->labels[j] == STREAM_MASKED) {
             data->sets[DATA_TRAIN].labels[batch->numbers[j] % samples] = DATA_MASKED;
             masked += j < count;
         }
