@@ -39,12 +39,12 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
-/* How the JPEG files of a stream are decoded (DATA_LOAD). The caller sets what it wants. When an engine opens
- * its feed, feed_stream_open() replaces DECODER_AUTO and a negative share by what is used. */
+/* How the JPEG files of a stream are decoded (DATA_LOAD). The caller sets what it wants. An engine that uses
+ * feed_stream_open() thereby replaces DECODER_AUTO and a negative share by what it uses; other engines decode
+ * with the CPU, and leave both unchanged. */
 struct train_decoding {
     enum decoder decoder;
-    double share;  /* set_stream_request.device_share; negative: the default of the decoder */
-    bool unscaled; /* decode at full size also if the share is 0, to compare with other decoders */
+    double share; /* set_stream_request.device_share; negative: the default of the decoder */
 };
 
 /* Everything that determines the results of training, except the initial state. The struct must outlive the

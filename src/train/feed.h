@@ -22,8 +22,8 @@ FDSL_C_BEGIN
 #define FEED_SHARE_HYBRID   0.25
 
 /* Returns the decoder that an engine on a device should open for its stream: that of train->decoding;
- * DECODER_CPU if the samples are not read, are not resized or cropped to one size, or if the decoder may be
- * chosen and no sample is named as a JPEG. */
+ * DECODER_CPU if the samples are not read or keep their size. DECODER_AUTO becomes DECODER_CPU also if the
+ * share is 0 or no sample is named as a JPEG. */
 enum decoder feed_decoder_wanted(const struct train *train);
 
 /* Opens a stream whose batches are the samples of this rank, and then their partners, if train_generated()
@@ -76,6 +76,8 @@ FDSL_C_BEGIN
 
 /* Opens the feed of train->data, which must outlive the feed. A generator or a stream uses
  * resources->threads threads.
+ * The CPU decodes all samples of a stream; if train->decoding has a share of a device, it does so at full
+ * size, so that the samples differ from those of the device only by rounding.
  * The caller closes the feed, even after a failure. */
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
