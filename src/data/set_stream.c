@@ -43,6 +43,7 @@ struct slot {
     size_t bytes_room;
     enum slot_state state;
     struct stream_position at;
+    uint64_t round; /* of set_files_read() */
     uint32_t count;
     _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
     uint32_t users;           /* threads that fill the batch */
@@ -60,6 +61,7 @@ struct worker {
     pthread_t thread;
     struct image_scratch scratch;
     uint8_t *image, *label; /* bytes of members */
+    uint64_t round;         /* that of the batch */
     bool broken;            /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
     double read_s, decode_s;
@@ -124,7 +126,8 @@ static enum status read_image(struct worker *worker, const struct dataset_sample
                               const struct dataset_member *member, uint8_t *bytes)
 {
     const struct dataset *dataset = worker->self->request.dataset;
-    const enum status status = set_files_read(worker->self->files, member, member->size, bytes);
+    const enum status status =
+        set_files_read(worker->self->files, member, member->size, worker->round, bytes);
     if (status != STATUS_OK)
         return status_prefix(status, "sample '%s'", sample->key);
     worker->bytes += member->size;
@@ -146,7 +149,8 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
             return dataset_at(dataset, sample, member,
                               status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
                                          member->extension, (unsigned long long)member->size));
-        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
+        enum status status =
+            set_files_read(worker->self->files, member, member->size, worker->round, worker->label);
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
         worker->bytes += member->size;
@@ -419,6 +423,7 @@ static void list_batch(struct set_stream *self)
     slot->masked = slot->fault_at = 0;
     slot->fails = status != STATUS_OK;
     slot->fault.status = STATUS_OK;
+    slot->round = set_files_round(self->files);
     atomic_store(&slot->claimed, halted(self) ? ALL : 0);
     if (slot->fails) {
         slot->fault = status_save(status);
@@ -486,6 +491,7 @@ static void fill(struct worker *worker, struct slot *slot)
 {
     struct set_stream *self = worker->self;
     const uint32_t count = slot->count;
+    worker->round = slot->round;
     slot->users++;
     pthread_mutex_unlock(&self->lock);
     for (uint32_t i; (i = atomic_fetch_add(&slot->claimed, 1)) < count;)
@@ -910,6 +916,21 @@ static enum status allocate_slots(struct set_stream *self)
     return STATUS_OK;
 }
 
+static enum status open_files(struct set_stream *self)
+{
+    const struct set_stream_request *request = &self->request;
+    struct set_files_order use = {.lanes = 0};
+    if (request->lanes) {
+        const struct draw_order order = draw_lanes(0, 0, request->count, request->lanes, request->shuffle);
+        const double epoch = (double)request->count * request->copies;
+        const double share = (double)request->plan.steps * request->plan.capacity / epoch;
+        use = (struct set_files_order){order.lanes, order.window, order.block, share < 1 ? share : 1};
+    }
+    return set_files_open(request->dataset, (uint32_t)request->threads,
+                          request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES, &use,
+                          &self->files);
+}
+
 static enum status allocate_all(struct set_stream *self)
 {
     const struct set_stream_request *request = &self->request;
@@ -917,10 +938,10 @@ static enum status allocate_all(struct set_stream *self)
     self->queue = calloc(request->ahead, sizeof *self->queue);
     self->workers = calloc((size_t)request->threads, sizeof *self->workers);
     TRY(ALLOCATED(self->slots && self->queue && self->workers, "out of memory for a stream"));
-    TRY(set_files_open(request->dataset, (uint32_t)request->threads,
-                       request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES, &self->files));
+    TRY(open_files(self));
     measure_members(self);
     TRY(allocate_slots(self));
+    self->stats.memory_bytes += set_files_block_bytes(self->files);
     for (int i = 0; i < request->threads; i++) {
         struct worker *worker = &self->workers[i];
         worker->self = self;
