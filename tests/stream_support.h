@@ -58,6 +58,8 @@ static inline void open_set(struct opened *opened, const char *name)
                                                   .height = 20,
                                                   .width = 20,
                                                   .type = DTYPE_U8,
+                                                  .lanes = opened->epochs.lanes,
+                                                  .shuffle = opened->epochs.shuffle,
                                                   .threads = 2,
                                                   .ahead = 2};
 }

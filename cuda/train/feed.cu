@@ -247,8 +247,7 @@ static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_
                                struct device_set *set)
 {
     const struct train *train = feed->train;
-    const struct draw_order order = train_order(train, epoch);
-    const uint32_t own = train_batch(train, &order, step, feed->numbers);
+    const uint32_t own = feed_stream_list(&feed->loading, epoch, step, feed->numbers);
     RANGE(WAIT);
     TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own),
                          &feed->batch));

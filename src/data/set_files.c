@@ -17,7 +17,8 @@
 
 #define BLOCK_MIN       (UINT64_C(16) << 10)
 #define BLOCK_MAX       (UINT64_C(1) << 20)
-#define BLOCKS_MAX      (UINT64_C(256) << 20) /* bytes of all blocks */
+#define LANE_BYTES      (UINT64_C(1) << 20)   /* of blocks per lane */
+#define BLOCKS_MAX      (UINT64_C(256) << 20) /* of all blocks */
 #define BLOCK_SAMPLES   8 /* a block must serve this many samples, otherwise it costs more than it saves */
 #define BLOCK_MEMBER    (UINT64_C(64) << 10) /* larger members are read alone */
 #define BLOCK_WAYS      16
@@ -107,7 +108,7 @@ static uint64_t choose_block(const struct dataset *dataset, const struct set_fil
 static enum status open_blocks(struct set_files *self, const struct set_files_order *order)
 {
     const struct dataset *dataset = self->dataset;
-    const uint64_t lanes_bytes = order->lanes * BLOCK_MAX;
+    const uint64_t lanes_bytes = order->lanes * LANE_BYTES;
     const uint64_t limit = lanes_bytes < BLOCKS_MAX ? lanes_bytes : BLOCKS_MAX;
     if (order->lanes == 0 || dataset->sample_count == 0)
         return STATUS_OK;

@@ -1,7 +1,7 @@
-/* How the threads share the work: batches are listed in order, and their samples are handed out one by one
- * with an atomic counter. When a batch has no samples left to hand out, a thread continues with the next
- * batch. Threads therefore never wait for each other, not even at the end of an epoch. Which thread decodes a
- * sample has no effect on the result.
+/* How the threads share the work: batches are listed in order, and their samples are handed out with an
+ * atomic counter, one by one, or several small ones at a time. When a batch has no samples left to hand out,
+ * a thread continues with the next batch. Threads therefore never wait for each other, not even at the end of
+ * an epoch. Which thread decodes a sample has no effect on the result.
  *
  * Files that the consumer may decode are read into memory of the batch. The thread that lists a batch knows
  * their sizes: it gives each one its place, and enlarges the memory if necessary. */
@@ -25,6 +25,10 @@
 #define ALL      (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
 #define ALIGN    64
 #define TOLD_MAX 8 /* batches with masked samples that are reported */
+
+/* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. */
+#define SMALL     16384
+#define CHUNK_MAX 16
 
 enum slot_state { SLOT_FREE, SLOT_LISTING, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 
@@ -64,6 +68,7 @@ struct worker {
     uint64_t round;         /* that of the batch */
     bool broken;            /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
+    uint32_t timed; /* number of samples that the times of the next sample are for; 0: it is not timed */
     double read_s, decode_s;
 };
 
@@ -73,7 +78,7 @@ struct set_stream {
     struct set_files *files;
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
     double image_mean; /* mean size of an image file in bytes */
-    uint32_t slot_count;
+    uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
     struct slot *slots;
     struct worker *workers;
     int worker_count; /* running threads */
@@ -114,10 +119,12 @@ static enum status check_number(const struct set_stream_request *request, uint32
                                      (unsigned long long)end);
 }
 
-/* Returns the sample of the data set that has a number of the plan. */
+/* Returns the sample of the data set for a number of the plan, or NULL if there is none. */
 static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
 {
     const uint32_t at = number % request->count;
+    if (number >= (uint64_t)request->count * request->copies)
+        return NULL;
     return &request->dataset->samples[request->samples ? request->samples[at] : at];
 }
 
@@ -194,6 +201,12 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
     return STATUS_OK;
 }
 
+/* Returns the time if the sample is timed. Reading the clock takes long compared with copying a few bytes. */
+static double clock_of(const struct worker *worker)
+{
+    return worker->timed ? timer_now_s() : 0;
+}
+
 /* Describes the file of sample `i` of a batch for the consumer, or, if it must not decode this file, takes
  * the file away from the batch. */
 static enum status hand_on(struct worker *worker, const struct dataset_member *member, struct slot *slot,
@@ -222,17 +235,37 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     const struct dataset_member *member = &dataset->members[sample->member + sample->image];
     const bool keeps = slot->files && slot->file_at[i] != NO_FILE;
     uint8_t *bytes = keeps ? slot->bytes + slot->file_at[i] : worker->image;
-    const double begin_s = timer_now_s();
+    const double begin_s = clock_of(worker);
     TRY(read_image(worker, sample, member, bytes));
-    const double read_s = timer_now_s();
-    worker->read_s += read_s - begin_s;
+    const double read_s = clock_of(worker);
+    worker->read_s += worker->timed * (read_s - begin_s);
     enum status status = keeps ? hand_on(worker, member, slot, i) : STATUS_OK;
     if (status == STATUS_OK && !(keeps && slot->file_at[i] != NO_FILE))
         status = decode(worker, member, bytes, (uint32_t)slot->at.epoch, slot->numbers[i],
                         slot->values + i * self->sample_bytes);
-    worker->decode_s += timer_now_s() - read_s;
+    worker->decode_s += worker->timed * (clock_of(worker) - read_s);
     worker->broken = status == STATUS_FAILED;
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
+}
+
+/* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, all at the same time. */
+static void prefetch(const struct set_stream_request *request, const struct slot *slot, uint32_t begin,
+                     uint32_t end)
+{
+    const struct dataset_sample *samples[CHUNK_MAX];
+    const struct dataset_member *members = request->dataset->members;
+    __asm__ volatile("" ::: "memory"); /* otherwise GCC removes the call, because it has no effect */
+    for (uint32_t i = begin; i < end; i++) {
+        samples[i - begin] = sample_of(request, slot->numbers[i]);
+        if (samples[i - begin])
+            __builtin_prefetch(samples[i - begin]);
+    }
+    for (uint32_t i = 0; i < end - begin; i++)
+        if (samples[i] && samples[i]->image < samples[i]->members)
+            __builtin_prefetch(&members[samples[i]->member + samples[i]->image]);
+    for (uint32_t i = 0; i < end - begin; i++)
+        if (samples[i] && samples[i]->image < samples[i]->members)
+            __builtin_prefetch(members[samples[i]->member + samples[i]->image].extension);
 }
 
 /* Fills the place of sample `i` of a batch. */
@@ -494,8 +527,14 @@ static void fill(struct worker *worker, struct slot *slot)
     worker->round = slot->round;
     slot->users++;
     pthread_mutex_unlock(&self->lock);
-    for (uint32_t i; (i = atomic_fetch_add(&slot->claimed, 1)) < count;)
-        try_to_load(worker, slot, i);
+    for (uint32_t begin; (begin = atomic_fetch_add(&slot->claimed, self->chunk)) < count;) {
+        const uint32_t end = begin + self->chunk < count ? begin + self->chunk : count;
+        worker->timed = end - begin;
+        if (self->chunk > 1)
+            prefetch(&self->request, slot, begin, end);
+        for (uint32_t i = begin; i < end; i++, worker->timed = 0)
+            try_to_load(worker, slot, i);
+    }
     pthread_mutex_lock(&self->lock);
     add_counts(worker);
     slot->users--;
@@ -893,6 +932,17 @@ static enum status allocate_files(struct set_stream *self, struct slot *slot)
     return STATUS_OK;
 }
 
+/* Returns the number of samples that a thread takes at a time: few enough that all threads have work until
+ * the end of a batch. */
+static uint32_t choose_chunk(const struct set_stream *self)
+{
+    const struct set_stream_request *request = &self->request;
+    const uint32_t part = request->plan.capacity / (4 * (uint32_t)request->threads);
+    if (self->image_bytes > SMALL || self->sample_bytes > SMALL || part < 1)
+        return 1;
+    return part < CHUNK_MAX ? part : CHUNK_MAX;
+}
+
 static enum status allocate_slots(struct set_stream *self)
 {
     const struct stream_plan *plan = &self->request.plan;
@@ -940,6 +990,7 @@ static enum status allocate_all(struct set_stream *self)
     TRY(ALLOCATED(self->slots && self->queue && self->workers, "out of memory for a stream"));
     TRY(open_files(self));
     measure_members(self);
+    self->chunk = choose_chunk(self);
     TRY(allocate_slots(self));
     self->stats.memory_bytes += set_files_block_bytes(self->files);
     for (int i = 0; i < request->threads; i++) {
