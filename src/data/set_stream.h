@@ -57,10 +57,7 @@ struct set_stream_request {
  * show whether an epoch has each sample once, under its own number. */
 static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint32_t number)
 {
-    uint64_t hash = (sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges;
-    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
-    return hash ^ hash >> 31;
+    return stream_hash((sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges);
 }
 
 FDSL_C_BEGIN

@@ -16,6 +16,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/dataset.h"
+#include "data/generated_stream.h"
 #include "data/members.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
@@ -332,8 +333,9 @@ static enum status list_training_set(const struct data_request *request, struct 
     return status;
 }
 
-enum status data_stream(const struct data *data, const struct data_stream_request *request,
-                        struct stream **stream)
+/* Opens a stream of samples that are read. */
+static enum status open_set_stream(const struct data *data, const struct data_stream_request *request,
+                                   struct stream **stream)
 {
     const struct data_source *source = data->source;
     struct set_stream_request with = {.dataset = source_dataset_set(&source->reader),
@@ -357,6 +359,39 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
                                       .deallocate = request->deallocate};
     with.fit.seed = request->seed;
     return set_stream_open(&with, stream);
+}
+
+/* Opens a stream of samples that are generated, or that are in memory. They are prepared by the threads that
+ * then train, so a further thread would only compete with them. */
+static enum status open_generated_stream(const struct data *data, const struct data_stream_request *request,
+                                         struct stream **stream)
+{
+    const struct data_set *set = &data->sets[DATA_TRAIN];
+    struct generated_stream_request with = {.fresh = data->fresh,
+                                            .count = set->count,
+                                            .labels = set->labels,
+                                            .sample_bytes = data_stored_bytes(data, DATA_TRAIN),
+                                            .type = data->type,
+                                            .plan = request->plan,
+                                            .held = request->held,
+                                            .allocate = request->allocate,
+                                            .deallocate = request->deallocate};
+    *stream = NULL;
+    if (data->feed != DATA_LIVE) {
+        with.values = set->values;
+        with.in_memory = data_held(data, DATA_TRAIN);
+        return generated_stream_open(&with, stream);
+    }
+    const struct generator_request from = {.resources = {.threads = request->threads},
+                                           .batch = request->plan.capacity};
+    TRY(data_generator(data, &from, &with.generator));
+    return generated_stream_open(&with, stream);
+}
+
+enum status data_stream(const struct data *data, const struct data_stream_request *request,
+                        struct stream **stream)
+{
+    return (data->feed == DATA_LOAD ? open_set_stream : open_generated_stream)(data, request, stream);
 }
 
 uint64_t data_read_hash(const struct data *data, uint32_t number)
