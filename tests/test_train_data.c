@@ -180,7 +180,7 @@ Test(train_data, idx_files_are_read_and_their_faults_reported)
     expect_refusal(1, ON, "not an IDX file");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
     put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 0, 0, 9);
-    expect_refusal(1, ON, "there are no samples to test with");
+    expect_refusal(1, ON, "m/t10k-images-idx3-ubyte has no images");
 }
 
 #ifdef HAVE_ZLIB

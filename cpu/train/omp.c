@@ -347,8 +347,7 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
     choose_micro(net, micro);
     net->inputs = inputs;
     if (!inputs && micro->training)
-        TRY(feed_step(&net->feed, micro->epoch, (uint32_t)(micro->step % train_steps(net->train)),
-                      micro->numbers, micro->count));
+        TRY(feed_step(&net->feed, micro->epoch, stage_step(net->train, micro), micro->numbers, micro->count));
 #pragma omp parallel num_threads(net->threads)
     {
         forward(net, micro->epoch, micro->part, micro->training);
@@ -494,7 +493,7 @@ static enum status omp_totals(void *state, struct train_totals *totals)
         net->workers[i].data_s = 0;
     }
     feed_totals(&net->feed, totals);
-    totals->data_s += totals->generate_s + totals->stall_s;
+    totals->data_s += totals->stall_s;
     return STATUS_OK;
 }
 

@@ -30,7 +30,8 @@ struct stream_batch {
     const uint32_t *numbers; /* of the samples, in host memory */
     const int32_t *labels;   /* of the samples, in host memory; stream_next() sets it to samples.labels unless
                                 the batch is on a device */
-    const uint64_t *read; /* per sample: a hash of its number and of what was read for it, in host memory */
+    const uint64_t
+        *read; /* per sample: a hash of its number and of what was read or generated for it, in host memory */
     uint32_t masked;      /* number of broken samples among them */
     uint64_t epoch, step; /* the step is counted within the epoch */
     bool last;            /* the last step of the epoch */
@@ -66,10 +67,19 @@ struct stream_stats {
     uint64_t bytes;                    /* read from files */
     double wait_s;                     /* time that stream_next() waited */
     double read_s, decode_s;           /* sums over all threads */
+    double generate_s;                 /* time of generating samples */
     double ready;                      /* mean number of finished batches at the calls of stream_next() */
     uint64_t memory_bytes;             /* allocated for batches and by threads */
     uint64_t shard_bytes;              /* size of the shards at a URL that are held in memory now */
 };
+
+/* Mixes the bits of a word, for stream_batch.read: words that differ give different hashes. */
+static inline uint64_t stream_hash(uint64_t word)
+{
+    word = (word ^ word >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    word = (word ^ word >> 27) * UINT64_C(0x94D049BB133111EB);
+    return word ^ word >> 31;
+}
 
 struct stream;
 

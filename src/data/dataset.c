@@ -187,6 +187,12 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     struct stat info;
     if (dataset->remote)
         return open_remote(dataset, file, flags, fd);
+    if (dataset->files[file].unpacked) {
+        *fd = fcntl(dataset->files[file].memory, F_DUPFD_CLOEXEC, 0);
+        return *fd >= 0
+                   ? STATUS_OK
+                   : status_set(status_of_errno(errno), "%s/%s: %s", dataset->path, name, strerror(errno));
+    }
     /* With O_NONBLOCK, opening a pipe does not wait for its writer. The flag is cleared after the file is
      * open. */
     *fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
@@ -248,6 +254,9 @@ void dataset_close(struct dataset *dataset)
     for (size_t i = 0; i < dataset->name_count; i++)
         free(dataset->names[i]);
     free(dataset->names);
+    for (uint32_t f = 0; f < dataset->file_count; f++)
+        if (dataset->files[f].unpacked)
+            close(dataset->files[f].memory);
     free(dataset->files);
     free(dataset->members);
     free(dataset->samples);
@@ -324,7 +333,8 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
     const struct member_rule *rule;
     uint32_t count = sample->members;
     TRY(list_extensions(dataset, sample, extensions, at));
-    sample->class_folder = dataset_class_of(dataset, sample->key);
+    if (dataset->raw.channels == 0) /* otherwise, the label is known */
+        sample->class_folder = dataset_class_of(dataset, sample->key);
     sample->image = members_find(&choice->image, extensions, count, false, &rule);
     sample->label =
         members_find(&choice->label, extensions, count, sample->class_folder != LABEL_NONE, &sample->rule);
@@ -633,14 +643,14 @@ static enum status open_place(const char *path, const struct remote_options *opt
             : "");
 }
 
-enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
+/* Opens the place of a data set, and sets what does not depend on its samples. */
+static enum status begin(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset)
 {
     *dataset = (struct dataset){.path = strdup(path),
                                 .directory = -1,
                                 .option = options && options->option ? options->option : "data",
                                 .skip = skip,
-                                .compare = compare,
                                 .options = options,
                                 .url = path};
     if (!dataset->path)
@@ -649,9 +659,26 @@ enum status dataset_find(const char *path, bool skip, bool compare, const struct
         dataset->choice = *choice;
     else
         TRY(members_parse(NULL, NULL, "all", &dataset->choice));
-    TRY(open_place(path, options, dataset));
+    return open_place(path, options, dataset);
+}
+
+enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset)
+{
+    TRY(begin(path, skip, choice, options, dataset));
+    dataset->compare = compare;
     TRY(dataset_list_samples(dataset));
     dataset->listed = dataset->sample_count + (uint32_t)dataset->skipped;
+    decide_members(dataset);
+    return STATUS_OK;
+}
+
+enum status dataset_find_records(const char *folder, const struct record_format *format, bool test_set,
+                                 const struct members *choice, struct dataset *dataset)
+{
+    TRY(begin(folder, false, choice, NULL, dataset));
+    TRY(dataset_add_records(dataset, format, test_set));
+    dataset->listed = dataset->sample_count;
     decide_members(dataset);
     return STATUS_OK;
 }

@@ -13,6 +13,7 @@
 
 #include "core/portable.h"
 #include "core/status.h"
+#include "data/image.h"
 #include "data/index.h"
 #include "data/members.h"
 
@@ -25,6 +26,8 @@ struct dataset_file {
     uint64_t inode;      /* `inode` and `modified_ns` are set when dataset_check() opens the file */
     int64_t modified_ns; /* time of the last modification, since the epoch of the clock */
     const char *md5;     /* from a wids index, or NULL */
+    bool unpacked;       /* the file was gzipped, and its contents are in memory */
+    int memory;          /* `unpacked` only: descriptor of the contents; owned */
     bool global; /* the shard may contain a global pax header, which applies to all following members */
 };
 
@@ -63,6 +66,7 @@ struct dataset {
     const char *url;
     const char *shard; /* the only file to read, if `path` named a tar file or a wids index */
     bool shards;       /* true: samples are stored in tar shards; false: in single files */
+    struct image raw;  /* members have no header, but are images of this shape; with 0 channels: they have */
     bool indexed;      /* the list was read from our index */
     bool warns;        /* a warning about the folder was printed for this data set */
     bool hashed;       /* `whole` is set for all samples */
@@ -182,6 +186,29 @@ enum status dataset_find(const char *path, bool skip, bool compare, const struct
                          const struct remote_options *options, struct dataset *dataset);
 enum status dataset_check(const char *url, struct dataset *dataset);
 
+/* ---- Files of records ----
+ * A data set may consist of a few files with records of equal size. Each record is an image, whose values are
+ * stored without a header (dataset->raw). Such a data set has `shards` set, since a file has many samples.
+ * The labels are read when the files are opened; they are `class_folder` of the samples. */
+
+#define RECORD_EXTENSION "raw" /* of the only member of a sample */
+
+struct record_format {
+    const char *name;           /* for messages */
+    const char *const *sets[2]; /* names of the files of a training set and of a test set; NULL-terminated */
+    /* Adds the files of a set, of which at least one exists, and their samples. Sets dataset->raw. */
+    enum status (*add)(struct dataset *dataset, const char *const files[]);
+    const char *lacks[2]; /* message if a training set or a test set has none of its files */
+};
+
+/* Returns the format of the files in a folder, or NULL if there are none of a known format. */
+const struct record_format *record_format_find(const char *folder);
+
+/* Does what dataset_find() does, for the training set or the test set in a folder with files of records.
+ * STATUS_USAGE if there are none; STATUS_FAILED, with the name, if a file is broken. */
+enum status dataset_find_records(const char *folder, const struct record_format *format, bool test_set,
+                                 const struct members *choice, struct dataset *dataset);
+
 /* Compares the names of the classes of two data sets (dataset_class_names()), after dataset_find().
  * STATUS_USAGE if equal labels mean different classes. Two sets of class folders must have the same folders;
  * otherwise, one list of names may be longer than the other. */
@@ -200,7 +227,7 @@ const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *
 enum status dataset_hash(struct dataset *dataset);
 
 /* ---- Filling the list ----
- * Only for dataset.c, dataset_list.c (indexes and shards) and dataset_files.c (single files). */
+ * Only for dataset.c, dataset_list.c (indexes and shards), dataset_files.c (single files) and records.c. */
 
 /* Finds out what kind of data set the folder or URL is, and adds its samples. */
 enum status dataset_list_samples(struct dataset *dataset);
@@ -255,6 +282,9 @@ uint64_t dataset_count_images(const struct dataset *dataset);
 /* Adds the samples of single files, and finds class folders: dataset->classes remains only if the folders in
  * the dataset's directory are classes. See dataset_files.c for the definition of a sample. */
 enum status dataset_open_files(struct dataset *dataset);
+
+/* Adds the files of a training set or of a test set, and their samples. */
+enum status dataset_add_records(struct dataset *dataset, const struct record_format *format, bool test_set);
 
 /* Sets dataset->classes to the folders that the keys of all samples begin with, for INDEX_IMAGEFOLDER. */
 enum status dataset_index_classes(struct dataset *dataset);

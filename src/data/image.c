@@ -597,6 +597,22 @@ static enum status finish(const struct image_fit *fit, const struct fitted *fitt
     return STATUS_OK;
 }
 
+/* Decodes a member, or with fit->raw, describes its values. */
+static enum status decode_member(const struct image_fit *fit, const char *extension, const uint8_t *data,
+                                 size_t size, struct image_scratch *scratch, struct image *image,
+                                 bool *is_image)
+{
+    if (fit->raw.channels == 0)
+        return image_decode(extension, data, size, scratch, image, is_image);
+    *image = fit->raw;
+    image->pixels = data;
+    *is_image = true;
+    const size_t bytes = image_values(image) * dtype_bytes(image->type);
+    return size == bytes
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "an image has %zu bytes, but this one has %zu", bytes, size);
+}
+
 /* Fits a member. If `other` is set, leaves out an image that has the size and the channels of the output. */
 static enum status fit_member(const struct image_fit *fit, const char *extension, const uint8_t *data,
                               size_t size, uint32_t epoch, uint32_t sample, bool other,
@@ -604,11 +620,11 @@ static enum status fit_member(const struct image_fit *fit, const char *extension
 {
     struct fitted fitted = {.same = false};
     *same = false;
-    if (image_format(extension, data, size) == IMAGE_JPEG) {
+    if (fit->raw.channels == 0 && image_format(extension, data, size) == IMAGE_JPEG) {
         *is_image = true;
         TRY(fit_jpeg(fit, data, size, epoch, sample, other, scratch, &fitted));
     } else {
-        TRY(image_decode(extension, data, size, scratch, image, is_image));
+        TRY(decode_member(fit, extension, data, size, scratch, image, is_image));
         if (!*is_image)
             return STATUS_OK;
         TRY(fit_whole(fit, image, epoch, sample, other, scratch, &fitted));
@@ -623,7 +639,7 @@ enum status image_fit(const struct image_fit *fit, const char *extension, const 
 {
     bool same;
     if (fit->res == 0)
-        return image_decode(extension, data, size, scratch, image, is_image);
+        return decode_member(fit, extension, data, size, scratch, image, is_image);
     return fit_member(fit, extension, data, size, epoch, sample, false, scratch, image, is_image, &same);
 }
 

@@ -121,9 +121,11 @@ struct image_fit {
     uint32_t res;      /* 0: images keep their size, and the other fields are ignored */
     uint32_t channels; /* 1 or 3; 0: as stored */
     uint64_t seed;
-    bool unscaled; /* decode every JPEG at its full size, as GPUs do */
-    bool whole;    /* decode every JPEG to its end, so that a broken file is found with every random part;
-                      otherwise the rows below the part are not read, which is faster */
+    bool unscaled;    /* decode every JPEG at its full size, as GPUs do */
+    bool whole;       /* decode every JPEG to its end, so that a broken file is found with every random part;
+                         otherwise the rows below the part are not read, which is faster */
+    struct image raw; /* the shape and the type of members that are values without a header; with 0 channels:
+                         members have a header. Counts also if `res` is 0 */
 };
 
 #define FIT_RES_MAX 16384
@@ -144,14 +146,14 @@ struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint
 enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape *shape, uint32_t epoch,
                            uint32_t sample, struct image_box *stored, struct orientation *turn);
 
-/* Decodes a member and fits it; if fit->res is 0, calls image_decode(). `*image` has interleaved bytes, in
- * `scratch`. Where the format permits, only the part that is needed is decoded. Unless fit->unscaled is set,
- * a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the scaled part is still larger than the output. Gray
- * is converted to three channels by repetition; colour is converted to one channel as 0.299 R + 0.587 G +
- * 0.114 B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, if the
- * member is broken, if the values of an array are not bytes, with FIT_CROP, if the image is smaller than the
- * output, or with FIT_CENTRE, if the resized image would be longer than FIT_RES_MAX pixels. Each thread needs
- * its own scratch. */
+/* Decodes a member and fits it; if fit->res is 0, only decodes it. With fit->raw, `extension` is ignored.
+ * `*image` has interleaved bytes, in `scratch`. Where the format permits, only the part that is needed is
+ * decoded. Unless fit->unscaled is set, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the scaled part
+ * is still larger than the output. Gray is converted to three channels by repetition; colour is converted to
+ * one channel as 0.299 R + 0.587 G + 0.114 B. `*is_image` is false for members that are not images.
+ * STATUS_FAILED, with the reason, if the member is broken, if the values of an array are not bytes, with
+ * FIT_CROP, if the image is smaller than the output, or with FIT_CENTRE, if the resized image would be longer
+ * than FIT_RES_MAX pixels. Each thread needs its own scratch. */
 enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);

@@ -12,7 +12,6 @@
 #include "machine/host.h"
 
 #define TYPE_BYTE  0x08
-#define HEADER_MAX (4 + 4 * IDX_AXES_MAX)
 #define VALUES_MAX (UINT64_C(1) << 34) /* far more than any IDX data set has */
 #define FIRST_ROOM ((size_t)1 << 20)   /* initial size of the unpacked data */
 #define PIECE      ((size_t)1 << 30)   /* bytes passed to zlib at a time; zlib's counters have 32 bits */
@@ -23,7 +22,7 @@ static uint32_t big_endian(const uint8_t *bytes)
 }
 
 /* Parses the header: type, axes and shape. Sets `*header` and `*values` to the sizes of the header and of the
- * values, in bytes. `bytes` must hold HEADER_MAX bytes, or the whole file if it is shorter. */
+ * values, in bytes. `bytes` must hold IDX_HEADER_MAX bytes, or the whole file if it is shorter. */
 static enum status read_header(const uint8_t *bytes, size_t size, struct idx *idx, size_t *header,
                                uint64_t *values)
 {
@@ -49,21 +48,43 @@ static enum status read_header(const uint8_t *bytes, size_t size, struct idx *id
     return STATUS_OK;
 }
 
+enum status idx_parse_header(const uint8_t *bytes, size_t size, struct idx *idx, size_t *offset)
+{
+    uint64_t values = 0;
+    *offset = 0;
+    TRY(read_header(bytes, size, idx, offset, &values));
+    return *offset <= size && values == size - *offset
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "its IDX header requires %" PRIu64 " bytes, but the file has %zu",
+                            (uint64_t)*offset + values, size);
+}
+
 enum status idx_parse(const uint8_t *bytes, size_t size, struct idx *idx)
 {
-    size_t header = 0;
-    uint64_t values = 0;
-    TRY(read_header(bytes, size, idx, &header, &values));
-    if (header > size || values != size - header)
-        return status_set(STATUS_FAILED, "its IDX header requires %" PRIu64 " bytes, but the file has %zu",
-                          (uint64_t)header + values, size);
-    idx->values = bytes + header;
+    size_t offset;
+    TRY(idx_parse_header(bytes, size, idx, &offset));
+    idx->values = bytes + offset;
     return STATUS_OK;
+}
+
+enum status idx_check_pair(const char *images_name, const struct idx *images, const char *labels_name,
+                           const struct idx *labels)
+{
+    if (images->axes != 3)
+        return status_set(STATUS_FAILED, "%s holds no images: it has %u ax%s, but images have three",
+                          images_name, images->axes, images->axes == 1 ? "is" : "es");
+    if (images->shape[1] == 0 || images->shape[2] == 0)
+        return status_set(STATUS_FAILED, "%s holds no images: its header says %u x %u pixels", images_name,
+                          images->shape[1], images->shape[2]);
+    return labels->axes == 1 && labels->shape[0] == images->shape[0]
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "%s does not hold one label for each of the %u images of %s",
+                            labels_name, images->shape[0], images_name);
 }
 
 /* ---- gzip ---- */
 
-static bool is_gzip(const uint8_t *bytes, size_t size)
+bool idx_is_gzip(const uint8_t *bytes, size_t size)
 {
     return size > 2 && bytes[0] == 0x1F && bytes[1] == 0x8B;
 }
@@ -111,7 +132,7 @@ static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size
  * therefore does not cause a large allocation. */
 static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
 {
-    uint8_t head[HEADER_MAX];
+    uint8_t head[IDX_HEADER_MAX];
     size_t header = 0, room = 0;
     uint64_t values = 0;
     struct idx idx;
@@ -168,7 +189,7 @@ enum status idx_take(uint8_t *bytes, size_t size, struct idx *idx)
 {
     enum status status = STATUS_OK;
     *idx = (struct idx){0};
-    if (is_gzip(bytes, size)) {
+    if (idx_is_gzip(bytes, size)) {
         uint8_t *packed = bytes;
         status = unzip(packed, size, &bytes, &size);
         free(packed);
@@ -197,17 +218,30 @@ void idx_free(struct idx *idx)
 
 /* ---- CIFAR-10 ---- */
 
+enum status cifar_count(uint64_t size, uint64_t *count)
+{
+    *count = size / CIFAR_RECORD_BYTES;
+    return size > 0 && size % CIFAR_RECORD_BYTES == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "not a binary CIFAR-10 file: its size, %" PRIu64
+                            " bytes, is not a positive multiple of %d, the record size",
+                            size, CIFAR_RECORD_BYTES);
+}
+
+enum status cifar_check_label(uint64_t number, uint8_t label)
+{
+    return label < CIFAR_CLASSES
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "not a binary CIFAR-10 file: record %" PRIu64 " has label %u",
+                            number, label);
+}
+
 enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar)
 {
-    *cifar = (struct cifar){size / CIFAR_RECORD_BYTES, bytes};
-    if (size == 0 || size % CIFAR_RECORD_BYTES != 0)
-        return status_set(STATUS_FAILED,
-                          "not a binary CIFAR-10 file: its size, %zu bytes, is not a positive multiple of "
-                          "%d, the record size",
-                          size, CIFAR_RECORD_BYTES);
+    cifar->records = bytes;
+    TRY(cifar_count(size, &cifar->count));
     for (uint64_t i = 0; i < cifar->count; i++)
-        if (cifar_label(cifar, i) >= CIFAR_CLASSES)
-            return status_set(STATUS_FAILED, "not a binary CIFAR-10 file: record %" PRIu64 " has label %u", i,
-                              cifar_label(cifar, i));
+        TRY(cifar_check_label(i, cifar_label(cifar, i)));
     return STATUS_OK;
 }

@@ -3,6 +3,7 @@
 #ifndef FDSL_DATA_LABELLED_FILES_H
 #define FDSL_DATA_LABELLED_FILES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,7 +12,8 @@
 
 /* ---- IDX ---- */
 
-#define IDX_AXES_MAX 4
+#define IDX_AXES_MAX   4
+#define IDX_HEADER_MAX (4 + 4 * IDX_AXES_MAX) /* bytes */
 
 /* A parsed file. Values are bytes. The length of axis 0 is the number of images or labels. */
 struct idx {
@@ -22,6 +24,19 @@ struct idx {
 };
 
 FDSL_C_BEGIN
+
+/* Parses the header of a file of `size` bytes: magic 00 00 08 AXES, and big-endian lengths. `bytes` has its
+ * first IDX_HEADER_MAX bytes, or all bytes if it is shorter. Sets `*offset` to the position of the values;
+ * `idx->values` is NULL. Fails as idx_parse() does. */
+enum status idx_parse_header(const uint8_t *bytes, size_t size, struct idx *idx, size_t *offset);
+
+/* Returns whether a file that begins with these `size` bytes is gzipped. */
+bool idx_is_gzip(const uint8_t *bytes, size_t size);
+
+/* Checks that one file has images, and the other one label for each image. STATUS_FAILED with the name of a
+ * file otherwise. */
+enum status idx_check_pair(const char *images_name, const struct idx *images, const char *labels_name,
+                           const struct idx *labels);
 
 /* Parses a file in memory: magic 00 00 08 AXES, big-endian lengths, values. `idx->values` points into
  * `bytes`. STATUS_FAILED for any other content, value types other than bytes, or a size that does not
@@ -64,6 +79,13 @@ static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t num
 {
     return cifar->records + number * CIFAR_RECORD_BYTES + 1;
 }
+
+/* Sets `*count` to the number of records of a file of `size` bytes. STATUS_FAILED if it is not a positive
+ * whole number. */
+enum status cifar_count(uint64_t size, uint64_t *count);
+
+/* STATUS_FAILED if the label of record `number` is not a class. */
+enum status cifar_check_label(uint64_t number, uint8_t label);
 
 /* Parses a file in memory; `cifar->records` points into `bytes`. STATUS_FAILED if the file does not consist
  * of whole records with labels 0 to 9. CIFAR-100 fails, because its records have two labels. */

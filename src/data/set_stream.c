@@ -1031,6 +1031,7 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     self->request = *request;
     self->request.count = request->count ? request->count : request->dataset->sample_count;
     self->request.copies = request->copies ? request->copies : 1;
+    self->request.fit.raw = request->dataset->raw;
     self->request.fit.whole = true; /* whether a sample is broken must not depend on its crop */
     self->request.fit.unscaled |= request->device_share > 0;
     if (!request->allocate) {

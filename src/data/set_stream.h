@@ -100,7 +100,7 @@ static inline bool set_stream_on_device(uint32_t number, double share)
  * show whether an epoch has each sample once, under its own number. */
 static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint32_t number)
 {
-    return set_stream_mix((sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges);
+    return stream_hash((sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges);
 }
 
 FDSL_C_BEGIN

@@ -87,15 +87,16 @@ struct generated_values {
 
 /* The values of `idx` and `cifar`. */
 struct labelled_values {
-    const char *source;       /* the file; for `cifar`, several files separated by commas */
-    const char *labels;       /* only for `idx`: file of the labels; NULL: its name follows from `source` */
-    int encoding;             /* enum source_encoding */
-    const char *const *files; /* only for `cifar`: NULL-terminated list of files instead of `source` */
+    const char *source; /* the file; for `cifar`, several files separated by commas */
+    const char *labels; /* only for `idx`: file of the labels; NULL: its name follows from `source` */
+    int encoding;       /* enum source_encoding */
 };
 
 /* The values of `dataset`. */
 struct dataset_values {
-    const char *source;    /* folder or URL */
+    const char *source;                  /* folder or URL */
+    const struct record_format *records; /* if not NULL: of the folder, only files of this format are read */
+    bool test_set;                       /* `records` only: the test set, not the training set */
     const char *option;    /* the option that names the data set, for messages; NULL: "source" or "data" */
     const char *cache_dir; /* folder that keeps the files of a URL; NULL: none */
     uint64_t cache_bytes;  /* maximum size of `cache_dir`; 0: unlimited */

@@ -468,7 +468,10 @@ static enum status open_source(const struct source_request *request, const struc
     /* infer lists a training set whose samples are not read: its shards are not read completely, either */
     const bool compare = !request->only_held || !like;
     enum status status =
-        dataset_find(parameters->source, request->skip, compare, members, &remote, &copy->dataset);
+        parameters->records
+            ? dataset_find_records(parameters->source, parameters->records, parameters->test_set, members,
+                                   &copy->dataset)
+            : dataset_find(parameters->source, request->skip, compare, members, &remote, &copy->dataset);
     copy->advises = !request->target && !request->skip && !request->streamed;
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
@@ -540,7 +543,8 @@ static enum status dataset_source_open(const struct source_request *request, str
 {
     const struct dataset_values *parameters = request->parameters;
 #ifndef HAVE_XXHASH
-    return status_set(STATUS_UNAVAILABLE, "cannot read data sets: this build has no xxHash");
+    if (!parameters->records) /* these need no hashes */
+        return status_set(STATUS_UNAVAILABLE, "cannot read data sets: this build has no xxHash");
 #endif
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");

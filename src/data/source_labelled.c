@@ -145,15 +145,7 @@ static enum status fill_idx(struct labelled *labelled, const struct labelled_val
     }
     TRY(idx_read(parameters->source, images));
     TRY(idx_read(labels_path, labels));
-    if (images->axes != 3)
-        return status_set(STATUS_FAILED, "%s holds no images: it has %u ax%s, but images have three",
-                          parameters->source, images->axes, images->axes == 1 ? "is" : "es");
-    if (images->shape[1] == 0 || images->shape[2] == 0)
-        return status_set(STATUS_FAILED, "%s holds no images: its header says %u x %u pixels",
-                          parameters->source, images->shape[1], images->shape[2]);
-    if (labels->axes != 1 || labels->shape[0] != images->shape[0])
-        return status_set(STATUS_FAILED, "%s does not hold one label for each of the %u images of %s",
-                          labels_path, images->shape[0], parameters->source);
+    TRY(idx_check_pair(parameters->source, images, labels_path, labels));
     labelled->shape = (struct png_shape){images->shape[2], images->shape[1], 1};
     fill_facts(labelled, images->shape[0], facts);
     facts->identity =
@@ -184,16 +176,13 @@ static enum status fill_cifar(struct labelled *labelled, const struct labelled_v
     char paths[FILES_MAX][PATH_MAX];
     const char *names[FILES_MAX];
     uint64_t samples = 0;
-    const char *const *listed = parameters->files;
-    for (const char *rest = parameters->source; listed ? *listed != NULL : rest != NULL;
-         labelled->part_count++) {
+    for (const char *rest = parameters->source; rest; labelled->part_count++) {
         struct cifar *part = &labelled->parts[labelled->part_count];
         size_t size;
         if (labelled->part_count == FILES_MAX)
             return status_set(STATUS_USAGE, "--source names more than %d files", FILES_MAX);
-        if (!listed)
-            TRY(next_path(parameters->source, &rest, paths[labelled->part_count]));
-        const char *path = names[labelled->part_count] = listed ? *listed++ : paths[labelled->part_count];
+        const char *path = names[labelled->part_count] = paths[labelled->part_count];
+        TRY(next_path(parameters->source, &rest, paths[labelled->part_count]));
         TRY(file_read(path, &labelled->files[labelled->part_count], &size));
         const uint8_t *bytes = (const uint8_t *)labelled->files[labelled->part_count];
         enum status status = cifar_parse(bytes, size, part);
@@ -217,7 +206,7 @@ static enum status open_with(filler *fill, const struct source_request *request,
                              void **state)
 {
     const struct labelled_values *parameters = request->parameters;
-    if (!parameters->source && !parameters->files)
+    if (!parameters->source)
         return status_set(STATUS_USAGE, "name the file to read with --source FILE");
     struct labelled *labelled = *state = calloc(1, sizeof *labelled);
     TRY(ALLOCATED(labelled, "out of memory"));

@@ -16,6 +16,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/dataset.h"
+#include "data/generated_stream.h"
 #include "data/members.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
@@ -41,9 +42,8 @@ static enum status data_read(const struct data_request *request, const char *sou
 
 /* ---- Opening ---- */
 
-#define CIFAR_BATCHES 5
-#define DIGITS        10 /* number of classes */
-#define CLIPS         8
+#define DIGITS 10 /* number of classes, also of the formats of records */
+#define CLIPS  8
 
 /* A source that stays open to generate or read samples during training. */
 struct data_source {
@@ -202,90 +202,28 @@ static uint64_t limit_of(const struct data_request *request, int part)
     return limit ? limit : UINT64_MAX;
 }
 
-/* The three functions below are not inlined: their paths would be on the stack together. */
-static __attribute__((noinline)) enum status open_idx(const struct data_request *request, struct data *data)
-{
-    static const char *const names[DATA_PARTS][2] = {
-        {"train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"},
-        {"t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"}};
-    for (int part = first_part(request); part < DATA_PARTS; part++) {
-        char path[PATH_MAX];
-        if (!file_there(request->name, names[part][0], path) &&
-            !file_there(request->name, names[part][1], path))
-            return status_set(
-                STATUS_USAGE,
-                "--data %s: there is no %s, plain or gzipped; add it, because MNIST has four files",
-                request->name, names[part][0]);
-        const struct labelled_values values = {.source = path, .encoding = SOURCE_NPY};
-        TRY(data_read(request, "idx", &values, (struct data_range){0, 0, -1}, limit_of(request, part), data,
-                      (enum data_part)part));
-    }
-    return STATUS_OK;
-}
-
-/* Returns whether the folder has CIFAR-10 batch `number`. Writes the batch's path to `path`. */
-static bool cifar_batch(const char *folder, int number, char path[PATH_MAX])
-{
-    char name[32];
-    snprintf(name, sizeof name, "data_batch_%d.bin", number);
-    return file_there(folder, name, path);
-}
-
-static bool any_cifar(const char *folder)
-{
-    char path[PATH_MAX];
-    for (int i = 1; i <= CIFAR_BATCHES; i++)
-        if (cifar_batch(folder, i, path))
-            return true;
-    return file_there(folder, "test_batch.bin", path);
-}
-
-/* Reads the CIFAR-10 batches of a folder; data_batch_1.bin to data_batch_5.bin form one training set. */
-static __attribute__((noinline)) enum status open_cifar(const struct data_request *request, struct data *data)
-{
-    char paths[CIFAR_BATCHES][PATH_MAX], path[PATH_MAX];
-    const char *learn[CIFAR_BATCHES + 1] = {NULL}, *const test[] = {path, NULL};
-    size_t count = 0;
-    for (int i = 1; i <= CIFAR_BATCHES; i++)
-        if (cifar_batch(request->name, i, paths[count])) {
-            learn[count] = paths[count];
-            count++;
-        }
-    if (count == 0)
-        return status_set(STATUS_USAGE,
-                          "--data %s: the folder has none of the files data_batch_1.bin to data_batch_%d.bin",
-                          request->name, CIFAR_BATCHES);
-    if (!file_there(request->name, "test_batch.bin", path))
-        return status_set(STATUS_USAGE,
-                          "--data %s: there is no test_batch.bin; add this file, which has the test samples",
-                          request->name);
-    const struct labelled_values trained = {.files = learn, .encoding = SOURCE_NPY},
-                                 tested = {.files = test, .encoding = SOURCE_NPY};
-    if (!request->test_only)
-        TRY(data_read(request, "cifar", &trained, (struct data_range){0, 0, -1},
-                      limit_of(request, DATA_TRAIN), data, DATA_TRAIN));
-    return data_read(request, "cifar", &tested, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
-                     data, DATA_TEST);
-}
-
 static double share_of(const struct data_request *request)
 {
     return request->test_share > 0 ? request->test_share : DATA_TEST_SHARE;
 }
 
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
- * set that does not exist. The test set is opened first, because it is usually smaller. A training set that
- * is not read is opened too, to compare its class folders. */
+ * set that does not exist. With `records`, both sets are files of this format. The test set is opened first,
+ * because it is usually smaller. A training set that is not read is opened too, to compare its class folders.
+ */
 static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
-                                struct source_reader readers[DATA_PARTS])
+                                const struct record_format *records, struct source_reader readers[DATA_PARTS])
 {
     for (int part = DATA_PARTS; part-- > 0;) {
+        const char *image = records ? RECORD_EXTENSION : request->image;
         const struct dataset_values values = {.source = paths[part],
+                                              .records = records,
+                                              .test_set = part == DATA_TEST,
                                               .option = part == DATA_TEST && request->test_name ? "test-data"
                                                                                                 : "data",
                                               .cache_dir = request->cache_dir,
                                               .cache_bytes = request->cache_bytes,
-                                              .image = request->image ? request->image : MEMBERS_IMAGE,
+                                              .image = image ? image : MEMBERS_IMAGE,
                                               .label = request->label ? request->label : MEMBERS_LABEL,
                                               .fit = -1,
                                               .encoding = -1};
@@ -395,8 +333,9 @@ static enum status list_training_set(const struct data_request *request, struct 
     return status;
 }
 
-enum status data_stream(const struct data *data, const struct data_stream_request *request,
-                        struct stream **stream)
+/* Opens a stream of samples that are read. */
+static enum status open_set_stream(const struct data *data, const struct data_stream_request *request,
+                                   struct stream **stream)
 {
     const struct data_source *source = data->source;
     struct set_stream_request with = {.dataset = source_dataset_set(&source->reader),
@@ -437,6 +376,39 @@ bool data_stream_has_jpeg(const struct data *data)
                 image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_JPEG;
     }
     return found;
+}
+
+/* Opens a stream of samples that are generated, or that are in memory. They are prepared by the threads that
+ * then train, so a further thread would only compete with them. */
+static enum status open_generated_stream(const struct data *data, const struct data_stream_request *request,
+                                         struct stream **stream)
+{
+    const struct data_set *set = &data->sets[DATA_TRAIN];
+    struct generated_stream_request with = {.fresh = data->fresh,
+                                            .count = set->count,
+                                            .labels = set->labels,
+                                            .sample_bytes = data_stored_bytes(data, DATA_TRAIN),
+                                            .type = data->type,
+                                            .plan = request->plan,
+                                            .held = request->held,
+                                            .allocate = request->allocate,
+                                            .deallocate = request->deallocate};
+    *stream = NULL;
+    if (data->feed != DATA_LIVE) {
+        with.values = set->values;
+        with.in_memory = data_held(data, DATA_TRAIN);
+        return generated_stream_open(&with, stream);
+    }
+    const struct generator_request from = {.resources = {.threads = request->threads},
+                                           .batch = request->plan.capacity};
+    TRY(data_generator(data, &from, &with.generator));
+    return generated_stream_open(&with, stream);
+}
+
+enum status data_stream(const struct data *data, const struct data_stream_request *request,
+                        struct stream **stream)
+{
+    return (data->feed == DATA_LOAD ? open_set_stream : open_generated_stream)(data, request, stream);
 }
 
 uint64_t data_read_hash(const struct data *data, uint32_t number)
@@ -480,16 +452,18 @@ static enum status read_part(const struct data_request *request, struct source_r
                      limit_of(request, part), request->resources.threads, data, part);
 }
 
-/* Reads both sets from two data sets, or divides one. */
+/* Reads both sets from two data sets, or divides one. `paths` and `records` are as for open_readers(). */
 static enum status read_datasets(const struct data_request *request, const char *const paths[DATA_PARTS],
-                                 struct data *data)
+                                 const struct record_format *records, struct data *data)
 {
     struct source_reader readers[DATA_PARTS] = {{0}};
-    enum status status = open_readers(request, paths, readers);
+    enum status status = open_readers(request, paths, records, readers);
+    if (status == STATUS_OK && records)
+        data->fit.raw = source_dataset_set(&readers[DATA_TEST])->raw;
     data->split = !paths[DATA_TEST];
     for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
         status = read_part(request, readers, (enum data_part)part, data);
-    if (status == STATUS_OK)
+    if (status == STATUS_OK && !records)
         tell_skipped(request, readers, data);
     if (status == STATUS_OK && data->source) { /* the streams read from it */
         data->source->reader = readers[DATA_TRAIN];
@@ -498,6 +472,25 @@ static enum status read_datasets(const struct data_request *request, const char 
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
     return status;
+}
+
+/* Reads both sets from files of records. */
+static enum status open_records(const struct data_request *request, const struct record_format *records,
+                                struct data *data)
+{
+    const char *const paths[DATA_PARTS] = {request->name, request->name};
+    if (request->skip)
+        return status_set(STATUS_USAGE,
+                          "--data %s: --on-error skip is for single files and tar shards, but the folder has "
+                          "files of %s; drop --on-error",
+                          request->name, records->name);
+    if (request->image || request->label)
+        return status_set(STATUS_USAGE,
+                          "--image and --label are for class folders and tar shards, but --data %s has files "
+                          "of %s; drop them",
+                          request->name, records->name);
+    TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &data->members));
+    return read_datasets(request, paths, records, data);
 }
 
 /* Finds the folder of a part of a data set. Its name may also begin with a capital or have only capitals. */
@@ -569,7 +562,7 @@ static __attribute__((noinline)) enum status open_datasets(const struct data_req
             request->name, found, learn ? "test' or 'val" : "train", learn ? train : test, found);
     const char *const two[DATA_PARTS] = {train, test};
     const char *const one[DATA_PARTS] = {whole, request->test_url ? request->test_url : request->test_name};
-    return read_datasets(request, learn ? two : one, data);
+    return read_datasets(request, learn ? two : one, NULL, data);
 }
 
 static const char *const generated[] = {"digits", "clips", "synth"};
@@ -603,40 +596,36 @@ static enum status check_classes(const struct data *data, const char *name, uint
                                classes);
 }
 
-/* Checks options that need a data set, for data that are none. `kind` says what the data are. */
-static enum status check_no_data_set(const struct data_request *request, const char *kind, const char *feed)
+/* Checks --test-data, for data that have a test set of their own: files of records, or if `records` is NULL,
+ * generated samples. */
+static enum status check_no_test(const struct data_request *request, const struct record_format *records)
 {
-    if (request->feed == DATA_LOAD)
-        return status_set(
-            STATUS_USAGE,
-            "--feed load reads class folders and tar shards, but --data %s has %s; use --feed %s",
-            request->name, kind, feed);
     return !request->test_name
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "--test-data is for class folders and tar shards, but --data %s has %s, with a "
+                            "--test-data is for class folders and tar shards, but --data %s has %s%s, with a "
                             "test set of their own; drop --test-data",
-                            request->name, kind);
+                            request->name, records ? "files of " : "generated samples",
+                            records ? records->name : "");
 }
 
 /* Opens both sets. Chooses their source by name, or by the contents of the folder. */
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
-    char path[PATH_MAX];
-    bool idx = file_there(request->name, "train-images-idx3-ubyte", path) ||
-               file_there(request->name, "train-images-idx3-ubyte.gz", path);
-    bool cifar = any_cifar(request->name);
+    const struct record_format *records = record_format_find(request->name);
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
     if (request->feed == DATA_LIVE && !synth)
         return status_value(STATUS_USAGE, "feed", "live", " works only with --data synth; use --feed stored");
-    if (digit || clip || synth)
-        TRY(check_no_data_set(request, "generated samples", synth ? "live" : "stored"));
-    if (idx || cifar)
-        TRY(check_no_data_set(request, idx ? "files of MNIST" : "files of CIFAR-10", "stored"));
+    if ((digit || clip || synth) && request->feed == DATA_LOAD)
+        return status_set(STATUS_USAGE,
+                          "--feed load reads files, but --data %s has generated samples; use --feed %s",
+                          request->name, synth ? "live" : "stored");
+    if (digit || clip || synth || records)
+        TRY(check_no_test(request, records));
     data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
-        data->classes = clip ? CLIPS : digit || synth || idx || cifar ? DIGITS : 0;
+        data->classes = clip ? CLIPS : digit || synth || records ? DIGITS : 0;
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
     if (digit)
@@ -647,12 +636,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
         return open_synth(request, data);
     if (!remote_is(request->name) && access(request->name, F_OK) != 0)
         return unknown(request->name);
-    if (request->skip && (idx || cifar))
-        return status_set(STATUS_USAGE,
-                          "--data %s: --on-error skip is for single files and tar shards, but the folder has "
-                          "files of %s; drop --on-error",
-                          request->name, idx ? "MNIST" : "CIFAR-10");
-    return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
+    return records ? open_records(request, records, data) : open_datasets(request, data);
 }
 
 /* ---- Checks and hashes ---- */

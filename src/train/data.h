@@ -225,10 +225,10 @@ void data_gather(const struct data *data, const void *stored, struct draw_move m
 
 struct data_stream_request {
     struct stream_plan plan; /* its numbers are those of training samples, or of their copies */
-    uint64_t seed;           /* of the random crops */
+    uint64_t seed;           /* of the random crops; DATA_LOAD only */
     uint32_t copies;         /* copies of each sample, at least 1: copy c of sample n has the number
                                 n + c * (samples of the set), and its own crop */
-    int threads;             /* that read and decode, at least 1 */
+    int threads;             /* that read and decode, or generate, at least 1 */
     uint32_t held;           /* number of batches that the consumer holds at a time */
     double device_share;     /* as in struct set_stream_request */
     bool unscaled;           /* decode each JPEG at its full size */
@@ -237,8 +237,9 @@ struct data_stream_request {
     void (*deallocate)(void *memory);
 };
 
-/* Opens a stream of training samples of the shape data->shape. data->feed must be DATA_LOAD. `data` must
- * outlive the stream, which the caller closes. Several streams of the same data may be open. */
+/* Opens a stream of training samples as they are stored, in the order of the plan. data->feed must not be
+ * DATA_STORED. With DATA_CONSTANT, the plan must list samples that are in memory. `data` must outlive the
+ * stream, which the caller closes. Several streams of the same data may be open. */
 enum status data_stream(const struct data *data, const struct data_stream_request *request,
                         struct stream **stream);
 

@@ -91,6 +91,7 @@ struct stage {
     bool first, last;  /* whether its inputs are the samples, and its outputs the logits */
     bool splits;       /* whether backward() computes the gradients of inputs and weights separately */
     uint32_t slots;    /* maximum number of micro-batches whose activations it keeps at the same time */
+    uint32_t micros;   /* number of micro-batches of a step */
     uint32_t capacity; /* maximum number of samples of a micro-batch */
 };
 
@@ -310,6 +311,20 @@ static inline uint32_t train_part_augmented(const struct train *train, uint32_t 
     return train_parts(train) > 1 ? train_entries(train, count) : train_generated(train, count);
 }
 
+/* Returns the samples of a micro-batch, among the `total` samples of a step. The last micro-batches of a
+ * short step may be empty. */
+static inline struct share stage_share(const struct stage *stage, uint64_t total, uint32_t index)
+{
+    const struct partition partition = {.rank = index, .ranks = stage->micros, .strong = true};
+    return partition_share(&partition, total);
+}
+
+/* Returns the number of a micro-batch within its epoch. */
+static inline uint32_t stage_step(const struct train *train, const struct micro *micro)
+{
+    return (uint32_t)(micro->step % train_steps(train)) * train->stage->micros + micro->index;
+}
+
 /* Converts an index in this rank's list of samples to an index in the whole step. */
 FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
 {
@@ -428,7 +443,7 @@ struct train_totals {
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
-    /* DATA_LOAD only, set by feed_stream_totals(): */
+    /* Set by feed_stream_totals(), for samples of a stream; only for DATA_LOAD on a device: */
     uint64_t masked;          /* broken samples of this rank; not counted in `samples` */
     uint64_t delivered;       /* sum of stream_batch.read of this rank's samples, modulo 2^64 */
     uint64_t read_bytes;      /* read from files, also for later steps */

@@ -215,6 +215,19 @@ static void list_entries(struct feed_lister *lister, uint32_t epoch, uint32_t st
         pthread_mutex_unlock(&lister->lock);
 }
 
+/* Implements stream_plan.list for a stage of a pipeline, whose batches are micro-batches. */
+static uint32_t list_micro(const void *context, uint64_t epoch, uint64_t number, uint32_t *numbers)
+{
+    struct feed_lister *lister = (struct feed_lister *)context; /* the plan is constant, the memo is not */
+    const struct train *train = lister->train;
+    const struct stage *stage = train->stage;
+    const uint32_t step = (uint32_t)(number / stage->micros);
+    const struct share share =
+        stage_share(stage, train_share(train, step).total, (uint32_t)(number % stage->micros));
+    list_entries(lister, (uint32_t)epoch, step, &share, (uint32_t)share.count, numbers);
+    return (uint32_t)share.count;
+}
+
 /* Implements stream_plan.list. */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
@@ -269,13 +282,15 @@ static enum status decide_share(const struct train *train, enum decoder decoder)
 static enum status open_stream(const struct train *train, struct data_stream_request *request,
                                struct feed_stream *feed)
 {
+    const struct stage *stage = train->stage;
     *feed = (struct feed_stream){.train = train, .lister = calloc(1, sizeof *feed->lister)};
     TRY(ALLOCATED(feed->lister, "out of memory for a stream"));
     feed->lister->train = train;
     pthread_mutex_init(&feed->lister->lock, NULL);
-    request->plan = (struct stream_plan){.steps = train_steps(train),
-                                         .capacity = train_generated(train, train_share_max(train)),
-                                         .list = list_step,
+    request->plan = (struct stream_plan){.steps = (uint64_t)train_steps(train) * (stage ? stage->micros : 1),
+                                         .capacity = stage ? stage->capacity
+                                                           : train_generated(train, train_share_max(train)),
+                                         .list = stage ? list_micro : list_step,
                                          .context = feed->lister,
                                          .by_epoch = train->shares != NULL};
     request->seed = train->seed;
@@ -326,11 +341,12 @@ enum status feed_stream_next(struct feed_stream *feed, uint32_t epoch, uint32_t 
 {
     const struct train *train = feed->train;
     const struct stream_position *at = &feed->stream->at;
-    const uint32_t own = (uint32_t)train_share(train, step).count;
+    const uint32_t own = count / train_generated(train, 1); /* without the partners */
     if (at->epoch != epoch || at->step != step)
         TRY(stream_seek(feed->stream, (struct stream_position){epoch, step}));
     TRY(stream_next(feed->stream, batch));
-    enum status status = check_batch(batch, epoch, step, numbers, count, train->data->sample_bytes);
+    enum status status =
+        check_batch(batch, epoch, step, numbers, count, data_stored_bytes(train->data, DATA_TRAIN));
     if (status != STATUS_OK) {
         stream_release(feed->stream, batch, NULL);
         return status;
@@ -348,6 +364,7 @@ void feed_stream_totals(struct feed_stream *feed, struct train_totals *totals)
     totals->masked = feed->masked;
     totals->delivered = feed->delivered;
     totals->read_bytes = now.bytes - feed->before.bytes;
+    totals->generate_s = now.generate_s - feed->before.generate_s;
     totals->stall_s = now.wait_s - feed->before.wait_s;
     totals->decode_s = now.decode_s - feed->before.decode_s;
     feed->before = now;
@@ -374,49 +391,22 @@ enum status feed_open(const struct train *train, const struct resources *resourc
     *feed = (struct feed){.train = train};
     if (augment_computes(&train->augment) && !train->forward_only)
         TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
-    if (train->data->feed == DATA_LOAD && !train->forward_only) {
-        struct data_stream_request load = {.threads = resources->threads,
-                                           .held = 1,
-                                           .unscaled = train->decoding && train->decoding->share > 0};
-        return open_stream(train, &load, &feed->stream);
-    }
-    if (train->data->feed != DATA_LIVE || train->forward_only)
-        return STATUS_OK;
-    const struct generator_request request = {.resources = *resources,
-                                              .batch = train_generated(train, train_share_max(train))};
-    feed->numbers = malloc(request.batch * sizeof *feed->numbers);
-    feed->room = malloc(request.batch * data_stored_bytes(train->data, DATA_TRAIN));
-    feed->samples = feed->room;
-    TRY(ALLOCATED(feed->numbers && feed->room, "out of memory for a batch of %u samples; lower --batch",
-                  train_share_max(train)));
-    return data_generator(train->data, &request, &feed->generator);
+    const bool first = !train->stage || train->stage->first;
+    struct data_stream_request request = {
+        .threads = resources->threads, .held = 1, .unscaled = train->decoding && train->decoding->share > 0};
+    return train->data->feed == DATA_STORED || train->forward_only || !first
+               ? STATUS_OK
+               : open_stream(train, &request, &feed->stream);
 }
 
 void feed_close(struct feed *feed)
 {
-    generator_close(feed->generator);
     feed_stream_close(&feed->stream);
-    free(feed->numbers);
-    free(feed->room);
     for (int i = 0; feed->scratch && i < feed->threads; i++)
         augment_scratch_close(&feed->scratch[i]);
     free(feed->scratch);
     free(feed->images);
     *feed = (struct feed){0};
-}
-
-/* Generates the `count` samples in `numbers`. `count` includes the partners that train_generated() counts. */
-static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
-{
-    const struct data *data = feed->train->data;
-    RANGE(GENERATE);
-    double begin_s = timer_now_s();
-    for (uint32_t j = 0; j < count; j++)
-        feed->numbers[j] = data_number(data->fresh, epoch, train_original(data, numbers[j]));
-    const struct generator_numbers listed = {.list = feed->numbers};
-    enum status status = generator_make(feed->generator, &listed, count, feed->room, NULL, NULL);
-    feed->generate_s += timer_now_s() - begin_s;
-    return status;
 }
 
 /* Computes the images of the `count` samples in `numbers`. `count` includes the partners that
@@ -452,8 +442,6 @@ static enum status take_batch(struct feed *feed, uint32_t epoch, uint32_t step, 
 
 void feed_totals(struct feed *feed, struct train_totals *totals)
 {
-    totals->generate_s = feed->generate_s;
-    feed->generate_s = 0;
     if (feed->stream.stream)
         feed_stream_totals(&feed->stream, totals);
 }
@@ -466,8 +454,6 @@ enum status feed_step(struct feed *feed, uint32_t epoch, uint32_t step, const ui
         TRY(take_batch(feed, epoch, step, numbers, count));
     if (count == 0)
         return STATUS_OK;
-    if (feed->generator)
-        TRY(generate(feed, epoch, numbers, count));
     if (feed->images)
         compute_images(feed, epoch, numbers, count);
     return STATUS_OK;
@@ -503,9 +489,5 @@ uint64_t feed_memory_bytes(const struct feed *feed)
         stream_stats(feed->stream.stream, &stats);
         bytes += stats.memory_bytes + stats.shard_bytes;
     }
-    if (feed->generator)
-        bytes += train_generated(train, train_share_max(train)) *
-                     (data_stored_bytes(train->data, DATA_TRAIN) + sizeof *feed->numbers) +
-                 generator_memory_bytes(feed->generator);
     return bytes;
 }

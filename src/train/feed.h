@@ -5,7 +5,7 @@
 #include "train/augment.h"
 #include "train/engine.h"
 
-/* ---- The stream of a rank (DATA_LOAD), also for engines on a device ---- */
+/* ---- The stream of a rank, also for engines on a device (DATA_LOAD) ---- */
 
 /* A zeroed struct is a closed stream. */
 struct feed_stream {
@@ -28,12 +28,13 @@ FDSL_C_BEGIN
 enum decoder feed_decoder_wanted(const struct train *train);
 
 /* Opens a stream whose batches are the samples of this rank, and then their partners, if train_generated()
- * counts them. `train` must outlive the stream. `threads` threads read and decode. The caller
- * holds at most `held` batches at a time. `decoder` is the decoder with which the caller decodes the files of
- * set_stream_files(), never DECODER_AUTO; DECODER_CPU: the stream has no such files. Sets train->decoding to
- * this decoder and to the share of its samples. STATUS_USAGE if train->decoding demands another decoder, or a
- * share that the decoder cannot have; the message names the option. `allocate` and `deallocate` are as in
- * struct set_stream_request. The caller closes the stream, even after a failure. */
+ * counts them. In a stage of a pipeline, the batches are micro-batches: step stage_step(). train->data->feed
+ * must not be DATA_STORED. `train` must outlive the stream. `threads` threads read, decode or generate. The
+ * caller holds at most `held` batches at a time. `decoder` is the decoder with which the caller decodes the
+ * files of set_stream_files(), never DECODER_AUTO; DECODER_CPU: the stream has no such files. Sets
+ * train->decoding to this decoder and to the share of its samples. STATUS_USAGE if train->decoding demands
+ * another decoder, or a share that the decoder cannot have; the message names the option. `allocate` and
+ * `deallocate` are as in struct set_stream_request. The caller closes the stream, even after a failure. */
 enum status feed_stream_open(const struct train *train, int threads, uint32_t held, enum decoder decoder,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed);
@@ -49,7 +50,7 @@ uint32_t feed_stream_list(const struct feed_stream *feed, uint32_t epoch, uint32
 enum status feed_stream_next(struct feed_stream *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
                              uint32_t count, struct stream_batch *batch);
 
-/* Sets the members of the totals that are for DATA_LOAD only, since the previous call. */
+/* Sets the members of the totals that only the stream knows, since the previous call. */
 void feed_stream_totals(struct feed_stream *feed, struct train_totals *totals);
 
 FDSL_C_END
@@ -59,38 +60,33 @@ FDSL_C_END
 /* A zeroed struct is a closed feed. */
 struct feed {
     const struct train *train;
-    struct generator *generator; /* DATA_LIVE only */
-    uint64_t *numbers;
-    struct feed_stream stream; /* DATA_LOAD only */
+    struct feed_stream stream; /* closed with DATA_STORED */
     struct stream_batch batch; /* of the latest step, if `held` is set */
     bool held;                 /* `batch` must be released */
-    uint8_t *room;             /* DATA_LIVE only; owned */
-    /* DATA_LIVE and DATA_LOAD: stored samples of the latest step, by index in the batch; then those that they
-     * are mixed with, if train_generated() counts them. */
+    /* Samples of the latest step, by index in the batch; then those that they are mixed with, if
+     * train_generated() counts them. NULL: all samples are in memory (DATA_STORED). */
     const uint8_t *samples;
     /* Only if augment_computes(): */
     struct augment_plan augment;
     uint8_t *images; /* computed from the samples of the latest step; same indices as `samples` */
     int threads;
     struct augment_scratch *scratch; /* one per thread */
-    double generate_s;               /* seconds spent generating samples since feed_totals() */
 };
 
 FDSL_C_BEGIN
 
-/* Opens the feed of train->data, which must outlive the feed. A generator or a stream uses
- * resources->threads threads.
+/* Opens the feed of train->data, which must outlive the feed. Its stream uses resources->threads threads.
  * The CPU decodes all samples of a stream; if train->decoding has a share of a device, it does so at full
  * size, so that the samples differ from those of the device only by rounding.
  * The caller closes the feed, even after a failure. */
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 
-/* Returns whether the samples of a step are generated, read or augmented. If so, feed_step() must be called
- * before each step. */
+/* Returns whether the samples of a step come from a stream, or are augmented. If so, feed_step() must be
+ * called before each step. */
 static inline bool feed_computes(const struct feed *feed)
 {
-    return feed->generator || feed->stream.stream || feed->images;
+    return feed->stream.stream || feed->images;
 }
 
 /* Prepares the `count` samples of a step and their partners, whose numbers come from train_batch(). Call it

@@ -566,8 +566,8 @@ static enum status take_micro(struct naive *naive, const struct micro *micro)
     const uint32_t begin = micro_begin(naive, micro);
     double begin_s = timer_now_s();
     if (micro->training)
-        TRY(feed_step(&naive->feed, micro->epoch, (uint32_t)(micro->step % train_steps(naive->train)),
-                      micro->numbers, micro->count));
+        TRY(feed_step(&naive->feed, micro->epoch, stage_step(naive->train, micro), micro->numbers,
+                      micro->count));
     for (uint32_t j = 0; j < micro->count; j++)
         if (micro->training)
             take_to_learn(naive, micro->epoch, micro->numbers, j, begin + j);

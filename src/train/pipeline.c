@@ -207,12 +207,16 @@ struct trial {
     uint32_t *numbers;
 };
 
-static bool trial_new(const struct model *piece, uint32_t capacity, struct trial *trial)
+/* The samples are those of the first micro-batch of the first step. */
+static bool trial_new(const struct train *train, struct trial *trial)
 {
+    const struct model *piece = train->model;
+    const struct draw_order order = train_order(train, 0);
+    const uint32_t capacity = train->stage->capacity;
     size_t in = piece->input_values * capacity,
            out = piece->layers[piece->layer_count - 1].out_values * capacity;
     trial->inputs = calloc(2 * (in + out), sizeof(float));
-    trial->numbers = calloc(capacity, sizeof *trial->numbers);
+    trial->numbers = calloc(train_entries(train, train->batch), sizeof *trial->numbers);
     if (!trial->inputs || !trial->numbers)
         return false;
     trial->outputs = trial->inputs + in;
@@ -224,8 +228,7 @@ static bool trial_new(const struct model *piece, uint32_t capacity, struct trial
         trial->inputs[i] = 0.5f + (float)(i % 7) * 0.125f;
     for (size_t i = 0; i < out; i++)
         trial->deltas[i] = 1e-3f * (1 + (float)(i % 5));
-    for (uint32_t i = 0; i < capacity; i++)
-        trial->numbers[i] = i;
+    train_batch(train, &order, 0, trial->numbers);
     return true;
 }
 
@@ -257,8 +260,7 @@ static enum status run_trials(const struct train *piece, const struct engine *en
 {
     CLOSED_BY(train_state_free) struct train_state begin = {0};
     CLOSED_BY(trial_free) struct trial trial = {0};
-    bool room = train_state_new(piece->model->arena_values, &begin) &&
-                trial_new(piece->model, piece->stage->capacity, &trial);
+    bool room = train_state_new(piece->model->arena_values, &begin) && trial_new(piece, &trial);
     *seconds = HUGE_VAL;
     TRY(ALLOCATED(room, "out of memory to measure the layers; lower --batch"));
     model_initialise(piece->model, piece->seed, begin.parameters);
@@ -273,8 +275,11 @@ static enum status measure_piece(const struct train *train, const struct engine 
                                  const struct resources *resources, uint32_t first, uint32_t end,
                                  uint32_t capacity, double *seconds)
 {
-    const struct stage stage = {
-        .first = first == 0, .last = end == train->model->layer_count, .slots = 1, .capacity = capacity};
+    const struct stage stage = {.first = first == 0,
+                                .last = end == train->model->layer_count,
+                                .slots = 1,
+                                .micros = (train->batch - 1) / capacity + 1,
+                                .capacity = capacity};
     struct model *model = malloc(sizeof *model);
     struct train piece = *train;
     void *state = NULL;
@@ -474,6 +479,7 @@ static enum status pipeline_open(const struct train *train, const struct resourc
         pipeline->own = *train;
         pipeline->own.pipeline = NULL;
         pipeline->number = (uint32_t)comm_rank();
+        pipeline->stage.micros = plan->micros;
         pipeline->stage.capacity = train->batch / plan->micros + (train->batch % plan->micros != 0);
     }
     TRY(comm_agree(pipeline ? allocate(pipeline) : status_set(STATUS_EXHAUSTED, "out of memory")));
@@ -492,8 +498,7 @@ struct step {
 
 static struct micro micro_of(const struct pipeline *pipeline, const struct step *step, uint32_t index)
 {
-    const struct partition partition = {.rank = index, .ranks = pipeline->plan->micros, .strong = true};
-    const struct share share = partition_share(&partition, step->total);
+    const struct share share = stage_share(&pipeline->stage, step->total, index);
     return (struct micro){.slot = index % pipeline->stage.slots,
                           .index = index,
                           .epoch = step->epoch,

@@ -1,0 +1,249 @@
+/* Data sets in a few files of records: the IDX files of MNIST and similar sets, and the binary files of
+ * CIFAR-10. To add a format, write add() and a line of the table `formats`. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "data/dataset.h"
+#include "data/file_list.h"
+#include "data/labelled_files.h"
+
+#define FILES_MAX 8 /* of a set */
+
+/* Adds a file to the list. Opens it, and sets `*fd` and its size. The caller closes the descriptor. */
+static enum status add_file(struct dataset *dataset, const char *name, int *fd)
+{
+    struct stat info;
+    const char *kept;
+    *fd = -1;
+    TRY(dataset_keep_name(dataset, name, strlen(name), &kept));
+    TRY(dataset_add_file(dataset, kept, 0));
+    TRY(dataset_file_open(dataset, dataset->file_count - 1, 0, fd));
+    if (fstat(*fd, &info) == 0) {
+        dataset->files[dataset->file_count - 1].bytes = (uint64_t)info.st_size;
+        return STATUS_OK;
+    }
+    return status_set(STATUS_FAILED, "%s/%s: %s", dataset->path, name, strerror(errno));
+}
+
+/* Adds a sample: `size` bytes of the file that was added last. */
+static enum status add_record(struct dataset *dataset, uint64_t offset, uint64_t size, uint8_t label)
+{
+    char key[16];
+    const char *kept;
+    const int length = snprintf(key, sizeof key, "%06u", dataset->sample_count);
+    TRY(dataset_keep_name(dataset, key, (size_t)length, &kept));
+    TRY(dataset_add_sample(dataset, kept));
+    struct dataset_sample *sample = &dataset->samples[dataset->sample_count - 1];
+    sample->class_folder = label;
+    sample->members = 1;
+    return dataset_add_member(dataset, (struct dataset_member){.extension = RECORD_EXTENSION,
+                                                               .offset = offset,
+                                                               .size = size,
+                                                               .file = dataset->file_count - 1});
+}
+
+/* ---- IDX ---- */
+
+/* Unpacks a gzipped file, which was added last, into memory that is read like a file. */
+static enum status unpack(struct dataset *dataset, const char *path, struct idx *images)
+{
+    struct dataset_file *file = &dataset->files[dataset->file_count - 1];
+    CLOSED_BY(idx_free) struct idx unpacked;
+    TRY(idx_read(path, &unpacked));
+    uint64_t bytes = 1;
+    for (uint32_t i = 0; i < unpacked.axes; i++)
+        bytes *= unpacked.shape[i];
+    file->memory = memfd_create("fdsl-records", MFD_CLOEXEC);
+    file->unpacked = file->memory >= 0;
+    for (uint64_t done = 0; file->unpacked && done < bytes;) {
+        const ssize_t count = write(file->memory, unpacked.values + done, bytes - done);
+        if (count < 0 && errno != EINTR)
+            return status_set(status_of_errno(errno), "%s: cannot keep its contents in memory: %s", path,
+                              strerror(errno));
+        done += count > 0 ? (uint64_t)count : 0;
+    }
+    file->bytes = bytes;
+    *images = unpacked;
+    images->values = images->owned = NULL;
+    return file->unpacked ? STATUS_OK
+                          : status_set(status_of_errno(errno), "%s: no memory for its contents: %s", path,
+                                       strerror(errno));
+}
+
+/* Reads the header of a file of images, and sets `*offset` to the position of the first image. */
+static enum status open_images(struct dataset *dataset, const char *name, const char *path,
+                               struct idx *images, size_t *offset)
+{
+    uint8_t head[FILE_POINTER_BYTES > IDX_HEADER_MAX ? FILE_POINTER_BYTES : IDX_HEADER_MAX];
+    int fd;
+    ssize_t count = -1;
+    enum status status = add_file(dataset, name, &fd);
+    if (status == STATUS_OK) {
+        count = pread(fd, head, sizeof head, 0);
+        if (count < 0)
+            status = status_set(STATUS_FAILED, "%s: cannot be read: %s", path, strerror(errno));
+    }
+    if (fd >= 0)
+        close(fd);
+    TRY(status);
+    *offset = 0;
+    if (idx_is_gzip(head, (size_t)count))
+        return unpack(dataset, path, images);
+    status = file_refuse_pointer(head, (size_t)count);
+    if (status == STATUS_OK)
+        status = idx_parse_header(head, dataset->files[dataset->file_count - 1].bytes, images, offset);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+}
+
+/* Writes the path of the file of labels, plain or gzipped: for x-images-idx3-ubyte, x-labels-idx1-ubyte. */
+static enum status find_labels(const struct dataset *dataset, const char *images, char path[PATH_MAX])
+{
+    const int length = snprintf(path, PATH_MAX, "%s/%.*slabels-idx1-ubyte", dataset->path,
+                                (int)(strstr(images, "images") - images), images);
+    if (length + 4 > PATH_MAX)
+        return status_set(STATUS_USAGE, "the path '%.80s...' is too long", dataset->path);
+    if (access(path, F_OK) != 0)
+        strcpy(path + length, ".gz");
+    if (access(path, F_OK) != 0)
+        path[length] = '\0'; /* the message about a missing file has the plain name */
+    return STATUS_OK;
+}
+
+/* Adds the first of two files that exists: the images, plain or gzipped. */
+static enum status add_idx(struct dataset *dataset, const char *const files[])
+{
+    char paths[2][PATH_MAX];
+    CLOSED_BY(idx_free) struct idx labels = {0};
+    struct idx images;
+    size_t offset;
+    const char *name = files[faccessat(dataset->directory, files[0], F_OK, 0) != 0];
+    TRY(find_labels(dataset, name, paths[1]));
+    snprintf(paths[0], PATH_MAX, "%s/%s", dataset->path, name);
+    TRY(open_images(dataset, name, paths[0], &images, &offset));
+    TRY(idx_read(paths[1], &labels));
+    TRY(idx_check_pair(paths[0], &images, paths[1], &labels));
+    if (images.shape[0] == 0)
+        return status_set(STATUS_FAILED, "%s has no images", paths[0]);
+    dataset->raw = (struct image){
+        .channels = 1, .depth = 1, .height = images.shape[1], .width = images.shape[2], .type = DTYPE_U8};
+    const uint64_t size = image_values(&dataset->raw);
+    for (uint32_t i = 0; i < images.shape[0]; i++)
+        TRY(add_record(dataset, offset + i * size, size, labels.values[i]));
+    return STATUS_OK;
+}
+
+/* ---- CIFAR-10 ---- */
+
+/* Adds the records of an open file, which was added last. Reads only their labels. */
+static enum status add_cifar_records(struct dataset *dataset, int fd)
+{
+    uint64_t count;
+    TRY(cifar_count(dataset->files[dataset->file_count - 1].bytes, &count));
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t at = i * CIFAR_RECORD_BYTES;
+        uint8_t label;
+        if (pread(fd, &label, 1, (off_t)at) != 1)
+            return status_set(STATUS_FAILED, "offset %llu: cannot be read", (unsigned long long)at);
+        TRY(cifar_check_label(i, label));
+        TRY(add_record(dataset, at + 1, CIFAR_IMAGE_BYTES, label));
+    }
+    return STATUS_OK;
+}
+
+static enum status add_cifar_file(struct dataset *dataset, const char *name)
+{
+    char head[FILE_POINTER_BYTES];
+    int fd;
+    enum status status = add_file(dataset, name, &fd);
+    if (status == STATUS_OK) {
+        if (pread(fd, head, sizeof head, 0) == sizeof head)
+            status = file_refuse_pointer(head, sizeof head);
+        if (status == STATUS_OK)
+            status = add_cifar_records(dataset, fd);
+        if (status != STATUS_OK)
+            status_prefix(status, "%s/%s", dataset->path, name);
+    }
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+static enum status add_cifar(struct dataset *dataset, const char *const files[])
+{
+    const char *found[FILES_MAX] = {NULL};
+    size_t count = 0;
+    for (size_t i = 0; files[i]; i++)
+        if (faccessat(dataset->directory, files[i], F_OK, 0) == 0)
+            found[count++] = files[i];
+    TRY(paths_check_distinct(dataset->directory, found, count));
+    dataset->raw = (struct image){
+        .channels = CIFAR_CHANNELS, .depth = 1, .height = CIFAR_SIDE, .width = CIFAR_SIDE, .type = DTYPE_U8};
+    for (size_t i = 0; i < count; i++)
+        TRY(add_cifar_file(dataset, found[i]));
+    return STATUS_OK;
+}
+
+/* ---- Formats ---- */
+
+#define IDX_SET(set)                                                \
+    (const char *const[])                                           \
+    {                                                               \
+        set "-images-idx3-ubyte", set "-images-idx3-ubyte.gz", NULL \
+    }
+#define IDX_LACKS(set) \
+    "there is no " set "-images-idx3-ubyte, plain or gzipped; add it, because MNIST has four files"
+
+static const struct record_format formats[] = {
+    {"MNIST", {IDX_SET("train"), IDX_SET("t10k")}, add_idx, {IDX_LACKS("train"), IDX_LACKS("t10k")}},
+    {"CIFAR-10",
+     {(const char *const[]){"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+                            "data_batch_5.bin", NULL},
+      (const char *const[]){"test_batch.bin", NULL}},
+     add_cifar,
+     {"the folder has none of the files data_batch_1.bin to data_batch_5.bin",
+      "there is no test_batch.bin; add this file, which has the test samples"}},
+};
+
+static bool has_any(int directory, const char *const files[])
+{
+    bool found = false;
+    for (; *files && !found; files++)
+        found = faccessat(directory, *files, F_OK, 0) == 0;
+    return found;
+}
+
+const struct record_format *record_format_find(const char *folder)
+{
+    const struct record_format *found = NULL;
+    const int directory = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (size_t i = 0; directory >= 0 && !found && i < COUNT_OF(formats); i++)
+        if (has_any(directory, formats[i].sets[0]) || has_any(directory, formats[i].sets[1]))
+            found = &formats[i];
+    if (directory >= 0)
+        close(directory);
+    return found;
+}
+
+enum status dataset_add_records(struct dataset *dataset, const struct record_format *format, bool test_set)
+{
+    if (!has_any(dataset->directory, format->sets[test_set]))
+        return status_set(STATUS_USAGE, "--%s %s: %s", dataset->option, dataset->path,
+                          format->lacks[test_set]);
+    dataset->shards = true;
+    dataset->shard_first = calloc(FILES_MAX + 1, sizeof *dataset->shard_first);
+    if (!dataset->shard_first)
+        return dataset_out_of_memory();
+    TRY(format->add(dataset, format->sets[test_set]));
+    for (uint32_t i = dataset->sample_count; i-- > 0;)
+        dataset->shard_first[dataset->members[dataset->samples[i].member].file] = i;
+    dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
+}
