@@ -102,7 +102,7 @@ Test(train_load, shards_behind_a_faulty_server_give_the_same_results)
     }
 }
 
-/* A set that does not fit would be downloaded again for each block of samples. */
+/* A set that is read in whole shards, and does not fit, would be downloaded again for each block of samples. */
 Test(train_load, a_set_at_a_url_must_fit_into_memory_or_cache)
 {
     char url[128], test[PATH_MAX], cache[PATH_MAX];
@@ -116,14 +116,14 @@ Test(train_load, a_set_at_a_url_must_fit_into_memory_or_cache)
     EXPECT(0, "while [ ! -s port ]; do sleep 0.05; done; cat port");
     cr_assert_eq(sscanf(out, "%d", &port), 1);
     setenv("no_proxy", "127.0.0.1", 1);
-    snprintf(url, sizeof url, "http://127.0.0.1:%d/web/m3/s.index", port);
     snprintf(test, sizeof test, "%s/test", folder);
     snprintf(cache, sizeof cache, "%s/cache", folder);
     EXPECT(0, "cat m3/*.tar | wc -c");
     const uint64_t bytes = (uint64_t)atoll(out);
-    for (int i = 0; i < 4; i++) {
-        const bool cached = i >= 2, fits = i % 2;
+    for (int i = 0; i < 5; i++) {
+        const bool cached = i == 2 || i == 3, fits = i % 2 || i == 4;
         struct data data;
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m3/s.index", port, i == 4 ? "web" : "norange");
         const struct data_request request = {.name = url,
                                              .test_name = test,
                                              .batch = 10,
@@ -133,7 +133,7 @@ Test(train_load, a_set_at_a_url_must_fit_into_memory_or_cache)
                                              .ahead = 2,
                                              .cache_dir = cached ? cache : NULL,
                                              .cache_bytes = cached ? bytes - !fits : 0,
-                                             .shard_bytes = cached ? 1 : bytes - !fits,
+                                             .shard_bytes = cached || i == 4 ? 1 : bytes - !fits,
                                              .resources = {.threads = 2}};
         const enum status result = data_open(&request, &data);
         if (result == STATUS_UNAVAILABLE)

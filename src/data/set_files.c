@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "data/remote.h"
+#include "data/remote_blocks.h"
 
 #define OPEN_MAX_SHARDS 256 /* at most this many shards are open */
 #define NONE            UINT32_MAX
@@ -26,7 +27,8 @@ struct entry {
 
 struct set_files {
     const struct dataset *dataset;
-    bool in_memory; /* shards of a URL without a cache folder */
+    struct remote_blocks *blocks; /* of shards at a URL; NULL: whole shards are opened */
+    bool in_memory;               /* shards of a URL without a cache folder */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
     pthread_mutex_t lock; /* protects everything below */
@@ -63,6 +65,14 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
     pthread_cond_init(&self->changed, NULL);
     if (!dataset->shards)
         return STATUS_OK;
+    if (remote_blocks_possible(dataset)) {
+        const enum status status = remote_blocks_open(dataset, memory_bytes, &self->blocks);
+        if (status != STATUS_OK) {
+            set_files_close(self);
+            *files = NULL;
+        }
+        return status;
+    }
     self->capacity = capacity_of(dataset, threads);
     self->entries = calloc(self->capacity, sizeof *self->entries);
     self->entry_of = malloc(((size_t)dataset->file_count + 1) * sizeof *self->entry_of);
@@ -94,6 +104,7 @@ void set_files_close(struct set_files *files)
     for (uint32_t e = 0; files->entries && files->entry_of && e < files->capacity; e++)
         if (files->entries[e].file != NONE)
             evict(files, &files->entries[e]);
+    remote_blocks_close(files->blocks);
     pthread_cond_destroy(&files->changed);
     pthread_mutex_destroy(&files->lock);
     free(files->entry_of);
@@ -204,6 +215,8 @@ static void release_shard(struct set_files *files, struct entry *entry)
 
 uint64_t set_files_held_bytes(struct set_files *files)
 {
+    if (files->blocks)
+        return remote_blocks_held(files->blocks);
     pthread_mutex_lock(&files->lock);
     const uint64_t bytes = files->in_memory ? files->bytes : 0;
     pthread_mutex_unlock(&files->lock);
@@ -259,6 +272,8 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
                            uint8_t *bytes)
 {
     enum status status;
+    if (files->blocks)
+        return remote_blocks_read(files->blocks, member->file, member->offset, size, bytes);
     if (files->dataset->shards) {
         struct entry *entry;
         TRY(take_shard(files, member->file, &entry));
@@ -271,4 +286,10 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
     status = read_at(files, member, fd, false, size, bytes);
     dataset_file_close(files->dataset, fd);
     return status;
+}
+
+void set_files_ask(struct set_files *files, const struct dataset_member *member)
+{
+    if (files->blocks)
+        remote_blocks_ask(files->blocks, member->file, member->offset, member->size);
 }

@@ -293,6 +293,22 @@ static struct stream_position after(const struct stream_plan *plan, struct strea
                                      : (struct stream_position){at.epoch + 1, 0};
 }
 
+/* Starts to read the members of a batch that are at a URL, so that several requests run at a time. */
+static void ask_members(const struct set_stream *self, const uint32_t *numbers, uint32_t count)
+{
+    const struct set_stream_request *request = &self->request;
+    for (uint32_t i = 0; request->dataset->remote && i < count; i++) {
+        const uint32_t at = numbers[i] % request->count;
+        const struct dataset_sample *sample =
+            &request->dataset->samples[request->samples ? request->samples[at] : at];
+        const struct dataset_member *members = &request->dataset->members[sample->member];
+        if (sample->image < sample->members)
+            set_files_ask(self->files, &members[sample->image]);
+        if (!request->labels && sample->label < sample->members)
+            set_files_ask(self->files, &members[sample->label]);
+    }
+}
+
 /* Lists the samples of the next batch. Releases the lock while the plan lists them. */
 static void list_batch(struct set_stream *self)
 {
@@ -305,6 +321,7 @@ static void list_batch(struct set_stream *self)
     self->listing = true;
     pthread_mutex_unlock(&self->lock);
     const uint32_t count = plan->list(plan->context, slot->at.epoch, slot->at.step, slot->numbers);
+    ask_members(self, slot->numbers, count < plan->capacity ? count : plan->capacity);
     pthread_mutex_lock(&self->lock);
     self->listing = false;
     const uint64_t number = self->listed++;

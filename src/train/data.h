@@ -170,8 +170,9 @@ struct data_request {
                     DATA_LOAD */
     uint32_t lanes, shuffle, ahead; /* DATA_LOAD only: as in struct data */
     uint64_t shard_bytes; /* DATA_LOAD only: limit of the memory for shards of a URL without `cache_dir`; 0:
-                             SET_STREAM_SHARD_BYTES. STATUS_USAGE if the shards have more bytes than this, or
-                             than a `cache_bytes` above 0 */
+                             SET_STREAM_SHARD_BYTES, or more if the shuffle windows need it. STATUS_USAGE if
+                             the shards have more bytes than this and cannot be read in blocks, or if they
+                             have more than a `cache_bytes` above 0 */
     bool test_only;       /* read only the test set; the training set stays empty */
     bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
                              numbers of samples as if all were there */
