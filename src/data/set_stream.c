@@ -20,6 +20,7 @@
 #define ALL      (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
 #define ALIGN    64
 #define TOLD_MAX 8 /* batches with masked samples that are reported */
+#define NAMED    3 /* masked samples of a batch that a report names */
 
 enum slot_state { SLOT_FREE, SLOT_LISTING, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 
@@ -36,9 +37,10 @@ struct slot {
     _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
     uint32_t users;           /* threads that fill the batch */
     uint32_t masked;
-    uint32_t fault_at;    /* index of the sample that `fault` is about */
-    bool fails;           /* `fault` ends the stream; otherwise it is that of a masked sample */
-    struct failure fault; /* the first in the order of the samples; status STATUS_OK: none */
+    uint32_t masked_at[NAMED]; /* the first masked samples, in ascending order */
+    uint32_t fault_at;         /* index of the sample that `fault` is about */
+    bool fails;                /* `fault` ends the stream; otherwise it is that of a masked sample */
+    struct failure fault;      /* the first in the order of the samples; status STATUS_OK: none */
 };
 
 struct set_stream;
@@ -86,6 +88,13 @@ struct set_stream {
 };
 
 /* ---- One sample ---- */
+
+/* Returns the sample with a number of the plan. */
+static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
+{
+    const uint32_t at = number % request->count;
+    return &request->dataset->samples[request->samples ? request->samples[at] : at];
+}
 
 static enum status check_number(const struct set_stream_request *request, uint32_t number)
 {
@@ -191,8 +200,7 @@ static enum status load_sample(struct worker *worker, struct slot *slot, uint32_
     worker->broken = false;
     TRY(check_number(request, number));
     const uint32_t at = number % request->count;
-    const struct dataset_sample *sample =
-        &request->dataset->samples[request->samples ? request->samples[at] : at];
+    const struct dataset_sample *sample = sample_of(request, number);
     slot->read[i] = set_stream_hash(sample, number);
     if (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED) {
         worker->broken = true;
@@ -298,9 +306,7 @@ static void ask_members(const struct set_stream *self, const uint32_t *numbers, 
 {
     const struct set_stream_request *request = &self->request;
     for (uint32_t i = 0; request->dataset->remote && i < count; i++) {
-        const uint32_t at = numbers[i] % request->count;
-        const struct dataset_sample *sample =
-            &request->dataset->samples[request->samples ? request->samples[at] : at];
+        const struct dataset_sample *sample = sample_of(request, numbers[i]);
         const struct dataset_member *members = &request->dataset->members[sample->member];
         if (sample->image < sample->members)
             set_files_ask(self->files, &members[sample->image]);
@@ -346,6 +352,18 @@ static void list_batch(struct set_stream *self)
         pthread_cond_broadcast(&self->work);
 }
 
+/* Counts a masked sample, and keeps its index if it is one of the first of the batch. */
+static void count_masked(struct slot *slot, uint32_t i)
+{
+    uint32_t at = slot->masked < NAMED ? slot->masked : NAMED;
+    slot->masked++;
+    for (; at > 0 && slot->masked_at[at - 1] > i; at--)
+        if (at < NAMED)
+            slot->masked_at[at] = slot->masked_at[at - 1];
+    if (at < NAMED)
+        slot->masked_at[at] = i;
+}
+
 /* Keeps a failure of sample `i`, whose message is set, if it is the first one of the batch. A failure that
  * ends the stream takes precedence. */
 static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, enum status status, bool fails)
@@ -357,7 +375,8 @@ static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, e
         slot->fault_at = i;
         slot->fails = fails;
     }
-    slot->masked += !fails;
+    if (!fails)
+        count_masked(slot, i);
     if (fails) {
         const uint64_t number = number_of(self, slot);
         self->failed = number < self->failed ? number : self->failed;
@@ -496,6 +515,24 @@ static void take(struct set_stream *self, struct slot *slot)
     self->stats.masked += slot->masked;
 }
 
+/* Warns about the masked samples of a batch: names the first ones, and gives the fault of the first. */
+static void tell_masked(const struct set_stream *self, const struct slot *slot)
+{
+    char names[256] = "";
+    const uint32_t named = slot->masked < NAMED ? slot->masked : NAMED;
+    for (uint32_t i = 0; slot->masked > 1 && i < named; i++) {
+        const size_t length = strlen(names);
+        snprintf(names + length, sizeof names - length, "%s'%.60s'", i ? ", " : "",
+                 sample_of(&self->request, slot->numbers[slot->masked_at[i]])->key);
+    }
+    if (slot->masked > NAMED)
+        snprintf(names + strlen(names), sizeof names - strlen(names), " and %u more", slot->masked - NAMED);
+    status_warn("%u broken sample%s of epoch %llu, step %llu masked: %s%s%s", slot->masked,
+                slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
+                (unsigned long long)slot->at.step + 1, names, *names ? "; the first: " : "",
+                slot->fault.text); /* as rows count */
+}
+
 static enum status set_stream_next(struct stream *stream, struct stream_batch *batch)
 {
     struct set_stream *self = of(stream);
@@ -517,9 +554,7 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     describe(self, slot, batch);
     if (slot->masked && self->told < TOLD_MAX) {
         self->told++;
-        status_warn("%u broken sample%s of epoch %llu, step %llu masked: %s", slot->masked,
-                    slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
-                    (unsigned long long)slot->at.step + 1, slot->fault.text); /* as rows count */
+        tell_masked(self, slot);
     }
     return STATUS_OK;
 }

@@ -836,16 +836,18 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
                     name, missing, missing == 1 ? "" : "es");
 }
 
-void data_warn_of_few(const struct data *data, const char *name)
+void data_warn_of_few(const struct data *data, const char *option, const char *name)
 {
     static bool told;
     const uint32_t count = data->sets[DATA_TEST].count;
     if (told || count >= FEW || data_is_generated(name))
         return;
     told = true;
-    status_warn("--data %s: the test set has only %" PRIu32
-                " sample%s, so a single sample changes the accuracy by %.3g %%; %s",
-                name, count, count == 1 ? "" : "s", 100.0 / count,
-                data->split ? "add samples, raise --test-share, or name a larger test set with --test-data"
-                            : "add test samples");
+    status_warn_value(option, name,
+                      ": the test set has only %" PRIu32
+                      " sample%s, so a single sample changes the accuracy by %.3g %%; %s",
+                      count, count == 1 ? "" : "s", 100.0 / count,
+                      data->split
+                          ? "add samples, raise --test-share, or name a larger test set with --test-data"
+                          : "add test samples");
 }

@@ -198,9 +198,9 @@ bool data_is_generated(const char *name);
  * the name of the data set in the request. Does not check generated data. */
 void data_warn_of_classes(const struct data *data, const char *name, bool whole);
 
-/* Warns once if the test set is so small that one sample changes the accuracy by more than 1 %. `name` is the
- * name of the data set in the request. For generated data there is no warning. */
-void data_warn_of_few(const struct data *data, const char *name);
+/* Warns once if the test set is so small that one sample changes the accuracy by more than 1 %. `option` and
+ * `name` are the option that names the test set, and its value. For generated data there is no warning. */
+void data_warn_of_few(const struct data *data, const char *option, const char *name);
 
 /* Adds the values of channel `channel` of a sample in memory, and their squares, to `sums`. Sums of bytes are
  * exact, up to 2^53. */
