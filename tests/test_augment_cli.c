@@ -47,11 +47,14 @@ Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
     EXPECT(0, "test $(ls images | wc -l) -eq 8");
     EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --cutmix 1 --save-batch 8:mixed --dry-run");
     EXPECT(1, "diff -q images mixed");
+    EXPECT(0, "ls images | grep -cE '^00000[0-7]-[0-9]+[.]png$' | grep -x 8");
+    EXPECT(0, "ls mixed | grep -cE '^00000[0-7]-[0-9]+[+][0-9]+[.]png$' | grep -x 8");
     EXPECT(0, "$P --prepare set --from digits --samples 40 --store files --encode png");
     EXPECT(0,
            "$P --variant train-naive --model logreg --data set --batch 4 --save-batch 4:samples --dry-run");
-    EXPECT(0, "for image in samples/*.png; do find set -name '*.png' -size -9k -exec cmp -s $image {} ';' "
-              "-print | grep -q . || exit 1; done");
+    EXPECT(0, "for image in samples/*.png; do "
+              "found=$(find set -name '*.png' -size -9k -exec cmp -s $image {} ';' -print) && "
+              "label=${image##*-} && [ \"$(cat ${found%%.png}.cls)\" = ${label%%.png} ] || exit 1; done");
 }
 #endif
 

@@ -540,7 +540,7 @@ Test(mpi_train, other_ranks_resume_within_an_epoch_with_the_same_samples)
     prepare_folders();
     run_well(1, READ "--checkpoint whole --checkpoint-steps 2 --keep 10");
     loss = number(out, 2, "train_loss");
-    for (int ranks = 2; ranks <= 3; ranks++) {
+    for (int ranks = 2; ranks <= 4; ranks++) {
         shell("rm -rf k && mkdir k && cp whole/*step* k && ls k");
         cr_assert_eq(status, 0, "%s", err);
         run_well(ranks, READ "--checkpoint k --checkpoint-steps 2 --resume");
@@ -549,6 +549,43 @@ Test(mpi_train, other_ranks_resume_within_an_epoch_with_the_same_samples)
             last++;
         last--; /* without the header */
         cr_expect(fabs(number(out, last, "train_loss") - loss) < 1e-5 * loss, "%d ranks: %s", ranks, out);
+    }
+}
+
+/* A rank is killed by SIGKILL at any time after a checkpoint within an epoch. The resumed run then has
+ * the same loss in each step, and the same weights, as a run that was not interrupted. */
+Test(mpi_train, ranks_that_are_killed_resume_with_the_same_bits)
+{
+    static const char parts[] = READ "--checkpoint k --checkpoint-steps 1 --keep 2 --resume --log parts.csv "
+                                     "--log-steps 1 ";
+    char line[640];
+    prepare_folders();
+    for (int ranks = 2; ranks <= 4; ranks += 2) {
+        snprintf(line, sizeof line, "%s--epochs 100000", parts);
+        drop_repeated_in(line);
+        shell("{ rm -rf k parts.csv; "
+              "mpirun --bind-to none -n %d $PROGRAM %s >killed.txt 2>&1 & pid=$!; "
+              "while kill -0 $pid && ! ls k/*step* >found 2>&1; do sleep 0.05; "
+              "done; "
+              "sleep 0.$(shuf -i 100-299 -n 1); "
+              "read child rest </proc/$pid/task/$pid/children; kill -KILL $child; ! wait $pid || exit 1; "
+              "ls k | tail -n 1 | sed 's/[^0-9]*0*\\([0-9]*\\).*/\\1/'; }",
+              ranks, line);
+        cr_assert(status == 0, "exit %d: %s%s", status, out, err);
+        const int epochs = atoi(out) + 2;
+        snprintf(line, sizeof line, "%s--export parts --epochs %d", parts, epochs);
+        run_well(ranks, line);
+        snprintf(line, sizeof line, READ "--log whole%d.csv --log-steps 1 --export whole --epochs %d", ranks,
+                 epochs);
+        run_well(ranks, line);
+        cr_expect(same_files("whole", "parts"), "%d ranks: the weights differ after %d epochs", ranks,
+                  epochs);
+        shell(
+            "{ for f in whole%d parts; do awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } "
+            "{ print $at[\"step\"], $at[\"samples_seen\"], $at[\"loss\"] }' $f.csv | sort -u >$f.txt; done; "
+            "wc -l <whole%d.txt; diff whole%d.txt parts.txt; }",
+            ranks, ranks, ranks);
+        cr_expect(status == 0 && atoi(out) == 3 * epochs, "%d ranks, %d epochs: %s", ranks, epochs, out);
     }
 }
 

@@ -771,6 +771,12 @@ Test(servers, requests_share_nothing)
     http_close(http);
 }
 
+Test(servers, connections_need_open_files)
+{
+    SHELL(1, "ulimit -n 60; $P $M --variant shards --iodepth 16 --data $U/web/set/counter.index");
+    cr_expect(strstr(out, "ulimit -n 80") && strstr(out, "--iodepth"), "%s", out);
+}
+
 /* A file without a version is read with one request, because parts of several requests may differ. */
 Test(servers, versions_are_never_mixed)
 {

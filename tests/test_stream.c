@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 
 #include "core/timer.h"
+#include "data/remote_blocks.h"
 #include "train/data.h"
 
 TestSuite(stream, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
@@ -1223,11 +1224,13 @@ Test(stream, shards_at_a_url_give_the_same_batches)
     struct record wanted = take(opened.stream, 2 * opened.request.plan.steps);
     close_set(&opened);
     EXPECT(0, "mv m/*.tar .");
-    snprintf(url, sizeof url, "http://127.0.0.1:%d/faulty/m-{000000..000002}.tar", start_server());
+    const int port = start_server();
     snprintf(cache, sizeof cache, "%s/cache", folder);
     EXPECT(0, "mkdir cache");
     for (int i = 0; i < 3; i++) {
         remote.cache_dir = i == 2 ? cache : NULL;
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m-{000000..000002}.tar", port,
+                 i == 1 ? "norange" : "faulty"); /* without ranges, whole shards are read */
         open_set(&opened, url);
         opened.request.threads = i + 1;
         opened.request.shard_bytes = i == 1; /* one shard in memory */
@@ -1244,6 +1247,85 @@ Test(stream, shards_at_a_url_give_the_same_batches)
                            : stats.shard_bytes == 0,
                   "case %d: %llu of %llu", i, (unsigned long long)stats.shard_bytes, (unsigned long long)all);
         forget(&found);
+        close_set(&opened);
+    }
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
+    forget(&wanted);
+}
+
+/* Returns the number of requests for files in /slow/. Sets `*most` to the largest number of the latest nine
+ * that ran at the same time. */
+static int slow_requests(int port, int *most)
+{
+    int count = 0;
+    EXPECT(0,
+           "python3 -c 'import urllib.request as r; "
+           "print(r.urlopen(\"http://127.0.0.1:%d/requests/9\").read().decode())'",
+           port);
+    cr_assert_eq(sscanf(out, "%d %d", &count, most), 2, "%s", out);
+    return count;
+}
+
+/* Replaces a shard on the server, and expects a failure that names it. */
+static void expect_replaced(uint64_t steps)
+{
+    struct stream_batch batch;
+    enum status result = STATUS_OK;
+    EXPECT(0, "cp m/m-000001.tar m/x && mv m/x m/m-000000.tar");
+    for (uint64_t b = 0; b < steps && result == STATUS_OK; b++)
+        if ((result = stream_next(opened.stream, &batch)) == STATUS_OK)
+            must(stream_release(opened.stream, &batch, NULL));
+    cr_expect(result == STATUS_FAILED && strstr(status_text(), "m-000000.tar") &&
+                  strstr(status_text(), "changed while it was read"),
+              "%s", status_text());
+}
+
+/* Shards of several blocks: with enough memory each block is requested once, and with too little memory the
+ * batches are the same. A shard that is replaced on the server is a failure. */
+Test(stream, shards_at_a_url_are_read_in_blocks)
+{
+    const uint64_t few = 5 * REMOTE_BLOCK_BYTES / 2;
+    char url[128];
+    EXPECT(0, "$P --prepare m --from synth --samples 120 --res 320 --store shards --shards 3 --name m");
+    open_set(&opened, "m");
+    start(&opened);
+    const uint64_t steps = opened.request.plan.steps;
+    struct record wanted = take(opened.stream, 2 * steps);
+    close_set(&opened);
+    const int port = start_server();
+    for (int i = 0; i < 2; i++) {
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m/m-{000000..000002}.tar", port,
+                 i == 0 ? "slow" : "faulty");
+        open_set(&opened, url);
+        opened.request.threads = 1 + 2 * i;
+        opened.request.shard_bytes = i > 0 ? few : 0;
+        start(&opened);
+        int most;
+        const int before = slow_requests(port, &most);
+        struct record found = take(opened.stream, steps);
+        struct stream_stats stats;
+        stream_stats(opened.stream, &stats);
+        uint64_t blocks = 0, bytes = 0;
+        for (uint32_t f = 0; f < 3; f++) {
+            blocks += (opened.dataset.files[f].bytes - 1) / REMOTE_BLOCK_BYTES + 1;
+            bytes += opened.dataset.files[f].bytes;
+        }
+        cr_assert_eq(blocks, 9);
+        struct record first = slice(&wanted, 0, steps), second = slice(&wanted, steps, steps);
+        cr_expect(same(&found, &first), "case %d", i);
+        forget(&found);
+        if (i == 0) {
+            found = take(opened.stream, steps);
+            cr_expect(same(&found, &second));
+            forget(&found);
+            cr_expect_eq(slow_requests(port, &most) - before, 9, "%s after %d", out, before);
+            cr_expect_geq(most, 4, "%d requests at a time", most);
+        }
+        if (i == 1)
+            expect_replaced(steps);
+        cr_expect(i > 0 ? stats.shard_bytes <= few : stats.shard_bytes == bytes, "case %d: %llu bytes", i,
+                  (unsigned long long)stats.shard_bytes);
         close_set(&opened);
     }
     kill(server_pid, SIGKILL);

@@ -85,7 +85,8 @@ Test(train_load, shards_behind_a_faulty_server_give_the_same_results)
 {
     char wanted[512], found[512];
     prepare();
-    EXPECT(0, "$P --variant " ENGINE " " STREAM "--data m3 --test-data f --epochs 3");
+    EXPECT(0, "$P --variant " ENGINE " " STREAM "--data m3 --test-data f --epochs 3 --export near && "
+              "tail -c 31400 near >values");
     copy_results(wanted, sizeof wanted);
     for (int cached = 0; cached < 2; cached++) {
         run("rm -f gate port; mkfifo gate && (python3 %s/tests/remote_server.py . <gate >port 2>/dev/null "
@@ -93,7 +94,8 @@ Test(train_load, shards_behind_a_faulty_server_give_the_same_results)
             "exec 9>gate; while [ ! -s port ]; do sleep 0.05; done; "
             "$P --variant " ENGINE " " STREAM
             "--data http://127.0.0.1:$(cut -d' ' -f1 port)/faulty/m3/s.index "
-            "--test-data f --epochs 3 %s; status=$?; exec 9>&-; exit $status",
+            "--test-data f --epochs 3 --threads 3 --export far %s; status=$?; exec 9>&-; "
+            "[ $status = 0 ] && tail -c 31400 far | cmp - values >&2 || exit $((status + 1))",
             root, cached ? "--cache-dir cache --cache-bytes 1G" : "");
         if (status != 0 && strstr(out, "libcurl"))
             cr_skip_test("this build has no libcurl");
@@ -103,7 +105,8 @@ Test(train_load, shards_behind_a_faulty_server_give_the_same_results)
     }
 }
 
-/* A set that does not fit would be downloaded again for each block of samples. */
+/* A set that is read in whole shards, and does not fit, would be downloaded again for each block of samples.
+ */
 Test(train_load, a_set_at_a_url_must_fit_into_memory_or_cache)
 {
     char url[128], test[PATH_MAX], cache[PATH_MAX];
@@ -117,14 +120,14 @@ Test(train_load, a_set_at_a_url_must_fit_into_memory_or_cache)
     EXPECT(0, "while [ ! -s port ]; do sleep 0.05; done; cat port");
     cr_assert_eq(sscanf(out, "%d", &port), 1);
     setenv("no_proxy", "127.0.0.1", 1);
-    snprintf(url, sizeof url, "http://127.0.0.1:%d/web/m3/s.index", port);
     snprintf(test, sizeof test, "%s/test", folder);
     snprintf(cache, sizeof cache, "%s/cache", folder);
     EXPECT(0, "cat m3/*.tar | wc -c");
     const uint64_t bytes = (uint64_t)atoll(out);
-    for (int i = 0; i < 4; i++) {
-        const bool cached = i >= 2, fits = i % 2;
+    for (int i = 0; i < 5; i++) {
+        const bool cached = i == 2 || i == 3, fits = i % 2 || i == 4;
         struct data data;
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m3/s.index", port, i == 4 ? "web" : "norange");
         const struct data_request request = {.name = url,
                                              .test_name = test,
                                              .batch = 10,
@@ -134,7 +137,7 @@ Test(train_load, a_set_at_a_url_must_fit_into_memory_or_cache)
                                              .ahead = 2,
                                              .cache_dir = cached ? cache : NULL,
                                              .cache_bytes = cached ? bytes - !fits : 0,
-                                             .shard_bytes = cached ? 1 : bytes - !fits,
+                                             .shard_bytes = cached || i == 4 ? 1 : bytes - !fits,
                                              .resources = {.threads = 2}};
         const enum status result = data_open(&request, &data);
         if (result == STATUS_UNAVAILABLE)
@@ -231,7 +234,12 @@ Test(train_load, other_samples_or_another_order_are_refused)
     run("$P --variant train-naive --model logreg --data f --test-data test --batch 16 --format csv --epochs "
         "2 "
         "--checkpoint k --resume");
-    expect_line(2, "feed");
+    expect_line(2, "feed=load in the checkpoint, none now; give --feed load");
+    EXPECT(0, "$P --variant train-naive --model logreg --data f --test-data test --batch 16 --epochs 1 "
+              "--checkpoint s");
+    run("$P --variant train-naive " LOAD
+        "--test-data test --epochs 2 --on-error mask --checkpoint s --resume");
+    expect_line(2, "no feed in the checkpoint, load now; drop --feed");
     EXPECT(0, "cp $(ls f/0004/*.png | head -1) $(ls f/0003/*.png | head -1)");
     run("$P --variant train-naive " LOAD "--test-data test --epochs 2 --checkpoint k --resume");
     cr_expect(status == 2 && says("the samples of --data f have changed"), "%s", out);
@@ -254,6 +262,14 @@ Test(train_load, a_broken_sample_is_masked_or_ends_the_run)
         cr_expect_str_eq(value(out, epoch, "wrong"), "0");
         cr_expect_str_eq(value(out, epoch, "items"), "120");
     }
+    /* A warning names up to three of them, in the order of the step. */
+    EXPECT(0, "for d in f/0003 f/0005 f/0006; do f=$(ls $d/*.png | head -1); "
+              "dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc; done");
+    EXPECT(0, "$P --variant train-naive --model logreg --feed load --data f --test-data test --batch 120 "
+              "--shuffle 0 --epochs 1 --on-error mask --dry-run --save-batch 1:one 2>&1");
+    cr_expect(says("5 broken samples of epoch 1, step 1 masked: '0002/") && says("', '0003/") &&
+                  says("', '0005/") && says("' and 2 more; the first: f/0002/"),
+              "%s", out);
     EXPECT(0, "for f in f/*/*.png; do dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc; done");
     run("$P --variant train-naive " LOAD "--test-data test --epochs 2 --on-error mask");
     expect_line(1, "none of 120 training samples can be decoded");
@@ -737,6 +753,9 @@ Test(train_load, test_data_from_another_folder_are_evaluated_alike)
     EXPECT(0, "$P --variant train-naive --model logreg --data f --test-data held --batch 16 --format csv "
               "--epochs 1");
     cr_expect_str_eq(value(out, 1, "train_samples"), "120");
+    EXPECT(0, "for d in f/*; do mkdir -p few/${d#f/} && cp $(ls $d/*.png | head -1) few/${d#f/}; done");
+    EXPECT(0, "$P --variant train-naive " LOAD "--test-data few --epochs 1");
+    cr_expect(says("--test-data few: the test set has only 10 samples"), "%s", out);
     /* data with a test set of their own */
     EXPECT(0, "mkdir both && cp -r f both/train && cp -r held both/test && $P --variant train-naive " STREAM
               "--data both --epochs 1");
@@ -748,7 +767,7 @@ Test(train_load, steps_and_pictures_are_exported)
 {
     prepare();
     EXPECT(0, "$P --variant train-naive " LOAD "--dry-run --export-step step --save-batch 3:pictures && "
-              "[ $(ls pictures | wc -l) = 3 ] && [ -s step ]");
+              "[ $(ls pictures/00000[0-2]-[0-9].png | wc -l) = 3 ] && [ -s step ]");
 }
 
 #ifdef HAVE_JPEG

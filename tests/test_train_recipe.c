@@ -128,6 +128,10 @@ Test(train_recipe, reports_schedules_without_effect)
                   FEW "--lr-schedule multistep --lr-milestones 1:2 --epochs 2");
     EXPECT_PRINTS(0, "--lr-warmup 1: the learning rate does not reach --lr within 1 epoch;",
                   FEW "--lr-warmup 1 --epochs 1");
+    /* With a list, too, each warning names the option once. */
+    EXPECT(0, FEW "--lr-schedule step --lr-step 2,3 --epochs 2 2>&1");
+    cr_expect(says("warning: --lr-step 2: the learning") && says("warning: --lr-step 3: the learning"), "%s",
+              out);
     EXPECT_EXACTLY(0, "", FEW "--lr-warmup 1 --epochs 2 --lr-schedule step --lr-step 1");
 }
 

@@ -13,7 +13,7 @@
 #include "core/timer.h"
 
 #define MESSAGE_BYTES  1024
-#define LINE_BYTES     (MESSAGE_BYTES + 384) /* a message, its context and the codes of a terminal */
+#define LINE_BYTES     (MESSAGE_BYTES + 640) /* a message, its context and the codes of a terminal */
 #define GAP            " ... "               /* replaces the middle of a message that is too long */
 
 #define WARNING_COLOUR "\033[33m"
@@ -336,11 +336,12 @@ static void lock_held(void)
         usleep(1);
 }
 
-/* Keeps a warning if warnings are held. Returns false if they are not, or if there is no room. */
-static bool keep_warning(const char *text)
+/* Keeps a warning, with `before` in front of it, if warnings are held. Returns false if they are not, or if
+ * there is no room. */
+static bool keep_warning(const char *before, const char *text)
 {
     char line[LINE_BYTES];
-    size_t length = format_line(WARNING_COLOUR, "warning: ", context, text, line, sizeof line);
+    size_t length = format_line(WARNING_COLOUR, "warning: ", before, text, line, sizeof line);
     lock_held();
     size_t used = atomic_load(&held_bytes);
     bool kept = holding && length <= sizeof held - used;
@@ -398,10 +399,10 @@ static bool is_repeated(const char *text)
     return repeated;
 }
 
-static void warn(const char *text)
+static void warn(const char *before, const char *text)
 {
-    if (!keep_warning(text))
-        print_line(WARNING_COLOUR, "warning: ", text);
+    if (!keep_warning(before, text))
+        print_with(WARNING_COLOUR, "warning: ", before, text);
 }
 
 void status_warn(const char *format, ...)
@@ -411,7 +412,21 @@ void status_warn(const char *format, ...)
         return;
     FIT(text, NULL);
     if (!is_repeated(text))
-        warn(text);
+        warn(context, text);
+}
+
+void status_warn_value(const char *option, const char *value, const char *format, ...)
+{
+    char rest[MESSAGE_BYTES], whole[3 * MESSAGE_BYTES], text[MESSAGE_BYTES], before[sizeof context];
+    int length;
+    if (own_rank != 0)
+        return;
+    FIT(rest, NULL);
+    snprintf(whole, sizeof whole, "--%s %s%s", option, value, rest);
+    fit(whole, text);
+    (void)split_context(option, before, &length);
+    if (!is_repeated(text))
+        warn(before, text);
 }
 
 static struct caveat *find_caveat(const char *what)
@@ -459,7 +474,7 @@ void status_caveat(const char *what, const char *remedy, const char *format, ...
         return;
     char text[MESSAGE_BYTES];
     FIT(text, NULL);
-    warn(text);
+    warn(context, text);
 }
 
 void status_show_caveats(bool each)

@@ -127,6 +127,13 @@ void status_set_context(const char *text);
  * printed on the same terminal, the warning is kept until status_release(), so that it does not come between
  * the lines of the table. */
 void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Warns like status_warn() about the value of an option: "--OPTION VALUE" and then the formatted text. The
+ * context does not repeat the option. */
+void status_warn_value(const char *option, const char *value, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Start and end to keep warnings. */
 void status_hold(void);
 void status_release(void);
 

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,9 +25,10 @@
 #include "data/s3.h"
 #include "machine/host.h"
 
-#define TRIES           6 /* attempts per request */
-#define TRIES_FIRST     2 /* attempts of the first request: a wrong address should fail soon */
-#define SPARE_MAX       4 /* files in memory that are kept for the next transfers */
+#define TRIES           6  /* attempts per request */
+#define TRIES_FIRST     2  /* attempts of the first request: a wrong address should fail soon */
+#define SPARE_MAX       4  /* files in memory that are kept for the next transfers */
+#define OTHER_FILES     32 /* files that a process has open besides its connections */
 #define URL_MAX         8192
 #define LIST_BYTES_MAX  (UINT64_C(16) << 20) /* maximum size of one page of a list */
 #define NAMES_MAX       1000000
@@ -49,12 +51,13 @@ struct remote_file {
     struct transfer *transfer; /* running or complete; NULL if there is none, or remote_fd() has taken it */
 };
 
-/* A file that is being read. Connections take pieces of it, in order. */
+/* A file, or a range of it, that is being read. Connections take pieces of it, in order. */
 struct transfer {
     struct remote_file *file;
     struct transfer *later; /* next in the queue of transfers that have pieces to take */
-    int fd;
-    uint64_t piece_bytes, next;
+    int fd;                 /* receives a whole file */
+    uint8_t *to;            /* receives a range, which is read in one piece; otherwise NULL */
+    uint64_t piece_bytes, next, end;
     uint64_t left;          /* bytes that have not arrived */
     struct failure failure; /* STATUS_OK if no piece has failed */
 };
@@ -699,7 +702,7 @@ static void close_transfer(struct transfer *transfer, bool keep_file)
 static struct transfer *take_piece(struct remote *remote, uint64_t *first, uint64_t *bytes)
 {
     struct transfer *transfer = remote->queue;
-    uint64_t left = transfer->file->version.bytes - transfer->next;
+    uint64_t left = transfer->end - transfer->next;
     *first = transfer->next;
     *bytes = left < transfer->piece_bytes ? left : transfer->piece_bytes;
     transfer->next += *bytes;
@@ -721,6 +724,7 @@ static enum status read_piece(struct remote *remote, struct http *http, const st
     request.first = first;
     request.wanted = bytes;
     request.whole = !file->ranged;
+    request.to = transfer->to;
     request.fd = transfer->fd;
     request.version = &file->version;
     TRY(http_get(http, &request, TRIES, &reply));
@@ -765,6 +769,16 @@ static void start_examining(struct remote *remote, struct remote_file *file)
     pthread_cond_broadcast(&remote->work);
 }
 
+/* Queues a transfer for the connections. The caller holds `remote->lock`. */
+static void queue_transfer(struct remote *remote, struct transfer *transfer)
+{
+    struct transfer **last = &remote->queue;
+    while (*last)
+        last = &(*last)->later;
+    *last = transfer;
+    pthread_cond_broadcast(&remote->work);
+}
+
 /* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, even
  * after a failure. The caller holds `remote->lock`. */
 static enum status start_transfer(struct remote *remote, struct remote_file *file, int fd,
@@ -776,7 +790,7 @@ static enum status start_transfer(struct remote *remote, struct remote_file *fil
         close(fd);
         return out_of_memory();
     }
-    *transfer = (struct transfer){.file = file, .fd = fd, .left = bytes};
+    *transfer = (struct transfer){.file = file, .fd = fd, .end = bytes, .left = bytes};
     if (bytes == 0)
         return STATUS_OK;
     transfer->piece_bytes = bytes / remote->thread_count;
@@ -786,11 +800,7 @@ static enum status start_transfer(struct remote *remote, struct remote_file *fil
         transfer->piece_bytes = PIECE_BYTES_MAX;
     if (!file->ranged)
         transfer->piece_bytes = bytes;
-    struct transfer **last = &remote->queue;
-    while (*last)
-        last = &(*last)->later;
-    *last = transfer;
-    pthread_cond_broadcast(&remote->work);
+    queue_transfer(remote, transfer);
     return STATUS_OK;
 }
 
@@ -897,10 +907,26 @@ static void *serve(void *context)
     return NULL;
 }
 
+/* Refuses a limit of open files that is too small for the connections: each may need a socket, and the two
+ * ends of a pipe that wakes it. */
+static enum status check_descriptors(const struct remote *remote, uint32_t connections)
+{
+    struct rlimit limit;
+    const uint64_t needed = 3 * (uint64_t)connections + OTHER_FILES;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed)
+        return STATUS_OK;
+    return status_set(STATUS_EXHAUSTED,
+                      "%" PRIu32 " connections to a server need %" PRIu64
+                      " open files, but ulimit -n allows %" PRIu64 "; raise it: ulimit -n %" PRIu64 "%s",
+                      connections, needed, (uint64_t)limit.rlim_cur, needed,
+                      remote->options.connections ? ", or lower --iodepth" : "");
+}
+
 /* Starts one thread per connection. remote_close() joins the threads. */
 static enum status start_threads(struct remote *remote)
 {
     uint32_t wanted = remote->options.connections ? remote->options.connections : REMOTE_CONNECTIONS;
+    TRY(check_descriptors(remote, wanted));
     remote->threads = calloc(wanted, sizeof *remote->threads);
     if (!remote->threads)
         return out_of_memory();
@@ -1161,6 +1187,51 @@ enum status remote_fd(struct remote *remote, const char *name, int *fd)
     *fd = -1;
     TRY(known_file(remote, name, &file));
     return (remote_cached(remote) ? read_to_cache : read_to_memory)(remote, file, fd);
+}
+
+bool remote_ranged(struct remote *remote, const char *name)
+{
+    pthread_mutex_lock(&remote->lock);
+    const struct remote_file *file = find_file(remote, name);
+    const bool ranged = file && file->known && file->ranged;
+    pthread_mutex_unlock(&remote->lock);
+    return ranged;
+}
+
+enum status remote_begin(struct remote *remote, const char *name, uint64_t first, uint64_t bytes, uint8_t *to,
+                         struct transfer **begun)
+{
+    struct remote_file *file;
+    *begun = NULL;
+    TRY(known_file(remote, name, &file));
+    if (!file->ranged || bytes == 0 || first + bytes > file->version.bytes)
+        return status_set(STATUS_FAILED,
+                          "%s/%s: bytes %" PRIu64 " to %" PRIu64 " of %" PRIu64 " cannot be read",
+                          remote->shown, name, first, first + bytes, file->version.bytes);
+    struct transfer *transfer = calloc(1, sizeof *transfer);
+    if (!transfer)
+        return out_of_memory();
+    *transfer = (struct transfer){.file = file,
+                                  .fd = -1,
+                                  .to = to,
+                                  .piece_bytes = bytes,
+                                  .next = first,
+                                  .end = first + bytes,
+                                  .left = bytes};
+    pthread_mutex_lock(&remote->lock);
+    queue_transfer(remote, transfer);
+    pthread_mutex_unlock(&remote->lock);
+    *begun = transfer;
+    return STATUS_OK;
+}
+
+enum status remote_await(struct remote *remote, struct transfer *transfer)
+{
+    pthread_mutex_lock(&remote->lock);
+    const enum status status = await_transfer(remote, transfer);
+    pthread_mutex_unlock(&remote->lock);
+    close_transfer(transfer, false);
+    return status;
 }
 
 enum status remote_text(struct remote *remote, const char *name, uint64_t limit, char **text, size_t *size)

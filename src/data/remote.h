@@ -1,5 +1,5 @@
-/* Data sets at a URL: https://, http://, s3:// and file:// (docs/remote.md). Files are read whole: into
- * memory, or into a local cache. */
+/* Data sets at a URL: https://, http://, s3:// and file:// (docs/remote.md). Files are read whole, into
+ * memory or into a local cache, or in ranges into memory of the caller. */
 #ifndef FDSL_DATA_REMOTE_H
 #define FDSL_DATA_REMOTE_H
 
@@ -90,6 +90,19 @@ void remote_ask(struct remote *remote, const char *name);
  * is no room for it in memory or on the disk of the cache, STATUS_USAGE if it is larger than the cache. */
 enum status remote_fd(struct remote *remote, const char *name, int *fd);
 void remote_done(struct remote *remote, int fd);
+
+/* Returns whether ranges of a file can be read: its size is known, the server sends ranges, and it says which
+ * version of the file they belong to. */
+bool remote_ranged(struct remote *remote, const char *name);
+
+/* Starts to read `bytes` bytes, at least 1, from offset `first` of a file into `to`, and sets `*begun`. The
+ * next free connection reads them in one request. The caller must end each transfer with remote_await(),
+ * which waits for the bytes and frees the transfer. STATUS_FAILED from both if the range cannot be read, or
+ * if the file has another version than at its first request. Both ignore the cache. */
+struct transfer;
+enum status remote_begin(struct remote *remote, const char *name, uint64_t first, uint64_t bytes, uint8_t *to,
+                         struct transfer **begun);
+enum status remote_await(struct remote *remote, struct transfer *transfer);
 
 /* Reads a whole file of at most `limit` bytes. Sets `*text` to its content and a terminating zero, in memory
  * that the caller frees, and `*size` to the number of bytes without the zero. */

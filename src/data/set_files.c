@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "data/remote.h"
+#include "data/remote_blocks.h"
 
 #define OPEN_MAX_SHARDS 256 /* at most this many shards are open */
 #define NONE            UINT32_MAX
@@ -55,8 +56,9 @@ struct set_files {
     uint64_t block_bytes;
     uint8_t *block_memory;
     _Atomic uint64_t round;
-    _Atomic uint64_t *compared; /* per file: a round in which it was compared */
-    bool in_memory;             /* shards of a URL without a cache folder */
+    _Atomic uint64_t *compared;   /* per file: a round in which it was compared */
+    struct remote_blocks *remote; /* of shards at a URL; NULL: whole shards are opened */
+    bool in_memory;               /* shards of a URL without a cache folder */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
     pthread_mutex_t lock; /* protects everything below */
@@ -171,8 +173,10 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
     pthread_cond_init(&self->changed, NULL);
     if (!dataset->shards)
         return STATUS_OK;
-    enum status status = open_entries(self, threads);
-    if (status == STATUS_OK)
+    const bool ranges = remote_blocks_possible(dataset);
+    enum status status =
+        ranges ? remote_blocks_open(dataset, memory_bytes, &self->remote) : open_entries(self, threads);
+    if (status == STATUS_OK && !ranges)
         status = open_blocks(self, order);
     if (status != STATUS_OK) {
         set_files_close(self);
@@ -199,6 +203,7 @@ void set_files_close(struct set_files *files)
         if (files->entries[e].file != NONE)
             evict(files, &files->entries[e]);
     close_blocks(files);
+    remote_blocks_close(files->remote);
     pthread_cond_destroy(&files->changed);
     pthread_mutex_destroy(&files->lock);
     free(files->entry_of);
@@ -314,6 +319,8 @@ uint64_t set_files_block_bytes(const struct set_files *files)
 
 uint64_t set_files_held_bytes(struct set_files *files)
 {
+    if (files->remote)
+        return remote_blocks_held(files->remote);
     pthread_mutex_lock(&files->lock);
     const uint64_t bytes = files->in_memory ? files->bytes : 0;
     pthread_mutex_unlock(&files->lock);
@@ -493,6 +500,8 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
                            uint64_t round, uint8_t *bytes)
 {
+    if (files->remote)
+        return remote_blocks_read(files->remote, member->file, member->offset, size, bytes);
     if (files->groups && size <= BLOCK_MEMBER && size <= files->block_bytes / 2 &&
         copy_from_blocks(files, member, size, bytes))
         return compare_once(files, member, round);
@@ -504,4 +513,10 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
     status = read_at(files, member, fd, false, size, bytes);
     dataset_file_close(files->dataset, fd);
     return status;
+}
+
+void set_files_ask(struct set_files *files, const struct dataset_member *member)
+{
+    if (files->remote)
+        remote_blocks_ask(files->remote, member->file, member->offset, member->size);
 }

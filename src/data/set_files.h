@@ -22,11 +22,12 @@ struct set_files_order {
     double share; /* of the samples that are read in an epoch, above 0 */
 };
 
-/* Opens no file yet. `threads` is the largest number of threads that read at the same time. Shards of a URL
- * without a cache folder are held in memory: together at most `memory_bytes`, above 0, or one shard if it is
- * larger. Open shards of a cache with a maximum size have together at most that size. Blocks use at most one
- * MiB per lane.
- * `dataset` must outlive the reader, which the caller closes. */
+/* Opens no file yet. `threads` is the largest number of threads that read at the same time. Of shards at
+ * a URL without a cache folder, blocks are held in memory (data/remote_blocks.h), or whole shards if the
+ * server does not send ranges: together at most `memory_bytes`, above 0, or one shard if it is larger. Open
+ * shards of a cache with a maximum size have together at most that size. `dataset` must outlive the reader,
+ * which the caller closes. Blocks of
+ * small samples of local shards use at most one MiB per lane. */
 enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint64_t memory_bytes,
                            const struct set_files_order *order, struct set_files **files);
 
@@ -43,7 +44,11 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
 /* Returns the size of the memory for blocks. Thread safe. */
 uint64_t set_files_block_bytes(const struct set_files *files);
 
-/* Returns the size of the shards that are held in memory. Thread safe. */
+/* Starts to read a member of a shard at a URL, so that it arrives before set_files_read() needs it. Neither
+ * waits nor reports errors. Thread safe. */
+void set_files_ask(struct set_files *files, const struct dataset_member *member);
+
+/* Returns the size of the blocks or shards that are held in memory. Thread safe. */
 uint64_t set_files_held_bytes(struct set_files *files);
 
 /* Closes all files. Ignores NULL. */

@@ -25,6 +25,7 @@
 #define ALL      (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
 #define ALIGN    64
 #define TOLD_MAX 8 /* batches with masked samples that are reported */
+#define NAMED    3 /* masked samples of a batch that a report names */
 
 /* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. */
 #define SMALL     16384
@@ -52,9 +53,10 @@ struct slot {
     _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
     uint32_t users;           /* threads that fill the batch */
     uint32_t masked;
-    uint32_t fault_at;    /* index of the sample that `fault` is about */
-    bool fails;           /* `fault` ends the stream; otherwise it is that of a masked sample */
-    struct failure fault; /* the first in the order of the samples; status STATUS_OK: none */
+    uint32_t masked_at[NAMED]; /* the first masked samples, in ascending order */
+    uint32_t fault_at;         /* index of the sample that `fault` is about */
+    bool fails;                /* `fault` ends the stream; otherwise it is that of a masked sample */
+    struct failure fault;      /* the first in the order of the samples; status STATUS_OK: none */
 };
 
 struct set_stream;
@@ -77,7 +79,7 @@ struct set_stream {
     struct set_stream_request request;
     struct set_files *files;
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
-    double image_mean; /* mean size of an image file in bytes */
+    double image_mean;          /* mean size of an image file in bytes */
     uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
     struct slot *slots;
     struct worker *workers;
@@ -420,6 +422,20 @@ static enum status place_files(struct set_stream *self, struct slot *slot, uint3
     return end <= slot->bytes_room ? STATUS_OK : grow_files(self, slot, aligned(end + end / 4));
 }
 
+/* Starts to read the members of a batch that are at a URL, so that several requests run at a time. */
+static void ask_members(const struct set_stream *self, const uint32_t *numbers, uint32_t count)
+{
+    const struct set_stream_request *request = &self->request;
+    for (uint32_t i = 0; request->dataset->remote && i < count; i++) {
+        const struct dataset_sample *sample = sample_of(request, numbers[i]);
+        const struct dataset_member *members = &request->dataset->members[sample->member];
+        if (sample->image < sample->members)
+            set_files_ask(self->files, &members[sample->image]);
+        if (!request->labels && sample->label < sample->members)
+            set_files_ask(self->files, &members[sample->label]);
+    }
+}
+
 /* Lists the samples of the next batch. */
 static enum status list_samples(struct set_stream *self, struct slot *slot)
 {
@@ -431,6 +447,7 @@ static enum status list_samples(struct set_stream *self, struct slot *slot)
                           plan->capacity);
     TRY(place_files(self, slot, count));
     slot->count = count;
+    ask_members(self, slot->numbers, count);
     return STATUS_OK;
 }
 
@@ -470,6 +487,18 @@ static void list_batch(struct set_stream *self)
         pthread_cond_broadcast(&self->work);
 }
 
+/* Counts a masked sample, and keeps its index if it is one of the first of the batch. */
+static void count_masked(struct slot *slot, uint32_t i)
+{
+    uint32_t at = slot->masked < NAMED ? slot->masked : NAMED;
+    slot->masked++;
+    for (; at > 0 && slot->masked_at[at - 1] > i; at--)
+        if (at < NAMED)
+            slot->masked_at[at] = slot->masked_at[at - 1];
+    if (at < NAMED)
+        slot->masked_at[at] = i;
+}
+
 /* Keeps a failure of sample `i`, whose message is set, if it is the first one of the batch. A failure that
  * ends the stream takes precedence. */
 static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, enum status status, bool fails)
@@ -481,7 +510,8 @@ static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, e
         slot->fault_at = i;
         slot->fails = fails;
     }
-    slot->masked += !fails;
+    if (!fails)
+        count_masked(slot, i);
     if (fails) {
         const uint64_t number = number_of(self, slot);
         self->failed = number < self->failed ? number : self->failed;
@@ -624,17 +654,6 @@ static void join_files(struct slot *slot)
             slot->files[slot->file_count++] = slot->files[i];
 }
 
-/* Warns about the masked samples of a batch. */
-static void tell_masked(struct set_stream *self, const struct slot *slot, const char *reason)
-{
-    if (self->told == TOLD_MAX)
-        return;
-    self->told++;
-    status_warn("%u broken sample%s of epoch %llu, step %llu masked: %s", slot->masked,
-                slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
-                (unsigned long long)slot->at.step + 1, reason); /* as rows count */
-}
-
 /* Hands a finished batch to the consumer. */
 static void take(struct set_stream *self, struct slot *slot)
 {
@@ -646,6 +665,27 @@ static void take(struct set_stream *self, struct slot *slot)
     self->stats.batches++;
     self->stats.samples += slot->count;
     self->stats.masked += slot->masked;
+}
+
+/* Warns about the masked samples of a batch: names the first ones, and gives the fault of the first. */
+static void tell_masked(struct set_stream *self, const struct slot *slot, const char *reason)
+{
+    char names[256] = "";
+    if (self->told == TOLD_MAX)
+        return;
+    self->told++;
+    const uint32_t named = slot->masked < NAMED ? slot->masked : NAMED;
+    for (uint32_t i = 0; slot->masked > 1 && i < named; i++) {
+        const size_t length = strlen(names);
+        snprintf(names + length, sizeof names - length, "%s'%.60s'", i ? ", " : "",
+                 sample_of(&self->request, slot->numbers[slot->masked_at[i]])->key);
+    }
+    if (slot->masked > NAMED)
+        snprintf(names + strlen(names), sizeof names - strlen(names), " and %u more", slot->masked - NAMED);
+    status_warn("%u broken sample%s of epoch %llu, step %llu masked: %s%s%s", slot->masked,
+                slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
+                (unsigned long long)slot->at.step + 1, names, *names ? "; the first: " : "",
+                reason); /* as rows count */
 }
 
 static enum status set_stream_next(struct stream *stream, struct stream_batch *batch)
@@ -841,7 +881,8 @@ enum status set_stream_break(struct stream *stream, struct stream_batch *batch, 
     pthread_mutex_lock(&self->lock);
     self->stats.masked++;
     pthread_mutex_unlock(&self->lock);
-    batch->masked = ++slot->masked;
+    count_masked(slot, index);
+    batch->masked = slot->masked;
     if (slot->masked == 1) /* stream_next() has told about others */
         tell_masked(self, slot, status_text());
     return STATUS_OK;

@@ -99,12 +99,14 @@ bool runner_repeats_threads(const struct settings *settings)
 
 void runner_warn_about_cores(const struct settings *settings, double outcome)
 {
+    char threads[16];
+    snprintf(threads, sizeof threads, "%d", settings->resources.threads);
     if (settings->resources.threads > CROWD * settings->allowed_threads && any_threaded(settings))
-        status_warn(
-            "--threads %d: this process may use %d hardware thread%s, and more threads mostly wait for each "
-            "other; omit --threads to use one per hardware thread",
-            settings->resources.threads, settings->allowed_threads,
-            settings->allowed_threads == 1 ? "" : "s");
+        status_warn_value(
+            "threads", threads,
+            ": this process may use %d hardware thread%s, and more threads mostly wait for each other; omit "
+            "--threads to use one per hardware thread",
+            settings->allowed_threads, settings->allowed_threads == 1 ? "" : "s");
     if (!settings->ranks && runner_repeats_threads(settings))
         status_warn(
             "--threads: 0 means %d per rank here; this number is listed too, so both measure the same",

@@ -19,7 +19,9 @@
 #include "data/generated_stream.h"
 #include "data/members.h"
 #include "data/remote.h"
+#include "data/remote_blocks.h"
 #include "data/set_stream.h"
+#include "machine/host.h"
 #include "data/source.h"
 #include "train/data.h"
 #include "train/data_fill.h"
@@ -280,19 +282,22 @@ static enum status take_list(const struct data_list *list, const struct source_r
     return STATUS_OK;
 }
 
-/* Refuses a set at a URL that is larger than the memory or the cache for its shards. Blocks of its samples
- * are read in random order, so nearly each block would download its shard again. */
-static enum status check_shards(const struct data_request *request, const struct source_reader *reader)
+/* Returns the total size of the shards. */
+static uint64_t shards_total(const struct dataset *dataset)
 {
-    const struct dataset *dataset = source_dataset_set(reader);
-    const uint64_t memory = request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES;
-    const uint64_t limit = request->cache_dir ? request->cache_bytes : memory;
     uint64_t bytes = 0;
-    if (!dataset->remote || limit == 0)
-        return STATUS_OK;
     for (uint32_t i = 0; i < dataset->file_count; i++)
         bytes += dataset->files[i].bytes;
-    if (bytes <= limit)
+    return bytes;
+}
+
+/* Refuses a set at a URL that is larger than the memory or the cache for whole shards. Blocks of its samples
+ * are read in random order, so nearly each block would download its shard again. */
+static enum status check_shards(const struct data_request *request, uint64_t bytes)
+{
+    const uint64_t memory = request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES;
+    const uint64_t limit = request->cache_dir ? request->cache_bytes : memory;
+    if (limit == 0 || bytes <= limit)
         return STATUS_OK;
     return request->cache_dir
                ? status_set(
@@ -303,10 +308,32 @@ static enum status check_shards(const struct data_request *request, const struct
                      (unsigned long long)limit, (unsigned long long)bytes, (unsigned long long)bytes)
                : status_set(
                      STATUS_USAGE,
-                     "the shards of --data have %llu bytes, but only %llu bytes are held in memory, and "
-                     "--feed load reads them in random order: most would be downloaded again and again; "
-                     "add --cache-dir DIR on a disk with room for them",
+                     "the server of --data sends no ranges of its shards, which have %llu bytes, but only "
+                     "%llu bytes are held in memory, and --feed load reads them in random order: most would "
+                     "be downloaded again and again; add --cache-dir DIR on a disk with room for them",
                      (unsigned long long)bytes, (unsigned long long)limit);
+}
+
+/* Decides how much memory shards at a URL may use. If they are read in blocks, each lane needs those of its
+ * window, or blocks would be downloaded several times per epoch. */
+static enum status plan_shards(const struct data_request *request, const struct source_reader *reader,
+                               struct data *data)
+{
+    const struct dataset *dataset = source_dataset_set(reader);
+    if (!dataset->remote)
+        return STATUS_OK;
+    const uint64_t bytes = shards_total(dataset);
+    if (!remote_blocks_possible(dataset))
+        return check_shards(request, bytes);
+    const uint64_t lanes = request->shuffle ? request->lanes : 1;
+    uint64_t windows = request->shuffle * (dataset->bytes / dataset->sample_count + 1) +
+                       2 * (lanes + (uint64_t)request->resources.threads) * REMOTE_BLOCK_BYTES;
+    windows = windows < bytes ? windows : bytes;
+    TRY(memory_check(windows, "the shuffle windows of --data in memory",
+                     "lower --shuffle, or add --cache-dir DIR on a disk with room for the shards"));
+    if (!request->shard_bytes && windows > SET_STREAM_SHARD_BYTES)
+        data->shard_bytes = windows;
+    return STATUS_OK;
 }
 
 /* Lists the samples of the training set, and reads those that are measured. Moves the reader to
@@ -316,7 +343,7 @@ static enum status list_training_set(const struct data_request *request, struct 
 {
     struct data_list list = {0};
     const struct data_range range = {0, 0, data->split ? 0 : -1};
-    TRY(check_shards(request, reader));
+    TRY(plan_shards(request, reader, data));
     data->source = calloc(1, sizeof *data->source);
     TRY(ALLOCATED(data->source, "out of memory"));
     enum status status = data_list_samples(reader, range, limit_of(request, DATA_TRAIN), data, &list);
@@ -810,16 +837,18 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
                     name, missing, missing == 1 ? "" : "es");
 }
 
-void data_warn_of_few(const struct data *data, const char *name)
+void data_warn_of_few(const struct data *data, const char *option, const char *name)
 {
     static bool told;
     const uint32_t count = data->sets[DATA_TEST].count;
     if (told || count >= FEW || data_is_generated(name))
         return;
     told = true;
-    status_warn("--data %s: the test set has only %" PRIu32
-                " sample%s, so a single sample changes the accuracy by %.3g %%; %s",
-                name, count, count == 1 ? "" : "s", 100.0 / count,
-                data->split ? "add samples, raise --test-share, or name a larger test set with --test-data"
-                            : "add test samples");
+    status_warn_value(option, name,
+                      ": the test set has only %" PRIu32
+                      " sample%s, so a single sample changes the accuracy by %.3g %%; %s",
+                      count, count == 1 ? "" : "s", 100.0 / count,
+                      data->split
+                          ? "add samples, raise --test-share, or name a larger test set with --test-data"
+                          : "add test samples");
 }

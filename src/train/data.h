@@ -170,8 +170,9 @@ struct data_request {
                     DATA_LOAD */
     uint32_t lanes, shuffle, ahead; /* DATA_LOAD only: as in struct data */
     uint64_t shard_bytes; /* DATA_LOAD only: limit of the memory for shards of a URL without `cache_dir`; 0:
-                             SET_STREAM_SHARD_BYTES. STATUS_USAGE if the shards have more bytes than this, or
-                             than a `cache_bytes` above 0 */
+                             SET_STREAM_SHARD_BYTES, or more if the shuffle windows need it. STATUS_USAGE if
+                             the shards have more bytes than this and cannot be read in blocks, or if they
+                             have more than a `cache_bytes` above 0 */
     bool test_only;       /* read only the test set; the training set stays empty */
     bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
                              numbers of samples as if all were there */
@@ -197,9 +198,9 @@ bool data_is_generated(const char *name);
  * the name of the data set in the request. Does not check generated data. */
 void data_warn_of_classes(const struct data *data, const char *name, bool whole);
 
-/* Warns once if the test set is so small that one sample changes the accuracy by more than 1 %. `name` is the
- * name of the data set in the request. For generated data there is no warning. */
-void data_warn_of_few(const struct data *data, const char *name);
+/* Warns once if the test set is so small that one sample changes the accuracy by more than 1 %. `option` and
+ * `name` are the option that names the test set, and its value. For generated data there is no warning. */
+void data_warn_of_few(const struct data *data, const char *option, const char *name);
 
 /* Adds the values of channel `channel` of a sample in memory, and their squares, to `sums`. Sums of bytes are
  * exact, up to 2^53. */

@@ -642,14 +642,29 @@ static void to_pixels(const struct data *data, const float *values, uint8_t *pix
     }
 }
 
-static enum status write_png(const struct shape *shape, const uint8_t *pixels, uint32_t index,
-                             const char *folder)
+/* Writes a label as it occurs in the name of a file. */
+static void name_label(uint32_t label, char name[16])
 {
+    if (label == DATA_MASKED)
+        snprintf(name, 16, "masked");
+    else
+        snprintf(name, 16, "%u", label);
+}
+
+/* Writes the image of the sample at `index` of the step. The name of the file has the index and the label:
+ * LABEL+OTHER if two samples are mixed, and "masked" for a broken sample. */
+static enum status write_png(const struct shape *shape, const uint8_t *pixels, uint32_t index,
+                             const struct target *target, const char *folder)
+{
+    const bool mixed = target->share < 1;
     const struct png_shape png = {shape->width, shape->height, shape->channels};
-    char path[PATH_MAX];
+    char path[PATH_MAX], label[16], other[16];
     FREED void *bytes = NULL;
     size_t size;
-    if (snprintf(path, sizeof path, "%s/%06u.png", folder, index) >= PATH_MAX)
+    name_label(target->label, label);
+    name_label(target->other, other);
+    if (snprintf(path, sizeof path, "%s/%06u-%s%s%s.png", folder, index, label, mixed ? "+" : "",
+                 mixed ? other : "") >= PATH_MAX)
         return status_set(STATUS_USAGE,
                           "--save-batch: the name of the folder is too long; use a shorter path");
     TRY(png_encode(pixels, &png, &bytes, &size));
@@ -676,7 +691,8 @@ static enum status write_samples(const struct train *train, struct feed *feed, u
     for (uint32_t j = 0; j < count; j++) {
         feed_gather(feed, &mix, 0, numbers, there, j, values + data->sample_values, values);
         to_pixels(data, values, pixels);
-        TRY(write_png(&data->shape, pixels, j, folder));
+        const struct target target = train_target(train, &mix, numbers, there, j);
+        TRY(write_png(&data->shape, pixels, j, &target, folder));
     }
     return STATUS_OK;
 }

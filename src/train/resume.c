@@ -61,11 +61,16 @@ static bool may_differ(const struct option_value *is, const struct option_value 
 /* Finds the first option whose value differs, except for those of `decoding_options` that only the checkpoint
  * has. `*is` and `*was` become its values in this run and in the
  * checkpoint; NULL if it has none there. Returns false if all are equal. If an option is missing, usually the
- * value of another option is the cause, so differing values count first. `early`: the data are not read yet.
+ * value of another option is the cause, so differing values count first. Whether there is a --feed comes
+ * before them, because it decides which other options there are. `early`: the data are not read yet.
  */
 static bool find_difference(const struct option_values *now, const struct option_values *then, bool early,
                             const struct option_value **is, const struct option_value **was)
 {
+    *is = option_values_find(now, "feed");
+    *was = option_values_find(then, "feed");
+    if (!*is != !*was)
+        return true;
     for (size_t i = 0; i < now->count; i++) {
         *is = &now->of[i];
         *was = option_values_find(then, (*is)->name);

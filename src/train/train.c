@@ -727,18 +727,25 @@ static void warn_of_schedule(const struct train_parameters *all, const struct sc
 {
     const uint64_t total = schedule->total_steps;
     const uint32_t milestones = schedule->milestone_count;
+    const char *plural = all->epochs == 1 ? "" : "s";
+    char value[32];
+    snprintf(value, sizeof value, "%g", all->lr_warmup);
     if (schedule->warmup_steps >= total && total > 0)
-        status_warn("--lr-warmup %g: the learning rate does not reach --lr within %" PRIu64
-                    " epoch%s; lower --lr-warmup, or raise --epochs",
-                    all->lr_warmup, all->epochs, all->epochs == 1 ? "" : "s");
+        status_warn_value("lr-warmup", value,
+                          ": the learning rate does not reach --lr within %" PRIu64
+                          " epoch%s; lower --lr-warmup, or raise --epochs",
+                          all->epochs, plural);
+    snprintf(value, sizeof value, "%" PRIu64, all->lr_step);
     if (schedule->kind == SCHEDULE_STEP && schedule->decay_steps >= total)
-        status_warn("--lr-step %" PRIu64 ": the learning rate does not decay within %" PRIu64
-                    " epoch%s; lower --lr-step, or raise --epochs",
-                    all->lr_step, all->epochs, all->epochs == 1 ? "" : "s");
+        status_warn_value("lr-step", value,
+                          ": the learning rate does not decay within %" PRIu64
+                          " epoch%s; lower --lr-step, or raise --epochs",
+                          all->epochs, plural);
     if (schedule->kind == SCHEDULE_MULTISTEP && schedule->milestones[milestones - 1] >= total)
-        status_warn("--lr-milestones %.80s: the last one is not reached within %" PRIu64
-                    " epoch%s; lower it, or raise --epochs",
-                    all->lr_milestones, all->epochs, all->epochs == 1 ? "" : "s");
+        status_warn_value("lr-milestones", all->lr_milestones,
+                          ": the last one is not reached within %" PRIu64
+                          " epoch%s; lower it, or raise --epochs",
+                          all->epochs, plural);
 }
 
 /* Rejects schedules that leave no steps for the decay, or that would raise the rate. */
@@ -1175,7 +1182,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     TRY(comm_agree(status));
     TRY(open_all(given, &all, partition, opened));
     if (!all.job.test_size)
-        data_warn_of_few(&opened->data, all.job.data);
+        data_warn_of_few(&opened->data, all.job.test_data ? "test-data" : "data",
+                         all.job.test_data ? all.job.test_data : all.job.data);
     struct partition divided = *partition;
     divided.strong |= all.reduced_batch; /* the ranks divide the training set */
     parameters->job.batch =
