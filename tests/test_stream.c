@@ -15,6 +15,7 @@
 
 #include "core/timer.h"
 #include "data/remote_blocks.h"
+#include "data/set_files.h"
 #include "train/data.h"
 
 TestSuite(stream, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
@@ -321,6 +322,32 @@ Test(stream, blocks_give_the_same_batches)
     }
     dataset_close(&opened.dataset);
     cr_expect_gt(crossing, 0); /* one lane has blocks of 512 KiB */
+}
+
+/* A shard is truncated. Blocks that cannot be read serve no member, also if the file was compared before in
+ * the same round. The next round finds the fault also for members of other blocks. */
+Test(stream, blocks_of_a_truncated_shard_are_failures)
+{
+    const struct set_files_order order = {.lanes = 1, .window = 64, .run = 64, .share = 1};
+    struct set_files *files;
+    uint8_t first[1024], again[1024];
+    EXPECT(0, "$P --prepare b --from digits --samples 3001 --store shards --shards 1 --encode npy --name b");
+    open_set(&opened, "b");
+    must(set_files_open(&opened.dataset, 1, 1, &order, &files));
+    const struct dataset_member *members = opened.dataset.members;
+    const struct dataset_member *last = &members[opened.dataset.member_count - 1];
+    cr_assert(set_files_block_bytes(files) > 0 && members[1].size == 912 && last->size == 912);
+    const uint64_t round = set_files_round(files);
+    must(set_files_read(files, &members[1], 912, round, first));
+    EXPECT(0, "truncate -s 1M b/*.tar");
+    must(set_files_read(files, &members[1], 912, round, again));
+    cr_expect_arr_eq(first, again, 912);
+    cr_expect_eq(set_files_read(files, last, 912, round, again), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "changed after the data set was opened"), "%s", status_text());
+    cr_expect_eq(set_files_read(files, &members[1], 912, set_files_round(files), again), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "changed after the data set was opened"), "%s", status_text());
+    set_files_close(files);
+    dataset_close(&opened.dataset);
 }
 
 /* A sample whose image has no bytes is broken; its neighbours are not. */

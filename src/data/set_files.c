@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #define BLOCK_SAMPLES   8 /* a block must serve this many samples, otherwise it costs more than it saves */
 #define BLOCK_MEMBER    (UINT64_C(64) << 10) /* larger members are read alone */
 #define BLOCK_WAYS      16
+#define HUGE_PAGE       (UINT64_C(2) << 20)
 #define NO_BLOCK        UINT64_MAX
 
 /* An open shard, or one that a thread is opening. */
@@ -127,7 +129,11 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
         return STATUS_OK;
     self->groups = aligned_alloc(64, self->group_count * sizeof *self->groups);
     self->compared = calloc(dataset->file_count, sizeof *self->compared);
-    self->block_memory = aligned_alloc(4096, set_files_block_bytes(self));
+    const uint64_t bytes = (set_files_block_bytes(self) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    self->block_memory = aligned_alloc(HUGE_PAGE, bytes);
+    if (self->block_memory) /* samples are copied from all over the memory; a failure changes only the speed
+                             */
+        (void)madvise(self->block_memory, bytes, MADV_HUGEPAGE);
     for (uint32_t g = 0; self->groups && g < self->group_count; g++) {
         pthread_mutex_init(&self->groups[g].lock, NULL);
         self->groups[g].clock = 0;
