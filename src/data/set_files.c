@@ -22,7 +22,7 @@ struct entry {
     uint64_t used;  /* time of the latest use, by a counter of uses */
     int fd;
     bool opening;
-    bool linked; /* the file had a name when it was opened */
+    uint64_t inode; /* of the open file */
 };
 
 struct set_files {
@@ -165,10 +165,10 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     pthread_mutex_unlock(&files->lock);
     int fd;
     enum status status = dataset_file_open(files->dataset, file, 0, &fd);
-    const bool linked = status == STATUS_OK && fstat(fd, &info) == 0 && info.st_nlink > 0;
+    const uint64_t inode = status == STATUS_OK && fstat(fd, &info) == 0 ? info.st_ino : 0;
     pthread_mutex_lock(&files->lock);
     entry->fd = fd;
-    entry->linked = linked;
+    entry->inode = inode;
     entry->opening = false;
     if (status != STATUS_OK) {
         files->bytes -= files->dataset->files[file].bytes;
@@ -232,18 +232,21 @@ static enum status fail(const struct set_files *files, const struct dataset_memb
                       files->dataset->files[member->file].name, (unsigned long long)member->offset, reason);
 }
 
-/* Compares an open file with the one that dataset_check() read. If `linked` is set, the file must also still
- * have a name: a shard that was replaced stays readable, but the set has changed. */
+/* Compares a file with the one that dataset_check() read. `entry` is that of a local shard, which stays open:
+ * the file with its name must still be the open one, because the old bytes of a shard that was replaced can
+ * still be read, but the set has changed. NULL: the file was opened for this read. */
 static enum status check_unchanged(const struct set_files *files, const struct dataset_member *member, int fd,
-                                   bool linked)
+                                   const struct entry *entry)
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
-    struct stat info;
-    if (fstat(fd, &info) != 0)
+    const bool local = !files->dataset->remote;
+    struct stat info = {.st_size = -1}; /* of a file that was removed */
+    if (local && entry ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
+                       : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
     bool same = (uint64_t)info.st_size == file->bytes;
-    if (!files->dataset->remote)
-        same = same && info.st_ino == file->inode && (info.st_nlink > 0 || !linked) &&
+    if (local)
+        same = same && info.st_ino == file->inode && (!entry || entry->inode == file->inode) &&
                info.st_mtim.tv_sec * INT64_C(1000000000) + info.st_mtim.tv_nsec == file->modified_ns;
     return same ? STATUS_OK
                 : fail(files, member,
@@ -251,7 +254,7 @@ static enum status check_unchanged(const struct set_files *files, const struct d
 }
 
 static enum status read_at(const struct set_files *files, const struct dataset_member *member, int fd,
-                           bool linked, uint64_t size, uint8_t *bytes)
+                           const struct entry *entry, uint64_t size, uint8_t *bytes)
 {
     for (uint64_t done = 0; done < size;) {
         ssize_t count = pread(fd, bytes + done, size - done, (off_t)(member->offset + done));
@@ -260,12 +263,12 @@ static enum status read_at(const struct set_files *files, const struct dataset_m
         if (count < 0)
             return fail(files, member, strerror(errno));
         if (count == 0) {
-            TRY(check_unchanged(files, member, fd, linked));
+            TRY(check_unchanged(files, member, fd, entry));
             return fail(files, member, "the file ends inside a member");
         }
         done += (uint64_t)count;
     }
-    return check_unchanged(files, member, fd, linked);
+    return check_unchanged(files, member, fd, entry);
 }
 
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
@@ -277,13 +280,13 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
     if (files->dataset->shards) {
         struct entry *entry;
         TRY(take_shard(files, member->file, &entry));
-        status = read_at(files, member, entry->fd, entry->linked, size, bytes);
+        status = read_at(files, member, entry->fd, entry, size, bytes);
         release_shard(files, entry);
         return status;
     }
     int fd;
     TRY(dataset_file_open(files->dataset, member->file, 0, &fd));
-    status = read_at(files, member, fd, false, size, bytes);
+    status = read_at(files, member, fd, NULL, size, bytes);
     dataset_file_close(files->dataset, fd);
     return status;
 }
