@@ -1,7 +1,8 @@
 /* Compares the engine of train-graph with the oracle, the reference in double precision, for odd and large
  * batch sizes. Compares the gradients of the first step and of an epoch's short last batch, the losses and
  * updates of several steps, and the logits of the test set. Every five steps, the engine continues from the
- * oracle's state. Each planted fault must exceed one of the error bounds.
+ * oracle's state. Each planted fault must exceed one of the error bounds. In some cases, samples are masked,
+ * or both engines load their samples from files (--feed load).
  *
  * Also checks that the same seed gives the same bits in all of these cases: single steps; long graphs; other
  * calls between steps; kernels that do not overlap; an engine that has already run and gets another state.
@@ -14,6 +15,9 @@
  * slow, so run the cases in parallel.
  *
  * Prints one line per case. Exit status 2 if there is no case to run, 3 if a case fails, 4 without a GPU. */
+#include <filesystem>
+#include <string>
+
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
@@ -37,6 +41,8 @@ struct trial {
     struct augment augment;
     enum fault fault;
     bool exact;
+    bool loaded;     /* DATA_LOAD */
+    uint32_t masked; /* every `masked`-th sample is masked; 0: none */
 };
 
 static const struct shape gray = {1, 1, 28, 28}, colour = {3, 1, 32, 32};
@@ -67,6 +73,20 @@ static const struct trial trials[] = {
     {colour, 10, 2, 101, 50, OPTIMIZER_SGD, 0.1f, moved, FAULT_NONE, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_TAP, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_CHANNEL, false},
+    /* Masked samples. */
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE, false, false, 3},
+    {colour, 10, 129, 140, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_NONE, true, false, 2},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0, moved, FAULT_MASK, true, false, 3},
+    {gray, 10, 7, 17, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true, false, 1},
+    /* Loaded samples. With 51 and 60 steps per epoch, a call of 40 steps uses the ring more than once. */
+    {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE, false, true},
+    {colour, 3, 2, 101, 50, OPTIMIZER_SGD, 0.1f, moved, FAULT_NONE, false, true},
+    {gray, 4, 1, 60, 50, OPTIMIZER_SGD, 0.1f, still, FAULT_NONE, false, true},
+    {gray, 10, 129, 300, 3, OPTIMIZER_SGD, 0.3f, still, FAULT_NONE, true, true},
+    {colour, 3, 7, 17, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true, true},
+    {gray, 10, 7, 117, 50, OPTIMIZER_SGD, 0.1f, moved, FAULT_NONE, false, true, 5},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_PIXELS, true, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0, moved, FAULT_PIXELS, true, true, 3},
 };
 
 /* ---- Data and engines ---- */
@@ -91,20 +111,105 @@ static void fill_set(const struct data *data, bool exact, uint32_t stream, uint3
         set->labels[i] = philox_below(philox(philox_key(2), i, stream, 0, 0).word[0], data->classes);
 }
 
+static bool is_masked(const struct trial *trial, uint32_t number)
+{
+    return trial->masked > 0 && number % trial->masked == trial->masked - 1;
+}
+
 static void data_random(const struct trial *trial, struct data *data)
 {
+    struct data_set *set = &data->sets[DATA_TRAIN];
     *data = {};
     data->shape = trial->shape;
     data->type = DTYPE_U8;
     data->classes = trial->classes;
     data->sample_bytes = data->sample_values = shape_values(&trial->shape);
-    fill_set(data, trial->exact, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
+    fill_set(data, trial->exact, DATA_TRAIN, trial->count, set);
     fill_set(data, trial->exact, DATA_TEST, trial->batch + 3, &data->sets[DATA_TEST]);
+    for (uint32_t i = 0; i < set->count; i++)
+        if (is_masked(trial, i))
+            set->labels[i] = DATA_MASKED;
+}
+
+static std::string folder; /* with a folder per data set; removed at the end */
+
+/* Writes a sample as an array of NumPy. Leaves out the second half of a masked one. */
+static void write_sample(const std::string &path, const struct shape *shape, const uint8_t *values,
+                         bool masked)
+{
+    char header[129] = "\x93NUMPY\x01", text[120];
+    const size_t count = shape_values(shape);
+    snprintf(text, sizeof text, "{'descr': '|u1', 'fortran_order': False, 'shape': (%u, %u, %u), }",
+             shape->channels, shape->height, shape->width);
+    header[7] = 0;
+    header[8] = 118; /* bytes after the first ten, in two bytes */
+    header[9] = 0;
+    snprintf(header + 10, sizeof header - 10, "%-117.117s\n", text);
+    FILE *file = static_cast<FILE *>(must_have(fopen(path.c_str(), "wb")));
+    const bool written =
+        fwrite(header, 128, 1, file) == 1 && fwrite(values, masked ? count / 2 : count, 1, file) == 1;
+    must_have(fclose(file) == 0 && written ? file : NULL);
+}
+
+/* Writes the random sets of a trial as class folders. Sample n is the n-th file in the order of the set. A
+ * training sample has the pixels of sample n + `shift`, modulo the size of the set. Returns the path of the
+ * data set. */
+static std::string write_sets(const struct trial *trial, uint32_t shift)
+{
+    static int sets;
+    const std::string path = folder + "/" + std::to_string(sets++);
+    struct data data;
+    data_random(trial, &data);
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const struct data_set *set = &data.sets[part];
+        const auto *values = static_cast<const uint8_t *>(set->values);
+        for (uint32_t n = 0; n < set->count; n++) {
+            const auto label = (uint32_t)((uint64_t)n * trial->classes / set->count);
+            const uint32_t from = part == DATA_TRAIN ? (n + shift) % set->count : n;
+            char name[64];
+            snprintf(name, sizeof name, "/%s/%03u", part == DATA_TRAIN ? "train" : "test", label);
+            std::filesystem::create_directories(path + name);
+            snprintf(name + strlen(name), sizeof name - strlen(name), "/%06u.npy", n);
+            write_sample(path + name, &data.shape, values + from * data.sample_bytes,
+                         part == DATA_TRAIN && is_masked(trial, n));
+        }
+    }
+    data_close(&data);
+    return path;
+}
+
+/* Opens the data of a trial. With `shift`, loaded samples have the pixels of the next ones. */
+static void open_data(const struct trial *trial, bool shift, struct data *data)
+{
+    struct data_request request = {};
+    if (trial->loaded) {
+        const std::string path = write_sets(trial, shift);
+        request.name = path.c_str();
+        request.classes = trial->classes;
+        request.batch = trial->batch;
+        request.feed = DATA_LOAD;
+        request.mask = trial->masked > 0;
+        request.lanes = 8;
+        request.shuffle = 64;
+        request.ahead = 3;
+        request.resources = {.threads = 2, .device = 0};
+        must(data_open(&request, data));
+    } else
+        data_random(trial, data);
     data_normalise(data, true);
     for (uint32_t c = 0; trial->exact && c < data->shape.channels; c++) {
         data->scale[c] = 1;
         data->offset[c] = c == 1 ? 0 : -0.5f;
     }
+}
+
+/* Opens the data of the engine with a planted fault. For FAULT_MASK, they must be stored. */
+static void open_planted(const struct trial *trial, struct data *data)
+{
+    open_data(trial, trial->fault == FAULT_PIXELS, data);
+    for (uint32_t i = 0; trial->fault == FAULT_MASK && i < trial->count; i++)
+        if (is_masked(trial, i))
+            data->sets[DATA_TRAIN].labels[i] = 0;
 }
 
 /* Replaces the parameters of conv1 and the weights of conv2 by random values of a few bits. Then the output
@@ -237,7 +342,12 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
 {
     struct verdict verdict = {};
     struct train ours = *train;
+    struct data data;
     struct train_state planted = copy_of(begin, train->model->arena_values);
+    open_planted(trial, &data);
+    memcpy(data.scale, train->data->scale, sizeof data.scale);
+    memcpy(data.offset, train->data->offset, sizeof data.offset);
+    ours.data = &data;
     plant(trial->fault, &ours);
     plant(trial->fault, train->model, planted.parameters);
     struct learner mine = learner_open(&engine_graph, &ours, &planted);
@@ -254,6 +364,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     engine_oracle.close(oracle.state);
     train_state_free(&planted);
     train_state_free(&end);
+    data_close(&data);
     return verdict;
 }
 
@@ -268,11 +379,14 @@ static bool judge(const struct trial *trial, const struct model *model, const st
                 verdict->off.updates <= bounds->drift && verdict->logits <= bounds->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s%s: errors: gradients %.1e, "
-           "gradients of the last batch %.1e, losses %.1e, updates %.1e, logits %.1e%s\n       ",
+           "gradients of the last batch %.1e, losses %.1e, updates %.1e, logits %.1e%s%s\n       ",
            well ? "ok    " : "FAILED", trial->shape.channels, trial->shape.height, trial->shape.width,
            trial->classes, trial->batch, trial->count, trial->steps, optimizers[trial->optimizer],
            trial->exact ? ", exact" : "", trial->fault ? ", planted: " : "", fault_names[trial->fault],
            verdict->off.gradients, verdict->last, verdict->off.losses, verdict->off.updates, verdict->logits,
+           trial->masked   ? trial->loaded ? "; loaded, some masked" : "; some masked"
+           : trial->loaded ? "; loaded"
+                           : "",
            verdict->same ? "" : "; bits differ between runs");
     for (uint32_t t = 0; t < model->tensor_count; t++)
         printf(" %s %.1e", model->tensors[t].name, verdict->off.tensors[t]);
@@ -289,7 +403,7 @@ static bool run(const struct trial *trial)
     while (strcmp(table->name, "cnn") != 0)
         table++;
     must(model_build(table, trial->shape, trial->classes, &model));
-    data_random(trial, &data);
+    open_data(trial, false, &data);
     if (!train_state_new(model.arena_values, &begin))
         must_have(NULL);
     model_initialise(&model, SEED, begin.parameters);
@@ -333,6 +447,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "gpu_graph: %s\n", status_text());
         return 4;
     }
+    char name[] = "/tmp/gpu_graph-XXXXXX";
+    folder = static_cast<char *>(must_have(mkdtemp(name)));
     argv += brief ? 2 : 1;
     argc -= brief ? 2 : 1;
     for (uint32_t i = 0; i < COUNT_OF(trials); i++) {
@@ -344,6 +460,7 @@ int main(int argc, char **argv)
         tried++;
         failures += !run(&trial);
     }
+    std::filesystem::remove_all(folder);
     if (tried == 0) {
         fprintf(stderr, "gpu_graph: none of the %zu cases is selected\n", COUNT_OF(trials));
         return 2;

@@ -192,6 +192,7 @@ enum fault {
     FAULT_MOVE,
     FAULT_LABEL,
     FAULT_MASK,
+    FAULT_PIXELS,
 };
 
 static const char *const fault_names[] = {
@@ -208,6 +209,7 @@ static const char *const fault_names[] = {
     "no shifts",
     "no smoothing",
     "class 0 instead of masked labels",
+    "the pixels of the next sample",
 };
 
 static inline const struct layer *layer_named(const struct model *model, const char *name)
@@ -220,11 +222,11 @@ static inline const struct layer *layer_named(const struct model *model, const c
 }
 
 /* Returns whether a network can have the fault. Some faults change a transformer. Other faults change a
- * network that has two convolutions followed by linear layers. FAULT_MASK changes the labels of a set instead
- * (gpu_train.cu). */
+ * network that has two convolutions followed by linear layers. FAULT_MASK and FAULT_PIXELS change the labels
+ * and the files of a set instead (gpu_train.cu, gpu_graph.cu). */
 static inline bool fault_fits(enum fault fault, bool transformer)
 {
-    if (fault == FAULT_MASK)
+    if (fault == FAULT_MASK || fault == FAULT_PIXELS)
         return false;
     if (fault == FAULT_NONE || fault == FAULT_MOVE || fault == FAULT_LABEL)
         return true;

@@ -19,6 +19,7 @@
 #include "data/random_draws.h"
 #include "data/remote.h"
 #include "data/remote_blocks.h"
+#include "data/set_files.h"
 #include "must.h"
 #include "train/data.h"
 
@@ -72,6 +73,7 @@ Test(lanes, the_order_is_that_of_the_definition)
 {
     static const uint32_t counts[] = {1, 2, 3, 97, 255, 256, 257, 509, 1000, 4099}, lanes[] = {1, 2, 7, 64},
                           shuffles[] = {1, 2, 64, 1000, 5000};
+    static struct draw_memo memo;
     uint32_t wanted[4099];
     for (size_t c = 0; c < COUNT_OF(counts); c++)
         for (size_t l = 0; l < COUNT_OF(lanes); l++)
@@ -81,9 +83,16 @@ Test(lanes, the_order_is_that_of_the_definition)
                 used = used < count ? used : count;
                 const struct draw_order order = draw_lanes(5, epoch, count, lanes[l], shuffles[s]);
                 order_by_definition(5, epoch, count, used, shuffles[s], wanted);
-                for (uint32_t i = 0; i < count; i++)
+                struct draw_order kept = order;
+                memset(&memo, 0, sizeof memo);
+                kept.memo = &memo;
+                for (uint32_t i = 0; i < count; i++) {
                     cr_assert_eq(draw_order_at(&order, i), wanted[i], "%u of %u, %u lanes, shuffle %u", i,
                                  count, lanes[l], shuffles[s]);
+                    cr_assert_eq(draw_order_at(&kept, i), wanted[i], "%u of %u, with a memo", i, count);
+                    const uint32_t any = i * 7 % count;
+                    cr_assert_eq(draw_order_at(&kept, any), wanted[any], "%u of %u, with a memo", any, count);
+                }
             }
 }
 
@@ -189,6 +198,8 @@ static void open_set(struct opened *opened, const char *name)
                                                   .height = 20,
                                                   .width = 20,
                                                   .type = DTYPE_U8,
+                                                  .lanes = opened->epochs.lanes,
+                                                  .shuffle = opened->epochs.shuffle,
                                                   .threads = 2,
                                                   .ahead = 2};
 }
@@ -363,6 +374,125 @@ Test(stream, arrays_of_halves_are_those_of_stored_data)
     forget(&found);
     close_set(&opened);
     data_close(&data);
+}
+
+/* ---- Blocks of shards ---- */
+
+/* Returns the number of system calls that have read something. */
+static uint64_t reads(void)
+{
+    unsigned long long count = 0;
+    char line[80];
+    FILE *file = fopen("/proc/self/io", "r");
+    while (file && fgets(line, sizeof line, file))
+        sscanf(line, "syscr: %llu", &count);
+    cr_assert(file && fclose(file) == 0);
+    return count;
+}
+
+/* Takes two epochs of arrays. Sets `*calls` to the reads of an epoch, and `*memory_bytes` to the memory. */
+static struct record take_arrays(uint32_t plan_lanes, uint32_t lanes, int threads, uint64_t *calls,
+                                 uint64_t *memory_bytes)
+{
+    struct stream_stats stats;
+    open_set(&opened, "b");
+    opened.epochs.lanes = plan_lanes;
+    opened.request.fit.res = 0;
+    opened.request.channels = 1;
+    opened.request.height = opened.request.width = 28;
+    opened.request.lanes = lanes;
+    opened.request.threads = threads;
+    start(&opened);
+    const uint64_t before = reads();
+    struct record record = take(opened.stream, 2 * opened.request.plan.steps);
+    *calls = (reads() - before) / 2;
+    stream_stats(opened.stream, &stats);
+    *memory_bytes = stats.memory_bytes;
+    cr_expect_gt(stats.decode_s, 0);
+    close_set(&opened);
+    return record;
+}
+
+/* Small members are read in blocks, also if there is too little memory for the blocks, and if a member is in
+ * two blocks. The members of a sample are an array and a label. */
+Test(stream, blocks_give_the_same_batches)
+{
+    static const uint32_t lanes[] = {1, 2, 8};
+    uint64_t alone, calls, without_bytes, bytes, crossing = 0;
+    EXPECT(0, "$P --prepare b --from digits --samples 3001 --store shards --shards 3 --encode npy --name b");
+    for (uint32_t plan_lanes = 1; plan_lanes <= 8; plan_lanes += 7) {
+        struct record wanted = take_arrays(plan_lanes, 0, 1, &alone, &without_bytes);
+        cr_assert_eq(wanted.count, 2 * 3001);
+        cr_expect_geq(alone, 2 * 3001);
+        for (size_t l = 0; l < COUNT_OF(lanes); l++)
+            for (int threads = 1; threads <= 3; threads++) {
+                struct record found = take_arrays(plan_lanes, lanes[l], threads, &calls, &bytes);
+                cr_expect(same(&wanted, &found), "%u lanes, blocks for %u lanes, %d threads", plan_lanes,
+                          lanes[l], threads);
+                cr_expect(lanes[l] < plan_lanes || calls < alone / 8, "%llu of %llu reads",
+                          (unsigned long long)calls, (unsigned long long)alone);
+                bytes -= threads == 1 ? without_bytes : 0;
+                cr_expect(bytes > 0 && (threads > 1 || bytes <= lanes[l] << 20), "%llu bytes",
+                          (unsigned long long)bytes);
+                forget(&found);
+            }
+        forget(&wanted);
+    }
+    open_set(&opened, "b");
+    for (uint32_t m = 0; m < opened.dataset.member_count; m++) {
+        const struct dataset_member *member = &opened.dataset.members[m];
+        crossing += member->offset >> 19 != (member->offset + member->size - 1) >> 19;
+    }
+    dataset_close(&opened.dataset);
+    cr_expect_gt(crossing, 0); /* one lane has blocks of 512 KiB */
+}
+
+/* A shard is truncated. Blocks that cannot be read serve no member, also if the file was compared before in
+ * the same round. The next round finds the fault also for members of other blocks. */
+Test(stream, blocks_of_a_truncated_shard_are_failures)
+{
+    const struct set_files_order order = {.lanes = 1, .window = 64, .run = 64, .share = 1};
+    struct set_files *files;
+    uint8_t first[1024], again[1024];
+    EXPECT(0, "$P --prepare b --from digits --samples 3001 --store shards --shards 1 --encode npy --name b");
+    open_set(&opened, "b");
+    must(set_files_open(&opened.dataset, 1, 1, &order, &files));
+    const struct dataset_member *members = opened.dataset.members;
+    const struct dataset_member *last = &members[opened.dataset.member_count - 1];
+    cr_assert(set_files_block_bytes(files) > 0 && members[1].size == 912 && last->size == 912);
+    const uint64_t round = set_files_round(files);
+    must(set_files_read(files, &members[1], 912, round, first));
+    EXPECT(0, "truncate -s 1M b/*.tar");
+    must(set_files_read(files, &members[1], 912, round, again));
+    cr_expect_arr_eq(first, again, 912);
+    cr_expect_eq(set_files_read(files, last, 912, round, again), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "changed after the data set was opened"), "%s", status_text());
+    cr_expect_eq(set_files_read(files, &members[1], 912, set_files_round(files), again), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "changed after the data set was opened"), "%s", status_text());
+    set_files_close(files);
+    dataset_close(&opened.dataset);
+}
+
+/* A sample whose image has no bytes is broken; its neighbours are not. */
+Test(stream, members_without_bytes_are_broken)
+{
+    prepare(61);
+    EXPECT(
+        0,
+        "mkdir e y && (cd e && tar xf ../m/m-000001.tar && i=$(ls *.png | sed -n 5p) && rm -f $i && : >$i && "
+        "tar cf ../y/y.tar *)");
+    open_set(&opened, "y");
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    struct record found = take(opened.stream, 2 * opened.request.plan.steps);
+    uint32_t masked = 0;
+    for (uint32_t i = 0; i < found.count; i++) {
+        masked += found.labels[i] == STREAM_MASKED;
+        cr_expect_eq(found.labels[i] == STREAM_MASKED, found.numbers[i] == 4, "sample %u", found.numbers[i]);
+    }
+    cr_expect_eq(masked, 2);
+    forget(&found);
+    close_set(&opened);
 }
 
 /* A subset of the samples, with labels of its own. */

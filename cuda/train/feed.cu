@@ -243,8 +243,7 @@ static enum status load(struct device_feed *feed, struct feed_buffer *buffer, ui
                         uint32_t *labels)
 {
     const struct train *train = feed->train;
-    const struct draw_order order = train_order(train, epoch);
-    const uint32_t own = train_batch(train, &order, step, feed->numbers);
+    const uint32_t own = feed_stream_list(&feed->loading, epoch, step, feed->numbers);
     const struct stream_position at = feed->loading.stream->at;
     const bool jumps = at.epoch != epoch || at.step != step;
     struct stream_batch *batch = &buffer->loaded;

@@ -29,8 +29,6 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 
 /* ---- The loss ---- */
 
-#define LOSS_MASKED 2 /* in device_losses.right: the sample does not count */
-
 struct loss_plan {
     uint32_t classes, count, total; /* see struct pass for `count` and `total` */
     float smoothing, share;         /* see struct target for `share` */

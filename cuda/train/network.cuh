@@ -282,10 +282,12 @@ struct device_scale {
     uint32_t skipped;    /* steps skipped since the last totals() */
 };
 
+#define LOSS_MASKED 2 /* in device_losses.right: the sample does not count */
+
 struct device_losses {
-    float *losses;   /* per sample */
-    uint32_t *right; /* per sample: whether the prediction is correct; LOSS_MASKED (loss.cu) if its label is
-                        DATA_MASKED */
+    float *losses; /* per sample */
+    uint32_t
+        *right; /* per sample: whether the prediction is correct; LOSS_MASKED if its label is DATA_MASKED */
     struct train_totals *totals;
     struct device_scale *scale; /* loss scaling; NULL: none */
 };

@@ -96,7 +96,7 @@ if ((sanitize)); then
             "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 \
             --train-size 20 --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1 --accumulate 3
         [[ $engine == cuda ]] || continue
-        check "$tool: train-graph's kernels" under "$tool" "$graph_kernels" --short 2 9
+        check "$tool: train-graph's kernels" under "$tool" "$graph_kernels" --short 2 9 22 27
         check "$tool: train-graph: a long graph, a test, a checkpoint" under "$tool" \
             "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool-graph"
@@ -504,6 +504,73 @@ check 'train-graph, killed three times within an epoch, gives the same weights, 
 wait # the next check reads a checkpoint of the checks above
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+# Loaded samples: images in class folders, the same samples as arrays in shards, and folders with three broken files.
+make_digits() {
+    local part file number=0
+    for part in train:2111 test:150; do
+        "$bench" --prepare "$work/digits-files/${part%:*}" --from digits --samples "${part#*:}" --store imagefolder &&
+            rm "$work/digits-files/${part%:*}"/{classes.txt,samples.csv,digits.index} &&
+            "$bench" --prepare "$work/digits/${part%:*}" --store shards --shards 3 --encode npy --out-res 28 --channels 1 \
+                --from dataset --source "$work/digits-files/${part%:*}" || return
+    done
+    cp -r "$work/digits-files" "$work/digits-broken" || return
+    for file in "$work"/digits-broken/train/*/*.png; do
+        ((number++ % 704 != 5)) || truncate -s 90 "$file" || return
+    done
+}
+make_digits >"$work/made" 2>&1 || { cat "$work/made" && refuse 'cannot make the data sets of train-graph'; }
+digits=(--test-data "$work/digits/test" --feed load --threads 3)
+loading=("$bench" --variant train-graph --model cnn --data "$work/digits/train" "${digits[@]}")
+for extra in '--batch 65 --shift 2' '--batch 7 --prefetch 1 --shuffle 0' '--batch 256 --drop-last --lanes 3' '--batch 3000'; do
+    # shellcheck disable=SC2086  # several words on purpose
+    check "load: 10 steps and two epochs of train-graph $extra" "${loading[@]}" --verify --verify-steps 10 --epochs 2 $extra
+done
+graph_order() { # the same weights for 1 and 4 threads, and for class folders and shards
+    local run=("$bench" --variant train-graph --model cnn --epochs 2 --batch 33 --feed load) name=$work/graph-order
+    "${run[@]}" --data "$work/digits/train" --test-data "$work/digits/test" --threads 1 --prefetch 1 --export "$name-1" &&
+        "${run[@]}" --data "$work/digits/train" --test-data "$work/digits/test" --threads 4 --export "$name-4" &&
+        "${run[@]}" --data "$work/digits-files" --threads 3 --export "$name-files" &&
+        cmp <(weights "$name-1") <(weights "$name-4") && cmp <(weights "$name-1") <(weights "$name-files") &&
+        (($(weights "$name-1" | wc -c) > 1000))
+}
+check 'load: train-graph, the same weights for any number of threads, from folders and from shards' graph_order
+check 'load: train-graph, the same seed gives the same weights, resumed or not' same_weights graph-load "${loading[@]}" --batch 64
+graph_killed() {
+    within=(--data "$work/digits/train" "${digits[@]}" --batch 4)
+    killed_within_an_epoch graph-load train-graph cnn
+}
+check 'load: train-graph, killed three times within an epoch, gives the same weights, losses and rows of --log' graph_killed
+near_cuda() { # the losses of three epochs with the samples and the order of train-cuda, which computes in fp32
+    local variant
+    for variant in train-graph train-cuda; do
+        "$bench" --variant $variant --model cnn --data "$work/digits/train" "${digits[@]}" --batch 64 --epochs 3 \
+            --out "$work/near-$variant.csv" || return
+    done
+    paste <(columns "$work/near-train-graph.csv" train_loss) <(columns "$work/near-train-cuda.csv" train_loss) |
+        awk '{ off = ($1 - $2) / $2; if (off < 0) off = -off; if (!(off < 0.1)) bad = 1; print } END { exit bad || NR != 3 }'
+}
+check 'load: train-graph and train-cuda have similar losses' near_cuda
+graph_masks() { # the row counts the broken samples; more threads give the same weights
+    local run=("$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --on-error mask --batch 64 --epochs 2)
+    "${run[@]}" --threads 1 --export "$work/graph-masked-1" --out "$work/graph-masked.csv" &&
+        "${run[@]}" --threads 4 --export "$work/graph-masked-4" &&
+        cmp "$work/graph-masked-1" "$work/graph-masked-4" &&
+        [[ $(columns "$work/graph-masked.csv" masked | sort -u) == '3 ' ]]
+}
+check 'load: train-graph masks and counts three broken samples in every epoch' graph_masks
+check 'load: train-graph ends with the name of a broken sample' fails_with 1 "$work/digits-broken/train/.*png" \
+    "$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --batch 64
+if command -v mpirun >/dev/null; then
+    check 'load: two ranks of train-graph' env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+        OMPI_MCA_rmaps_base_oversubscribe=1 mpirun --bind-to none -n 2 "${loading[@]}" --sync peer --verify --batch 21 \
+        --scaling strong --epochs 2
+fi
+if command -v compute-sanitizer >/dev/null; then
+    check 'load: train-graph, memcheck' under memcheck "$bench" --variant train-graph --model cnn --batch 65 --epochs 1 \
+        --data "$work/digits-broken" --feed load --on-error mask
+fi
+check 'train-graph refuses a constant batch' fails_with 2 'supports only --feed stored and load' \
+    "$bench" --variant train-graph --model cnn --data digits --train-size 256 --feed constant
 check 'train-graph refuses another network' fails_with 2 'train-cuda supports all models' \
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
 check 'train-graph refuses mixed samples' fails_with 2 'neither --mixup nor --cutmix nor --loss bce' \

@@ -119,11 +119,29 @@ static enum status decode_jpeg(const uint8_t *data, size_t size, struct image_sc
     return make_upright(shape.orientation, scratch, image);
 }
 
-static enum status decode_npy(const uint8_t *data, size_t size, struct image *image, bool *is_image)
+/* Parses the header of an array, unless it has the bytes of the latest one. */
+static enum status parse_npy(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                             struct npy_header *header)
+{
+    const size_t known = scratch->npy.data;
+    if (known > 0 && size >= known && memcmp(data, scratch->npy_bytes, known) == 0) {
+        *header = scratch->npy;
+        return STATUS_OK;
+    }
+    TRY(npy_header_parse(data, size, header));
+    if (header->data <= sizeof scratch->npy_bytes) {
+        memcpy(scratch->npy_bytes, data, header->data);
+        scratch->npy = *header;
+    }
+    return STATUS_OK;
+}
+
+static enum status decode_npy(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                              struct image *image, bool *is_image)
 {
     struct npy_header header;
     enum dtype type;
-    TRY(npy_header_parse(data, size, &header));
+    TRY(parse_npy(data, size, scratch, &header));
     TRY(npy_header_check(&header, size));
     *is_image = !header.fortran && header.axes >= 2 && header.axes <= 4 && dtype_from_npy(header.type, &type);
     for (uint32_t i = 0; *is_image && i < header.axes; i++)
@@ -273,7 +291,7 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
     const bool array = strcasecmp(extension, "npy") == 0;
     const struct codec *codec = array ? NULL : find_codec(extension, data, size);
     if (array)
-        return decode_npy(data, size, image, is_image);
+        return decode_npy(data, size, scratch, image, is_image);
     *is_image = codec != NULL;
     if (!codec)
         return STATUS_OK;

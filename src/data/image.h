@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "data/random_draws.h"
 #include "data/image_formats.h"
+#include "data/npy.h"
 #include "data/resample.h"
 
 struct image {
@@ -39,6 +40,9 @@ struct image_scratch {
     uint64_t
         jpeg_warnings; /* accepted warnings (jpeg_warnings()) in all JPEGs so far; the owner may reset it */
     struct resampler resampler;
+    /* The header of the latest array: arrays of a data set usually have the same. npy.data 0: none. */
+    uint8_t npy_bytes[NPY_HEADER_MAX];
+    struct npy_header npy;
 };
 
 /* The formats of members. The first bytes of a file decide between formats of images, because files with the

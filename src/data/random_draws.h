@@ -95,6 +95,8 @@ FDSL_HD float draw_path(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t
  * keys from Philox. */
 #define ORDER_ROUNDS 8
 
+struct draw_memo;
+
 /* The order of the samples in an epoch: draw_order() or draw_lanes(). */
 struct draw_order {
     uint32_t count, half_bits;
@@ -105,6 +107,24 @@ struct draw_order {
     uint32_t epoch, short_at;      /* short_at: index of the short block in `blocks` */
     uint64_t seed;
     struct permutation blocks;
+    struct draw_memo *memo; /* on the host; NULL: none */
+};
+
+/* What draw_order_at() computes for many positions of an order of draw_lanes() alike: the permutations of the
+ * windows, and the places of blocks. If a caller sets order->memo, ascending positions take a fraction of the
+ * time. Zero it before it is used with another order. Not thread safe. */
+#define DRAW_MEMO_LANES  64
+#define DRAW_MEMO_BLOCKS 1024
+struct draw_memo_window {
+    uint32_t lane, window, size; /* size 0: not set */
+    struct permutation within;
+};
+struct draw_memo_block {
+    uint32_t next, at; /* `next`: number of the block + 1; 0: not set */
+};
+struct draw_memo {
+    struct draw_memo_window windows[DRAW_MEMO_LANES];
+    struct draw_memo_block blocks[DRAW_MEMO_BLOCKS];
 };
 
 /* The order of `count` samples in an epoch. Requires 1 <= count < 2^31. Counter: block, 0, epoch. */
@@ -166,6 +186,25 @@ FDSL_HD uint32_t draw_mix(uint32_t word)
     return word ^ word >> 16;
 }
 
+/* Returns the permutation of a window. */
+FDSL_HD struct permutation draw_window(const struct draw_order *order, uint32_t lane, uint32_t window,
+                                       uint32_t size)
+{
+#ifndef __CUDA_ARCH__
+    struct draw_memo_window *kept = order->memo ? &order->memo->windows[lane % DRAW_MEMO_LANES] : NULL;
+    if (kept && kept->lane == lane && kept->window == window && kept->size == size)
+        return kept->within;
+#endif
+    const struct permutation within =
+        permutation_begin(draw_lanes_seed(order->seed, order->epoch, lane, window), size);
+#ifndef __CUDA_ARCH__
+    const struct draw_memo_window entry = {lane, window, size, within};
+    if (kept)
+        *kept = entry;
+#endif
+    return within;
+}
+
 /* Returns index `index` of a lane after the permutation of its window. */
 FDSL_HD uint32_t draw_in_window(const struct draw_order *order, uint32_t lane, uint32_t length,
                                 uint32_t index)
@@ -174,9 +213,25 @@ FDSL_HD uint32_t draw_in_window(const struct draw_order *order, uint32_t lane, u
     const uint32_t size = length - first < order->window ? length - first : order->window;
     if (size < 2)
         return index;
-    const struct permutation within =
-        permutation_begin(draw_lanes_seed(order->seed, order->epoch, lane, window), size);
+    const struct permutation within = draw_window(order, lane, window, size);
     return first + (uint32_t)permutation_at(&within, index - first);
+}
+
+/* Returns the block of the set at place `place` of the permuted blocks. */
+FDSL_HD uint32_t draw_block(const struct draw_order *order, uint32_t place)
+{
+#ifndef __CUDA_ARCH__
+    struct draw_memo_block *kept = order->memo ? &order->memo->blocks[place % DRAW_MEMO_BLOCKS] : NULL;
+    if (kept && kept->next == place + 1)
+        return kept->at;
+#endif
+    const uint32_t at = (uint32_t)permutation_at(&order->blocks, place);
+#ifndef __CUDA_ARCH__
+    const struct draw_memo_block entry = {place + 1, at};
+    if (kept)
+        *kept = entry;
+#endif
+    return at;
 }
 
 FDSL_HD uint32_t draw_lanes_at(const struct draw_order *order, uint32_t position)
@@ -194,8 +249,7 @@ FDSL_HD uint32_t draw_lanes_at(const struct draw_order *order, uint32_t position
     if (at >= before && at - before < size)
         return last * order->block + (at - before);
     const uint32_t moved = at < before ? at : at + (order->block - size);
-    return (uint32_t)permutation_at(&order->blocks, moved / order->block) * order->block +
-           moved % order->block;
+    return draw_block(order, moved / order->block) * order->block + moved % order->block;
 }
 
 /* The sample at position `index` of the order, 0 <= index < count. */

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,15 @@
 #define OPEN_MAX_SHARDS 256 /* at most this many shards are open */
 #define NONE            UINT32_MAX
 
+#define BLOCK_MIN       (UINT64_C(16) << 10)
+#define BLOCK_MAX       (UINT64_C(1) << 20)
+#define LANE_BYTES      (UINT64_C(1) << 20)   /* of blocks per lane */
+#define BLOCKS_MAX      (UINT64_C(256) << 20) /* of all blocks */
+#define BLOCK_SAMPLES   8 /* a block must serve this many samples, otherwise it costs more than it saves */
+#define BLOCK_MEMBER    (UINT64_C(64) << 10) /* larger members are read alone */
+#define BLOCK_WAYS      16
+#define NO_BLOCK        UINT64_MAX
+
 /* An open shard, or one that a thread is opening. */
 struct entry {
     uint32_t file;  /* NONE: the entry is free */
@@ -25,10 +35,30 @@ struct entry {
     uint64_t inode; /* of the open file */
 };
 
+/* A block of a shard in memory. Threads find blocks by hashing, in a group of BLOCK_WAYS blocks. */
+struct block {
+    uint64_t name; /* number of the file, and of the block in the file; NO_BLOCK: the block is free */
+    uint64_t used; /* time of the latest use, by the clock of the group */
+    bool filled;   /* false: a thread reads it */
+    _Atomic uint32_t users; /* threads that read or copy it; incremented under the lock of the group */
+};
+
+struct block_group {
+    _Alignas(64) pthread_mutex_t lock; /* protects all members */
+    uint64_t clock;
+    struct block blocks[BLOCK_WAYS];
+};
+
 struct set_files {
     const struct dataset *dataset;
-    struct remote_blocks *blocks; /* of shards at a URL; NULL: whole shards are opened */
-    bool in_memory;               /* shards of a URL without a cache folder */
+    struct remote_blocks *remote; /* blocks of shards at a URL; NULL: whole shards are opened */
+    struct block_group *groups;   /* NULL: no blocks are read */
+    uint32_t group_count, ways;   /* ways: blocks per group */
+    uint64_t block_bytes;
+    uint8_t *block_memory;
+    _Atomic uint64_t round;
+    _Atomic uint64_t *compared; /* per file: a round in which it was compared */
+    bool in_memory;             /* shards of a URL without a cache folder */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
     pthread_mutex_t lock; /* protects everything below */
@@ -53,8 +83,86 @@ static uint32_t capacity_of(const struct dataset *dataset, uint32_t threads)
     return most > threads ? (uint32_t)most : threads + 1;
 }
 
+/* Returns the memory that blocks of a size need, if the windows of all lanes are to stay in memory. A run
+ * covers one block more than its bytes fill, because it begins and ends within blocks. */
+static uint64_t needed_bytes(const struct set_files_order *order, double sample_bytes, uint64_t block_bytes)
+{
+    const double runs = 1 + (double)order->window / order->run;
+    return (uint64_t)(order->lanes * (order->window * sample_bytes + runs * (double)block_bytes));
+}
+
+/* Returns the size of a block: the largest with which the windows of all lanes fit into the memory for
+ * blocks; 0 if blocks would serve too few samples. Larger blocks need fewer reads from a slow disk; in the
+ * page cache, the sizes differ little. */
+static uint64_t choose_block(const struct dataset *dataset, const struct set_files_order *order,
+                             uint64_t limit)
+{
+    uint64_t total = 0, block = BLOCK_MAX;
+    for (uint32_t i = 0; i < dataset->file_count; i++)
+        total += dataset->files[i].bytes;
+    const double sample_bytes = (double)total / dataset->sample_count;
+    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit)
+        block /= 2;
+    return block >= BLOCK_MIN && (double)block * order->share >= BLOCK_SAMPLES * sample_bytes ? block : 0;
+}
+
+/* Allocates the blocks. The system provides memory for them when they are used first. */
+static enum status open_blocks(struct set_files *self, const struct set_files_order *order)
+{
+    const struct dataset *dataset = self->dataset;
+    const uint64_t lanes_bytes = order->lanes * LANE_BYTES;
+    const uint64_t limit = lanes_bytes < BLOCKS_MAX ? lanes_bytes : BLOCKS_MAX;
+    if (order->lanes == 0 || dataset->sample_count == 0)
+        return STATUS_OK;
+    self->block_bytes = choose_block(dataset, order, limit);
+    if (self->block_bytes == 0)
+        return STATUS_OK;
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < dataset->file_count; i++)
+        count += (dataset->files[i].bytes + self->block_bytes - 1) / self->block_bytes;
+    count = count < limit / self->block_bytes ? count : limit / self->block_bytes;
+    self->ways = count < BLOCK_WAYS ? (uint32_t)count : BLOCK_WAYS;
+    self->group_count = self->ways ? (uint32_t)(count / self->ways) : 0;
+    if (self->group_count == 0)
+        return STATUS_OK;
+    self->groups = aligned_alloc(64, self->group_count * sizeof *self->groups);
+    self->compared = calloc(dataset->file_count, sizeof *self->compared);
+    self->block_memory = aligned_alloc(4096, set_files_block_bytes(self));
+    for (uint32_t g = 0; self->groups && g < self->group_count; g++) {
+        pthread_mutex_init(&self->groups[g].lock, NULL);
+        self->groups[g].clock = 0;
+        for (uint32_t w = 0; w < BLOCK_WAYS; w++)
+            self->groups[g].blocks[w] = (struct block){.name = NO_BLOCK};
+    }
+    return ALLOCATED(self->groups && self->compared && self->block_memory,
+                     "out of memory for blocks of shards");
+}
+
+static void close_blocks(struct set_files *files)
+{
+    for (uint32_t g = 0; files->groups && g < files->group_count; g++)
+        pthread_mutex_destroy(&files->groups[g].lock);
+    free(files->groups);
+    free(files->compared);
+    free(files->block_memory);
+}
+
+/* Allocates the list of open shards. */
+static enum status open_entries(struct set_files *self, uint32_t threads)
+{
+    self->capacity = capacity_of(self->dataset, threads);
+    self->entries = calloc(self->capacity, sizeof *self->entries);
+    self->entry_of = malloc(((size_t)self->dataset->file_count + 1) * sizeof *self->entry_of);
+    TRY(ALLOCATED(self->entries && self->entry_of, "out of memory for the list of %u shards",
+                  self->dataset->file_count));
+    memset(self->entry_of, 0xFF, self->dataset->file_count * sizeof *self->entry_of);
+    for (uint32_t e = 0; e < self->capacity; e++)
+        self->entries[e].file = NONE;
+    return STATUS_OK;
+}
+
 enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint64_t memory_bytes,
-                           struct set_files **files)
+                           const struct set_files_order *order, struct set_files **files)
 {
     struct set_files *self = *files = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
@@ -65,26 +173,19 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
     pthread_cond_init(&self->changed, NULL);
     if (!dataset->shards)
         return STATUS_OK;
+    enum status status = STATUS_OK;
     if (remote_blocks_possible(dataset)) {
-        const enum status status = remote_blocks_open(dataset, memory_bytes, &self->blocks);
-        if (status != STATUS_OK) {
-            set_files_close(self);
-            *files = NULL;
-        }
-        return status;
+        status = remote_blocks_open(dataset, memory_bytes, &self->remote);
+    } else {
+        status = open_entries(self, threads);
+        if (status == STATUS_OK)
+            status = open_blocks(self, order);
     }
-    self->capacity = capacity_of(dataset, threads);
-    self->entries = calloc(self->capacity, sizeof *self->entries);
-    self->entry_of = malloc(((size_t)dataset->file_count + 1) * sizeof *self->entry_of);
-    if (self->entries && self->entry_of) {
-        memset(self->entry_of, 0xFF, dataset->file_count * sizeof *self->entry_of);
-        for (uint32_t e = 0; e < self->capacity; e++)
-            self->entries[e].file = NONE;
-        return STATUS_OK;
+    if (status != STATUS_OK) {
+        set_files_close(self);
+        *files = NULL;
     }
-    set_files_close(self);
-    *files = NULL;
-    return status_set(STATUS_EXHAUSTED, "out of memory for the list of %u shards", dataset->file_count);
+    return status;
 }
 
 /* Frees an entry that no thread uses. */
@@ -104,7 +205,8 @@ void set_files_close(struct set_files *files)
     for (uint32_t e = 0; files->entries && files->entry_of && e < files->capacity; e++)
         if (files->entries[e].file != NONE)
             evict(files, &files->entries[e]);
-    remote_blocks_close(files->blocks);
+    remote_blocks_close(files->remote);
+    close_blocks(files);
     pthread_cond_destroy(&files->changed);
     pthread_mutex_destroy(&files->lock);
     free(files->entry_of);
@@ -213,10 +315,15 @@ static void release_shard(struct set_files *files, struct entry *entry)
     pthread_mutex_unlock(&files->lock);
 }
 
+uint64_t set_files_block_bytes(const struct set_files *files)
+{
+    return files->group_count * (uint64_t)files->ways * files->block_bytes;
+}
+
 uint64_t set_files_held_bytes(struct set_files *files)
 {
-    if (files->blocks)
-        return remote_blocks_held(files->blocks);
+    if (files->remote)
+        return remote_blocks_held(files->remote);
     pthread_mutex_lock(&files->lock);
     const uint64_t bytes = files->in_memory ? files->bytes : 0;
     pthread_mutex_unlock(&files->lock);
@@ -253,6 +360,7 @@ static enum status check_unchanged(const struct set_files *files, const struct d
                        "the file changed after the data set was opened; start again when it is complete");
 }
 
+/* Reads `size` bytes of a file from the member's offset on. */
 static enum status read_at(const struct set_files *files, const struct dataset_member *member, int fd,
                            const struct entry *entry, uint64_t size, uint8_t *bytes)
 {
@@ -271,19 +379,141 @@ static enum status read_at(const struct set_files *files, const struct dataset_m
     return check_unchanged(files, member, fd, entry);
 }
 
-enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
-                           uint8_t *bytes)
+static enum status read_shard(struct set_files *files, const struct dataset_member *member, uint64_t size,
+                              uint8_t *bytes)
 {
-    enum status status;
-    if (files->blocks)
-        return remote_blocks_read(files->blocks, member->file, member->offset, size, bytes);
-    if (files->dataset->shards) {
-        struct entry *entry;
-        TRY(take_shard(files, member->file, &entry));
-        status = read_at(files, member, entry->fd, entry, size, bytes);
-        release_shard(files, entry);
-        return status;
+    struct entry *entry;
+    TRY(take_shard(files, member->file, &entry));
+    const enum status status = read_at(files, member, entry->fd, entry, size, bytes);
+    release_shard(files, entry);
+    return status;
+}
+
+/* ---- Blocks ---- */
+
+uint64_t set_files_round(struct set_files *files)
+{
+    return atomic_fetch_add(&files->round, 1) + 1;
+}
+
+static uint8_t *memory_of(const struct set_files *files, const struct block_group *group, uint32_t way)
+{
+    return files->block_memory + ((size_t)(group - files->groups) * files->ways + way) * files->block_bytes;
+}
+
+/* Returns the group of a block. The mixing constants are those of murmur3. */
+static struct block_group *group_of(const struct set_files *files, uint64_t name)
+{
+    name = (name ^ name >> 33) * UINT64_C(0xff51afd7ed558ccd);
+    name = (name ^ name >> 33) * UINT64_C(0xc4ceb9fe1a85ec53);
+    return &files->groups[(name >> 32) % files->group_count];
+}
+
+/* Returns the index of a block in its group. If it is not there, returns that of the block whose latest use
+ * is the longest ago, or the number of blocks if threads use all of them. */
+static uint32_t find_block(const struct set_files *files, const struct block_group *group, uint64_t name)
+{
+    uint32_t oldest = files->ways;
+    for (uint32_t w = 0; w < files->ways; w++) {
+        const struct block *block = &group->blocks[w];
+        if (block->name == name)
+            return w;
+        if (atomic_load(&block->users) == 0 &&
+            (oldest == files->ways || block->used < group->blocks[oldest].used))
+            oldest = w;
     }
+    return oldest;
+}
+
+/* Reads a block of the member's file. */
+static bool fill_block(struct set_files *files, const struct dataset_member *member, uint64_t number,
+                       struct block_group *group, uint32_t way)
+{
+    struct block *block = &group->blocks[way];
+    const uint64_t offset = number * files->block_bytes;
+    const uint64_t left = files->dataset->files[member->file].bytes - offset;
+    const struct dataset_member part = {.file = member->file, .offset = offset};
+    const bool filled = read_shard(files, &part, left < files->block_bytes ? left : files->block_bytes,
+                                   memory_of(files, group, way)) == STATUS_OK;
+    pthread_mutex_lock(&group->lock);
+    block->filled = filled;
+    if (!filled) {
+        block->name = NO_BLOCK;
+        atomic_store(&block->users, 0);
+    }
+    pthread_mutex_unlock(&group->lock);
+    return filled;
+}
+
+/* Copies bytes of a member from a block. Reads the block if it is not in memory. Returns false without
+ * waiting if another thread reads the block, or if threads use all blocks of the group. Also returns false if
+ * the block cannot be read. */
+static bool copy_from_block(struct set_files *files, const struct dataset_member *member, uint64_t number,
+                            uint64_t from, uint64_t size, uint8_t *bytes)
+{
+    const uint64_t name = (uint64_t)member->file << 32 | number;
+    struct block_group *group = group_of(files, name);
+    pthread_mutex_lock(&group->lock);
+    const uint32_t way = find_block(files, group, name);
+    struct block *block = &group->blocks[way];
+    const bool there = way < files->ways && block->name == name, found = there && block->filled;
+    if (way == files->ways || (there && !found)) {
+        pthread_mutex_unlock(&group->lock);
+        return false;
+    }
+    if (!there) {
+        block->name = name;
+        block->filled = false;
+    }
+    block->used = ++group->clock;
+    atomic_fetch_add(&block->users, 1);
+    pthread_mutex_unlock(&group->lock);
+    if (!found && !fill_block(files, member, number, group, way))
+        return false;
+    memcpy(bytes, memory_of(files, group, way) + from, size);
+    atomic_fetch_sub(&block->users, 1);
+    return true;
+}
+
+/* Copies a member from the blocks that it is in. */
+static bool copy_from_blocks(struct set_files *files, const struct dataset_member *member, uint64_t size,
+                             uint8_t *bytes)
+{
+    for (uint64_t done = 0, part; done < size; done += part) {
+        const uint64_t at = member->offset + done, from = at % files->block_bytes;
+        part = files->block_bytes - from < size - done ? files->block_bytes - from : size - done;
+        if (!copy_from_block(files, member, at / files->block_bytes, from, part, bytes + done))
+            return false;
+    }
+    return true;
+}
+
+/* Compares the file of a member that came from a block, once per round. A shard of a URL was compared when
+ * its block was read; it may not be open any more. */
+static enum status compare_once(struct set_files *files, const struct dataset_member *member, uint64_t round)
+{
+    struct entry *entry;
+    if (files->dataset->remote || atomic_load(&files->compared[member->file]) >= round)
+        return STATUS_OK;
+    TRY(take_shard(files, member->file, &entry));
+    const enum status status = check_unchanged(files, member, entry->fd, entry);
+    release_shard(files, entry);
+    if (status == STATUS_OK)
+        atomic_store(&files->compared[member->file], round);
+    return status;
+}
+
+enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
+                           uint64_t round, uint8_t *bytes)
+{
+    if (files->remote)
+        return remote_blocks_read(files->remote, member->file, member->offset, size, bytes);
+    if (files->groups && size <= BLOCK_MEMBER && size <= files->block_bytes / 2 &&
+        copy_from_blocks(files, member, size, bytes))
+        return compare_once(files, member, round);
+    if (files->dataset->shards)
+        return read_shard(files, member, size, bytes);
+    enum status status;
     int fd;
     TRY(dataset_file_open(files->dataset, member->file, 0, &fd));
     status = read_at(files, member, fd, NULL, size, bytes);
@@ -293,6 +523,6 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
 
 void set_files_ask(struct set_files *files, const struct dataset_member *member)
 {
-    if (files->blocks)
-        remote_blocks_ask(files->blocks, member->file, member->offset, member->size);
+    if (files->remote)
+        remote_blocks_ask(files->remote, member->file, member->offset, member->size);
 }

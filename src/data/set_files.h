@@ -1,5 +1,7 @@
 /* The files of a data set, read by several threads at random positions. Shards stay open up to a limit;
- * files of single samples are opened for each read. */
+ * files of single samples are opened for each read. If the samples of shards are small, shards are read in
+ * aligned blocks, which stay in memory while they serve their samples. Which members come from a block has no
+ * effect on their bytes or on failures: if a block cannot be read, its members are read one by one. */
 #ifndef FDSL_DATA_SET_FILES_H
 #define FDSL_DATA_SET_FILES_H
 
@@ -13,19 +15,33 @@ struct set_files;
 
 FDSL_C_BEGIN
 
-/* Opens no file yet. `threads` is the largest number of threads that read at the same time. Of shards at
- * a URL without a cache folder, blocks are held in memory (data/remote_blocks.h), or whole shards if the
- * server does not send ranges: together at most `memory_bytes`, above 0, or one shard if it is larger. Open
- * shards of a cache with a maximum size have together at most that size. `dataset` must outlive the reader,
- * which the caller closes. */
+/* The order in which samples are read: from `lanes` windows at the same time. A window has `window` samples,
+ * in runs of `run` consecutive samples of the set. 0 lanes: unknown, no blocks are read. */
+struct set_files_order {
+    uint32_t lanes, window, run;
+    double share; /* of the samples that are read in an epoch, above 0 */
+};
+
+/* Opens no file yet. `threads` is the largest number of threads that read at the same time. Of shards at a
+ * URL without a cache folder, blocks are held in memory (data/remote_blocks.h), or whole shards if the server
+ * does not send ranges: together at most `memory_bytes`, above 0, or one shard if it is larger. Open shards
+ * of a cache with a maximum size have together at most that size. Blocks of other shards use at most one MiB
+ * per lane. `dataset` must outlive the reader, which the caller closes. */
 enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint64_t memory_bytes,
-                           struct set_files **files);
+                           const struct set_files_order *order, struct set_files **files);
+
+/* Begins a new round of comparisons, and returns its number. Thread safe. */
+uint64_t set_files_round(struct set_files *files);
 
 /* Reads the first `size` bytes of a member. The size, inode and time of modification of the file must be
- * those that dataset_check() recorded; they are compared after reading. STATUS_FAILED, with the file and the
+ * those that dataset_check() recorded. They are compared after the bytes are read from the file, and if the
+ * bytes come from a block of a file on a disk, once per file and round. STATUS_FAILED, with the file and the
  * reason, if they differ or if the file cannot be read. Thread safe. */
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
-                           uint8_t *bytes);
+                           uint64_t round, uint8_t *bytes);
+
+/* Returns the size of the memory for blocks. Thread safe. */
+uint64_t set_files_block_bytes(const struct set_files *files);
 
 /* Starts to read a member of a shard at a URL, so that it arrives before set_files_read() needs it. Neither
  * waits nor reports errors. Thread safe. */

@@ -1,7 +1,7 @@
-/* How the threads share the work: batches are listed in order, and their samples are handed out one by one
- * with an atomic counter. When a batch has no samples left to hand out, a thread continues with the next
- * batch. Threads therefore never wait for each other, not even at the end of an epoch. Which thread decodes a
- * sample has no effect on the result. */
+/* How the threads share the work: batches are listed in order, and their samples are handed out with an
+ * atomic counter, one by one, or several small ones at a time. When a batch has no samples left to hand out,
+ * a thread continues with the next batch. Threads therefore never wait for each other, not even at the end of
+ * an epoch. Which thread decodes a sample has no effect on the result. */
 #include "data/set_stream.h"
 
 #include <errno.h>
@@ -22,6 +22,10 @@
 #define TOLD_MAX 8 /* batches with masked samples that are reported */
 #define NAMED    3 /* masked samples of a batch that a report names */
 
+/* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. */
+#define SMALL     16384
+#define CHUNK_MAX 16
+
 enum slot_state { SLOT_FREE, SLOT_LISTING, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 
 /* The memory of a batch, and the work on it. All members except `claimed` are protected by the stream's lock,
@@ -33,6 +37,7 @@ struct slot {
     uint64_t *read;
     enum slot_state state;
     struct stream_position at;
+    uint64_t round; /* of set_files_read() */
     uint32_t count;
     _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
     uint32_t users;           /* threads that fill the batch */
@@ -51,8 +56,10 @@ struct worker {
     pthread_t thread;
     struct image_scratch scratch;
     uint8_t *image, *label; /* bytes of members */
+    uint64_t round;         /* that of the batch */
     bool broken;            /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
+    uint32_t timed; /* number of samples that the times of the next sample are for; 0: it is not timed */
     double read_s, decode_s;
 };
 
@@ -61,7 +68,7 @@ struct set_stream {
     struct set_stream_request request;
     struct set_files *files;
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
-    uint32_t slot_count;
+    uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
     struct slot *slots;
     struct worker *workers;
     int worker_count; /* running threads */
@@ -89,10 +96,12 @@ struct set_stream {
 
 /* ---- One sample ---- */
 
-/* Returns the sample with a number of the plan. */
+/* Returns the sample of the data set for a number of the plan, or NULL if there is none. */
 static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
 {
     const uint32_t at = number % request->count;
+    if (number >= (uint64_t)request->count * request->copies)
+        return NULL;
     return &request->dataset->samples[request->samples ? request->samples[at] : at];
 }
 
@@ -109,7 +118,8 @@ static enum status read_image(struct worker *worker, const struct dataset_sample
                               const struct dataset_member *member)
 {
     const struct dataset *dataset = worker->self->request.dataset;
-    const enum status status = set_files_read(worker->self->files, member, member->size, worker->image);
+    const enum status status =
+        set_files_read(worker->self->files, member, member->size, worker->round, worker->image);
     if (status != STATUS_OK)
         return status_prefix(status, "sample '%s'", sample->key);
     worker->bytes += member->size;
@@ -131,7 +141,8 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
             return dataset_at(dataset, sample, member,
                               status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
                                          member->extension, (unsigned long long)member->size));
-        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
+        enum status status =
+            set_files_read(worker->self->files, member, member->size, worker->round, worker->label);
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
         worker->bytes += member->size;
@@ -175,20 +186,46 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
     return STATUS_OK;
 }
 
+/* Returns the time if the sample is timed. Reading the clock takes long compared with copying a few bytes. */
+static double clock_of(const struct worker *worker)
+{
+    return worker->timed ? timer_now_s() : 0;
+}
+
 /* Reads and decodes the image of a sample. */
 static enum status load_image(struct worker *worker, const struct dataset_sample *sample, uint32_t epoch,
                               uint32_t number, uint8_t *to)
 {
     const struct dataset *dataset = worker->self->request.dataset;
     const struct dataset_member *member = &dataset->members[sample->member + sample->image];
-    const double begin_s = timer_now_s();
+    const double begin_s = clock_of(worker);
     TRY(read_image(worker, sample, member));
-    const double read_s = timer_now_s();
-    worker->read_s += read_s - begin_s;
+    const double read_s = clock_of(worker);
+    worker->read_s += worker->timed * (read_s - begin_s);
     const enum status status = decode(worker, member, epoch, number, to);
-    worker->decode_s += timer_now_s() - read_s;
+    worker->decode_s += worker->timed * (clock_of(worker) - read_s);
     worker->broken = status == STATUS_FAILED;
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
+}
+
+/* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, all at the same time. */
+static void prefetch(const struct set_stream_request *request, const struct slot *slot, uint32_t begin,
+                     uint32_t end)
+{
+    const struct dataset_sample *samples[CHUNK_MAX];
+    const struct dataset_member *members = request->dataset->members;
+    __asm__ volatile("" ::: "memory"); /* otherwise GCC removes the call, because it has no effect */
+    for (uint32_t i = begin; i < end; i++) {
+        samples[i - begin] = sample_of(request, slot->numbers[i]);
+        if (samples[i - begin])
+            __builtin_prefetch(samples[i - begin]);
+    }
+    for (uint32_t i = 0; i < end - begin; i++)
+        if (samples[i] && samples[i]->image < samples[i]->members)
+            __builtin_prefetch(&members[samples[i]->member + samples[i]->image]);
+    for (uint32_t i = 0; i < end - begin; i++)
+        if (samples[i] && samples[i]->image < samples[i]->members)
+            __builtin_prefetch(members[samples[i]->member + samples[i]->image].extension);
 }
 
 /* Fills the place of sample `i` of a batch. */
@@ -307,6 +344,8 @@ static void ask_members(const struct set_stream *self, const uint32_t *numbers, 
     const struct set_stream_request *request = &self->request;
     for (uint32_t i = 0; request->dataset->remote && i < count; i++) {
         const struct dataset_sample *sample = sample_of(request, numbers[i]);
+        if (!sample)
+            return; /* the thread that loads the sample reports it */
         const struct dataset_member *members = &request->dataset->members[sample->member];
         if (sample->image < sample->members)
             set_files_ask(self->files, &members[sample->image]);
@@ -338,6 +377,7 @@ static void list_batch(struct set_stream *self)
     slot->fails = count > plan->capacity;
     slot->count = slot->fails ? 0 : count;
     slot->fault.status = STATUS_OK;
+    slot->round = set_files_round(self->files);
     atomic_store(&slot->claimed, halted(self) ? ALL : 0);
     if (slot->fails) {
         slot->fault = status_save(status_set(
@@ -417,10 +457,17 @@ static void fill(struct worker *worker, struct slot *slot)
 {
     struct set_stream *self = worker->self;
     const uint32_t count = slot->count;
+    worker->round = slot->round;
     slot->users++;
     pthread_mutex_unlock(&self->lock);
-    for (uint32_t i; (i = atomic_fetch_add(&slot->claimed, 1)) < count;)
-        try_to_load(worker, slot, i);
+    for (uint32_t begin; (begin = atomic_fetch_add(&slot->claimed, self->chunk)) < count;) {
+        const uint32_t end = begin + self->chunk < count ? begin + self->chunk : count;
+        worker->timed = end - begin;
+        if (self->chunk > 1)
+            prefetch(&self->request, slot, begin, end);
+        for (uint32_t i = begin; i < end; i++, worker->timed = 0)
+            try_to_load(worker, slot, i);
+    }
     pthread_mutex_lock(&self->lock);
     add_counts(worker);
     slot->users--;
@@ -747,6 +794,17 @@ static void measure_members(struct set_stream *self)
     }
 }
 
+/* Returns the number of samples that a thread takes at a time: few enough that all threads have work until
+ * the end of a batch. */
+static uint32_t choose_chunk(const struct set_stream *self)
+{
+    const struct set_stream_request *request = &self->request;
+    const uint32_t part = request->plan.capacity / (4 * (uint32_t)request->threads);
+    if (self->image_bytes > SMALL || self->sample_bytes > SMALL || part < 1)
+        return 1;
+    return part < CHUNK_MAX ? part : CHUNK_MAX;
+}
+
 static enum status allocate_slots(struct set_stream *self)
 {
     const struct stream_plan *plan = &self->request.plan;
@@ -769,6 +827,21 @@ static enum status allocate_slots(struct set_stream *self)
     return STATUS_OK;
 }
 
+static enum status open_files(struct set_stream *self)
+{
+    const struct set_stream_request *request = &self->request;
+    struct set_files_order use = {.lanes = 0};
+    if (request->lanes) {
+        const struct draw_order order = draw_lanes(0, 0, request->count, request->lanes, request->shuffle);
+        const double epoch = (double)request->count * request->copies;
+        const double share = (double)request->plan.steps * request->plan.capacity / epoch;
+        use = (struct set_files_order){order.lanes, order.window, order.block, share < 1 ? share : 1};
+    }
+    return set_files_open(request->dataset, (uint32_t)request->threads,
+                          request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES, &use,
+                          &self->files);
+}
+
 static enum status allocate_all(struct set_stream *self)
 {
     const struct set_stream_request *request = &self->request;
@@ -776,10 +849,11 @@ static enum status allocate_all(struct set_stream *self)
     self->queue = calloc(request->ahead, sizeof *self->queue);
     self->workers = calloc((size_t)request->threads, sizeof *self->workers);
     TRY(ALLOCATED(self->slots && self->queue && self->workers, "out of memory for a stream"));
-    TRY(set_files_open(request->dataset, (uint32_t)request->threads,
-                       request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES, &self->files));
+    TRY(open_files(self));
     measure_members(self);
+    self->chunk = choose_chunk(self);
     TRY(allocate_slots(self));
+    self->stats.memory_bytes += set_files_block_bytes(self->files);
     for (int i = 0; i < request->threads; i++) {
         struct worker *worker = &self->workers[i];
         worker->self = self;

@@ -33,6 +33,11 @@ struct set_stream_request {
     uint32_t channels, depth, height, width;
     enum dtype type;
 
+    /* The order of the plan, if it is that of draw_lanes() with these arguments. If the samples of shards are
+     * small, shards are then read in blocks, which use at most one MiB of memory per lane (set_files.h).
+     * 0 lanes: another order; each sample is read alone. Neither changes the batches. */
+    uint32_t lanes, shuffle;
+
     struct stream_plan plan;
     struct stream_position begin; /* the first batch; zeros: the beginning */
     int threads;                  /* at least 1 */

@@ -437,6 +437,8 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
                                       .height = data->shape.height,
                                       .width = data->shape.width,
                                       .type = data->type,
+                                      .lanes = data->lanes,
+                                      .shuffle = data->shuffle,
                                       .plan = request->plan,
                                       .threads = request->threads,
                                       .ahead = data->ahead,

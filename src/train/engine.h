@@ -484,6 +484,7 @@ struct engine {
     bool scales_loss; /* whether the engine uses struct loss_scale; set() replaces a scale of 0 by the initial
                          scale */
     bool feeds;       /* supports every enum data_feed; if false, only DATA_STORED */
+    bool loads;       /* supports DATA_LOAD although `feeds` is false */
     bool recomputes;  /* supports train->checkpoint_activations */
     bool benchmarks;  /* supports train->cudnn_benchmark */
     bool augments;    /* supports all of struct augment; if false, only shift and flip */

@@ -1,6 +1,7 @@
 /* From stored samples to the input of a network: normalisation, mixing, and the feed of engines on the CPU.
  */
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -185,17 +186,51 @@ void mix_samples(const struct mix *mix, const struct shape *shape, const float *
 
 /* ---- The stream of a rank ---- */
 
+/* Lists the samples of steps. One thread at a time uses the memo; others do without it. */
+struct feed_lister {
+    const struct train *train;
+    pthread_mutex_t lock; /* protects all below */
+    bool used;            /* the memo is that of `epoch` */
+    uint64_t epoch;
+    struct draw_memo memo;
+};
+
+/* Writes the first `count` entries of this rank's list of a step. */
+static void list_entries(struct feed_lister *lister, uint32_t epoch, uint32_t step, const struct share *share,
+                         uint32_t count, uint32_t *numbers)
+{
+    struct draw_order order = train_order(lister->train, epoch);
+    const bool alone = pthread_mutex_trylock(&lister->lock) == 0;
+    if (alone && (!lister->used || lister->epoch != epoch))
+        memset(&lister->memo, 0, sizeof lister->memo);
+    if (alone) {
+        lister->used = true;
+        lister->epoch = epoch;
+        order.memo = &lister->memo;
+    }
+    const struct train_pick pick = train_pick(lister->train, &order, step);
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] = train_picked(&pick, train_entry(share, i));
+    if (alone)
+        pthread_mutex_unlock(&lister->lock);
+}
+
 /* Implements stream_plan.list. */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
-    const struct train *train = context;
-    const struct draw_order order = train_order(train, (uint32_t)epoch);
-    const struct share share = train_share(train, (uint32_t)step);
-    const struct train_pick pick = train_pick(train, &order, (uint32_t)step);
-    const uint32_t count = train_generated(train, (uint32_t)share.count);
-    for (uint32_t i = 0; i < count; i++)
-        numbers[i] = train_picked(&pick, train_entry(&share, i));
+    struct feed_lister *lister = (struct feed_lister *)context; /* the plan is constant, the memo is not */
+    const struct share share = train_share(lister->train, (uint32_t)step);
+    const uint32_t count = train_generated(lister->train, (uint32_t)share.count);
+    list_entries(lister, (uint32_t)epoch, (uint32_t)step, &share, count, numbers);
     return count;
+}
+
+uint32_t feed_stream_list(const struct feed_stream *feed, uint32_t epoch, uint32_t step, uint32_t *numbers)
+{
+    const struct share share = train_share(feed->train, step);
+    list_entries(feed->lister, epoch, step, &share, train_entries(feed->train, (uint32_t)share.count),
+                 numbers);
+    return (uint32_t)share.count;
 }
 
 enum status feed_stream_open(const struct train *train, int threads, uint32_t held,
@@ -206,7 +241,7 @@ enum status feed_stream_open(const struct train *train, int threads, uint32_t he
         .plan = {.steps = train_steps(train),
                  .capacity = train_generated(train, train_share_max(train)),
                  .list = list_step,
-                 .context = train,
+                 .context = feed->lister,
                  .by_epoch = train->shares != NULL},
         .seed = train->seed,
         .copies = train->augment.repeats ? train->augment.repeats : 1,
@@ -214,13 +249,19 @@ enum status feed_stream_open(const struct train *train, int threads, uint32_t he
         .held = held,
         .allocate = allocate,
         .deallocate = deallocate};
-    *feed = (struct feed_stream){.train = train};
+    *feed = (struct feed_stream){.train = train, .lister = calloc(1, sizeof *feed->lister)};
+    TRY(ALLOCATED(feed->lister, "out of memory for a stream"));
+    feed->lister->train = train;
+    pthread_mutex_init(&feed->lister->lock, NULL);
     return data_stream(train->data, &request, &feed->stream);
 }
 
 void feed_stream_close(struct feed_stream *feed)
 {
     stream_close(feed->stream);
+    if (feed->lister)
+        pthread_mutex_destroy(&feed->lister->lock);
+    free(feed->lister);
     *feed = (struct feed_stream){0};
 }
 

@@ -11,6 +11,7 @@
 struct feed_stream {
     const struct train *train;
     struct stream *stream;      /* NULL: closed */
+    struct feed_lister *lister; /* lists the samples of steps */
     struct stream_stats before; /* at the latest call of feed_stream_totals() */
     uint64_t masked, delivered; /* since then, as in struct train_totals */
 };
@@ -25,6 +26,9 @@ enum status feed_stream_open(const struct train *train, int threads, uint32_t he
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed);
 void feed_stream_close(struct feed_stream *feed);
+
+/* train_batch() of a step, in less time. */
+uint32_t feed_stream_list(const struct feed_stream *feed, uint32_t epoch, uint32_t step, uint32_t *numbers);
 
 /* Waits for the batch of a step, which has the `count` samples in `numbers`; `count` includes the partners.
  * The caller returns the batch with stream_release(). If the step is not the stream's next one, all batches

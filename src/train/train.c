@@ -120,9 +120,8 @@ static const struct option_spec options[] = {
          "(default, except for synth); live generates each batch during training (only for synth, where "
          "it is the default); load reads and decodes each batch during training, from class folders or tar "
          "shards of any size, as in --data photos/ --feed load --out-res 224 --fit random-resized-crop "
-         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; every variant "
-         "except "
-         "train-graph, without --parallel pipeline); constant "
+         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
+         "--parallel pipeline); constant "
          "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     {"lanes", "N", OPTION_COUNT, AT(job.lanes), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
      .column = COLUMN,
@@ -824,10 +823,11 @@ static enum status train_accepts(const void *input, const struct variant *varian
                           "its CUDA graph contains the shares and the exchange, so it can neither "
                           "measure speeds nor change shares; use --balance equal, memory or a "
                           "list such as 3:1, or use train-bf16");
-    return engine->feeds || opened->data.feed == DATA_STORED
+    const enum data_feed feed = opened->data.feed;
+    return engine->feeds || feed == DATA_STORED || (engine->loads && feed == DATA_LOAD)
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "it needs all training samples in memory; use --feed stored, or train-cuda");
+               : status_set(STATUS_USAGE, "it supports only --feed stored%s; use one of them, or train-cuda",
+                            engine->loads ? " and load" : "");
 }
 
 static void train_close(void *input)

@@ -92,26 +92,30 @@ static __device__ __forceinline__ void update_last_bias(const struct graph_plan 
     }
 }
 
-/* Adds the batch's losses and correct predictions to the totals, and advances the position. Thread i sums
- * samples i, i + THREADS, ...; a tree reduction adds these sums. */
+/* Adds the batch's losses and correct predictions to the totals, and advances the position. Masked samples
+ * do not count. Thread i sums samples i, i + THREADS, ...; a tree reduction adds these sums. `sums` has room
+ * for THREADS * 16 bytes. */
 template <int THREADS>
 static __device__ __forceinline__ void add_totals(const struct graph_plan &plan, double *sums)
 {
-    uint32_t *rights = reinterpret_cast<uint32_t *>(sums + THREADS);
-    uint32_t count = plan.step->count, correct = 0;
+    uint32_t *rights = reinterpret_cast<uint32_t *>(sums + THREADS), *samples = rights + THREADS;
+    uint32_t count = plan.step->count, correct = 0, counted = 0;
     double sum = 0;
     for (uint32_t j = threadIdx.x; j < count; j += THREADS) {
+        const uint32_t is = plan.right[j];
         sum += plan.losses[j];
-        correct += plan.right[j];
+        correct += is == 1;
+        counted += is != LOSS_MASKED;
     }
     sums[threadIdx.x] = sum;
     rights[threadIdx.x] = correct;
-    block_sums<THREADS>(sums, rights);
+    samples[threadIdx.x] = counted;
+    block_sums<THREADS>(sums, rights, samples);
     if (threadIdx.x != 0)
         return;
     plan.totals->loss += sums[0];
     plan.totals->correct += rights[0];
-    plan.totals->samples += count;
+    plan.totals->samples += samples[0];
     if (!isfinite(sums[0]) && plan.totals->bad_step == TRAIN_FINE)
         plan.totals->bad_step = plan.step->number;
     /* No other kernel reads the position now, because only the first kernel of a step reads it. */
@@ -250,7 +254,7 @@ static __device__ __forceinline__ void take_row(const struct graph_plan &plan, u
                                    * registers over all samples */
     uint32_t number = plan.order[plan.step->first + row];
     struct draw_move move = draw_move(&plan.augment, plan.seed, plan.step->epoch, number);
-    take_image<NET, COUNT>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread,
+    take_image<NET, COUNT>(training_sample<NET>(plan, plan.step->number, row, number), move, thread,
                            reinterpret_cast<uint16_t *>(image));
 }
 

@@ -113,7 +113,7 @@ static __device__ __forceinline__ float take_hidden(const struct graph_plan &pla
 
 /* Computes the softmax cross-entropy of a sample. One warp runs this, with one lane per class. Stores the
  * loss, whether the prediction is correct, and the gradient of the batch's mean loss with respect to the
- * logits. */
+ * logits. A sample whose label is DATA_MASKED has weight 0. */
 static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, uint32_t row, uint32_t label,
                                                  const float *logits, float *deltas)
 {
@@ -134,15 +134,16 @@ static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, 
     float log_sum = logf(warp_sum(real ? expf(logit - best) : 0));
     float log_p = logit - best - log_sum;
     float wanted = plan.smoothing / (float)plan.classes + (lane == label ? 1 - plan.smoothing : 0);
-    float loss = warp_sum(real ? -wanted * log_p : 0);
+    bool masked = label == DATA_MASKED;
+    float loss = warp_sum(real && !masked ? -wanted * log_p : 0);
     if (real) {
-        float delta = (expf(log_p) - wanted) / (float)plan.step->total;
+        float delta = masked ? 0 : (expf(log_p) - wanted) / (float)plan.step->total;
         deltas[lane] = delta;
         plan.logit_delta[(size_t)row * plan.classes + lane] = delta;
     }
     if (lane == 0) {
         plan.losses[row] = loss;
-        plan.right[row] = guess == label;
+        plan.right[row] = masked ? LOSS_MASKED : guess == label;
     }
 }
 

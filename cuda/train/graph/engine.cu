@@ -1,6 +1,15 @@
 /* The engine of `train-graph` and `infer-graph`. It supports only `cnn`, in bf16 on tensor cores. A step is
  * six kernels, and more with several ranks; a CUDA graph replays many steps. The position in the training run
- * is stored on the device, so one graph serves all epochs. */
+ * is stored on the device, so one graph serves all epochs.
+ *
+ * Loaded samples (DATA_LOAD) arrive through a feed. Before a launch, the host takes the batches of its steps,
+ * and a stream of its own copies them to a ring in device memory. The kernels find the batch of a step by the
+ * number of the step, so the same graphs serve the whole ring:
+ *
+ *     host        take 0..7 - launch A - take 8..15 - launch B - ...
+ *     copying     ring 0..7 ────────── ring 8..15 ─────────── ...   ring 32..39 after launch A has ended
+ *     training                launch A (steps 0..7) ─ launch B (steps 8..15) ─ ...
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +21,13 @@
 #include "train/engines.cuh"
 #include "train/graph/kernels.cuh"
 
-#define GRAPH_STEPS 32 /* number of steps in the CUDA graph `many` */
+/* Number of steps in the CUDA graph `many`. With loaded samples, the graph has fewer steps, because the first
+ * step waits for the samples of all of them. */
+#define GRAPH_STEPS  32
+#define GRAPH_LOADED 8
+#define GRAPH_GROUPS (GRAPH_RING / GRAPH_LOADED) /* launches whose samples are in the ring */
+#define GRAPH_WAITS  64 /* maximum number of timed launches between two calls of totals() */
+static_assert(GRAPH_RING % GRAPH_LOADED == 0, "whole launches");
 
 bool graph_overlaps = true;
 
@@ -22,12 +37,25 @@ struct graph_state : device_engine {
     cudaStream_t beside;
     cudaEvent_t applied;
     struct graph_plan plan;
-    /* `one` runs 1 step and stores all gradients. `many` runs GRAPH_STEPS steps, and stores the gradient of
+    /* `one` runs 1 step and stores all gradients. `many` runs `many_steps` steps, and stores the gradient of
      * fc1's weights only with several ranks. */
     cudaGraphExec_t one, many;
+    uint32_t many_steps;
     cudaGraphExec_t inference;
     uint32_t epoch; /* epoch whose order is on the device, if `ordered` */
     bool ordered;
+    struct {                  /* DATA_LOAD only */
+        uint8_t *samples;     /* the ring: plan.values[DATA_TRAIN] */
+        cudaStream_t copying; /* copies batches to the ring */
+        cudaEvent_t copied;
+        cudaEvent_t computed[GRAPH_GROUPS]; /* launch n has ended, at index n modulo GRAPH_GROUPS */
+        uint64_t launches, next;            /* `next`: number of the step after the latest launch */
+        /* Events before and after the time that a launch waited for its samples. One in `stride` launches is
+         * timed. */
+        cudaEvent_t waits[GRAPH_WAITS][2];
+        uint32_t wait_count, stride;
+        uint64_t since; /* launches since the last totals() */
+    } ring;
     struct { /* pinned memory: input and output of the inference graph */
         struct graph_step step;
         float logits[]; /* logits of one batch */
@@ -142,12 +170,47 @@ template <class T> static enum status zeros(struct graph_state *graph, T **point
     return allocate_zeros(&graph->allocations, pointer, count, graph->stream);
 }
 
+/* Opens the feed and the ring of loaded samples. */
+static enum status open_ring(struct graph_state *graph)
+{
+    const struct resources resources = {.threads = graph->threads, .device = graph->device};
+    const size_t batch_bytes = graph->plan.batch * graph->train->data->sample_bytes;
+    TRY(device_feed_open(&graph->feed, graph->train, &resources, &graph->allocations));
+    graph->plan.ring = device_feed_delivers(&graph->feed);
+    if (!graph->plan.ring)
+        return STATUS_OK;
+    device_feed_plan_timings(&graph->feed, UINT32_MAX / 2); /* practically none: the launches are timed */
+    TRY(allocate(&graph->allocations, &graph->ring.samples, GRAPH_RING * batch_bytes));
+    graph->plan.values[DATA_TRAIN] = graph->ring.samples;
+    TRY(stream_open(&graph->ring.copying));
+    CUDA_TRY(cudaEventCreateWithFlags(&graph->ring.copied, cudaEventDisableTiming));
+    for (cudaEvent_t &computed : graph->ring.computed)
+        CUDA_TRY(cudaEventCreateWithFlags(&computed, cudaEventDisableTiming));
+    for (cudaEvent_t(&wait)[2] : graph->ring.waits) {
+        CUDA_TRY(cudaEventCreate(&wait[0]));
+        CUDA_TRY(cudaEventCreate(&wait[1]));
+    }
+    return STATUS_OK;
+}
+
+static void close_ring(struct graph_state *graph)
+{
+    if (graph->ring.copying)
+        (void)cudaStreamSynchronize(graph->ring.copying); /* nothing depends on an error here */
+    for (cudaEvent_t(&wait)[2] : graph->ring.waits)
+        destroy(wait[0], wait[1]);
+    for (cudaEvent_t computed : graph->ring.computed)
+        destroy(computed);
+    destroy(graph->ring.copied, graph->ring.copying);
+}
+
 static enum status open_data(struct graph_state *graph)
 {
     const struct data *data = graph->train->data;
     TRY(device_sets_open(graph->train, graph->sets, &graph->allocations, graph->stream));
     for (int part = 0; part < DATA_PARTS; part++)
         graph->plan.values[part] = static_cast<const uint8_t *>(graph->sets[part].values);
+    TRY(open_ring(graph));
     graph->plan.labels = graph->sets[DATA_TRAIN].labels;
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         graph->plan.scale[c] = data->scale[c];
@@ -305,7 +368,8 @@ static enum status open_graphs(struct graph_state *graph)
     if (graph->train->forward_only)
         return STATUS_OK;
     graph->plan.keep_gradients = false;
-    TRY(record(graph, GRAPH_STEPS, &graph->many));
+    graph->many_steps = graph->plan.ring ? GRAPH_LOADED : GRAPH_STEPS;
+    TRY(record(graph, graph->many_steps, &graph->many));
     graph->plan.keep_gradients = true;
     return record(graph, 1, &graph->one);
 }
@@ -344,6 +408,7 @@ static void graph_close(void *state)
 {
     struct graph_state *graph = graph_of(state);
     device_engine_stop(graph);
+    close_ring(graph);
     destroy(graph->one, graph->many, graph->inference);
     (void)cudaFreeHost(graph->page); /* nothing depends on an error here */
     destroy(graph->applied, graph->beside);
@@ -382,14 +447,65 @@ static enum status graph_gradients(void *state, float *gradients)
 
 /* ---- Steps ---- */
 
-static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint32_t count)
+/* Enqueues the copy of the batch of a step to the ring. Waits until the batch has been decoded. */
+static enum status copy_batch(struct graph_state *graph, uint32_t epoch, uint32_t step)
 {
-    RANGE(GRAPH);
-    CUDA_TRY(cudaGraphLaunch(steps, graph->stream));
+    const size_t bytes = graph->train->data->sample_bytes;
+    const uint64_t number = (uint64_t)epoch * train_steps(graph->train) + step;
+    struct device_set set = graph->sets[DATA_TRAIN];
+    TRY(device_feed_take(&graph->feed, epoch, step, graph->ring.copying, &set));
+    CUDA_TRY(cudaMemcpyAsync(graph->ring.samples + number % GRAPH_RING * graph->plan.batch * bytes,
+                             set.values, set.held.count * bytes, cudaMemcpyDeviceToDevice,
+                             graph->ring.copying));
+    return device_feed_release(&graph->feed, graph->ring.copying);
+}
+
+/* Makes the stream of the steps wait for the copies. Times the wait of some launches. */
+static enum status wait_for_copies(struct graph_state *graph)
+{
+    const bool timed = graph->ring.since % graph->ring.stride == 0 && graph->ring.wait_count < GRAPH_WAITS;
+    cudaEvent_t *wait = graph->ring.waits[graph->ring.wait_count];
+    CUDA_TRY(cudaEventRecord(graph->ring.copied, graph->ring.copying));
+    if (timed)
+        CUDA_TRY(cudaEventRecord(wait[0], graph->stream));
+    CUDA_TRY(cudaStreamWaitEvent(graph->stream, graph->ring.copied, 0));
+    if (timed)
+        CUDA_TRY(cudaEventRecord(wait[1], graph->stream));
+    graph->ring.wait_count += timed;
+    graph->ring.since++;
+    return STATUS_OK;
+}
+
+/* Enqueues copies of the batches of `count` steps, at most GRAPH_LOADED, to the ring. The launches whose
+ * batches they replace must have ended. These are all but the latest GRAPH_GROUPS - 1 launches if the steps
+ * follow those of the latest launch; after a jump, all launches. */
+static enum status copy_batches(struct graph_state *graph, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    const uint64_t number = (uint64_t)epoch * train_steps(graph->train) + first;
+    const uint64_t last = graph->ring.launches - (number == graph->ring.next ? GRAPH_GROUPS : 1);
+    if (!graph->plan.ring)
+        return STATUS_OK;
+    CUDA_TRY(cudaStreamWaitEvent(graph->ring.copying, graph->ring.computed[last % GRAPH_GROUPS], 0));
+    for (uint32_t i = 0; i < count; i++)
+        TRY(copy_batch(graph, epoch, first + i));
+    graph->ring.next = number + count;
+    return wait_for_copies(graph);
+}
+
+/* Runs `count` steps of an epoch in one launch of a graph. */
+static enum status launch(struct graph_state *graph, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    TRY(copy_batches(graph, epoch, first, count));
+    {
+        RANGE(GRAPH);
+        CUDA_TRY(cudaGraphLaunch(count == 1 ? graph->one : graph->many, graph->stream));
+    }
+    if (graph->plan.ring)
+        CUDA_TRY(cudaEventRecord(graph->ring.computed[graph->ring.launches++ % GRAPH_GROUPS], graph->stream));
     return device_progress_step(&graph->progress, graph->plan.totals, count, graph->stream);
 }
 
-/* Launches the graph `many` while more than GRAPH_STEPS steps are left, and then the graph `one` for each
+/* Launches the graph `many` while more than `many_steps` steps are left, and then the graph `one` for each
  * remaining step. The graph `one` always runs the last step, because that step's gradients may be requested.
  */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -399,15 +515,34 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
         .epoch = epoch, .step = first, .number = (uint64_t)epoch * train_steps(graph->train) + first};
     CUDA_TRY(cudaSetDevice(graph->device));
     if (!graph->ordered || graph->epoch != epoch) {
-        TRY(graph_order(&graph->plan, epoch, graph->stream));
+        const struct draw_order order = train_order(graph->train, epoch);
+        TRY(graph_order(&graph->plan, &order, graph->stream));
         graph->ordered = true;
         graph->epoch = epoch;
     }
     TRY(graph_go_to(&graph->plan, &position, graph->stream));
-    for (; count > GRAPH_STEPS; count -= GRAPH_STEPS)
-        TRY(launch(graph, graph->many, GRAPH_STEPS));
-    for (; count > 0; count--)
-        TRY(launch(graph, graph->one, 1));
+    graph->ring.stride = count / GRAPH_WAITS + 1;
+    for (uint32_t end = first + count; first < end;) {
+        const uint32_t steps = end - first > graph->many_steps ? graph->many_steps : 1;
+        TRY(launch(graph, epoch, first, steps));
+        first += steps;
+    }
+    return STATUS_OK;
+}
+
+/* Sets `*stall_s` to the time that steps waited for their samples, extrapolated from the timed launches. All
+ * steps have ended. */
+static enum status total_waits(struct graph_state *graph, double *stall_s)
+{
+    double ms = 0;
+    for (uint32_t i = 0; i < graph->ring.wait_count; i++) {
+        float one_ms;
+        CUDA_TRY(cudaEventElapsedTime(&one_ms, graph->ring.waits[i][0], graph->ring.waits[i][1]));
+        ms += one_ms;
+    }
+    *stall_s = graph->ring.wait_count ? 1e-3 * ms * (double)graph->ring.since / graph->ring.wait_count : 0;
+    graph->ring.wait_count = 0;
+    graph->ring.since = 0;
     return STATUS_OK;
 }
 
@@ -415,9 +550,10 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
  * separately. */
 static enum status graph_totals(void *state, struct train_totals *totals)
 {
+    struct graph_state *graph = graph_of(state);
     TRY(device_engine_totals(state, totals));
     totals->data_s = -1;
-    return STATUS_OK;
+    return graph->plan.ring ? total_waits(graph, &totals->stall_s) : STATUS_OK;
 }
 
 /* ---- Inference ---- */
@@ -448,6 +584,7 @@ const struct engine engine_graph = {
     .name = "graph",
     /* bf16 has 8 significant bits. docs/train_graph.md explains these bounds and which faults exceed them. */
     .bounds = {.loss = 1.5e-2, .floor = 1, .drift = 0.4, .logits = 2e-2},
+    .loads = true,
     .gradients_in = GRADIENTS_IN_GRAPH,
     .unit = UNIT_HALF,
     .accepts = graph_accepts,

@@ -200,10 +200,11 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     struct draw_move move = {};
     if (TRAINING)
         move = draw_move(&plan.augment, plan.seed, epoch, number);
-    const uint8_t *set = plan.values[TRAINING ? DATA_TRAIN : plan.step->part];
+    const uint8_t *sample = TRAINING ? training_sample<NET>(plan, plan.position->number, row, number)
+                                     : plan.values[plan.step->part] + (size_t)number * NET::values;
     uint16_t *image = reinterpret_cast<uint16_t *>(shared + at::image);
     float *bias1 = reinterpret_cast<float *>(shared + at::bias);
-    take_image<NET, THREADS>(set + (size_t)number * NET::values, move, threadIdx.x, image);
+    take_image<NET, THREADS>(sample, move, threadIdx.x, image);
     wait_for_previous(); /* the previous step's last kernel updates the convolutions' parameters */
     allow_next();
     take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);

@@ -17,6 +17,7 @@
 #include "core/status.h"
 #include "train/engine.h"
 #include "train/mma.cuh"
+#include "train/network.cuh"
 
 /* ---- The network: layers 0 to 9 of `cnn` ---- */
 
@@ -27,7 +28,9 @@
 #define GRAPH_CLASSES  32  /* maximum: each class takes one lane of a warp */
 #define GRAPH_ROWS     128 /* batch buffers have a multiple of this many rows: tiles need no bounds checks */
 /* Maximum number of blocks that share the samples of the convolutions' backward pass. */
-#define GRAPH_PARTS_MAX    128
+#define GRAPH_PARTS_MAX 128
+/* Number of steps whose loaded samples are on the device at the same time. A power of two. */
+#define GRAPH_RING         32
 #define DROPOUT1_NUMBER    5 /* layer index of the first dropout; selects its stream of random numbers */
 #define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64
@@ -120,7 +123,11 @@ struct graph_plan {
     struct schedule schedule;
     float smoothing;
     float scale[3], offset[3];
+    /* Samples of the sets. With `ring`, those of the training set are loaded (DATA_LOAD): values[DATA_TRAIN]
+     * has room for the samples of GRAPH_RING steps, each `batch` samples, and step number n uses room n
+     * modulo GRAPH_RING. */
     const uint8_t *values[DATA_PARTS];
+    bool ring;
     const uint32_t *labels; /* labels of the training set */
     uint32_t *order;        /* sample numbers in the order of the epoch */
     struct graph_position *position;
@@ -167,7 +174,7 @@ int graph_shared_bytes(bool colour);
 
 /* These functions enqueue work between steps. graph_order() writes the order of an epoch. graph_go_to() sets
  * the position. graph_refresh() updates the bf16 copies of the parameters after the parameters were set. */
-enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
+enum status graph_order(const struct graph_plan *plan, const struct draw_order *order, cudaStream_t stream);
 enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
                         cudaStream_t stream);
 enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream_t stream);
@@ -275,6 +282,16 @@ step_parameter(const struct graph_plan &plan, const struct update &update, uint3
     if (optimizer_moments(update.kind) > 1)
         plan.state.v[at] = v;
     return parameter;
+}
+
+/* Returns the address of a training sample. It has row `row` in its step, which has number `step` over all
+ * epochs, and it has number `number` in the set. */
+template <class NET>
+static __device__ __forceinline__ const uint8_t *training_sample(const struct graph_plan &plan, uint64_t step,
+                                                                 uint32_t row, uint32_t number)
+{
+    uint32_t at = plan.ring ? (uint32_t)step % GRAPH_RING * plan.batch + row : number;
+    return plan.values[DATA_TRAIN] + (size_t)at * NET::values;
 }
 
 /* Copies a sample, shifted and flipped by `move`, to shared memory as (channels, height, width). Bytes become

@@ -115,10 +115,9 @@ static __global__ void order_kernel(const struct draw_order order, uint32_t *num
         numbers[i] = draw_order_at(&order, i);
 }
 
-enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream)
+enum status graph_order(const struct graph_plan *plan, const struct draw_order *order, cudaStream_t stream)
 {
-    struct draw_order order = draw_order(plan->seed, epoch, plan->samples);
-    order_kernel<<<(plan->samples + THREADS - 1) / THREADS, THREADS, 0, stream>>>(order, plan->order);
+    order_kernel<<<(plan->samples + THREADS - 1) / THREADS, THREADS, 0, stream>>>(*order, plan->order);
     return CUDA_LAUNCHED("order_kernel");
 }
 
