@@ -5,10 +5,12 @@
 #include <string.h>
 
 /* A library that makes allocation number FAIL_AT (malloc(), calloc(), ...) fail, and creates the file that
- * the variable FAILED names. It counts only calls by the program itself, not by libraries. */
+ * the variable FAILED names. It counts only calls by the program itself, not by libraries, and of the calls
+ * with the same call stack only the first three: the later ones fail in the same way. */
 static const char allocator[] =
     "#define _GNU_SOURCE\n"
     "#include <errno.h>\n"
+    "#include <execinfo.h>\n"
     "#include <fcntl.h>\n"
     "#include <link.h>\n"
     "#include <stdint.h>\n"
@@ -49,10 +51,24 @@ static const char allocator[] =
     "            return 0;\n"
     "    return caller >= begin && caller < end;\n"
     "}\n"
+    "static __thread int busy;\n" /* backtrace() may allocate memory */
+    "static _Atomic int seen[1 << 20];\n"
+    "static int is_counted(void)\n"
+    "{\n"
+    "    void *frames[32];\n"
+    "    uint32_t hash = 0;\n"
+    "    busy = 1;\n"
+    "    const int count = backtrace(frames, 32);\n"
+    "    busy = 0;\n"
+    "    for (int i = 0; i < count; i++)\n"
+    "        if ((uintptr_t)frames[i] >= begin && (uintptr_t)frames[i] < end)\n"
+    "            hash = (hash ^ (uint32_t)((uintptr_t)frames[i] - base)) * 2654435761u;\n"
+    "    return ++seen[hash >> 12] <= 3;\n"
+    "}\n"
     "static int fails(uintptr_t caller)\n"
     "{\n"
-    "    const char *at = is_ours(caller) ? getenv(\"FAIL_AT\") : NULL;\n"
-    "    if (!at || ++calls != atol(at))\n"
+    "    const char *at = !busy && is_ours(caller) ? getenv(\"FAIL_AT\") : NULL;\n"
+    "    if (!at || !is_counted() || ++calls != atol(at))\n"
     "        return 0;\n"
     "    close(open(getenv(\"FAILED\"), O_CREAT | O_WRONLY, 0666));\n"
     "    errno = ENOMEM;\n"

@@ -821,6 +821,7 @@ Test(stream, shards_that_change_are_failures)
     expect_change("cat m/m-000001.tar > x/m-000002.tar", &all);
     expect_change("cat m/m-000002.tar > x/m-000002.tar", &all); /* the same bytes, but written again */
     expect_change("rm x/*.tar", &all);
+    expect_change("ln x/m-000002.tar x/old && cp m/m-000002.tar x/y && mv x/y x/m-000002.tar", &all);
     forget(&all);
 }
 

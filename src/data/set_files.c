@@ -34,7 +34,7 @@ struct entry {
     uint64_t used;  /* time of the latest use, by a counter of uses */
     int fd;
     bool opening;
-    bool linked; /* the file had a name when it was opened */
+    uint64_t inode; /* of the open file */
 };
 
 /* A block of a shard in memory. Threads find blocks by hashing, in a group of BLOCK_WAYS blocks. */
@@ -53,14 +53,14 @@ struct block_group {
 
 struct set_files {
     const struct dataset *dataset;
-    struct block_group *groups; /* NULL: no blocks are read */
-    uint32_t group_count, ways; /* ways: blocks per group */
+    struct remote_blocks *remote; /* blocks of shards at a URL; NULL: whole shards are opened */
+    struct block_group *groups;   /* NULL: no blocks are read */
+    uint32_t group_count, ways;   /* ways: blocks per group */
     uint64_t block_bytes;
     uint8_t *block_memory;
     _Atomic uint64_t round;
-    _Atomic uint64_t *compared;   /* per file: a round in which it was compared */
-    struct remote_blocks *remote; /* of shards at a URL; NULL: whole shards are opened */
-    bool in_memory;               /* shards of a URL without a cache folder */
+    _Atomic uint64_t *compared; /* per file: a round in which it was compared */
+    bool in_memory;             /* shards of a URL without a cache folder */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
     pthread_mutex_t lock; /* protects everything below */
@@ -179,11 +179,14 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
     pthread_cond_init(&self->changed, NULL);
     if (!dataset->shards)
         return STATUS_OK;
-    const bool ranges = remote_blocks_possible(dataset);
-    enum status status =
-        ranges ? remote_blocks_open(dataset, memory_bytes, &self->remote) : open_entries(self, threads);
-    if (status == STATUS_OK && !ranges)
-        status = open_blocks(self, order);
+    enum status status = STATUS_OK;
+    if (remote_blocks_possible(dataset)) {
+        status = remote_blocks_open(dataset, memory_bytes, &self->remote);
+    } else {
+        status = open_entries(self, threads);
+        if (status == STATUS_OK)
+            status = open_blocks(self, order);
+    }
     if (status != STATUS_OK) {
         set_files_close(self);
         *files = NULL;
@@ -208,8 +211,8 @@ void set_files_close(struct set_files *files)
     for (uint32_t e = 0; files->entries && files->entry_of && e < files->capacity; e++)
         if (files->entries[e].file != NONE)
             evict(files, &files->entries[e]);
-    close_blocks(files);
     remote_blocks_close(files->remote);
+    close_blocks(files);
     pthread_cond_destroy(&files->changed);
     pthread_mutex_destroy(&files->lock);
     free(files->entry_of);
@@ -270,10 +273,10 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     pthread_mutex_unlock(&files->lock);
     int fd;
     enum status status = dataset_file_open(files->dataset, file, 0, &fd);
-    const bool linked = status == STATUS_OK && fstat(fd, &info) == 0 && info.st_nlink > 0;
+    const uint64_t inode = status == STATUS_OK && fstat(fd, &info) == 0 ? info.st_ino : 0;
     pthread_mutex_lock(&files->lock);
     entry->fd = fd;
-    entry->linked = linked;
+    entry->inode = inode;
     entry->opening = false;
     if (status != STATUS_OK) {
         files->bytes -= files->dataset->files[file].bytes;
@@ -342,18 +345,21 @@ static enum status fail(const struct set_files *files, const struct dataset_memb
                       files->dataset->files[member->file].name, (unsigned long long)member->offset, reason);
 }
 
-/* Compares an open file with the one that dataset_check() read. If `linked` is set, the file must also still
- * have a name: a shard that was replaced stays readable, but the set has changed. */
+/* Compares a file with the one that dataset_check() read. `entry` is that of a local shard, which stays open:
+ * the file with its name must still be the open one, because the old bytes of a shard that was replaced can
+ * still be read, but the set has changed. NULL: the file was opened for this read. */
 static enum status check_unchanged(const struct set_files *files, const struct dataset_member *member, int fd,
-                                   bool linked)
+                                   const struct entry *entry)
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
-    struct stat info;
-    if (fstat(fd, &info) != 0)
+    const bool local = !files->dataset->remote;
+    struct stat info = {.st_size = -1}; /* of a file that was removed */
+    if (local && entry ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
+                       : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
     bool same = (uint64_t)info.st_size == file->bytes;
-    if (!files->dataset->remote)
-        same = same && info.st_ino == file->inode && (info.st_nlink > 0 || !linked) &&
+    if (local)
+        same = same && info.st_ino == file->inode && (!entry || entry->inode == file->inode) &&
                info.st_mtim.tv_sec * INT64_C(1000000000) + info.st_mtim.tv_nsec == file->modified_ns;
     return same ? STATUS_OK
                 : fail(files, member,
@@ -362,7 +368,7 @@ static enum status check_unchanged(const struct set_files *files, const struct d
 
 /* Reads `size` bytes of a file from the member's offset on. */
 static enum status read_at(const struct set_files *files, const struct dataset_member *member, int fd,
-                           bool linked, uint64_t size, uint8_t *bytes)
+                           const struct entry *entry, uint64_t size, uint8_t *bytes)
 {
     for (uint64_t done = 0; done < size;) {
         ssize_t count = pread(fd, bytes + done, size - done, (off_t)(member->offset + done));
@@ -371,12 +377,12 @@ static enum status read_at(const struct set_files *files, const struct dataset_m
         if (count < 0)
             return fail(files, member, strerror(errno));
         if (count == 0) {
-            TRY(check_unchanged(files, member, fd, linked));
+            TRY(check_unchanged(files, member, fd, entry));
             return fail(files, member, "the file ends inside a member");
         }
         done += (uint64_t)count;
     }
-    return check_unchanged(files, member, fd, linked);
+    return check_unchanged(files, member, fd, entry);
 }
 
 static enum status read_shard(struct set_files *files, const struct dataset_member *member, uint64_t size,
@@ -384,7 +390,7 @@ static enum status read_shard(struct set_files *files, const struct dataset_memb
 {
     struct entry *entry;
     TRY(take_shard(files, member->file, &entry));
-    const enum status status = read_at(files, member, entry->fd, entry->linked, size, bytes);
+    const enum status status = read_at(files, member, entry->fd, entry, size, bytes);
     release_shard(files, entry);
     return status;
 }
@@ -496,7 +502,7 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
     if (files->dataset->remote || atomic_load(&files->compared[member->file]) >= round)
         return STATUS_OK;
     TRY(take_shard(files, member->file, &entry));
-    const enum status status = check_unchanged(files, member, entry->fd, entry->linked);
+    const enum status status = check_unchanged(files, member, entry->fd, entry);
     release_shard(files, entry);
     if (status == STATUS_OK)
         atomic_store(&files->compared[member->file], round);
@@ -516,7 +522,7 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
     enum status status;
     int fd;
     TRY(dataset_file_open(files->dataset, member->file, 0, &fd));
-    status = read_at(files, member, fd, false, size, bytes);
+    status = read_at(files, member, fd, NULL, size, bytes);
     dataset_file_close(files->dataset, fd);
     return status;
 }

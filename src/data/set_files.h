@@ -22,12 +22,11 @@ struct set_files_order {
     double share; /* of the samples that are read in an epoch, above 0 */
 };
 
-/* Opens no file yet. `threads` is the largest number of threads that read at the same time. Of shards at
- * a URL without a cache folder, blocks are held in memory (data/remote_blocks.h), or whole shards if the
- * server does not send ranges: together at most `memory_bytes`, above 0, or one shard if it is larger. Open
- * shards of a cache with a maximum size have together at most that size. `dataset` must outlive the reader,
- * which the caller closes. Blocks of
- * small samples of local shards use at most one MiB per lane. */
+/* Opens no file yet. `threads` is the largest number of threads that read at the same time. Of shards at a
+ * URL without a cache folder, blocks are held in memory (data/remote_blocks.h), or whole shards if the server
+ * does not send ranges: together at most `memory_bytes`, above 0, or one shard if it is larger. Open shards
+ * of a cache with a maximum size have together at most that size. Blocks of other shards use at most one MiB
+ * per lane. `dataset` must outlive the reader, which the caller closes. */
 enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint64_t memory_bytes,
                            const struct set_files_order *order, struct set_files **files);
 

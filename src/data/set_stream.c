@@ -428,6 +428,8 @@ static void ask_members(const struct set_stream *self, const uint32_t *numbers, 
     const struct set_stream_request *request = &self->request;
     for (uint32_t i = 0; request->dataset->remote && i < count; i++) {
         const struct dataset_sample *sample = sample_of(request, numbers[i]);
+        if (!sample)
+            return; /* the thread that loads the sample reports it */
         const struct dataset_member *members = &request->dataset->members[sample->member];
         if (sample->image < sample->members)
             set_files_ask(self->files, &members[sample->image]);

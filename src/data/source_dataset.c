@@ -333,6 +333,8 @@ static bool dataset_source_ask(void *state, uint64_t number)
     struct copy *copy = state;
     const struct dataset *dataset = &copy->dataset;
     const struct dataset_sample *sample = sample_at(copy, number);
+    if (!dataset->remote)
+        return false;
     if (!sample)
         return true;
     uint32_t file = dataset->members[sample->member].file;
