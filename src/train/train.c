@@ -118,8 +118,9 @@ static const struct option_spec options[] = {
      .help =
          "where training samples come from. stored reads or generates all samples before training "
          "(default, except for synth); live generates each batch during training (only for synth, where "
-         "it is the default); load reads and decodes each batch during training, from class folders or tar "
-         "shards of any size, as in --data photos/ --feed load --out-res 224 --fit random-resized-crop "
+         "it is the default); load reads and decodes each batch during training, from class folders, tar "
+         "shards or files of MNIST or CIFAR-10 of any size, as in --data photos/ --feed load --out-res 224 "
+         "--fit random-resized-crop "
          "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; every variant "
          "except "
          "train-graph, without --parallel pipeline); constant "
