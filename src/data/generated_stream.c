@@ -123,7 +123,8 @@ static struct stream_position after(const struct stream_plan *plan, struct strea
                                      : (struct stream_position){at.epoch + 1, 0};
 }
 
-/* Fills a free slot with the batch at make_at, and appends it to the queue. Releases the lock meanwhile. */
+/* Fills a free slot with the batch at make_at, and appends it to the queue. Releases the lock while it fills
+ * the slot. */
 static void make_batch(struct generated_stream *self)
 {
     struct slot *slot = self->slots;

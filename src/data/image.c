@@ -313,17 +313,30 @@ enum status image_check_header(const char *extension, const uint8_t *data, size_
 
 /* ---- Values ---- */
 
+/* Returns the bits of value number `i` of an array, which may be unaligned in a file. */
+static uint32_t bits_at(const uint8_t *values, size_t i, bool half)
+{
+    uint16_t narrow;
+    uint32_t bits;
+    if (!half) {
+        memcpy(&bits, values + 4 * i, sizeof bits);
+        return bits;
+    }
+    memcpy(&narrow, values + 2 * i, sizeof narrow);
+    return narrow;
+}
+
 enum status image_check_finite(const struct image *image)
 {
-    const uint8_t *values = image->pixels;
-    size_t count = image->type == DTYPE_F16 ? image_values(image) : 0;
+    const bool half = image->type == DTYPE_F16;
+    const uint32_t exponent = half ? 0x7C00 : 0x7F800000, mantissa = half ? 0x03FF : 0x007FFFFF;
+    const size_t count = image->type == DTYPE_U8 ? 0 : image_values(image);
     for (size_t i = 0; i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, values + 2 * i, sizeof bits); /* may be unaligned in a file */
-        if ((bits & 0x7C00) == 0x7C00)
+        const uint32_t bits = bits_at(image->pixels, i, half);
+        if ((bits & exponent) == exponent)
             return status_set(STATUS_FAILED,
                               "its value number %zu of %zu is %s; remove or correct the sample", i, count,
-                              bits & 0x03FF ? "NaN" : "infinite");
+                              bits & mantissa ? "NaN" : "infinite");
     }
     return STATUS_OK;
 }

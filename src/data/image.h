@@ -86,8 +86,8 @@ enum status image_decode_stored(const uint8_t *data, size_t size, struct image_s
 enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
                                struct image_scratch *scratch, struct image *image);
 
-/* Rejects NaN and Inf in arrays of halves. A network cannot learn from them, and the user would blame the
- * learning rate for the bad loss. STATUS_FAILED with the position of the first one. */
+/* Rejects NaN and Inf in arrays of halves and floats. A network cannot learn from them, and the user would
+ * blame the learning rate for the bad loss. STATUS_FAILED with the position of the first one. */
 enum status image_check_finite(const struct image *image);
 
 /* Copies the values of an image to `to`, in channel-first order, in the type of the image. An interleaved

@@ -115,14 +115,14 @@ static const struct option_spec options[] = {
      .help =
          "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), .choices = feeds, .column = COLUMN,
-     .help =
-         "where training samples come from. stored reads or generates all samples before training "
-         "(default, except for synth); live generates each batch during training (only for synth, where "
-         "it is the default); load reads and decodes each batch during training, from class folders or tar "
-         "shards of any size, as in --data photos/ --feed load --out-res 224 --fit random-resized-crop "
-         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
-         "--parallel pipeline); constant "
-         "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
+     .help = "where training samples come from. stored reads or generates all samples before training "
+             "(default, except for synth); live generates each batch during training (only for synth, where "
+             "it is the default); load reads and decodes each batch during training, from class folders, tar "
+             "shards or files of MNIST or CIFAR-10 of any size, as in --data photos/ --feed load --out-res "
+             "224 --fit random-resized-crop "
+             "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
+             "--parallel pipeline); constant "
+             "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     {"lanes", "N", OPTION_COUNT, AT(job.lanes), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
      .column = COLUMN,
      .help =
