@@ -55,7 +55,8 @@ Test(compute, invalid_values_are_refused)
 #define SAMPLES 23
 #define VALUES  (3 * 8 * 8)
 
-/* Sample n is a JPEG of 20 + n by 31 pixels. With `flat`, all its pixels are 8 n. */
+/* Sample n has a label, which is read before its image, and a JPEG of 20 + n by 31 pixels. With `flat`, all
+ * its pixels are 8 n. */
 static void make_photographs(bool flat)
 {
     make_folder();
@@ -71,6 +72,8 @@ static void make_photographs(bool flat)
         snprintf(name, sizeof name, "%06u.jpeg", i);
         put_file(name, bytes, size);
         free(bytes);
+        snprintf(name, sizeof name, "%06u.cls", i);
+        put_file(name, "7", 1);
     }
 }
 
