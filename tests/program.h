@@ -49,7 +49,7 @@ static const char header[] =
     "timed_stages,noise_s,vertices_s,painting_s,digest,compute_ms,steps,stall_share,first_batch_s,step_s,"
     "busy_share,"
     "slowdown,"
-    "bus_share,bus_slowdown,loss,"
+    "bus_share,bus_slowdown,"
     "cache,verified,wrong";
 
 /* ---- Running the program ---- */

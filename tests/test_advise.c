@@ -316,6 +316,31 @@ Test(advise, columns_have_their_own_values)
     EXPECT_OUT(",0.25,38987.1", ",4,2e+09,3e+09,0.5,best,\n");
 }
 
+/* With --compute train:MODEL, the page names the network, what measured its step, and a command. */
+Test(advise, the_page_names_the_network_and_the_command)
+{
+    struct advice_question question = five_ms;
+    struct advice advice[] = {way("generating", ADVISE_GENERATED, 60000), way("disk", ADVISE_DISK, 10000)};
+    question.estimated = false;
+    question.model = "vit-tiny";
+    question.engine = "train-vit";
+    question.command = "fdsl-bench --workload train --data 'a b' --feed live";
+    cr_assert_eq(chdir(folder), 0);
+    cr_assert_not_null(freopen("table", "w", stdout));
+    cr_assert_eq(advise_print("set", FORMAT_TABLE, &question, advice, 2), STATUS_OK);
+    EXPECT(0, "cat table");
+    EXPECT_OUT("; a step takes 5 ms (vit-tiny, measured with train-vit); 6 rounds in 20 s\n",
+               "\n\nTo train on these images:\n    fdsl-bench --workload train --data 'a b' --feed live\n"
+               "\nBest here: generating (v); ");
+    if (format_check(FORMAT_JSON) != STATUS_OK)
+        return;
+    cr_assert_not_null(freopen("json", "w", stdout));
+    cr_assert_eq(advise_print("set", FORMAT_JSON, &question, advice, 2), STATUS_OK);
+    EXPECT(0, "cat json");
+    EXPECT_OUT("\"model\": \"vit-tiny\"", "\"engine\": \"train-vit\"",
+               "\"command\": \"fdsl-bench --workload train --data 'a b' --feed live\"");
+}
+
 /* ---- The command ---- */
 
 #if defined(HAVE_XXHASH)
@@ -580,8 +605,13 @@ Test(advise, wrong_options_and_data_are_refused)
     expect_refused(2, "did you mean '--compute'?", "$P advise --data x --computed 5");
     expect_refused(2, "--compute", "$P advise --data x --compute fast");
     expect_refused(2, "--image", "$P advise --data . --compute 5 --image ';;'");
-    expect_refused(4, "--compute train:lenet needs a GPU",
-                   "CUDA_VISIBLE_DEVICES= $P advise --data x --compute train:lenet");
+    expect_refused(4, "--compute train:vit-tiny needs a GPU",
+                   "CUDA_VISIBLE_DEVICES= $P advise --data x --compute train:vit-tiny");
+    expect_refused(2, "--compute: 'lenett' is not one of logreg, lenet, ",
+                   "$P advise --data x --compute train:lenett");
+    expect_refused(2, "did you mean 'lenet'?", "$P advise --data x --compute train:lenett");
+    expect_refused(2, "--compute: '' is not one of logreg, lenet, ", "$P advise --data x --compute train");
+    expect_refused(2, "--compute: 'trainer' is not a number", "$P advise --data x --compute trainer");
     expect_refused(4, "--device 1000: ", "$P advise --data x --compute 5 --device 1000");
     expect_refused(2, "unknown command 'advice'; did you mean 'advise'?", "$P advice");
     EXPECT(0, "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && touch file");

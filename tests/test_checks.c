@@ -1,4 +1,4 @@
-/* Tests scripts/check/parallel.sh and scripts/check/learning.py, the help of all scripts, and error
+/* Tests scripts/check/parallel.sh and scripts/check/steps.py, the help of all scripts, and error
  * messages for invalid options and variables. Needs no GPU.
  *
  * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
@@ -237,44 +237,34 @@ Test(checks, bench_prints_at_most_eight_warnings)
 /* A row must be rejected if a column is empty or implausible. It must also be rejected if its loss is near
  * the loss of guessing, which is ln 4 = 1.39 for four classes. With 0 classes, the last three columns may be
  * empty. */
-Test(checks, rows_without_learning_are_rejected)
+Test(checks, steps_that_do_not_add_up_are_rejected)
 {
     static const struct {
-        const char *classes,
-            *columns; /* steps, step_s, busy_share, slowdown, loss, bus_share, bus_slowdown */
+        const char *columns; /* steps, step_s, busy_share, slowdown, bus_share, bus_slowdown */
         bool right;
-    } cases[] = {{"4", "8,0.1,0.5,1.1,0.5,0.99,1.01", true},
-                 {"4", "8,0.1,0.5,1.1,1.3,0.99,1.01", false},
-                 {"4", "8,0.1,0.5,1.1,,0.99,1.01", false},
-                 {"4", "8,0.1,0.5,1.1,0.5,,1.01", false},
-                 {"4", "8,0.1,0.5,1.1,0.5,0.99,", false},
-                 {"4", "8,0.1,0.5,1.1,nan,0.99,1.01", false},
-                 {"4", "8,0.1,0.6,1.1,0.5,0.99,1.01", false},
-                 {"0", "8,0.1,0.5,1.1,,,", true},
-                 {"0", "8,0.1,1,1.1,,,", false},
-                 {"0", "8,,0.5,,,,", false},
-                 {"0", "8,0.1,0.5,,,,", false},
-                 {"0", "8,0.1,0.5,0.1,,,", false}};
-    static const char line[] =
-        "scripts/check/learning.py %s sh -c 'echo variant,compute,samples,time_mean_s,steps,"
-        "step_s,busy_share,slowdown,loss,bus_share,bus_slowdown; echo files,train:cnn,2,0.8,%s'";
+    } cases[] = {
+        {"8,0.1,0.5,1.1,0.99,1.01", true}, {"8,0.1,0.5,1.1,,", true}, {"8,0.1,0.6,1.1,0.99,1.01", false},
+        {"8,0.1,1,1.1,,", false},          {"8,,0.5,,,", false},      {"8,0.1,0.5,,,", false},
+        {"8,0.1,0.5,0.1,,", false},        {"8,0.1,0.5,nan,,", false}};
+    static const char line[] = "scripts/check/steps.py sh -c 'echo variant,compute,samples,time_mean_s,steps,"
+                               "step_s,busy_share,slowdown,bus_share,bus_slowdown; echo files,5,2,0.8,%s'";
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char command[512];
-        snprintf(command, sizeof command, line, cases[i].classes, cases[i].columns);
+        snprintf(command, sizeof command, line, cases[i].columns);
         cr_expect_eq(shell("%s", command) == 0, cases[i].right, "%s: %s", cases[i].columns, out);
         cr_expect(strncmp(out, "variant files", 13) == 0, "%s: %s", cases[i].columns, out);
     }
 }
 
-Test(checks, reference_rows_pass_the_checks_of_learning)
+Test(checks, reference_rows_pass_the_checks_of_steps)
 {
     static const char *const names[] = {"load", "loaders", "synth", "cold"};
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        cr_expect_eq(shell("scripts/check/learning.py 0 sh -c 'cat results/reference/h200_break_even_%s.csv'",
-                           names[i]),
-                     0, "%s: %s", names[i], out);
+        cr_expect_eq(
+            shell("scripts/check/steps.py sh -c 'cat results/reference/h200_break_even_%s.csv'", names[i]), 0,
+            "%s: %s", names[i], out);
 }

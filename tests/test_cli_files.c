@@ -82,7 +82,7 @@ Test(cli, a_row_has_the_parameters_of_the_run)
              "--min-time 0 --max-time 0");
     expect_cells(
         out, 1,
-        "schema=synth/7;job_id=123;workload=synth;variant=naive;driver=;cuda=;ranks=1;rank=0;threads=1");
+        "schema=synth/8;job_id=123;workload=synth;variant=naive;driver=;cuda=;ranks=1;rank=0;threads=1");
     expect_cells(out, 1,
                  "batch=3;res=24;vertices=30;orbits=5;seed=9;formula=visualatom;instance=11;noise=1.5");
     expect_cells(out, 1, "line_width=0.002;freq1=5;freq2=2;warmups=3;samples=4;items=3;classes=0;preset=");

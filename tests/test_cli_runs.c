@@ -17,9 +17,11 @@ Test(cli, compute_needs_a_valid_step_and_a_gpu)
     static const struct refusal refusals[] = {
         {"--compute 0", "--compute: '0' is out of range; it must be 0.1 to 1000"},
         {"--compute 1001", "out of range"},
-        {"--compute fast", "--compute: 'fast' is neither a number of milliseconds nor train[:MODEL]"},
-        {"--compute train",
-         "--compute train trains a classifier and needs at least two classes; add --classes N"},
+        {"--compute fast", "--compute: 'fast' is not a number"},
+        {"--compute train:cnn",
+         "--compute train:cnn: give the time of a step in milliseconds. To train on batches while they are "
+         "read or generated, run --workload train --variant train-cuda --model cnn with --data DIR --feed "
+         "load or --data synth --feed live"},
         {"--compute", "--compute needs a value"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
@@ -43,7 +45,7 @@ Test(cli, compute_needs_a_valid_step_and_a_gpu)
     run_well(NAIVE " --format csv");
     expect_cells(out, 1,
                  "compute=;compute_ms=;steps=;stall_share=;first_batch_s=;step_s=;busy_share=;slowdown=");
-    expect_cells(out, 1, "bus_share=;bus_slowdown=;loss=");
+    expect_cells(out, 1, "bus_share=;bus_slowdown=");
 }
 
 /* ---- Threads ---- */

@@ -284,7 +284,7 @@ Test(compare, quoted_values_are_compared)
 Test(compare, help_lists_measures)
 {
     static const char *const measures[] = {"roofline_share", "energy_j_per_item", "stall_share",
-                                           "loss",           "test_acc",          "storage_read_bytes"};
+                                           "test_loss",      "test_acc",          "storage_read_bytes"};
     run("compare --help");
     char *list = strstr(out, "\nmeasures: ");
     cr_assert_not_null(list, "%s", out);

@@ -91,13 +91,6 @@ struct fake_consumer {
     struct consumer_times times; /* the result of finish() */
 };
 
-static enum status hear_renew(struct consumer *consumer)
-{
-    (void)consumer;
-    hear("renew ");
-    return STATUS_OK;
-}
-
 static enum status hear_begin(struct consumer *consumer)
 {
     ((struct fake_consumer *)consumer)->taken = 0;
@@ -105,22 +98,21 @@ static enum status hear_begin(struct consumer *consumer)
     return STATUS_OK;
 }
 
-static enum status hear_take_host(struct consumer *consumer, const struct batch *batch)
+static enum status hear_take_host(struct consumer *consumer, const void *values, size_t bytes)
 {
     ((struct fake_consumer *)consumer)->taken++;
-    hear("host %s/%zu ", (const char *)batch->values, batch->bytes);
+    hear("host %s/%zu ", (const char *)values, bytes);
     return STATUS_OK;
 }
 
-static enum status hear_take_device(struct consumer *consumer, const struct batch *batch, void *ready_event,
-                                    void **done_event)
+static enum status hear_take_device(struct consumer *consumer, void *ready_event, void **done_event)
 {
     struct fake_consumer *self = (struct fake_consumer *)consumer;
     cr_assert_null(ready_event);
     int *event = &self->events[self->taken++ % 8];
     *event = (int)self->taken;
     *done_event = event;
-    hear("take %d ", (int)batch->first);
+    hear("take ");
     return STATUS_OK;
 }
 
@@ -139,8 +131,7 @@ static enum status hear_finish(struct consumer *consumer, struct consumer_times 
     return STATUS_OK;
 }
 
-static const struct consumer_type hearing = {.renew = hear_renew,
-                                             .begin = hear_begin,
+static const struct consumer_type hearing = {.begin = hear_begin,
                                              .take_host = hear_take_host,
                                              .take_device = hear_take_device,
                                              .wait = hear_wait,
@@ -149,20 +140,18 @@ static const struct consumer_type hearing = {.renew = hear_renew,
 /* ---- The workloads ---- */
 
 static enum status hand_over_device(const void *input, const struct variant *variant, void *state,
-                                    uint64_t number, struct consumer *consumer, void **done_event)
+                                    struct consumer *consumer, void **done_event)
 {
     (void)input, (void)variant;
-    cr_assert_eq(((const struct fake_state *)state)->latest, number);
-    const struct batch batch = {.first = number};
-    return consumer_take_device(consumer, &batch, NULL, done_event);
+    hear("hand %d: ", (int)((const struct fake_state *)state)->latest);
+    return consumer_take_device(consumer, NULL, done_event);
 }
 
 static enum status hand_over_host(const void *input, const struct variant *variant, void *state,
-                                  uint64_t number, struct consumer *consumer, void **done_event)
+                                  struct consumer *consumer, void **done_event)
 {
-    (void)input, (void)variant, (void)state, (void)number, (void)done_event;
-    const struct batch batch = {.values = "images", .bytes = 6};
-    return consumer_take_host(consumer, &batch);
+    (void)input, (void)variant, (void)state, (void)done_event;
+    return consumer_take_host(consumer, "images", 6);
 }
 
 static struct consumer *told;
@@ -189,7 +178,7 @@ static enum status open_consumed(const struct workload *workload, const struct v
 {
     const struct resources resources = {.threads = 1};
     consumer = (struct fake_consumer){
-        .consumer = {&hearing, {.length_s = 0.25, .alone_s = 0.28, .bus_share = 0.75, .bus_slowdown = NAN}}};
+        .consumer = {&hearing, .length_s = 0.25, .alone_s = 0.28, .bus_share = 0.75, .bus_slowdown = NAN}};
     row_free(&row);
     row_open(&row, steps_columns);
     const struct consumed_job job = {workload, variant, input, &consumer.consumer};
@@ -221,16 +210,16 @@ Test(consumed, batches_on_the_device_alternate_between_two_states)
 {
     cr_assert_eq(open_consumed(&one_batch, &on_device), STATUS_OK);
     cr_expect_eq(states_left, 2);
-    expect_heard("renew begin ");
+    expect_heard("begin ");
     run(1);
     run(0);
-    expect_heard("ready 2:1 run 2:1 take 1 ready 1:0 run 1:0 take 0 ");
+    expect_heard("ready 2:1 run 2:1 hand 1: take ready 1:0 run 1:0 hand 0: take ");
     cr_expect_eq(latest(), 0, "the result is not that of the latest run");
     run(2); /* overwrites the batch of run 1 after its step has ended */
-    expect_heard("ready 2:2 wait 1 run 2:2 take 2 ");
+    expect_heard("ready 2:2 wait 1 run 2:2 hand 2: take ");
     cr_expect_eq(latest(), 2);
     run(3);
-    expect_heard("ready 1:3 wait 2 run 1:3 take 3 ");
+    expect_heard("ready 1:3 wait 2 run 1:3 hand 3: take ");
     consumed_variant.teardown(state);
     expect_heard("finish 4 ");
     cr_expect_eq(states_left, 0);
@@ -245,7 +234,7 @@ Test(consumed, host_batches_are_copied_and_need_one_state)
     cr_expect_eq(states_left, 1);
     run(1);
     run(2);
-    expect_heard("renew begin run 1:1 host images/6 run 1:2 host images/6 ");
+    expect_heard("begin run 1:1 host images/6 run 1:2 host images/6 ");
     consumed_variant.teardown(state);
 }
 
@@ -259,28 +248,20 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
     run(2);
     run(3);
     phase_enter(PHASE_MEASURE);
-    expect_heard("ready 1:2 begin run 1:2 take 2 ready 2:3 wait 1 run 2:3 take 3 ");
-    consumer.times = (struct consumer_times){.steps = 2,
-                                             .whole_steps = 2,
-                                             .first_wait_s = 0.2,
-                                             .wait_s = 0.1,
-                                             .busy_s = 0.7,
-                                             .whole_s = 0.7,
-                                             .span_s = 1.0,
-                                             .loss = 1.5};
+    expect_heard("ready 1:2 begin run 1:2 hand 2: take ready 2:3 wait 1 run 2:3 hand 3: take ");
+    consumer.times = (struct consumer_times){.steps = 2, .first_wait_s = 0.2, .wait_s = 0.1, .busy_s = 0.7};
     cr_expect_eq(consumed_end(state, &row), STATUS_OK);
     expect_heard("finish 2 ");
     expect_column("steps", "2", "not all steps");
     expect_column("stall_share", "0.125", "not wait_s divided by the span after the first wait");
     cr_expect_float_eq(row_get_real(&row, "stall_share"), 0.125, 1e-12);
     expect_column("first_batch_s", "0.2", "not first_wait_s");
-    expect_column("step_s", "0.35", "not whole_s divided by the steps");
+    expect_column("step_s", "0.35", "not busy_s divided by the steps");
     expect_column("busy_share", "0.7", "not busy_s divided by the span");
     expect_column("slowdown", "1.25", "not step_s divided by the time alone");
     expect_column("compute_ms", "250", "not the requested duration in milliseconds");
     expect_column("bus_share", "0.75", "not that of the consumer");
     expect_column("bus_slowdown", "", "must be empty if never measured");
-    expect_column("loss", "1.5", "not that of the consumer");
     consumed_variant.teardown(state);
 }
 
@@ -299,7 +280,7 @@ Test(consumed, a_failing_run_delivers_no_batch)
     cr_assert_eq(open_consumed(&one_batch, &on_device), STATUS_OK);
     fail_at_run = STATUS_FAILED;
     cr_expect_eq(consumed_variant.run(state, 1, &time), STATUS_FAILED);
-    expect_heard("renew begin run 2:1 ");
+    expect_heard("begin run 2:1 ");
     consumed_variant.teardown(state);
     cr_expect_eq(states_left, 0);
 }
@@ -312,23 +293,17 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_eq(states_left, 1,
                  "a variant of many batches has its own buffers, so it must have only one state");
     cr_expect_eq(told, &consumer.consumer);
-    expect_heard("renew begin consumer ");
-    consumer.times = (struct consumer_times){
-        .steps = 1000, .whole_steps = 1000, .busy_s = 9000, .whole_s = 9000, .span_s = 9000};
+    expect_heard("begin consumer ");
+    consumer.times = (struct consumer_times){.steps = 1000, .busy_s = 9000};
     phase_enter(PHASE_WARM_UP);
     run(1);
     expect_heard("ready 1:1 begin run 1:1 finish 0 ");
     phase_enter(PHASE_TIMED);
     for (uint64_t number = 2; number < 4; number++) {
-        consumer.times =
-            (struct consumer_times){.steps = 5 * number - 5,       /* 5 in run 2, 10 in run 3 */
-                                    .whole_steps = 4 * number - 4, /* one step in five has a short batch */
-                                    .first_wait_s = 0.1 * (double)number,
-                                    .wait_s = 0.05,
-                                    .busy_s = 0.5 * (double)(number - 1),
-                                    .whole_s = 0.44 * (double)(number - 1),
-                                    .span_s = 1,
-                                    .loss = 1.0 / (double)number};
+        consumer.times = (struct consumer_times){.steps = 5 * number - 5, /* 5 in run 2, 10 in run 3 */
+                                                 .first_wait_s = 0.1 * (double)number,
+                                                 .wait_s = 0.05,
+                                                 .busy_s = 0.95 - 0.1 * (double)number};
         run(number);
     }
     phase_enter(PHASE_MEASURE);
@@ -340,10 +315,9 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     expect_column("steps", "15", "not the steps of both runs");
     expect_column("stall_share", "0.222222", "not (0.05 + 0.3 + 0.05) / (2 - 0.2)");
     expect_column("first_batch_s", "0.2", "not the value of the first run");
-    expect_column("step_s", "0.11", "not the value of full batches");
-    expect_column("busy_share", "0.75", "not the value over all steps");
-    cr_expect_float_eq(row_get_real(&row, "slowdown"), 0.11 / 0.28, 1e-6);
-    expect_column("loss", "0.333333", "not the loss after the last run");
+    cr_expect_float_eq(row_get_real(&row, "step_s"), 1.4 / 15, 1e-6);
+    expect_column("busy_share", "0.7", "not the value over all steps");
+    cr_expect_float_eq(row_get_real(&row, "slowdown"), 1.4 / 15 / 0.28, 1e-6);
     consumed_variant.teardown(state);
     cr_expect_null(told);
 }
@@ -354,18 +328,15 @@ Test(consumed, first_waits_of_later_runs_count_as_stalls)
 {
     cr_assert_eq(open_consumed(&many_batches, &on_device), STATUS_OK);
     phase_enter(PHASE_TIMED);
-    consumer.times = (struct consumer_times){
-        .steps = 4, .first_wait_s = 0.9, .wait_s = 0, .busy_s = 0.1, .span_s = 1, .loss = NAN};
+    consumer.times = (struct consumer_times){.steps = 4, .first_wait_s = 0.9, .wait_s = 0, .busy_s = 0.1};
     for (uint64_t number = 1; number <= 10; number++)
         run(number);
     phase_enter(PHASE_MEASURE);
     cr_expect_eq(consumed_end(state, &row), STATUS_OK);
     cr_expect_float_eq(row_get_real(&row, "stall_share"), 9 * 0.9 / (10 - 0.9), 1e-12);
     expect_column("first_batch_s", "0.9", "not the first wait of the first run");
-    expect_column("step_s", "", "must be empty, because no batch was full");
+    expect_column("step_s", "0.025", "not the mean of all runs");
     expect_column("busy_share", "0.1", "not busy_s divided by the span");
-    expect_column("slowdown", "", "must be empty: no step with a full batch was timed");
-    expect_column("loss", "", "must be empty, because the consumer has no loss");
     consumed_variant.teardown(state);
 }
 

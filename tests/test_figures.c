@@ -423,15 +423,15 @@ static const struct {
     const char *make; /* a command that writes a changed copy of the fixture "$F" to stdout */
     const char *says;
 } refused[] = {
-    {"head -c -30 $F", "bad.csv, line 35: 73 fields where the header has 90"},
+    {"head -c -30 $F", "bad.csv, line 35: 73 fields where the header has 89"},
     {"head -c -1 $F", "the last row has no newline and may be incomplete; complete or delete it"},
     {"head -1 $F | head -c 100", "bad.csv, line 1: the last row has no newline"},
     {"head -3 $F | sed '3s/,[^,]*$//'",
-     "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
-    {"head -3 $F | sed 's,^synth/7,synth/99,'",
-     "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-     "load/12, ops/2, train/12, infer/8, exchange/1, steps/1, monitor/2)"},
-    {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
+     "bad.csv, line 3: 88 fields where the header has 89; repair or delete this row"},
+    {"head -3 $F | sed 's,^synth/8,synth/99,'",
+     "bad.csv, line 2: unknown schema 'synth/99' (known: synth/8, "
+     "load/13, ops/2, train/12, infer/8, exchange/1, steps/1, monitor/2)"},
+    {"head -3 $F | sed '3s,^synth/8,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/8'"},
     {"head -3 $F | sed '1s/time_median_s/median/'", "bad.csv, line 2: time_median_s is '', not a number"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},
     {"head -3 $F; head -3 " FIXTURES "/monitor.csv", "bad.csv, line 4: a second header; its columns differ"},

@@ -248,13 +248,13 @@ struct counting {
     uint64_t steps, bytes, sum, fails_at;
 };
 
-static enum status count_batch(struct consumer *consumer, const struct batch *batch)
+static enum status count_batch(struct consumer *consumer, const void *values, size_t bytes)
 {
     struct counting *self = (struct counting *)consumer;
     uint64_t sum = 0;
-    for (size_t i = 0; i < batch->bytes; i++)
-        sum += ((const uint8_t *)batch->values)[i];
-    __atomic_fetch_add(&self->bytes, batch->bytes, __ATOMIC_RELAXED);
+    for (size_t i = 0; i < bytes; i++)
+        sum += ((const uint8_t *)values)[i];
+    __atomic_fetch_add(&self->bytes, bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&self->sum, sum, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&self->steps, 1, __ATOMIC_RELAXED) == self->fails_at)
         return status_set(STATUS_FAILED, "the device caught fire");
@@ -320,11 +320,10 @@ struct viewing {
     int seen[20], steps, spoilt;
 };
 
-static enum status view_batch(struct consumer *consumer, const struct batch *batch)
+static enum status view_batch(struct consumer *consumer, const void *values, size_t bytes)
 {
     struct viewing *self = (struct viewing *)consumer;
-    const uint8_t *pixels = batch->values;
-    size_t bytes = batch->bytes;
+    const uint8_t *pixels = values;
     bool spoilt = bytes % 45 != 0 || bytes > 3 * 45;
     for (size_t at = 0; !spoilt && at < bytes; at += 45) {
         for (size_t i = 0; i < 45; i++)
@@ -466,15 +465,15 @@ static void expect_memory(const char *name, const char *line, double bytes, doub
 Test(load, memory_is_that_of_all_buffers, .init = make_folder, .fini = remove_folder)
 {
     const char *line = "--cache any --batch 16 --shuffle 700 --iodepth 40 --block 128";
-    const double slot = 9024, labels = 4 * 16, slots = huge(slot * 16) + labels;
+    const double slot = 9024, slots = huge(slot * 16);
     make_files(1010);
     expect_memory("files", line, slots, 16, 0);
     expect_memory("files-omp", line, 3 * slots, 48, 0);
-    expect_memory("files-omp", "--cache any --batch 500", 3 * (huge(slot * 500) + 4 * 500), 1010, 0);
-    expect_memory("files-uring", line, huge(slot * (40 / 16 + 2) * 16) + labels, 16, 0);
+    expect_memory("files-omp", "--cache any --batch 500", 3 * huge(slot * 500), 1010, 0);
+    expect_memory("files-uring", line, huge(slot * (40 / 16 + 2) * 16), 16, 0);
     renew_folder();
     make_shards(1010);
-    const double shuffled = huge(slot * 720) + labels; /* 700 + 16 samples, in whole batches */
+    const double shuffled = huge(slot * 720); /* 700 + 16 samples, in whole batches */
     expect_memory("shards", line, shuffled + huge(128 << 10), 16, 0);
     expect_memory("shards-mmap", line, slots, 16, 0);
     expect_memory("shards-omp", line, 3 * slots, 48, 0);
@@ -486,10 +485,10 @@ Test(load, memory_is_that_of_all_buffers, .init = make_folder, .fini = remove_fo
 Test(load, memory_includes_decoded_images, .init = make_folder, .fini = remove_folder)
 {
     make_pictures(true);
-    expect_memory("shards-mmap", "--cache any --on-error skip --batch 20 --decode",
-                  huge(1) + 4 * 20 + 45 + 19 * 45, 20, 19 * 45);
+    expect_memory("shards-mmap", "--cache any --on-error skip --batch 20 --decode", huge(1) + 45 + 19 * 45,
+                  20, 19 * 45);
     expect_memory("shards-mmap", "--cache any --on-error skip --batch 20 --augment",
-                  huge(1) + 4 * 20 + 45 + 4 * 19 * 45, 20, 4 * 19 * 45);
+                  huge(1) + 45 + 4 * 19 * 45, 20, 4 * 19 * 45);
 }
 #endif
 

@@ -93,7 +93,6 @@ static void close_worker(const struct reader *reader, struct worker *worker)
     free(worker->latency);
     image_scratch_close(&worker->decoded);
     free(worker->images);
-    free(worker->labels);
 }
 
 static void forget_set(struct reader *reader)
@@ -121,22 +120,20 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
     worker->slots = buffer_open(reader->slots * reader->stride);
     worker->held = malloc(reader->slots * sizeof *worker->held);
     worker->latency = calloc(LOAD_CALLS, sizeof *worker->latency);
-    worker->labels = calloc(reader->load->given->batch, sizeof *worker->labels);
-    if (worker->slots && worker->held && worker->latency && worker->labels)
+    if (worker->slots && worker->held && worker->latency)
         return STATUS_OK;
     return status_set(STATUS_EXHAUSTED,
                       "out of memory for %u samples of %zu bytes; lower --batch or --shuffle", reader->slots,
                       reader->stride);
 }
 
-/* Computes the memory of the slots and labels, and the part of it that one batch per worker fills. */
+/* Computes the memory of the slots, and the part of it that one batch per worker fills. */
 static void count_memory(struct reader *reader, const struct order_plan *plan)
 {
     const struct load *load = reader->load;
     uint32_t threads = (uint32_t)reader->threads;
     uint64_t samples = order_batch_samples(plan, load->rank * threads, threads, load->given->batch);
-    reader->result.memory_bytes =
-        threads * (buffer_allocated(reader->slots * reader->stride) + load->given->batch * sizeof(int32_t));
+    reader->result.memory_bytes = threads * buffer_allocated(reader->slots * reader->stride);
     reader->result.useful_bytes =
         (double)samples * (double)load->dataset->bytes / load->dataset->sample_count;
 }
@@ -278,8 +275,6 @@ static enum status finish_image(struct worker *worker, const struct image *image
     size_t count = image_values(image);
     double begin_s = timer_now_s();
     void *room = NULL;
-    if (load->pictures)
-        TRY(pictures_check(load->pictures, image));
     if (load->given->augment) {
         if (load->augmentation.channels > 1 && image->channels != load->augmentation.channels)
             return status_set(
@@ -317,32 +312,21 @@ static enum status prepare_image(struct worker *worker, uint32_t number, const s
                       member->extension);
 }
 
-/* Decodes the image of one sample and, with --compute train, reads its label. Fails if a sample has no image:
- * samples that are only read would make decoding look faster. */
+/* Decodes the image of one sample. Fails if a sample has no image: samples that are only read would make
+ * decoding look faster. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
     const struct dataset_sample *sample = &load->dataset->samples[number];
     const struct dataset_member *members = &load->dataset->members[sample->member];
-    const uint8_t *label = NULL;
-    enum status status = STATUS_OK;
-    uint32_t m = 0;
     if (sample->image == sample->members)
         return dataset_at(load->dataset, sample, members,
                           dataset_lacks(load->dataset, sample, &load->dataset->choice.image, "image"));
-    for (; status == STATUS_OK && m < sample->members; data += members[m++].size) {
-        label = m == sample->label ? data : label;
-        if (m == sample->image)
-            status = prepare_image(worker, number, &members[m], data);
-    }
-    if (status != STATUS_OK)
-        return dataset_at(load->dataset, sample, &members[sample->image], status);
-    if (load->pictures)
-        status = dataset_label(load->dataset, sample, label, label ? members[sample->label].size : 0,
-                               load->pictures->classes, &worker->labels[worker->label_count++]);
-    return status == STATUS_OK
-               ? STATUS_OK
-               : dataset_at(load->dataset, sample, &members[label ? sample->label : 0], status);
+    for (uint32_t m = 0; m < sample->image; m++)
+        data += members[m].size;
+    enum status status = prepare_image(worker, number, &members[sample->image], data);
+    return status == STATUS_OK ? STATUS_OK
+                               : dataset_at(load->dataset, sample, &members[sample->image], status);
 }
 
 /* Returns the hash of a sample. `hash_member` hashes each member. */
@@ -399,27 +383,16 @@ enum status reader_verify_slots(void *state, uint64_t *wrong)
 static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
 {
     const struct load *load = worker->load;
-    size_t stride = worker->reader->stride;
-    struct batch batch = {
-        .values = worker->slots + slot * stride, .bytes = count * stride, .stride = stride, .count = count};
-    if (load->given->decode) {
-        batch.values = worker->images;
-        batch.bytes = worker->images_bytes;
-    }
-    if (load->pictures) { /* there is one image per sample, and all images have the same shape */
-        batch.stride = worker->images_bytes / count;
-        batch.type = load->given->augment ? DTYPE_F32 : load->pictures->type;
-        batch.interleaved = load->pictures->interleaved && !load->given->augment;
-        batch.labels = worker->labels;
-    }
-    return consumer_take_host(load->control->consumer, &batch);
+    const size_t stride = worker->reader->stride;
+    return load->given->decode
+               ? consumer_take_host(load->control->consumer, worker->images, worker->images_bytes)
+               : consumer_take_host(load->control->consumer, worker->slots + slot * stride, count * stride);
 }
 
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
 {
     const struct load *load = worker->load;
     worker->images_bytes = 0;
-    worker->label_count = 0;
     for (uint32_t i = slot; i < slot + count; i++) {
         const uint8_t *data = worker->slots + i * worker->reader->stride;
         uint32_t number = worker->held[i];

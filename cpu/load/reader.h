@@ -47,8 +47,6 @@ struct worker {
     struct image_scratch decoded;
     uint8_t *images; /* decoded or augmented images of the batch, stored consecutively for the consumer */
     size_t images_bytes, images_room;
-    int32_t *labels; /* labels of the batch, with --compute train */
-    uint32_t label_count;
 
     struct failure failure; /* of the run; STATUS_OK if it succeeded */
 };

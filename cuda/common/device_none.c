@@ -99,9 +99,9 @@ enum status device_check_pointer(int device, const char *name, const void *point
     return device_probe(device);
 }
 
-enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer)
+enum status consumer_open(int device, double step_s, struct consumer **consumer)
 {
-    (void)step_s, (void)task;
+    (void)step_s;
     *consumer = NULL;
     return status_prefix(device_probe(device), "--compute");
 }

@@ -207,26 +207,6 @@ void delivery_close(struct delivery *delivery)
 
 /* ---- Passing batches to the consumer ---- */
 
-/* Returns a description of the batch in buffer `index`, for the consumer. */
-static struct batch batch_in(const struct output_queue *queue, uint32_t index)
-{
-    const struct delivery *delivery = queue->delivery;
-    const struct convert *convert = &delivery->convert;
-    uint32_t slot = index * delivery->load->given->batch;
-    struct batch batch = {};
-    batch.values = queue->tensor + slot * delivery->stride;
-    batch.count = queue->buffers[index].count;
-    batch.stride = delivery->stride;
-    batch.bytes = batch.count * batch.stride;
-    batch.type = convert->tensor == DTYPE_STORED ? convert->source
-                 : convert->tensor == DTYPE_F32  ? DTYPE_F32
-                 : convert->tensor == DTYPE_F16  ? DTYPE_F16
-                                                 : DTYPE_BF16;
-    batch.interleaved = delivery->load->given->decode && delivery->load->given->interleaved;
-    batch.labels = queue->labels + slot;
-    return batch;
-}
-
 /* Passes batches to the consumer, one per worker in turn. Stops when the batch of the next worker is not
  * ready. The caller holds the lock. */
 static enum status hand_over(struct delivery *delivery)
@@ -242,12 +222,11 @@ static enum status hand_over(struct delivery *delivery)
             continue;
         }
         struct batch_buffer *buffer = &delivery->queues[worker].buffers[ready->front()];
-        const struct batch batch = batch_in(&delivery->queues[worker], ready->front());
         void *done;
         ready->pop_front();
         delivery->left[worker]--;
         passed = 0;
-        TRY(consumer_take_device(delivery->load->control->consumer, &batch, buffer->ready, &done));
+        TRY(consumer_take_device(delivery->load->control->consumer, buffer->ready, &done));
         buffer->done = static_cast<cudaEvent_t>(done);
         buffer->step = delivery->steps++;
         buffer->handed = true;

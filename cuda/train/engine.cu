@@ -489,13 +489,6 @@ static enum status cuda_open(const struct train *train, const struct resources *
     return network_open(network);
 }
 
-struct engine_batch engine_batch(const void *state)
-{
-    const struct device_engine *engine = static_cast<const struct device_engine *>(state);
-    const struct device_set *set = &engine->sets[DATA_TRAIN];
-    return {engine->stream, const_cast<void *>(set->values), set->labels, engine->losses.totals};
-}
-
 static enum status cuda_accepts(const struct train *train)
 {
     return model_refuse_transformer(train->model);

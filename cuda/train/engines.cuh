@@ -21,18 +21,6 @@ extern "C" const struct engine engine_graph;
  * (vit/engine.cu). */
 extern "C" const struct engine engine_vit;
 
-/* If train->data->feed is DATA_CONSTANT, every step reads its batch from `values` and `labels`, which are
- * device buffers. To set the next batch, write to these buffers on `stream` between steps. They initially
- * contain a copy of data->sets[DATA_TRAIN]. `totals` are the sums since the last engine->totals(); read them
- * on `stream`. The engine owns the stream and the memory. */
-struct engine_batch {
-    cudaStream_t stream; /* default priority, which is the lowest */
-    void *values;
-    uint32_t *labels;
-    const struct train_totals *totals;
-};
-struct engine_batch engine_batch(const void *state); /* `state` belongs to an engine of engine.cu */
-
 /* Set if a CUDA kernel of engine_graph may overlap the end of the previous kernel. A change applies to
  * engines that are opened afterwards. Only a test sets this variable to false. That test requires the same
  * bits with and without overlap, because no sanitizer detects races between kernels. */

@@ -2,7 +2,7 @@
 # Verifies the GPU variants of load for odd sizes, on a machine with a GPU. Checks every byte on the device, every
 # tensor value and every label, and that each sample is delivered once. Repeats these checks while a training
 # step consumes the batches. With --sanitize, runs the program under compute-sanitizer; this needs
-# build/tests/gpu_batch from `make tests`.
+# build/tests/gpu_product from `make tests`.
 #
 #   scripts/check/load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
 #
@@ -17,7 +17,7 @@ cd "$(dirname "$0")/../.."
 source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates each check
 
 bench=${FDSL_BENCH:-./fdsl-bench}
-batches=${FDSL_GPU_BATCH:-build/tests/gpu_batch}
+product=${FDSL_GPU_PRODUCT:-build/tests/gpu_product}
 list=$("$bench" --list --format csv) # workload, variant, platform ("" if it is not built), available, ...
 variants=$(awk -F, '$1 == "load" && $2 ~ /^(shards-gpu|gds|gpu-resident|files-gpu)$/ && $4 == "yes" { print $2 }' <<<"$list")
 read_options 1 "$@"
@@ -74,13 +74,6 @@ make_sets() {
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
     # With --dtype f32, gpu-resident needs more than two launches for this set, and therefore reuses slots.
     [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
-    # Images with classes, for training
-    for layout in files shards; do
-        make_set $layout taught 8 --from synth --classes 4 --res 64 --samples 2048 --encode npy
-        make_set $layout digits 8 --from synth --classes 4 --res 28 --samples 2048 --encode npy
-        make_set $layout few 2 --from synth --classes 4 --res 16 --samples 100 --encode npy
-    done
-    make_set shards pictures 8 --from synth --classes 4 --res 64 --samples 2048 --encode png
     make_set shards photos 8 --from synth --classes 4 --res 64 --samples 2048 --encode jpeg
     make_pictures mixed
     make_pictures torn broken
@@ -142,12 +135,29 @@ decoders_here() { # the values of --decoder that work on this machine
         fi
     done
 }
-learn() { # variant, set, options ...: trains for 320 steps
-    local layout
-    for layout in $(layouts_of "$1"); do
-        alone check "$1 $2-$layout ${*:3}: the loss falls" scripts/check/learning.py 4 "$bench" --variant "$1" --data "$dir/$2-$layout" \
-            --cache any --batch 64 --epochs 5 --loops 1 --warmups 1 --warmup-time 0 --threads 4 --compute train "${@:3}"
-    done
+# Measures a step of a network with the trainer, and compares generating and reading. The way that needs least is within the
+# margin, so the verdict is certain. The command in the answer must train.
+advises() { # network, engine
+    local out
+    out=$(mktemp -d "$dir/advice-XXXXXX")
+    "$bench" advise --data "$dir/photos-shards" --compute "train:$1" --batch 64 --out-res 64 --margin 1000 --out "$out" \
+        --format json >"$out/advice.json" || return
+    python3 - "$out" "$1" "$2" <<'END' >"$out/command" || return
+import csv, json, sys
+out, model, engine = sys.argv[1:]
+about = json.load(open(f"{out}/advice.json"))["advice"]
+trained = list(csv.DictReader(open(f"{out}/train.csv")))[-1]
+step_s = float(trained["time_mean_s"]) / float(trained["steps"])
+assert (about["model"], about["engine"], trained["variant"], trained["batch"]) == (model, engine, engine, "64"), about
+assert (trained["feed"], trained["out_res"], trained["channels"]) == ("constant", "64", "3"), trained
+assert abs(about["step_s"] / step_s - 1) < 1e-5, (about["step_s"], step_s)
+steps = [row["compute_ms"] for name in ("synth", "load") for row in csv.DictReader(open(f"{out}/{name}.csv")) if row["compute"]]
+assert steps and all(abs(float(step) / (1e3 * step_s) - 1) < 1e-5 for step in steps), steps
+assert about["decided"] and about["command"].startswith("fdsl-bench --workload train --variant " + engine), about
+print(about["command"].removeprefix("fdsl-bench"))
+END
+    # shellcheck disable=SC2046  # options without blanks
+    "$bench" $(<"$out/command") --train-size 256 --test-size 64 --epochs 1
 }
 sets=(one three odd half float middle large)
 make_sets
@@ -160,7 +170,7 @@ fi
 
 if ((sanitize)); then
     # racecheck checks shared memory, initcheck uninitialised memory, synccheck barriers. All tools except
-    # memcheck slow down the matrix product of --compute MS too much to calibrate a step. The last check of each
+    # memcheck slow down the matrix product of --compute too much to calibrate a step. The last check of each
     # tool therefore runs the product without calibration.
     for tool in memcheck racecheck initcheck synccheck; do
         runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
@@ -172,7 +182,6 @@ if ((sanitize)); then
             done
             verify "$variant" float --batch 7 --threads 3 --dtype raw --epochs 2
             [[ $tool != memcheck ]] || alone verify "$variant" odd --batch 31 --threads 3 --epochs 2 --compute 20
-            alone verify "$variant" few --batch 31 --threads 3 --dtype bf16 --compute train:logreg
         done
         ! grep -qx gpu-resident <<<"$variants" || verify gpu-resident odd --resident-bytes 400K --threads 2 --batch 31
         # initcheck would also check memory that nvJPEG's own kernels write.
@@ -180,7 +189,7 @@ if ((sanitize)); then
             alone check "$tool: --decoder $decoder" "${runner[@]}" "$bench" --variant shards-gpu --decoder "$decoder" "${quick[@]}" \
                 --data "$dir/mixed-shards" --fit random-resized-crop --out-res 65 --augment --dtype f16 --threads 2
         done
-        check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
+        check "$tool: a step of a given length" "${runner[@]}" "$product"
     done
     # Looks for leaks and invalid accesses after a failure.
     runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
@@ -215,14 +224,8 @@ else
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
         read -ra layouts < <(layouts_of "$variant")
         layout=${layouts[-1]}
-        alone check "$variant: steps and waits add up to the time" scripts/check/learning.py 0 "$bench" --variant "$variant" \
+        alone check "$variant: steps and waits add up to the time" scripts/check/steps.py "$bench" --variant "$variant" \
             --data "$dir/middle-$layout" --cache any --batch 32 --threads 4 --loops 20 --compute 1
-        # The training step learns from the batches and must not modify them.
-        for dtype in raw bf16; do
-            learn "$variant" taught --dtype $dtype
-        done
-        learn "$variant" digits # --compute train selects cnn for samples of 1x28x28
-        alone verify "$variant" few --batch 31 --threads 3 --epochs 2 --compute train:logreg
         if [[ $variant != files-gpu ]]; then
             for threads in 1 16; do
                 check "$variant many-shards, $threads threads" "$bench" --variant "$variant" --data "$dir/many-shards" \
@@ -248,24 +251,14 @@ else
             verify "$variant" large --chunk $chunk --ring 3 --threads 2
         done
     done
-    if grep -qx gpu-resident <<<"$variants"; then
-        learn gpu-resident taught --dtype f16 --mean 0.5 --std 0.25
-        learn gpu-resident taught --dtype f32
-    fi
     if grep -qx shards-gpu <<<"$variants"; then
         for decoder in $(decoders_here); do
             check_decoding "$decoder"
         done
-        learn shards-gpu photos --out-res 64 --dtype f16
-        learn shards-gpu photos --out-res 64 --dtype f16 --layout nhwc --augment
+        alone check 'advice about a step of a transformer' advises vit-micro train-vit
+        alone check 'advice about a step of another network' advises cnn-fdsl train-bf16
     fi
-    # Training on batches of host loaders
-    learn shards-omp taught --decode
-    learn shards-omp pictures --decode
-    learn shards-omp pictures --augment
     # Faults
-    check 'training on samples without classes is refused' fails_with 2 'it has no member for --label' "$bench" --variant shards-omp --decode \
-        --data "$dir/odd-shards" --compute train
     for variant in $variants; do
         [[ $variant == files-gpu ]] && continue
         check "$variant: batches that do not fit are refused" fails_with 2 'GB of device memory, but' "$bench" --variant "$variant" \

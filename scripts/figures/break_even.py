@@ -67,9 +67,7 @@ def images_per_step(row):
 
 def is_comparable(row):
     """Returns whether a row of a run can be compared: one rank, no augmentation, no skipped samples, and full batches (within
-    TIE). Its step, if any, must have a fixed duration (not --compute train)."""
-    if row["compute"].startswith("train"):
-        return False
+    TIE)."""
     if row["ranks"] != 1 or not row.is_load:
         return row["ranks"] == 1
     return (row["variant"] in READERS and row["augment"] != "1" and not row["skipped"]

@@ -151,7 +151,7 @@ def can_prepare(row):
     """Returns whether samples of --prepare's default source can replace those of a row: any bytes of the same size, so neither
     images to decode, nor members that options choose, nor labels to train on."""
     return (row["decode"] != "1" and not any(row.texts[column] for column in ("image", "label", "member"))
-            and not row["compute"].startswith("train") and row["sample_bytes"] > loading.NPY_HEADER_BYTES
+            and row["sample_bytes"] > loading.NPY_HEADER_BYTES
             and row["sample_bytes"] == int(row["sample_bytes"]) and row["augment"] != "1")
 
 

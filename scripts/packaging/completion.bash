@@ -89,7 +89,10 @@ _fdsl_bench_suggest()
     --channels) words='1 3' ;;
     --measure) words=$(_fdsl_bench_measures "$program" "${COMP_WORDS[2]}") ;;
     --preset) words='uji visualatom lowercompute paper-1000 lowercompute-1000' ;;
-    --compute) words="train $("$program" --workload train --help 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')" ;;
+    --compute)
+        [[ ${COMP_WORDS[1]} == advise ]] || return
+        words=$("$program" --workload train --help 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')
+        ;;
     --data)
         kind=folders words='digits clips synth'
         return

@@ -9,7 +9,6 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 
-/* For a consumer (core/consumer.h) that does not train, only `values` and `bytes` must be set. */
 struct batch {
     const void *values;
     size_t bytes;  /* size of all samples, including the padding after the last one */
@@ -17,8 +16,7 @@ struct batch {
     uint32_t count;
     enum dtype type;
     bool interleaved;      /* true: NHWC; false: NCHW */
-    const int32_t *labels; /* in the same memory (host or device) as `values`; NULL: sample j has
-                            * class (first + j) mod classes */
+    const int32_t *labels; /* in the same memory (host or device) as `values`; NULL: none */
     uint64_t first;        /* number of the first sample */
 };
 

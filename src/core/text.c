@@ -172,6 +172,19 @@ void text_print_wrapped(FILE *stream, const char *text, size_t indent, size_t wi
     fputc('\n', stream);
 }
 
+void text_print_word(FILE *stream, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+,./:@%";
+    if (*word && strspn(word, plain) == strlen(word)) {
+        fprintf(stream, " %s", word);
+        return;
+    }
+    fputs(" '", stream);
+    for (; *word; word++)
+        *word == '\'' ? (void)fputs("'\\''", stream) : (void)fputc(*word, stream);
+    fputc('\'', stream);
+}
+
 void text_csv_field(FILE *stream, const char *text)
 {
     if (!strpbrk(text, ",\"\r\n")) {

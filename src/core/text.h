@@ -44,6 +44,9 @@ void text_print(FILE *stream, const char *text);
  * already printed `indent` characters of the first line; the other lines start with as many blanks. */
 void text_print_wrapped(FILE *stream, const char *text, size_t indent, size_t width);
 
+/* Writes a blank and a word, in quotes if a shell would not read it as it is. */
+void text_print_word(FILE *stream, const char *word);
+
 /* Writes one CSV field as in RFC 4180: in quotes if it contains a comma, a quote or a line end. */
 void text_csv_field(FILE *stream, const char *text);
 

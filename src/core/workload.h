@@ -23,7 +23,7 @@ struct work {
 
 struct workload {
     const char *name, *summary;
-    const char *schema; /* name and version of the row format: "synth/7" */
+    const char *schema; /* name and version of the row format: "synth/8" */
     const char *item;   /* the unit of work.items, plural: "images" */
 
     /* Options of this workload. Options with `column` set become CSV columns, in this order. */
@@ -151,11 +151,11 @@ struct workload {
          * NULL: the workload does not support --compute. */
         const struct compute *(*step)(const void *parameters);
 
-        /* For one batch per run: passes the batch of run `number`, the latest run of `state`, to the
-         * consumer. If the batch must not change until its step has ended, `*done_event` becomes the event
-         * after that step; otherwise it stays NULL. */
+        /* For one batch per run: passes the batch of the latest run of `state` to the consumer. If the batch
+         * must not change until its step has ended, `*done_event` becomes the event after that step;
+         * otherwise it stays NULL. */
         enum status (*hand_over)(const void *input, const struct variant *variant, void *state,
-                                 uint64_t number, struct consumer *consumer, void **done_event);
+                                 struct consumer *consumer, void **done_event);
 
         /* For many batches per run: sets the consumer that variants pass each batch to (NULL: none). */
         void (*set_consumer)(void *input, struct consumer *consumer);

@@ -16,7 +16,6 @@
 #include "data/random_draws.h"
 #include "load/convert.h"
 #include "load/order.h"
-#include "load/pictures.h"
 
 /* State of the page cache at the start of a run. */
 enum load_cache {
@@ -102,9 +101,8 @@ struct load {
     uint32_t block_bytes; /* bytes per read from a shard */
     struct image_fit fit; /* with `decode`: how decoded images get their size */
     struct augmentation augmentation;
-    enum dtype dtype;                /* for variants that deliver on a device */
-    uint64_t chunk_bytes;            /* for these: bytes per buffer, unless a sample is larger */
-    const struct pictures *pictures; /* training set of --compute train; otherwise NULL */
+    enum dtype dtype;     /* for variants that deliver on a device */
+    uint64_t chunk_bytes; /* for these: bytes per buffer, unless a sample is larger */
 };
 
 /* Properties of a load variant. */

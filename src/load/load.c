@@ -124,7 +124,6 @@ struct load_job {
     struct load load; /* must be first: variants see only this */
     struct dataset dataset;
     struct load_control control;
-    struct pictures pictures; /* training set of --compute train */
 
     /* Values of `load` and `control`, saved while samples are verified one by one */
     uint32_t epochs;
@@ -268,25 +267,6 @@ static enum status load_move(void *input, void *parameters, const struct partiti
     return STATUS_OK;
 }
 
-/* Prepares the training set for the consumer's training step. */
-static enum status teach(struct load_parameters *parameters, struct load_job *job)
-{
-    if (parameters->skip)
-        return status_set(STATUS_USAGE, "--compute %s trains on whole batches; drop --on-error skip",
-                          parameters->compute.text);
-    enum status status = pictures_find(&job->dataset, &job->load.fit, &job->pictures);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--compute %s", parameters->compute.text);
-    struct task *task = &parameters->compute.task;
-    task->channels = job->pictures.channels;
-    task->height = job->pictures.height;
-    task->width = job->pictures.width;
-    task->classes = job->pictures.classes;
-    task->batch = task->share = (uint32_t)parameters->batch;
-    job->load.pictures = &job->pictures;
-    return compute_teach(&parameters->compute);
-}
-
 /* Parses --mean and --std. */
 static enum status read_scale(struct load_parameters *parameters)
 {
@@ -342,8 +322,6 @@ static enum status load_open(const struct options *given, void *parameters_,
                             "another evicted; use --cache any, or one rank with more --threads");
     fill_load(parameters, job);
     job->control.resident_share = 1;
-    if (compute_learns(&parameters->compute))
-        TRY(teach(parameters, job));
     return load_move(job, parameters, partition);
 }
 
@@ -408,9 +386,6 @@ static enum status accepts_options(const struct load *load, const struct load_tr
     if (traits->device && load->given->decode && load->augmentation.move.shift > 0)
         return status_set(STATUS_USAGE, "does not shift images; drop --shift, or use --fit crop or "
                                         "random-resized-crop, which move them");
-    if (!traits->device && load->pictures && !load->given->decode)
-        return status_set(STATUS_USAGE, "--compute train needs images, and this variant delivers files as "
-                                        "stored; add --decode or --augment");
     if (traits->device && !load->given->decode && load->augmentation.channels > 1)
         return status_set(STATUS_USAGE,
                           "accepts one value per channel for --mean and --std only with --decode; give "
@@ -567,7 +542,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/12",
+    .schema = "load/13",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

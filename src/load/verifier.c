@@ -109,7 +109,7 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
                           enum status status)
 {
     const struct dataset_sample *lost = &verifier->load->dataset->samples[sample];
-    if (status != STATUS_FAILED || (!verifier->load->given->skip && verifier->load->pictures))
+    if (status != STATUS_FAILED)
         return status;
     if (!verifier->load->given->skip)
         return dataset_advise_skip(status);

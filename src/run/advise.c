@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/compute.h"
 #include "core/file.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -28,502 +29,14 @@
 #include "machine/env.h"
 #include "machine/host.h"
 #include "run/formats.h"
-
-#define NEVER 0.005 /* a step that waits for a smaller share of the time "never waits" */
-#define CONFIDENCE \
-    0.98 /* of decisions, which look at one end of an interval: each errs with 1 % probability */
-#define SHOWN     0.95  /* confidence of the intervals in the table */
-#define VAGUE     100.0 /* an interval whose ends differ by this factor says nothing */
-#define BUSY      0.5   /* load per thread above which the details mention it */
-#define WIDTH     100   /* of the lines of paragraphs */
-#define TIME_MOST 20    /* an undecided verdict advises at most this multiple of the time */
-
-/* ---- The decision ---- */
-
-double advise_needed(const struct advice_question *question)
-{
-    return (double)question->batch / question->step_s;
-}
-
-void advise_add(const struct advice_question *question, struct advice *advice, double images_per_s,
-                double reached_per_s, double stall_share)
-{
-    double needed = advise_needed(question);
-    size_t known = 0;
-    advice->images_per_s[advice->rounds] = images_per_s;
-    advice->reached_per_s[advice->rounds++] =
-        question->estimated ? fmin(images_per_s, needed) : reached_per_s;
-    for (size_t i = 0; i < advice->rounds; i++)
-        known += !isnan(advice->reached_per_s[i]);
-    double waits = 1 - advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value / needed;
-    if (question->estimated)
-        advice->stall_share = waits > 1e-9 ? waits : 0; /* without the rounding error of logarithms */
-    else
-        advice->stall_share = known > 1
-                                  ? advice->stall_share + (stall_share - advice->stall_share) / (double)known
-                                  : stall_share;
-    advice->measured = true;
-}
-
-void advise_miss(struct advice *advice)
-{
-    advice->images_per_s[advice->rounds] = advice->reached_per_s[advice->rounds] = NAN;
-    advice->rounds++;
-}
-
-struct ratio advise_mean(const double *values, size_t count, double confidence)
-{
-    struct side one = {0}, side = {0}; /* `one`: as many exact ones, so that the ratio is the mean */
-    for (size_t i = 0; i < count; i++)
-        if (!isnan(values[i])) {
-            side_add(&side, values[i], NAN);
-            side_add(&one, 1, NAN);
-        }
-    struct ratio mean = side.count ? side_ratio(&one, &side, confidence) : (struct ratio){NAN, NAN, NAN};
-    if (side.count < ADVISE_ROUNDS_MIN)
-        mean.low = mean.high = NAN;
-    return mean;
-}
-
-struct ratio advise_ratio(const struct advice *a, const struct advice *b)
-{
-    double ratios[ADVISE_ROUNDS_MAX];
-    size_t count = a->rounds < b->rounds ? a->rounds : b->rounds;
-    for (size_t i = 0; i < count; i++)
-        ratios[i] = b->reached_per_s[i] / a->reached_per_s[i];
-    return advise_mean(ratios, count, CONFIDENCE);
-}
-
-/* Returns whether `b` cannot be faster than `a`, because both deliver the same bytes. */
-static bool cannot_win(const struct advice *a, const struct advice *b)
-{
-    return a->place == ADVISE_MEMORY && (b->place == ADVISE_DISK || b->place == ADVISE_REMOTE) &&
-           strcmp(a->variant, b->variant) == 0;
-}
-
-/* Returns VERDICT_BETTER if a way is superior to way `a`, VERDICT_UNDECIDED if a way may be, otherwise
- * VERDICT_SAME. In the first two cases sets `*rival` to that way, and `*ratio` to its ratio to `a`. */
-static enum verdict judge(const struct advice_question *question, const struct advice *advice, size_t count,
-                          size_t a, size_t *rival, struct ratio *ratio)
-{
-    enum verdict verdict = VERDICT_SAME;
-    for (size_t b = 0; b < count; b++) {
-        if (b == a || !advice[b].measured || cannot_win(&advice[a], &advice[b]))
-            continue;
-        struct ratio found = advise_ratio(&advice[a], &advice[b]);
-        enum verdict one = ratio_judge(&found, question->margin, true);
-        if (one != VERDICT_BETTER && (found.high <= 1 + question->margin ||
-                                      (verdict == VERDICT_UNDECIDED && found.value < ratio->value)))
-            continue;
-        *rival = b;
-        *ratio = found;
-        if (one == VERDICT_BETTER)
-            return one;
-        verdict = VERDICT_UNDECIDED;
-    }
-    return verdict;
-}
-
-struct advice_decision advise_decide(const struct advice_question *question, const struct advice *advice,
-                                     size_t count)
-{
-    struct advice_decision decision = {.best = count, .rival = count};
-    for (size_t a = 0; a < count; a++) {
-        if (!advice[a].measured)
-            continue;
-        enum verdict verdict = judge(question, advice, count, a, &decision.rival, &decision.ratio);
-        decision.best = a;
-        decision.decided = verdict == VERDICT_SAME;
-        if (verdict != VERDICT_BETTER)
-            break;
-    }
-    bool reads = false; /* whether a way that reads the set was measured */
-    for (size_t i = 0; i < count; i++)
-        reads |= advice[i].measured && advice[i].place != ADVISE_GENERATED;
-    if (!reads) { /* nothing that was measured competes with generating */
-        decision.decided = false;
-        decision.rival = count;
-    }
-    return decision;
-}
-
-void advise_drop(const struct advice_question *question, struct advice *advice, size_t count)
-{
-    for (size_t a = 0; a < count; a++) {
-        size_t rival;
-        struct ratio ratio;
-        if (advice[a].measured)
-            advice[a].dropped |= judge(question, advice, count, a, &rival, &ratio) == VERDICT_BETTER;
-    }
-}
-
-/* ---- Sentences ---- */
-
-/* Appends a number with three significant digits, without an exponent: 61,300 or 12.5. */
-static void append_number(char *text, size_t size, double value)
-{
-    char digits[32];
-    double unit = pow(10, floor(log10(value)) - 2);
-    if (value < 999.5) {
-        text_append(text, size, "%.3g", value);
-        return;
-    }
-    snprintf(digits, sizeof digits, "%.0f", round(value / unit) * unit);
-    for (size_t i = 0, length = strlen(digits); i < length; i++)
-        text_append(text, size, "%s%c", i > 0 && (length - i) % 3 == 0 ? "," : "", digits[i]);
-}
-
-static void append_time(char *text, size_t size, double time_s)
-{
-    if (time_s < 120)
-        text_append(text, size, "%.3g s", time_s);
-    else if (time_s < 7200)
-        text_append(text, size, "%.3g min", time_s / 60);
-    else {
-        append_number(text, size, time_s / 3600);
-        text_append(text, size, " h");
-    }
-}
-
-static void append_bytes(char *text, size_t size, double bytes, const char *what)
-{
-    if (isnan(bytes))
-        text_append(text, size, "an unknown amount of %s", what);
-    else if (bytes == 0)
-        text_append(text, size, "no %s", what);
-    else
-        text_append(text, size, "%.3g GB of %s", 1e-9 * bytes, what);
-}
-
-static void append_way(char *text, size_t size, const struct advice *advice)
-{
-    text_append(text, size, "%s (%s)", advice->name, advice->variant);
-}
-
-/* Like append_way(), at the beginning of a sentence. */
-static void append_subject(char *text, size_t size, const struct advice *advice)
-{
-    text_append(text, size, " %c%s (%s)", advice->name[0] - 'a' + 'A', advice->name + 1, advice->variant);
-}
-
-static double reached(const struct advice *advice)
-{
-    return advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value;
-}
-
-static void append_rates(char *text, size_t size, const struct advice_question *question,
-                         const struct advice *chosen)
-{
-    double needed = advise_needed(question), awake = needed * (1 - chosen->stall_share);
-    append_subject(text, size, chosen);
-    text_append(text, size, " delivers ");
-    append_number(text, size, advise_mean(chosen->images_per_s, chosen->rounds, SHOWN).value);
-    text_append(text, size, " images/s of %u x %u pixels. A step of %.4g ms on %llu images consumes ",
-                question->res, question->res, 1e3 * question->step_s, (unsigned long long)question->batch);
-    append_number(text, size, needed);
-    text_append(text, size, " images/s, and so the step ");
-    if (chosen->stall_share < NEVER)
-        text_append(text, size, "never waits");
-    else
-        text_append(text, size, "waits %.0f %% of the time", 100 * chosen->stall_share);
-    if (!question->estimated && reached(chosen) < 0.97 * awake)
-        text_append(text, size, ", but runs at %.0f %% of its speed", 100 * reached(chosen) / awake);
-    text_append(text, size, ". A million images take ");
-    append_time(text, size, 1e6 / reached(chosen));
-    text_append(text, size, ", ");
-    append_bytes(text, size, chosen->disk_bytes, "disk");
-    text_append(text, size, ", ");
-    append_bytes(text, size, chosen->memory_bytes, "memory");
-    if (isnan(chosen->joules_per_image))
-        text_append(text, size, " and an unknown amount of energy.");
-    else
-        text_append(text, size, " and %.3g kJ of the GPU's energy.", 1e3 * chosen->joules_per_image);
-}
-
-/* Says so if data seemed to come faster from a slower place. */
-static void append_noise(char *text, size_t size, const struct advice *advice, size_t count)
-{
-    for (size_t a = 0; a < count; a++)
-        for (size_t b = 0; b < count; b++) {
-            if (!advice[a].measured || !advice[b].measured || !cannot_win(&advice[a], &advice[b]))
-                continue;
-            double percent = 100 * (advise_ratio(&advice[a], &advice[b]).value - 1);
-            if (!(percent >= 0.5))
-                continue;
-            append_subject(text, size, &advice[b]);
-            text_append(text, size,
-                        " seemed %.0f %% faster than %s. This is noise: the same bytes cannot come faster "
-                        "from there.",
-                        percent, advice[a].name);
-        }
-}
-
-void advise_details(const struct advice_question *question, const struct advice *advice, size_t count,
-                    const struct advice_decision *decision, char *text, size_t size)
-{
-    *text = '\0';
-    if (decision->best == count)
-        return;
-    const struct advice *chosen = &advice[decision->best];
-    append_rates(text, size, question, chosen);
-    for (size_t i = 0; i < count; i++) {
-        if (!decision->decided || i <= decision->best || !advice[i].measured ||
-            advise_ratio(chosen, &advice[i]).high < 1)
-            continue;
-        append_subject(text, size, &advice[i]);
-        text_append(text, size,
-                    " is not slower and at most %.3g %% faster, but needs more: ", 100 * question->margin);
-        append_bytes(text, size, advice[i].disk_bytes, "disk");
-        text_append(text, size, " and ");
-        append_bytes(text, size, advice[i].memory_bytes, "memory");
-        text_append(text, size, ".");
-    }
-    append_noise(text, size, advice, count);
-    if (question->load > BUSY * question->threads)
-        text_append(
-            text, size,
-            " Before the first round, the load of the machine was %.1f on %d threads, so an idle machine "
-            "reaches higher rates.",
-            question->load, question->threads);
-    if (chosen->place == ADVISE_GENERATED ||
-        (!decision->decided &&
-         (decision->rival == count || advice[decision->rival].place == ADVISE_GENERATED)))
-        text_append(text, size,
-                    " Generated images would replace the images of this set, such as photographs; only "
-                    "pre-training on formulas can use generated images.");
-    memmove(text, text + 1, strlen(text)); /* the first sentence begins with a blank */
-}
-
-/* Returns a time in which the intervals would probably become narrow enough: their width falls with the
- * square root of the number of rounds. */
-static double time_needed(const struct advice_question *question, const struct advice_decision *decision)
-{
-    const struct ratio *ratio = &decision->ratio;
-    double distance = fabs(log(ratio->value) - log1p(question->margin));
-    double factor = isnan(ratio->high) ? 4 : 1.5 * pow(log(ratio->high / ratio->low) / 2 / distance, 2);
-    double time_s = fmax(question->time_s, question->took_s) * fmin(fmax(factor, 2), TIME_MOST);
-    return time_s < 10 ? ceil(time_s) : 10 * ceil(time_s / 10);
-}
-
-void advise_verdict(const struct advice_question *question, const struct advice *advice, size_t count,
-                    const struct advice_decision *decision, char *text, size_t size)
-{
-    const struct ratio *ratio = &decision->ratio;
-    *text = '\0';
-    if (decision->best == count)
-        return;
-    const struct advice *best = &advice[decision->best];
-    text_append(text, size, decision->decided ? "Best here: " : "Undecided: ");
-    append_way(text, size, best);
-    if (decision->decided) {
-        text_append(text, size, "; no other way is more than %.3g %% faster.", 100 * question->margin);
-        return;
-    }
-    if (decision->rival == count) {
-        text_append(text, size,
-                    " or reading the set, because reading could not be measured; see the reasons above.");
-        return;
-    }
-    const struct advice *rival = &advice[decision->rival];
-    size_t rounds = best->rounds < rival->rounds ? best->rounds : rival->rounds;
-    text_append(text, size, " or ");
-    append_way(text, size, rival);
-    text_append(text, size, ", because %zu round%s ", rounds, rounds == 1 ? "" : "s");
-    if (!(ratio->high < VAGUE * ratio->low))
-        text_append(text, size, "cannot tell which is faster");
-    else
-        text_append(text, size, "only show that the latter is %.2g to %.2g times as fast", ratio->low,
-                    ratio->high);
-    text_append(text, size, "; try --time %.0f, or a less busy machine.", time_needed(question, decision));
-}
-
-/* ---- Output ---- */
-
-/* Writes a number with three digits, or "unknown". */
-static const char *cell(double value, char *text, size_t size)
-{
-    if (isnan(value))
-        snprintf(text, size, "unknown");
-    else
-        snprintf(text, size, "%.3g", value);
-    return text;
-}
-
-/* Writes half the width of an interval, relative to the value: "7.5%", or "-" if it is unknown or vague. */
-static const char *half_cell(const struct ratio *ratio, char *text, size_t size)
-{
-    double half = 100 * (sqrt(ratio->high / ratio->low) - 1);
-    if (!(ratio->high < VAGUE * ratio->low))
-        snprintf(text, size, "-");
-    else
-        snprintf(text, size, "%.*f%%", half < 10 ? 1 : 0, half);
-    return text;
-}
-
-static void print_caption(const char *data, const struct advice_question *question, size_t rounds)
-{
-    char shown[512];
-    remote_shown(data, shown, sizeof shown);
-    fputs("advise: data ", stdout);
-    text_print(stdout, shown);
-    printf(", %" PRIu64 " samples, %.3g GB", question->samples, 1e-9 * question->bytes);
-    if (question->measured < question->samples)
-        printf(" (measured: %" PRIu64 " sample%s, %.3g GB)", question->measured,
-               question->measured == 1 ? "" : "s", 1e-9 * question->measured_bytes);
-    printf("; images %" PRIu32 " x %" PRIu32 "; batch %" PRIu64
-           "; a step takes %.4g ms%s; %zu round%s in %.3g "
-           "s\n",
-           question->res, question->res, question->batch, 1e3 * question->step_s,
-           question->estimated ? " (waits are computed, because there is no GPU)" : "", rounds,
-           rounds == 1 ? "" : "s", question->took_s);
-}
-
-/* Returns how a way compares with the best: "best"; "slower", if the whole interval of the ratio is below 1;
- * otherwise "equal": not slower, and at most the margin faster. Returns "open" if the verdict is undecided
- * and the way may be the best. */
-static const char *standing(const struct advice *advice, size_t number,
-                            const struct advice_decision *decision)
-{
-    if (!decision->decided)
-        return advice[number].dropped ? "slower" : "open";
-    if (number == decision->best)
-        return "best";
-    return advice[number].dropped || advise_ratio(&advice[decision->best], &advice[number]).high < 1
-               ? "slower"
-               : "equal";
-}
-
-static void print_table(const struct advice *advice, size_t count, const struct advice_decision *decision)
-{
-    char texts[8][32];
-    const size_t size = sizeof texts[0];
-    printf("\n%-22s %-12s %10s %6s %8s %10s %6s %8s %10s %13s %s\n", "way", "variant", "images/s", "+-95%",
-           "waits/%", "used/s", "+-95%", "disk/GB", "memory/GB", "J/1000 images", "speed");
-    for (size_t i = 0; i < count; i++) {
-        const struct advice *row = &advice[i];
-        if (!row->measured)
-            continue;
-        printf("%-22s %-12s ", row->name, row->variant);
-        struct ratio rate = advise_mean(row->images_per_s, row->rounds, SHOWN),
-                     used = advise_mean(row->reached_per_s, row->rounds, SHOWN);
-        printf("%10.0f %6s %8s %10.0f %6s %8s %10s %13s %s\n", rate.value, half_cell(&rate, texts[0], size),
-               cell(100 * row->stall_share, texts[1], size), used.value, half_cell(&used, texts[2], size),
-               cell(1e-9 * row->disk_bytes, texts[3], size), cell(1e-9 * row->memory_bytes, texts[4], size),
-               cell(1e3 * row->joules_per_image, texts[5], size), standing(advice, i, decision));
-    }
-}
-
-/* Returns the first way that was not measured for the same reason as way number `i`. */
-static size_t first_missing(const struct advice *advice, size_t i)
-{
-    size_t first = 0;
-    while (advice[first].measured || !failure_same(&advice[first].reason, &advice[i].reason))
-        first++;
-    return first;
-}
-
-/* Prints the ways that were not measured, one paragraph per reason. */
-static void print_missing(const struct advice *advice, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        char text[4096], reason[2048];
-        if (advice[i].measured || first_missing(advice, i) != i)
-            continue;
-        snprintf(text, sizeof text, "Not measured (%s)",
-                 text_printable(advice[i].reason.text, reason, sizeof reason));
-        for (size_t other = i; other < count; other++)
-            if (!advice[other].measured && first_missing(advice, other) == i) {
-                text_append(text, sizeof text, other == i ? ": " : ", ");
-                append_way(text, sizeof text, &advice[other]);
-            }
-        putchar('\n');
-        text_print_wrapped(stdout, text, 0, WIDTH);
-    }
-}
-
-static void add_rate(struct row *row, const char *name, const double *values, size_t count)
-{
-    static const char *const ends[] = {"", "_low", "_high"};
-    struct ratio rate = advise_mean(values, count, SHOWN);
-    const double parts[] = {rate.value, rate.low, rate.high};
-    for (size_t i = 0; i < 3; i++) {
-        char column[64];
-        snprintf(column, sizeof column, "%s%s", name, ends[i]);
-        row_real(row, column, parts[i]);
-    }
-}
-
-static enum status print_rows(int format, const struct advice_question *question, const char *verdict,
-                              const struct advice *advice, size_t count,
-                              const struct advice_decision *decision)
-{
-    struct row_printer printer;
-    enum status status = STATUS_OK;
-    rows_begin(&printer, format);
-    for (size_t i = 0; status == STATUS_OK && i < count; i++) {
-        CLOSED_BY(row_free) struct row row = {0};
-        row_text(&row, "way", advice[i].name);
-        row_text(&row, "variant", advice[i].variant);
-        row_count(&row, "best", decision->decided && i == decision->best);
-        add_rate(&row, "images_per_s", advice[i].images_per_s, advice[i].rounds);
-        row_real(&row, "stall_share", advice[i].stall_share);
-        add_rate(&row, "reached_per_s", advice[i].reached_per_s, advice[i].rounds);
-        row_count(&row, "rounds", advice[i].rounds);
-        row_real(&row, "disk_bytes", advice[i].disk_bytes);
-        row_real(&row, "memory_bytes", advice[i].memory_bytes);
-        row_real(&row, "joules_per_image", advice[i].joules_per_image);
-        row_text(&row, "speed", advice[i].measured ? standing(advice, i, decision) : "");
-        row_text(&row, "reason", advice[i].measured ? "" : advice[i].reason.text);
-        status = row_check(&row);
-        if (status == STATUS_OK)
-            rows_add(&printer, &row);
-    }
-    CLOSED_BY(row_free) struct row about = {0};
-    row_text(&about, "verdict", verdict);
-    row_count(&about, "decided", decision->decided);
-    row_count(&about, "batch", question->batch);
-    row_real(&about, "step_s", question->step_s);
-    row_count(&about, "res", question->res);
-    row_real(&about, "time_s", question->took_s);
-    enum status printed = rows_end(&printer, "advice", &about);
-    return status == STATUS_OK ? printed : status;
-}
-
-enum status advise_print(const char *data, int format, const struct advice_question *question,
-                         const struct advice *advice, size_t count)
-{
-    char verdict[1024], details[4096];
-    size_t rounds = 0;
-    for (size_t i = 0; i < count; i++)
-        rounds = advice[i].rounds > rounds ? advice[i].rounds : rounds;
-    struct advice_decision decision = advise_decide(question, advice, count);
-    advise_verdict(question, advice, count, &decision, verdict, sizeof verdict);
-    advise_details(question, advice, count, &decision, details, sizeof details);
-    if (format != FORMAT_TABLE)
-        TRY(print_rows(format, question, verdict, advice, count, &decision));
-    else {
-        print_caption(data, question, rounds);
-        if (decision.best < count)
-            print_table(advice, count, &decision);
-        print_missing(advice, count);
-    }
-    if (decision.best == count)
-        return status_set(STATUS_FAILED, "nothing could be measured; the reasons are above");
-    if (format == FORMAT_TABLE) {
-        putchar('\n');
-        text_print_wrapped(stdout, details, 0, WIDTH);
-        printf("\n%s\n", verdict);
-    }
-    return format_flush();
-}
+#include "train/model.h"
 
 /* ---- Options ---- */
 
 struct advise_options {
-    const char *data, *out, *image, *label, *member, *cache_dir;
+    const char *data, *out, *image, *label, *member, *cache_dir, *compute;
     uint64_t batch, out_res, device, threads, cache_bytes, subset;
     double time_s, margin;
-    struct compute compute;
     int fit, on_error, format;
     bool help;
 };
@@ -535,9 +48,9 @@ struct advise_options {
 static const struct option_spec specs[] = {
     {"data", "DIR", OPTION_TEXT, AT(data),
      .help = "the data set: a folder of samples or tar shards, or a URL of shards, as in --workload load"},
-    {"compute", "MS|train[:MODEL]", OPTION_TEXT, AT(compute.text),
-     .help = "the training step that consumes each batch: its time in milliseconds, or a network whose step "
-             "is measured on the GPU"},
+    {"compute", "MS|train:MODEL", OPTION_TEXT, AT(compute),
+     .help = "the training step that consumes each batch: its time in milliseconds, or a network of "
+             "--workload train, whose step is first measured on the GPU"},
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "256", .minimum = 1, .maximum = 1 << 20,
      .help = "images per step"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = FIT_RES_MAX,
@@ -564,7 +77,7 @@ static const struct option_spec specs[] = {
      .help = "ways whose rates differ by at most this margin are equally fast; the way that needs less is "
              "then best"},
     {"out", "DIR", OPTION_TEXT, AT(out),
-     .help = "keep the rows of all measurements in DIR/synth.csv and DIR/load.csv"},
+     .help = "keep the rows of all measurements in DIR/synth.csv, DIR/load.csv and DIR/train.csv"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), .fallback = "table", .choices = format_names,
      .help = "format of stdout"},
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
@@ -588,7 +101,7 @@ static void print_help(void)
         "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"
         "  fdsl-bench advise --data photos --compute 12 --batch 128 --out-res 160 --fit "
         "random-resized-crop\n"
-        "  fdsl-bench advise --data s3://bucket/train/ --compute train:cnn-fdsl --out advice\n"
+        "  fdsl-bench advise --data s3://bucket/train/ --compute train:vit-tiny --out advice\n"
         "\n"
         "options:");
     options_help(stdout, specs, COUNT_OF(specs), NULL);
@@ -639,6 +152,8 @@ struct situation {
     const struct advise_options *options;
     const struct options *given;
     struct resources resources;
+    const char *step; /* the value of --compute of the runs */
+    char measured[32];
     int threads; /* that read and decode */
     bool gpu;
     struct advise_set set;
@@ -683,6 +198,7 @@ static enum status is_possible(const struct situation *situation, const struct c
     return STATUS_OK;
 }
 
+#define CLASSES       "1000" /* of generated images */
 #define ARGUMENTS_MAX 48
 struct arguments {
     const char *of[ARGUMENTS_MAX];
@@ -706,6 +222,29 @@ static void add_number(struct arguments *arguments, const char *option, double v
     add(arguments, option, text);
 }
 
+/* Adds the members of a sample, and with `copy` the folder of the local copy. */
+static void add_set(const struct advise_options *options, bool copy, struct arguments *arguments)
+{
+    add(arguments, "--image", options->image);
+    add(arguments, "--label", options->label);
+    if (copy && options->cache_dir) {
+        add(arguments, "--cache-dir", options->cache_dir);
+        add_number(arguments, "--cache-bytes", (double)options->cache_bytes);
+    }
+}
+
+static bool is_fitted(const struct situation *situation)
+{
+    return situation->set.coded || situation->options->out_res;
+}
+
+static void add_fit(const struct situation *situation, struct arguments *arguments)
+{
+    add_number(arguments, "--out-res", situation->set.res);
+    add(arguments, "--fit", fit_names[situation->options->fit]);
+    add_number(arguments, "--channels", situation->set.channels);
+}
+
 /* Adds the options of a run that reads. CPU variants decode every image, because a step needs its pixels. */
 static void add_reading(const struct situation *situation, const struct candidate *candidate,
                         struct arguments *arguments)
@@ -716,23 +255,16 @@ static void add_reading(const struct situation *situation, const struct candidat
     /* "warm" is the default, which is not checked if the files are of another user. */
     if (candidate->cache && strcmp(candidate->cache, "warm") != 0)
         add(arguments, "--cache", candidate->cache);
-    add(arguments, "--image", options->image);
-    add(arguments, "--label", options->label);
     add(arguments, "--member", options->member);
-    if (candidate->place != ADVISE_REMOTE && options->cache_dir) {
-        add(arguments, "--cache-dir", options->cache_dir);
-        add_number(arguments, "--cache-bytes", (double)options->cache_bytes);
-    }
+    add_set(options, candidate->place != ADVISE_REMOTE, arguments);
     if (options->on_error)
         add(arguments, "--on-error", dataset_on_error[options->on_error]);
     if (candidate->place == ADVISE_GPU_MEMORY ||
         set->depth > 1) /* volumes are delivered as they are stored */
         return;
-    if (set->coded || options->out_res) {
-        add_number(arguments, "--out-res", set->res);
-        add(arguments, "--fit", fit_names[options->fit]);
-        add_number(arguments, "--channels", set->channels);
-    } else if (!candidate->gpu)
+    if (is_fitted(situation))
+        add_fit(situation, arguments);
+    else if (!candidate->gpu)
         arguments->of[arguments->count++] = "--decode";
 }
 
@@ -753,7 +285,7 @@ static void fill_arguments(const struct situation *situation, const struct candi
     add_number(arguments, "--device", (double)options->device);
     add_number(arguments, "--threads", (double)options->threads);
     if (with_step)
-        add(arguments, "--compute", options->compute.text);
+        add(arguments, "--compute", situation->step);
     if (!generated) {
         add_reading(situation, candidate, arguments);
         arguments->of[arguments->count++] = "--rates-only";
@@ -763,7 +295,7 @@ static void fill_arguments(const struct situation *situation, const struct candi
     add_number(arguments, "--channels", set->channels);
     /* Generate the element types that the variants of `load` deliver. */
     add(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
-    add(arguments, "--classes", "1000");
+    add(arguments, "--classes", CLASSES);
 }
 
 /* ---- One run of this program ---- */
@@ -771,7 +303,7 @@ static void fill_arguments(const struct situation *situation, const struct candi
 /* The measures of a run; NaN if unknown. */
 struct measured {
     double items, time_s, memory_bytes, joules_per_item;
-    double compute_ms, stall_share, step_s, busy_share; /* of the training step */
+    double stall_share, step_s, busy_share; /* of the training step */
 };
 
 #define LOOK_MS   100  /* interval at which pending signals are checked */
@@ -779,10 +311,9 @@ struct measured {
 #define PATIENT_S 60.0 /* ... but not before this time */
 
 /* Runs in the child process. `errors` becomes its stderr. */
-static void become(const struct candidate *candidate, const struct arguments *arguments, const char *rows,
-                   int errors)
+static void become(const char *workload, const struct arguments *arguments, const char *rows, int errors)
 {
-    const char *argv[ARGUMENTS_MAX + 8] = {"fdsl-bench", "--workload", candidate->workload, "--out", rows};
+    const char *argv[ARGUMENTS_MAX + 8] = {"fdsl-bench", "--workload", workload, "--out", rows};
     memcpy(&argv[5], arguments->of, arguments->count * sizeof *argv);
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* the run ends if this program ends */
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -826,19 +357,24 @@ static bool read_last_line(int from, pid_t child, double end_s, char *line, size
     return late;
 }
 
-/* Runs the child and waits for it. */
-static enum status run_child(const struct situation *situation, const struct candidate *candidate,
-                             const struct arguments *arguments, const char *rows)
+/* Runs this program in a child process, which appends its rows to a file. Reads this file. STATUS_UNAVAILABLE
+ * if the child failed; the message is the last line that the child printed to stderr. STATUS_FAILED if a
+ * signal ended the child, if this program received a signal (file_signal_held()), or if the rows cannot be
+ * read. */
+static enum status run_child(const struct situation *situation, const char *workload,
+                             const struct arguments *arguments, struct table *table)
 {
+    char rows[PATH_MAX];
     char line[512];
     int report[2], outcome = 0;
     bool late = false;
     double limit_s = fmax(PATIENCE * situation->question.time_s, PATIENT_S);
+    snprintf(rows, sizeof rows, "%s/%s.csv", situation->rows, workload);
     if (pipe2(report, O_CLOEXEC) != 0)
         return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
     pid_t child = fork();
     if (child == 0)
-        become(candidate, arguments, rows, report[1]);
+        become(workload, arguments, rows, report[1]);
     int error = errno;
     close(report[1]);
     if (child > 0)
@@ -854,9 +390,13 @@ static enum status run_child(const struct situation *situation, const struct can
         return status_set(STATUS_UNAVAILABLE, "one run took longer than %.0f s; raise --time", limit_s);
     if (WIFSIGNALED(outcome))
         return status_set(STATUS_FAILED, "a run was ended by signal %d", WTERMSIG(outcome));
-    return WEXITSTATUS(outcome) == STATUS_OK ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "%s", line);
+    if (WEXITSTATUS(outcome) != STATUS_OK)
+        return status_set(STATUS_UNAVAILABLE, "%s", line);
+    TRY(table_read(rows, table));
+    return table->rows > 0 ? STATUS_OK : status_set(STATUS_FAILED, "%s has no rows", rows);
 }
 
+/* Returns a value of the last row; NaN if it is empty. */
 static double number(const struct table *table, const char *column)
 {
     const char *cell = table_cell(table, table->rows - 1, table_column(table, column));
@@ -865,30 +405,119 @@ static double number(const struct table *table, const char *column)
     return *cell && *end == '\0' ? value : NAN;
 }
 
-/* Runs this program in a child process, and reads the row that it wrote. STATUS_UNAVAILABLE if the child
- * failed; the message is the last line that the child printed to stderr. STATUS_FAILED if a signal ended the
- * child, if this program received a signal (file_signal_held()), or if the row cannot be read. */
+/* Measures a candidate once, in a child process; see run_child(). */
 static enum status run_once(const struct situation *situation, const struct candidate *candidate,
                             bool with_step, double time_s, struct measured *measured)
 {
-    char rows[PATH_MAX];
     struct arguments arguments = {0};
     CLOSED_BY(table_free) struct table table = {0};
     fill_arguments(situation, candidate, with_step, time_s, &arguments);
-    snprintf(rows, sizeof rows, "%s/%s.csv", situation->rows, candidate->workload);
-    TRY(run_child(situation, candidate, &arguments, rows));
-    TRY(table_read(rows, &table));
-    if (table.rows == 0)
-        return status_set(STATUS_FAILED, "%s has no rows", rows);
+    TRY(run_child(situation, candidate->workload, &arguments, &table));
     *measured = (struct measured){.items = number(&table, "items"),
                                   .time_s = number(&table, "time_mean_s"),
                                   .memory_bytes = number(&table, "peak_memory_bytes"),
                                   .joules_per_item = number(&table, "energy_j_per_item"),
-                                  .compute_ms = number(&table, "compute_ms"),
                                   .stall_share = number(&table, "stall_share"),
                                   .step_s = number(&table, "step_s"),
                                   .busy_share = number(&table, "busy_share")};
     return STATUS_OK;
+}
+
+/* ---- The trainer ---- */
+
+#define STEPS  64 /* per epoch */
+#define EPOCHS 4  /* the last one is measured; the first ones load kernels and raise clocks */
+
+/* Fills the options of a run that trains the network. `data` is the data set; NULL: generated images. With
+ * `copy`, the set is the local copy of a set at a URL. */
+static void fill_training(const struct situation *situation, const char *data, bool copy, const char *feed,
+                          struct arguments *arguments)
+{
+    const struct advise_options *options = situation->options;
+    add(arguments, "--variant", situation->question.engine);
+    add(arguments, "--model", situation->question.model);
+    add_number(arguments, "--batch", (double)situation->question.batch);
+    if (options->device)
+        add_number(arguments, "--device", (double)options->device);
+    if (options->threads)
+        add_number(arguments, "--threads", (double)options->threads);
+    add(arguments, "--feed", feed);
+    add(arguments, "--data", data ? data : "synth");
+    if (!data) {
+        add(arguments, "--classes", CLASSES);
+        add_number(arguments, "--res", situation->set.res);
+        add_number(arguments, "--out-res", situation->set.res);
+        add_number(arguments, "--channels", situation->set.channels);
+        return;
+    }
+    add_set(options, copy, arguments);
+    if (options->on_error)
+        add(arguments, "--on-error", strcmp(feed, "load") == 0 ? "mask" : "skip");
+    if (is_fitted(situation))
+        add_fit(situation, arguments);
+}
+
+/* Measures the time of a step with --compute train:MODEL. */
+static enum status measure_step(struct situation *situation)
+{
+    struct advice_question *question = &situation->question;
+    const char *asked = situation->options->compute;
+    struct arguments arguments = {0};
+    CLOSED_BY(table_free) struct table table = {0};
+    if (situation->set.depth > 1)
+        return status_value(STATUS_USAGE, "compute", asked,
+                            ": a sample has %" PRIu32 " images; give the time of a step: --compute MS",
+                            situation->set.depth);
+    if (situation->progress.shown)
+        progress_show(&situation->progress, "a step of %s (%s)", question->model, question->engine);
+    fill_training(situation, NULL, false, "constant", &arguments);
+    add_number(&arguments, "--train-size", (double)(STEPS * question->batch));
+    add(&arguments, "--test-size", "1");
+    add_number(&arguments, "--epochs", EPOCHS);
+    arguments.of[arguments.count++] = "--allow-nan";
+    enum status status = run_child(situation, "train", &arguments, &table);
+    progress_clear(&situation->progress);
+    if (status == STATUS_UNAVAILABLE) /* a network that does not fit, or too little memory */
+        status = STATUS_USAGE;
+    if (status != STATUS_OK)
+        return status_prefix(status, "--compute %s", asked);
+    double step_ms = 1e3 * number(&table, "time_mean_s") / number(&table, "steps");
+    if (!(step_ms >= COMPUTE_MIN_MS && step_ms <= COMPUTE_MAX_MS))
+        return status_value(STATUS_USAGE, "compute", asked,
+                            ": a step takes %.3g ms, and ways are compared for %g to %g ms; change --batch",
+                            step_ms, COMPUTE_MIN_MS, (double)COMPUTE_MAX_MS);
+    snprintf(situation->measured, sizeof situation->measured, "%.6g", step_ms);
+    situation->step = situation->measured;
+    question->step_s = 1e-3 * strtod(situation->step, NULL);
+    return STATUS_OK;
+}
+
+/* Returns the command that trains the network on images that come in the best way. The caller frees it. NULL
+ * if there is no network or no verdict, or if memory runs out. */
+static char *command_of(const struct situation *situation, const struct advice *advice, size_t count)
+{
+    static const char *const feeds[] = {"live", "load", "load", "load", "stored"}; /* by enum advise_place */
+    const struct advice_question *question = &situation->question;
+    struct advice_decision decision = advise_decide(question, advice, count);
+    struct arguments arguments = {0};
+    char shown[PATH_MAX], *text = NULL;
+    size_t bytes;
+    FILE *stream = question->model && decision.decided ? open_memstream(&text, &bytes) : NULL;
+    if (!stream)
+        return NULL;
+    const struct advice *best = &advice[decision.best];
+    remote_shown(situation->options->data, shown, sizeof shown);
+    fill_training(situation, best->place == ADVISE_GENERATED ? NULL : shown, best->place != ADVISE_REMOTE,
+                  feeds[best->place], &arguments);
+    if (strcmp(best->variant, "omp") == 0)
+        add(&arguments, "--generator", "omp");
+    fputs("fdsl-bench --workload train", stream);
+    for (size_t i = 0; i < arguments.count; i++)
+        text_print_word(stream, arguments.of[i]);
+    if (text_close(stream))
+        return text;
+    free(text);
+    return NULL;
 }
 
 /* ---- Rounds ---- */
@@ -941,11 +570,7 @@ static enum status measure(struct situation *situation, double time_s, struct co
         return STATUS_OK;
     }
     TRY(run_once(situation, candidate, true, time_s, &step));
-    if (isnan(question->step_s))
-        question->step_s = 1e-3 * step.compute_ms;
     double reached = step.busy_share * (double)question->batch / step.step_s;
-    if (isnan(reached)) /* no step had a full batch */
-        reached = advise_needed(question) * (1 - step.stall_share);
     advise_add(question, advice, images_per_s, reached, step.stall_share);
     return STATUS_OK;
 }
@@ -1410,36 +1035,56 @@ static enum status make_out(const char *folder)
     return STATUS_OK;
 }
 
+/* Reads --compute: the time of a step, or the network whose step measure_step() measures. */
+static enum status read_compute(struct situation *situation)
+{
+    static const struct option_spec network = {"compute", "train:MODEL", OPTION_CHOICE, 0,
+                                               .choices = model_names};
+    struct advice_question *question = &situation->question;
+    struct compute compute = {.text = situation->options->compute};
+    const char *text = situation->step = compute.text;
+    int model;
+    if (!text)
+        return status_set(STATUS_USAGE,
+                          "say how long a training step takes: --compute MS, or --compute train:MODEL "
+                          "to measure it on the GPU");
+    if (strncmp(text, "train", 5) != 0 || (text[5] && text[5] != ':')) {
+        TRY(compute_read(&compute));
+        question->step_s = compute.step_s;
+        return STATUS_OK;
+    }
+    TRY(option_set(&network, &model, text + (text[5] ? 6 : 5)));
+    bool transformer = model_tables[model].layers[0].kind == LAYER_PATCHES;
+    bool mixed = variant_available(variant_find("train-bf16"), &situation->resources) == STATUS_OK;
+    question->model = model_names[model];
+    question->engine = transformer ? "train-vit" : mixed ? "train-bf16" : "train-cuda";
+    return STATUS_OK;
+}
+
 static enum status check_options(struct situation *situation, struct advise_options *options)
 {
     if (!options->data)
         return status_set(STATUS_USAGE, "name the data set with --data DIR or URL; see advise --help");
-    if (!options->compute.text)
-        return status_set(STATUS_USAGE,
-                          "say how long a training step takes: --compute MS, or --compute train:MODEL "
-                          "to measure it on the GPU");
-    TRY(format_check(options->format));
-    TRY(make_out(options->out));
     device_use_all_queues();
-    TRY(compute_read(&options->compute));
     situation->resources = (struct resources){.threads = 1, .device = (int)options->device};
     enum status probed = device_probe((int)options->device);
     situation->gpu = probed == STATUS_OK;
     if (!situation->gpu && options_given(situation->given, "device"))
         return status_prefix(probed, "--device %d", (int)options->device);
-    if (!situation->gpu && compute_learns(&options->compute))
+    situation->question = (struct advice_question){.batch = options->batch,
+                                                   .estimated = !situation->gpu,
+                                                   .margin = options->margin / 100,
+                                                   .time_s = options->time_s > 0 ? options->time_s
+                                                             : situation->gpu    ? TIME_GPU_S
+                                                                                 : TIME_S};
+    TRY(read_compute(situation));
+    TRY(format_check(options->format));
+    TRY(make_out(options->out));
+    if (!situation->gpu && situation->question.model)
         return status_set(STATUS_UNAVAILABLE,
                           "--compute %s needs a GPU, and there is none; give the time of your step in "
                           "milliseconds: --compute MS",
-                          options->compute.text);
-    situation->question =
-        (struct advice_question){.step_s = compute_learns(&options->compute) ? NAN : options->compute.step_s,
-                                 .batch = options->batch,
-                                 .estimated = !situation->gpu,
-                                 .margin = options->margin / 100,
-                                 .time_s = options->time_s > 0 ? options->time_s
-                                           : situation->gpu    ? TIME_GPU_S
-                                                               : TIME_S};
+                          options->compute);
     struct env env;
     env_capture(&env);
     situation->threads = options->threads ? (int)options->threads : env.allowed_threads;
@@ -1464,7 +1109,11 @@ static enum status measure_and_print(struct situation *situation)
     question->measured = set->measured_samples;
     question->bytes = set->bytes;
     question->measured_bytes = set->measured_bytes;
+    if (question->model)
+        TRY(measure_step(situation));
     TRY(measure_all(situation, advice, &count));
+    FREED char *command = command_of(situation, advice, count);
+    question->command = command;
     return advise_print(options->data, options->format, question, advice, count);
 }
 

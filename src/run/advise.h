@@ -1,6 +1,6 @@
 /* fdsl-bench advise --data DIR --compute MS: measures several ways to get images, and names the best one. The
  * ways are to generate images, to read the data set from a URL, from disk or from memory, and to keep it in
- * GPU memory. */
+ * GPU memory. With --compute train:MODEL, the trainer first measures the time of a step of the network. */
 #ifndef FDSL_RUN_ADVISE_H
 #define FDSL_RUN_ADVISE_H
 
@@ -9,7 +9,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/compute.h"
 #include "core/status.h"
 #include "run/compare.h"
 
@@ -48,7 +47,7 @@ struct advice {
 
 /* The training step for which the ways are compared. */
 struct advice_question {
-    double step_s;     /* duration of a step alone; NaN until a step was measured (--compute train) */
+    double step_s;     /* duration of a step alone */
     uint64_t batch;    /* images per step */
     uint32_t res;      /* width and height of the images */
     bool estimated;    /* waits are computed, not measured, because there is no GPU */
@@ -60,6 +59,9 @@ struct advice_question {
     uint64_t samples;  /* of the data set */
     uint64_t measured; /* samples that were read */
     double bytes, measured_bytes;
+    const char *model,
+        *engine;         /* the network, and the variant that measured step_s; NULL: step_s was given */
+    const char *command; /* trains the network on images that come in the best way; NULL if unknown */
 };
 
 /* Returns the images per second that a step consumes if it never waits. */

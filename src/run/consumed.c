@@ -17,8 +17,7 @@ struct consumed {
     bool timed;             /* the latest run was a timed one */
     /* The sum over all measurements. If a run delivers many batches, each run is one measurement. Otherwise
      * all timed runs together are one measurement. first_wait_s is the first wait of the first measurement;
-     * wait_s includes the first waits of all later measurements. `loss` is not a sum: it is from the latest
-     * measurement. */
+     * wait_s includes the first waits of all later measurements. */
     struct consumer_times sum;
 };
 
@@ -62,7 +61,6 @@ static enum status consumed_setup(const struct resources *resources, const void 
     self->job = *job;
     bool on_device = strcmp(job->variant->platform, "cuda") == 0;
     self->state_count = on_device && !delivers_many(self) ? STATES_MAX : 1;
-    TRY(consumer_renew(job->consumer));
     TRY(consumer_begin(job->consumer));
     set_consumer(
         self,
@@ -91,10 +89,6 @@ static enum status add_span(struct consumed *self)
     sum->steps += times.steps;
     sum->wait_s += times.wait_s;
     sum->busy_s += times.busy_s;
-    sum->whole_steps += times.whole_steps;
-    sum->whole_s += times.whole_s;
-    sum->span_s += times.span_s;
-    sum->loss = times.loss;
     return STATUS_OK;
 }
 
@@ -109,8 +103,8 @@ static enum status run_one(struct consumed *self, uint64_t number)
     self->done[turn] = NULL;
     self->latest = turn;
     TRY(job->variant->run(self->states[turn], number, &unused));
-    return job->workload->batches.hand_over(job->input, job->variant, self->states[turn], number,
-                                            job->consumer, &self->done[turn]);
+    return job->workload->batches.hand_over(job->input, job->variant, self->states[turn], job->consumer,
+                                            &self->done[turn]);
 }
 
 /* Runs a wrapped variant that delivers many batches, and waits for the training steps on all of them. */
@@ -146,23 +140,21 @@ enum status consumed_end(void *state, struct row *row)
 {
     struct consumed *self = state;
     const struct consumer_times *sum = &self->sum;
-    const struct consumer_facts *facts = &self->job.consumer->facts;
+    const struct consumer *consumer = self->job.consumer;
     if (!delivers_many(self))
         TRY(add_span(self));
     if (sum->steps == 0)
         return status_set(STATUS_FAILED, "no step ran: the timed runs delivered no batch");
-    double step_s = sum->whole_steps ? sum->whole_s / (double)sum->whole_steps : NAN;
-    double after_first_s = sum->span_s - sum->first_wait_s;
-    row_real(row, "compute_ms", 1e3 * facts->length_s);
+    double step_s = sum->busy_s / (double)sum->steps, after_first_s = sum->wait_s + sum->busy_s;
+    row_real(row, "compute_ms", 1e3 * consumer->length_s);
     row_count(row, "steps", sum->steps);
     row_real(row, "stall_share", sum->wait_s / after_first_s);
     row_real(row, "first_batch_s", sum->first_wait_s);
     row_real(row, "step_s", step_s);
-    row_real(row, "busy_share", sum->busy_s / sum->span_s);
-    row_real(row, "slowdown", step_s / facts->alone_s);
-    row_real(row, "bus_share", facts->bus_share);
-    row_real(row, "bus_slowdown", facts->bus_slowdown);
-    row_real(row, "loss", sum->loss);
+    row_real(row, "busy_share", sum->busy_s / (sum->first_wait_s + after_first_s));
+    row_real(row, "slowdown", step_s / consumer->alone_s);
+    row_real(row, "bus_share", consumer->bus_share);
+    row_real(row, "bus_slowdown", consumer->bus_slowdown);
     return STATUS_OK;
 }
 

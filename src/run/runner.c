@@ -1078,8 +1078,7 @@ static enum status run_consumed(struct runner *runner)
                                     runner->sharers)
                        : STATUS_OK));
     enum status status =
-        comm_agree(consumer_open(settings->resources.device, compute->step_s,
-                                 compute_learns(compute) ? &compute->task : NULL, &runner->consumer));
+        comm_agree(consumer_open(settings->resources.device, compute->step_s, &runner->consumer));
     if (status == STATUS_OK)
         status = run_all(runner);
     consumer_close(runner->consumer);

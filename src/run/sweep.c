@@ -61,20 +61,6 @@ static enum status out_of_memory(const struct sweep *sweep)
 
 /* ---- Runs ---- */
 
-/* Writes a word so that a shell reads it as it is. */
-static void write_quoted(FILE *stream, const char *word)
-{
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+,./:@%";
-    if (strspn(word, plain) == strlen(word)) {
-        fprintf(stream, " %s", word);
-        return;
-    }
-    fputs(" '", stream);
-    for (; *word; word++)
-        *word == '\'' ? (void)fputs("'\\''", stream) : (void)fputc(*word, stream);
-    fputc('\'', stream);
-}
-
 /* Adds an option to a run. */
 static bool add_option(struct run *run, const char *name, const char *value)
 {
@@ -94,7 +80,7 @@ static bool write_command(struct run *run)
         return false;
     fputs("fdsl-bench", stream);
     for (size_t i = 0; i < run->count; i++)
-        write_quoted(stream, run->options[i]);
+        text_print_word(stream, run->options[i]);
     return text_close(stream);
 }
 
@@ -168,7 +154,7 @@ static void write_arguments(FILE *stream, const struct sweep *sweep, const char 
         const struct option_spec *spec = option_of(sweep, sweep->argv[i]);
         next = next_option(sweep, i);
         for (int j = i; (!spec || !is_one_of(spec->name, left_out)) && j < next && j < sweep->argc; j++)
-            write_quoted(stream, sweep->argv[j]);
+            text_print_word(stream, sweep->argv[j]);
     }
 }
 

@@ -316,24 +316,6 @@ static enum status take_share(struct synth_job *job, const struct partition *par
     return STATUS_OK;
 }
 
-/* Describes the training task of --compute: the shape of the output images, and one label per class. */
-static enum status fill_task(struct synth_parameters *parameters, const struct synth *synth)
-{
-    if (synth->class_count < 2)
-        return status_set(STATUS_USAGE,
-                          "--compute %s trains a classifier and needs at least two classes; add --classes N",
-                          parameters->compute.text);
-    struct task *task = &parameters->compute.task;
-    task->channels = synth->output.channels;
-    task->height = task->width = synth->output.res;
-    task->classes = synth->class_count;
-    /* The value of --batch, not this rank's share, because rank 0 later generates a batch of this size alone
-     * to measure the parallel efficiency. */
-    task->batch = (uint32_t)parameters->batch;
-    task->share = (uint32_t)synth->batch;
-    return compute_teach(&parameters->compute);
-}
-
 static enum status fill_job(const struct options *given, const struct partition *partition,
                             struct synth_job *job)
 {
@@ -350,18 +332,14 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(get_classes(parameters, synth));
     TRY(synth_fill_tables(synth));
     TRY(deliver_check(given, &parameters->files));
-    TRY(get_output(parameters, synth)); /* after the other checks, because it may print warnings */
-    return compute_learns(&parameters->compute) ? fill_task(parameters, synth) : STATUS_OK;
+    return get_output(parameters, synth); /* after the other checks, because it may print warnings */
 }
 
-/* Sets the parameters that rows show: those of the command line, but with this rank's batch and the name of
- * the --compute model. */
+/* Sets the parameters that rows show: those of the command line, but with this rank's batch. */
 static void show_parameters(const struct synth_job *job, struct synth_parameters *shown)
 {
     *shown = job->parameters;
     shown->batch = job->synth.batch;
-    if (compute_learns(&shown->compute))
-        shown->compute.text = shown->compute.name;
 }
 
 static enum status synth_repartition(void *input, void *parameters, const struct partition *partition)
@@ -449,23 +427,16 @@ static const struct compute *synth_compute(const void *parameters)
     return &((const struct synth_parameters *)parameters)->compute;
 }
 
-/* The run has ended, so the consumer needs no event to wait for. The batch has no labels: the consumer
- * derives them from image numbers. */
+/* The run has ended, so the consumer needs no event to wait for. */
 static enum status synth_hand_over(const void *input, const struct variant *variant, void *state,
-                                   uint64_t number, struct consumer *consumer, void **done_event)
+                                   struct consumer *consumer, void **done_event)
 {
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
-    const struct batch batch = {.values = traits->images(state),
-                                .bytes = synth->batch * synth_output_bytes(synth),
-                                .stride = synth_output_bytes(synth),
-                                .count = (uint32_t)synth->batch,
-                                .type = synth->output.type,
-                                .interleaved = synth->output.layout == OUTPUT_NHWC,
-                                .first = synth->first + number * synth->stride};
-    bool on_device = strcmp(variant->platform, "cuda") == 0;
-    return on_device ? consumer_take_device(consumer, &batch, NULL, done_event)
-                     : consumer_take_host(consumer, &batch);
+    return strcmp(variant->platform, "cuda") == 0
+               ? consumer_take_device(consumer, NULL, done_event)
+               : consumer_take_host(consumer, traits->images(state),
+                                    synth->batch * synth_output_bytes(synth));
 }
 
 #ifdef HAVE_XXHASH
@@ -530,7 +501,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 
 const struct workload workload_synth = {
     .name = "synth",
-    .schema = "synth/7",
+    .schema = "synth/8",
     .summary = "VisualAtom images: formula-driven training images, generated instead of read",
     .item = "images",
     .options = options,

@@ -1,0 +1,508 @@
+/* The decision between ways to get images, and the page that shows it. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/status.h"
+#include "core/text.h"
+#include "data/remote.h"
+#include "run/advise.h"
+#include "run/formats.h"
+
+#define NEVER 0.005 /* a step that waits for a smaller share of the time "never waits" */
+#define CONFIDENCE \
+    0.98 /* of decisions, which look at one end of an interval: each errs with 1 % probability */
+#define SHOWN     0.95  /* confidence of the intervals in the table */
+#define VAGUE     100.0 /* an interval whose ends differ by this factor says nothing */
+#define BUSY      0.5   /* load per thread above which the details mention it */
+#define WIDTH     100   /* of the lines of paragraphs */
+#define TIME_MOST 20    /* an undecided verdict advises at most this multiple of the time */
+
+/* ---- The decision ---- */
+
+double advise_needed(const struct advice_question *question)
+{
+    return (double)question->batch / question->step_s;
+}
+
+void advise_add(const struct advice_question *question, struct advice *advice, double images_per_s,
+                double reached_per_s, double stall_share)
+{
+    double needed = advise_needed(question);
+    size_t known = 0;
+    advice->images_per_s[advice->rounds] = images_per_s;
+    advice->reached_per_s[advice->rounds++] =
+        question->estimated ? fmin(images_per_s, needed) : reached_per_s;
+    for (size_t i = 0; i < advice->rounds; i++)
+        known += !isnan(advice->reached_per_s[i]);
+    double waits = 1 - advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value / needed;
+    if (question->estimated)
+        advice->stall_share = waits > 1e-9 ? waits : 0; /* without the rounding error of logarithms */
+    else
+        advice->stall_share = known > 1
+                                  ? advice->stall_share + (stall_share - advice->stall_share) / (double)known
+                                  : stall_share;
+    advice->measured = true;
+}
+
+void advise_miss(struct advice *advice)
+{
+    advice->images_per_s[advice->rounds] = advice->reached_per_s[advice->rounds] = NAN;
+    advice->rounds++;
+}
+
+struct ratio advise_mean(const double *values, size_t count, double confidence)
+{
+    struct side one = {0}, side = {0}; /* `one`: as many exact ones, so that the ratio is the mean */
+    for (size_t i = 0; i < count; i++)
+        if (!isnan(values[i])) {
+            side_add(&side, values[i], NAN);
+            side_add(&one, 1, NAN);
+        }
+    struct ratio mean = side.count ? side_ratio(&one, &side, confidence) : (struct ratio){NAN, NAN, NAN};
+    if (side.count < ADVISE_ROUNDS_MIN)
+        mean.low = mean.high = NAN;
+    return mean;
+}
+
+struct ratio advise_ratio(const struct advice *a, const struct advice *b)
+{
+    double ratios[ADVISE_ROUNDS_MAX];
+    size_t count = a->rounds < b->rounds ? a->rounds : b->rounds;
+    for (size_t i = 0; i < count; i++)
+        ratios[i] = b->reached_per_s[i] / a->reached_per_s[i];
+    return advise_mean(ratios, count, CONFIDENCE);
+}
+
+/* Returns whether `b` cannot be faster than `a`, because both deliver the same bytes. */
+static bool cannot_win(const struct advice *a, const struct advice *b)
+{
+    return a->place == ADVISE_MEMORY && (b->place == ADVISE_DISK || b->place == ADVISE_REMOTE) &&
+           strcmp(a->variant, b->variant) == 0;
+}
+
+/* Returns VERDICT_BETTER if a way is superior to way `a`, VERDICT_UNDECIDED if a way may be, otherwise
+ * VERDICT_SAME. In the first two cases sets `*rival` to that way, and `*ratio` to its ratio to `a`. */
+static enum verdict judge(const struct advice_question *question, const struct advice *advice, size_t count,
+                          size_t a, size_t *rival, struct ratio *ratio)
+{
+    enum verdict verdict = VERDICT_SAME;
+    for (size_t b = 0; b < count; b++) {
+        if (b == a || !advice[b].measured || cannot_win(&advice[a], &advice[b]))
+            continue;
+        struct ratio found = advise_ratio(&advice[a], &advice[b]);
+        enum verdict one = ratio_judge(&found, question->margin, true);
+        if (one != VERDICT_BETTER && (found.high <= 1 + question->margin ||
+                                      (verdict == VERDICT_UNDECIDED && found.value < ratio->value)))
+            continue;
+        *rival = b;
+        *ratio = found;
+        if (one == VERDICT_BETTER)
+            return one;
+        verdict = VERDICT_UNDECIDED;
+    }
+    return verdict;
+}
+
+struct advice_decision advise_decide(const struct advice_question *question, const struct advice *advice,
+                                     size_t count)
+{
+    struct advice_decision decision = {.best = count, .rival = count};
+    for (size_t a = 0; a < count; a++) {
+        if (!advice[a].measured)
+            continue;
+        enum verdict verdict = judge(question, advice, count, a, &decision.rival, &decision.ratio);
+        decision.best = a;
+        decision.decided = verdict == VERDICT_SAME;
+        if (verdict != VERDICT_BETTER)
+            break;
+    }
+    bool reads = false; /* whether a way that reads the set was measured */
+    for (size_t i = 0; i < count; i++)
+        reads |= advice[i].measured && advice[i].place != ADVISE_GENERATED;
+    if (!reads) { /* nothing that was measured competes with generating */
+        decision.decided = false;
+        decision.rival = count;
+    }
+    return decision;
+}
+
+void advise_drop(const struct advice_question *question, struct advice *advice, size_t count)
+{
+    for (size_t a = 0; a < count; a++) {
+        size_t rival;
+        struct ratio ratio;
+        if (advice[a].measured)
+            advice[a].dropped |= judge(question, advice, count, a, &rival, &ratio) == VERDICT_BETTER;
+    }
+}
+
+/* ---- Sentences ---- */
+
+/* Appends a number with three significant digits, without an exponent: 61,300 or 12.5. */
+static void append_number(char *text, size_t size, double value)
+{
+    char digits[32];
+    double unit = pow(10, floor(log10(value)) - 2);
+    if (value < 999.5) {
+        text_append(text, size, "%.3g", value);
+        return;
+    }
+    snprintf(digits, sizeof digits, "%.0f", round(value / unit) * unit);
+    for (size_t i = 0, length = strlen(digits); i < length; i++)
+        text_append(text, size, "%s%c", i > 0 && (length - i) % 3 == 0 ? "," : "", digits[i]);
+}
+
+static void append_time(char *text, size_t size, double time_s)
+{
+    if (time_s < 120)
+        text_append(text, size, "%.3g s", time_s);
+    else if (time_s < 7200)
+        text_append(text, size, "%.3g min", time_s / 60);
+    else {
+        append_number(text, size, time_s / 3600);
+        text_append(text, size, " h");
+    }
+}
+
+static void append_bytes(char *text, size_t size, double bytes, const char *what)
+{
+    if (isnan(bytes))
+        text_append(text, size, "an unknown amount of %s", what);
+    else if (bytes == 0)
+        text_append(text, size, "no %s", what);
+    else
+        text_append(text, size, "%.3g GB of %s", 1e-9 * bytes, what);
+}
+
+static void append_way(char *text, size_t size, const struct advice *advice)
+{
+    text_append(text, size, "%s (%s)", advice->name, advice->variant);
+}
+
+/* Like append_way(), at the beginning of a sentence. */
+static void append_subject(char *text, size_t size, const struct advice *advice)
+{
+    text_append(text, size, " %c%s (%s)", advice->name[0] - 'a' + 'A', advice->name + 1, advice->variant);
+}
+
+static double reached(const struct advice *advice)
+{
+    return advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value;
+}
+
+static void append_rates(char *text, size_t size, const struct advice_question *question,
+                         const struct advice *chosen)
+{
+    double needed = advise_needed(question), awake = needed * (1 - chosen->stall_share);
+    append_subject(text, size, chosen);
+    text_append(text, size, " delivers ");
+    append_number(text, size, advise_mean(chosen->images_per_s, chosen->rounds, SHOWN).value);
+    text_append(text, size, " images/s of %u x %u pixels. A step of %.4g ms on %llu images consumes ",
+                question->res, question->res, 1e3 * question->step_s, (unsigned long long)question->batch);
+    append_number(text, size, needed);
+    text_append(text, size, " images/s, and so the step ");
+    if (chosen->stall_share < NEVER)
+        text_append(text, size, "never waits");
+    else
+        text_append(text, size, "waits %.0f %% of the time", 100 * chosen->stall_share);
+    if (!question->estimated && reached(chosen) < 0.97 * awake)
+        text_append(text, size, ", but runs at %.0f %% of its speed", 100 * reached(chosen) / awake);
+    text_append(text, size, ". A million images take ");
+    append_time(text, size, 1e6 / reached(chosen));
+    text_append(text, size, ", ");
+    append_bytes(text, size, chosen->disk_bytes, "disk");
+    text_append(text, size, ", ");
+    append_bytes(text, size, chosen->memory_bytes, "memory");
+    if (isnan(chosen->joules_per_image))
+        text_append(text, size, " and an unknown amount of energy.");
+    else
+        text_append(text, size, " and %.3g kJ of the GPU's energy.", 1e3 * chosen->joules_per_image);
+}
+
+/* Says so if data seemed to come faster from a slower place. */
+static void append_noise(char *text, size_t size, const struct advice *advice, size_t count)
+{
+    for (size_t a = 0; a < count; a++)
+        for (size_t b = 0; b < count; b++) {
+            if (!advice[a].measured || !advice[b].measured || !cannot_win(&advice[a], &advice[b]))
+                continue;
+            double percent = 100 * (advise_ratio(&advice[a], &advice[b]).value - 1);
+            if (!(percent >= 0.5))
+                continue;
+            append_subject(text, size, &advice[b]);
+            text_append(text, size,
+                        " seemed %.0f %% faster than %s. This is noise: the same bytes cannot come faster "
+                        "from there.",
+                        percent, advice[a].name);
+        }
+}
+
+void advise_details(const struct advice_question *question, const struct advice *advice, size_t count,
+                    const struct advice_decision *decision, char *text, size_t size)
+{
+    *text = '\0';
+    if (decision->best == count)
+        return;
+    const struct advice *chosen = &advice[decision->best];
+    append_rates(text, size, question, chosen);
+    for (size_t i = 0; i < count; i++) {
+        if (!decision->decided || i <= decision->best || !advice[i].measured ||
+            advise_ratio(chosen, &advice[i]).high < 1)
+            continue;
+        append_subject(text, size, &advice[i]);
+        text_append(text, size,
+                    " is not slower and at most %.3g %% faster, but needs more: ", 100 * question->margin);
+        append_bytes(text, size, advice[i].disk_bytes, "disk");
+        text_append(text, size, " and ");
+        append_bytes(text, size, advice[i].memory_bytes, "memory");
+        text_append(text, size, ".");
+    }
+    append_noise(text, size, advice, count);
+    if (question->load > BUSY * question->threads)
+        text_append(
+            text, size,
+            " Before the first round, the load of the machine was %.1f on %d threads, so an idle machine "
+            "reaches higher rates.",
+            question->load, question->threads);
+    if (chosen->place == ADVISE_GENERATED ||
+        (!decision->decided &&
+         (decision->rival == count || advice[decision->rival].place == ADVISE_GENERATED)))
+        text_append(text, size,
+                    " Generated images would replace the images of this set, such as photographs; only "
+                    "pre-training on formulas can use generated images.");
+    memmove(text, text + 1, strlen(text)); /* the first sentence begins with a blank */
+}
+
+/* Returns a time in which the intervals would probably become narrow enough: their width falls with the
+ * square root of the number of rounds. */
+static double time_needed(const struct advice_question *question, const struct advice_decision *decision)
+{
+    const struct ratio *ratio = &decision->ratio;
+    double distance = fabs(log(ratio->value) - log1p(question->margin));
+    double factor = isnan(ratio->high) ? 4 : 1.5 * pow(log(ratio->high / ratio->low) / 2 / distance, 2);
+    double time_s = fmax(question->time_s, question->took_s) * fmin(fmax(factor, 2), TIME_MOST);
+    return time_s < 10 ? ceil(time_s) : 10 * ceil(time_s / 10);
+}
+
+void advise_verdict(const struct advice_question *question, const struct advice *advice, size_t count,
+                    const struct advice_decision *decision, char *text, size_t size)
+{
+    const struct ratio *ratio = &decision->ratio;
+    *text = '\0';
+    if (decision->best == count)
+        return;
+    const struct advice *best = &advice[decision->best];
+    text_append(text, size, decision->decided ? "Best here: " : "Undecided: ");
+    append_way(text, size, best);
+    if (decision->decided) {
+        text_append(text, size, "; no other way is more than %.3g %% faster.", 100 * question->margin);
+        return;
+    }
+    if (decision->rival == count) {
+        text_append(text, size,
+                    " or reading the set, because reading could not be measured; see the reasons above.");
+        return;
+    }
+    const struct advice *rival = &advice[decision->rival];
+    size_t rounds = best->rounds < rival->rounds ? best->rounds : rival->rounds;
+    text_append(text, size, " or ");
+    append_way(text, size, rival);
+    text_append(text, size, ", because %zu round%s ", rounds, rounds == 1 ? "" : "s");
+    if (!(ratio->high < VAGUE * ratio->low))
+        text_append(text, size, "cannot tell which is faster");
+    else
+        text_append(text, size, "only show that the latter is %.2g to %.2g times as fast", ratio->low,
+                    ratio->high);
+    text_append(text, size, "; try --time %.0f, or a less busy machine.", time_needed(question, decision));
+}
+
+/* ---- Output ---- */
+
+/* Writes a number with three digits, or "unknown". */
+static const char *cell(double value, char *text, size_t size)
+{
+    if (isnan(value))
+        snprintf(text, size, "unknown");
+    else
+        snprintf(text, size, "%.3g", value);
+    return text;
+}
+
+/* Writes half the width of an interval, relative to the value: "7.5%", or "-" if it is unknown or vague. */
+static const char *half_cell(const struct ratio *ratio, char *text, size_t size)
+{
+    double half = 100 * (sqrt(ratio->high / ratio->low) - 1);
+    if (!(ratio->high < VAGUE * ratio->low))
+        snprintf(text, size, "-");
+    else
+        snprintf(text, size, "%.*f%%", half < 10 ? 1 : 0, half);
+    return text;
+}
+
+static void print_caption(const char *data, const struct advice_question *question, size_t rounds)
+{
+    char shown[512];
+    remote_shown(data, shown, sizeof shown);
+    fputs("advise: data ", stdout);
+    text_print(stdout, shown);
+    printf(", %" PRIu64 " samples, %.3g GB", question->samples, 1e-9 * question->bytes);
+    if (question->measured < question->samples)
+        printf(" (measured: %" PRIu64 " sample%s, %.3g GB)", question->measured,
+               question->measured == 1 ? "" : "s", 1e-9 * question->measured_bytes);
+    printf("; images %" PRIu32 " x %" PRIu32 "; batch %" PRIu64 "; a step takes %.4g ms", question->res,
+           question->res, question->batch, 1e3 * question->step_s);
+    if (question->model)
+        printf(" (%s, measured with %s)", question->model, question->engine);
+    printf("%s; %zu round%s in %.3g s\n",
+           question->estimated ? " (waits are computed, because there is no GPU)" : "", rounds,
+           rounds == 1 ? "" : "s", question->took_s);
+}
+
+/* Returns how a way compares with the best: "best"; "slower", if the whole interval of the ratio is below 1;
+ * otherwise "equal": not slower, and at most the margin faster. Returns "open" if the verdict is undecided
+ * and the way may be the best. */
+static const char *standing(const struct advice *advice, size_t number,
+                            const struct advice_decision *decision)
+{
+    if (!decision->decided)
+        return advice[number].dropped ? "slower" : "open";
+    if (number == decision->best)
+        return "best";
+    return advice[number].dropped || advise_ratio(&advice[decision->best], &advice[number]).high < 1
+               ? "slower"
+               : "equal";
+}
+
+static void print_table(const struct advice *advice, size_t count, const struct advice_decision *decision)
+{
+    char texts[8][32];
+    const size_t size = sizeof texts[0];
+    printf("\n%-22s %-12s %10s %6s %8s %10s %6s %8s %10s %13s %s\n", "way", "variant", "images/s", "+-95%",
+           "waits/%", "used/s", "+-95%", "disk/GB", "memory/GB", "J/1000 images", "speed");
+    for (size_t i = 0; i < count; i++) {
+        const struct advice *row = &advice[i];
+        if (!row->measured)
+            continue;
+        printf("%-22s %-12s ", row->name, row->variant);
+        struct ratio rate = advise_mean(row->images_per_s, row->rounds, SHOWN),
+                     used = advise_mean(row->reached_per_s, row->rounds, SHOWN);
+        printf("%10.0f %6s %8s %10.0f %6s %8s %10s %13s %s\n", rate.value, half_cell(&rate, texts[0], size),
+               cell(100 * row->stall_share, texts[1], size), used.value, half_cell(&used, texts[2], size),
+               cell(1e-9 * row->disk_bytes, texts[3], size), cell(1e-9 * row->memory_bytes, texts[4], size),
+               cell(1e3 * row->joules_per_image, texts[5], size), standing(advice, i, decision));
+    }
+}
+
+/* Returns the first way that was not measured for the same reason as way number `i`. */
+static size_t first_missing(const struct advice *advice, size_t i)
+{
+    size_t first = 0;
+    while (advice[first].measured || !failure_same(&advice[first].reason, &advice[i].reason))
+        first++;
+    return first;
+}
+
+/* Prints the ways that were not measured, one paragraph per reason. */
+static void print_missing(const struct advice *advice, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        char text[4096], reason[2048];
+        if (advice[i].measured || first_missing(advice, i) != i)
+            continue;
+        snprintf(text, sizeof text, "Not measured (%s)",
+                 text_printable(advice[i].reason.text, reason, sizeof reason));
+        for (size_t other = i; other < count; other++)
+            if (!advice[other].measured && first_missing(advice, other) == i) {
+                text_append(text, sizeof text, other == i ? ": " : ", ");
+                append_way(text, sizeof text, &advice[other]);
+            }
+        putchar('\n');
+        text_print_wrapped(stdout, text, 0, WIDTH);
+    }
+}
+
+static void add_rate(struct row *row, const char *name, const double *values, size_t count)
+{
+    static const char *const ends[] = {"", "_low", "_high"};
+    struct ratio rate = advise_mean(values, count, SHOWN);
+    const double parts[] = {rate.value, rate.low, rate.high};
+    for (size_t i = 0; i < 3; i++) {
+        char column[64];
+        snprintf(column, sizeof column, "%s%s", name, ends[i]);
+        row_real(row, column, parts[i]);
+    }
+}
+
+static enum status print_rows(int format, const struct advice_question *question, const char *verdict,
+                              const struct advice *advice, size_t count,
+                              const struct advice_decision *decision)
+{
+    struct row_printer printer;
+    enum status status = STATUS_OK;
+    rows_begin(&printer, format);
+    for (size_t i = 0; status == STATUS_OK && i < count; i++) {
+        CLOSED_BY(row_free) struct row row = {0};
+        row_text(&row, "way", advice[i].name);
+        row_text(&row, "variant", advice[i].variant);
+        row_count(&row, "best", decision->decided && i == decision->best);
+        add_rate(&row, "images_per_s", advice[i].images_per_s, advice[i].rounds);
+        row_real(&row, "stall_share", advice[i].stall_share);
+        add_rate(&row, "reached_per_s", advice[i].reached_per_s, advice[i].rounds);
+        row_count(&row, "rounds", advice[i].rounds);
+        row_real(&row, "disk_bytes", advice[i].disk_bytes);
+        row_real(&row, "memory_bytes", advice[i].memory_bytes);
+        row_real(&row, "joules_per_image", advice[i].joules_per_image);
+        row_text(&row, "speed", advice[i].measured ? standing(advice, i, decision) : "");
+        row_text(&row, "reason", advice[i].measured ? "" : advice[i].reason.text);
+        status = row_check(&row);
+        if (status == STATUS_OK)
+            rows_add(&printer, &row);
+    }
+    CLOSED_BY(row_free) struct row about = {0};
+    row_text(&about, "verdict", verdict);
+    row_count(&about, "decided", decision->decided);
+    row_count(&about, "batch", question->batch);
+    row_real(&about, "step_s", question->step_s);
+    row_count(&about, "res", question->res);
+    row_real(&about, "time_s", question->took_s);
+    row_text(&about, "model", question->model);
+    row_text(&about, "engine", question->engine);
+    row_text(&about, "command", question->command);
+    enum status printed = rows_end(&printer, "advice", &about);
+    return status == STATUS_OK ? printed : status;
+}
+
+enum status advise_print(const char *data, int format, const struct advice_question *question,
+                         const struct advice *advice, size_t count)
+{
+    char verdict[1024], details[4096];
+    size_t rounds = 0;
+    for (size_t i = 0; i < count; i++)
+        rounds = advice[i].rounds > rounds ? advice[i].rounds : rounds;
+    struct advice_decision decision = advise_decide(question, advice, count);
+    advise_verdict(question, advice, count, &decision, verdict, sizeof verdict);
+    advise_details(question, advice, count, &decision, details, sizeof details);
+    if (format != FORMAT_TABLE)
+        TRY(print_rows(format, question, verdict, advice, count, &decision));
+    else {
+        print_caption(data, question, rounds);
+        if (decision.best < count)
+            print_table(advice, count, &decision);
+        print_missing(advice, count);
+    }
+    if (decision.best == count)
+        return status_set(STATUS_FAILED, "nothing could be measured; the reasons are above");
+    if (format == FORMAT_TABLE) {
+        putchar('\n');
+        text_print_wrapped(stdout, details, 0, WIDTH);
+        if (question->command) {
+            fputs("\nTo train on these images:\n    ", stdout);
+            text_print(stdout, question->command);
+            putchar('\n');
+        }
+        printf("\n%s\n", verdict);
+    }
+    return format_flush();
+}
