@@ -13,18 +13,19 @@
 
 #include "data/remote.h"
 
-#define OPEN_MAX_SHARDS 256 /* at most this many shards are open */
-#define NONE            UINT32_MAX
+#define OPEN_MAX_SHARDS   256 /* at most this many shards are open */
+#define NONE              UINT32_MAX
 
-#define BLOCK_MIN       (UINT64_C(16) << 10)
-#define BLOCK_MAX       (UINT64_C(1) << 20)
-#define LANE_BYTES      (UINT64_C(1) << 20)   /* of blocks per lane */
-#define BLOCKS_MAX      (UINT64_C(256) << 20) /* of all blocks */
-#define BLOCK_SAMPLES   8 /* a block must serve this many samples, otherwise it costs more than it saves */
-#define BLOCK_MEMBER    (UINT64_C(64) << 10) /* larger members are read alone */
-#define BLOCK_WAYS      16
-#define HUGE_PAGE       (UINT64_C(2) << 20)
-#define NO_BLOCK        UINT64_MAX
+#define BLOCK_MIN         (UINT64_C(16) << 10)
+#define BLOCK_MAX         (UINT64_C(1) << 20)
+#define LANE_BYTES        (UINT64_C(1) << 20)   /* of blocks per lane */
+#define BLOCKS_MAX        (UINT64_C(256) << 20) /* of all blocks */
+#define BLOCK_SAMPLES     8 /* a block must serve this many samples, otherwise it costs more than it saves */
+#define BLOCK_MEMBER      (UINT64_C(64) << 10) /* larger members are read alone */
+#define BLOCK_WAYS        16
+#define SEQUENTIAL_BLOCKS 4
+#define HUGE_PAGE         (UINT64_C(2) << 20)
+#define NO_BLOCK          UINT64_MAX
 
 /* An open shard, or one that a thread is opening. */
 struct entry {
@@ -84,10 +85,11 @@ static uint32_t capacity_of(const struct dataset *dataset, uint32_t threads)
 }
 
 /* Returns the memory that blocks of a size need, if the windows of all lanes are to stay in memory. A run
- * covers one block more than its bytes fill, because it begins and ends within blocks. */
+ * covers one block more than its bytes fill, because it begins and ends within blocks. In the order of the
+ * set, the threads read within a few blocks. */
 static uint64_t needed_bytes(const struct set_files_order *order, double sample_bytes, uint64_t block_bytes)
 {
-    const double runs = 1 + (double)order->window / order->run;
+    const double runs = order->window > 0 ? 1 + (double)order->window / order->run : SEQUENTIAL_BLOCKS;
     return (uint64_t)(order->lanes * (order->window * sample_bytes + runs * (double)block_bytes));
 }
 
