@@ -93,9 +93,9 @@ static uint64_t needed_bytes(const struct set_files_order *order, double sample_
     return (uint64_t)(order->lanes * (order->window * sample_bytes + runs * (double)block_bytes));
 }
 
-/* Returns the size of a block: the largest with which the windows of all lanes fit into the memory for
- * blocks; 0 if blocks would serve too few samples. Larger blocks need fewer reads from a slow disk; in the
- * page cache, the sizes differ little. */
+/* Returns the size of a block: the largest with which the windows of all lanes fit into seven eighths of the
+ * memory for blocks, because groups fill unevenly; 0 if blocks would serve too few samples. Larger blocks
+ * need fewer reads from a slow disk; in the page cache, the sizes differ little. */
 static uint64_t choose_block(const struct dataset *dataset, const struct set_files_order *order,
                              uint64_t limit)
 {
@@ -103,7 +103,7 @@ static uint64_t choose_block(const struct dataset *dataset, const struct set_fil
     for (uint32_t i = 0; i < dataset->file_count; i++)
         total += dataset->files[i].bytes;
     const double sample_bytes = (double)total / dataset->sample_count;
-    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit)
+    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit / 8 * 7)
         block /= 2;
     return block >= BLOCK_MIN && (double)block * order->share >= BLOCK_SAMPLES * sample_bytes ? block : 0;
 }
@@ -438,6 +438,21 @@ static bool fill_block(struct set_files *files, const struct dataset_member *mem
     }
     pthread_mutex_unlock(&group->lock);
     return filled;
+}
+
+void set_files_prefetch(struct set_files *files, const struct dataset_member *member)
+{
+    if (!files->groups || member->size > BLOCK_MEMBER)
+        return;
+    const uint64_t from = member->offset % files->block_bytes, left = files->block_bytes - from;
+    const uint64_t name = (uint64_t)member->file << 32 | member->offset / files->block_bytes;
+    struct block_group *group = group_of(files, name);
+    pthread_mutex_lock(&group->lock);
+    const uint32_t way = find_block(files, group, name);
+    const bool there = way < files->ways && group->blocks[way].name == name;
+    for (uint64_t i = 0; there && i < member->size && i < left; i += 64)
+        __builtin_prefetch(memory_of(files, group, way) + from + i);
+    pthread_mutex_unlock(&group->lock);
 }
 
 /* Copies bytes of a member from a block. Reads the block if it is not in memory. Returns false without
