@@ -70,7 +70,7 @@ Test(lanes, a_small_set_is_mixed)
 
 Test(lanes, the_order_is_that_of_the_definition)
 {
-    static const uint32_t counts[] = {1, 2, 3, 97, 255, 256, 257, 509, 1000, 4099}, lanes[] = {1, 2, 7, 64},
+    static const uint32_t counts[] = {1, 2, 3, 97, 255, 256, 257, 509, 1000, 4099}, lanes[] = {1, 2, 7, 64, 130},
                           shuffles[] = {1, 2, 64, 1000, 5000};
     static struct draw_memo memo;
     uint32_t wanted[4099];
