@@ -57,7 +57,7 @@ struct set_files {
     uint32_t group_count, ways; /* ways: blocks per group */
     uint64_t block_bytes;
     uint8_t *block_memory;
-    _Atomic uint64_t round;
+    _Atomic uint64_t round;     /* from 1 on */
     _Atomic uint64_t *compared; /* per file: a round in which it was compared */
     bool in_memory;             /* shards of a URL without a cache folder */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
@@ -116,6 +116,7 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
     const uint64_t limit = lanes_bytes < BLOCKS_MAX ? lanes_bytes : BLOCKS_MAX;
     if (order->lanes == 0 || dataset->sample_count == 0)
         return STATUS_OK;
+    atomic_init(&self->round, 1);
     self->block_bytes = choose_block(dataset, order, limit);
     if (self->block_bytes == 0)
         return STATUS_OK;
@@ -386,9 +387,9 @@ static enum status read_shard(struct set_files *files, const struct dataset_memb
 
 /* ---- Blocks ---- */
 
-uint64_t set_files_round(struct set_files *files)
+void set_files_next_round(struct set_files *files)
 {
-    return atomic_fetch_add(&files->round, 1) + 1;
+    atomic_fetch_add(&files->round, 1);
 }
 
 static uint8_t *memory_of(const struct set_files *files, const struct block_group *group, uint32_t way)
@@ -500,8 +501,9 @@ static bool copy_from_blocks(struct set_files *files, const struct dataset_membe
 
 /* Compares the file of a member that came from a block, once per round. A shard of a URL was compared when
  * its block was read; it may not be open any more. */
-static enum status compare_once(struct set_files *files, const struct dataset_member *member, uint64_t round)
+static enum status compare_once(struct set_files *files, const struct dataset_member *member)
 {
+    const uint64_t round = atomic_load(&files->round);
     struct entry *entry;
     if (files->dataset->remote || atomic_load(&files->compared[member->file]) >= round)
         return STATUS_OK;
@@ -514,11 +516,11 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
 }
 
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
-                           uint64_t round, uint8_t *bytes)
+                           uint8_t *bytes)
 {
     if (files->groups && size <= BLOCK_MEMBER && size <= files->block_bytes / 2 &&
         copy_from_blocks(files, member, size, bytes))
-        return compare_once(files, member, round);
+        return compare_once(files, member);
     if (files->dataset->shards)
         return read_shard(files, member, size, bytes);
     enum status status;

@@ -36,7 +36,6 @@ struct slot {
     uint64_t *read;
     enum slot_state state;
     struct stream_position at;
-    uint64_t round; /* of set_files_read() */
     uint32_t count;
     _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
     uint32_t users;           /* threads that fill the batch */
@@ -54,7 +53,6 @@ struct worker {
     pthread_t thread;
     struct image_scratch scratch;
     uint8_t *image, *label; /* bytes of members */
-    uint64_t round;         /* that of the batch */
     bool broken;            /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
     uint32_t timed; /* number of samples that the times of the next sample are for; 0: it is not timed */
@@ -102,13 +100,19 @@ static enum status check_number(const struct set_stream_request *request, uint32
                                      (unsigned long long)end);
 }
 
+/* Returns the sample of the data set that has a number of the plan. */
+static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
+{
+    const uint32_t at = number % request->count;
+    return &request->dataset->samples[request->samples ? request->samples[at] : at];
+}
+
 /* Reads the image of a sample. If the data set has an index, compares the hash of the bytes. */
 static enum status read_image(struct worker *worker, const struct dataset_sample *sample,
                               const struct dataset_member *member)
 {
     const struct dataset *dataset = worker->self->request.dataset;
-    const enum status status =
-        set_files_read(worker->self->files, member, member->size, worker->round, worker->image);
+    const enum status status = set_files_read(worker->self->files, member, member->size, worker->image);
     if (status != STATUS_OK)
         return status_prefix(status, "sample '%s'", sample->key);
     worker->bytes += member->size;
@@ -130,8 +134,7 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
             return dataset_at(dataset, sample, member,
                               status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
                                          member->extension, (unsigned long long)member->size));
-        enum status status =
-            set_files_read(worker->self->files, member, member->size, worker->round, worker->label);
+        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
         worker->bytes += member->size;
@@ -197,15 +200,6 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
 
-/* Returns the sample of the data set for a number of the plan, or NULL if there is none. */
-static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
-{
-    const uint32_t at = number % request->count;
-    if (number >= (uint64_t)request->count * request->copies)
-        return NULL;
-    return &request->dataset->samples[request->samples ? request->samples[at] : at];
-}
-
 /* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, and the bytes of their
  * images, all at the same time. */
 static void prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
@@ -215,14 +209,13 @@ static void prefetch(const struct set_stream *self, const struct slot *slot, uin
     const struct dataset_member *members = request->dataset->members;
     for (uint32_t i = begin; i < end; i++) {
         samples[i - begin] = sample_of(request, slot->numbers[i]);
-        if (samples[i - begin])
-            __builtin_prefetch(samples[i - begin]);
+        __builtin_prefetch(samples[i - begin]);
     }
     for (uint32_t i = 0; i < end - begin; i++)
-        if (samples[i] && samples[i]->image < samples[i]->members)
+        if (samples[i]->image < samples[i]->members)
             __builtin_prefetch(&members[samples[i]->member + samples[i]->image]);
     for (uint32_t i = 0; i < end - begin; i++)
-        if (samples[i] && samples[i]->image < samples[i]->members)
+        if (samples[i]->image < samples[i]->members)
             set_files_prefetch(self->files, &members[samples[i]->member + samples[i]->image]);
 }
 
@@ -358,7 +351,6 @@ static void list_batch(struct set_stream *self)
     slot->fails = count > plan->capacity;
     slot->count = slot->fails ? 0 : count;
     slot->fault.status = STATUS_OK;
-    slot->round = set_files_round(self->files);
     atomic_store(&slot->claimed, halted(self) ? ALL : 0);
     if (slot->fails) {
         slot->fault = status_save(status_set(
@@ -425,7 +417,6 @@ static void fill(struct worker *worker, struct slot *slot)
 {
     struct set_stream *self = worker->self;
     const uint32_t count = slot->count;
-    worker->round = slot->round;
     slot->users++;
     pthread_mutex_unlock(&self->lock);
     for (uint32_t begin; (begin = atomic_fetch_add(&slot->claimed, self->chunk)) < count;) {
@@ -525,6 +516,7 @@ static void take(struct set_stream *self, struct slot *slot)
     self->taken++;
     self->ready--;
     self->take_at = after(&self->request.plan, slot->at);
+    set_files_next_round(self->files);
     self->stats.batches++;
     self->stats.samples += slot->count;
     self->stats.masked += slot->masked;
