@@ -14,18 +14,19 @@
 #include "data/remote.h"
 #include "data/remote_blocks.h"
 
-#define OPEN_MAX_SHARDS 256 /* at most this many shards are open */
-#define NONE            UINT32_MAX
+#define OPEN_MAX_SHARDS   256 /* at most this many shards are open */
+#define NONE              UINT32_MAX
 
-#define BLOCK_MIN       (UINT64_C(16) << 10)
-#define BLOCK_MAX       (UINT64_C(1) << 20)
-#define LANE_BYTES      (UINT64_C(1) << 20)   /* of blocks per lane */
-#define BLOCKS_MAX      (UINT64_C(256) << 20) /* of all blocks */
-#define BLOCK_SAMPLES   8 /* a block must serve this many samples, otherwise it costs more than it saves */
-#define BLOCK_MEMBER    (UINT64_C(64) << 10) /* larger members are read alone */
-#define BLOCK_WAYS      16
-#define HUGE_PAGE       (UINT64_C(2) << 20)
-#define NO_BLOCK        UINT64_MAX
+#define BLOCK_MIN         (UINT64_C(16) << 10)
+#define BLOCK_MAX         (UINT64_C(1) << 20)
+#define LANE_BYTES        (UINT64_C(1) << 20)   /* of blocks per lane */
+#define BLOCKS_MAX        (UINT64_C(256) << 20) /* of all blocks */
+#define BLOCK_SAMPLES     8 /* a block must serve this many samples, otherwise it costs more than it saves */
+#define BLOCK_MEMBER      (UINT64_C(64) << 10) /* larger members are read alone */
+#define BLOCK_WAYS        16
+#define SEQUENTIAL_BLOCKS 4
+#define HUGE_PAGE         (UINT64_C(2) << 20)
+#define NO_BLOCK          UINT64_MAX
 
 /* An open shard, or one that a thread is opening. */
 struct entry {
@@ -58,7 +59,7 @@ struct set_files {
     uint32_t group_count, ways;   /* ways: blocks per group */
     uint64_t block_bytes;
     uint8_t *block_memory;
-    _Atomic uint64_t round;
+    _Atomic uint64_t round;     /* from 1 on */
     _Atomic uint64_t *compared; /* per file: a round in which it was compared */
     bool in_memory;             /* shards of a URL without a cache folder */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
@@ -86,16 +87,17 @@ static uint32_t capacity_of(const struct dataset *dataset, uint32_t threads)
 }
 
 /* Returns the memory that blocks of a size need, if the windows of all lanes are to stay in memory. A run
- * covers one block more than its bytes fill, because it begins and ends within blocks. */
+ * covers one block more than its bytes fill, because it begins and ends within blocks. In the order of the
+ * set, the threads read within a few blocks. */
 static uint64_t needed_bytes(const struct set_files_order *order, double sample_bytes, uint64_t block_bytes)
 {
-    const double runs = 1 + (double)order->window / order->run;
+    const double runs = order->window > 0 ? 1 + (double)order->window / order->run : SEQUENTIAL_BLOCKS;
     return (uint64_t)(order->lanes * (order->window * sample_bytes + runs * (double)block_bytes));
 }
 
-/* Returns the size of a block: the largest with which the windows of all lanes fit into the memory for
- * blocks; 0 if blocks would serve too few samples. Larger blocks need fewer reads from a slow disk; in the
- * page cache, the sizes differ little. */
+/* Returns the size of a block: the largest with which the windows of all lanes fit into seven eighths of the
+ * memory for blocks, because groups fill unevenly; 0 if blocks would serve too few samples. Larger blocks
+ * need fewer reads from a slow disk; in the page cache, the sizes differ little. */
 static uint64_t choose_block(const struct dataset *dataset, const struct set_files_order *order,
                              uint64_t limit)
 {
@@ -103,7 +105,7 @@ static uint64_t choose_block(const struct dataset *dataset, const struct set_fil
     for (uint32_t i = 0; i < dataset->file_count; i++)
         total += dataset->files[i].bytes;
     const double sample_bytes = (double)total / dataset->sample_count;
-    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit)
+    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit / 8 * 7)
         block /= 2;
     return block >= BLOCK_MIN && (double)block * order->share >= BLOCK_SAMPLES * sample_bytes ? block : 0;
 }
@@ -116,6 +118,7 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
     const uint64_t limit = lanes_bytes < BLOCKS_MAX ? lanes_bytes : BLOCKS_MAX;
     if (order->lanes == 0 || dataset->sample_count == 0)
         return STATUS_OK;
+    atomic_init(&self->round, 1);
     self->block_bytes = choose_block(dataset, order, limit);
     if (self->block_bytes == 0)
         return STATUS_OK;
@@ -397,9 +400,9 @@ static enum status read_shard(struct set_files *files, const struct dataset_memb
 
 /* ---- Blocks ---- */
 
-uint64_t set_files_round(struct set_files *files)
+void set_files_next_round(struct set_files *files)
 {
-    return atomic_fetch_add(&files->round, 1) + 1;
+    atomic_fetch_add(&files->round, 1);
 }
 
 static uint8_t *memory_of(const struct set_files *files, const struct block_group *group, uint32_t way)
@@ -451,6 +454,21 @@ static bool fill_block(struct set_files *files, const struct dataset_member *mem
     return filled;
 }
 
+void set_files_prefetch(struct set_files *files, const struct dataset_member *member)
+{
+    if (!files->groups || member->size > BLOCK_MEMBER)
+        return;
+    const uint64_t from = member->offset % files->block_bytes, left = files->block_bytes - from;
+    const uint64_t name = (uint64_t)member->file << 32 | member->offset / files->block_bytes;
+    struct block_group *group = group_of(files, name);
+    pthread_mutex_lock(&group->lock);
+    const uint32_t way = find_block(files, group, name);
+    const bool there = way < files->ways && group->blocks[way].name == name;
+    for (uint64_t i = 0; there && i < member->size && i < left; i += 64)
+        __builtin_prefetch(memory_of(files, group, way) + from + i);
+    pthread_mutex_unlock(&group->lock);
+}
+
 /* Copies bytes of a member from a block. Reads the block if it is not in memory. Returns false without
  * waiting if another thread reads the block, or if threads use all blocks of the group. Also returns false if
  * the block cannot be read. */
@@ -496,8 +514,9 @@ static bool copy_from_blocks(struct set_files *files, const struct dataset_membe
 
 /* Compares the file of a member that came from a block, once per round. A shard of a URL was compared when
  * its block was read; it may not be open any more. */
-static enum status compare_once(struct set_files *files, const struct dataset_member *member, uint64_t round)
+static enum status compare_once(struct set_files *files, const struct dataset_member *member)
 {
+    const uint64_t round = atomic_load(&files->round);
     struct entry *entry;
     if (files->dataset->remote || atomic_load(&files->compared[member->file]) >= round)
         return STATUS_OK;
@@ -510,13 +529,13 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
 }
 
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
-                           uint64_t round, uint8_t *bytes)
+                           uint8_t *bytes)
 {
     if (files->remote)
         return remote_blocks_read(files->remote, member->file, member->offset, size, bytes);
     if (files->groups && size <= BLOCK_MEMBER && size <= files->block_bytes / 2 &&
         copy_from_blocks(files, member, size, bytes))
-        return compare_once(files, member, round);
+        return compare_once(files, member);
     if (files->dataset->shards)
         return read_shard(files, member, size, bytes);
     enum status status;

@@ -48,7 +48,6 @@ struct slot {
     size_t bytes_room;
     enum slot_state state;
     struct stream_position at;
-    uint64_t round; /* of set_files_read() */
     uint32_t count;
     _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
     uint32_t users;           /* threads that fill the batch */
@@ -67,7 +66,6 @@ struct worker {
     pthread_t thread;
     struct image_scratch scratch;
     uint8_t *image, *label; /* bytes of members */
-    uint64_t round;         /* that of the batch */
     bool broken;            /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
     uint32_t timed; /* number of samples that the times of the next sample are for; 0: it is not timed */
@@ -121,12 +119,10 @@ static enum status check_number(const struct set_stream_request *request, uint32
                                      (unsigned long long)end);
 }
 
-/* Returns the sample of the data set for a number of the plan, or NULL if there is none. */
+/* Returns the sample of the data set that has a number of the plan. */
 static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
 {
     const uint32_t at = number % request->count;
-    if (number >= (uint64_t)request->count * request->copies)
-        return NULL;
     return &request->dataset->samples[request->samples ? request->samples[at] : at];
 }
 
@@ -135,8 +131,7 @@ static enum status read_image(struct worker *worker, const struct dataset_sample
                               const struct dataset_member *member, uint8_t *bytes)
 {
     const struct dataset *dataset = worker->self->request.dataset;
-    const enum status status =
-        set_files_read(worker->self->files, member, member->size, worker->round, bytes);
+    const enum status status = set_files_read(worker->self->files, member, member->size, bytes);
     if (status != STATUS_OK)
         return status_prefix(status, "sample '%s'", sample->key);
     worker->bytes += member->size;
@@ -158,8 +153,7 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
             return dataset_at(dataset, sample, member,
                               status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
                                          member->extension, (unsigned long long)member->size));
-        enum status status =
-            set_files_read(worker->self->files, member, member->size, worker->round, worker->label);
+        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
         worker->bytes += member->size;
@@ -250,24 +244,23 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
 
-/* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, all at the same time. */
-static void prefetch(const struct set_stream_request *request, const struct slot *slot, uint32_t begin,
-                     uint32_t end)
+/* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, and the bytes of their
+ * images, all at the same time. */
+static void prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
 {
+    const struct set_stream_request *request = &self->request;
     const struct dataset_sample *samples[CHUNK_MAX];
     const struct dataset_member *members = request->dataset->members;
-    __asm__ volatile("" ::: "memory"); /* otherwise GCC removes the call, because it has no effect */
     for (uint32_t i = begin; i < end; i++) {
         samples[i - begin] = sample_of(request, slot->numbers[i]);
-        if (samples[i - begin])
-            __builtin_prefetch(samples[i - begin]);
+        __builtin_prefetch(samples[i - begin]);
     }
     for (uint32_t i = 0; i < end - begin; i++)
-        if (samples[i] && samples[i]->image < samples[i]->members)
+        if (samples[i]->image < samples[i]->members)
             __builtin_prefetch(&members[samples[i]->member + samples[i]->image]);
     for (uint32_t i = 0; i < end - begin; i++)
-        if (samples[i] && samples[i]->image < samples[i]->members)
-            __builtin_prefetch(members[samples[i]->member + samples[i]->image].extension);
+        if (samples[i]->image < samples[i]->members)
+            set_files_prefetch(self->files, &members[samples[i]->member + samples[i]->image]);
 }
 
 /* Fills the place of sample `i` of a batch. */
@@ -428,8 +421,6 @@ static void ask_members(const struct set_stream *self, const uint32_t *numbers, 
     const struct set_stream_request *request = &self->request;
     for (uint32_t i = 0; request->dataset->remote && i < count; i++) {
         const struct dataset_sample *sample = sample_of(request, numbers[i]);
-        if (!sample)
-            return; /* the thread that loads the sample reports it */
         const struct dataset_member *members = &request->dataset->members[sample->member];
         if (sample->image < sample->members)
             set_files_ask(self->files, &members[sample->image]);
@@ -475,7 +466,6 @@ static void list_batch(struct set_stream *self)
     slot->masked = slot->fault_at = 0;
     slot->fails = status != STATUS_OK;
     slot->fault.status = STATUS_OK;
-    slot->round = set_files_round(self->files);
     atomic_store(&slot->claimed, halted(self) ? ALL : 0);
     if (slot->fails) {
         slot->fault = status_save(status);
@@ -556,14 +546,13 @@ static void fill(struct worker *worker, struct slot *slot)
 {
     struct set_stream *self = worker->self;
     const uint32_t count = slot->count;
-    worker->round = slot->round;
     slot->users++;
     pthread_mutex_unlock(&self->lock);
     for (uint32_t begin; (begin = atomic_fetch_add(&slot->claimed, self->chunk)) < count;) {
         const uint32_t end = begin + self->chunk < count ? begin + self->chunk : count;
         worker->timed = end - begin;
         if (self->chunk > 1)
-            prefetch(&self->request, slot, begin, end);
+            prefetch(self, slot, begin, end);
         for (uint32_t i = begin; i < end; i++, worker->timed = 0)
             try_to_load(worker, slot, i);
     }
@@ -664,6 +653,7 @@ static void take(struct set_stream *self, struct slot *slot)
     self->taken++;
     self->ready--;
     self->take_at = after(&self->request.plan, slot->at);
+    set_files_next_round(self->files);
     self->stats.batches++;
     self->stats.samples += slot->count;
     self->stats.masked += slot->masked;
@@ -778,6 +768,7 @@ static enum status set_stream_seek(struct stream *stream, struct stream_position
         self->cancelled = false;
         drain(self);
         begin_at(self, to);
+        set_files_next_round(self->files);
         pthread_cond_broadcast(&self->work);
     }
     pthread_mutex_unlock(&self->lock);

@@ -870,7 +870,8 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const enum data_feed feed = opened->data.feed;
     return engine->feeds || feed == DATA_STORED || (engine->loads && feed == DATA_LOAD)
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "it supports only --feed stored%s; use one of them, or train-cuda",
+               : status_set(STATUS_USAGE,
+                            "it supports only --feed stored%s; change --feed, or use train-cuda",
                             engine->loads ? " and load" : "");
 }
 
