@@ -530,6 +530,27 @@ Test(sources, records_are_trained_on_as_they_are_read)
     cr_expect(status == 2 && says("--data c has files of CIFAR-10, with a test set of their own"), "%s", out);
 }
 
+#ifdef HAVE_XXHASH
+/* A gzipped file has the same samples as the plain one. */
+Test(sources, training_on_records_resumes_with_the_same_bits)
+{
+#define RECORDS_RUN "$P --variant train-naive --model logreg --feed load --batch 16 --format csv "
+    char loss[64];
+    put_records();
+    EXPECT(0, RECORDS_RUN "--data m --epochs 2");
+    snprintf(loss, sizeof loss, "%s", value(out, 2, "train_loss"));
+    EXPECT(0, RECORDS_RUN "--data m --epochs 1 --checkpoint k");
+#ifdef HAVE_ZLIB
+    EXPECT(0, "gzip m/*");
+#endif
+    EXPECT(0, "cp -r k k2 && " RECORDS_RUN "--data m --epochs 2 --threads 3 --checkpoint k --resume");
+    cr_expect_str_eq(value(out, 1, "train_loss"), loss);
+    put_idx("m", "train", IMAGES - 1);
+    run(RECORDS_RUN "--data m --epochs 2 --checkpoint k2 --resume");
+    cr_expect(status == 2 && says("the samples of --data m have changed"), "%s", out);
+}
+#endif
+
 /* ---- Generated streams ---- */
 
 /* A generator of samples of 8 bytes. */
