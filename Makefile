@@ -428,6 +428,11 @@ fuzz: $(PROGRAM)
 	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(ALL_LDLIBS)
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
 
+# For scripts/check/threads.sh
+$(BUILD)/fuzz-files: tests/fuzz/fuzz.c tests/fuzz/stream.h tests/fuzz/targets.h $(BUILD)/objects.a $(BUILD)/flags-link
+	$(say) LD $@
+	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_CPPFLAGS) -DFUZZ_FILES -Itests/fuzz $(LDFLAGS) -o $@ $< $(BUILD)/objects.a $(ALL_LDLIBS)
+
 lint:
 	@scripts/check/lint.sh
 
