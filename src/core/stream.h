@@ -61,7 +61,7 @@ struct stream_position {
 /* Counts since the stream was opened. */
 struct stream_stats {
     uint64_t batches, samples, masked; /* delivered; without batches that were prepared and not taken */
-    uint64_t bytes;                    /* read from files */
+    uint64_t bytes;                    /* read from files, of the members of samples */
     double wait_s;                     /* time that stream_next() waited */
     double read_s, decode_s;           /* sums over all threads */
     double ready;                      /* mean number of finished batches at the calls of stream_next() */

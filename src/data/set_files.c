@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,17 +14,19 @@
 #include "data/remote.h"
 #include "data/remote_blocks.h"
 
-#define OPEN_MAX_SHARDS 256 /* at most this many shards are open */
-#define NONE            UINT32_MAX
+#define OPEN_MAX_SHARDS   256 /* at most this many shards are open */
+#define NONE              UINT32_MAX
 
-#define BLOCK_MIN       (UINT64_C(16) << 10)
-#define BLOCK_MAX       (UINT64_C(1) << 20)
-#define LANE_BYTES      (UINT64_C(1) << 20)   /* of blocks per lane */
-#define BLOCKS_MAX      (UINT64_C(256) << 20) /* of all blocks */
-#define BLOCK_SAMPLES   8 /* a block must serve this many samples, otherwise it costs more than it saves */
-#define BLOCK_MEMBER    (UINT64_C(64) << 10) /* larger members are read alone */
-#define BLOCK_WAYS      16
-#define NO_BLOCK        UINT64_MAX
+#define BLOCK_MIN         (UINT64_C(16) << 10)
+#define BLOCK_MAX         (UINT64_C(1) << 20)
+#define LANE_BYTES        (UINT64_C(1) << 20)   /* of blocks per lane */
+#define BLOCKS_MAX        (UINT64_C(256) << 20) /* of all blocks */
+#define BLOCK_SAMPLES     8 /* a block must serve this many samples, otherwise it costs more than it saves */
+#define BLOCK_MEMBER      (UINT64_C(64) << 10) /* larger members are read alone */
+#define BLOCK_WAYS        16
+#define SEQUENTIAL_BLOCKS 4
+#define HUGE_PAGE         (UINT64_C(2) << 20)
+#define NO_BLOCK          UINT64_MAX
 
 /* An open shard, or one that a thread is opening. */
 struct entry {
@@ -84,16 +87,17 @@ static uint32_t capacity_of(const struct dataset *dataset, uint32_t threads)
 }
 
 /* Returns the memory that blocks of a size need, if the windows of all lanes are to stay in memory. A run
- * covers one block more than its bytes fill, because it begins and ends within blocks. */
+ * covers one block more than its bytes fill, because it begins and ends within blocks. In the order of the
+ * set, the threads read within a few blocks. */
 static uint64_t needed_bytes(const struct set_files_order *order, double sample_bytes, uint64_t block_bytes)
 {
-    const double runs = 1 + (double)order->window / order->run;
+    const double runs = order->window > 0 ? 1 + (double)order->window / order->run : SEQUENTIAL_BLOCKS;
     return (uint64_t)(order->lanes * (order->window * sample_bytes + runs * (double)block_bytes));
 }
 
-/* Returns the size of a block: the largest with which the windows of all lanes fit into the memory for
- * blocks; 0 if blocks would serve too few samples. Larger blocks need fewer reads from a slow disk; in the
- * page cache, the sizes differ little. */
+/* Returns the size of a block: the largest with which the windows of all lanes fit into seven eighths of the
+ * memory for blocks, because groups fill unevenly; 0 if blocks would serve too few samples. Larger blocks
+ * need fewer reads from a slow disk; in the page cache, the sizes differ little. */
 static uint64_t choose_block(const struct dataset *dataset, const struct set_files_order *order,
                              uint64_t limit)
 {
@@ -101,7 +105,7 @@ static uint64_t choose_block(const struct dataset *dataset, const struct set_fil
     for (uint32_t i = 0; i < dataset->file_count; i++)
         total += dataset->files[i].bytes;
     const double sample_bytes = (double)total / dataset->sample_count;
-    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit)
+    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit / 8 * 7)
         block /= 2;
     return block >= BLOCK_MIN && (double)block * order->share >= BLOCK_SAMPLES * sample_bytes ? block : 0;
 }
@@ -127,7 +131,11 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
         return STATUS_OK;
     self->groups = aligned_alloc(64, self->group_count * sizeof *self->groups);
     self->compared = calloc(dataset->file_count, sizeof *self->compared);
-    self->block_memory = aligned_alloc(4096, set_files_block_bytes(self));
+    const uint64_t bytes = (set_files_block_bytes(self) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    self->block_memory = aligned_alloc(HUGE_PAGE, bytes);
+    if (self->block_memory) /* samples are copied from all over the memory; a failure changes only the speed
+                             */
+        (void)madvise(self->block_memory, bytes, MADV_HUGEPAGE);
     for (uint32_t g = 0; self->groups && g < self->group_count; g++) {
         pthread_mutex_init(&self->groups[g].lock, NULL);
         self->groups[g].clock = 0;
@@ -443,6 +451,21 @@ static bool fill_block(struct set_files *files, const struct dataset_member *mem
     }
     pthread_mutex_unlock(&group->lock);
     return filled;
+}
+
+void set_files_prefetch(struct set_files *files, const struct dataset_member *member)
+{
+    if (!files->groups || member->size > BLOCK_MEMBER)
+        return;
+    const uint64_t from = member->offset % files->block_bytes, left = files->block_bytes - from;
+    const uint64_t name = (uint64_t)member->file << 32 | member->offset / files->block_bytes;
+    struct block_group *group = group_of(files, name);
+    pthread_mutex_lock(&group->lock);
+    const uint32_t way = find_block(files, group, name);
+    const bool there = way < files->ways && group->blocks[way].name == name;
+    for (uint64_t i = 0; there && i < member->size && i < left; i += 64)
+        __builtin_prefetch(memory_of(files, group, way) + from + i);
+    pthread_mutex_unlock(&group->lock);
 }
 
 /* Copies bytes of a member from a block. Reads the block if it is not in memory. Returns false without

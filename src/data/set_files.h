@@ -40,6 +40,10 @@ uint64_t set_files_round(struct set_files *files);
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
                            uint64_t round, uint8_t *bytes);
 
+/* Fetches the bytes of a member into the cache of the processor if they are in a block in memory. Threads
+ * that will read several members call this first for all of them. Changes only the speed. Thread safe. */
+void set_files_prefetch(struct set_files *files, const struct dataset_member *member);
+
 /* Returns the size of the memory for blocks. Thread safe. */
 uint64_t set_files_block_bytes(const struct set_files *files);
 

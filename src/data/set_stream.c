@@ -208,13 +208,13 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
 
-/* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, all at the same time. */
-static void prefetch(const struct set_stream_request *request, const struct slot *slot, uint32_t begin,
-                     uint32_t end)
+/* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, and the bytes of their
+ * images, all at the same time. */
+static void prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
 {
+    const struct set_stream_request *request = &self->request;
     const struct dataset_sample *samples[CHUNK_MAX];
     const struct dataset_member *members = request->dataset->members;
-    __asm__ volatile("" ::: "memory"); /* otherwise GCC removes the call, because it has no effect */
     for (uint32_t i = begin; i < end; i++) {
         samples[i - begin] = sample_of(request, slot->numbers[i]);
         if (samples[i - begin])
@@ -225,7 +225,7 @@ static void prefetch(const struct set_stream_request *request, const struct slot
             __builtin_prefetch(&members[samples[i]->member + samples[i]->image]);
     for (uint32_t i = 0; i < end - begin; i++)
         if (samples[i] && samples[i]->image < samples[i]->members)
-            __builtin_prefetch(members[samples[i]->member + samples[i]->image].extension);
+            set_files_prefetch(self->files, &members[samples[i]->member + samples[i]->image]);
 }
 
 /* Fills the place of sample `i` of a batch. */
@@ -464,7 +464,7 @@ static void fill(struct worker *worker, struct slot *slot)
         const uint32_t end = begin + self->chunk < count ? begin + self->chunk : count;
         worker->timed = end - begin;
         if (self->chunk > 1)
-            prefetch(&self->request, slot, begin, end);
+            prefetch(self, slot, begin, end);
         for (uint32_t i = begin; i < end; i++, worker->timed = 0)
             try_to_load(worker, slot, i);
     }

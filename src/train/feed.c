@@ -237,6 +237,10 @@ enum status feed_stream_open(const struct train *train, int threads, uint32_t he
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed)
 {
+    *feed = (struct feed_stream){.train = train, .lister = calloc(1, sizeof *feed->lister)};
+    TRY(ALLOCATED(feed->lister, "out of memory for a stream"));
+    feed->lister->train = train;
+    pthread_mutex_init(&feed->lister->lock, NULL);
     const struct data_stream_request request = {
         .plan = {.steps = train_steps(train),
                  .capacity = train_generated(train, train_share_max(train)),
@@ -249,10 +253,6 @@ enum status feed_stream_open(const struct train *train, int threads, uint32_t he
         .held = held,
         .allocate = allocate,
         .deallocate = deallocate};
-    *feed = (struct feed_stream){.train = train, .lister = calloc(1, sizeof *feed->lister)};
-    TRY(ALLOCATED(feed->lister, "out of memory for a stream"));
-    feed->lister->train = train;
-    pthread_mutex_init(&feed->lister->lock, NULL);
     return data_stream(train->data, &request, &feed->stream);
 }
 
