@@ -417,7 +417,9 @@ FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/rem
                 src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
-                src/synth/class.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/option_values.c
+                src/synth/class.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/option_values.c \
+                src/data/set_stream.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
+                src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)
@@ -425,6 +427,11 @@ fuzz: $(PROGRAM)
 	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(ALL_CPPFLAGS) -Itests/fuzz \
 	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(ALL_LDLIBS)
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
+
+# For scripts/check/threads.sh
+$(BUILD)/fuzz-files: tests/fuzz/fuzz.c tests/fuzz/stream.h tests/fuzz/targets.h $(BUILD)/objects.a $(BUILD)/flags-link
+	$(say) LD $@
+	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_CPPFLAGS) -DFUZZ_FILES -Itests/fuzz $(LDFLAGS) -o $@ $< $(BUILD)/objects.a $(ALL_LDLIBS)
 
 lint:
 	@scripts/check/lint.sh

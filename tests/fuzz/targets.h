@@ -725,6 +725,8 @@ static inline void fuzz_webp(const uint8_t *data, size_t size)
     image_scratch_close(&scratch);
 }
 
+#include "stream.h"
+
 static const struct {
     const char *name;
     void (*feed)(const uint8_t *data, size_t size);
@@ -738,6 +740,7 @@ static const struct {
                     {"torch", fuzz_torch},     {"pickle", fuzz_pickle},
                     {"members", fuzz_members}, {"objects", fuzz_objects},
                     {"jpeg", fuzz_jpeg},       {"webp", fuzz_webp},
-                    {"lists", fuzz_lists},     {"cache", fuzz_cache}};
+                    {"lists", fuzz_lists},     {"cache", fuzz_cache},
+                    {"stream", fuzz_stream}};
 
 #endif
