@@ -429,7 +429,7 @@ same_order() { # the same weights for 1 and 5 threads, and for class folders and
 }
 check 'load: the same weights for any number of threads, from folders and from shards' same_order
 decodes_alike() { # decoder, share: the same weights and losses in every run and for 1 and 4 threads; the row names the decoder
-    local name=$work/decoded-$1-$2 losses='epoch train_loss train_acc test_loss masked'
+    local name=$work/decoded-$1-${2/./} losses='epoch train_loss train_acc test_loss masked'
     # shellcheck disable=SC2207  # several words on purpose
     local run=("${loading[@]}" $(loads shards "$1") --device-share "$2" --out-res "$res" --fit random-resized-crop --epochs 2)
     "${run[@]}" --threads 1 --export "$name-1" --out "$name-1.csv" &&
