@@ -53,8 +53,9 @@ struct set_stream_request {
 
 #define SET_STREAM_SHARD_BYTES (UINT64_C(1) << 30)
 
-/* Returns the hash stream_batch.read of a sample that is read for a number of the plan. Sums of these hashes
- * show whether an epoch has each sample once, under its own number. */
+/* Returns the hash stream_batch.read of a sample whose bytes, as far as checksum_edges() covers them, are
+ * those that dataset_open() found. Sums of these hashes show whether an epoch has each sample once, under its
+ * own number. A masked sample has this hash, whatever was read for it. */
 static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint32_t number)
 {
     uint64_t hash = (sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges;
@@ -73,5 +74,20 @@ FDSL_C_BEGIN
 enum status set_stream_open(const struct set_stream_request *request, struct stream **stream);
 
 FDSL_C_END
+
+/* Rows of the option tables of workloads that open a stream; `at`: offset of the uint64_t in the workload's
+ * parameters. `stream` names what reads the stream. */
+#define STREAM_LANES_OPTION(at, stream)                                                               \
+    {                                                                                                 \
+        "lanes", "N", OPTION_COUNT, at,                                                               \
+            .fallback = "64", .minimum = 1, .maximum = 1 << 20, .column = COLUMN,                     \
+            .help = "number of positions from which " stream                                          \
+                    " reads the data set in parallel; a batch takes samples from all of them in turn" \
+    }
+#define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
+    {                                                                                                        \
+        "prefetch", "N", OPTION_COUNT, at, .fallback = "2", .minimum = 1, .maximum = 1024, .column = COLUMN, \
+                                           .help = "batches that " stream " decodes in advance"              \
+    }
 
 #endif
