@@ -162,13 +162,13 @@ enum status stream_run_accepts(const struct load *load)
     if (load->pictures)
         return status_set(STATUS_USAGE, "is the feed of the trainer; instead of --compute train, use "
                                         "--workload train --feed load");
-    for (uint32_t i = 0; i < load->dataset->sample_count; i++) {
-        TRY(check_members(load, &load->dataset->samples[i]));
+    for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         images |= load->dataset->samples[i].image < load->dataset->samples[i].members;
-    }
     if (!images)
         return status_set(STATUS_USAGE, "delivers images and arrays, but the samples have none; name their "
                                         "member with --image");
+    for (uint32_t i = 0; i < load->dataset->sample_count; i++)
+        TRY(check_members(load, &load->dataset->samples[i]));
     return find_shape(load, &request);
 }
 
