@@ -411,6 +411,30 @@ Test(load_stream, broken_samples_end_the_run_or_are_masked)
     }
 }
 
+#ifdef HAVE_JPEG
+/* The end of a JPEG is missing. Many random crops do not need it, but whether a sample is broken does not
+ * depend on its crop. */
+Test(load_stream, a_jpeg_that_ends_early_is_masked_with_every_crop)
+{
+    struct job job;
+    cr_assert(
+        command("$P --prepare $D/j --from synth --classes 2 --samples 20 --res 96 --encode jpeg --store "
+                "files >/dev/null 2>&1 && rm $D/j/*.index && f=$(find $D/j -name '*.jpg' | head -n 1) && "
+                "truncate -s $(($(wc -c <$f) * 8 / 10)) $f"));
+    open_in(&job, "j", "--out-res 24 --fit random-resized-crop --batch 5 --epochs 3 --on-error mask",
+            (struct partition){.ranks = 1});
+    start_with(&job, 2);
+    run_well(&job, 0);
+    cr_expect_eq(result_of(&job).skipped, 3);
+    for (uint64_t number = 0; number < 20; number++) {
+        uint64_t wrong = 1;
+        must(run_closely(&job, number, &wrong));
+        cr_expect_eq(wrong, 0, "epoch %d: %d samples are wrong", (int)number, (int)wrong);
+    }
+    close_job(&job);
+}
+#endif
+
 /* Samples that become broken, or intact, between runs would give times for different work. */
 Test(load_stream, runs_mask_the_same_samples)
 {
