@@ -172,7 +172,7 @@ static void expect_batches_of_trainer(const struct data *data, uint32_t batch_si
     open_in(&job, "f", line, (struct partition){.rank = rank, .ranks = ranks});
     start_with(&job, 3);
     run_taking(&job, 1, &taken); /* epochs 2 and 3 */
-    must(feed_stream_open(&train, 2, 1, NULL, NULL, &feed));
+    must(feed_stream_open(&train, 2, 1, DECODER_CPU, NULL, NULL, &feed));
     for (uint32_t epoch = 2; epoch < 4; epoch++)
         for (uint32_t step = 0; step < train_steps(&train); step++) {
             const struct draw_order order = train_order(&train, epoch);

@@ -178,7 +178,7 @@ Test(make, images_contain_libraries_that_are_opened_by_name)
 {
     static const char *const recipes[] = {"Dockerfile", "fdsl-bench.def"};
     EXPECT(0, "grep -oE 'libcufile[.]so[.][0-9]+' cuda/load/gds.cu | sort -u >name && [ -s name ] && "
-              "grep -qF '\"libnvjpeg.so.\" TEXT(NVJPEG_VER_MAJOR)' cuda/load/image_decoder.cu && "
+              "grep -qF '\"libnvjpeg.so.\" TEXT(NVJPEG_VER_MAJOR)' cuda/common/image_decoder.cu && "
               "sed -n 's/^FROM nvidia.cuda:\\([0-9]*\\)[.].*/libnvjpeg.so.\\1/p' "
               "scripts/packaging/Dockerfile >name2 && "
               "[ -s name2 ]");

@@ -10,9 +10,10 @@
 #ifndef FDSL_CUDA_LOAD_RING_CUH
 #define FDSL_CUDA_LOAD_RING_CUH
 
+#include "common/fit.cuh"
+#include "common/image_decoder.cuh"
 #include "data/image.h"
 #include "load/delivery.cuh"
-#include "load/image_decoder.cuh"
 
 #define PIECES_MAX 256 /* maximum number of pieces per chunk */
 
@@ -165,16 +166,6 @@ static inline uint64_t align_to(uint64_t bytes, uint64_t alignment)
 
 /* The part of a ring that decodes images (--decode). A worker decodes the JPEG files of a chunk on the
  * device, and all other images in its own thread. Then one kernel fits all images into their slots. */
-
-/* One decoded image that a kernel fits into its slot. */
-struct fit_entry {
-    const uint8_t *pixels;  /* device memory: the first pixel of the part; three bytes per pixel */
-    uint32_t stride;        /* bytes per row */
-    uint32_t width, height; /* of the part, in pixels */
-    uint32_t slot;
-    struct orientation turn; /* turns the image upright */
-    bool flip;               /* mirror the upright image horizontally */
-};
 
 /* Opens the decoder of a ring and computes the room for pixels, ring->room. Call after the sizes of the
  * ring's buffers are known. The caller then adds ring->room.fitted to the size of a buffer. */

@@ -1,10 +1,13 @@
 #include "train/feed.cuh"
 
+#include <new>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.cuh"
+#include "common/device_stream.cuh"
 #include "common/stream.cuh"
 #include "core/phase.h"
 
@@ -16,10 +19,8 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
     buffer->step = FEED_EMPTY;
     const uint32_t samples = train_generated(train, train_share_max(train));
     TRY(allocate(allocations, &buffer->samples, samples * data_stored_bytes(train->data, DATA_TRAIN)));
-    if (train->data->feed == DATA_LIVE)
-        TRY(allocate(allocations, &buffer->numbers, samples));
-    /* A host that waits for `made` sleeps, so that it leaves its processor to the threads that decode. */
-    CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming | cudaEventBlockingSync));
+    TRY(allocate(allocations, &buffer->numbers, samples));
+    CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     return CUDA_STATUS(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
 }
 
@@ -32,13 +33,20 @@ static enum status open_timing(struct feed_timing *timing)
     return CUDA_STATUS(cudaEventCreate(&timing->make_end));
 }
 
-/* Opens the generator. Allocates the host memory that it needs for sample numbers and samples. */
-static enum status open_generator(struct device_feed *feed, const struct resources *resources)
+/* Opens the generator and two batch buffers. Allocates the host memory that the generator needs for sample
+ * numbers and samples. */
+static enum status open_generator(struct device_feed *feed, const struct resources *resources,
+                                  struct allocations *allocations)
 {
     const struct train *train = feed->train;
     const char *name = train->generator ? train->generator : "fused";
     const size_t batch = train_generated(train, train_share_max(train));
     const bool on_device = strcmp(name, "omp") != 0;
+    for (struct feed_buffer &buffer : feed->buffers)
+        TRY(open_buffer(&buffer, train, allocations));
+    /* This stream has the highest priority. With the lowest priority, training steps would take just as long.
+     * However, generating a batch would take most of a step, and generate_s would contain that time. */
+    TRY(stream_open(&feed->stream));
     if (strcmp(name, "fused") != 0) {
         feed->host_numbers = static_cast<uint64_t *>(malloc(batch * sizeof *feed->host_numbers));
         TRY(ALLOCATED(feed->host_numbers, "cuda: out of memory"));
@@ -50,23 +58,30 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
     return data_generator(train->data, &request, &feed->generator);
 }
 
-static enum status pin(size_t bytes, void **memory)
-{
-    return CUDA_STATUS(cudaMallocHost(memory, bytes));
-}
-
-static void unpin(void *memory)
-{
-    (void)cudaFreeHost(memory); /* nothing depends on an error here */
-}
-
-/* Opens the stream that reads the samples of this rank. Its batches are in pinned memory. */
+/* Opens the stream that delivers the samples of this rank on the device. */
 static enum status open_loading(struct device_feed *feed, const struct resources *resources)
 {
-    const uint32_t entries = train_entries(feed->train, train_share_max(feed->train));
-    feed->numbers = static_cast<uint32_t *>(malloc(entries * sizeof *feed->numbers));
-    TRY(ALLOCATED(feed->numbers, "cuda: out of memory"));
-    return feed_stream_open(feed->train, resources->threads, FEED_BUFFERS, pin, unpin, &feed->loading);
+    const struct train *train = feed->train;
+    const struct data *data = train->data;
+    feed->numbers =
+        static_cast<uint32_t *>(malloc(train_entries(train, train_share_max(train)) * sizeof *feed->numbers));
+    feed->decoder = new (std::nothrow) image_decoder{};
+    TRY(ALLOCATED(feed->numbers && feed->decoder, "cuda: out of memory"));
+    TRY(image_decoder_open(feed->decoder, feed_decoder_wanted(train)));
+    device_stream_use(resources->device);
+    TRY(feed_stream_open(train, resources->threads, DEVICE_STREAM_HELD, feed->decoder->kind,
+                         device_stream_pin, device_stream_unpin, &feed->loading));
+    const bool decodes = train->decoding && train->decoding->share > 0;
+    const struct device_stream_request request = {.decoder = decodes ? feed->decoder : nullptr,
+                                                  .res = data->shape.height,
+                                                  .channels = data->shape.channels,
+                                                  .capacity = train_generated(train, train_share_max(train)),
+                                                  .sample_bytes = data->sample_bytes,
+                                                  .by_epoch = train->shares != nullptr,
+                                                  .ahead = FEED_AHEAD,
+                                                  .held = 1};
+    CUDA_TRY(cudaEventCreateWithFlags(&feed->taken, cudaEventDisableTiming));
+    return device_stream_open(feed->loading.stream, &request, &feed->loading.stream);
 }
 
 enum status device_feed_open(struct device_feed *feed, const struct train *train,
@@ -78,14 +93,9 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     feed->stride = 1;
     if ((source != DATA_LIVE && source != DATA_LOAD) || train->forward_only)
         return STATUS_OK;
-    for (struct feed_buffer &buffer : feed->buffers)
-        TRY(open_buffer(&buffer, train, allocations));
     for (struct feed_timing &timing : feed->timings)
         TRY(open_timing(&timing));
-    /* This stream has the highest priority. With the lowest priority, training steps would take just as long.
-     * However, generating a batch would take most of a step, and generate_s would contain that time. */
-    TRY(stream_open(&feed->stream));
-    return source == DATA_LOAD ? open_loading(feed, resources) : open_generator(feed, resources);
+    return source == DATA_LOAD ? open_loading(feed, resources) : open_generator(feed, resources, allocations);
 }
 
 void device_feed_close(struct device_feed *feed)
@@ -95,6 +105,9 @@ void device_feed_close(struct device_feed *feed)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
     feed_stream_close(&feed->loading);
+    if (feed->decoder)
+        image_decoder_close(feed->decoder);
+    delete feed->decoder;
     (void)cudaFreeHost(feed->staging);
     free(feed->host_numbers);
     free(feed->numbers);
@@ -102,12 +115,14 @@ void device_feed_close(struct device_feed *feed)
         destroy(timing.wait_begin, timing.arrived, timing.wait_end, timing.make_begin, timing.make_end);
     for (struct feed_buffer &buffer : feed->buffers)
         destroy(buffer.made, buffer.taken);
-    destroy(feed->stream);
+    destroy(feed->taken, feed->stream);
     *feed = {};
 }
 
 uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 {
+    if (feed->loading.stream)
+        return device_stream_memory_bytes(feed->loading.stream) + feed->decoder->bytes;
     return feed->generator && !feed->staging ? generator_memory_bytes(feed->generator) : 0;
 }
 
@@ -214,50 +229,34 @@ static enum status generate(struct device_feed *feed, const struct feed_buffer *
 
 /* ---- Loading ---- */
 
-/* Waits until the batch of a buffer has been copied, and returns it to the stream. */
-static enum status return_batch(struct device_feed *feed, struct feed_buffer *buffer)
-{
-    if (!buffer->copies)
-        return STATUS_OK;
-    CUDA_TRY(cudaEventSynchronize(buffer->made));
-    buffer->copies = false;
-    return stream_release(feed->loading.stream, &buffer->loaded, NULL);
-}
-
 /* Enqueues setting the labels of broken samples to DATA_MASKED. Whether a file is broken does not change, so
  * earlier steps have these labels already. */
-static enum status mask_labels(const struct device_feed *feed, const struct stream_batch *batch,
-                               uint32_t *labels)
+static enum status mask_labels(const struct device_feed *feed, uint32_t *labels, cudaStream_t stream)
 {
+    const struct stream_batch *batch = &feed->batch;
     static_assert(DATA_MASKED == UINT32_MAX, "all bytes are equal");
     for (uint32_t j = 0; batch->masked > 0 && j < batch->samples.count; j++)
-        if (batch->samples.labels[j] == STREAM_MASKED)
+        if (batch->labels[j] == STREAM_MASKED)
             CUDA_TRY(cudaMemsetAsync(labels + train_original(feed->train->data, batch->numbers[j]), 0xff,
-                                     sizeof *labels, feed->stream));
+                                     sizeof *labels, stream));
     return STATUS_OK;
 }
 
-/* Takes the batch of a step from the stream, and enqueues its copy into a buffer. Before a jump to another
- * step, returns all batches. */
-static enum status load(struct device_feed *feed, struct feed_buffer *buffer, uint32_t epoch, uint32_t step,
-                        uint32_t *labels)
+/* Takes the batch of a step from the stream. `stream` waits until it is complete. */
+static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
+                               struct device_set *set)
 {
     const struct train *train = feed->train;
     const struct draw_order order = train_order(train, epoch);
     const uint32_t own = train_batch(train, &order, step, feed->numbers);
-    const struct stream_position at = feed->loading.stream->at;
-    const bool jumps = at.epoch != epoch || at.step != step;
-    struct stream_batch *batch = &buffer->loaded;
-    const struct batch *samples = &batch->samples;
     RANGE(WAIT);
-    TRY(return_batch(feed, buffer));
-    for (uint32_t i = 0; jumps && i < FEED_BUFFERS; i++)
-        TRY(return_batch(feed, &feed->buffers[i]));
-    TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own), batch));
-    buffer->copies = true;
-    TRY(mask_labels(feed, batch, labels));
-    return CUDA_STATUS(cudaMemcpyAsync(buffer->samples, samples->values, samples->count * samples->stride,
-                                       cudaMemcpyHostToDevice, feed->stream));
+    TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own),
+                         &feed->batch));
+    TRY(mask_labels(feed, set->labels, stream));
+    CUDA_TRY(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(feed->batch.ready), 0));
+    set->values = feed->batch.samples.values;
+    set->held = {true, train_generated(train, 1) > 1, own, 0};
+    return STATUS_OK;
 }
 
 /* ---- Batches ---- */
@@ -276,21 +275,19 @@ static struct feed_timing *current_timing(struct device_feed *feed)
                : nullptr;
 }
 
-/* Enqueues the generation or the copy of the batch of step `number` into a buffer. On the device, this work
- * waits until the buffer's previous batch has been gathered. `labels`: see mask_labels(). */
+/* Enqueues the generation of the batch of step `number` into a buffer. On the device, this work waits until
+ * the buffer's previous batch has been gathered. */
 static enum status make(struct device_feed *feed, struct feed_buffer *buffer, uint64_t number,
-                        uint32_t *labels, const struct feed_timing *timing)
+                        const struct feed_timing *timing)
 {
-    const struct train *train = feed->train;
-    const uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
+    const uint32_t steps = train_steps(feed->train), epoch = (uint32_t)(number / steps);
     const uint32_t step = (uint32_t)(number % steps);
-    const struct share share = train_share(train, step);
+    const struct share share = train_share(feed->train, step);
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
-    TRY(feed->generator ? generate(feed, buffer, epoch, step, &share)
-                        : load(feed, buffer, epoch, step, labels));
+    TRY(generate(feed, buffer, epoch, step, &share));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));
@@ -308,36 +305,55 @@ static bool holds(const struct device_feed *feed, const struct feed_buffer *buff
     return buffer->step == number && buffer->share.first == share.first && buffer->share.count == share.count;
 }
 
-enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
-                             struct device_set *set)
+/* Takes the generated batch of step `number` over all epochs. `stream` waits until it is complete. */
+static enum status take_generated(struct device_feed *feed, uint64_t number, cudaStream_t stream,
+                                  struct device_set *set)
 {
-    uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    const struct feed_timing *timing = current_timing(feed);
-    if (timing)
-        CUDA_TRY(cudaEventRecord(timing->wait_begin, stream));
-    /* Live samples are missing at the first step, for example, and after a jump. */
-    if (feed->loading.stream || !holds(feed, buffer, number, step))
-        TRY(make(feed, buffer, number, set->labels, nullptr));
+    /* The batch is missing at the first step, for example, and after a jump. */
+    if (!holds(feed, buffer, number, (uint32_t)(number % train_steps(feed->train))))
+        TRY(make(feed, buffer, number, nullptr));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
-    if (timing)
-        CUDA_TRY(cudaEventRecord(timing->arrived, stream));
     set->values = buffer->samples;
     set->held = {true, train_generated(feed->train, 1) > 1, (uint32_t)buffer->share.count, 0};
     return STATUS_OK;
 }
 
-enum status device_feed_release(struct device_feed *feed, cudaStream_t stream)
+enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
+                             struct device_set *set)
+{
+    const uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
+    const struct feed_timing *timing = current_timing(feed);
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->wait_begin, stream));
+    TRY(feed->generator ? take_generated(feed, number, stream, set)
+                        : take_loaded(feed, epoch, step, stream, set));
+    return timing ? CUDA_STATUS(cudaEventRecord(timing->arrived, stream)) : STATUS_OK;
+}
+
+/* Enqueues the generation of the next batch, after the current one has been gathered on `stream`. */
+static enum status release_generated(struct device_feed *feed, cudaStream_t stream,
+                                     const struct feed_timing *timing)
 {
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
     struct feed_buffer *other = &feed->buffers[(feed->turn + 1) % FEED_BUFFERS];
-    struct feed_timing *timing = current_timing(feed);
     CUDA_TRY(cudaEventRecord(buffer->taken, stream));
+    return make(feed, other, buffer->step + 1, timing);
+}
+
+static enum status release_loaded(struct device_feed *feed, cudaStream_t stream)
+{
+    CUDA_TRY(cudaEventRecord(feed->taken, stream));
+    return stream_release(feed->loading.stream, &feed->batch, feed->taken);
+}
+
+enum status device_feed_release(struct device_feed *feed, cudaStream_t stream)
+{
+    const struct feed_timing *timing = current_timing(feed);
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->wait_end, stream));
-    if (feed->generator)
-        TRY(make(feed, other, buffer->step + 1, nullptr, timing));
+    TRY(feed->generator ? release_generated(feed, stream, timing) : release_loaded(feed, stream));
     feed->timing_count += timing != nullptr;
     feed->since = (feed->since + 1) % feed->stride;
     return STATUS_OK;
@@ -382,7 +398,5 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
         return STATUS_OK;
     feed_stream_totals(&feed->loading, totals);
     totals->stall_s = stall_ms * scale;
-    for (struct feed_buffer &buffer : feed->buffers) /* so that the stream prepares batches during a test */
-        TRY(return_batch(feed, &buffer));
     return STATUS_OK;
 }

@@ -1,9 +1,9 @@
-/* Training samples that arrive on the device batch by batch: generated ones (DATA_LIVE), or samples that CPU
- * threads read (DATA_LOAD). Two buffers on the device alternate. A separate CUDA stream fills them, and
- * events order it with the CUDA stream of the training steps.
+/* Training samples that arrive on the device batch by batch: generated ones (DATA_LIVE), or samples that are
+ * read (DATA_LOAD). Events order them with the CUDA stream of the training steps.
  *
- * Live samples are generated one batch ahead; the host does not wait. With train->generator "omp", the CUDA
- * stream calls a host function that draws a batch into pinned memory, and then copies it.
+ * Live samples are generated one batch ahead, in two buffers that alternate, on a separate CUDA stream; the
+ * host does not wait. With train->generator "omp", that stream calls a host function that draws a batch into
+ * pinned memory, and then copies it.
  *
  *     training     take 0 ─ gather 0 ─ release ─ train 0 ────── take 1 ─ gather 1 ─ release ─ train 1 ──
  *     generating   gen 0  ┘            └ gen 1 (other buffer)  ┘                    └ gen 2 ...
@@ -13,40 +13,32 @@
  * number and of this rank's share of the step. A buffer with the batch of the requested step and share is
  * therefore always valid, so training can repeat steps or continue at any step.
  *
- * The batch of a host stream is copied when its step is enqueued:
- *
- *     host        next 0 ─ enqueue 0 ─ next 1 ─ enqueue 1 ─ return 0 ─ next 2 ─ enqueue 2 ─ ...
- *     copying     copy 0 ───────────── copy 1 ──────────────────────── copy 2 (after gather 0)
- *     training    take 0 ─ gather 0 ─ train 0 ─ take 1 ─ gather 1 ─ train 1 ─ ...
- *
- * The host waits for batch i only if the stream has not decoded it yet. Before that, it waits for the copy of
- * batch i - 2, which waits only for the gather of step i - 4. The host is therefore at most four steps ahead,
- * and the device always has steps to compute. */
+ * Loaded samples come from a device stream (common/device_stream.cuh). The host waits for a batch only if its
+ * work is not enqueued yet. It is at most FEED_AHEAD + DEVICE_STREAM_HELD + 1 steps ahead of the device, and
+ * the device always has steps to compute. */
 #ifndef FDSL_CUDA_TRAIN_FEED_CUH
 #define FDSL_CUDA_TRAIN_FEED_CUH
 
+#include "common/image_decoder.cuh"
 #include "core/generator.h"
 #include "core/stream.h"
 #include "train/feed.h"
 #include "train/network.cuh"
 
 #define FEED_BUFFERS 2
+#define FEED_AHEAD   2 /* batches of a stream that are prepared on the device, besides that of the step */
 /* Maximum number of timed steps between two calls of totals(), of live and of loaded samples. Timing every
  * step would cost too much time. The times that a step waits for a stream vary more. */
 #define FEED_TIMINGS_LIVE 16
 #define FEED_TIMINGS      64
 
-/* One batch buffer. */
+/* A buffer for a generated batch. */
 struct feed_buffer {
     uint8_t *samples;
     uint64_t *numbers;
     cudaEvent_t made, taken; /* batch complete; batch gathered, so the buffer may be overwritten */
     uint64_t step;           /* number of the batch's step over all epochs; FEED_EMPTY: no batch */
     struct share share;      /* the part of the step that is in the buffer */
-    /* DATA_LOAD only: the batch in host memory, while `copies` is true: its copy may not have ended yet, so
-     * it has not been released. */
-    struct stream_batch loaded;
-    bool copies;
 };
 
 /* Events of one timed step. From wait_begin to arrived, the step waits for its batch; until wait_end, it
@@ -58,8 +50,13 @@ struct feed_timing {
 struct device_feed {
     const struct train *train;
     struct generator *generator; /* NULL: the training set is not live */
-    struct feed_stream loading;  /* closed: the training set is not loaded */
-    uint32_t *numbers;           /* room for train_batch(); DATA_LOAD only */
+    /* DATA_LOAD only: */
+    struct feed_stream loading;    /* closed: the training set is not loaded */
+    struct image_decoder *decoder; /* owned */
+    uint32_t *numbers;             /* room for train_batch() */
+    struct stream_batch batch;     /* of the current step */
+    cudaEvent_t taken;             /* this batch has been gathered */
+    /* DATA_LIVE only, except for the timings: */
     uint64_t
         *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */
     uint8_t *staging;  /* pinned memory for a batch that the host draws; NULL: the device draws */
@@ -88,9 +85,9 @@ static inline bool device_feed_delivers(const struct device_feed *feed)
 }
 
 /* Sets set->values and set->held to the batch of a step. Work that is enqueued on `stream` between this call
- * and device_feed_release() may read the values. With DATA_LOAD, waits until the batch has been decoded, sets
- * the labels of broken samples in set->labels to DATA_MASKED, and returns the failure of the stream if a
- * sample cannot be read. Otherwise leaves the labels unchanged. */
+ * and device_feed_release() may read the values. With DATA_LOAD, waits until the work on the batch has been
+ * enqueued, sets the labels of broken samples in set->labels to DATA_MASKED, and returns the failure of the
+ * stream if a sample cannot be read. Otherwise leaves the labels unchanged. */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 
@@ -106,7 +103,8 @@ void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
  * sets; stall_s is the time that the device, not the host, waited. All training steps must have finished. */
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals);
 
-/* Returns the device memory of the feed's generator in bytes. The feed's buffers are not included. */
+/* Returns the memory of the feed's generator, or of its stream and decoder, in bytes. Memory that
+ * `allocations` owns is not included. */
 uint64_t device_feed_memory_bytes(const struct device_feed *feed);
 
 #endif

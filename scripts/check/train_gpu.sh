@@ -5,7 +5,8 @@
 # threads, and that the trainer continues from a checkpoint of train-naive. With --sanitize, runs layers, short training
 # runs and inference under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of
 # train-cuda. For tf32, bf16 and amp, the gemms on tensor cores are also checked bit for bit. The tests of the kernels for live
-# samples and augmentation, of cuDNN and of train-graph run only with --engine cuda, the default.
+# samples, streams and augmentation, of cuDNN and of train-graph run only with --engine cuda, the default. Processes block each
+# other in the JPEG engines of a GPU, so checks of the engines run alone, and the other checks decode by CPU threads.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit] [--sanitize]
 #
@@ -23,6 +24,7 @@ kernels=${FDSL_GPU_TRAIN:-build/tests/gpu_train}
 products=${FDSL_GPU_TENSOR:-build/tests/gpu_tensor}
 engine=cuda
 live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
+streams=${FDSL_GPU_STREAM:-build/tests/gpu_stream}
 graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
 augment_kernels=${FDSL_GPU_AUGMENT:-build/tests/gpu_augment}
 sanitize=0
@@ -81,6 +83,10 @@ if ((sanitize)); then
         if [[ $engine == cuda ]]; then
             check "$tool: live and loaded samples" under "$tool" "$live" --short
             check "$tool: augmentation" under "$tool" "$augment_kernels" --short
+            check "$tool: streams on the device" under "$tool" "$streams" --short cpu
+            # initcheck would also check memory that nvJPEG's own kernels write.
+            [[ $tool == initcheck ]] || alone check "$tool: streams that decode on the device" under "$tool" \
+                "$streams" --short hardware hybrid
         elif [[ $engine != vit ]]; then
             check "$tool: gemms" under "$tool" "$products" --short
         fi
@@ -127,6 +133,7 @@ check 'compared with the reference: clipping, averages, layer decay, steps in pa
 check 'load: masked samples compared with the reference; a planted fault is found' "$kernels" --engine "$engine" masked
 [[ $engine != cuda ]] || check 'live and loaded samples: their bits, their order on two streams, the same weights' "$live"
 [[ $engine != cuda ]] || check 'load: samples from files: their bits, their order on two streams, planted faults' "$live" --loaded
+[[ $engine != cuda ]] || alone check 'load: streams on the device: their bits, broken files, seeks, memory, planted faults' "$streams"
 [[ $engine != cuda ]] || check 'augmentation: the bits of the host, for all operations and odd sizes' "$augment_kernels"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
@@ -383,10 +390,10 @@ make_loaded() {
         ((number++ % 70 != 5)) || truncate -s 300 "$file" || return
     done
 }
-loads() { # set: prints the options that select it
+loads() { # set, decoder: prints the options that select them; the default is cpu
     case $1 in
-    shards | raw) echo "--data $work/$1/train --test-data $work/$1/test --feed load" ;;
-    *) echo "--data $work/$1 --feed load" ;;
+    shards | raw) echo "--data $work/$1/train --test-data $work/$1/test --feed load --decoder ${2:-cpu}" ;;
+    *) echo "--data $work/$1 --feed load --decoder ${2:-cpu}" ;;
     esac
 }
 make_loaded >"$work/made" 2>&1 || { cat "$work/made" && refuse 'cannot make the data sets of --feed load'; }
@@ -421,6 +428,52 @@ same_order() { # the same weights for 1 and 5 threads, and for class folders and
         (($(weights "$name-1" | wc -c) > 1000))
 }
 check 'load: the same weights for any number of threads, from folders and from shards' same_order
+decodes_alike() { # decoder, share: the same weights and losses in every run and for 1 and 4 threads; the row names the decoder
+    local name=$work/decoded-$1-$2 losses='epoch train_loss train_acc test_loss masked'
+    # shellcheck disable=SC2207  # several words on purpose
+    local run=("${loading[@]}" $(loads shards "$1") --device-share "$2" --out-res "$res" --fit random-resized-crop --epochs 2)
+    "${run[@]}" --threads 1 --export "$name-1" --out "$name-1.csv" &&
+        "${run[@]}" --threads 4 --export "$name-4" --out "$name-4.csv" &&
+        "${run[@]}" --threads 4 --export "$name-again" --prefetch 5 &&
+        cmp "$name-1" "$name-4" && cmp "$name-1" "$name-again" &&
+        diff <(columns "$name-1.csv" "$losses") <(columns "$name-4.csv" "$losses") &&
+        [[ $(columns "$name-1.csv" 'decoder device_share' | sort -u) == "$1 $2 " ]] || return
+    # Values of hybrid differ by up to 3, so equal weights would mean that the CPU decoded.
+    # shellcheck disable=SC2046  # several words on purpose
+    [[ $1 != hybrid ]] || { "${loading[@]}" $(loads shards) --out-res "$res" --fit random-resized-crop --epochs 2 --export "$name-cpu" &&
+        ! cmp -s "$name-1" "$name-cpu"; }
+}
+decodes_and_resumes() { # decoder: kills runs within an epoch
+    # shellcheck disable=SC2207  # several words on purpose
+    within=($(loads shards "$1") --out-res "$res" --fit random-resized-crop --batch 1)
+    killed_within_an_epoch "$engine-load-$1" "train-$engine" "$small" --mixup 0.8
+}
+decodes_broken() { # decoder: three truncated files are masked; with other decoders, a checkpoint is refused
+    # shellcheck disable=SC2207  # several words on purpose
+    local run=("${loading[@]}" --out-res "$res" --on-error mask --checkpoint "$work/masked-$1")
+    # shellcheck disable=SC2046  # several words on purpose
+    "${run[@]}" $(loads broken "$1") --epochs 2 --out "$work/masked-$1.csv" &&
+        [[ $(columns "$work/masked-$1.csv" masked | sort -u) == '3 ' ]] &&
+        fails_with 2 decoder "${run[@]}" $(loads broken) --epochs 3 --resume
+}
+for decoder in hardware hybrid; do
+    # shellcheck disable=SC2046  # several words on purpose
+    if ! "${loading[@]}" $(loads shards $decoder) --out-res "$res" --epochs 1 >"$work/$decoder" 2>&1; then
+        echo "skipped --decoder $decoder: $(tail -n 1 "$work/$decoder")"
+        continue
+    fi
+    for share in 0.7 1; do
+        alone check "load: $small, --decoder $decoder, share $share: the same weights for 1 and 4 threads" \
+            decodes_alike $decoder $share
+    done
+    alone check "load: $small, --decoder $decoder, killed three times within an epoch, gives the same weights and losses" \
+        decodes_and_resumes $decoder
+    alone check "load: $small, --decoder $decoder: broken samples are masked; another decoder refuses the checkpoint" \
+        decodes_broken $decoder
+    # shellcheck disable=SC2046,SC2086  # several words on purpose
+    alone check "load: 10 steps and an epoch of $small, --decoder $decoder" "$bench" --variant "train-$engine" --verify \
+        --verify-steps 10 --model "$small" --batch 33 --epochs 2 $(loads shards $decoder) $crops
+done
 # shellcheck disable=SC2046  # several words on purpose
 check 'load: the same seed gives the same weights, resumed or not' same_weights load "${loading[@]}" $(loads raw)
 killed_while_loading() {

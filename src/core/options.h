@@ -34,9 +34,9 @@ enum option_kind {
 extern const char *const option_max[];
 #define OPTION_MAX UINT64_C(0)
 
-/* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner adds the
- * column itself. Options that take a number or a word and have a column accept lists and ranges
- * (core/axes.h). */
+/* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner or
+ * the workload adds the column itself, for example with what a default turned out to be. Options that take a
+ * number or a word and have a column accept lists and ranges (core/axes.h). */
 enum option_column { COLUMN_NONE = false, COLUMN = true, COLUMN_APART };
 
 struct option_spec {

@@ -24,10 +24,12 @@ FDSL_C_BEGIN
 
 #define STREAM_MASKED (-1) /* the label of a broken sample, whose values are zero */
 
-/* A batch of a stream. `samples.values`, `samples.labels`, `numbers` and `read` belong to the stream. */
+/* A batch of a stream. All arrays belong to the stream. */
 struct stream_batch {
     struct batch samples;    /* samples.count is 0 if this rank has no sample in the step */
     const uint32_t *numbers; /* of the samples, in host memory */
+    const int32_t *labels;   /* of the samples, in host memory; stream_next() sets it to samples.labels unless
+                                the batch is on a device */
     const uint64_t *read; /* per sample: a hash of its number and of what was read for it, in host memory */
     uint32_t masked;      /* number of broken samples among them */
     uint64_t epoch, step; /* the step is counted within the epoch */
@@ -93,6 +95,8 @@ struct stream {
 static inline enum status stream_next(struct stream *stream, struct stream_batch *batch)
 {
     TRY(stream->type->next(stream, batch));
+    if (!batch->ready)
+        batch->labels = batch->samples.labels;
     stream->at = batch->last ? (struct stream_position){batch->epoch + 1, 0}
                              : (struct stream_position){batch->epoch, batch->step + 1};
     return STATUS_OK;

@@ -633,3 +633,24 @@ enum status image_fit_other(const struct image_fit *fit, const char *extension, 
 {
     return fit_member(fit, extension, data, size, 0, sample, true, scratch, image, is_image, same);
 }
+
+/* ---- JPEG files that a device decodes ---- */
+
+const char *const decoder_names[] = {"auto", "hardware", "hybrid", "cpu", NULL};
+
+bool image_suits_device(const struct jpeg_shape *shape, uint32_t res)
+{
+    const uint32_t least = shape->width < shape->height ? shape->width : shape->height;
+    const uint32_t most = shape->width > shape->height ? shape->width : shape->height;
+    return shape->baseline && shape->width >= PICTURE_WIDTH_MIN && least > 0 && most <= PICTURE_SIDE_MAX &&
+           (uint64_t)shape->width * shape->height <= PICTURE_PIXELS_MAX &&
+           most <= (uint64_t)PICTURE_SCALE_MAX * res;
+}
+
+bool image_for_device(const char *extension, const uint8_t *data, size_t size, uint32_t res,
+                      struct image_scratch *scratch, struct jpeg_shape *shape)
+{
+    return image_format(extension, data, size) == IMAGE_JPEG &&
+           begin_jpeg(scratch, data, size, shape) == STATUS_OK && image_suits_device(shape, res) &&
+           jpeg_intact(data, size, shape->width, shape->height);
+}

@@ -165,4 +165,37 @@ enum status image_fit_other(const struct image_fit *fit, const char *extension, 
 
 FDSL_C_END
 
+/* ---- JPEG files that a device decodes ----
+ * A device decodes a whole JPEG as it is stored. It then cuts out and resizes the part that image_fit_part()
+ * computes. */
+
+enum decoder {
+    DECODER_AUTO,     /* the first that this machine has: hardware, hybrid, else CPU */
+    DECODER_HARDWARE, /* the JPEG engines of the GPU */
+    DECODER_HYBRID,   /* CUDA kernels of nvJPEG */
+    DECODER_CPU
+};
+extern const char *const decoder_names[]; /* option values, in enum order, NULL-terminated */
+
+/* Limits of the images that a device decodes. nvJPEG and libjpeg interpolate chroma differently in images
+ * that are narrower than PICTURE_WIDTH_MIN. */
+#define PICTURE_WIDTH_MIN  8
+#define PICTURE_SIDE_MAX   16384
+#define PICTURE_PIXELS_MAX (UINT32_C(1) << 26)
+#define PICTURE_SCALE_MAX  100 /* maximum ratio of width or height to --out-res */
+
+FDSL_C_BEGIN
+
+/* Returns whether a device can decode a JPEG with this header, and fit it to res x res pixels. */
+bool image_suits_device(const struct jpeg_shape *shape, uint32_t res);
+
+/* Returns whether a device decodes this file to the pixels that libjpeg decodes, except for rounding: a JPEG
+ * with such a header and with complete markers (jpeg_intact()), so it ends with the marker EOI. Sets `*shape`
+ * if it does. If it does not, image_fit() must decode the file, or report what is wrong with it. Reads all
+ * bytes of the file, but decodes nothing. */
+bool image_for_device(const char *extension, const uint8_t *data, size_t size, uint32_t res,
+                      struct image_scratch *scratch, struct jpeg_shape *shape);
+
+FDSL_C_END
+
 #endif

@@ -1,7 +1,10 @@
 /* How the threads share the work: batches are listed in order, and their samples are handed out one by one
  * with an atomic counter. When a batch has no samples left to hand out, a thread continues with the next
  * batch. Threads therefore never wait for each other, not even at the end of an epoch. Which thread decodes a
- * sample has no effect on the result. */
+ * sample has no effect on the result.
+ *
+ * Files that the consumer may decode are read into memory of the batch. The thread that lists a batch knows
+ * their sizes: it gives each one its place, and enlarges the memory if necessary. */
 #include "data/set_stream.h"
 
 #include <errno.h>
@@ -10,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "core/timer.h"
 #include "data/checksum.h"
@@ -17,6 +21,7 @@
 #include "machine/host.h"
 
 #define NONE     UINT64_MAX
+#define NO_FILE  SIZE_MAX
 #define ALL      (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
 #define ALIGN    64
 #define TOLD_MAX 8 /* batches with masked samples that are reported */
@@ -30,6 +35,12 @@ struct slot {
     int32_t *labels;
     uint32_t *numbers;
     uint64_t *read;
+    /* Only with device_share: */
+    struct set_stream_file *files; /* by sample while threads fill the batch, then without gaps */
+    uint32_t file_count;           /* set when the batch is delivered */
+    size_t *file_at;               /* per sample: offset of its file in `bytes`; NO_FILE: none */
+    uint8_t *bytes;
+    size_t bytes_room;
     enum slot_state state;
     struct stream_position at;
     uint32_t count;
@@ -60,6 +71,7 @@ struct set_stream {
     struct set_stream_request request;
     struct set_files *files;
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
+    double image_mean; /* mean size of an image file in bytes */
     uint32_t slot_count;
     struct slot *slots;
     struct worker *workers;
@@ -88,6 +100,11 @@ struct set_stream {
 
 /* ---- One sample ---- */
 
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
 static enum status check_number(const struct set_stream_request *request, uint32_t number)
 {
     const uint64_t end = (uint64_t)request->count * request->copies;
@@ -96,17 +113,24 @@ static enum status check_number(const struct set_stream_request *request, uint32
                                      (unsigned long long)end);
 }
 
-/* Reads the image of a sample. If the data set has an index, compares the hash of the bytes. */
+/* Returns the sample of the data set that has a number of the plan. */
+static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
+{
+    const uint32_t at = number % request->count;
+    return &request->dataset->samples[request->samples ? request->samples[at] : at];
+}
+
+/* Reads the image of a sample to `bytes`. If the data set has an index, compares the hash of the bytes. */
 static enum status read_image(struct worker *worker, const struct dataset_sample *sample,
-                              const struct dataset_member *member)
+                              const struct dataset_member *member, uint8_t *bytes)
 {
     const struct dataset *dataset = worker->self->request.dataset;
-    const enum status status = set_files_read(worker->self->files, member, member->size, worker->image);
+    const enum status status = set_files_read(worker->self->files, member, member->size, bytes);
     if (status != STATUS_OK)
         return status_prefix(status, "sample '%s'", sample->key);
     worker->bytes += member->size;
-    worker->image_edges = checksum_edges(worker->image, member->size);
-    worker->broken = dataset->indexed && checksum_whole(worker->image, member->size) != member->whole;
+    worker->image_edges = checksum_edges(bytes, member->size);
+    worker->broken = dataset->indexed && checksum_whole(bytes, member->size) != member->whole;
     return worker->broken
                ? dataset_at(dataset, sample, member,
                             status_set(STATUS_FAILED, "the data do not match the hash in the index"))
@@ -149,15 +173,15 @@ static enum status check_shape(const struct set_stream_request *request, const s
                       request->width);
 }
 
-/* Decodes the bytes in worker->image to `to`. */
-static enum status decode(struct worker *worker, const struct dataset_member *member, uint32_t epoch,
-                          uint32_t number, uint8_t *to)
+/* Decodes the bytes of a member to `to`. */
+static enum status decode(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes,
+                          uint32_t epoch, uint32_t number, uint8_t *to)
 {
     const struct set_stream_request *request = &worker->self->request;
     struct image image;
     bool is_image;
-    TRY(image_fit(&request->fit, members_format(member->extension), worker->image, member->size, epoch,
-                  number, &worker->scratch, &image, &is_image));
+    TRY(image_fit(&request->fit, members_format(member->extension), bytes, member->size, epoch, number,
+                  &worker->scratch, &image, &is_image));
     if (!is_image)
         return status_set(STATUS_FAILED,
                           "its %s is neither an image nor an array of an image; name another member with "
@@ -169,17 +193,42 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
     return STATUS_OK;
 }
 
-/* Reads and decodes the image of a sample. */
-static enum status load_image(struct worker *worker, const struct dataset_sample *sample, uint32_t epoch,
-                              uint32_t number, uint8_t *to)
+/* Describes the file of sample `i` of a batch for the consumer, or, if it must not decode this file, takes
+ * the file away from the batch. */
+static enum status hand_on(struct worker *worker, const struct dataset_member *member, struct slot *slot,
+                           uint32_t i)
 {
-    const struct dataset *dataset = worker->self->request.dataset;
+    const struct set_stream_request *request = &worker->self->request;
+    const struct image_fit *fit = &request->fit;
+    struct set_stream_file *file = &slot->files[i];
+    *file =
+        (struct set_stream_file){.index = i, .bytes = slot->bytes + slot->file_at[i], .size = member->size};
+    if (image_for_device(members_format(member->extension), file->bytes, file->size, fit->res,
+                         &worker->scratch, &file->shape) &&
+        (fit->channels || file->shape.channels == request->channels))
+        return image_fit_part(fit, &file->shape, (uint32_t)slot->at.epoch, slot->numbers[i], &file->part,
+                              &file->turn);
+    slot->file_at[i] = NO_FILE;
+    return STATUS_OK;
+}
+
+/* Reads the image of sample `i` of a batch, and decodes it unless the consumer does. */
+static enum status load_image(struct worker *worker, const struct dataset_sample *sample, struct slot *slot,
+                              uint32_t i)
+{
+    const struct set_stream *self = worker->self;
+    const struct dataset *dataset = self->request.dataset;
     const struct dataset_member *member = &dataset->members[sample->member + sample->image];
+    const bool keeps = slot->files && slot->file_at[i] != NO_FILE;
+    uint8_t *bytes = keeps ? slot->bytes + slot->file_at[i] : worker->image;
     const double begin_s = timer_now_s();
-    TRY(read_image(worker, sample, member));
+    TRY(read_image(worker, sample, member, bytes));
     const double read_s = timer_now_s();
     worker->read_s += read_s - begin_s;
-    const enum status status = decode(worker, member, epoch, number, to);
+    enum status status = keeps ? hand_on(worker, member, slot, i) : STATUS_OK;
+    if (status == STATUS_OK && !(keeps && slot->file_at[i] != NO_FILE))
+        status = decode(worker, member, bytes, (uint32_t)slot->at.epoch, slot->numbers[i],
+                        slot->values + i * self->sample_bytes);
     worker->decode_s += timer_now_s() - read_s;
     worker->broken = status == STATUS_FAILED;
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
@@ -204,14 +253,12 @@ static uint64_t hash_read(const struct worker *worker, const struct dataset_samp
 /* Fills the place of sample `i` of a batch. */
 static enum status load_sample(struct worker *worker, struct slot *slot, uint32_t i)
 {
-    const struct set_stream *self = worker->self;
-    const struct set_stream_request *request = &self->request;
+    const struct set_stream_request *request = &worker->self->request;
     const uint32_t number = slot->numbers[i];
     worker->broken = false;
     TRY(check_number(request, number));
     const uint32_t at = number % request->count;
-    const struct dataset_sample *sample =
-        &request->dataset->samples[request->samples ? request->samples[at] : at];
+    const struct dataset_sample *sample = sample_of(request, number);
     slot->read[i] = set_stream_hash(sample, number);
     if (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED) {
         worker->broken = true;
@@ -223,7 +270,7 @@ static enum status load_sample(struct worker *worker, struct slot *slot, uint32_
         return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
                           dataset_lacks(request->dataset, sample, &request->dataset->choice.image, "image"));
     }
-    TRY(load_image(worker, sample, (uint32_t)slot->at.epoch, number, slot->values + i * self->sample_bytes));
+    TRY(load_image(worker, sample, slot, i));
     if (!request->labels)
         TRY(read_label(worker, sample, &slot->labels[i]));
     else
@@ -314,32 +361,88 @@ static struct stream_position after(const struct stream_plan *plan, struct strea
                                      : (struct stream_position){at.epoch + 1, 0};
 }
 
-/* Lists the samples of the next batch. Releases the lock while the plan lists them. */
-static void list_batch(struct set_stream *self)
+/* Gives a slot memory for at least `bytes` bytes of files; their content is lost. */
+static enum status grow_files(struct set_stream *self, struct slot *slot, size_t bytes)
+{
+    void *memory = NULL;
+    if (bytes <= slot->bytes_room)
+        return STATUS_OK;
+    if (slot->bytes)
+        self->request.deallocate(slot->bytes);
+    slot->bytes = NULL;
+    slot->bytes_room = 0;
+    TRY(self->request.allocate(bytes, &memory));
+    slot->bytes = memory;
+    slot->bytes_room = bytes;
+    return STATUS_OK;
+}
+
+/* Returns the size of the file that a thread hands on or decodes for a number of the plan, if it may be a
+ * JPEG of the device's share; otherwise NO_FILE. */
+static size_t file_bytes(const struct set_stream_request *request, uint32_t number)
+{
+    const struct dataset *dataset = request->dataset;
+    if (!set_stream_on_device(number, request->device_share) || check_number(request, number) != STATUS_OK)
+        return NO_FILE;
+    const struct dataset_sample *sample = sample_of(request, number);
+    const struct dataset_member *member = &dataset->members[sample->member + sample->image];
+    return sample->image < sample->members && strcasecmp(members_format(member->extension), "npy") != 0
+               ? member->size
+               : NO_FILE;
+}
+
+/* Gives each file of a batch that the consumer may decode its place in slot->bytes. */
+static enum status place_files(struct set_stream *self, struct slot *slot, uint32_t count)
+{
+    size_t end = 0;
+    slot->file_count = 0;
+    for (uint32_t i = 0; slot->files && i < count; i++) {
+        const size_t bytes = file_bytes(&self->request, slot->numbers[i]);
+        slot->file_at[i] = bytes == NO_FILE ? NO_FILE : end;
+        end += bytes == NO_FILE ? 0 : aligned(bytes);
+    }
+    return end <= slot->bytes_room ? STATUS_OK : grow_files(self, slot, aligned(end + end / 4));
+}
+
+/* Lists the samples of the next batch. */
+static enum status list_samples(struct set_stream *self, struct slot *slot)
 {
     const struct stream_plan *plan = &self->request.plan;
+    slot->count = 0;
+    const uint32_t count = plan->list(plan->context, slot->at.epoch, slot->at.step, slot->numbers);
+    if (count > plan->capacity)
+        return status_set(STATUS_USAGE, "a step has %u samples, but batches have room for %u", count,
+                          plan->capacity);
+    TRY(place_files(self, slot, count));
+    slot->count = count;
+    return STATUS_OK;
+}
+
+/* Adds the next batch to the queue. Releases the lock while its samples are listed. */
+static void list_batch(struct set_stream *self)
+{
     struct slot *slot = self->slots;
     while (slot->state != SLOT_FREE)
         slot++;
     slot->state = SLOT_LISTING;
     slot->at = self->list_at;
     self->listing = true;
+    const size_t room = slot->bytes_room;
     pthread_mutex_unlock(&self->lock);
-    const uint32_t count = plan->list(plan->context, slot->at.epoch, slot->at.step, slot->numbers);
+    const enum status status = list_samples(self, slot);
     pthread_mutex_lock(&self->lock);
     self->listing = false;
+    self->stats.memory_bytes += slot->bytes_room - room;
     const uint64_t number = self->listed++;
     self->queue[number % self->request.ahead] = slot;
-    self->list_at = after(plan, slot->at);
+    self->list_at = after(&self->request.plan, slot->at);
     slot->state = SLOT_FILLING;
     slot->masked = slot->fault_at = 0;
-    slot->fails = count > plan->capacity;
-    slot->count = slot->fails ? 0 : count;
+    slot->fails = status != STATUS_OK;
     slot->fault.status = STATUS_OK;
     atomic_store(&slot->claimed, halted(self) ? ALL : 0);
     if (slot->fails) {
-        slot->fault = status_save(status_set(
-            STATUS_USAGE, "a step has %u samples, but batches have room for %u", count, plan->capacity));
+        slot->fault = status_save(status);
         self->failed = number;
     }
     if (slot->count == 0)
@@ -380,6 +483,8 @@ static void try_to_load(struct worker *worker, struct slot *slot, uint32_t i)
     const bool masks = worker->broken && self->request.on_error == SET_STREAM_MASK;
     memset(slot->values + i * self->sample_bytes, 0, self->sample_bytes);
     slot->labels[i] = STREAM_MASKED;
+    if (slot->files)
+        slot->file_at[i] = NO_FILE;
     keep_fault(self, slot, i, status, !masks);
 }
 
@@ -488,6 +593,25 @@ static void describe(const struct set_stream *self, const struct slot *slot, str
     };
 }
 
+/* Removes the gaps between the files of a finished batch. */
+static void join_files(struct slot *slot)
+{
+    for (uint32_t i = 0; slot->files && i < slot->count; i++)
+        if (slot->file_at[i] != NO_FILE)
+            slot->files[slot->file_count++] = slot->files[i];
+}
+
+/* Warns about the masked samples of a batch. */
+static void tell_masked(struct set_stream *self, const struct slot *slot, const char *reason)
+{
+    if (self->told == TOLD_MAX)
+        return;
+    self->told++;
+    status_warn("%u broken sample%s of epoch %llu, step %llu masked: %s", slot->masked,
+                slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
+                (unsigned long long)slot->at.step + 1, reason); /* as rows count */
+}
+
 /* Hands a finished batch to the consumer. */
 static void take(struct set_stream *self, struct slot *slot)
 {
@@ -519,13 +643,10 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
         take(self, slot);
     unlock_and_wake(self);
     TRY(status);
+    join_files(slot);
     describe(self, slot, batch);
-    if (slot->masked && self->told < TOLD_MAX) {
-        self->told++;
-        status_warn("%u broken sample%s of epoch %llu, step %llu masked: %s", slot->masked,
-                    slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
-                    (unsigned long long)slot->at.step + 1, slot->fault.text); /* as rows count */
-    }
+    if (slot->masked)
+        tell_masked(self, slot, slot->fault.text);
     return STATUS_OK;
 }
 
@@ -618,11 +739,20 @@ static void set_stream_cancel(struct stream *stream)
     pthread_mutex_unlock(&self->lock);
 }
 
+static void free_slot(const struct set_stream *self, struct slot *slot)
+{
+    if (slot->values)
+        self->request.deallocate(slot->values);
+    if (slot->bytes)
+        self->request.deallocate(slot->bytes);
+    free(slot->files);
+    free(slot->file_at);
+}
+
 static void free_all(struct set_stream *self)
 {
     for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
-        if (self->slots[i].values)
-            self->request.deallocate(self->slots[i].values);
+        free_slot(self, &self->slots[i]);
     for (int i = 0; self->workers && i < self->request.threads; i++) {
         image_scratch_close(&self->workers[i].scratch);
         free(self->workers[i].image);
@@ -660,17 +790,46 @@ static const struct stream_type set_stream_type = {
     .close = set_stream_close,
 };
 
+/* ---- Files that the consumer decodes ---- */
+
+const struct set_stream_file *set_stream_files(const struct stream *stream, const struct stream_batch *batch,
+                                               uint32_t *count)
+{
+    const struct slot *slot = &((const struct set_stream *)stream)->slots[batch->slot];
+    *count = slot->file_count;
+    return slot->files;
+}
+
+enum status set_stream_break(struct stream *stream, struct stream_batch *batch, uint32_t index,
+                             enum status why)
+{
+    struct set_stream *self = of(stream);
+    struct slot *slot = batch->slot < self->slot_count ? &self->slots[batch->slot] : NULL;
+    if (!slot || slot->state != SLOT_HELD || index >= slot->count)
+        return status_set(STATUS_USAGE, "the stream has handed out no batch with sample %u", index);
+    const struct dataset *dataset = self->request.dataset;
+    const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[index]);
+    why = dataset_at(dataset, sample, &dataset->members[sample->member + sample->image], why);
+    if (why != STATUS_FAILED || self->request.on_error != SET_STREAM_MASK)
+        return why;
+    if (slot->labels[index] == STREAM_MASKED)
+        return STATUS_OK;
+    slot->labels[index] = STREAM_MASKED;
+    pthread_mutex_lock(&self->lock);
+    self->stats.masked++;
+    pthread_mutex_unlock(&self->lock);
+    batch->masked = ++slot->masked;
+    if (slot->masked == 1) /* stream_next() has told about others */
+        tell_masked(self, slot, status_text());
+    return STATUS_OK;
+}
+
 /* ---- Opening ---- */
 
 static enum status allocate_aligned(size_t bytes, void **memory)
 {
     *memory = aligned_alloc(ALIGN, bytes);
     return ALLOCATED(*memory, "out of memory for a batch of %zu bytes", bytes);
-}
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
 static enum status check_samples(const struct set_stream_request *request)
@@ -682,6 +841,19 @@ static enum status check_samples(const struct set_stream_request *request)
         if (request->samples[i] >= end)
             return status_set(STATUS_USAGE, "a stream cannot have sample %u of %u", request->samples[i], end);
     return STATUS_OK;
+}
+
+static enum status check_share(const struct set_stream_request *request)
+{
+    const double share = request->device_share;
+    const struct image_fit *fit = &request->fit;
+    const bool fits =
+        fit->res && (fit->how == FIT_RESIZE || fit->how == FIT_CROP || fit->how == FIT_RANDOM_RESIZED_CROP);
+    if (!(share >= 0 && share <= 1))
+        return status_set(STATUS_USAGE, "the share of a device is %g, but must be 0 to 1", share);
+    return share == 0 || fits ? STATUS_OK
+                              : status_set(STATUS_USAGE, "a device decodes only images that are resized or "
+                                                         "cropped to one size");
 }
 
 static enum status check_request(const struct set_stream_request *request)
@@ -696,25 +868,45 @@ static enum status check_request(const struct set_stream_request *request)
         return status_set(STATUS_USAGE,
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
+    TRY(check_share(request));
     TRY(check_samples(request));
     return check_position(&request->plan, request->begin);
 }
 
-/* Finds the largest members that threads read. */
+/* Finds the largest members that threads read, and the mean size of images. */
 static void measure_members(struct set_stream *self)
 {
     const struct dataset *dataset = self->request.dataset;
+    double sum = 0;
     for (uint32_t i = 0; i < dataset->sample_count; i++) {
         const struct dataset_sample *sample = &dataset->samples[i];
         const struct dataset_member *members = &dataset->members[sample->member];
-        if (sample->image < sample->members && members[sample->image].size > self->image_bytes)
-            self->image_bytes = members[sample->image].size;
+        const uint64_t image = sample->image < sample->members ? members[sample->image].size : 0;
+        self->image_bytes = image > self->image_bytes ? image : self->image_bytes;
+        sum += (double)image;
         if (self->request.labels || sample->label >= sample->members)
             continue;
         const uint64_t most = *sample->rule->field ? MEMBER_JSON_BYTES_MAX : LABEL_BYTES_MAX;
         const uint64_t size = members[sample->label].size < most ? members[sample->label].size : most;
         self->label_bytes = size > self->label_bytes ? size : self->label_bytes;
     }
+    self->image_mean = dataset->sample_count ? sum / dataset->sample_count : 0;
+}
+
+/* Allocates memory for the files of a batch: a quarter more than the mean. */
+static enum status allocate_files(struct set_stream *self, struct slot *slot)
+{
+    const struct set_stream_request *request = &self->request;
+    const uint32_t capacity = request->plan.capacity;
+    if (request->device_share == 0)
+        return STATUS_OK;
+    slot->files = calloc(capacity, sizeof *slot->files);
+    slot->file_at = calloc(capacity, sizeof *slot->file_at);
+    TRY(ALLOCATED(slot->files && slot->file_at, "out of memory for the files of a batch"));
+    const double mean = request->device_share * (self->image_mean + ALIGN / 2) * capacity;
+    TRY(grow_files(self, slot, aligned((size_t)(1.25 * mean) + 1)));
+    self->stats.memory_bytes += slot->bytes_room + capacity * (sizeof *slot->files + sizeof *slot->file_at);
+    return STATUS_OK;
 }
 
 static enum status allocate_slots(struct set_stream *self)
@@ -734,8 +926,9 @@ static enum status allocate_slots(struct set_stream *self)
         slot->labels = (int32_t *)(slot->values + values);
         slot->numbers = (uint32_t *)(slot->values + values + words);
         slot->read = (uint64_t *)(slot->values + values + 2 * words);
+        self->stats.memory_bytes += self->slot_bytes;
+        TRY(allocate_files(self, slot));
     }
-    self->stats.memory_bytes = self->slot_bytes * self->slot_count;
     return STATUS_OK;
 }
 
@@ -789,6 +982,7 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     self->request.count = request->count ? request->count : request->dataset->sample_count;
     self->request.copies = request->copies ? request->copies : 1;
     self->request.fit.whole = true; /* whether a sample is broken must not depend on its crop */
+    self->request.fit.unscaled |= request->device_share > 0;
     if (!request->allocate) {
         self->request.allocate = allocate_aligned;
         self->request.deallocate = free;

@@ -1,5 +1,6 @@
 /* A stream of the samples of a data set: class folders, or tar shards on a disk or at a URL. CPU threads read
- * and decode each sample directly into its place in a batch. */
+ * and decode each sample directly into its place in a batch. A consumer with a decoder of its own may take a
+ * share of the JPEG files undecoded (device_share). */
 #ifndef FDSL_DATA_SET_STREAM_H
 #define FDSL_DATA_SET_STREAM_H
 
@@ -42,26 +43,60 @@ struct set_stream_request {
                        another one */
     enum set_stream_error on_error;
 
+    /* Share of the samples, from 0 to 1, whose JPEG files the consumer decodes and fits itself: those of
+     * set_stream_on_device(), if image_for_device() accepts their files. The threads decode all others. Only
+     * with fit.res, and with FIT_RESIZE, FIT_CROP or FIT_RANDOM_RESIZED_CROP. With a share above 0, the
+     * threads also decode each JPEG at its full size (fit.unscaled), so that which decoder takes a sample
+     * changes values only by rounding. */
+    double device_share;
+
     /* Shards of a URL without a cache folder are held in memory: together at most this many bytes, or one
      * shard if it is larger. 0: SET_STREAM_SHARD_BYTES. */
     uint64_t shard_bytes;
 
-    /* Allocate the memory of a batch, for example pinned memory; NULL: 64-byte aligned host memory. */
+    /* Allocate the memory of a batch, for example pinned memory; NULL: 64-byte aligned host memory. With
+     * device_share, the threads of the stream call both when the files of a batch need more memory, so they
+     * must be thread safe and must not depend on the current device of the thread. */
     enum status (*allocate)(size_t bytes, void **memory);
     void (*deallocate)(void *memory);
 };
 
 #define SET_STREAM_SHARD_BYTES (UINT64_C(1) << 30)
 
+/* A JPEG file that the stream hands on undecoded. Its sample is the part `part` of the stored image, resized
+ * to fit.res x fit.res pixels and turned upright by `turn`, with the channels of the request: what
+ * image_fit() computes with fit.unscaled. image_fit() mirrors no images except by `turn`. */
+struct set_stream_file {
+    uint32_t index;          /* of the sample in the batch; its values are undefined */
+    const uint8_t *bytes;    /* in memory of request.allocate, a multiple of 64 bytes after its beginning */
+    uint64_t size;           /* in bytes */
+    struct jpeg_shape shape; /* of the stored image; meets image_suits_device() */
+    struct image_box part;   /* within the stored image */
+    struct orientation turn;
+};
+
+/* Mixes the bits of a number. */
+static inline uint64_t set_stream_mix(uint64_t value)
+{
+    value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    value = (value ^ value >> 27) * UINT64_C(0x94D049BB133111EB);
+    return value ^ value >> 31;
+}
+
+/* Returns whether a sample belongs to the share of the device. Depends only on the number in the plan: not on
+ * epochs, ranks, threads or timing. A larger share has all samples of a smaller one. */
+static inline bool set_stream_on_device(uint32_t number, double share)
+{
+    const uint64_t hash = set_stream_mix((number + UINT64_C(1)) * UINT64_C(0x9E3779B97F4A7C15));
+    return (double)(hash >> 32) < share * 0x1p32;
+}
+
 /* Returns the hash stream_batch.read of a sample whose bytes, as far as checksum_edges() covers them, are
  * those that dataset_open() found. Sums of these hashes show whether an epoch has each sample once, under its
  * own number. A masked sample has this hash, whatever was read for it. */
 static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint32_t number)
 {
-    uint64_t hash = (sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges;
-    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
-    return hash ^ hash >> 31;
+    return set_stream_mix((sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges);
 }
 
 FDSL_C_BEGIN
@@ -72,6 +107,20 @@ FDSL_C_BEGIN
  * shape contradict each other; nothing is then left allocated, and `*stream` is NULL. Values are in host
  * memory: stream_release() refuses an event (STATUS_USAGE), so the caller waits for it first. */
 enum status set_stream_open(const struct set_stream_request *request, struct stream **stream);
+
+/* Returns the files of a batch that stream_next() delivered, in the order of `index`, and sets `*count` to
+ * their number. `stream` must be of set_stream_open(). They are valid until the batch is released. */
+const struct set_stream_file *set_stream_files(const struct stream *stream, const struct stream_batch *batch,
+                                               uint32_t *count);
+
+/* Reports that the consumer cannot decode the file of sample `index` of a delivered batch; `why` is the
+ * failure, whose message is set. With SET_STREAM_MASK, if `why` is STATUS_FAILED: gives the sample the label
+ * STREAM_MASKED, counts it once in `batch` and in the statistics, and returns STATUS_OK; the caller sets its
+ * values to zero. Otherwise returns `why`, and adds the file, the sample and the epoch's step to the message.
+ * The stream then remains usable. STATUS_USAGE if the batch is not held, or has no such sample. To be called
+ * by the thread that calls stream_next(). */
+enum status set_stream_break(struct stream *stream, struct stream_batch *batch, uint32_t index,
+                             enum status why);
 
 FDSL_C_END
 

@@ -98,16 +98,6 @@ static enum status look_at_array(struct inspection *inspection, uint32_t number,
     return STATUS_OK;
 }
 
-/* Decides whether the GPU can decode an image. */
-static bool suits_device(const struct jpeg_shape *shape, uint32_t res)
-{
-    uint32_t least = shape->width < shape->height ? shape->width : shape->height;
-    uint32_t most = shape->width > shape->height ? shape->width : shape->height;
-    return shape->baseline && shape->width >= PICTURE_WIDTH_MIN && least > 0 && most <= PICTURE_SIDE_MAX &&
-           (uint64_t)shape->width * shape->height <= PICTURE_PIXELS_MAX &&
-           most <= (uint64_t)PICTURE_SCALE_MAX * res;
-}
-
 /* Reads the header of a JPEG. */
 static enum status look_at_picture(struct inspection *inspection, uint32_t number,
                                    const struct dataset_member *member)
@@ -121,7 +111,7 @@ static enum status look_at_picture(struct inspection *inspection, uint32_t numbe
         enum status status = jpeg_begin(inspection->jpeg, inspection->head, bytes, &picture->shape);
         if (status == STATUS_UNAVAILABLE)
             return status;
-        picture->on_device = status == STATUS_OK && suits_device(&picture->shape, inspection->fit->res);
+        picture->on_device = status == STATUS_OK && image_suits_device(&picture->shape, inspection->fit->res);
         if (status == STATUS_OK || bytes == member->size)
             return STATUS_OK;
     }

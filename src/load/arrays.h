@@ -41,13 +41,6 @@ struct array_picture {
     bool on_device;          /* true: the GPU can decode the image; false: a CPU thread must */
 };
 
-/* Limits of pictures that the GPU decodes. nvJPEG and libjpeg interpolate chroma differently in images that
- * are narrower than PICTURE_WIDTH_MIN. */
-#define PICTURE_WIDTH_MIN  8
-#define PICTURE_SIDE_MAX   16384
-#define PICTURE_PIXELS_MAX (UINT32_C(1) << 26)
-#define PICTURE_SCALE_MAX  100 /* maximum ratio of width or height to --out-res */
-
 struct arrays {
     enum dtype type;
     uint64_t value_count;           /* number of values per sample */

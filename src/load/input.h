@@ -18,15 +18,6 @@
 #include "load/order.h"
 #include "load/pictures.h"
 
-/* The decoder of images, for variants that deliver on a device. */
-enum decoder {
-    DECODER_AUTO,     /* the first that this machine has: hardware, hybrid, else CPU */
-    DECODER_HARDWARE, /* the JPEG engines of the GPU */
-    DECODER_HYBRID,   /* CUDA kernels of nvJPEG */
-    DECODER_CPU
-};
-extern const char *const decoder_names[]; /* option values, in enum order, NULL-terminated */
-
 /* State of the page cache at the start of a run. */
 enum load_cache {
     LOAD_WARM, /* files are read before the first run; at least 99 % of their pages are then resident */

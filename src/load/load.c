@@ -11,7 +11,6 @@
 #include "data/set_stream.h"
 #include "load/load_parts.h"
 
-const char *const decoder_names[] = {"auto", "hardware", "hybrid", "cpu", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL};
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
 static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};

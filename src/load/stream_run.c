@@ -65,7 +65,7 @@ static enum status compare_sample(struct stream_run *run, uint32_t at, bool *rig
     const struct set_stream_request *request = &run->request;
     const uint32_t number = batch->numbers[at];
     const uint8_t *values = (const uint8_t *)batch->samples.values + at * batch->samples.stride;
-    const int32_t label = batch->samples.labels[at];
+    const int32_t label = batch->labels[at];
     int32_t expected = 0;
     struct image image;
     enum status status =
@@ -251,7 +251,7 @@ static void count_sample(struct stream_run *run, uint32_t at)
 {
     const uint32_t number = run->batch.numbers[at];
     const struct dataset_sample *sample = &run->load->dataset->samples[number];
-    const bool masked = run->batch.samples.labels[at] == STREAM_MASKED;
+    const bool masked = run->batch.labels[at] == STREAM_MASKED;
     const uint64_t read = run->batch.read[at];
     verifier_see(&run->verifier, &run->losses, number, masked);
     if (!masked)

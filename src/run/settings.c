@@ -703,6 +703,18 @@ static enum status check_columns(const struct settings *settings)
         (const char *const[]){"columns", "workload", "variant", "format", "config", NULL});
 }
 
+/* Returns whether a device prepares batches while training steps run: with --compute, and with --feed load
+ * unless the CPU decodes. */
+static bool prepares_beside_steps(const struct settings *settings, int argc, char *const argv[])
+{
+    const struct option_spec *specs_of = settings->workload->options;
+    const size_t count = settings->workload->option_count;
+    const char *feed = options_peek(specs_of, count, argc, argv, "feed"); /* also a list */
+    const char *decoder = options_peek(specs_of, count, argc, argv, "decoder");
+    return options_given(&settings->options, "compute") ||
+           (feed && strstr(feed, "load") && !(decoder && strcmp(decoder, "cpu") == 0));
+}
+
 enum status settings_read(struct settings *settings, const struct config *config)
 {
     int argc = config->argc;
@@ -750,7 +762,7 @@ enum status settings_read(struct settings *settings, const struct config *config
         return STATUS_OK;
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
-    if (options_given(&settings->options, "compute")) /* a training step runs beside the kernels of batches */
+    if (prepares_beside_steps(settings, argc, argv))
         device_use_all_queues();
     TRY(choose_device(settings));
     return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);

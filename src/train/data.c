@@ -416,10 +416,25 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
                                       .held = request->held,
                                       .shard_bytes = data->shard_bytes,
                                       .on_error = data->masks ? SET_STREAM_MASK : SET_STREAM_FAIL,
+                                      .device_share = request->device_share,
                                       .allocate = request->allocate,
                                       .deallocate = request->deallocate};
     with.fit.seed = request->seed;
+    with.fit.unscaled |= request->unscaled;
     return set_stream_open(&with, stream);
+}
+
+bool data_stream_has_jpeg(const struct data *data)
+{
+    const struct dataset *dataset = source_dataset_set(&data->source->reader);
+    bool found = false;
+    for (uint32_t i = 0; !found && i < data->sets[DATA_TRAIN].count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[data->source->samples[i]];
+        const struct dataset_member *members = &dataset->members[sample->member];
+        found = sample->image < sample->members &&
+                image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_JPEG;
+    }
+    return found;
 }
 
 uint64_t data_read_hash(const struct data *data, uint32_t number)
@@ -440,7 +455,7 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
         data->sets[DATA_TRAIN].labels[sample] = data->source->labels[sample];
     }
     for (uint32_t j = 0; batch->masked > 0 && j < batch->samples.count; j++)
-        if (batch->samples.labels[j] == STREAM_MASKED) {
+        if (batch->labels[j] == STREAM_MASKED) {
             data->sets[DATA_TRAIN].labels[batch->numbers[j] % samples] = DATA_MASKED;
             masked += j < count;
         }

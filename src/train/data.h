@@ -230,6 +230,8 @@ struct data_stream_request {
                                 n + c * (samples of the set), and its own crop */
     int threads;             /* that read and decode, at least 1 */
     uint32_t held;           /* number of batches that the consumer holds at a time */
+    double device_share;     /* as in struct set_stream_request */
+    bool unscaled;           /* decode each JPEG at its full size */
     /* As in struct set_stream_request; NULL: host memory. */
     enum status (*allocate)(size_t bytes, void **memory);
     void (*deallocate)(void *memory);
@@ -239,6 +241,9 @@ struct data_stream_request {
  * outlive the stream, which the caller closes. Several streams of the same data may be open. */
 enum status data_stream(const struct data *data, const struct data_stream_request *request,
                         struct stream **stream);
+
+/* Returns whether the image of a training sample is named as a JPEG. data->feed must be DATA_LOAD. */
+bool data_stream_has_jpeg(const struct data *data);
 
 /* Returns stream_batch.read of a training sample, or of a copy, as its number says it must be. */
 uint64_t data_read_hash(const struct data *data, uint32_t number);

@@ -39,6 +39,14 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
+/* How the JPEG files of a stream are decoded (DATA_LOAD). The caller sets what it wants. An engine that uses
+ * feed_stream_open() thereby replaces DECODER_AUTO and a negative share by what it uses; other engines decode
+ * with the CPU, and leave both unchanged. */
+struct train_decoding {
+    enum decoder decoder;
+    double share; /* set_stream_request.device_share; negative: the default of the decoder */
+};
+
 /* Everything that determines the results of training, except the initial state. The struct must outlive the
  * engine. */
 struct train {
@@ -69,6 +77,7 @@ struct train {
      * "omp", the host generates them. Engines on a CPU ignore this member; they use omp, or naive if the
      * build lacks omp. */
     const char *generator;
+    struct train_decoding *decoding; /* DATA_LOAD only; not owned. NULL: the CPU decodes all samples */
     bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines with `benchmarks` */
 
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine that computes

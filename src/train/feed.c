@@ -198,24 +198,66 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
     return count;
 }
 
-enum status feed_stream_open(const struct train *train, int threads, uint32_t held,
+enum decoder feed_decoder_wanted(const struct train *train)
+{
+    const struct data *data = train->data;
+    const bool reads = data->feed == DATA_LOAD && data->fit.res > 0 && !train->forward_only;
+    const struct train_decoding *decoding = train->decoding;
+    if (!reads || !decoding)
+        return DECODER_CPU;
+    const bool chooses = decoding->decoder == DECODER_AUTO;
+    return chooses && (decoding->share == 0 || !data_stream_has_jpeg(data)) ? DECODER_CPU : decoding->decoder;
+}
+
+/* Decides which share of the samples `decoder` takes. */
+static enum status decide_share(const struct train *train, enum decoder decoder)
+{
+    struct train_decoding *decoding = train->decoding;
+    const char *name = decoder_names[decoder];
+    if (!decoding)
+        return STATUS_OK;
+    if (decoding->decoder != DECODER_AUTO && decoding->decoder != decoder)
+        return status_value(STATUS_USAGE, "decoder", decoder_names[decoding->decoder],
+                            " cannot be used here; use --decoder %s or auto", name);
+    if (decoder == DECODER_CPU && decoding->share > 0)
+        return status_number(STATUS_USAGE, "device-share", decoding->share,
+                             ": the CPU decodes all of these samples; drop --device-share");
+    decoding->decoder = decoder;
+    if (decoding->share < 0)
+        decoding->share = decoder == DECODER_HARDWARE ? FEED_SHARE_HARDWARE
+                          : decoder == DECODER_HYBRID ? FEED_SHARE_HYBRID
+                                                      : 0;
+    return STATUS_OK;
+}
+
+/* Opens the stream of a rank. The caller has set threads, share, memory and number of held batches. */
+static enum status open_stream(const struct train *train, struct data_stream_request *request,
+                               struct feed_stream *feed)
+{
+    *feed = (struct feed_stream){.train = train};
+    request->plan = (struct stream_plan){.steps = train_steps(train),
+                                         .capacity = train_generated(train, train_share_max(train)),
+                                         .list = list_step,
+                                         .context = train,
+                                         .by_epoch = train->shares != NULL};
+    request->seed = train->seed;
+    request->copies = train->augment.repeats ? train->augment.repeats : 1;
+    request->threads = request->threads > 1 ? request->threads : 1;
+    return data_stream(train->data, request, &feed->stream);
+}
+
+enum status feed_stream_open(const struct train *train, int threads, uint32_t held, enum decoder decoder,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed)
 {
-    const struct data_stream_request request = {
-        .plan = {.steps = train_steps(train),
-                 .capacity = train_generated(train, train_share_max(train)),
-                 .list = list_step,
-                 .context = train,
-                 .by_epoch = train->shares != NULL},
-        .seed = train->seed,
-        .copies = train->augment.repeats ? train->augment.repeats : 1,
-        .threads = threads > 1 ? threads : 1,
-        .held = held,
-        .allocate = allocate,
-        .deallocate = deallocate};
-    *feed = (struct feed_stream){.train = train};
-    return data_stream(train->data, &request, &feed->stream);
+    *feed = (struct feed_stream){0};
+    TRY(decide_share(train, decoder));
+    struct data_stream_request request = {.threads = threads,
+                                          .held = held,
+                                          .device_share = train->decoding ? train->decoding->share : 0,
+                                          .allocate = allocate,
+                                          .deallocate = deallocate};
+    return open_stream(train, &request, feed);
 }
 
 void feed_stream_close(struct feed_stream *feed)
@@ -291,8 +333,12 @@ enum status feed_open(const struct train *train, const struct resources *resourc
     *feed = (struct feed){.train = train};
     if (augment_computes(&train->augment) && !train->forward_only)
         TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
-    if (train->data->feed == DATA_LOAD && !train->forward_only)
-        return feed_stream_open(train, resources->threads, 1, NULL, NULL, &feed->stream);
+    if (train->data->feed == DATA_LOAD && !train->forward_only) {
+        struct data_stream_request load = {.threads = resources->threads,
+                                           .held = 1,
+                                           .unscaled = train->decoding && train->decoding->share > 0};
+        return open_stream(train, &load, &feed->stream);
+    }
     if (train->data->feed != DATA_LIVE || train->forward_only)
         return STATUS_OK;
     const struct generator_request request = {.resources = *resources,

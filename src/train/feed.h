@@ -17,11 +17,23 @@ struct feed_stream {
 
 FDSL_C_BEGIN
 
+/* Shares of the samples that decoders on a device take if train->decoding has no share. */
+#define FEED_SHARE_HARDWARE 0.7
+#define FEED_SHARE_HYBRID   0.25
+
+/* Returns the decoder that an engine on a device should open for its stream: that of train->decoding;
+ * DECODER_CPU if the samples are not read or keep their size. DECODER_AUTO becomes DECODER_CPU also if the
+ * share is 0 or no sample is named as a JPEG. */
+enum decoder feed_decoder_wanted(const struct train *train);
+
 /* Opens a stream whose batches are the samples of this rank, and then their partners, if train_generated()
  * counts them. `train` must outlive the stream. `threads` threads read and decode. The caller
- * holds at most `held` batches at a time. `allocate` and `deallocate` are as in struct set_stream_request.
- * The caller closes the stream, even after a failure. */
-enum status feed_stream_open(const struct train *train, int threads, uint32_t held,
+ * holds at most `held` batches at a time. `decoder` is the decoder with which the caller decodes the files of
+ * set_stream_files(), never DECODER_AUTO; DECODER_CPU: the stream has no such files. Sets train->decoding to
+ * this decoder and to the share of its samples. STATUS_USAGE if train->decoding demands another decoder, or a
+ * share that the decoder cannot have; the message names the option. `allocate` and `deallocate` are as in
+ * struct set_stream_request. The caller closes the stream, even after a failure. */
+enum status feed_stream_open(const struct train *train, int threads, uint32_t held, enum decoder decoder,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed);
 void feed_stream_close(struct feed_stream *feed);
@@ -64,6 +76,8 @@ FDSL_C_BEGIN
 
 /* Opens the feed of train->data, which must outlive the feed. A generator or a stream uses
  * resources->threads threads.
+ * The CPU decodes all samples of a stream; if train->decoding has a share of a device, it does so at full
+ * size, so that the samples differ from those of the device only by rounding.
  * The caller closes the feed, even after a failure. */
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);

@@ -36,6 +36,20 @@ static void remedy(const char *name, const struct option_value *was, char *words
         snprintf(words, size, "give --%s %s", name, text);
 }
 
+/* How an engine decodes: options whose values may be known only when it was opened. */
+static const struct option_spec decoding_options[] = {
+    {"decoder", "NAME", OPTION_CHOICE, .offset = offsetof(struct train_decoding, decoder),
+     .choices = decoder_names},
+    {"device-share", "S", OPTION_REAL, .offset = offsetof(struct train_decoding, share)}};
+
+static bool is_of_decoding(const char *option)
+{
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(decoding_options); i++)
+        found |= strcmp(option, decoding_options[i].name) == 0;
+    return found;
+}
+
 /* Returns whether an option may differ before the data are read: they decide the hashes, and a batch that is
  * larger than the training set is reduced. */
 static bool may_differ(const struct option_value *is, const struct option_value *was)
@@ -44,7 +58,8 @@ static bool may_differ(const struct option_value *is, const struct option_value 
            (is && is->kind == OPTION_VALUE_WHOLE && strcmp(is->name, "batch") == 0 && is->whole > was->whole);
 }
 
-/* Finds the first option whose value differs. `*is` and `*was` become its values in this run and in the
+/* Finds the first option whose value differs, except for those of `decoding_options` that only the checkpoint
+ * has. `*is` and `*was` become its values in this run and in the
  * checkpoint; NULL if it has none there. Returns false if all are equal. If an option is missing, usually the
  * value of another option is the cause, so differing values count first. `early`: the data are not read yet.
  */
@@ -66,7 +81,8 @@ static bool find_difference(const struct option_values *now, const struct option
     *is = NULL;
     for (size_t i = 0; i < then->count; i++) {
         *was = &then->of[i];
-        if (!option_values_find(now, (*was)->name) && !(early && may_differ(NULL, *was)))
+        if (!option_values_find(now, (*was)->name) && !(early && may_differ(NULL, *was)) &&
+            !is_of_decoding((*was)->name))
             return true;
     }
     return false;
@@ -96,30 +112,51 @@ static enum status refuse_model(const struct train_job *job, const struct checkp
                       checkpoint->classes);
 }
 
-/* Compares the options of the run with those of the checkpoint. `early`: the data are not read yet. */
-static enum status compare_options(const struct train_job *job, const struct checkpoint *checkpoint,
-                                   bool early)
+/* Names an option and its values in this run and in the checkpoint; NULL if it has none there. */
+static enum status refuse_option(const struct train_job *job, const struct option_value *is,
+                                 const struct option_value *was)
 {
-    const struct option_value *is, *was;
     char value[128] = "none", before[128] = "", remedies[256];
-    const char *name = "";
-    if (!find_difference(&job->identity, &checkpoint->identity, early, &is, &was))
-        return STATUS_OK;
-    if (was) {
-        name = was->name;
+    const char *name = is ? is->name : was->name;
+    if (was)
         option_value_text(was, before, sizeof before);
-    }
-    if (is) {
-        name = is->name;
+    if (is)
         option_value_text(is, value, sizeof value);
-    }
-    if (is && is->kind == OPTION_VALUE_HASH && strcmp(name, "init") != 0)
-        return refuse_samples(job, checkpoint);
     remedy(name, was, remedies, sizeof remedies);
     return status_set(STATUS_USAGE,
                       "--resume: the checkpoints in %s were written with other options: %s%s%s%s in the "
                       "checkpoint, %s now; %s, or name another folder",
                       job->checkpoints, was ? "" : "no ", name, was ? "=" : "", before, value, remedies);
+}
+
+/* Compares the options of the run with those of the checkpoint. `early`: the data are not read yet. */
+static enum status compare_options(const struct train_job *job, const struct checkpoint *checkpoint,
+                                   bool early)
+{
+    const struct option_value *is, *was;
+    if (!find_difference(&job->identity, &checkpoint->identity, early, &is, &was))
+        return STATUS_OK;
+    if (is && is->kind == OPTION_VALUE_HASH && strcmp(is->name, "init") != 0)
+        return refuse_samples(job, checkpoint);
+    return refuse_option(job, is, was);
+}
+
+enum status resume_take_decoding(const struct train_job *job, const struct train_decoding *decoding,
+                                 bool resumed, struct option_values *identity)
+{
+    static const struct train_decoding by_cpu = {DECODER_CPU, 0};
+    CLOSED_BY(option_values_free) struct option_values now = {0};
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < COUNT_OF(decoding_options); i++) {
+        const struct option_spec *spec = &decoding_options[i];
+        TRY(option_values_add(&now, spec, decoding));
+        if (!option_values_find(identity, spec->name))
+            TRY(option_values_add(identity, spec, resumed ? &by_cpu : decoding));
+        const struct option_value *is = &now.of[i], *was = option_values_find(identity, spec->name);
+        if (status == STATUS_OK && !option_value_same(is, was))
+            status = refuse_option(job, is, was);
+    }
+    return status;
 }
 
 /* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the

@@ -131,6 +131,16 @@ static const struct option_spec options[] = {
      .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of up to 256 "
              "consecutive samples are shuffled first. 0 keeps the order of the files"},
     STREAM_PREFETCH_OPTION(AT(job.ahead), "--feed load"),
+    {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
+     .column = COLUMN_APART,
+     .help = "what decodes the JPEG files of --feed load: cpu, --threads, with the exact pixels; hardware, "
+             "the JPEG engines of the GPU, or hybrid, nvJPEG's CUDA kernels, for --device-share of the "
+             "samples. auto takes the first of hardware, hybrid and cpu that exists, and cpu on a CPU and "
+             "without --out-res. NAME is one of"},
+    {"device-share", "S", OPTION_REAL, AT(device_share), .maximum = 1, .column = COLUMN_APART,
+     .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the others. "
+             "Which samples these are depends only on their numbers (default: 0.7 with hardware, 0.25 with "
+             "hybrid, 0 with cpu)"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
      .help = "folder that keeps the shards of a URL; without this option, every run downloads the shards "
              "again"},
@@ -395,7 +405,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
         {crops(parameters) && !load, load ? "--feed stored" : "--fit random-resized-crop", {"interpolation"}},
-        {load, "--feed load", {"lanes", "shuffle", "prefetch"}},
+        {load, "--feed load", {"lanes", "shuffle", "prefetch", "decoder", "device-share"}},
         {reads_url(parameters), "data at a URL", {"cache-dir", "cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
@@ -432,6 +442,8 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         return parameters->job.feed != DATA_CONSTANT && parameters->job.feed != DATA_LOAD;
     if (strcmp(option, "on-error") == 0)
         return parameters->job.on_error != ON_ERROR_MASK;
+    if (strcmp(option, "decoder") == 0) /* the engine decides what auto is: resume_take_decoding() */
+        return parameters->decoder == DECODER_AUTO;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
     if (strcmp(option, "generator") == 0)
@@ -558,6 +570,21 @@ static enum status check_samples(const struct options *given, const struct train
     return STATUS_OK;
 }
 
+/* Rejects decoders and shares of a device that the other options exclude. */
+static enum status check_decoder(const struct train_parameters *parameters)
+{
+    const bool on_device = parameters->decoder == DECODER_HARDWARE || parameters->decoder == DECODER_HYBRID;
+    if (parameters->decoder == DECODER_CPU && parameters->device_share > 0)
+        return status_number(STATUS_USAGE, "device-share", parameters->device_share,
+                             " leaves samples to a GPU, but --decoder cpu decodes all of them; drop one of "
+                             "the two");
+    if (parameters->job.out_res || !(on_device || parameters->device_share > 0))
+        return STATUS_OK;
+    return status_option(STATUS_USAGE, on_device ? "decoder" : "device-share",
+                         " needs images of one size; add --out-res PIXELS, or drop --%s",
+                         on_device ? "decoder" : "device-share");
+}
+
 /* Rejects options that have no effect with the other options, and wrong values of --mean and --std. */
 static enum status check_given(const struct options *given, const struct train_parameters *parameters)
 {
@@ -575,6 +602,7 @@ static enum status check_given(const struct options *given, const struct train_p
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     TRY(check_drawn(given, parameters));
     TRY(check_samples(given, parameters));
+    TRY(check_decoder(parameters));
     double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
     if (has_mean(parameters))
         TRY(read_mean(parameters, parameters->job.out_res ? (uint32_t)parameters->job.channels : 0, mean,
@@ -773,6 +801,21 @@ static enum status check_generator(const struct train *train, const struct varia
                             train->generator);
 }
 
+/* Rejects decoders on a GPU in engines that run on a CPU. */
+static enum status check_decoding(const struct train *train, const struct variant *variant)
+{
+    const struct train_decoding *decoding = train->decoding;
+    if (!decoding || strcmp(variant->platform, "cuda") == 0)
+        return STATUS_OK;
+    if (decoding->decoder == DECODER_HARDWARE || decoding->decoder == DECODER_HYBRID)
+        return status_set(STATUS_USAGE,
+                          "it runs on a CPU, and --decoder %s decodes on a GPU; use --decoder cpu or auto",
+                          decoder_names[decoding->decoder]);
+    return decoding->share > 0
+               ? status_set(STATUS_USAGE, "it runs on a CPU, which decodes all samples; drop --device-share")
+               : STATUS_OK;
+}
+
 /* Rejects augmentation that the engine does not support. */
 static enum status check_augments(const struct opened *opened, const struct engine *engine)
 {
@@ -797,6 +840,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
     if (train->checkpoint_activations && !engine->recomputes)
         return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
     TRY(check_generator(train, variant));
+    TRY(check_decoding(train, variant));
     if (train->cudnn_benchmark && !engine->benchmarks)
         return status_set(STATUS_USAGE,
                           "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
@@ -901,6 +945,12 @@ static void fill_train(const struct train_parameters *parameters, const struct p
                             .cudnn_benchmark = parameters->cudnn_benchmark};
     if (parameters->generator != GENERATOR_AUTO)
         train->generator = generators[parameters->generator];
+    if (opened->data.feed == DATA_LOAD) {
+        opened->decoding =
+            (struct train_decoding){(enum decoder)parameters->decoder,
+                                    isnan(parameters->device_share) ? -1 : parameters->device_share};
+        train->decoding = &opened->decoding;
+    }
     train->schedule = chosen_schedule(parameters, train_steps(train));
 }
 

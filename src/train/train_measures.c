@@ -78,6 +78,11 @@ const struct column train_columns[] = {
      .about = "test_loss of the moving average of the parameters"},
     {"ema_test_acc", VALUE_REAL, COMBINE_FIRST, "",
      .about = "test_acc of the moving average of the parameters", .digits = 6},
+    {"decoder", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "decoder of the JPEG files of --feed load that was used; empty without --feed load"},
+    {"device_share", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "share of the samples that this decoder takes, if it is on a device; --threads decode the "
+              "others"},
     {"masked", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "training samples of the epoch whose image or label is broken and which therefore have weight "
               "0 (--on-error mask), of all ranks; empty without --feed load"},
@@ -147,6 +152,8 @@ static void put_pipeline(const struct train_epoch *epoch, const struct pipeline_
 
 static void put_stream(const struct train_epoch *epoch, int threads, struct row *row)
 {
+    row_text(row, "decoder", decoder_names[epoch->decoding.decoder]);
+    row_real(row, "device_share", epoch->decoding.share);
     row_count(row, "masked", epoch->masked);
     row_real(row, "stall_share", epoch->stall_s / epoch->epoch_s);
     row_real(row, "decode_share", epoch->decode_s / (epoch->epoch_s * threads));

@@ -21,6 +21,8 @@ struct train_parameters {
     uint64_t checkpoint_steps, test_steps; /* 0: not given */
     uint64_t log_steps;
     int loss, interpolation, generator, recipe;
+    int decoder;         /* enum decoder */
+    double device_share; /* NaN: not given */
     const char *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path,
         *data_path, *save_batch, *log_path;
     bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
@@ -36,6 +38,7 @@ struct opened {
     struct train_job job; /* must be the first member: trainers cast the input to it */
     struct model model;
     struct data data;
+    struct train_decoding decoding;         /* what the options say */
     struct option_values identity, samples; /* samples: job_samples() */
     float *initial;                         /* initial parameters */
     double *weights;                        /* per rank: its weight from --balance */

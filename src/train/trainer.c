@@ -30,8 +30,9 @@ struct found {
 
 struct trainer {
     const struct train_job *job;
-    struct train train;       /* job->train, with the exchange of this run */
-    struct exchange exchange; /* its method is NULL with one rank */
+    struct train train;             /* job->train, with the exchange and the decoding of this run */
+    struct train_decoding decoding; /* DATA_LOAD only: as the engine decodes, after it was opened */
+    struct exchange exchange;       /* its method is NULL with one rank */
     const struct engine *engine;
     struct engine_bounds bounds; /* the largest of all ranks, whose engines may differ */
     /* job->pipeline, with the engine of the stages. In a pipeline, `engine` points to `piped`. */
@@ -125,6 +126,10 @@ static enum status trainer_join(struct trainer *trainer, const struct resources 
 {
     struct exchange *exchange = &trainer->exchange;
     trainer->train = trainer->job->train;
+    if (trainer->train.decoding) {
+        trainer->decoding = *trainer->train.decoding;
+        trainer->train.decoding = &trainer->decoding;
+    }
     trainer->bounds = trainer->engine->bounds;
     trainer->shares = calloc((size_t)comm_size(), sizeof *trainer->shares);
     TRY(comm_agree(ALLOCATED(trainer->shares, "out of memory")));
@@ -511,6 +516,36 @@ static enum status take_beginning(struct trainer *trainer)
     return trainer_take_folder(trainer);
 }
 
+/* Collective, after the engine was opened: settles how the samples of a stream are decoded. An engine that
+ * has not decided leaves it to the CPU. All ranks must decode alike, because a sample must not depend on the
+ * rank that has it; so must the run that a checkpoint is from. */
+static enum status trainer_take_decoding(struct trainer *trainer)
+{
+    struct train_decoding *decoding = &trainer->decoding, first;
+    const struct train_partial *partial = &trainer->now.partial;
+    const bool resumed = trainer->now.history.epochs > 0 || partial->steps > 0;
+    enum status status = STATUS_OK;
+    if (!trainer->train.decoding)
+        return STATUS_OK;
+    const bool by_cpu = decoding->decoder == DECODER_AUTO || decoding->decoder == DECODER_CPU;
+    if (by_cpu && decoding->share <= 0)
+        *decoding = (struct train_decoding){DECODER_CPU, 0};
+    first = *decoding;
+    TRY(comm_spread(&first, sizeof first));
+    if (decoding->decoder == DECODER_AUTO || decoding->share < 0)
+        status = status_set(STATUS_USAGE, "this variant decodes with the CPU only; drop --decoder and "
+                                          "--device-share");
+    else if (first.decoder != decoding->decoder || first.share != decoding->share)
+        status = status_set(STATUS_USAGE,
+                            "this rank decodes with --decoder %s --device-share %g, and rank 0 with %s and "
+                            "%g; use --decoder cpu",
+                            decoder_names[decoding->decoder], decoding->share, decoder_names[first.decoder],
+                            first.share);
+    else if (comm_rank() == 0)
+        status = resume_take_decoding(trainer->job, decoding, resumed, &trainer->now.identity);
+    return comm_agree(status);
+}
+
 /* Opens the engine, and sets its state to the state of rank 0, with which training begins. */
 static enum status begin(struct trainer *trainer, const struct resources *resources)
 {
@@ -520,6 +555,7 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
     TRY(comm_agree(status));
     TRY(trainer_take_shares(trainer, resources));
     TRY(comm_agree(trainer->engine->open(&trainer->train, resources, &trainer->state)));
+    TRY(trainer_take_decoding(trainer));
     TRY(trainer_share_state(trainer));
     TRY(trainer_set(trainer, &trainer->now.state));
     if (trainer->job->log_path && comm_rank() == 0)
@@ -868,6 +904,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .read_bytes = totals->read_bytes,
                                   .stall_s = totals->stall_s,
                                   .decode_s = totals->decode_s,
+                                  .decoding = trainer->decoding,
                                   .cpu_s = trainer->cpu_s,
                                   .cpu_span_s = trainer->cpu_span_s,
                                   .epoch_s = trainer->done.epoch_s,

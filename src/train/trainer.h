@@ -70,6 +70,7 @@ struct train_epoch {
     /* DATA_LOAD only: as in struct train_totals; `masked` of all ranks, the others of this rank. */
     uint64_t masked, read_bytes;
     double stall_s, decode_s;
+    struct train_decoding decoding; /* DATA_LOAD only: as the engine decodes */
     double cpu_s, cpu_span_s; /* CPU time of this process during the steps that it trained; their duration */
     const char *exchange;     /* the method that adds up the gradients of the ranks; "" with one rank */
     double exchange_s;        /* seconds in which this rank exchanged gradients, including waiting */
@@ -151,6 +152,13 @@ enum status resume_read(const struct train_job *job, bool batch_known, struct ch
 
 /* STATUS_USAGE if the folder has checkpoints, because --resume is not given. */
 enum status resume_refuse_full(const struct train_job *job);
+
+/* After the engine was opened: compares how it decodes with how the run decoded before the checkpoint, or, at
+ * the beginning of a run, adds it to `identity`, which is that of the checkpoints. A checkpoint without a
+ * decoder is one of samples that the CPU decoded. STATUS_USAGE with the option that differs, and what to
+ * give instead. */
+enum status resume_take_decoding(const struct train_job *job, const struct train_decoding *decoding,
+                                 bool resumed, struct option_values *identity);
 
 /* STATUS_USAGE if --export-step is given, but training continues after the first step. */
 enum status resume_check_first_step(const struct train_job *job, const struct checkpoint *latest);

@@ -1,7 +1,7 @@
 /* Decodes batches of JPEG files with nvJPEG, into device memory. nvJPEG is loaded at run time, so that the
  * program starts without it. Builds without its header decode on the CPU only. */
-#ifndef FDSL_CUDA_LOAD_IMAGE_DECODER_CUH
-#define FDSL_CUDA_LOAD_IMAGE_DECODER_CUH
+#ifndef FDSL_CUDA_COMMON_IMAGE_DECODER_CUH
+#define FDSL_CUDA_COMMON_IMAGE_DECODER_CUH
 
 #include <atomic>
 #include <mutex>
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
-#include "load/input.h"
+#include "data/image.h"
 
 struct nvjpegHandle;
 struct nvjpegJpegState;
@@ -41,7 +41,7 @@ enum status image_decoder_open(struct image_decoder *decoder, enum decoder wante
 void image_decoder_close(struct image_decoder *decoder);
 
 /* Returns the largest possible difference between a byte from the decoder and the same byte from
- * libjpeg-turbo, for images that arrays_open() assigns to the device. The engines compute the same
+ * libjpeg-turbo, for images of image_suits_device(). The engines compute the same
  * coefficients and chroma as libjpeg; only their conversion to RGB may round differently. The hybrid
  * decoder's luma and chroma differ by at most 1 (measured). A colour value is at most Y + 1.772 (C - 128). So
  * it differs by at most 1 + 1.772 plus rounding, that is, by at most 3. A resized image has the same bounds,

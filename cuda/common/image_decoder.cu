@@ -1,4 +1,4 @@
-#include "load/image_decoder.cuh"
+#include "common/image_decoder.cuh"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -113,7 +113,7 @@ static enum status check_memory(int code, cudaError_t error)
 {
     return gpu_status_of(LIBRARY_NVJPEG, code, error, 0) == STATUS_EXHAUSTED
                ? status_set(STATUS_EXHAUSTED,
-                            "out of memory to decode images with nvJPEG; lower --chunk or --threads")
+                            "out of memory to decode images with nvJPEG; free memory, or use --decoder cpu")
                : STATUS_OK;
 }
 

@@ -1,0 +1,750 @@
+/* Locks: `lock` protects the queue and the states of the slots. The thread of the stream is the only one that
+ * calls the host stream, except for stream_cancel() and stream_stats(). A seek is a request to this thread.
+ *
+ * CUDA streams: `copies` has the copies and the kernels that write to the slots, in the order of the batches.
+ * `decodes` is for nvJPEG: decoding does not wait until a slot is free. `order` has only the events of
+ * released batches. An event of the consumer may be recorded again after stream_release(), so the stream
+ * records an event of its own after it. */
+#include "common/device_stream.cuh"
+
+#include <atomic>
+#include <new>
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "common/fit.cuh"
+#include "common/stream.cuh"
+#include "core/phase.h"
+#include "core/timer.h"
+#include "data/set_stream.h"
+
+#define AREAS           2
+#define CHUNK_FILES     64                    /* maximum number of files per chunk */
+#define CHUNK_BYTES     (UINT64_C(128) << 20) /* maximum size of the pixels of a chunk of several files */
+#define PIXEL_ALIGNMENT 256                   /* alignment of decoded images, in bytes */
+
+enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY, SLOT_HELD };
+
+/* Room for a batch on the device. The thread of the stream owns a slot that is SLOT_FILLING. */
+struct device_slot {
+    uint8_t *values;        /* device memory */
+    int32_t *device_labels; /* device memory */
+    int32_t *labels;        /* pinned memory, followed by the next two arrays */
+    uint32_t *numbers;
+    uint64_t *read;
+    cudaEvent_t ready; /* the batch is complete */
+    cudaEvent_t done;  /* the consumer no longer uses the batch; recorded if `waits` is set */
+    bool waits;
+    enum slot_state state;
+    struct stream_batch batch; /* as it is delivered */
+};
+
+/* A batch of the host stream that is in use. */
+struct host_batch {
+    struct stream_batch batch;
+    cudaEvent_t copied; /* the batch and its files are no longer needed */
+};
+
+/* Room for the pixels of a chunk. */
+struct area {
+    struct image_batch batch;
+    uint8_t *pixels; /* device memory */
+    uint64_t bytes;
+    struct fit_entry *entries, *device_entries; /* pinned and device memory for CHUNK_FILES entries */
+    cudaEvent_t decoded, fitted;                /* the pixels are complete; they may be overwritten */
+};
+
+struct device_stream {
+    struct stream stream; /* must be the first member */
+    struct device_stream_request request;
+    int device;
+    cudaStream_t copies, decodes, order;
+
+    /* Only for the thread of the stream, which is running if `runs` is set. */
+    struct stream *host;
+    pthread_t thread;
+    bool runs;
+    struct area areas[AREAS];
+    uint64_t chunks; /* number of chunks so far */
+    struct host_batch hosts[DEVICE_STREAM_HELD];
+    uint32_t host_first, host_count; /* the batches in use are those from `host_first` on, in a circle */
+
+    uint32_t slot_count, last; /* `last`: index of the slot that was filled last */
+    struct device_slot *slots;
+
+    pthread_mutex_t lock; /* protects everything below, and the states of the slots */
+    pthread_cond_t work;  /* for the thread: there may be something to do */
+    pthread_cond_t done;  /* for the consumer: a batch is ready, the stream failed, or a seek is complete */
+    bool idle, waiting;   /* the thread waits; the consumer waits */
+    bool started, cancelled, seeking, closing;
+    struct stream_position target; /* of the seek */
+    struct failure sought;         /* result of the seek */
+    struct failure fault;          /* of the batch after those in the queue; STATUS_OK: none */
+    uint64_t epochs_open;          /* with by_epoch: batches of epochs below this one may be prepared */
+    struct device_slot **queue;    /* `ready` slots from index `first` on, in a circle of `slot_count` */
+    uint32_t first, ready, held;
+    struct stream_stats stats; /* without those of the host stream */
+    uint64_t calls, ready_sum;
+    std::atomic<uint64_t> device_bytes;
+};
+
+/* ---- Pinned memory ---- */
+
+static std::atomic<int> pinning_device;
+
+void device_stream_use(int device)
+{
+    pinning_device = device;
+}
+
+/* A thread that has not chosen a device would create a context on device 0. */
+enum status device_stream_pin(size_t bytes, void **memory)
+{
+    CUDA_TRY(cudaSetDevice(pinning_device));
+    return CUDA_STATUS(cudaHostAlloc(memory, bytes, cudaHostAllocPortable));
+}
+
+void device_stream_unpin(void *memory)
+{
+    (void)cudaFreeHost(memory); /* nothing depends on an error here */
+}
+
+/* ---- Memory ---- */
+
+static enum status reserve(struct device_stream *self, size_t bytes, void **memory)
+{
+    CUDA_TRY(cudaMalloc(memory, bytes));
+    self->device_bytes += bytes;
+    return STATUS_OK;
+}
+
+/* Creates an event for which the host may wait. A waiting thread sleeps, so that it leaves its processor to
+ * the threads that decode. */
+static enum status open_event(cudaEvent_t *event)
+{
+    return CUDA_STATUS(cudaEventCreateWithFlags(event, cudaEventDisableTiming | cudaEventBlockingSync));
+}
+
+static enum status open_slot(struct device_stream *self, struct device_slot *slot)
+{
+    const size_t capacity = self->request.capacity;
+    void *memory;
+    TRY(reserve(self, capacity * self->request.sample_bytes, &memory));
+    slot->values = static_cast<uint8_t *>(memory);
+    TRY(reserve(self, capacity * sizeof *slot->device_labels, &memory));
+    slot->device_labels = static_cast<int32_t *>(memory);
+    const size_t bytes = capacity * (sizeof *slot->read + sizeof *slot->labels + sizeof *slot->numbers);
+    CUDA_TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
+    slot->read = static_cast<uint64_t *>(memory);
+    slot->labels = reinterpret_cast<int32_t *>(slot->read + capacity);
+    slot->numbers = reinterpret_cast<uint32_t *>(slot->labels + capacity);
+    self->stats.memory_bytes += bytes;
+    TRY(open_event(&slot->ready));
+    return open_event(&slot->done);
+}
+
+static void close_slot(struct device_slot *slot)
+{
+    (void)cudaFree(slot->values);
+    (void)cudaFree(slot->device_labels);
+    (void)cudaFreeHost(slot->read);
+    destroy(slot->ready, slot->done);
+}
+
+static enum status open_area(struct device_stream *self, struct area *area)
+{
+    void *memory;
+    TRY(reserve(self, CHUNK_FILES * sizeof *area->device_entries, &memory));
+    area->device_entries = static_cast<struct fit_entry *>(memory);
+    CUDA_TRY(cudaHostAlloc(&memory, CHUNK_FILES * sizeof *area->entries, cudaHostAllocPortable));
+    area->entries = static_cast<struct fit_entry *>(memory);
+    self->stats.memory_bytes += CHUNK_FILES * sizeof *area->entries;
+    TRY(open_event(&area->decoded));
+    TRY(open_event(&area->fitted));
+    return image_batch_open(self->request.decoder, CHUNK_FILES, &area->batch);
+}
+
+static void close_area(struct area *area)
+{
+    image_batch_close(&area->batch);
+    (void)cudaFree(area->pixels);
+    (void)cudaFree(area->device_entries);
+    (void)cudaFreeHost(area->entries);
+    destroy(area->decoded, area->fitted);
+}
+
+/* Enlarges an area that is not in use to at least `bytes` bytes: by a quarter more, so that it seldom grows,
+ * but not above CHUNK_BYTES without need. */
+static enum status grow_area(struct device_stream *self, struct area *area, uint64_t bytes)
+{
+    uint64_t room = bytes + bytes / 4 < CHUNK_BYTES ? bytes + bytes / 4 : CHUNK_BYTES;
+    void *memory;
+    room = room < bytes ? bytes : room;
+    if (bytes <= area->bytes)
+        return STATUS_OK;
+    CUDA_TRY(cudaFree(area->pixels));
+    self->device_bytes -= area->bytes;
+    area->pixels = nullptr;
+    area->bytes = 0;
+    TRY(reserve(self, room, &memory));
+    area->pixels = static_cast<uint8_t *>(memory);
+    area->bytes = room;
+    return STATUS_OK;
+}
+
+/* ---- Decoding ---- */
+
+static bool decodes(const struct device_stream *self)
+{
+    return self->request.decoder && self->request.decoder->kind != DECODER_CPU;
+}
+
+static uint64_t pixel_bytes(const struct set_stream_file *file)
+{
+    const uint64_t bytes = (uint64_t)3 * file->shape.width * file->shape.height;
+    return (bytes + PIXEL_ALIGNMENT - 1) / PIXEL_ALIGNMENT * PIXEL_ALIGNMENT;
+}
+
+/* Returns how many of the files, at least one, become a chunk. Sets `*bytes` to the size of their pixels. */
+static uint32_t chunk_of(const struct set_stream_file *files, uint32_t count, uint64_t *bytes)
+{
+    uint32_t taken = 1;
+    *bytes = pixel_bytes(files);
+    for (; taken < count && taken < CHUNK_FILES; taken++) {
+        const uint64_t more = pixel_bytes(&files[taken]);
+        if (*bytes + more > CHUNK_BYTES)
+            break;
+        *bytes += more;
+    }
+    return taken;
+}
+
+/* Decodes a chunk of files to an area. The engines do not wait for a CUDA stream, so the host waits until the
+ * area is free. */
+static enum status decode_chunk(struct device_stream *self, struct area *area,
+                                const struct set_stream_file *files, uint32_t count, uint64_t bytes)
+{
+    uint64_t at = 0;
+    CUDA_TRY(cudaEventSynchronize(area->fitted));
+    TRY(grow_area(self, area, bytes));
+    area->batch.count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        image_batch_add(&area->batch, files[i].bytes, files[i].size, area->pixels + at, files[i].shape.width);
+        at += pixel_bytes(&files[i]);
+    }
+    TRY(image_batch_decode(self->request.decoder, &area->batch, self->decodes));
+    return CUDA_STATUS(cudaEventRecord(area->decoded, self->decodes));
+}
+
+static struct fit_entry entry_of(const struct set_stream_file *file, const uint8_t *pixels)
+{
+    struct fit_entry entry = {};
+    entry.stride = 3 * file->shape.width;
+    entry.pixels = pixels + (uint64_t)file->part.top * entry.stride + 3 * file->part.left;
+    entry.width = file->part.width;
+    entry.height = file->part.height;
+    entry.slot = file->index;
+    entry.turn = file->turn;
+    return entry;
+}
+
+/* Marks the sample of a file that nvJPEG refused as broken. */
+static enum status break_file(struct device_stream *self, const struct device_slot *slot,
+                              struct stream_batch *batch, uint32_t index)
+{
+    const size_t bytes = self->request.sample_bytes;
+    TRY(set_stream_break(self->host, batch, index,
+                         status_set(STATUS_FAILED, "nvJPEG cannot decode this image")));
+    return CUDA_STATUS(cudaMemsetAsync(slot->values + index * bytes, 0, bytes, self->copies));
+}
+
+/* Enqueues the kernel that fits the images of a decoded chunk into their samples. */
+static enum status fit_chunk(struct device_stream *self, const struct device_slot *slot, struct area *area,
+                             struct stream_batch *batch, const struct set_stream_file *files, uint32_t count)
+{
+    struct fit fit = {};
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (area->batch.broken[i])
+            TRY(break_file(self, slot, batch, files[i].index));
+        else
+            area->entries[fit.count++] = entry_of(&files[i], area->pixels + at);
+        at += pixel_bytes(&files[i]);
+    }
+    fit.entries = area->device_entries;
+    fit.res = self->request.res;
+    fit.channels = self->request.channels;
+    fit.tensor = DTYPE_STORED;
+    fit.slots = slot->values;
+    fit.stride = self->request.sample_bytes;
+    CUDA_TRY(cudaStreamWaitEvent(self->copies, area->decoded, 0));
+    CUDA_TRY(cudaMemcpyAsync(area->device_entries, area->entries, fit.count * sizeof *area->entries,
+                             cudaMemcpyHostToDevice, self->copies));
+    TRY(fit_launch(&fit, self->copies));
+    return CUDA_STATUS(cudaEventRecord(area->fitted, self->copies));
+}
+
+/* Decodes the files of a batch of the host stream into a slot. */
+static enum status decode_files(struct device_stream *self, const struct device_slot *slot,
+                                struct stream_batch *batch, const struct set_stream_file *files,
+                                uint32_t count)
+{
+    uint64_t bytes;
+    for (uint32_t first = 0, chunk; first < count; first += chunk) {
+        struct area *area = &self->areas[self->chunks++ % AREAS];
+        chunk = chunk_of(files + first, count - first, &bytes);
+        TRY(decode_chunk(self, area, files + first, chunk, bytes));
+        TRY(fit_chunk(self, slot, area, batch, files + first, chunk));
+    }
+    return STATUS_OK;
+}
+
+/* ---- Batches ---- */
+
+/* Returns batches to the host stream, oldest first, until at most `most` are in use. */
+static enum status return_batches(struct device_stream *self, uint32_t most)
+{
+    while (self->host_count > most) {
+        struct host_batch *oldest = &self->hosts[self->host_first];
+        CUDA_TRY(cudaEventSynchronize(oldest->copied));
+        self->host_first = (self->host_first + 1) % DEVICE_STREAM_HELD;
+        self->host_count--;
+        TRY(stream_release(self->host, &oldest->batch, NULL));
+    }
+    return STATUS_OK;
+}
+
+/* Describes a batch for the consumer, and enqueues the copy of its labels. The host stream reuses its memory
+ * before the consumer has released the batch, so the slot has copies of the arrays. */
+static enum status describe(struct device_stream *self, struct device_slot *slot,
+                            const struct stream_batch *from)
+{
+    const uint32_t count = from->samples.count;
+    slot->batch = *from;
+    slot->batch.samples.values = slot->values;
+    slot->batch.samples.labels = from->labels ? slot->device_labels : nullptr;
+    slot->batch.labels = from->labels ? slot->labels : nullptr;
+    slot->batch.numbers = slot->numbers;
+    slot->batch.read = from->read ? slot->read : nullptr;
+    slot->batch.ready = slot->ready;
+    slot->batch.slot = (uint32_t)(slot - self->slots);
+    memcpy(slot->numbers, from->numbers, count * sizeof *slot->numbers);
+    if (from->read)
+        memcpy(slot->read, from->read, count * sizeof *slot->read);
+    if (!from->labels || count == 0)
+        return STATUS_OK;
+    memcpy(slot->labels, from->labels, count * sizeof *slot->labels);
+    return CUDA_STATUS(cudaMemcpyAsync(slot->device_labels, slot->labels, count * sizeof *slot->labels,
+                                       cudaMemcpyHostToDevice, self->copies));
+}
+
+static enum status check_batch(const struct device_stream *self, const struct batch *samples)
+{
+    return samples->count <= self->request.capacity &&
+                   (samples->count == 0 || samples->stride == self->request.sample_bytes)
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "a batch of %u samples of %zu bytes does not fit into a batch on the device",
+                            samples->count, samples->stride);
+}
+
+/* Enqueues all work on a batch. */
+static enum status enqueue(struct device_stream *self, struct device_slot *slot, struct host_batch *host)
+{
+    struct stream_batch *batch = &host->batch;
+    const struct batch *samples = &batch->samples;
+    const struct set_stream_file *files = nullptr;
+    uint32_t count = 0;
+    RANGE(COPY);
+    TRY(check_batch(self, samples));
+    if (decodes(self))
+        files = set_stream_files(self->host, batch, &count);
+    /* The arrays of the slot may still be copied if its latest batch was discarded. */
+    CUDA_TRY(cudaEventSynchronize(slot->ready));
+    if (slot->waits)
+        CUDA_TRY(cudaStreamWaitEvent(self->copies, slot->done, 0));
+    if (count < samples->count)
+        CUDA_TRY(cudaMemcpyAsync(slot->values, samples->values, samples->count * samples->stride,
+                                 cudaMemcpyHostToDevice, self->copies));
+    TRY(decode_files(self, slot, batch, files, count));
+    TRY(describe(self, slot, batch));
+    CUDA_TRY(cudaEventRecord(slot->ready, self->copies));
+    return CUDA_STATUS(cudaEventRecord(host->copied, self->copies));
+}
+
+/* Takes the next batch of the host stream, and enqueues all work on it. Sets `*decode_s` to the time after
+ * the host stream has delivered the batch. */
+static enum status transfer(struct device_stream *self, struct device_slot *slot, double *decode_s)
+{
+    TRY(return_batches(self, DEVICE_STREAM_HELD - 1));
+    struct host_batch *host = &self->hosts[(self->host_first + self->host_count) % DEVICE_STREAM_HELD];
+    TRY(stream_next(self->host, &host->batch));
+    const double begin_s = timer_now_s();
+    const enum status status = enqueue(self, slot, host);
+    *decode_s = timer_now_s() - begin_s;
+    if (status == STATUS_OK) {
+        self->host_count++;
+        return STATUS_OK;
+    }
+    const struct failure failure = status_save(status);
+    (void)cudaStreamSynchronize(self->decodes); /* the message of the failure says more than another error */
+    (void)cudaStreamSynchronize(self->copies);
+    (void)stream_release(self->host, &host->batch, NULL);
+    return status_restore(&failure);
+}
+
+/* ---- The thread ---- */
+
+/* Returns the slot for the next batch, or NULL if the thread must wait. */
+static struct device_slot *find_work(struct device_stream *self)
+{
+    const struct device_stream_request *request = &self->request;
+    if (!self->started || self->cancelled || self->fault.status != STATUS_OK ||
+        self->ready >= request->ahead || (request->by_epoch && self->host->at.epoch >= self->epochs_open))
+        return nullptr;
+    for (uint32_t i = 1; i <= self->slot_count; i++) {
+        struct device_slot *slot = &self->slots[(self->last + i) % self->slot_count];
+        if (slot->state == SLOT_FREE)
+            return slot;
+    }
+    return nullptr;
+}
+
+/* Fills a slot and adds it to the queue. Releases the lock while it works. */
+static void fill(struct device_stream *self, struct device_slot *slot)
+{
+    double decode_s = 0;
+    slot->state = SLOT_FILLING;
+    self->last = (uint32_t)(slot - self->slots);
+    pthread_mutex_unlock(&self->lock);
+    const enum status status = transfer(self, slot, &decode_s);
+    pthread_mutex_lock(&self->lock);
+    self->stats.decode_s += decodes(self) ? decode_s : 0;
+    slot->state = status == STATUS_OK ? SLOT_READY : SLOT_FREE;
+    if (status == STATUS_OK)
+        self->queue[(self->first + self->ready++) % self->slot_count] = slot;
+    else if (!self->cancelled && !self->seeking && !self->closing)
+        self->fault = status_save(status);
+    if (self->waiting)
+        pthread_cond_signal(&self->done);
+}
+
+/* Moves the host stream. After a failure, it is at the old position again. */
+static enum status move_host(struct device_stream *self, struct stream_position to)
+{
+    TRY(return_batches(self, 0));
+    const enum status status = stream_seek(self->host, to);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    const struct failure failure = status_save(status);
+    TRY(stream_seek(self->host, self->stream.at));
+    return status_restore(&failure);
+}
+
+/* Carries out a seek. Releases the lock while it works. */
+static void seek(struct device_stream *self)
+{
+    pthread_mutex_unlock(&self->lock);
+    const enum status status = move_host(self, self->target);
+    pthread_mutex_lock(&self->lock);
+    self->sought.status = STATUS_OK;
+    if (status != STATUS_OK)
+        self->sought = status_save(status);
+    for (; self->ready > 0; self->ready--, self->first = (self->first + 1) % self->slot_count) {
+        self->queue[self->first]->state = SLOT_FREE;
+        self->queue[self->first]->waits = false; /* the copies of this batch are in the order of `copies` */
+    }
+    self->fault.status = STATUS_OK;
+    self->epochs_open = 0;
+    self->seeking = false;
+    pthread_cond_signal(&self->done);
+}
+
+static void *run(void *context)
+{
+    struct device_stream *self = static_cast<struct device_stream *>(context);
+    const enum status status = CUDA_STATUS(cudaSetDevice(self->device));
+    pthread_mutex_lock(&self->lock);
+    if (status != STATUS_OK)
+        self->fault = status_save(status);
+    while (!self->closing) {
+        struct device_slot *slot = self->seeking ? nullptr : find_work(self);
+        if (self->seeking)
+            seek(self);
+        else if (slot)
+            fill(self, slot);
+        else {
+            self->idle = true;
+            pthread_cond_wait(&self->work, &self->lock);
+            self->idle = false;
+        }
+    }
+    pthread_mutex_unlock(&self->lock);
+    (void)return_batches(self, 0); /* the streams are closed next */
+    return nullptr;
+}
+
+/* ---- The functions of a stream ---- */
+
+static struct device_stream *of(struct stream *stream)
+{
+    return reinterpret_cast<struct device_stream *>(stream);
+}
+
+/* Wakes the thread if it waits. */
+static void wake(struct device_stream *self)
+{
+    if (self->idle)
+        pthread_cond_signal(&self->work);
+}
+
+/* Waits until a batch is ready, or returns the failure of the stream. */
+static enum status await_batch(struct device_stream *self)
+{
+    for (double begin_s = 0;; pthread_cond_wait(&self->done, &self->lock)) {
+        const bool fails = self->cancelled || self->held == self->slot_count;
+        const bool ends = fails || self->ready > 0 || self->fault.status != STATUS_OK;
+        if (ends && begin_s > 0)
+            self->stats.wait_s += timer_now_s() - begin_s;
+        self->waiting = !ends;
+        if (self->cancelled)
+            return status_set(STATUS_FAILED, "the stream was cancelled");
+        if (fails)
+            return status_set(STATUS_USAGE, "all %u batches of the stream are held; release one", self->held);
+        if (ends)
+            return self->ready > 0 ? STATUS_OK : status_restore(&self->fault);
+        if (begin_s == 0)
+            begin_s = timer_now_s();
+    }
+}
+
+/* Hands the first batch of the queue to the consumer. */
+static void take(struct device_stream *self, struct stream_batch *batch)
+{
+    struct device_slot *slot = self->queue[self->first];
+    self->first = (self->first + 1) % self->slot_count;
+    self->ready--;
+    self->held++;
+    slot->state = SLOT_HELD;
+    *batch = slot->batch;
+    self->stats.batches++;
+    self->stats.samples += batch->samples.count;
+    self->stats.masked += batch->masked;
+}
+
+static enum status device_stream_next(struct stream *stream, struct stream_batch *batch)
+{
+    struct device_stream *self = of(stream);
+    pthread_mutex_lock(&self->lock);
+    self->calls++;
+    self->ready_sum += self->ready;
+    if (!self->started || self->epochs_open <= stream->at.epoch) {
+        self->started = true;
+        self->epochs_open = stream->at.epoch + 1;
+        wake(self);
+    }
+    const enum status status = await_batch(self);
+    if (status == STATUS_OK)
+        take(self, batch);
+    wake(self);
+    pthread_mutex_unlock(&self->lock);
+    return status;
+}
+
+/* Makes slot->done follow an event of the consumer. */
+static enum status follow(struct device_stream *self, struct device_slot *slot, void *done_event)
+{
+    if (!done_event)
+        return STATUS_OK;
+    CUDA_TRY(cudaStreamWaitEvent(self->order, static_cast<cudaEvent_t>(done_event), 0));
+    return CUDA_STATUS(cudaEventRecord(slot->done, self->order));
+}
+
+static enum status device_stream_release(struct stream *stream, const struct stream_batch *batch,
+                                         void *done_event)
+{
+    struct device_stream *self = of(stream);
+    struct device_slot *slot = batch->slot < self->slot_count ? &self->slots[batch->slot] : nullptr;
+    pthread_mutex_lock(&self->lock);
+    const bool held = slot && slot->state == SLOT_HELD;
+    const enum status status = held ? follow(self, slot, done_event) : STATUS_OK;
+    if (held && status == STATUS_OK) {
+        slot->state = SLOT_FREE;
+        slot->waits = done_event != NULL;
+        self->held--;
+        wake(self);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return held ? status : status_set(STATUS_USAGE, "the batch was released before");
+}
+
+static enum status device_stream_seek(struct stream *stream, struct stream_position to)
+{
+    struct device_stream *self = of(stream);
+    struct failure sought = {};
+    pthread_mutex_lock(&self->lock);
+    const bool held = self->held > 0;
+    const bool stays = !self->cancelled && self->fault.status == STATUS_OK && to.epoch == stream->at.epoch &&
+                       to.step == stream->at.step;
+    if (!held && !stays) {
+        self->cancelled = false;
+        self->target = to;
+        self->seeking = true;
+        stream_cancel(self->host); /* the thread may wait for a batch */
+        pthread_cond_signal(&self->work);
+        while (self->seeking)
+            pthread_cond_wait(&self->done, &self->lock);
+        sought = self->sought;
+    }
+    pthread_mutex_unlock(&self->lock);
+    if (held)
+        return status_set(STATUS_USAGE, "batches must be released before a seek");
+    return sought.status == STATUS_OK ? STATUS_OK : status_restore(&sought);
+}
+
+static void device_stream_stats(struct stream *stream, struct stream_stats *stats)
+{
+    struct device_stream *self = of(stream);
+    stream_stats(self->host, stats);
+    pthread_mutex_lock(&self->lock);
+    stats->batches = self->stats.batches;
+    stats->samples = self->stats.samples;
+    stats->masked = self->stats.masked;
+    stats->wait_s = self->stats.wait_s;
+    stats->decode_s += self->stats.decode_s;
+    stats->ready = self->calls ? (double)self->ready_sum / (double)self->calls : 0;
+    stats->memory_bytes += self->stats.memory_bytes + self->device_bytes;
+    pthread_mutex_unlock(&self->lock);
+}
+
+static void device_stream_cancel(struct stream *stream)
+{
+    struct device_stream *self = of(stream);
+    pthread_mutex_lock(&self->lock);
+    self->cancelled = true;
+    stream_cancel(self->host);
+    pthread_cond_signal(&self->done);
+    pthread_mutex_unlock(&self->lock);
+}
+
+static void stop_thread(struct device_stream *self)
+{
+    if (!self->runs)
+        return;
+    pthread_mutex_lock(&self->lock);
+    self->closing = true;
+    stream_cancel(self->host);
+    pthread_cond_signal(&self->work);
+    pthread_mutex_unlock(&self->lock);
+    pthread_join(self->thread, NULL);
+}
+
+static void device_stream_close(struct stream *stream)
+{
+    struct device_stream *self = of(stream);
+    stop_thread(self);
+    for (cudaStream_t each : {self->decodes, self->copies, self->order})
+        if (each)
+            (void)cudaStreamSynchronize(each);
+    stream_close(self->host);
+    for (struct host_batch &host : self->hosts)
+        destroy(host.copied);
+    for (struct area &area : self->areas)
+        close_area(&area);
+    for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
+        close_slot(&self->slots[i]);
+    destroy(self->copies, self->decodes, self->order);
+    pthread_cond_destroy(&self->done);
+    pthread_cond_destroy(&self->work);
+    pthread_mutex_destroy(&self->lock);
+    delete[] self->queue;
+    delete[] self->slots;
+    delete self;
+}
+
+static const struct stream_type device_stream_type = {
+    device_stream_next,  device_stream_release, device_stream_seek,
+    device_stream_stats, device_stream_cancel,  device_stream_close,
+};
+
+uint64_t device_stream_memory_bytes(struct stream *stream)
+{
+    return of(stream)->device_bytes;
+}
+
+/* ---- Opening ---- */
+
+static enum status check_request(const struct device_stream_request *request)
+{
+    if (request->capacity < 1 || request->sample_bytes < 1 || request->ahead < 1 || request->held < 1)
+        return status_set(STATUS_USAGE, "a stream on a device needs samples, and batches ahead");
+    const struct image_decoder *decoder = request->decoder;
+    const size_t bytes = (size_t)request->channels * request->res * request->res;
+    if (decoder && decoder->kind != DECODER_CPU &&
+        ((request->channels != 1 && request->channels != 3) || bytes != request->sample_bytes))
+        return status_set(STATUS_USAGE,
+                          "a device decodes images of bytes with 1 or 3 channels, not samples of %zu bytes",
+                          request->sample_bytes);
+    return STATUS_OK;
+}
+
+static enum status open_all(struct device_stream *self)
+{
+    TRY(check_request(&self->request));
+    CUDA_TRY(cudaGetDevice(&self->device));
+    for (cudaStream_t *each : {&self->copies, &self->decodes, &self->order})
+        TRY(stream_open(each));
+    self->slots = new (std::nothrow) device_slot[self->slot_count]{};
+    self->queue = new (std::nothrow) device_slot *[self->slot_count] {};
+    TRY(ALLOCATED(self->slots && self->queue, "out of memory for a stream"));
+    for (uint32_t i = 0; i < self->slot_count; i++)
+        TRY(open_slot(self, &self->slots[i]));
+    for (struct host_batch &host : self->hosts)
+        TRY(open_event(&host.copied));
+    for (uint32_t i = 0; decodes(self) && i < AREAS; i++)
+        TRY(open_area(self, &self->areas[i]));
+    return STATUS_OK;
+}
+
+static enum status start_thread(struct device_stream *self)
+{
+    sigset_t every, before;
+    sigfillset(&every); /* signals are for the main thread */
+    pthread_sigmask(SIG_BLOCK, &every, &before);
+    const int error = pthread_create(&self->thread, NULL, run, self);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    self->runs = !error;
+    return error ? status_set(STATUS_EXHAUSTED, "cannot start a thread for batches on the device: %s",
+                              strerror(error))
+                 : STATUS_OK;
+}
+
+enum status device_stream_open(struct stream *host, const struct device_stream_request *request,
+                               struct stream **stream)
+{
+    *stream = nullptr;
+    struct device_stream *self = new (std::nothrow) device_stream{};
+    if (!self)
+        stream_close(host);
+    TRY(ALLOCATED(self, "out of memory for a stream"));
+    self->stream = {&device_stream_type, host->at};
+    self->request = *request;
+    self->host = host;
+    self->slot_count = request->ahead + request->held;
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->work, NULL);
+    pthread_cond_init(&self->done, NULL);
+    enum status status = open_all(self);
+    if (status == STATUS_OK)
+        status = start_thread(self);
+    if (status == STATUS_OK) {
+        *stream = &self->stream;
+        return STATUS_OK;
+    }
+    const struct failure failure = status_save(status);
+    device_stream_close(&self->stream);
+    return status_restore(&failure);
+}

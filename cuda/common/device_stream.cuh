@@ -1,0 +1,60 @@
+/* A stream whose batches are in device memory. It takes the batches of a host stream on a thread of its own
+ * and copies them to the device. JPEG files that the host stream hands on undecoded (set_stream_files()) are
+ * decoded on the device with nvJPEG, and one kernel per chunk of files fits them into their samples.
+ *
+ *     host stream  read and decode batch 2 ──────────── batch 3 ─────────────────────
+ *     own thread   next 1 ─ decode chunks of batch 1 ── next 2 ─ decode chunks of batch 2 ──
+ *     copies       copy 1 ─ fit chunk ─ fit chunk ─ ready 1 ─ copy 2 (after done 0) ─ fit chunk ...
+ *     consumer     wait for ready 0 ─ step 0 ─ done 0 ───── wait for ready 1 ─ step 1 ─ done 1 ──
+ *
+ * The thread that calls the functions of the stream never waits for the device: stream_next() returns a batch
+ * as soon as all its work is enqueued, with the event `ready`, and stream_release() takes an event.
+ *
+ * nvJPEG's engines do not wait for the CUDA stream of a call. They write only to scratch memory, and the
+ * thread waits on the host until the kernel that read this memory has finished. Two scratch areas alternate,
+ * so the engines decode one chunk while the kernel reads the other. The parts of a batch that become a chunk
+ * depend only on the files of the batch. */
+#ifndef FDSL_CUDA_COMMON_DEVICE_STREAM_CUH
+#define FDSL_CUDA_COMMON_DEVICE_STREAM_CUH
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/image_decoder.cuh"
+#include "core/status.h"
+#include "core/stream.h"
+
+#define DEVICE_STREAM_HELD 2 /* number of batches of the host stream that a device stream holds at a time */
+
+struct device_stream_request {
+    /* Decodes the files that the host stream hands on; must outlive the stream. NULL or DECODER_CPU: it hands
+     * on none. With another decoder, the host stream must be of set_stream_open(), with samples of bytes. */
+    struct image_decoder *decoder;
+    uint32_t res, channels; /* of the samples, if there is a decoder */
+
+    uint32_t capacity;   /* largest number of samples in a batch, at least 1 */
+    size_t sample_bytes; /* the stride of the host stream's batches, at least 1 */
+    bool by_epoch;       /* stream_plan.by_epoch of the host stream */
+    uint32_t ahead;      /* number of batches that are prepared on the device, at least 1 */
+    uint32_t held;       /* number of batches that the consumer holds at a time, at least 1 */
+};
+
+/* Opens a stream on the current device. Takes over `host`, which is closed with the new stream, and also
+ * after a failure. The host stream must allow DEVICE_STREAM_HELD batches to be held, in pinned memory.
+ * Batches continue at host->at. `samples.values` and `samples.labels` of a batch are in device memory.
+ * stream_release() accepts an event of the same device. A file that nvJPEG refuses is a broken sample
+ * (set_stream_break()). Its values are zero. stream_close() waits until the work of the stream is complete.
+ * STATUS_EXHAUSTED if memory or threads run out. */
+enum status device_stream_open(struct stream *host, const struct device_stream_request *request,
+                               struct stream **stream);
+
+/* Returns the memory on the device that the stream has allocated, in bytes, without nvJPEG's memory. */
+uint64_t device_stream_memory_bytes(struct stream *stream);
+
+/* The functions `allocate` and `deallocate` of a host stream: pinned memory for all devices. Threads of a
+ * stream may call them. Before, device_stream_use() must have made the device known. */
+void device_stream_use(int device);
+enum status device_stream_pin(size_t bytes, void **memory);
+void device_stream_unpin(void *memory);
+
+#endif

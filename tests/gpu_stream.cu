@@ -1,0 +1,806 @@
+/* Tests streams of batches in device memory (common/device_stream.cuh). Batches must equal those of the host
+ * stream: exactly where a CPU thread decodes, and within image_decoder_tolerance() where the device does. The
+ * same samples must have the same bits in every run, for any batch size and number of threads. Broken files,
+ * seeks, cancels and many openings must have the documented results. make check-gpu runs this program.
+ *
+ *     gpu_stream [--short] [DECODER ...]
+ *
+ * --short: fewer cases and no planted faults; for compute-sanitizer. DECODER: cpu, hardware or hybrid (default:
+ * all). Only one process at a time should use the engines of a GPU.
+ *
+ * compute-sanitizer does not detect races between CUDA streams, so the test provokes them, as gpu_live does:
+ * steps have random durations, copy their batch, and overwrite it. Planted faults show that the test detects
+ * races, wrong crops, samples in wrong places, and values that differ too much.
+ *
+ * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
+#include "gpu_learner.cuh"
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/device_stream.cuh"
+#include "core/philox.h"
+#include "data/image_formats.h"
+#include "data/set_stream.h"
+#include "machine/device.h"
+
+#define EPOCHS 2
+#define POISON 0xaa
+
+static bool brief;
+static int failures;
+
+static void tell(bool well, const std::string &what)
+{
+    printf("%s  %s\n", well ? "ok    " : "FAILED", what.c_str());
+    failures += !well;
+}
+
+static uint32_t drawn(uint32_t key, uint32_t number, uint32_t i)
+{
+    return philox(philox_key(key), number, i / 4, 0, 0).word[i % 4];
+}
+
+/* ---- Files ---- */
+
+enum kind { COLOUR, GRAY, TURNED, PNG_FILE, TRUNCATED };
+
+/* Images in class folders. Their sides are in [least, most]. */
+struct files {
+    const char *name;
+    uint32_t count, least, most, broken; /* every `broken`-th file is truncated; 0: none */
+};
+
+static std::string folder; /* with a folder per struct files; removed at the end */
+
+static enum kind kind_of(const struct files *files, uint32_t n)
+{
+    if (files->broken > 0 && n % files->broken == files->broken - 1)
+        return TRUNCATED;
+    return n % 16 == 3 ? GRAY : n % 16 == 7 ? PNG_FILE : n % 4 == 2 ? TURNED : COLOUR;
+}
+
+/* Returns waves with noise, which differ in all samples and channels. */
+static std::vector<uint8_t> paint(uint32_t n, uint32_t width, uint32_t height, uint32_t channels)
+{
+    const uint32_t row = width * channels;
+    std::vector<uint8_t> pixels((size_t)row * height);
+    std::vector<float> across(row), down((size_t)height * channels);
+    uint32_t noise = n * 2654435761u;
+    for (uint32_t i = 0; i < row; i++)
+        across[i] = sinf((0.02f + 1e-4f * (float)(drawn(1, n, 0) % 3000)) * (float)i + (float)(i % channels));
+    for (uint32_t i = 0; i < height * channels; i++)
+        down[i] = 100 * cosf((0.03f + 0.001f * (float)(n % 97)) * (float)i + (float)(i % channels * n % 7));
+    for (uint32_t y = 0; y < height; y++)
+        for (uint32_t i = 0; i < row; i++) {
+            noise = noise * 1664525u + 1013904223u;
+            pixels[(size_t)y * row + i] =
+                (uint8_t)(128 + across[i] * down[y * channels + i % channels] + (float)(noise >> 28));
+        }
+    return pixels;
+}
+
+/* Inserts an EXIF header with an orientation after the first marker of a JPEG. */
+static void turn(std::vector<uint8_t> *bytes, uint8_t orientation)
+{
+    const uint8_t exif[] = {0xff, 0xe1, 0, 34, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M',         0, 42, 0, 0, 0, 8,
+                            0,    1,    1, 18, 0,   3,   0,   0,   0, 1, 0,   orientation, 0, 0,  0, 0, 0, 0};
+    bytes->insert(bytes->begin() + 2, exif, exif + sizeof exif);
+}
+
+static std::vector<uint8_t> encode(const struct files *files, uint32_t n)
+{
+    const enum kind kind = kind_of(files, n);
+    const uint32_t range = files->most - files->least + 1, channels = kind == GRAY ? 1 : 3;
+    const uint32_t width = files->least + drawn(2, n, 0) % range,
+                   height = files->least + drawn(2, n, 1) % range;
+    const std::vector<uint8_t> pixels = paint(n, width, height, channels);
+    const struct jpeg_shape jpeg = {width, height, channels, 1, true};
+    const struct png_shape png = {width, height, channels};
+    void *bytes;
+    size_t size;
+    must(kind == PNG_FILE ? png_encode(pixels.data(), &png, &bytes, &size)
+                          : jpeg_encode(pixels.data(), &jpeg, 60 + (int)(n % 36), &bytes, &size));
+    std::vector<uint8_t> file((uint8_t *)bytes, (uint8_t *)bytes + size);
+    free(bytes);
+    if (kind == TURNED)
+        turn(&file, (uint8_t)(1 + n / 4 % 8));
+    if (kind == TRUNCATED)
+        file.resize(size / 2);
+    return file;
+}
+
+static std::string name_of(const struct files *files, uint32_t n)
+{
+    char name[64];
+    snprintf(name, sizeof name, "/%u/%06u.%s", n * 3 / files->count, n,
+             kind_of(files, n) == PNG_FILE ? "png" : "jpg");
+    return name;
+}
+
+/* Writes the files unless they exist, and opens them as a data set. Sample n is the n-th file. */
+static void open_files(const struct files *files, struct dataset *dataset)
+{
+    const std::string path = folder + "/" + files->name;
+    struct members choice;
+    for (uint32_t n = 0; n < files->count && !std::filesystem::exists(path + name_of(files, n)); n++) {
+        const std::vector<uint8_t> bytes = encode(files, n);
+        std::filesystem::create_directories(path + "/" + std::to_string(n * 3 / files->count));
+        FILE *file = static_cast<FILE *>(must_have(fopen((path + name_of(files, n)).c_str(), "wb")));
+        const bool written = fwrite(bytes.data(), bytes.size(), 1, file) == 1;
+        must_have(fclose(file) == 0 && written ? file : NULL);
+    }
+    must(members_parse(NULL, NULL, NULL, &choice));
+    must(dataset_open(path.c_str(), false, &choice, NULL, dataset));
+    must_have(dataset->sample_count == files->count ? dataset : NULL);
+}
+
+/* ---- Streams ---- */
+
+/* What a stream delivers. */
+struct trial {
+    const struct files *files;
+    enum fit_how how;
+    uint32_t res, channels, batch;
+    double share;
+    int threads;
+    uint64_t seed;
+    bool masks, by_epoch;
+};
+
+static uint32_t steps_of(const struct trial *trial)
+{
+    return (trial->files->count + trial->batch - 1) / trial->batch;
+}
+
+static size_t bytes_of(const struct trial *trial)
+{
+    return (size_t)trial->channels * trial->res * trial->res;
+}
+
+static std::atomic<uint64_t> latest_listed; /* the largest epoch that a plan has listed */
+
+/* Implements stream_plan.list: another permutation in each epoch. */
+static uint32_t list(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    const struct trial *trial = static_cast<const struct trial *>(context);
+    const struct draw_order order = draw_order(3, (uint32_t)epoch, trial->files->count);
+    const uint32_t first = (uint32_t)step * trial->batch, left = trial->files->count - first;
+    const uint32_t count = left < trial->batch ? left : trial->batch;
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] = draw_order_at(&order, first + i);
+    if (epoch > latest_listed)
+        latest_listed = epoch;
+    return count;
+}
+
+static struct stream *open_host(const struct trial *trial, const struct dataset *dataset, bool pinned)
+{
+    struct set_stream_request request = {};
+    struct stream *stream;
+    request.dataset = dataset;
+    request.fit.how = trial->how;
+    request.fit.res = trial->res;
+    request.fit.channels = request.channels = trial->channels;
+    request.fit.seed = trial->seed;
+    request.fit.unscaled = true;
+    request.depth = 1;
+    request.height = request.width = trial->res;
+    request.type = DTYPE_U8;
+    request.plan = {steps_of(trial), trial->batch, list, trial, trial->by_epoch};
+    request.threads = trial->threads;
+    request.ahead = 2;
+    request.held = DEVICE_STREAM_HELD;
+    request.on_error = trial->masks ? SET_STREAM_MASK : SET_STREAM_FAIL;
+    request.device_share = pinned ? trial->share : 0;
+    request.allocate = pinned ? device_stream_pin : NULL;
+    request.deallocate = pinned ? device_stream_unpin : NULL;
+    must(set_stream_open(&request, &stream));
+    return stream;
+}
+
+/* The function `next` of host streams, which also counts the files that they hand on, and cuts off those of
+ * every `refuse`-th sample, so that nvJPEG refuses them. */
+static const struct stream_type *original;
+static struct stream_type watching;
+static uint32_t refuse;
+static uint64_t handed_on;
+
+static bool is_refused(uint32_t number)
+{
+    return refuse > 0 && number % refuse == refuse - 1;
+}
+
+static enum status watch_next(struct stream *stream, struct stream_batch *batch)
+{
+    uint32_t count;
+    TRY(original->next(stream, batch));
+    const struct set_stream_file *files = set_stream_files(stream, batch, &count);
+    for (uint32_t i = 0; i < count; i++)
+        if (is_refused(batch->numbers[files[i].index]))
+            const_cast<struct set_stream_file *>(files)[i].size = 100;
+    handed_on += count;
+    return STATUS_OK;
+}
+
+/* Opens a stream on the device. `decoder` may be NULL. */
+static struct stream *open_device(const struct trial *trial, const struct dataset *dataset,
+                                  struct image_decoder *decoder)
+{
+    const struct device_stream_request request = {
+        decoder, trial->res, trial->channels, trial->batch, bytes_of(trial), trial->by_epoch, 2, 1};
+    struct stream *host = open_host(trial, dataset, true), *stream;
+    original = host->type;
+    watching = *host->type;
+    watching.next = watch_next;
+    host->type = &watching;
+    must(device_stream_open(host, &request, &stream));
+    return stream;
+}
+
+/* The samples of one or two epochs, by epoch and number. */
+struct record {
+    std::map<std::pair<uint64_t, uint32_t>, std::vector<uint8_t>> values;
+    std::map<std::pair<uint64_t, uint32_t>, int32_t> labels;
+    uint64_t masked;
+};
+
+static void add(struct record *record, const struct stream_batch *batch, const uint8_t *values,
+                const int32_t *labels)
+{
+    const size_t bytes = batch->samples.stride;
+    for (uint32_t i = 0; i < batch->samples.count; i++) {
+        const std::pair<uint64_t, uint32_t> key = {batch->epoch, batch->numbers[i]};
+        record->values[key] = std::vector<uint8_t>(values + i * bytes, values + (i + 1) * bytes);
+        record->labels[key] = labels[i];
+    }
+    record->masked += batch->masked;
+}
+
+/* Takes the samples of the host stream, which libjpeg decodes. */
+static struct record take_host(struct trial trial, const struct dataset *dataset)
+{
+    struct record record = {};
+    trial.threads = 4;
+    struct stream *stream = open_host(&trial, dataset, false);
+    for (uint32_t i = 0; i < EPOCHS * steps_of(&trial); i++) {
+        struct stream_batch batch;
+        must(stream_next(stream, &batch));
+        add(&record, &batch, static_cast<const uint8_t *>(batch.samples.values), batch.labels);
+        must(stream_release(stream, &batch, NULL));
+    }
+    stream_close(stream);
+    return record;
+}
+
+/* ---- A consumer ---- */
+
+static __global__ void spin_kernel(uint64_t ns)
+{
+    uint64_t begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - begin < ns);
+}
+
+enum order_fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
+
+/* A consumer that enqueues steps without waiting for the device. */
+struct consumer {
+    cudaStream_t steps, hasty;
+    cudaEvent_t done;
+    uint32_t taken, room; /* batches */
+    size_t batch_bytes;
+    uint8_t *copies; /* pinned memory for `room` batches */
+    int32_t *labels; /* pinned memory; labels of the device */
+    std::vector<struct stream_batch> batches;
+    std::vector<std::vector<uint32_t>> numbers;
+    std::vector<std::vector<int32_t>> host_labels;
+};
+
+static void open_consumer(struct consumer *self, const struct trial *trial, uint32_t room)
+{
+    self->room = room;
+    self->batch_bytes = trial->batch * bytes_of(trial);
+    must(cudaStreamCreateWithFlags(&self->steps, cudaStreamNonBlocking));
+    must(cudaStreamCreateWithFlags(&self->hasty, cudaStreamNonBlocking));
+    must(cudaEventCreateWithFlags(&self->done, cudaEventDisableTiming));
+    must(cudaMallocHost(&self->copies, room * self->batch_bytes));
+    must(cudaMallocHost(&self->labels, room * trial->batch * sizeof *self->labels));
+}
+
+static void close_consumer(struct consumer *self)
+{
+    must(cudaStreamSynchronize(self->steps));
+    must(cudaStreamSynchronize(self->hasty));
+    must(cudaFreeHost(self->copies));
+    must(cudaFreeHost(self->labels));
+    must(cudaEventDestroy(self->done));
+    must(cudaStreamDestroy(self->steps));
+    must(cudaStreamDestroy(self->hasty));
+}
+
+/* Enqueues a step that copies the batch, overwrites it and, sometimes, takes longer; and releases it. */
+static void use(struct consumer *self, struct stream *stream, const struct stream_batch *batch,
+                enum order_fault fault)
+{
+    const struct batch *samples = &batch->samples;
+    void *values = const_cast<void *>(samples->values);
+    const cudaStream_t reads = fault == NOT_WAITED ? self->hasty : self->steps;
+    const uint32_t at = self->taken++, capacity = (uint32_t)(self->batch_bytes / samples->stride);
+    self->batches.push_back(*batch);
+    self->numbers.emplace_back(batch->numbers, batch->numbers + samples->count);
+    self->host_labels.emplace_back(batch->labels, batch->labels + samples->count);
+    if (fault != NOT_WAITED)
+        must(cudaStreamWaitEvent(self->steps, static_cast<cudaEvent_t>(batch->ready), 0));
+    if (fault == RELEASED_EARLY) {
+        must(stream_release(stream, batch, NULL));
+        spin_kernel<<<1, 1, 0, self->steps>>>(3000000);
+    }
+    must(cudaMemcpyAsync(self->copies + at * self->batch_bytes, values, samples->bytes,
+                         cudaMemcpyDeviceToHost, reads));
+    must(cudaMemcpyAsync(self->labels + (size_t)at * capacity, samples->labels,
+                         samples->count * sizeof *samples->labels, cudaMemcpyDeviceToHost, reads));
+    must(cudaMemsetAsync(values, POISON, samples->bytes, reads));
+    if (fault == NOT_WAITED)
+        must(cudaStreamWaitEvent(self->steps, static_cast<cudaEvent_t>(batch->ready), 0));
+    spin_kernel<<<1, 1, 0, self->steps>>>(drawn(4, at, 0) % 3 == 0 ? drawn(4, at, 1) % 2000000 : 0);
+    must(cudaGetLastError());
+    must(cudaEventRecord(self->done, self->steps));
+    if (fault != RELEASED_EARLY)
+        must(stream_release(stream, batch, self->done));
+}
+
+/* Takes a batch from the stream and uses it. */
+static enum status step(struct consumer *self, struct stream *stream, enum order_fault fault)
+{
+    struct stream_batch batch;
+    must_have(self->taken < self->room ? self : NULL);
+    TRY(stream_next(stream, &batch));
+    use(self, stream, &batch, fault);
+    return STATUS_OK;
+}
+
+/* Waits for all steps, and returns their samples. Labels must be the same on the host and on the device. */
+static struct record results(struct consumer *self)
+{
+    struct record record = {};
+    must(cudaStreamSynchronize(self->steps));
+    must(cudaStreamSynchronize(self->hasty));
+    for (uint32_t i = 0; i < self->taken; i++) {
+        struct stream_batch *batch = &self->batches[i];
+        const size_t capacity = batch->samples.stride ? self->batch_bytes / batch->samples.stride : 0;
+        batch->numbers = self->numbers[i].data();
+        add(&record, batch, self->copies + i * self->batch_bytes, self->host_labels[i].data());
+        if (memcmp(self->labels + i * capacity, self->host_labels[i].data(),
+                   batch->samples.count * sizeof(int32_t)) != 0)
+            record.masked = UINT64_MAX / 2; /* no caller expects this number */
+    }
+    return record;
+}
+
+static struct record take_device(const struct trial *trial, const struct dataset *dataset,
+                                 struct image_decoder *decoder, enum order_fault fault)
+{
+    struct consumer consumer = {};
+    const uint32_t steps = EPOCHS * steps_of(trial);
+    struct stream *stream = open_device(trial, dataset, decoder);
+    open_consumer(&consumer, trial, steps);
+    for (uint32_t i = 0; i < steps; i++)
+        must(step(&consumer, stream, fault));
+    const struct record record = results(&consumer);
+    stream_close(stream);
+    close_consumer(&consumer);
+    return record;
+}
+
+/* ---- Comparison ---- */
+
+struct comparison {
+    uint64_t wrong; /* samples */
+    int largest;    /* difference of two bytes */
+};
+
+/* Compares samples of the device with those of the host. Samples of CPU threads must be equal. Refused files
+ * must be zeros with the label STREAM_MASKED. */
+static struct comparison compare(const struct trial *trial, const struct record *right,
+                                 const struct record *found, uint32_t tolerance)
+{
+    struct comparison result = {};
+    for (const auto &[key, values] : found->values) {
+        const bool device = set_stream_on_device(key.second, trial->share);
+        const bool jpeg = kind_of(trial->files, key.second) < PNG_FILE;
+        const bool refused = device && jpeg && is_refused(key.second);
+        const std::vector<uint8_t> &wanted = right->values.at(key);
+        const int32_t label = refused ? STREAM_MASKED : right->labels.at(key);
+        int largest = 0;
+        for (size_t i = 0; i < values.size(); i++) {
+            const int apart = abs((int)values[i] - (refused ? 0 : (int)wanted[i]));
+            largest = apart > largest ? apart : largest;
+        }
+        const int most = device && jpeg && !refused ? (int)tolerance : 0;
+        result.wrong += largest > most || found->labels.at(key) != label;
+        result.largest = largest > result.largest ? largest : result.largest;
+    }
+    return result;
+}
+
+static std::string text_of(const struct trial *trial, const char *decoder)
+{
+    char text[160];
+    snprintf(text, sizeof text, "%s, %s, %s %u^2 x %u, share %g, batch %u, %d threads", decoder,
+             trial->files->name, fit_names[trial->how], trial->res, trial->channels, trial->share,
+             trial->batch, trial->threads);
+    return text;
+}
+
+/* ---- Cases ---- */
+
+static double share_for(const struct image_decoder *decoder, double share)
+{
+    return decoder->kind == DECODER_CPU ? 0 : share;
+}
+
+static const struct files some = {"some", 300, 40, 190, 0}, tiny = {"tiny", 120, 8, 60, 0},
+                          spoilt = {"broken", 150, 40, 120, 23}, large = {"large", 3, 6800, 6850, 0};
+
+static const uint32_t batches[] = {1, 3, 61, 256};
+static const int threads[] = {1, 4, 16};
+static const double shares[] = {0, 0.3, 1};
+static const struct trial sets[] = {
+    {&some, FIT_RESIZE, 64, 3}, {&some, FIT_CROP, 33, 3}, {&some, FIT_RANDOM_RESIZED_CROP, 57, 3},
+    {&tiny, FIT_RESIZE, 41, 1}, {&some, FIT_CROP, 40, 1}, {&tiny, FIT_RANDOM_RESIZED_CROP, 224, 3}};
+
+/* Compares with the host, and runs of the same samples with each other. */
+static void compare_all(struct image_decoder *decoder)
+{
+    const uint32_t tolerance = image_decoder_tolerance(decoder->kind);
+    uint32_t run = 0;
+    for (size_t s = 0; s < (brief ? 2 : COUNT_OF(sets)); s++) {
+        struct trial trial = sets[brief ? 2 + s : s];
+        struct dataset dataset;
+        trial.seed = 5;
+        trial.batch = 64;
+        open_files(trial.files, &dataset);
+        const struct record right = take_host(trial, &dataset);
+        for (size_t i = brief ? 1 : 0; i < (brief ? 2 : COUNT_OF(shares)); i++) {
+            struct record first;
+            trial.share = share_for(decoder, shares[i]);
+            for (uint32_t repeat = 0; repeat < (brief ? 1 : 3); repeat++, run++) {
+                trial.batch = brief ? 61 : batches[run % COUNT_OF(batches)];
+                trial.threads = threads[run / 2 % COUNT_OF(threads)];
+                handed_on = 0;
+                const struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
+                const struct comparison result = compare(&trial, &right, &found, tolerance);
+                if (repeat == 0)
+                    first = found;
+                const bool same = first.values == found.values && first.labels == found.labels;
+                const bool decoded = (handed_on > 0) == (trial.share > 0);
+                tell(result.wrong == 0 && found.masked == 0 && same && decoded &&
+                         found.values.size() == EPOCHS * trial.files->count,
+                     text_of(&trial, decoder_names[decoder->kind]) + ": " + std::to_string(result.wrong) +
+                         " wrong, largest difference " + std::to_string(result.largest) + ", " +
+                         std::to_string(handed_on) + " files on the device" +
+                         (same ? "" : ", other bits than before"));
+            }
+        }
+        dataset_close(&dataset);
+    }
+}
+
+/* The comparison must find other crops, a missing difference of one, and samples in each other's places. */
+static void plant_differences(struct image_decoder *decoder)
+{
+    struct trial trial = sets[2];
+    struct dataset dataset;
+    trial.batch = 61;
+    trial.threads = 4;
+    trial.share = share_for(decoder, 0.3);
+    trial.seed = 6;
+    open_files(trial.files, &dataset);
+    const uint32_t tolerance = image_decoder_tolerance(decoder->kind);
+    const struct record right = take_host(trial, &dataset);
+    struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
+    trial.seed = 5;
+    const struct record others = take_host(trial, &dataset);
+    const uint64_t crops = compare(&trial, &others, &found, tolerance).wrong;
+    tell(2 * crops > found.values.size(), "planted fault: crops of another seed: " + std::to_string(crops) +
+                                              " of " + std::to_string(found.values.size()) + " wrong");
+    auto one = found.values.begin(), two = std::next(one);
+    std::swap(one->second, two->second);
+    const uint64_t swapped = compare(&trial, &right, &found, tolerance).wrong;
+    tell(swapped == 2,
+         "planted fault: two samples in each other's places: " + std::to_string(swapped) + " wrong");
+    std::swap(one->second, two->second);
+    one->second[7] = (uint8_t)(right.values.at(one->first)[7] ^ 4);
+    found.labels.rbegin()->second++;
+    const uint64_t changed = compare(&trial, &right, &found, tolerance).wrong;
+    tell(changed == 2, "planted fault: one byte and one label: " + std::to_string(changed) + " wrong");
+    dataset_close(&dataset);
+}
+
+/* Steps of random durations, with many batches. */
+static void provoke(struct image_decoder *decoder, enum order_fault fault)
+{
+    static const char *const names[] = {"", ", planted fault: batch released too early",
+                                        ", planted fault: step does not wait"};
+    struct trial trial = sets[0];
+    struct dataset dataset;
+    trial.batch = 32;
+    trial.threads = 8;
+    trial.share = share_for(decoder, 0.5);
+    open_files(trial.files, &dataset);
+    const struct record right = take_host(trial, &dataset);
+    const struct record found = take_device(&trial, &dataset, decoder, fault);
+    const struct comparison result = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
+    tell((fault == NO_FAULT) == (result.wrong == 0),
+         std::string("order, ") + decoder_names[decoder->kind] + names[fault] + ": " +
+             std::to_string(result.wrong) + " of " + std::to_string(found.values.size()) + " wrong");
+    dataset_close(&dataset);
+}
+
+/* Broken files of both kinds: those that a CPU thread finds, and those that nvJPEG refuses. */
+static void mask_broken(struct image_decoder *decoder)
+{
+    struct trial trial = {&spoilt, FIT_RANDOM_RESIZED_CROP, 33, 3, 16, share_for(decoder, 0.6), 4, 5, true};
+    struct dataset dataset;
+    uint64_t broken = 0;
+    open_files(trial.files, &dataset);
+    const struct record right = take_host(trial, &dataset);
+    refuse = 11;
+    for (uint32_t n = 0; n < trial.files->count; n++) {
+        const enum kind kind = kind_of(trial.files, n);
+        broken +=
+            kind == TRUNCATED || (kind < PNG_FILE && is_refused(n) && set_stream_on_device(n, trial.share));
+    }
+    const struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
+    const struct comparison result = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
+    refuse = 0;
+    const uint64_t unmasked = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind)).wrong;
+    tell(result.wrong == 0 && found.masked == EPOCHS * broken &&
+             (found.masked > right.masked) == (trial.share > 0),
+         std::string("masked, ") + decoder_names[decoder->kind] + ": " + std::to_string(result.wrong) +
+             " wrong, " + std::to_string(found.masked) + " masked, " + std::to_string(right.masked) +
+             " of them by the host");
+    tell(unmasked == found.masked - right.masked,
+         "planted fault: masked samples that should not be: " + std::to_string(unmasked) + " wrong");
+    dataset_close(&dataset);
+}
+
+/* Returns the first step of an epoch that has one of the samples for which `broken` is set. */
+static uint32_t first_step(const struct trial *trial, uint32_t epoch, const std::vector<bool> &broken)
+{
+    std::vector<uint32_t> numbers(trial->batch);
+    for (uint32_t i = 0; i < steps_of(trial); i++) {
+        const uint32_t count = list(trial, epoch, i, numbers.data());
+        for (uint32_t j = 0; j < count; j++)
+            if (broken[numbers[j]])
+                return i;
+    }
+    return UINT32_MAX;
+}
+
+/* Takes batches until the stream fails or `most` were taken. Returns their number. */
+static uint32_t take_until(struct consumer *consumer, struct stream *stream, uint32_t most,
+                           enum status *status)
+{
+    uint32_t steps = 0;
+    while (steps < most && (*status = step(consumer, stream, NO_FAULT)) == STATUS_OK)
+        steps++;
+    return steps;
+}
+
+/* Without masks, the step of the first broken sample fails, and all steps before it are right. The failure is
+ * repeated. A seek ends it: another epoch fails at its own step. */
+static void fail_broken(struct image_decoder *decoder, bool by_device)
+{
+    struct trial trial = {by_device ? &some : &spoilt, FIT_RESIZE, 33, 3, 5, share_for(decoder, 0.6), 4, 5};
+    struct dataset dataset;
+    struct consumer consumer = {};
+    std::vector<bool> broken(trial.files->count);
+    open_files(trial.files, &dataset);
+    refuse = by_device ? 97 : 0;
+    for (uint32_t n = 0; n < trial.files->count; n++)
+        broken[n] = by_device ? kind_of(trial.files, n) < PNG_FILE && is_refused(n) &&
+                                    set_stream_on_device(n, trial.share)
+                              : kind_of(trial.files, n) == TRUNCATED;
+    struct stream *stream = open_device(&trial, &dataset, decoder);
+    open_consumer(&consumer, &trial, EPOCHS * steps_of(&trial));
+    uint32_t wrong_steps = 0;
+    bool repeated = true;
+    std::string text;
+    for (uint32_t epoch = 0; epoch < EPOCHS; epoch++) {
+        enum status status, again = STATUS_OK;
+        must(stream_seek(stream, {epoch, 0}));
+        const uint32_t steps = take_until(&consumer, stream, steps_of(&trial), &status);
+        text = status_text();
+        take_until(&consumer, stream, 1, &again);
+        repeated &= status == STATUS_FAILED && again == status && text == status_text();
+        wrong_steps += steps != first_step(&trial, epoch, broken);
+    }
+    trial.masks = true; /* so that the host continues */
+    refuse = 0;
+    const struct record right = take_host(trial, &dataset), found = results(&consumer);
+    const struct comparison result = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
+    tell(wrong_steps == 0 && repeated && text.find(".jpg") != std::string::npos && result.wrong == 0,
+         std::string("fails, ") + decoder_names[decoder->kind] +
+             (by_device ? ", by nvJPEG" : ", by the host") + ": " + std::to_string(wrong_steps) +
+             " wrong steps" + (repeated ? "" : ", not repeated") + ": " + text.substr(0, 150));
+    stream_close(stream);
+    close_consumer(&consumer);
+    dataset_close(&dataset);
+}
+
+/* Seeks forwards, backwards and to the current position, refused seeks, a cancel, and a plan that is known
+ * epoch by epoch. */
+static void jump(struct image_decoder *decoder, bool by_epoch)
+{
+    struct trial trial = {&some,   FIT_RANDOM_RESIZED_CROP, 57, 3, 16, share_for(decoder, 0.6), 4, 5, false,
+                          by_epoch};
+    const struct stream_position to[] = {{0, 0}, {1, 3}, {0, 7}, {0, 8}, {1, steps_of(&trial) - 1}, {0, 2}};
+    struct dataset dataset;
+    struct consumer consumer = {};
+    struct stream_batch batch;
+    enum status status = STATUS_OK;
+    uint32_t wrong = 0;
+    open_files(trial.files, &dataset);
+    const struct record right = take_host(trial, &dataset);
+    struct stream *stream = open_device(&trial, &dataset, decoder);
+    open_consumer(&consumer, &trial, 3 * steps_of(&trial));
+    for (const struct stream_position &at : to) {
+        must(stream_seek(stream, at));
+        const uint32_t taken = consumer.taken;
+        take_until(&consumer, stream, at.epoch == 0 ? 1 : at.step == 3 ? 4 : 1, &status);
+        wrong += status != STATUS_OK || consumer.batches[taken].epoch != at.epoch ||
+                 consumer.batches[taken].step != at.step;
+        wrong +=
+            stream_seek(stream, {0, steps_of(&trial)}) != STATUS_USAGE; /* the position does not change */
+        take_until(&consumer, stream, at.step + 1 == steps_of(&trial) ? 0 : 1, &status);
+        wrong += status != STATUS_OK || (at.epoch == 0 && consumer.batches.back().step != at.step + 1);
+    }
+    must(stream_next(stream, &batch));
+    wrong += stream_seek(stream, {0, 0}) != STATUS_USAGE; /* a batch is held */
+    must(stream_release(stream, &batch, NULL));
+    wrong += stream_release(stream, &batch, NULL) != STATUS_USAGE;
+    std::thread canceller([stream] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        stream_cancel(stream);
+    });
+    take_until(&consumer, stream, steps_of(&trial), &status);
+    canceller.join();
+    wrong += stream_next(stream, &batch) != STATUS_FAILED;
+    must(stream_seek(stream, {0, 0}));
+    latest_listed = 0;
+    take_until(&consumer, stream, steps_of(&trial), &status);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    wrong += status != STATUS_OK || (latest_listed == 0) != by_epoch;
+    const struct record found = results(&consumer);
+    const struct comparison result = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
+    struct stream_stats stats;
+    stream_stats(stream, &stats);
+    wrong += stats.batches < consumer.taken || stats.memory_bytes <= device_stream_memory_bytes(stream) ||
+             stats.wait_s <= 0 || stats.bytes == 0;
+    tell(wrong == 0 && result.wrong == 0, std::string("seeks and cancels, ") + decoder_names[decoder->kind] +
+                                              (by_epoch ? ", by epoch" : "") + ": " + std::to_string(wrong) +
+                                              " wrong results, " + std::to_string(result.wrong) +
+                                              " wrong samples");
+    stream_close(stream);
+    close_consumer(&consumer);
+    dataset_close(&dataset);
+}
+
+static size_t count_threads(void)
+{
+    size_t threads = 0;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task"))
+        threads += task.exists();
+    return threads;
+}
+
+/* Opens and closes streams in the middle of an epoch. The memory of the device and the number of threads must
+ * not grow after the first openings. */
+static void open_often(struct image_decoder *decoder)
+{
+    struct trial trial = {&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 61, share_for(decoder, 0.6), 4, 5};
+    const uint32_t rounds = brief ? 6 : 200;
+    size_t free_first = 0, free_last = 0, all = 0, threads_first = 0, threads_last = 0;
+    struct dataset dataset;
+    open_files(trial.files, &dataset);
+    for (uint32_t round = 0; round < rounds; round++) {
+        struct consumer consumer = {};
+        enum status status = STATUS_OK;
+        struct stream *stream = open_device(&trial, &dataset, decoder);
+        open_consumer(&consumer, &trial, 8);
+        take_until(&consumer, stream, round % 4, &status);
+        must(status);
+        must(cudaStreamSynchronize(consumer.steps));
+        stream_close(stream);
+        close_consumer(&consumer);
+        must(cudaMemGetInfo(&free_last, &all));
+        threads_last = count_threads();
+        if (round == (brief ? 3 : 20)) {
+            free_first = free_last;
+            threads_first = threads_last;
+        }
+    }
+    const double grown = (double)free_first - (double)free_last;
+    char text[192];
+    snprintf(text, sizeof text, "%u openings, %s: %+.1f MB of %.0f MB of device memory, %+d threads", rounds,
+             decoder_names[decoder->kind], 1e-6 * grown, 1e-6 * (double)(all - free_last),
+             (int)threads_last - (int)threads_first);
+    tell(grown <= 0.01 * (double)(all - free_last) && threads_last <= threads_first, text);
+    dataset_close(&dataset);
+}
+
+/* Images of 150 MB: each is a chunk of its own, and the scratch areas grow. */
+static void decode_large(struct image_decoder *decoder)
+{
+    struct trial trial = {&large, FIT_RANDOM_RESIZED_CROP, 96, 3, 3, share_for(decoder, 1), 4, 5};
+    struct dataset dataset;
+    open_files(trial.files, &dataset);
+    const struct record right = take_host(trial, &dataset);
+    const struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
+    const struct comparison result = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
+    tell(result.wrong == 0, text_of(&trial, decoder_names[decoder->kind]) + ": " +
+                                std::to_string(result.wrong) + " wrong, largest difference " +
+                                std::to_string(result.largest));
+    dataset_close(&dataset);
+}
+
+/* ---- Running all tests ---- */
+
+static void test_decoder(enum decoder kind)
+{
+    struct image_decoder decoder = {};
+    const enum status status = image_decoder_open(&decoder, kind);
+    if (status == STATUS_UNAVAILABLE) {
+        printf("skipped  %s: %s\n", decoder_names[kind], status_text());
+        return;
+    }
+    must(status);
+    compare_all(&decoder);
+    provoke(&decoder, NO_FAULT);
+    mask_broken(&decoder);
+    fail_broken(&decoder, false);
+    if (kind != DECODER_CPU)
+        fail_broken(&decoder, true);
+    jump(&decoder, false);
+    jump(&decoder, true);
+    open_often(&decoder);
+    if (!brief) {
+        plant_differences(&decoder);
+        provoke(&decoder, RELEASED_EARLY);
+        provoke(&decoder, NOT_WAITED);
+        decode_large(&decoder);
+    }
+    image_decoder_close(&decoder);
+}
+
+int main(int argc, char **argv)
+{
+    char made[] = "/tmp/gpu_stream-XXXXXX";
+    const int first = argc > 1 && strcmp(argv[1], "--short") == 0 ? 2 : 1;
+    brief = first == 2;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
+    device_use_all_queues();
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_stream: %s\n", status_text());
+        return 4;
+    }
+    must(cudaSetDevice(0));
+    device_stream_use(0);
+    folder = static_cast<char *>(must_have(mkdtemp(made)));
+    for (enum decoder kind : {DECODER_CPU, DECODER_HARDWARE, DECODER_HYBRID}) {
+        bool wanted = first == argc;
+        for (int i = first; i < argc; i++)
+            wanted |= strcmp(argv[i], decoder_names[kind]) == 0;
+        if (wanted)
+            test_decoder(kind);
+    }
+    std::filesystem::remove_all(folder);
+    return failures ? 3 : 0;
+}
