@@ -332,14 +332,14 @@ static void wrong_close(struct stream *stream)
     free(stream);
 }
 
-static enum status wrong_open(const struct set_stream_request *request, struct stream **stream)
+static enum status wrong_open(struct stream_run *run)
 {
     static const struct stream_type type = {wrong_next,  wrong_release, wrong_seek,
                                             wrong_stats, wrong_cancel,  wrong_close};
     struct wrong_stream *self = calloc(1, sizeof *self);
     self->stream.type = &type;
-    must(set_stream_open(request, &self->inner));
-    *stream = &self->stream;
+    must(set_stream_open(&run->request, &self->inner));
+    run->stream = &self->stream;
     return STATUS_OK;
 }
 
@@ -347,8 +347,10 @@ static enum status wrong_open(const struct set_stream_request *request, struct s
  * samples that the checks of all values find. */
 static enum status run_planted(struct job *job, bool closely, uint64_t *wrong)
 {
+    static const struct stream_run_type opener = {.open = wrong_open};
     struct stream_run *run = calloc(1, sizeof *run);
-    must(stream_run_open(run, job->input, 2, wrong_open));
+    run->type = &opener;
+    must(stream_run_open(run, job->input, 2));
     job->variant = variant_find("stream")->variant;
     job->state = run;
     struct run_time unused;
@@ -533,7 +535,7 @@ Test(load_stream, inputs_that_are_no_images_are_refused)
                      "--on-error skip would change the batches of a stream; use --on-error mask");
     must(open_job(&job, "--cache any --decode --on-error mask"));
     cr_expect_eq(job.workload->accepts(job.input, variant_find("shards-mmap")->variant), STATUS_USAGE);
-    expect_words("--on-error mask is for the variant stream");
+    expect_words("--on-error mask is for variants that stream");
     close_job(&job);
     renew_folder();
     make_pictures(false);

@@ -530,7 +530,7 @@ Test(train_load, the_loss_of_a_mixture_is_the_sum_of_its_parts)
 
 static void open_stream(const struct train *train, struct feed_stream *feed)
 {
-    must(feed_stream_open(train, 2, 1, NULL, NULL, feed));
+    must(feed_stream_open(train, 2, 1, DECODER_CPU, NULL, NULL, feed));
 }
 
 /* Takes a step, and returns its batch. */

@@ -15,14 +15,21 @@ static size_t buffer_bytes(const struct host *host)
     return host->copier.stride * host->copier.load->given->batch;
 }
 
+static enum status host_open(struct stream_run *run)
+{
+    return set_stream_open(&run->request, &run->stream);
+}
+
 static enum status host_setup(const struct resources *resources, const void *input, void **state)
 {
+    static const struct stream_run_type type = {.open = host_open};
     const struct load *load = input;
     struct host *host = *state = calloc(1, sizeof *host);
     TRY(ALLOCATED(host, "out of memory"));
     host->copier =
         (struct copier){.load = load, .threads = resources->threads, .stride = reader_stride(load)};
-    return stream_run_open(&host->run, load, resources->threads, set_stream_open);
+    host->run.type = &type;
+    return stream_run_open(&host->run, load, resources->threads);
 }
 
 static void host_teardown(void *state)

@@ -83,6 +83,20 @@ static inline uint64_t set_stream_mix(uint64_t value)
     return value ^ value >> 31;
 }
 
+/* Returns whether a sample is named as a JPEG. */
+static inline bool set_stream_is_jpeg(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    const struct dataset_member *members = &dataset->members[sample->member];
+    return sample->image < sample->members &&
+           image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_JPEG;
+}
+
+/* Returns the share of the samples that a decoder on a device should take. */
+static inline double set_stream_share(enum decoder decoder)
+{
+    return decoder == DECODER_HARDWARE ? 0.7 : decoder == DECODER_HYBRID ? 0.25 : 0;
+}
+
 /* Returns whether a sample belongs to the share of the device. Depends only on the number in the plan: not on
  * epochs, ranks, threads or timing. A larger share has all samples of a smaller one. */
 static inline bool set_stream_on_device(uint32_t number, double share)
@@ -132,6 +146,14 @@ FDSL_C_END
             .fallback = "64", .minimum = 1, .maximum = 1 << 20, .column = COLUMN,                     \
             .help = "number of positions from which " stream                                          \
                     " reads the data set in parallel; a batch takes samples from all of them in turn" \
+    }
+#define STREAM_SHARE_OPTION(at, apart)                                                                      \
+    {                                                                                                       \
+        "device-share", "S", OPTION_REAL, at,                                                               \
+            .maximum = 1, .column = apart,                                                                  \
+            .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the " \
+                    "others. Which samples these are depends only on their numbers (default: 0.7 with "     \
+                    "hardware, 0.25 with hybrid, 0 with cpu)"                                               \
     }
 #define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
     {                                                                                                        \

@@ -81,8 +81,10 @@ struct load_parameters {
     double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel; set by load_open() */
     int cache;                                                    /* enum load_cache */
     int decoder;                                                  /* enum decoder */
-    int on_error;                                                 /* enum on_error */
-    int interleaved; /* decoded images on a device are NHWC, not NCHW */
+    double device_share; /* for variants that stream to a device: as in struct set_stream_request; NaN: the
+                            decoder's own share */
+    int on_error;        /* enum on_error */
+    int interleaved;     /* decoded images on a device are NHWC, not NCHW */
     int dtype, fit;
     struct compute compute;
     bool decode, augment;

@@ -33,7 +33,7 @@ static const struct option_spec options[] = {
      .choices = option_max, .column = COLUMN, .help = "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), .fallback = "1000", .maximum = 1 << 24, .column = COLUMN,
      .help = "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the "
-             "order of the shards. The variant stream divides the buffer equally among --lanes, as train "
+             "order of the shards. Variants that stream divide the buffer equally among --lanes, as train "
              "--feed load does, and 0 keeps the order of the files. Other variants that read files, and "
              "gpu-resident, ignore this option and shuffle all samples"},
     STREAM_LANES_OPTION(AT(lanes), "the variant stream"),
@@ -62,7 +62,7 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and "
              "counts it. With skip, all data are first compared with the index of --prepare, if there is "
-             "one. mask is for the variant stream: a broken sample keeps its place in the batch, without "
+             "one. mask is for variants that stream: a broken sample keeps its place in the batch, without "
              "values, and is counted. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), .column = COLUMN,
      .help = "decode images of all formats that the program reads (docs/decode.md), and .npy arrays"},
@@ -80,9 +80,10 @@ static const struct option_spec options[] = {
              "nhwc the channels of a pixel together. NAME is one of"},
     {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
      .column = COLUMN,
-     .help = "what decodes the JPEG files of shards-gpu --decode: hardware, the GPU's JPEG engines; hybrid, "
-             "nvJPEG's CUDA kernels; cpu, the reading threads. auto uses the first of these that exists. The "
-             "reading threads decode all other formats. NAME is one of"},
+     .help = "what decodes the JPEG files of shards-gpu --decode and stream-gpu: hardware, the GPU's JPEG "
+             "engines; hybrid, nvJPEG's CUDA kernels; cpu, the reading threads. auto uses the first of these "
+             "that exists. The reading threads decode all other formats. NAME is one of"},
+    STREAM_SHARE_OPTION(AT(device_share), COLUMN),
     {"augment", NULL, OPTION_FLAG, AT(augment), .column = COLUMN,
      .help = "shift, flip and normalise images, and convert them to float32; shards-gpu does not shift them, "
              "and converts them to --dtype. Implies --decode"},
@@ -385,6 +386,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
                                                                                        NULL};
     static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
     static const char *const of_streams[] = {"lanes", "prefetch", NULL};
+    static const char *const of_tensors[] = {"mean", "std", "dtype", "layout", NULL};
     static const char *const of_readers[] = {"iodepth", "block", "readahead", NULL};
     static const char *const of_device_decoding[] = {"layout", "decoder", NULL};
     static const struct load_traits every = {
@@ -393,6 +395,10 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     const struct load_traits *traits = variant ? variant->traits : &every;
     bool device = !variant || traits->device, cpu = !variant || !traits->device;
     bool decodes = cpu || traits->decodes;
+    if (variant && traits->streams && is_one_of(option, of_tensors))
+        return false;
+    if (strcmp(option, "device-share") == 0)
+        return parameters->out_res && device && traits->streams;
     if (strcmp(option, "shift") == 0)
         return parameters->augment && cpu;
     if (is_one_of(option, of_decoding))
@@ -422,6 +428,8 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
 
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)
 {
+    if (traits->streams) /* traits->accepts() checks them */
+        return STATUS_OK;
     if (traits->device && load->given->decode && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use shards-gpu or a CPU variant");
@@ -459,9 +467,8 @@ static enum status load_accepts(const void *input, const struct variant *variant
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     if (load->given->on_error == ON_ERROR_MASK && !traits->streams)
-        return status_set(STATUS_USAGE,
-                          "omits broken samples, with --on-error skip; --on-error mask is for the "
-                          "variant stream");
+        return status_set(STATUS_USAGE, "omits broken samples, with --on-error skip; --on-error mask is for "
+                                        "variants that stream");
     if (traits->files && !traits->streams && !load->dataset->shards &&
         load->dataset->sample_bytes_max >= INT32_MAX)
         return status_set(STATUS_USAGE,

@@ -57,17 +57,43 @@ static bool all_zero(const uint8_t *bytes, size_t count)
     return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
+/* Sets `*values` to the values of the batch in host memory. */
+static enum status values_of(struct stream_run *run, const uint8_t **values)
+{
+    *values = run->batch.samples.values;
+    if (!run->type->copy)
+        return STATUS_OK;
+    if (!run->copied)
+        run->copied = malloc(run->request.plan.capacity * run->sample_bytes);
+    *values = run->copied;
+    TRY(ALLOCATED(run->copied, "out of memory to verify a batch"));
+    return run->type->copy(run, run->copied);
+}
+
+/* Compares the values of a sample. If the device may have decoded it, its bytes may differ a little. */
+static bool same_values(const struct stream_run *run, uint32_t number, const uint8_t *values)
+{
+    const uint8_t *expected = run->reference.values;
+    bool same = memcmp(values, expected, run->sample_bytes) == 0;
+    if (same || !set_stream_on_device(number, run->request.device_share))
+        return same;
+    same = true;
+    for (size_t i = 0; same && i < run->sample_bytes; i++)
+        same = (uint32_t)abs(values[i] - expected[i]) <= run->tolerance;
+    return same;
+}
+
 /* Sets `*right` to whether a delivered sample has the values and the label of the reference; or, if the
- * sample is broken, whether it was masked. */
-static enum status compare_sample(struct stream_run *run, uint32_t at, bool *right)
+ * sample is broken, whether it was masked. `values`: of the batch, in host memory. */
+static enum status compare_sample(struct stream_run *run, const uint8_t *values, uint32_t at, bool *right)
 {
     const struct stream_batch *batch = &run->batch;
     const struct set_stream_request *request = &run->request;
     const uint32_t number = batch->numbers[at];
-    const uint8_t *values = (const uint8_t *)batch->samples.values + at * batch->samples.stride;
     const int32_t label = batch->labels[at];
     int32_t expected = 0;
     struct image image;
+    values += at * run->sample_bytes;
     enum status status =
         reference_image(&run->reference, &request->fit, (uint32_t)batch->epoch, number, &image);
     if (status == STATUS_OK && !request->labels)
@@ -81,7 +107,7 @@ static enum status compare_sample(struct stream_run *run, uint32_t at, bool *rig
              image_values(&image) * dtype_bytes(image.type) == run->sample_bytes;
     if (*right) {
         image_store(&image, run->reference.values);
-        *right = memcmp(values, run->reference.values, run->sample_bytes) == 0;
+        *right = same_values(run, number, values);
     }
     return STATUS_OK;
 }
@@ -92,7 +118,7 @@ static enum status compare_sample(struct stream_run *run, uint32_t at, bool *rig
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     const struct stream_run *run = context;
-    return epoch < atomic_load(&run->end)
+    return epoch < __atomic_load_n(&run->end, __ATOMIC_ACQUIRE)
                ? order_step(&run->verifier.plan, (uint32_t)epoch, (uint32_t)step, run->load->rank, numbers)
                : 0;
 }
@@ -157,8 +183,9 @@ enum status stream_run_accepts(const struct load *load)
     bool images = false;
     if (load_skips(load))
         return dataset_refuse_skip("a stream");
-    if (load->given->augment)
-        return status_set(STATUS_USAGE, "neither shifts, flips nor normalises images; drop --augment");
+    if (load->given->augment || load->given->normalised)
+        return status_set(STATUS_USAGE, "neither shifts, flips nor normalises images; drop --augment, --mean "
+                                        "and --std");
     if (load->pictures)
         return status_set(STATUS_USAGE, "is the feed of the trainer; instead of --compute train, use "
                                         "--workload train --feed load");
@@ -170,6 +197,14 @@ enum status stream_run_accepts(const struct load *load)
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         TRY(check_members(load, &load->dataset->samples[i]));
     return find_shape(load, &request);
+}
+
+bool stream_run_has_jpeg(const struct load *load)
+{
+    bool found = false;
+    for (uint32_t i = 0; !found && i < load->dataset->sample_count; i++)
+        found = set_stream_is_jpeg(load->dataset, &load->dataset->samples[i]);
+    return found;
 }
 
 /* Describes the stream. */
@@ -201,18 +236,17 @@ static enum status fill_request(struct stream_run *run, int threads)
     return ALLOCATED(run->labels, "out of memory for the labels");
 }
 
-enum status stream_run_open(struct stream_run *run, const struct load *load, int threads,
-                            stream_run_opener *open)
+enum status stream_run_open(struct stream_run *run, const struct load *load, int threads)
 {
     const struct order_plan plan = load_stream_plan(load);
     run->load = load;
-    run->open = open;
     run->result.number = UINT64_MAX;
     run->result.threads = threads;
+    run->result.jpeg_engine_share = -1;
     TRY(verifier_open(&run->verifier, load, &plan));
     TRY(fill_request(run, threads));
     TRY(reference_open(load, run->sample_bytes, &run->reference));
-    return open(&run->request, &run->stream);
+    return run->type->open(run);
 }
 
 void stream_run_close(struct stream_run *run)
@@ -221,6 +255,7 @@ void stream_run_close(struct stream_run *run)
     reference_close(&run->reference);
     verifier_close(&run->verifier);
     free(run->labels);
+    free(run->copied);
 }
 
 /* ---- A run ---- */
@@ -229,8 +264,10 @@ static enum status release(struct stream_run *run)
 {
     if (!run->holds)
         return STATUS_OK;
+    void *done = run->done;
     run->holds = false;
-    return stream_release(run->stream, &run->batch, NULL);
+    run->done = NULL;
+    return stream_release(run->stream, &run->batch, done);
 }
 
 enum status stream_run_ready(void *state, uint64_t number)
@@ -241,7 +278,7 @@ enum status stream_run_ready(void *state, uint64_t number)
     if (remote && !remote_cached(remote)) { /* otherwise, later runs would find the shards in memory */
         stream_close(run->stream);
         run->stream = NULL;
-        TRY(run->open(&run->request, &run->stream));
+        TRY(run->type->open(run));
     }
     return verifier_ready(&run->verifier, number, &run->result.before);
 }
@@ -264,9 +301,11 @@ static void count_sample(struct stream_run *run, uint32_t at)
 static enum status check_whole(struct stream_run *run)
 {
     uint8_t *seen = run->load->control->seen;
+    const uint8_t *values;
+    TRY(values_of(run, &values));
     for (uint32_t i = 0; i < run->batch.samples.count; i++) {
         bool right;
-        TRY(compare_sample(run, i, &right));
+        TRY(compare_sample(run, values, i, &right));
         if (right && seen[run->batch.numbers[i]] < 255)
             seen[run->batch.numbers[i]]++;
     }
@@ -275,14 +314,16 @@ static enum status check_whole(struct stream_run *run)
 
 static enum status take_batch(struct stream_run *run)
 {
-    const struct load *load = run->load;
-    for (uint32_t i = 0; i < run->batch.samples.count; i++)
+    struct consumer *consumer = run->load->control->consumer;
+    const struct batch *samples = &run->batch.samples;
+    for (uint32_t i = 0; i < samples->count; i++)
         count_sample(run, i);
-    if (load->control->whole)
+    if (run->load->control->whole)
         TRY(check_whole(run));
-    return load->control->consumer && run->batch.samples.count > 0
-               ? consumer_take_host(load->control->consumer, &run->batch.samples)
-               : STATUS_OK;
+    if (!consumer || samples->count == 0)
+        return STATUS_OK;
+    return run->type->wait ? consumer_take_device(consumer, samples, run->batch.ready, &run->done)
+                           : consumer_take_host(consumer, samples);
 }
 
 /* Takes batches up to the last one of the run, which it keeps. */
@@ -296,7 +337,7 @@ static enum status take_batches(struct stream_run *run, double begin_s)
         if (first)
             run->result.first_batch_s = timer_now_s() - begin_s;
         first = false;
-        last = run->batch.last && run->batch.epoch + 1 == atomic_load(&run->end);
+        last = run->batch.last && run->batch.epoch + 1 == run->end;
         TRY(take_batch(run));
     }
     return STATUS_OK;
@@ -307,7 +348,7 @@ static enum status take_batches(struct stream_run *run, double begin_s)
 static enum status seek(struct stream_run *run, uint64_t epoch)
 {
     stream_cancel(run->stream);
-    atomic_store(&run->end, epoch + run->load->epochs);
+    __atomic_store_n(&run->end, epoch + run->load->epochs, __ATOMIC_RELEASE);
     return stream_seek(run->stream, (struct stream_position){epoch, 0});
 }
 
@@ -325,6 +366,8 @@ enum status stream_run_run(void *state, uint64_t number, struct run_time *time)
     stream_stats(run->stream, &before);
     TRY(seek(run, number * run->load->epochs));
     TRY(take_batches(run, begin_s));
+    if (run->type->wait)
+        TRY(run->type->wait(run));
     stream_stats(run->stream, &after);
     result->skipped = run->losses.checksum.count;
     result->decode_s = (after.decode_s - before.decode_s) / result->threads;
@@ -345,10 +388,14 @@ enum status stream_run_fetch(void *state, void *result)
 enum status stream_run_verify(void *state, uint64_t *wrong)
 {
     struct stream_run *run = state;
+    const uint8_t *values;
     *wrong = 0;
-    for (uint32_t i = 0; run->holds && i < run->batch.samples.count; i++) {
+    if (!run->holds)
+        return STATUS_OK;
+    TRY(values_of(run, &values));
+    for (uint32_t i = 0; i < run->batch.samples.count; i++) {
         bool right;
-        TRY(compare_sample(run, i, &right));
+        TRY(compare_sample(run, values, i, &right));
         *wrong += !right;
     }
     return STATUS_OK;

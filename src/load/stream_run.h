@@ -9,10 +9,10 @@
 #ifndef FDSL_LOAD_STREAM_RUN_H
 #define FDSL_LOAD_STREAM_RUN_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/portable.h"
 #include "core/stream.h"
 #include "core/variant.h"
 #include "data/plain_reader.h"
@@ -20,8 +20,19 @@
 #include "load/input.h"
 #include "load/verifier.h"
 
-/* Opens the stream of a variant, for example set_stream_open(). */
-typedef enum status stream_run_opener(const struct set_stream_request *request, struct stream **stream);
+struct stream_run;
+
+/* What differs between variants. Batches are in host memory if wait() and copy() are NULL. */
+struct stream_run_type {
+    /* Opens run->stream, with run->request, which it may change before. */
+    enum status (*open)(struct stream_run *run);
+
+    /* Waits until the values of run->batch are complete. */
+    enum status (*wait)(struct stream_run *run);
+
+    /* Copies the values of run->batch to host memory. */
+    enum status (*copy)(struct stream_run *run, uint8_t *values);
+};
 
 /* What the plain reader reads for a sample, and the decoded values. */
 struct stream_reference {
@@ -34,28 +45,35 @@ struct stream_reference {
  * only the plan. */
 struct stream_run {
     const struct load *load;
+    const struct stream_run_type *type;
     struct stream *stream;
-    stream_run_opener *open;
     struct set_stream_request request;
-    uint32_t *labels; /* zeros, for samples without labels; else NULL */
+    uint32_t tolerance; /* largest difference of a byte that a device has decoded */
+    uint32_t *labels;   /* zeros, for samples without labels; else NULL */
     size_t sample_bytes;
-    _Atomic uint64_t end;      /* the plan lists no samples from this epoch on */
+    uint64_t end;              /* the plan lists no samples from this epoch on; read and written atomically */
     struct stream_batch batch; /* `holds`: a batch of the stream; after a run it is the last one */
     bool holds;
+    void *done;      /* the event after the consumer's step on the batch, or NULL */
+    uint8_t *copied; /* the values of a batch on a device, for comparisons; allocated when it is needed */
     struct verifier verifier;
     struct losses losses;
     struct stream_reference reference;
     struct load_result result;
 };
 
+FDSL_C_BEGIN
+
 /* Implements traits->accepts(): each sample must have an image, and no member but an image and a label. Reads
  * the first image unless --out-res gives the shape. */
 enum status stream_run_accepts(const struct load *load);
 
-/* Opens the stream of a variant that uses `threads` threads. The caller closes `run`, even after a failure.
- */
-enum status stream_run_open(struct stream_run *run, const struct load *load, int threads,
-                            stream_run_opener *open);
+/* Returns whether a sample is named as a JPEG. */
+bool stream_run_has_jpeg(const struct load *load);
+
+/* Opens the stream of a variant that uses `threads` threads. `run` is zeroed, except for `type`. The caller
+ * closes `run`, even after a failure. */
+enum status stream_run_open(struct stream_run *run, const struct load *load, int threads);
 void stream_run_close(struct stream_run *run);
 
 /* Implement ready(), run() and fetch() of the variants. `state` is a struct whose first member is a struct
@@ -66,5 +84,7 @@ enum status stream_run_fetch(void *state, void *result);
 
 /* Implements traits->verify_slots(): compares all values of the last batch of the latest run. */
 enum status stream_run_verify(void *state, uint64_t *wrong);
+
+FDSL_C_END
 
 #endif

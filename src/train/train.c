@@ -137,10 +137,7 @@ static const struct option_spec options[] = {
              "the JPEG engines of the GPU, or hybrid, nvJPEG's CUDA kernels, for --device-share of the "
              "samples. auto takes the first of hardware, hybrid and cpu that exists, and cpu on a CPU and "
              "without --out-res. NAME is one of"},
-    {"device-share", "S", OPTION_REAL, AT(device_share), .maximum = 1, .column = COLUMN_APART,
-     .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the others. "
-             "Which samples these are depends only on their numbers (default: 0.7 with hardware, 0.25 with "
-             "hybrid, 0 with cpu)"},
+    STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
     {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
      .help = "folder that keeps the shards of a URL; without this option, every run downloads the shards "
              "again"},
