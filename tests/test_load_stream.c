@@ -388,6 +388,111 @@ Test(load_stream, planted_faults_are_found)
     }
 }
 
+/* ---- Batches that are not in host memory ---- */
+
+/* A stream whose batches only stream_run_type.copy() can read, as if they were on a device. */
+static struct {
+    uint32_t share_numbers; /* 1: the planted difference is in a sample that the device decodes */
+    int difference;         /* of a byte of each batch, from that of the other stream */
+    const uint8_t *values;  /* of the latest batch */
+    uint32_t waits, events; /* calls of wait(), and releases with the consumer's event */
+} device;
+
+static enum status device_next(struct stream *stream, struct stream_batch *batch)
+{
+    TRY(stream_next(((struct wrong_stream *)stream)->inner, batch));
+    uint8_t *values = (uint8_t *)batch->samples.values;
+    for (uint32_t i = 0; i < batch->samples.count; i++)
+        if (set_stream_on_device(batch->numbers[i], 0.5) == device.share_numbers && device.difference) {
+            uint8_t *byte = &values[i * batch->samples.stride + 9];
+            *byte = (uint8_t)(*byte + (*byte < 128 ? device.difference : -device.difference));
+            break;
+        }
+    device.values = values;
+    batch->samples.values = NULL;
+    batch->labels = batch->samples.labels;
+    batch->samples.labels = NULL;
+    batch->ready = &device;
+    return STATUS_OK;
+}
+
+static enum status device_release(struct stream *stream, const struct stream_batch *batch, void *event)
+{
+    device.events += event == &device.events;
+    return stream_release(((struct wrong_stream *)stream)->inner, batch, NULL);
+}
+
+static enum status open_device(struct stream_run *run)
+{
+    static const struct stream_type type = {device_next, device_release, wrong_seek,
+                                            wrong_stats, wrong_cancel,   wrong_close};
+    struct wrong_stream *self = calloc(1, sizeof *self);
+    self->stream.type = &type;
+    must(set_stream_open(&run->request, &self->inner));
+    run->request.device_share = 0.5;
+    run->stream = &self->stream;
+    return STATUS_OK;
+}
+
+static enum status wait_for_device(struct stream_run *run)
+{
+    device.waits += run->batch.ready == &device;
+    return STATUS_OK;
+}
+
+static enum status copy_from_device(struct stream_run *run, uint8_t *values)
+{
+    memcpy(values, device.values, run->batch.samples.bytes);
+    return STATUS_OK;
+}
+
+static enum status take_device(struct consumer *consumer, const struct batch *batch, void *ready, void **done)
+{
+    (void)consumer;
+    *done = batch->values == NULL && ready == &device ? &device.events : NULL;
+    return STATUS_OK;
+}
+
+static uint64_t wrong_on_device(const char *line, uint32_t tolerance, struct consumer *consumer)
+{
+    static const struct stream_run_type type = {open_device, wait_for_device, copy_from_device};
+    struct run_time unused;
+    struct job job;
+    uint64_t wrong;
+    open_in(&job, "m3", line, (struct partition){.ranks = 1});
+    struct stream_run *run = calloc(1, sizeof *run);
+    run->type = &type;
+    run->tolerance = tolerance;
+    must(stream_run_open(run, job.input, 2));
+    job.workload->batches.set_consumer(job.input, consumer);
+    must(stream_run_ready(run, 1));
+    must(stream_run_run(run, 1, &unused));
+    must(stream_run_verify(run, &wrong));
+    must(stream_run_ready(run, 2)); /* releases the last batch */
+    job.workload->batches.set_consumer(job.input, NULL);
+    stream_run_close(run);
+    free(run);
+    close_job(&job);
+    return wrong;
+}
+
+Test(load_stream, batches_on_a_device_are_waited_for_and_compared)
+{
+    static const struct consumer_type type = {.take_device = take_device};
+    struct consumer consumer = {.type = &type};
+    static const char line[] = "--decode --batch 60";
+    make_digits();
+    cr_expect_eq(wrong_on_device(line, 0, NULL), 0);
+    cr_expect(device.waits == 1 && device.events == 0);
+    cr_expect_eq(wrong_on_device("--decode --batch 8 --epochs 2", 0, &consumer), 0);
+    cr_expect(device.waits == 2 && device.events == 16, "%u releases", device.events);
+    device.difference = 2;
+    cr_expect_eq(wrong_on_device(line, 2, NULL), 1, "the host decodes this sample exactly");
+    device.share_numbers = 1;
+    cr_expect_eq(wrong_on_device(line, 2, NULL), 0);
+    cr_expect_eq(wrong_on_device(line, 1, NULL), 1);
+}
+
 /* ---- Broken samples and changed files ---- */
 
 Test(load_stream, broken_samples_end_the_run_or_are_masked)
