@@ -126,6 +126,10 @@ Test(memory, loading_handles_failed_allocations)
     EXPECT(0, "$P --prepare files --store files --samples 9 --sample-shape 5 --dtype u8");
     expect_refusals("--workload load --variant all --data shards --cache any --verify" ONE);
     expect_refusals("--workload load --variant all --data files --cache any --verify --shuffle 3" ONE);
+}
+
+Test(memory, streams_handle_failed_allocations)
+{
     EXPECT(0, "$P --prepare images --samples 9 --shards 2 --sample-shape 3,4 --dtype u8");
     expect_refusals("--variant stream --data images --cache any --verify --batch 4 --threads 2" ONE);
 }

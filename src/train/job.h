@@ -36,7 +36,6 @@ struct job_parameters {
     bool test_only, describe; /* set by the workload: as in struct data_request */
 };
 
-
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
  * NULL. `train_sizes`, `test_sizes`, `test_shares` and `class_counts` are strings that state the defaults;
