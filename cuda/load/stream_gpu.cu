@@ -100,14 +100,14 @@ static void stream_gpu_teardown(void *state)
 
 /* ---- Results ---- */
 
-/* Adds the memory on the device, and what concerns the decoder. */
+/* Adds what concerns the decoder. The stream counts its own memory, also that on the device. */
 static enum status stream_gpu_fetch(void *state, void *result_)
 {
     struct stream_gpu *gpu = of(state);
     struct load_result *result = static_cast<struct load_result *>(result_);
     char pci_bus_id[32];
     TRY(stream_run_fetch(state, result));
-    result->memory_bytes += device_stream_memory_bytes(gpu->run.stream) + gpu->decoder.bytes;
+    result->memory_bytes += gpu->decoder.bytes;
     result->moved_bytes = result->checksum.count * gpu->run.sample_bytes;
     if (!gpu->run.load->given->decode)
         return STATUS_OK;
