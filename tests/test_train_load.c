@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cpu_engines.h"
+#include "data/set_stream.h"
 #include "must.h"
 #include "same_state.h"
 #include "train/feed.h"
@@ -689,6 +690,16 @@ Test(train_load, what_does_not_go_together_is_refused)
         {"--data f --feed stored --lanes 3", "--lanes needs --feed load"},
         {"--data f --feed stored --shuffle 3", "--shuffle needs --feed load"},
         {"--data f --feed stored --prefetch 3", "--prefetch needs --feed load"},
+        {"--data f --feed stored --decoder cpu", "--decoder needs --feed load"},
+        {"--data f --feed stored --device-share 0.1", "--device-share needs --feed load"},
+        {"--data f --feed load --decoder hybrid", "--decoder needs images of one size; add --out-res"},
+        {"--data f --feed load --device-share 0.1", "--device-share needs images of one size; add --out-res"},
+        {"--data f --feed load --out-res 20 --decoder cpu --device-share 0.1",
+         "--device-share 0.1 leaves samples to a GPU"},
+        {"--data f --feed load --out-res 20 --device-share 1.1", "--device-share"},
+        {"--data f --feed load --out-res 20 --decoder hardware", "it runs on a CPU, and --decoder hardware"},
+        {"--data f --feed load --out-res 20 --device-share 0.1",
+         "it runs on a CPU, which decodes all samples"},
         {"--data f --feed load --cache-dir x", "--cache-dir needs data at a URL"},
         {"--data f --feed load --test-data f --test-share 0.2", "--test-share holds out nothing"},
         {"--data f --feed load --test-data nothing", "--test-data nothing"},
@@ -739,5 +750,259 @@ Test(train_load, steps_and_pictures_are_exported)
     EXPECT(0, "$P --variant train-naive " LOAD "--dry-run --export-step step --save-batch 3:pictures && "
               "[ $(ls pictures | wc -l) = 3 ] && [ -s step ]");
 }
+
+#ifdef HAVE_JPEG
+
+/* ---- Decoders on a device ---- */
+
+/* Writes 60 JPEG files of 128 x 128 pixels as class folders: f, and the same files in test. */
+static void prepare_jpegs(void)
+{
+    EXPECT(0, "$P --prepare all --from synth --samples 60 --classes 4 --res 128 --encode jpeg "
+              "--store imagefolder && mkdir f && cp -r all/*/ f && cp -r f test");
+}
+
+static const struct image_fit small = {.how = FIT_RESIZE, .res = 20, .channels = 1};
+
+static enum decoder there; /* the decoder that the device of device_engine() has */
+
+/* Opens a stream as an engine on a device does, but then trains with the reference, whose own stream decodes
+ * the same samples. */
+static enum status open_on_device(const struct train *train, const struct resources *resources, void **state)
+{
+    struct feed_stream feed;
+    const enum decoder wanted = feed_decoder_wanted(train);
+    const enum status result =
+        feed_stream_open(train, 1, 1, wanted == DECODER_AUTO ? there : wanted, NULL, NULL, &feed);
+    feed_stream_close(&feed);
+    TRY(result);
+    return engine_naive.open(train, resources, state);
+}
+
+static struct engine device_engine(enum decoder decoder)
+{
+    struct engine engine = engine_naive;
+    there = decoder;
+    engine.open = open_on_device;
+    return engine;
+}
+
+/* A device decides what auto is, and which share it takes. */
+Test(train_load, the_decoder_of_a_device_is_settled_when_its_stream_opens)
+{
+    static const struct {
+        struct train_decoding wanted;
+        enum decoder opened;
+        double share;        /* negative: refused */
+        const char *subject; /* the option at fault */
+    } cases[] = {
+        {{DECODER_AUTO, -1}, DECODER_HARDWARE, 0.7, NULL},
+        {{DECODER_AUTO, -1}, DECODER_HYBRID, 0.25, NULL},
+        {{DECODER_AUTO, -1}, DECODER_CPU, 0, NULL},
+        {{DECODER_AUTO, 0.4}, DECODER_HYBRID, 0.4, NULL},
+        {{DECODER_AUTO, 0}, DECODER_HYBRID, 0, NULL},
+        {{DECODER_HYBRID, -1}, DECODER_HYBRID, 0.25, NULL},
+        {{DECODER_HYBRID, 1}, DECODER_HYBRID, 1, NULL},
+        {{DECODER_CPU, -1}, DECODER_CPU, 0, NULL},
+        {{DECODER_HYBRID, -1}, DECODER_HARDWARE, -1, "decoder"},
+        {{DECODER_HARDWARE, -1}, DECODER_CPU, -1, "decoder"},
+        {{DECODER_AUTO, 0.4}, DECODER_CPU, -1, "device-share"},
+        {{DECODER_CPU, 0.4}, DECODER_CPU, -1, "device-share"},
+    };
+    struct data data;
+    struct model model = {.classes = 4};
+    prepare_jpegs();
+    open_data(DATA_LOAD, false, &small, &data);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct train_decoding decoding = cases[i].wanted;
+        const struct train train = {.model = &model, .data = &data, .batch = 10, .decoding = &decoding};
+        struct feed_stream feed;
+        const enum status result = feed_stream_open(&train, 2, 1, cases[i].opened, NULL, NULL, &feed);
+        cr_expect_eq(result, cases[i].share < 0 ? STATUS_USAGE : STATUS_OK, "case %zu", i);
+        if (result != STATUS_OK) {
+            cr_expect_str_eq(status_subject(), cases[i].subject);
+            cr_expect(decoding.decoder == cases[i].wanted.decoder, "nothing is decided");
+        } else
+            cr_expect(decoding.decoder == cases[i].opened && decoding.share == cases[i].share, "case %zu", i);
+        feed_stream_close(&feed);
+    }
+    data_close(&data);
+}
+
+Test(train_load, a_device_opens_no_decoder_that_it_does_not_need)
+{
+    struct data data;
+    struct train_decoding decoding = {DECODER_AUTO, -1};
+    struct train train = {.data = &data, .batch = 10, .decoding = &decoding};
+    prepare_jpegs();
+    open_data(DATA_LOAD, false, &small, &data);
+    cr_expect_eq(feed_decoder_wanted(&train), DECODER_AUTO);
+    decoding.share = 0;
+    cr_expect_eq(feed_decoder_wanted(&train), DECODER_CPU);
+    decoding = (struct train_decoding){DECODER_HYBRID, -1};
+    cr_expect_eq(feed_decoder_wanted(&train), DECODER_HYBRID);
+    train.decoding = NULL;
+    cr_expect_eq(feed_decoder_wanted(&train), DECODER_CPU);
+    train.decoding = &decoding;
+    decoding.decoder = DECODER_AUTO;
+    data_close(&data);
+    open_data(DATA_STORED, false, &small, &data);
+    cr_expect_eq(feed_decoder_wanted(&train), DECODER_CPU);
+    data_close(&data);
+    EXPECT(0, "rm -rf f test all");
+    prepare(); /* PNG files */
+    EXPECT(0, "cp -r f test");
+    open_data(DATA_LOAD, false, &small, &data);
+    cr_expect_eq(feed_decoder_wanted(&train), DECODER_CPU);
+    data_close(&data);
+}
+
+/* The reference sees the samples that a device sees: decoded at full size. The images are more than twice as
+ * large as the output, so they would otherwise be decoded at a fraction of their size. */
+Test(train_load, the_reference_decodes_as_a_device_does)
+{
+    struct data data;
+    struct train_decoding decoding = {DECODER_AUTO, 0.5};
+    struct model model = {.classes = 4};
+    struct train train = {.model = &model, .data = &data, .batch = 30, .decoding = &decoding};
+    struct feed_stream stream;
+    struct feed feed, scaled;
+    prepare_jpegs();
+    open_data(DATA_LOAD, false, &small, &data);
+    must(feed_stream_open(&train, 2, 1, DECODER_HARDWARE, NULL, NULL, &stream));
+    must(feed_open(&train, &(struct resources){.threads = 2}, &feed));
+    train.decoding = NULL;
+    must(feed_open(&train, &(struct resources){.threads = 2}, &scaled));
+    struct stream_batch batch = take(&stream, 0, 0);
+    uint32_t count, next = 0, same = 0, numbers[30];
+    const struct draw_order order = train_order(&train, 0);
+    const struct set_stream_file *files = set_stream_files(stream.stream, &batch, &count);
+    train_batch(&train, &order, 0, numbers);
+    must(feed_step(&feed, 0, 0, numbers, 30));
+    must(feed_step(&scaled, 0, 0, numbers, 30));
+    cr_assert(count > 5 && count < 25, "%u files", count);
+    for (uint32_t j = 0; j < 30; j++) {
+        const uint8_t *values = (const uint8_t *)batch.samples.values + j * batch.samples.stride;
+        if (next < count && files[next].index == j) {
+            next++;
+            continue;
+        }
+        cr_expect_arr_eq(feed_sample(&feed, numbers[j], j), values, batch.samples.stride);
+        same += memcmp(feed_sample(&scaled, numbers[j], j), values, batch.samples.stride) == 0;
+    }
+    cr_expect_lt(same, 3, "%u samples are the same at a fraction of their size", same);
+    cr_expect_eq(next, count);
+    must(stream_release(stream.stream, &batch, NULL));
+    feed_stream_close(&stream);
+    feed_close(&feed);
+    feed_close(&scaled);
+    data_close(&data);
+}
+
+/* Trains up to epoch `epochs`, or returns why the trainer refuses. Verifies its first steps. */
+static enum status train_to(const struct engine *engine, struct train_job *job, uint32_t epochs,
+                            struct train_epoch *epoch)
+{
+    struct run_time unused;
+    void *trainer = NULL;
+    uint64_t wrong = 0;
+    job->epochs = epochs;
+    enum status result = trainer_open(engine, &(struct resources){.threads = 1}, job, &trainer);
+    if (result == STATUS_OK)
+        must(trainer_verify(NULL, NULL, trainer, 0, &wrong));
+    cr_expect_eq(wrong, 0);
+    while (result == STATUS_OK && trainer_more(NULL, trainer)) {
+        must(trainer_run(trainer, 0, &unused));
+        must(trainer_finish(trainer, epoch));
+        must(trainer_keep(NULL, trainer, ""));
+    }
+    const struct failure failure = status_save(result);
+    trainer_close(trainer);
+    return result == STATUS_OK ? STATUS_OK : status_restore(&failure);
+}
+
+/* A resumed run must decode as the run before. */
+Test(train_load, another_decoder_than_that_of_the_checkpoint_is_refused)
+{
+    static const struct {
+        enum decoder device; /* DECODER_CPU: an engine without a device */
+        struct train_decoding wanted;
+        const char *words; /* NULL: accepted */
+    } cases[] = {
+        {DECODER_HYBRID,
+         {DECODER_AUTO, -1},
+         "decoder=hardware in the checkpoint, hybrid now; give --decoder "},
+        {DECODER_CPU,
+         {DECODER_AUTO, -1},
+         "decoder=hardware in the checkpoint, cpu now; give --decoder hardware"},
+        {DECODER_HARDWARE, {DECODER_CPU, -1}, "decoder=hardware in the checkpoint, cpu now"},
+        {DECODER_HARDWARE,
+         {DECODER_AUTO, 0.5},
+         "device-share=0.7 in the checkpoint, 0.5 now; give --device-share 0.7"},
+        {DECODER_HARDWARE, {DECODER_AUTO, -1}, NULL},
+        {DECODER_HARDWARE, {DECODER_HARDWARE, 0.7}, NULL},
+    };
+    struct data data;
+    struct model model;
+    struct train_epoch whole, resumed;
+    struct train_decoding wanted = {DECODER_AUTO, -1};
+    char path[PATH_MAX], other[PATH_MAX];
+    prepare_jpegs();
+    EXPECT(0, "mkdir k whole");
+    snprintf(path, sizeof path, "%s/k", folder);
+    snprintf(other, sizeof other, "%s/whole", folder);
+    open_data(DATA_LOAD, false, &small, &data);
+    must(model_build(table_of("logreg"), data.shape, data.classes, &model));
+    float *initial = malloc(model.arena_values * sizeof *initial);
+    model_initialise(&model, 1, initial);
+    struct train_job job = {.train = {.model = &model,
+                                      .data = &data,
+                                      .batch = 16,
+                                      .decoding = &wanted,
+                                      .optimizer = {.kind = OPTIMIZER_SGD},
+                                      .schedule = {.rate = 0.01}},
+                            .initial = initial,
+                            .verify_steps = 2,
+                            .keep = 9,
+                            .checkpoints = other,
+                            .resume = true};
+    struct engine engine = device_engine(DECODER_HARDWARE);
+    must(train_to(&engine, &job, 2, &whole));
+    cr_expect(whole.decoding.decoder == DECODER_HARDWARE && whole.decoding.share == 0.7);
+    cr_expect(wanted.decoder == DECODER_AUTO && wanted.share < 0, "the next variant decides anew");
+    job.checkpoints = path;
+    must(train_to(&engine, &job, 1, &resumed));
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        wanted = cases[i].wanted;
+        engine = cases[i].device == DECODER_CPU ? engine_naive : device_engine(cases[i].device);
+        EXPECT(0, "rm -f k/epoch-000002*");
+        const enum status result = train_to(&engine, &job, 2, &resumed);
+        cr_expect_eq(result, cases[i].words ? STATUS_USAGE : STATUS_OK, "case %zu: %s", i, status_text());
+        cr_expect(!cases[i].words || strstr(status_text(), cases[i].words), "%s", status_text());
+        cr_expect(cases[i].words || resumed.loss == whole.loss);
+    }
+    free(initial);
+    data_close(&data);
+}
+
+/* A checkpoint without a decoder is one of a run that decoded with the CPU. */
+Test(train_load, a_checkpoint_names_its_decoder)
+{
+    static const struct train_decoding by_cpu = {DECODER_CPU, 0}, by_device = {DECODER_HYBRID, 0.25};
+    const struct train_job job = {.checkpoints = "k"};
+    struct option_values identity = {0};
+    must(resume_take_decoding(&job, &by_cpu, true, &identity));
+    cr_expect_eq(identity.count, 2);
+    must(resume_take_decoding(&job, &by_cpu, true, &identity));
+    cr_expect_eq(resume_take_decoding(&job, &by_device, true, &identity), STATUS_USAGE);
+    option_values_free(&identity);
+    must(resume_take_decoding(&job, &by_device, false, &identity));
+    cr_expect_eq(resume_take_decoding(&job, &by_cpu, true, &identity), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "decoder=hybrid in the checkpoint, cpu now; give --decoder hybrid"), "%s",
+              status_text());
+    option_values_free(&identity);
+}
+
+#endif
 
 #endif

@@ -441,7 +441,7 @@ decodes_alike() { # decoder, share: the same weights and losses in every run and
     # Values of hybrid differ by up to 3, so equal weights would mean that the CPU decoded.
     # shellcheck disable=SC2046  # several words on purpose
     [[ $1 != hybrid ]] || { "${loading[@]}" $(loads shards) --out-res "$res" --fit random-resized-crop --epochs 2 --export "$name-cpu" &&
-        ! cmp -s "$name-1" "$name-cpu"; }
+        ! cmp -s <(weights "$name-1") <(weights "$name-cpu"); }
 }
 decodes_and_resumes() { # decoder: kills runs within an epoch
     # shellcheck disable=SC2207  # several words on purpose
