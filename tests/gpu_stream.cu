@@ -1,7 +1,8 @@
 /* Tests streams of batches in device memory (common/device_stream.cuh). Batches must equal those of the host
  * stream: exactly where a CPU thread decodes, and within image_decoder_tolerance() where the device does. The
- * same samples must have the same bits in every run, for any batch size and number of threads. Broken files,
- * seeks, cancels and many openings must have the documented results. make check-gpu runs this program.
+ * same samples must have the same bits in every run, for any size of batches and chunks, and any number of
+ * threads. Broken files, seeks, cancels and many openings must have the documented results. make check-gpu
+ * runs this program.
  *
  *     gpu_stream [--short] [DECODER ...]
  *
@@ -150,6 +151,7 @@ struct trial {
     uint64_t seed;
     bool masks, by_epoch;
     uint64_t slow_ns; /* as in struct consumer */
+    uint32_t chunk;   /* as in struct device_stream_request */
 };
 
 static uint32_t steps_of(const struct trial *trial)
@@ -231,8 +233,15 @@ static enum status watch_next(struct stream *stream, struct stream_batch *batch)
 static struct stream *open_device(const struct trial *trial, const struct dataset *dataset,
                                   struct image_decoder *decoder)
 {
-    const struct device_stream_request request = {
-        decoder, trial->res, trial->channels, trial->batch, bytes_of(trial), trial->by_epoch, 2, 1};
+    const struct device_stream_request request = {.decoder = decoder,
+                                                  .res = trial->res,
+                                                  .channels = trial->channels,
+                                                  .chunk = trial->chunk,
+                                                  .capacity = trial->batch,
+                                                  .sample_bytes = bytes_of(trial),
+                                                  .by_epoch = trial->by_epoch,
+                                                  .ahead = 2,
+                                                  .held = 1};
     struct stream *host = open_host(trial, dataset, true), *stream;
     original = host->type;
     watching = *host->type;
@@ -454,6 +463,7 @@ static const struct files some = {"some", 300, 40, 190, 0}, tiny = {"tiny", 120,
 static const uint32_t batches[] = {1, 3, 61, 256};
 static const int threads[] = {1, 4, 16};
 static const double shares[] = {0, 0.3, 1};
+static const uint32_t chunks[] = {0, 7, 64};
 static const struct trial sets[] = {
     {&some, FIT_RESIZE, 64, 3}, {&some, FIT_CROP, 33, 3}, {&some, FIT_RANDOM_RESIZED_CROP, 57, 3},
     {&tiny, FIT_RESIZE, 41, 1}, {&some, FIT_CROP, 40, 1}, {&tiny, FIT_RANDOM_RESIZED_CROP, 224, 3}};
@@ -477,6 +487,7 @@ static void compare_all(struct image_decoder *decoder)
             for (uint32_t repeat = 0; repeat < (brief ? 1 : 3); repeat++, run++) {
                 trial.batch = brief ? 61 : batches[run % COUNT_OF(batches)];
                 trial.threads = threads[run / 2 % COUNT_OF(threads)];
+                trial.chunk = chunks[run % COUNT_OF(chunks)];
                 handed_on = 0;
                 const struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
                 const struct comparison result = compare(&trial, &right, &found, tolerance);
@@ -527,24 +538,25 @@ static void plant_differences(struct image_decoder *decoder)
     dataset_close(&dataset);
 }
 
-/* Slow steps: the host, the engines and the copies are ahead of the steps as far as they can. The batches of
- * the first case are small, those of the second one have two chunks of files. */
-static void provoke(struct image_decoder *decoder, bool chunks, enum order_fault fault)
+/* Slow steps: the host, the engines and the copies are ahead of the steps as far as they can. With `several`,
+ * each batch has several chunks of files. */
+static void provoke(struct image_decoder *decoder, bool several, enum order_fault fault)
 {
     static const char *const names[] = {"", ", planted fault: batch released too early",
                                         ", planted fault: step does not wait"};
     struct trial trial = sets[0];
     struct dataset dataset;
-    trial.batch = chunks ? 100 : 32;
+    trial.batch = 32;
+    trial.chunk = several ? 5 : 0;
     trial.threads = 8;
-    trial.share = share_for(decoder, chunks ? 1 : 0.5);
+    trial.share = share_for(decoder, several ? 1 : 0.5);
     trial.slow_ns = 30000000;
     open_files(trial.files, &dataset);
     const struct record right = take_host(trial, &dataset);
     const struct record found = take_device(&trial, &dataset, decoder, fault);
     const struct comparison result = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
     tell((fault == NO_FAULT) == (result.wrong == 0), std::string("order, ") + decoder_names[decoder->kind] +
-                                                         (chunks ? ", several chunks" : "") + names[fault] +
+                                                         (several ? ", several chunks" : "") + names[fault] +
                                                          ": " + std::to_string(result.wrong) + " of " +
                                                          std::to_string(found.values.size()) + " wrong");
     dataset_close(&dataset);

@@ -430,7 +430,7 @@ static const struct {
      "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
     {"head -3 $F | sed 's,^synth/7,synth/99,'",
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-     "load/13, ops/2, train/11, infer/8, exchange/1, steps/1, monitor/2)"},
+     "load/13, ops/2, train/12, infer/8, exchange/1, steps/1, monitor/2)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
     {"head -3 $F | sed '1s/time_median_s/median/'", "bad.csv, line 2: time_median_s is '', not a number"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},

@@ -25,8 +25,8 @@ Test(figures_train, figures_of_learning_draw_one_job)
     shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
     cr_expect(says("series = 3") && says("train-omp") && says("torch-cpu") && !says("train-graph"), "%s",
               out);
-    SHELL(2, "sed -i 's|^train/11|train/12|' $D/results/other.csv && " SELECT "learning_loss");
-    EXPECT_OUT("other.csv, line 2: unknown schema 'train/12'");
+    SHELL(2, "sed -i 's|^train/12|train/13|' $D/results/other.csv && " SELECT "learning_loss");
+    EXPECT_OUT("other.csv, line 2: unknown schema 'train/13'");
 }
 
 /* The figure has one line per run in a file of --log. If a resumed run repeats steps, the later rows count.

@@ -302,7 +302,7 @@ static void compare_rank(uint32_t epochs, const struct expected *expected)
     }
 }
 
-/* Runs all ranks, one after the other. */
+/* Runs all ranks, consecutively. */
 static void compare_ranks(uint32_t ranks, uint32_t epochs, const struct expected *expected)
 {
     const size_t samples = (size_t)epochs * expected->count;

@@ -29,7 +29,7 @@ Test(train_cli, each_epoch_has_one_row)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/11");
+        cr_expect_str_eq(value(out, row, "schema"), "train/12");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);

@@ -991,6 +991,10 @@ Test(train_load, a_checkpoint_names_its_decoder)
     static const struct train_decoding by_cpu = {DECODER_CPU, 0}, by_device = {DECODER_HYBRID, 0.25};
     const struct train_job job = {.checkpoints = "k"};
     struct option_values identity = {0};
+    cr_expect_eq(resume_take_decoding(&job, &by_device, true, &identity), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "decoder=cpu in the checkpoint, hybrid now; give --decoder cpu"), "%s",
+              status_text());
+    option_values_free(&identity);
     must(resume_take_decoding(&job, &by_cpu, true, &identity));
     cr_expect_eq(identity.count, 2);
     must(resume_take_decoding(&job, &by_cpu, true, &identity));

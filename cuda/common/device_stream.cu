@@ -22,7 +22,6 @@
 #include "data/set_stream.h"
 
 #define AREAS           2
-#define CHUNK_FILES     64                    /* maximum number of files per chunk */
 #define CHUNK_BYTES     (UINT64_C(128) << 20) /* maximum size of the pixels of a chunk of several files */
 #define PIXEL_ALIGNMENT 256                   /* alignment of decoded images, in bytes */
 
@@ -53,7 +52,7 @@ struct area {
     struct image_batch batch;
     uint8_t *pixels; /* device memory */
     uint64_t bytes;
-    struct fit_entry *entries, *device_entries; /* pinned and device memory for CHUNK_FILES entries */
+    struct fit_entry *entries, *device_entries; /* pinned and device memory for request.chunk entries */
     cudaEvent_t decoded, fitted;                /* the pixels are complete; they may be overwritten */
 };
 
@@ -156,15 +155,16 @@ static void close_slot(struct device_slot *slot)
 
 static enum status open_area(struct device_stream *self, struct area *area)
 {
+    const size_t bytes = self->request.chunk * sizeof(struct fit_entry);
     void *memory;
-    TRY(reserve(self, CHUNK_FILES * sizeof *area->device_entries, &memory));
+    TRY(reserve(self, bytes, &memory));
     area->device_entries = static_cast<struct fit_entry *>(memory);
-    CUDA_TRY(cudaHostAlloc(&memory, CHUNK_FILES * sizeof *area->entries, cudaHostAllocPortable));
+    CUDA_TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
     area->entries = static_cast<struct fit_entry *>(memory);
-    self->stats.memory_bytes += CHUNK_FILES * sizeof *area->entries;
+    self->stats.memory_bytes += bytes;
     TRY(open_event(&area->decoded));
     TRY(open_event(&area->fitted));
-    return image_batch_open(self->request.decoder, CHUNK_FILES, &area->batch);
+    return image_batch_open(self->request.decoder, self->request.chunk, &area->batch);
 }
 
 static void close_area(struct area *area)
@@ -208,12 +208,13 @@ static uint64_t pixel_bytes(const struct set_stream_file *file)
     return (bytes + PIXEL_ALIGNMENT - 1) / PIXEL_ALIGNMENT * PIXEL_ALIGNMENT;
 }
 
-/* Returns how many of the files, at least one, become a chunk. Sets `*bytes` to the size of their pixels. */
-static uint32_t chunk_of(const struct set_stream_file *files, uint32_t count, uint64_t *bytes)
+/* Returns how many of the files, at least one and at most `most`, become a chunk. Sets `*bytes` to the size
+ * of their pixels. */
+static uint32_t chunk_of(const struct set_stream_file *files, uint32_t count, uint32_t most, uint64_t *bytes)
 {
     uint32_t taken = 1;
     *bytes = pixel_bytes(files);
-    for (; taken < count && taken < CHUNK_FILES; taken++) {
+    for (; taken < count && taken < most; taken++) {
         const uint64_t more = pixel_bytes(&files[taken]);
         if (*bytes + more > CHUNK_BYTES)
             break;
@@ -295,7 +296,7 @@ static enum status decode_files(struct device_stream *self, const struct device_
     uint64_t bytes;
     for (uint32_t first = 0, chunk; first < count; first += chunk) {
         struct area *area = &self->areas[self->chunks++ % AREAS];
-        chunk = chunk_of(files + first, count - first, &bytes);
+        chunk = chunk_of(files + first, count - first, self->request.chunk, &bytes);
         TRY(decode_chunk(self, area, files + first, chunk, bytes));
         TRY(fit_chunk(self, slot, area, batch, files + first, chunk));
     }
@@ -732,6 +733,7 @@ enum status device_stream_open(struct stream *host, const struct device_stream_r
     TRY(ALLOCATED(self, "out of memory for a stream"));
     self->stream = {&device_stream_type, host->at};
     self->request = *request;
+    self->request.chunk = request->chunk ? request->chunk : DEVICE_STREAM_CHUNK;
     self->host = host;
     self->slot_count = request->ahead + request->held;
     pthread_mutex_init(&self->lock, NULL);

@@ -24,13 +24,15 @@
 #include "core/status.h"
 #include "core/stream.h"
 
-#define DEVICE_STREAM_HELD 2 /* number of batches of the host stream that a device stream holds at a time */
+#define DEVICE_STREAM_HELD  2 /* number of batches of the host stream that a device stream holds at a time */
+#define DEVICE_STREAM_CHUNK 256 /* nvJPEG's engines decode batches of 256 files 17 % faster than of 32 */
 
 struct device_stream_request {
     /* Decodes the files that the host stream hands on; must outlive the stream. NULL or DECODER_CPU: it hands
      * on none. With another decoder, the host stream must be of set_stream_open(), with samples of bytes. */
     struct image_decoder *decoder;
     uint32_t res, channels; /* of the samples, if there is a decoder */
+    uint32_t chunk;         /* maximum number of files that are decoded at a time; 0: DEVICE_STREAM_CHUNK */
 
     uint32_t capacity;   /* largest number of samples in a batch, at least 1 */
     size_t sample_bytes; /* the stride of the host stream's batches, at least 1 */

@@ -117,7 +117,7 @@ static enum status refuse_option(const struct train_job *job, const struct optio
                                  const struct option_value *was)
 {
     char value[128] = "none", before[128] = "", remedies[256];
-    const char *name = is ? is->name : was->name;
+    const char *name = is ? is->name : was ? was->name : "";
     if (was)
         option_value_text(was, before, sizeof before);
     if (is)
