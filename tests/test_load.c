@@ -228,7 +228,7 @@ Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini 
     static const char *const lines[] = {"--cache any", "--cache any --shuffle 0 --batch 1",
                                         "--cache any --shuffle 10 --batch 7 --block 4 --iodepth 3",
                                         "--cache warm --shuffle 1000 --batch 200 --epochs 2",
-                                        "--cache any --iodepth 1 --block 4 --prefetch 0 --seed 9"};
+                                        "--cache any --iodepth 1 --block 4 --readahead 0 --seed 9"};
     make_shards(101);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         for (size_t l = 0; l < COUNT_OF(lines); l++)

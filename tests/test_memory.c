@@ -144,6 +144,12 @@ Test(memory, loading_handles_failed_allocations)
     expect_refusals("--workload load --variant all --data files --cache any --verify --shuffle 3" ONE);
 }
 
+Test(memory, streams_handle_failed_allocations)
+{
+    EXPECT(0, "$P --prepare images --samples 9 --shards 2 --sample-shape 3,4 --dtype u8");
+    expect_refusals("--variant stream --data images --cache any --verify --batch 4 --threads 2" ONE);
+}
+
 /* A failed allocation in the trial of a batch says that the batch does not fit, so the search continues with
  * smaller ones. A set of 65 samples is the smallest one with two trials, of 64 and of all samples. */
 Test(memory, the_largest_batch_is_found_although_allocations_fail)

@@ -100,3 +100,29 @@ Test(mpi_load, a_rank_that_fails_during_the_timing_ends_all)
     cr_expect(strstr(err, "fdsl-bench: rank 1: ") && strstr(err, "No such file"), "%s", err);
     cr_expect(access("rows.csv", F_OK) != 0, "rows were written");
 }
+
+/* The ranks have no sample in common, and the row of all ranks has those of both epochs. In the last batch of
+ * an epoch, 80 mod 7 = 3 samples are left. */
+Test(mpi_load, ranks_of_a_stream_share_each_batch)
+{
+    static const int counts[] = {1, 2, 4, 8};
+    prepare("one", "--samples 80 --shards 4 --sample-shape 5,10 --dtype u8");
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        char line[512];
+        snprintf(
+            line, sizeof line,
+            "rm -f rows.csv; cd one && timeout 100 mpirun --bind-to none --oversubscribe -n %d $PROGRAM " READ
+            "--min-time 0 --max-time 0 --batch 7 --epochs 2 --lanes 4 --shuffle 30 --threads 2 --verify "
+            "--out ../rows.csv",
+            counts[i], "stream");
+        shell("%s", line);
+        if (status == 4)
+            cr_skip_test("%s", err);
+        cr_assert_eq(status, 0, "%d ranks: %s", counts[i], err);
+        shell("awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
+              "%s { print $at[\"items\"], $at[\"wrong\"], $at[\"checksum\"] > \"found\" }' rows.csv && "
+              "cp -n found first && cmp found first && grep -q '^160 0 ' found",
+              counts[i] > 1 ? "$at[\"rank\"] == \"all\"" : "NR == 2");
+        cr_expect_eq(status, 0, "%d ranks: %s", counts[i], err);
+    }
+}

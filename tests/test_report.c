@@ -155,7 +155,7 @@ Test(report, commands_repeat_their_rows_of_loading)
     cr_assert_eq(status, 0, "%s", out);
     static const char *const jobs[] = {
         "shards --data $D/set --shuffle 0 --batch 3 --seed 5 --cache any --decode",
-        "shards-mmap --data $D/set --epochs 2 --prefetch 1 --augment --shift 2 --mean 0.5",
+        "shards-mmap --data $D/set --epochs 2 --readahead 1 --augment --shift 2 --mean 0.5",
         "shards-omp --data $D/set --threads 2 --on-error skip"};
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         expect_repeated(jobs[i], TINY, "--data ", "data");

@@ -30,7 +30,8 @@ static void run_loaders(void)
 {
     run("--prepare set --samples 40 --shards 3 --sample-shape 3,8 --dtype f16");
     cr_expect(status == 0 || strstr(err, "not built"), "--prepare: exit %d: %s", status, err);
-    run("--variant shards,shards-mmap,shards-omp --data set --cache any --verify --loops 1 --warmups 0 "
+    run("--variant shards,shards-mmap,shards-omp,stream --data set --cache any --verify --loops 1 --warmups "
+        "0 "
         "--warmup-time 0");
     cr_expect(status == 0 || status == 4 || strstr(err, "not built"), "shards: exit %d: %s", status, err);
 }

@@ -150,7 +150,7 @@ Test(timed, wrong_timed_images_are_detected)
 
 Test(timed, wrong_timed_samples_are_detected)
 {
-    static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
+    static const char *const file_variants[] = {"files", "files-omp", "files-uring", "stream"};
     static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
     char command[PATH_MAX + 256];
     snprintf(

@@ -61,7 +61,7 @@ static enum status map_all(struct mapped *mapped)
     for (uint32_t f = 0; f < dataset->file_count; f++)
         if (!mapped->shards[f] && dataset->shard_first[f] < dataset->shard_first[f + 1]) {
             enum status status = map_shard(mapped, f);
-            if (status != STATUS_FAILED || !mapped->reader.load->given->skip)
+            if (status != STATUS_FAILED || !load_skips(mapped->reader.load))
                 TRY(status);
         }
     return STATUS_OK;
@@ -80,7 +80,7 @@ static void ask_for(const struct mapped *mapped, const struct order_segment *seg
         madvise(mapped->shards[segment->shard] + begin, end - begin, MADV_WILLNEED);
 }
 
-/* Asks Linux to read the segment that contains `index`, and the next `prefetch` segments. Keeps its state in
+/* Asks Linux to read the segment that contains `index`, and the next `readahead` segments. Keeps its state in
  * `*asked` (the next segment to ask for), `*current` (the next segment to enter) and `*entered` (the index
  * where that segment begins). */
 static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t index,
@@ -89,7 +89,7 @@ static void read_ahead(const struct worker *worker, const struct mapped *mapped,
     const struct order *order = &worker->order;
     while (*current < order->segment_count && index >= *entered)
         *entered += order->segments[(*current)++].count;
-    while (*asked < order->segment_count && *asked < *current + worker->load->given->prefetch)
+    while (*asked < order->segment_count && *asked < *current + worker->load->given->readahead)
         ask_for(mapped, &order->segments[(*asked)++]);
 }
 

@@ -1,20 +1,15 @@
 #include "reader.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/timer.h"
-#include "machine/guard.h"
 #include "machine/host.h"
 
-#define HUGE_BYTES     ((size_t)2 << 20)
-#define COPY_MAX_BYTES ((size_t)2 << 30) /* largest working set that reader_copy() copies */
+#define HUGE_BYTES ((size_t)2 << 20)
 
 /* ---- Latencies ---- */
 
@@ -95,13 +90,6 @@ static void close_worker(const struct reader *reader, struct worker *worker)
     free(worker->images);
 }
 
-static void forget_set(struct reader *reader)
-{
-    if (reader->set)
-        munmap(reader->set, reader->set_bytes);
-    reader->set = NULL;
-}
-
 void reader_close(struct reader *reader)
 {
     for (int w = 0; reader->workers && w < reader->threads; w++)
@@ -109,7 +97,7 @@ void reader_close(struct reader *reader)
     free(reader->workers);
     reader->workers = NULL;
     verifier_close(&reader->verifier);
-    forget_set(reader);
+    copier_forget(&reader->copier);
 }
 
 static enum status open_worker(struct reader *reader, struct worker *worker)
@@ -138,17 +126,25 @@ static void count_memory(struct reader *reader, const struct order_plan *plan)
         (double)samples * (double)load->dataset->bytes / load->dataset->sample_count;
 }
 
+/* Returns the distance of slots. A slot is at least one byte longer than any sample, to detect files that
+ * grew. The distance is never a multiple of 4096 bytes, because such slots would map to the same cache sets.
+ */
+size_t reader_stride(const struct load *load)
+{
+    const size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
+    return stride % 4096 ? stride : stride + 64;
+}
+
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch)
 {
-    /* A slot is at least one byte longer than any sample, to detect files that grew. The stride is never a
-     * multiple of 4096 bytes, because such slots would map to the same cache sets. */
-    size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
+    const size_t stride = reader_stride(load);
     *reader =
         (struct reader){.load = load,
                         .epoch = epoch,
                         .threads = threads,
-                        .stride = stride % 4096 ? stride : stride + 64,
+                        .stride = stride,
+                        .copier = {.load = load, .threads = threads, .stride = stride},
                         .slots = (slots + load->given->batch - 1) / load->given->batch * load->given->batch};
     TRY(memory_check((uint64_t)threads * reader->slots * reader->stride, "the buffers",
                      "lower --batch, --shuffle or --threads"));
@@ -180,7 +176,7 @@ enum status reader_ready(void *state, uint64_t number)
     for (int w = 0; w < reader->threads; w++)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->given->cache == LOAD_COLD)
-        forget_set(reader); /* mapped pages cannot be evicted */
+        copier_forget(&reader->copier); /* mapped pages cannot be evicted */
     return verifier_ready(&reader->verifier, number, &reader->result.before);
 }
 
@@ -439,126 +435,16 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
     return verifier_lose(&worker->reader->verifier, &worker->losses, sample, status);
 }
 
-/* ---- Copy bandwidth ---- */
-
-/* Returns the bytes of a file that are in the working set: the size of a single file, a shard's size in whole
- * pages, or 0 for a shard without samples. */
-static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;
-    if (!dataset->shards)
-        return bytes;
-    bool read = dataset->shard_first[file] < dataset->shard_first[file + 1];
-    return read ? (bytes + page - 1) / page * page : 0;
-}
-
-/* Maps up to `bytes` bytes of a file at `memory`, in whole pages. Sets `*mapped` to the number of bytes
- * mapped, which is smaller if the file was truncated. With --on-error skip, a file that cannot be opened
- * counts as empty. */
-static enum status map_over(const struct load *load, uint32_t file, uint8_t *memory, size_t bytes,
-                            size_t *mapped)
-{
-    struct stat info;
-    int fd;
-    enum status status = dataset_file_open(load->dataset, file, 0, &fd);
-    *mapped = 0;
-    if (status != STATUS_OK)
-        return load->given->skip && status == STATUS_FAILED ? STATUS_OK : status;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t there = fstat(fd, &info) == 0 ? ((size_t)info.st_size + page - 1) / page * page : 0;
-    size_t length = there < bytes ? there : bytes;
-    void *mapping =
-        length ? mmap(memory, length, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) : memory;
-    int failure = errno;
-    close(fd);
-    if (mapping == MAP_FAILED)
-        return status_set(status_of_errno(failure), "%s/%s: cannot map %zu bytes: %s", load->dataset->path,
-                          load->dataset->files[file].name, length, strerror(failure));
-    *mapped = length;
-    return STATUS_OK;
-}
-
-/* Maps shards consecutively until `*bytes` are filled. Sets `*bytes` to the number mapped. */
-static enum status map_shards(const struct load *load, uint8_t *memory, size_t *bytes)
-{
-    size_t at = 0;
-    for (uint32_t f = 0; f < load->dataset->file_count && at < *bytes; f++) {
-        size_t length = set_bytes_of(load->dataset, f), left = *bytes - at, mapped;
-        TRY(map_over(load, f, memory + at, length < left ? length : left, &mapped));
-        at += mapped;
-    }
-    *bytes = at;
-    return STATUS_OK;
-}
-
-/* Creates the working set that reader_copy() copies. For local shards, it is their consecutive mappings. For
- * files and remote shards, it is anonymous memory of the same size. */
-static enum status open_set(struct reader *reader)
-{
-    const struct dataset *dataset = reader->load->dataset;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), wanted = 0;
-    for (uint32_t f = 0; f < dataset->file_count && wanted < COPY_MAX_BYTES; f++)
-        wanted += set_bytes_of(dataset, f);
-    wanted = wanted < COPY_MAX_BYTES ? (wanted + page - 1) / page * page : COPY_MAX_BYTES;
-    uint8_t *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return status_set(STATUS_EXHAUSTED, "out of memory for %zu bytes to measure the copy bandwidth",
-                          wanted);
-    reader->set = memory;
-    reader->set_bytes = reader->copied_bytes = wanted;
-    if (dataset->shards && !dataset->remote)
-        return map_shards(reader->load, memory, &reader->copied_bytes);
-    madvise(memory, wanted, MADV_NOHUGEPAGE);
-    memset(memory, 1, wanted);
-    return STATUS_OK;
-}
-
-/* Copies worker w's part of the working set in pieces of `piece` bytes. Each piece goes to the next slot of a
- * batch; a piece larger than a slot always starts at slot 0. Returns false if a page no longer exists. */
-static bool copy_part(const struct reader *reader, int w, size_t piece)
-{
-    size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->given->batch;
-    size_t begin = reader->copied_bytes * (size_t)w / threads,
-           end = reader->copied_bytes * ((size_t)w + 1) / threads, slot = 0;
-    for (size_t at = begin; at < end; at += piece) {
-        uint8_t *to = reader->workers[w].slots + slot * reader->stride;
-        if (!guard_copy(to, reader->set + at, end - at < piece ? end - at : piece))
-            return false;
-        __asm__ volatile("" : : "r"(to) : "memory");
-        slot = slot + 1 < slots ? slot + 1 : 0;
-    }
-    return true;
-}
-
-/* Copies the whole working set once. Returns bytes per second, or 0 if a page no longer exists. */
-static double copy_all(const struct reader *reader, size_t piece)
-{
-    int threads = reader->threads, torn = 0;
-    double begin_s = timer_now_s();
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : torn) if (threads > 1)
-    for (int w = 0; w < threads; w++)
-        torn += !copy_part(reader, w, piece);
-    return torn ? 0 : (double)reader->copied_bytes / (timer_now_s() - begin_s);
-}
+/* ---- Results ---- */
 
 enum status reader_copy(void *state, double *bytes_per_s)
 {
     struct reader *reader = state;
-    struct guard guard = {0};
-    if (!reader->set)
-        TRY(open_set(reader));
-    TRY(guard_open(&guard));
-    size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* with tar headers */
-    double by_sample = copy_all(reader, sample < reader->stride ? sample : reader->stride);
-    double by_batch = copy_all(reader, reader->load->given->batch * reader->stride);
-    guard_close(&guard);
-    *bytes_per_s = by_sample > by_batch ? by_sample : by_batch;
-    if (by_sample <= 0 || by_batch <= 0)
-        return status_set(
-            STATUS_FAILED,
-            "%s: a shard was truncated while measuring the copy bandwidth; repair the data set and run again",
-            reader->load->dataset->path);
-    return STATUS_OK;
+    FREED uint8_t **buffers = malloc((size_t)reader->threads * sizeof *buffers);
+    TRY(ALLOCATED(buffers, "out of memory"));
+    for (int w = 0; w < reader->threads; w++)
+        buffers[w] = reader->workers[w].slots;
+    return copier_measure(&reader->copier, buffers, bytes_per_s);
 }
 
 /* Adds the memory that workers have allocated during runs, for images. worker->images grows exactly to the

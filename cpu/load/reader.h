@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "copier.h"
 #include "core/variant.h"
 #include "load/input.h"
 #include "load/verifier.h"
@@ -62,8 +63,7 @@ struct reader {
     uint32_t slots; /* per worker */
     struct worker *workers;
     struct verifier verifier;
-    uint8_t *set; /* working set in memory for reader_copy(): set_bytes allocated, copied_bytes used */
-    size_t set_bytes, copied_bytes;
+    struct copier copier; /* for reader_copy() */
     struct load_result result;
 };
 
@@ -72,6 +72,9 @@ struct reader {
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch);
 void reader_close(struct reader *reader);
+
+/* Returns the distance of the slots of a worker in bytes. */
+size_t reader_stride(const struct load *load);
 
 /* Returns the number of slots per worker for a variant that reads samples in shard order. With this number of
  * slots, a sample is copied only once, directly into its slot of a batch. */
@@ -93,11 +96,7 @@ enum status reader_fetch(void *state, void *result);
     .platform = "cpu", .traits = &(traits_), .ready = reader_ready, .run = reader_run, .fetch = reader_fetch
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
- * buffers, once batch by batch and once sample by sample. The faster rate estimates an upper bound on the
- * rate of any loader that copies every byte with as many threads. For local shards, the working set is their
- * memory mappings; for files and remote shards, it is anonymous memory of the same size. At most 2 GiB are
- * copied.
- */
+ * buffers (copier_measure()). */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* Implements verify_slots() of the variants' struct load_traits. Checks the samples in all slots. */

@@ -223,9 +223,9 @@ static enum status stream_epoch(struct worker *worker)
     struct stream *stream = (struct stream *)worker->reader;
     const struct order *order = &worker->order;
     uint32_t arrival = 0, asked = 1,
-             prefetch = worker->load->given->cache == LOAD_WARM ? 0 : worker->load->given->prefetch;
+             readahead = worker->load->given->cache == LOAD_WARM ? 0 : worker->load->given->readahead;
     for (uint32_t s = 0; s < order->segment_count; s++) {
-        for (; asked < order->segment_count && asked <= s + prefetch; asked++)
+        for (; asked < order->segment_count && asked <= s + readahead; asked++)
             dataset_file_ask(stream->reader.load->dataset, order->segments[asked].shard);
         enum status status = read_segment(worker, stream, &order->segments[s], arrival);
         if (stream->fd >= 0)

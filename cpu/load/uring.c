@@ -376,7 +376,7 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
         return STATUS_OK;
     if (load->given->cache != LOAD_WARM && *failure == EINVAL)
         return status_prefix(STATUS_UNAVAILABLE, "this file system has no O_DIRECT; use --cache warm");
-    return load->given->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    return load_skips(load) && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* Adds one failed block in place of a segment whose shard cannot be opened. When the block is processed, the

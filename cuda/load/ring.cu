@@ -26,7 +26,7 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
     const struct order *order = &share->queue->order;
     if (load->given->cache == LOAD_WARM || worker->ring->type->on_device)
         return; /* the shards are in the page cache, or cuFile reads them, which may bypass the page cache */
-    for (; share->asked < order->segment_count && share->asked <= share->segment + load->given->prefetch;
+    for (; share->asked < order->segment_count && share->asked <= share->segment + load->given->readahead;
          share->asked++)
         dataset_file_ask(load->dataset, order->segments[share->asked].shard);
 }
@@ -42,7 +42,7 @@ static void ring_release(struct ring_worker *worker, struct open_shard *opened)
     free(opened);
 }
 
-/* Opens the shard of a new segment. If load->given->skip is set and opening fails with STATUS_FAILED, this is
+/* Opens the shard of a new segment. If load_skips(load) is set and opening fails with STATUS_FAILED, this is
  * not an error: the shard's samples are counted as lost. */
 static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
@@ -65,7 +65,7 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     if (!share->broken)
         return STATUS_OK;
     opened->failure = status_save(status);
-    return share->queue->delivery->load->given->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    return load_skips(share->queue->delivery->load) && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* Fits as many samples of the current segment as possible into the rest of the chunk, as one piece. The piece

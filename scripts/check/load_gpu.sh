@@ -125,6 +125,48 @@ check_decoding() { # decoder: compares every pixel with a decoding on the CPU
     "${turn[@]}" check "$1: a broken image ends the run" fails_with 1 'torn-shards/.*sample .*libjpeg: ' "$bench" "${options[@]}" \
         --data "$dir/torn-shards" --out-res 33
 }
+check_streams() { # the variant stream-gpu: compares every value with a decoding on the CPU
+    local options=(--variant stream-gpu "${quick[@]}") set layout threads batch prefetch decoder fit res turn
+    for layout in files shards; do
+        for set in three odd large; do
+            for batch in 1 31 1000; do
+                check "stream-gpu: $set-$layout, batch $batch" "$bench" "${options[@]}" --data "$dir/$set-$layout" --batch $batch \
+                    --epochs 3 --threads 2
+            done
+        done
+    done
+    for threads in 1 3 16; do
+        for prefetch in 1 2 9; do
+            check "stream-gpu: $threads threads, $prefetch batches ahead" "$bench" "${options[@]}" --data "$dir/odd-shards" \
+                --threads $threads --prefetch $prefetch --lanes 4 --shuffle 40 --batch 31 --epochs 3
+        done
+        alone check "stream-gpu: $threads threads, while a training step runs" "$bench" "${options[@]}" --data "$dir/odd-shards" \
+            --threads $threads --batch 31 --epochs 3 --compute 1
+    done
+    for decoder in $(decoders_here); do
+        turn=()
+        [[ $decoder != hardware ]] || turn=(alone)
+        for fit in resize random-resized-crop; do
+            for res in 7 33 224; do
+                "${turn[@]}" check "stream-gpu: $decoder: $fit to $res" "$bench" "${options[@]}" --data "$dir/mixed-shards" \
+                    --decoder "$decoder" --fit $fit --out-res $res --threads 3 --batch 31 --epochs 2
+            done
+        done
+        "${turn[@]}" check "stream-gpu: $decoder: gray, broken images masked" "$bench" "${options[@]}" --data "$dir/torn-shards" \
+            --decoder "$decoder" --out-res 33 --channels 1 --on-error mask --threads 3
+        "${turn[@]}" check "stream-gpu: $decoder: a broken image ends the run" fails_with 1 'torn-shards/' "$bench" "${options[@]}" \
+            --data "$dir/torn-shards" --decoder "$decoder" --out-res 33
+        alone check "stream-gpu: $decoder: while a training step runs" "$bench" "${options[@]}" --data "$dir/mixed-shards" \
+            --decoder "$decoder" --out-res 65 --epochs 3 --batch 31 --compute 1 --threads 3
+        [[ $decoder == cpu ]] || "${turn[@]}" check "stream-gpu: $decoder: all JPEG files" "$bench" "${options[@]}" \
+            --data "$dir/mixed-shards" --decoder "$decoder" --device-share 1 --out-res 65 --batch 7 --threads 2
+    done
+    check 'stream-gpu: images of their own size' "$bench" "${options[@]}" --data "$dir/photos-shards" --decode --batch 100 --threads 3
+    check 'stream-gpu: a share without a decoder' fails_with 2 'device-share' "$bench" "${options[@]}" --data "$dir/mixed-shards" \
+        --decoder cpu --device-share 0.5 --out-res 33
+    check 'stream-gpu: a shard disappears' breaks stream-gpu any rm
+    check 'stream-gpu: a shard shrinks' breaks stream-gpu warm 'truncate -s 5000'
+}
 decoders_here() { # the values of --decoder that work on this machine
     local decoder
     ! grep -qx shards-gpu <<<"$variants" || for decoder in hardware hybrid cpu; do
@@ -189,6 +231,10 @@ if ((sanitize)); then
             alone check "$tool: --decoder $decoder" "${runner[@]}" "$bench" --variant shards-gpu --decoder "$decoder" "${quick[@]}" \
                 --data "$dir/mixed-shards" --fit random-resized-crop --out-res 65 --augment --dtype f16 --threads 2
         done
+        if grep -q '^load,stream-gpu,[^,]*,yes' <<<"$list"; then
+            alone check "$tool: stream-gpu" "${runner[@]}" "$bench" --variant stream-gpu "${quick[@]}" --data "$dir/mixed-shards" \
+                --decoder cpu --out-res 65 --batch 31 --epochs 2 --threads 2
+        fi
         check "$tool: a step of a given length" "${runner[@]}" "$product"
     done
     # Looks for leaks and invalid accesses after a failure.
@@ -258,6 +304,7 @@ else
         alone check 'advice about a step of a transformer' advises vit-micro train-vit
         alone check 'advice about a step of another network' advises cnn-fdsl train-bf16
     fi
+    ! grep -q '^load,stream-gpu,[^,]*,yes' <<<"$list" || check_streams
     # Faults
     for variant in $variants; do
         [[ $variant == files-gpu ]] && continue

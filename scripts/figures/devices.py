@@ -10,7 +10,7 @@ from plot import HEIGHT, short_device, wrap
 # point. The eager modes of PyTorch share a slot, and so do autotuned PyTorch and train-cudnn-tf32.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
-         "shards-uring": 7, "files-gpu": 8, "shards-gpu": 4, "gds": 3, "torch-files": 8,
+         "shards-uring": 7, "stream": 2, "files-gpu": 8, "shards-gpu": 4, "gds": 3, "torch-files": 8,
          "train-naive": 1, "train-omp": 2, "train-omp-blas": 5, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
          "train-graph": 7, "train-cudnn": 2, "train-cudnn-tf32": 0,
          "mpi": 1, "nccl": 8, "peer": 7, "peer-one-shot": 5, "peer-two-shot": 6,

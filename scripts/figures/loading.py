@@ -10,7 +10,7 @@ from rows import newest, sweep_of
 
 COMMAND = "scripts/sweep/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
-ALL_THREADS = ("files-omp", "shards-omp")
+ALL_THREADS = ("files-omp", "shards-omp", "stream")
 OTHERS = ("torch-files", "torch-shards", "webdataset")  # from scripts/compare/loading.py
 OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # from scripts/compare/loading.py --gpu
 NOT_OURS = OTHERS + tuple(f"{name}-inline" for name in OTHERS) + ("dali",) + OTHERS_TO_GPU
@@ -20,7 +20,7 @@ NEAREST_BYTES = 1 << 14  # figures that show one sample size prefer the size nea
 DEVICES = 2  # at most, per figure, because the other dashes show the order or the page cache
 SHIFT = 0.13  # between the points of neighbouring variants in the figure loading, in powers of two
 # Columns that are constant along a line. The field of an option that does not apply to a loader can be empty.
-FREE = ("batch", "seed", "epochs", "iodepth", "block", "prefetch", "shuffle", "shards")
+FREE = ("batch", "seed", "epochs", "iodepth", "block", "readahead", "prefetch", "lanes", "shuffle", "shards")
 ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
 
 

@@ -49,6 +49,7 @@ for bytes in ${SIZES:-2048 16384 65536}; do
     for ((threads = 1; threads <= cores; threads *= 2)); do
         run "$all" files-omp "$bytes-files" --threads $threads --verify
         run "$all" shards-omp "$bytes-shards" --threads $threads --shuffle 0 --verify
+        run "$all" stream "$bytes-shards" --threads $threads --shuffle 0 --verify
     done
     ((EUID == 0)) || continue
     # --cache cold also evicts the data that --verify reads. A run that does not begin with a cold cache fails.

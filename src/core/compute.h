@@ -46,7 +46,9 @@ enum status compute_read(struct compute *compute);
          .digits = 6,                                                                                       \
          .better = BETTER_LOWER},                                                                           \
         {"first_batch_s", VALUE_REAL, COMBINE_MAX, "s",                                                     \
-         .about = "time until the first training step of the first timed run begins"},                      \
+         .about =                                                                                           \
+             "time until the first training step of the first timed run begins; without --compute, time "   \
+             "until the first batch of the variant stream in the last timed run"},                          \
         {"step_s", VALUE_REAL, COMBINE_MEAN, "s",                                                           \
          .about = "mean time of a training step during the timed runs"},                                    \
         {"busy_share",                                                                                      \

@@ -25,11 +25,20 @@
 #define AHEAD_BYTES \
     (UINT64_C(256) << 20) /* at most this many bytes, but at least one shard, are requested ahead */
 
+const char *const on_error_names[] = {"fail", "skip", "mask", NULL};
 const char *const dataset_on_error[] = {"fail", "skip", NULL};
 
 enum status dataset_advise_skip(enum status status)
 {
     return status_append(status, "; --on-error skip omits such samples");
+}
+
+enum status dataset_refuse_skip(const char *stream)
+{
+    return status_set(STATUS_USAGE,
+                      "--on-error skip would change the batches of %s; use --on-error mask: a broken sample "
+                      "then keeps its place, with weight 0",
+                      stream);
 }
 
 enum status dataset_advise_mask(enum status status)

@@ -107,11 +107,20 @@ struct dataset {
 
 FDSL_C_BEGIN
 
-/* Values of --on-error, NULL-terminated. The second one, "skip", sets dataset->skip. */
+/* What happens to a broken sample: --on-error. ON_ERROR_SKIP sets dataset->skip; ON_ERROR_MASK is for
+ * streams.
+ */
+enum on_error { ON_ERROR_FAIL, ON_ERROR_SKIP, ON_ERROR_MASK };
+
+/* Values of --on-error, in enum order, NULL-terminated: all of them, and those without "mask". */
+extern const char *const on_error_names[];
 extern const char *const dataset_on_error[];
 
 /* Adds the advice of --on-error skip to the message of a fault that it omits. Returns `status`. */
 enum status dataset_advise_skip(enum status status);
+
+/* Refuses --on-error skip for a stream, which `stream` names, with STATUS_USAGE. */
+enum status dataset_refuse_skip(const char *stream);
 
 /* Appends to the message of `status` that --on-error mask gives such samples weight 0. Returns `status`. */
 enum status dataset_advise_mask(enum status status);

@@ -65,8 +65,9 @@ struct worker {
     struct set_stream *self;
     pthread_t thread;
     struct image_scratch scratch;
-    uint8_t *image, *label; /* bytes of members */
-    bool broken;            /* the latest failure is that of a sample, and may be masked */
+    uint8_t *image, *label;            /* bytes of members */
+    uint64_t image_edges, label_edges; /* checksum_edges() of what was read for the sample */
+    bool broken;                       /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
     uint32_t timed; /* number of samples that the times of the next sample are for; 0: it is not timed */
     double read_s, decode_s;
@@ -135,6 +136,7 @@ static enum status read_image(struct worker *worker, const struct dataset_sample
     if (status != STATUS_OK)
         return status_prefix(status, "sample '%s'", sample->key);
     worker->bytes += member->size;
+    worker->image_edges = checksum_edges(bytes, member->size);
     worker->broken = dataset->indexed && checksum_whole(bytes, member->size) != member->whole;
     return worker->broken
                ? dataset_at(dataset, sample, member,
@@ -157,6 +159,7 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
         worker->bytes += member->size;
+        worker->label_edges = checksum_edges(worker->label, member->size);
     }
     const enum status status =
         dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, INT32_MAX, label);
@@ -244,6 +247,22 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
 
+/* Returns the hash of a sample with the bytes that were read, instead of those that dataset_check() found.
+ * Members that the stream does not read keep their hashes. */
+static uint64_t hash_read(const struct worker *worker, const struct dataset_sample *sample, uint32_t number)
+{
+    const struct set_stream_request *request = &worker->self->request;
+    struct dataset_sample read = *sample;
+    uint64_t edges[DATASET_MEMBERS_MAX];
+    for (uint32_t m = 0; m < sample->members; m++)
+        edges[m] = m == sample->image ? worker->image_edges
+                   : m == sample->label && !request->labels
+                       ? worker->label_edges
+                       : request->dataset->members[sample->member + m].edges;
+    read.edges = checksum_sample(sample->key_hash, edges, sample->members);
+    return set_stream_hash(&read, number);
+}
+
 /* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, and the bytes of their
  * images, all at the same time. */
 static void prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
@@ -285,8 +304,10 @@ static enum status load_sample(struct worker *worker, struct slot *slot, uint32_
     }
     TRY(load_image(worker, sample, slot, i));
     if (!request->labels)
-        return read_label(worker, sample, &slot->labels[i]);
-    slot->labels[i] = (int32_t)request->labels[at];
+        TRY(read_label(worker, sample, &slot->labels[i]));
+    else
+        slot->labels[i] = (int32_t)request->labels[at];
+    slot->read[i] = hash_read(worker, sample, number);
     return STATUS_OK;
 }
 
@@ -535,9 +556,10 @@ static void add_counts(struct worker *worker)
     stats->bytes += worker->bytes;
     stats->read_s += worker->read_s;
     stats->decode_s += worker->decode_s;
+    stats->jpeg_warnings += worker->scratch.jpeg_warnings;
     stats->memory_bytes += memory - worker->memory_bytes;
     worker->memory_bytes = memory;
-    worker->bytes = 0;
+    worker->bytes = worker->scratch.jpeg_warnings = 0;
     worker->read_s = worker->decode_s = 0;
 }
 

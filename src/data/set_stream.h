@@ -88,6 +88,20 @@ static inline uint64_t set_stream_mix(uint64_t value)
     return value ^ value >> 31;
 }
 
+/* Returns whether a sample is named as a JPEG. */
+static inline bool set_stream_is_jpeg(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    const struct dataset_member *members = &dataset->members[sample->member];
+    return sample->image < sample->members &&
+           image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_JPEG;
+}
+
+/* Returns the share of the samples that a decoder on a device should take. */
+static inline double set_stream_share(enum decoder decoder)
+{
+    return decoder == DECODER_HARDWARE ? 0.7 : decoder == DECODER_HYBRID ? 0.25 : 0;
+}
+
 /* Returns whether a sample belongs to the share of the device. Depends only on the number in the plan: not on
  * epochs, ranks, threads or timing. A larger share has all samples of a smaller one. */
 static inline bool set_stream_on_device(uint32_t number, double share)
@@ -96,8 +110,9 @@ static inline bool set_stream_on_device(uint32_t number, double share)
     return (double)(hash >> 32) < share * 0x1p32;
 }
 
-/* Returns the hash stream_batch.read of a sample that is read for a number of the plan. Sums of these hashes
- * show whether an epoch has each sample once, under its own number. */
+/* Returns the hash stream_batch.read of a sample whose bytes, as far as checksum_edges() covers them, are
+ * those that dataset_open() found. Sums of these hashes show whether an epoch has each sample once, under its
+ * own number. A masked sample has this hash, whatever was read for it. */
 static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint32_t number)
 {
     return stream_hash((sample->key_hash ^ (uint64_t)number << 32 ^ number) + sample->edges);
@@ -127,5 +142,28 @@ enum status set_stream_break(struct stream *stream, struct stream_batch *batch, 
                              enum status why);
 
 FDSL_C_END
+
+/* Rows of the option tables of workloads that open a stream; `at`: offset of the uint64_t in the workload's
+ * parameters. `stream` names what reads the stream. */
+#define STREAM_LANES_OPTION(at, stream)                                                               \
+    {                                                                                                 \
+        "lanes", "N", OPTION_COUNT, at,                                                               \
+            .fallback = "64", .minimum = 1, .maximum = 1 << 20, .column = COLUMN,                     \
+            .help = "number of positions from which " stream                                          \
+                    " reads the data set in parallel; a batch takes samples from all of them in turn" \
+    }
+#define STREAM_SHARE_OPTION(at, apart)                                                                      \
+    {                                                                                                       \
+        "device-share", "S", OPTION_REAL, at,                                                               \
+            .maximum = 1, .column = apart,                                                                  \
+            .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the " \
+                    "others. Which samples these are depends only on their numbers (default: 0.7 with "     \
+                    "hardware, 0.25 with hybrid, 0 with cpu)"                                               \
+    }
+#define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
+    {                                                                                                        \
+        "prefetch", "N", OPTION_COUNT, at, .fallback = "2", .minimum = 1, .maximum = 1024, .column = COLUMN, \
+                                           .help = "batches that " stream " decodes in advance"              \
+    }
 
 #endif

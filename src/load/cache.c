@@ -139,7 +139,7 @@ bool cache_device_bytes(uint64_t *bytes)
 
 /* ---- The files of a data set ---- */
 
-/* Opens every file and calls `act` with it. With load->given->skip, skips files that cannot be opened. */
+/* Opens every file and calls `act` with it. With load_skips(load), skips files that cannot be opened. */
 static enum status each_file(const struct load *load,
                              enum status (*act)(void *context, int fd, uint64_t bytes), void *context)
 {
@@ -147,7 +147,7 @@ static enum status each_file(const struct load *load,
     for (uint32_t f = 0; f < dataset->file_count; f++) {
         int fd;
         enum status status = dataset_file_open(dataset, f, 0, &fd);
-        if (status == STATUS_FAILED && load->given->skip)
+        if (status == STATUS_FAILED && load_skips(load))
             continue;
         TRY(status);
         status = act(context, fd, dataset->files[f].bytes);

@@ -70,17 +70,20 @@ struct load_control {
 struct load_parameters {
     const char *data, *mean_text, *std_text, *image, *label, *member, *cache_dir;
     uint64_t batch, shuffle, seed, epochs;
-    uint64_t iodepth;  /* maximum number of files (files-uring) or reads (shards-uring) in flight */
-    uint64_t prefetch; /* number of shards that Linux is asked to read ahead */
-    uint64_t ring;     /* buffers per thread, for variants that deliver on a device */
+    uint64_t iodepth;         /* maximum number of files (files-uring) or reads (shards-uring) in flight */
+    uint64_t readahead;       /* number of shards that Linux is asked to read ahead */
+    uint64_t lanes, prefetch; /* for variants that stream: arguments of draw_lanes(), and batches ahead */
+    uint64_t ring;            /* buffers per thread, for variants that deliver on a device */
     uint64_t block, chunk, shift, out_res, channels, cache_bytes;
     uint64_t resident_bytes; /* maximum number of bytes that gpu-resident keeps in device memory; 0: as many
                                 as fit */
     double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel; set by load_open() */
     int cache;                                                    /* enum load_cache */
     int decoder;                                                  /* enum decoder */
-    int skip;                                                     /* --on-error skip */
-    int interleaved; /* decoded images on a device are NHWC, not NCHW */
+    double device_share; /* for variants that stream to a device: as in struct set_stream_request; NaN: the
+                            decoder's own share */
+    int on_error;        /* enum on_error */
+    int interleaved;     /* decoded images on a device are NHWC, not NCHW */
     int dtype, fit;
     struct compute compute;
     bool decode, augment;
@@ -105,9 +108,16 @@ struct load {
     uint64_t chunk_bytes; /* for these: bytes per buffer, unless a sample is larger */
 };
 
+/* Returns whether broken samples are left out. */
+static inline bool load_skips(const struct load *load)
+{
+    return load->given->on_error == ON_ERROR_SKIP;
+}
+
 /* Properties of a load variant. */
 struct load_traits {
     bool shards, files; /* can read shards; can read single files */
+    bool streams;       /* pulls batches from a struct stream (load/stream_run.h) */
     bool device;        /* delivers tensors on a device */
     bool resident;      /* the data set stays in device memory, so runs do not transfer it over the bus */
     bool ring;          /* reads chunks into rings of buffers */
@@ -157,6 +167,7 @@ struct load_result {
     const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     uint64_t memory_bytes; /* peak memory for data: buffers in host and device memory, without mapped files */
     double useful_bytes;   /* useful part of memory_bytes: one batch per thread, and the resident data set */
+    double first_batch_s;  /* variants that stream: time from the start of the run to its first batch */
     double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
     double latency_s[LOAD_CALLS][LOAD_QUANTILES]; /* only with control->timed_calls */
 };
@@ -165,6 +176,9 @@ FDSL_C_BEGIN
 
 /* Returns the order plan for `threads` threads per rank. */
 struct order_plan load_plan(const struct load *load, int threads);
+
+/* Returns the order plan of variants that stream. Each rank is one worker. */
+struct order_plan load_stream_plan(const struct load *load);
 
 /* Computes the expected checksum of this rank's part of run `number`, from the hashes that the plain reader
  * (data/plain_reader.h) computed. STATUS_EXHAUSTED if memory runs out. */

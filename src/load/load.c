@@ -8,6 +8,7 @@
 #include "core/workload.h"
 #include "data/dataset.h"
 #include "data/remote.h"
+#include "data/set_stream.h"
 #include "load/load_parts.h"
 
 static const char *const layouts[] = {"nchw", "nhwc", NULL};
@@ -32,8 +33,11 @@ static const struct option_spec options[] = {
      .choices = option_max, .column = COLUMN, .help = "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), .fallback = "1000", .maximum = 1 << 24, .column = COLUMN,
      .help = "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the "
-             "order of the shards. Variants that read files, and gpu-resident, ignore this option and "
-             "shuffle all samples"},
+             "order of the shards. Variants that stream divide the buffer equally among --lanes, as train "
+             "--feed load does, and 0 keeps the order of the files. Other variants that read files, and "
+             "gpu-resident, ignore this option and shuffle all samples"},
+    STREAM_LANES_OPTION(AT(lanes), "the variant stream"),
+    STREAM_PREFETCH_OPTION(AT(prefetch), "the variant stream"),
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
      .column = COLUMN,
      .help = "seed of the sample order, of --augment and of the random parts of --fit; each epoch has its "
@@ -46,7 +50,7 @@ static const struct option_spec options[] = {
              "a URL"},
     {"block", "KIB", OPTION_COUNT, AT(block), .fallback = "256", .minimum = 4, .maximum = 1 << 16,
      .column = COLUMN, .help = "size of each read of the variants shards and shards-uring"},
-    {"prefetch", "N", OPTION_COUNT, AT(prefetch), .fallback = "2", .maximum = 1 << 20, .column = COLUMN,
+    {"readahead", "N", OPTION_COUNT, AT(readahead), .fallback = "2", .maximum = 1 << 20, .column = COLUMN,
      .help = "number of tar files that the operating system reads ahead, for the variants shards, "
              "shards-mmap, shards-omp and shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), .fallback = "warm", .choices = caches,
@@ -54,11 +58,12 @@ static const struct option_spec options[] = {
      .help = "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at "
              "most 1 %) or any (unchanged). The run fails if this state is not reached. Without this option, "
              "any is used if Linux hides the state of files of another user. STATE is one of"},
-    {"on-error", "WHAT", OPTION_CHOICE, AT(skip), .fallback = "fail", .choices = dataset_on_error,
+    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), .fallback = "fail", .choices = on_error_names,
      .column = COLUMN,
      .help = "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and "
              "counts it. With skip, all data are first compared with the index of --prepare, if there is "
-             "one. WHAT is one of"},
+             "one. mask is for variants that stream: a broken sample keeps its place in the batch, without "
+             "values, and is counted. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), .column = COLUMN,
      .help = "decode images of all formats that the program reads (docs/decode.md), and .npy arrays"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = FIT_RES_MAX, .column = COLUMN,
@@ -75,9 +80,10 @@ static const struct option_spec options[] = {
              "nhwc the channels of a pixel together. NAME is one of"},
     {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
      .column = COLUMN,
-     .help = "what decodes the JPEG files of shards-gpu --decode: hardware, the GPU's JPEG engines; hybrid, "
-             "nvJPEG's CUDA kernels; cpu, the reading threads. auto uses the first of these that exists. The "
-             "reading threads decode all other formats. NAME is one of"},
+     .help = "what decodes the JPEG files of shards-gpu --decode and stream-gpu: hardware, the GPU's JPEG "
+             "engines; hybrid, nvJPEG's CUDA kernels; cpu, the reading threads. auto uses the first of these "
+             "that exists. The reading threads decode all other formats. NAME is one of"},
+    STREAM_SHARE_OPTION(AT(device_share), COLUMN),
     {"augment", NULL, OPTION_FLAG, AT(augment), .column = COLUMN,
      .help = "shift, flip and normalise images, and convert them to float32; shards-gpu does not shift them, "
              "and converts them to --dtype. Implies --decode"},
@@ -276,6 +282,16 @@ static enum status read_scale(struct load_parameters *parameters)
     return STATUS_OK;
 }
 
+/* Opens the data set. With --on-error mask, it keeps the samples that lack an image or a label. */
+static enum status open_dataset(const struct load_parameters *parameters, const struct members *members,
+                                const struct remote_options *remote, struct dataset *dataset)
+{
+    const bool skips = parameters->on_error == ON_ERROR_SKIP;
+    TRY(dataset_find(parameters->data, skips, false, members, remote, dataset));
+    dataset->incomplete = parameters->on_error == ON_ERROR_MASK;
+    return dataset_check(parameters->data, dataset);
+}
+
 static enum status load_open(const struct options *given, void *parameters_,
                              const struct partition *partition, void **input)
 {
@@ -299,8 +315,8 @@ static enum status load_open(const struct options *given, void *parameters_,
                                           .cache_dir = parameters->cache_dir,
                                           .cache_bytes = parameters->cache_bytes,
                                           .frozen = options_flag(given, "dry-run")};
-    enum status status = dataset_open(parameters->data, parameters->skip, &members, &remote, &job->dataset);
-    if (status != STATUS_OK && !parameters->skip && job->dataset.faults)
+    enum status status = open_dataset(parameters, &members, &remote, &job->dataset);
+    if (status != STATUS_OK && parameters->on_error == ON_ERROR_FAIL && job->dataset.faults)
         status = dataset_advise_skip(status);
     TRY(status);
     if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
@@ -347,12 +363,20 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     static const char *const of_cpu[] = {"iodepth", "block", NULL}, *const of_fit[] = {"fit", "channels",
                                                                                        NULL};
     static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
+    static const char *const of_streams[] = {"lanes", "prefetch", NULL};
+    static const char *const of_tensors[] = {"mean", "std", "dtype", "layout", NULL};
+    static const char *const of_readers[] = {"iodepth", "block", "readahead", NULL};
     static const char *const of_device_decoding[] = {"layout", "decoder", NULL};
-    static const struct load_traits every = {.ring = true, .resident = true, .decodes = true};
+    static const struct load_traits every = {
+        .ring = true, .resident = true, .decodes = true, .streams = true};
     const struct load_parameters *parameters = parameters_;
     const struct load_traits *traits = variant ? variant->traits : &every;
     bool device = !variant || traits->device, cpu = !variant || !traits->device;
     bool decodes = cpu || traits->decodes;
+    if (variant && traits->streams && is_one_of(option, of_tensors))
+        return false;
+    if (strcmp(option, "device-share") == 0)
+        return parameters->out_res && device && traits->streams;
     if (strcmp(option, "shift") == 0)
         return parameters->augment && cpu;
     if (is_one_of(option, of_decoding))
@@ -371,13 +395,19 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
         return device && traits->resident;
     if (strcmp(option, "shuffle") == 0)
         return !traits->keyed;
+    if (is_one_of(option, of_streams))
+        return traits->streams;
     if (strcmp(option, "iodepth") == 0 && is_url(parameters))
         return true; /* the number of connections */
+    if (variant && traits->streams)
+        return !is_one_of(option, of_readers);
     return cpu || !is_one_of(option, of_cpu);
 }
 
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)
 {
+    if (traits->streams) /* traits->accepts() checks them */
+        return STATUS_OK;
     if (traits->device && load->given->decode && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use shards-gpu or a CPU variant");
@@ -411,7 +441,11 @@ static enum status load_accepts(const void *input, const struct variant *variant
 {
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
-    if (traits->files && !load->dataset->shards && load->dataset->sample_bytes_max >= INT32_MAX)
+    if (load->given->on_error == ON_ERROR_MASK && !traits->streams)
+        return status_set(STATUS_USAGE, "omits broken samples, with --on-error skip; --on-error mask is for "
+                                        "variants that stream");
+    if (traits->files && !traits->streams && !load->dataset->shards &&
+        load->dataset->sample_bytes_max >= INT32_MAX)
         return status_set(STATUS_USAGE,
                           "reads each file in one call, which is limited to 2 GiB, but a sample of %s has "
                           "%llu bytes; prepare the data set with --store shards",
@@ -444,10 +478,8 @@ static struct least_work least_work(const struct load *load, const struct load_t
 struct work load_work(const void *input, const struct variant *variant)
 {
     const struct load *load = input;
-    struct order_plan plan = load_plan(load, 1);
-    uint32_t begin, end;
-    order_share(&plan, load->rank, &begin, &end);
-    double items = (double)(end - begin) * load->epochs;
+    struct order_plan plan = load_variant_plan(load, variant, 1);
+    double items = (double)order_count(&plan, load->rank) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
     /* Subtract the samples that the latest run lost. Other runs lose the same samples, or almost the same
      * (parts_vary() in verifier.c). */
@@ -462,8 +494,9 @@ struct work load_work(const void *input, const struct variant *variant)
 
 struct order_plan load_variant_plan(const struct load *load, const struct variant *variant, int threads)
 {
-    struct order_plan plan = load_plan(load, threads);
-    plan.keyed = ((const struct load_traits *)variant->traits)->keyed;
+    const struct load_traits *traits = variant->traits;
+    struct order_plan plan = traits->streams ? load_stream_plan(load) : load_plan(load, threads);
+    plan.keyed = traits->keyed;
     return plan;
 }
 
@@ -482,7 +515,8 @@ static enum status check_closely(void *input, bool closely)
     if (!closely && !control->whole)
         return STATUS_OK;
     if (closely) {
-        TRY(dataset_hash(&job->dataset));
+        if (job->load.given->on_error != ON_ERROR_MASK) /* it would end the run at a sample that is masked */
+            TRY(dataset_hash(&job->dataset));
         control->seen = calloc(job->dataset.sample_count, 1);
         TRY(ALLOCATED(control->seen, "out of memory to verify"));
         job->epochs = job->load.epochs;
@@ -501,7 +535,7 @@ static enum status check_closely(void *input, bool closely)
 /* A run with control->whole sets control->seen[i] to its number of correct deliveries of sample i. A delivery
  * is correct if it has the hash over all bytes that the plain reader (data/plain_reader.h) computed. This
  * function counts the samples whose number of correct deliveries differs from the number that the epoch
- * requires. Skipped samples do not count as wrong. */
+ * requires. Skipped samples do not count as wrong; masked ones do, if they are intact. */
 static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
                                 const struct load_result *result, uint64_t *wrong)
 {
@@ -511,7 +545,8 @@ static enum status count_unseen(const struct load_job *job, const struct variant
     TRY(load_visit_epoch(&job->load, &plan, number, want, wanted));
     for (uint32_t i = 0; i < job->dataset.sample_count; i++)
         *wrong += job->control.seen[i] != wanted[i];
-    *wrong -= *wrong < result->skipped ? *wrong : result->skipped;
+    if (!((const struct load_traits *)variant->traits)->streams) /* a stream also proves what it masks */
+        *wrong -= *wrong < result->skipped ? *wrong : result->skipped;
     return STATUS_OK;
 }
 

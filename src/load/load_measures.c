@@ -24,7 +24,8 @@ const struct column load_columns[] = {
     {"shards", VALUE_INTEGER, COMBINE_MAX, "", .about = "number of shards; empty for single files"},
     {"sample_bytes", VALUE_REAL, COMBINE_MAX, "bytes", .about = "mean size of a sample"},
     {"skipped", VALUE_INTEGER, COMBINE_SUM, "",
-     .about = "broken samples that --on-error skip left out of an epoch; empty if the number is unknown"},
+     .about = "broken samples that --on-error skip left out of an epoch, or --on-error mask delivered "
+              "without values; empty if the number is unknown"},
     {"jpeg_warnings", VALUE_INTEGER, COMBINE_SUM, "",
      .about = "images that libjpeg-turbo decoded with warnings in the last timed run"},
     {"displacement", VALUE_REAL, COMBINE_MEAN, "",
@@ -69,22 +70,26 @@ const struct column load_columns[] = {
     {.name = NULL},
 };
 
-/* Measures the quality of the order of each thread, and takes the mean over the threads. */
+/* Measures the quality of the order of each worker of this rank, and takes the mean over them. A batch of a
+ * stream is this rank's share of it. */
 static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
                                  struct row *row)
 {
     struct order_plan plan = load_variant_plan(load, variant, threads);
     CLOSED_BY(order_close) struct order order = {0};
     double displacement = 0, shards = 0;
-    bool batches = plan.shards > 0;
+    const uint32_t workers = plan.workers / load->ranks;
+    const uint32_t batch =
+        plan.lanes ? (uint32_t)order_step_share(&plan, 0, load->rank).count : (uint32_t)load->given->batch;
+    bool batches = plan.shards > 0 && batch > 0;
     TRY(order_open(&plan, &order));
-    for (uint32_t w = 0; w < (uint32_t)threads; w++) {
+    for (uint32_t w = 0; w < workers; w++) {
         struct order_quality quality = {0};
-        order_make(&plan, 1, load->rank * (uint32_t)threads + w, &order);
-        TRY(order_measure(&plan, &order, load->given->batch, &quality));
-        displacement += quality.displacement / threads;
-        shards += quality.shards / threads;
-        batches = batches && order.count >= load->given->batch;
+        order_make(&plan, 1, load->rank * workers + w, &order);
+        TRY(order_measure(&plan, &order, batch ? batch : 1, &quality));
+        displacement += quality.displacement / workers;
+        shards += quality.shards / workers;
+        batches = batches && order.count >= batch;
     }
     row_real(row, "displacement", displacement);
     if (batches)
@@ -197,6 +202,8 @@ enum status load_observe(const void *input, const struct variant *variant, void 
         row_text(row, "decoded_by", result->decoder);
     if (result->decoder && result->jpeg_engine_share >= 0)
         row_real(row, "jpeg_engine_share", result->jpeg_engine_share);
+    if (((const struct load_traits *)variant->traits)->streams)
+        row_real(row, "first_batch_s", result->first_batch_s);
     if (((const struct load_traits *)variant->traits)->resident)
         row_real(row, "resident_share", load->control->resident_share);
     if (load->given->decode) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/philox.h"
+#include "data/random_draws.h"
 
 /* Purpose of a random number. Each purpose has its own Philox stream per epoch. */
 enum purpose { DEAL_FILES, DEAL_SHARDS, SHUFFLE_BUFFER }; /* order_key() uses stream 3 */
@@ -48,9 +49,45 @@ uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint
     return samples;
 }
 
+uint32_t order_steps(const struct order_plan *plan)
+{
+    return (plan->samples - 1) / plan->batch + 1;
+}
+
+struct share order_step_share(const struct order_plan *plan, uint32_t step, uint32_t worker)
+{
+    const uint32_t left = plan->samples - step * plan->batch;
+    const struct partition partition = {.rank = worker, .ranks = plan->workers, .strong = true};
+    return partition_share(&partition, left < plan->batch ? left : plan->batch);
+}
+
+uint32_t order_step(const struct order_plan *plan, uint32_t epoch, uint32_t step, uint32_t worker,
+                    uint32_t *samples)
+{
+    const struct draw_order order =
+        draw_lanes(plan->seed, epoch, plan->samples, plan->lanes, plan->shuffle_buffer);
+    const struct share share = order_step_share(plan, step, worker);
+    for (uint32_t i = 0; i < share.count; i++)
+        samples[i] = draw_order_at(&order, step * plan->batch + (uint32_t)share.first + i);
+    return (uint32_t)share.count;
+}
+
+uint32_t order_count(const struct order_plan *plan, uint32_t worker)
+{
+    uint32_t begin, end;
+    if (plan->lanes) {
+        const uint32_t last = order_steps(plan) - 1;
+        const struct share whole = order_step_share(plan, 0, worker);
+        return last * (uint32_t)whole.count + (uint32_t)order_step_share(plan, last, worker).count;
+    }
+    order_share(plan, worker, &begin, &end);
+    return end - begin;
+}
+
 enum status order_open(const struct order_plan *plan, struct order *order)
 {
-    size_t share = plan->samples / plan->workers + 1;
+    const bool segments = plan->shards && !plan->lanes;
+    size_t share = plan->lanes ? order_count(plan, 0) + (size_t)1 : plan->samples / plan->workers + 1;
     size_t deck = plan->shards ? (plan->shards > plan->shuffle_buffer ? plan->shards : plan->shuffle_buffer)
                                : plan->samples;
     *order = (struct order){0};
@@ -58,11 +95,11 @@ enum status order_open(const struct order_plan *plan, struct order *order)
     order->deck = malloc((deck + 1) * sizeof *order->deck);
     if (plan->keyed)
         order->keys = malloc(((size_t)plan->samples + 1) * sizeof *order->keys);
-    if (plan->shards) {
+    if (segments) {
         order->indices = malloc(share * sizeof *order->indices);
         order->segments = malloc(plan->shards * sizeof *order->segments);
     }
-    if (order->samples && order->deck && (!plan->shards || (order->indices && order->segments)) &&
+    if (order->samples && order->deck && (!segments || (order->indices && order->segments)) &&
         (!plan->keyed || order->keys))
         return STATUS_OK;
     order_close(order);
@@ -135,6 +172,12 @@ static void sort_by_keys(const struct order_plan *plan, uint64_t epoch, uint32_t
 void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order)
 {
     uint32_t begin, end;
+    if (plan->lanes) {
+        order->count = 0;
+        for (uint32_t step = 0; step < order_steps(plan); step++)
+            order->count += order_step(plan, (uint32_t)epoch, step, worker, order->samples + order->count);
+        return;
+    }
     order_share(plan, worker, &begin, &end);
     order->count = end - begin;
     if (plan->keyed) {

@@ -1,7 +1,7 @@
 /* The samples that a worker reads in an epoch, and their order. A worker is a thread of a rank. The samples
  * and their order are pure functions of the seed, the epoch, the worker's number and the number of workers.
  * They do not depend on earlier epochs. With the same number of workers, all variants that use the same kind
- * of order read in the same order. There are three kinds:
+ * of order read in the same order. There are four kinds:
  *
  * Files: one permutation of all samples, divided into one share per worker.
  *
@@ -12,7 +12,10 @@
  * a stream reader needs a buffer for only one group.
  *
  * Keyed: one permutation of all samples, for files and shards. It is defined by sorting random keys, because
- * a GPU sorts faster than a CPU shuffles. */
+ * a GPU sorts faster than a CPU shuffles.
+ *
+ * Streamed: the order of train --feed load, for files and shards. A batch is `batch` consecutive samples of
+ * one order of all samples. It is divided among the workers, and here a worker is a whole rank. */
 #ifndef FDSL_LOAD_ORDER_H
 #define FDSL_LOAD_ORDER_H
 
@@ -20,6 +23,7 @@
 #include <stdint.h>
 
 #include "core/philox.h"
+#include "core/parallel.h"
 #include "core/portable.h"
 #include "core/status.h"
 
@@ -31,6 +35,9 @@ struct order_plan {
     const uint32_t *shard_first; /* first sample of each shard, plus one end entry; owned by the caller */
     uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1: none */
     uint32_t workers;            /* number of workers of all ranks */
+    uint32_t lanes; /* above 0: the order of a stream, draw_lanes() (data/random_draws.h); shuffle_buffer is
+                       its argument `shuffle` */
+    uint32_t batch; /* with `lanes`: samples per batch of all workers */
     bool keyed; /* a keyed order, for readers with random access to all samples; it does not depend on shards
                    or shuffle_buffer */
 };
@@ -70,12 +77,22 @@ FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 
 FDSL_C_BEGIN
 
-/* Sets the share of worker `worker`: indices [*begin, *end) of the epoch. */
+/* Sets the share of worker `worker`: indices [*begin, *end) of the epoch. Not for streamed orders. */
 void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end);
 
 /* Returns the sum of the batch sizes of `workers` workers, the first of which is worker `first`. The batch of
  * a worker has `batch` samples, or its whole share if the share is smaller. */
 uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint32_t workers, uint32_t batch);
+
+/* Returns the number of samples of a worker in an epoch. */
+uint32_t order_count(const struct order_plan *plan, uint32_t worker);
+
+/* Streamed orders only: the number of batches of an epoch; a worker's share of a batch; and the numbers of
+ * the samples in this share, of which the last function returns the number. `samples` has room for them. */
+uint32_t order_steps(const struct order_plan *plan);
+struct share order_step_share(const struct order_plan *plan, uint32_t step, uint32_t worker);
+uint32_t order_step(const struct order_plan *plan, uint32_t epoch, uint32_t step, uint32_t worker,
+                    uint32_t *samples);
 
 /* Allocates an order that can hold any epoch of any worker of the plan. STATUS_EXHAUSTED if memory runs out;
  * nothing is then allocated. */

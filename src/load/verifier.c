@@ -17,6 +17,14 @@ struct order_plan load_plan(const struct load *load, int threads)
     return plan;
 }
 
+struct order_plan load_stream_plan(const struct load *load)
+{
+    struct order_plan plan = load_plan(load, 1);
+    plan.lanes = (uint32_t)load->given->lanes;
+    plan.batch = (uint32_t)load->given->batch;
+    return plan;
+}
+
 enum status load_visit_epoch(const struct load *load, const struct order_plan *plan, uint64_t epoch,
                              void (*visit)(void *context, uint32_t sample), void *context)
 {
@@ -71,7 +79,7 @@ static bool parts_vary(const struct load *load)
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
 {
     *verifier = (struct verifier){.load = load, .plan = *plan};
-    if (!load->given->skip)
+    if (load->given->on_error == ON_ERROR_FAIL)
         return STATUS_OK;
     verifier->outcomes = calloc(load->dataset->sample_count, 1);
     return ALLOCATED(verifier->outcomes, "out of memory for the outcomes of samples");
@@ -111,7 +119,7 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
     const struct dataset_sample *lost = &verifier->load->dataset->samples[sample];
     if (status != STATUS_FAILED)
         return status;
-    if (!verifier->load->given->skip)
+    if (!load_skips(verifier->load))
         return dataset_advise_skip(status);
     uint8_t *outcome = &verifier->outcomes[sample];
     if (*outcome != OUTCOME_LOST && losses->fresh++ < LOSSES_TOLD)
@@ -120,6 +128,18 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
     *outcome = OUTCOME_LOST;
     checksum_add(&losses->checksum, lost->edges, lost->bytes);
     return STATUS_OK;
+}
+
+void verifier_see(struct verifier *verifier, struct losses *losses, uint32_t sample, bool masked)
+{
+    const struct dataset_sample *seen = &verifier->load->dataset->samples[sample];
+    const enum outcome now = masked ? OUTCOME_LOST : OUTCOME_READ;
+    if (verifier->outcomes) {
+        losses->changed |= verifier->outcomes[sample] != OUTCOME_UNKNOWN && verifier->outcomes[sample] != now;
+        verifier->outcomes[sample] = (uint8_t)now;
+    }
+    if (masked)
+        checksum_add(&losses->checksum, seen->edges, seen->bytes);
 }
 
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order, uint64_t lost)

@@ -63,6 +63,9 @@ enum status verifier_ready(struct verifier *verifier, uint64_t number, struct ca
 enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint32_t sample,
                           enum status status);
 
+/* Records that a stream delivered a sample, or that it masked the sample. For the consumer's thread. */
+void verifier_see(struct verifier *verifier, struct losses *losses, uint32_t sample, bool masked);
+
 /* Records the end of an epoch with this order. The epoch lost `lost` samples and read all others. Thread safe
  * for different samples. */
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order,

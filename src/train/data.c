@@ -396,12 +396,8 @@ bool data_stream_has_jpeg(const struct data *data)
 {
     const struct dataset *dataset = source_dataset_set(&data->source->reader);
     bool found = false;
-    for (uint32_t i = 0; !found && i < data->sets[DATA_TRAIN].count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[data->source->samples[i]];
-        const struct dataset_member *members = &dataset->members[sample->member];
-        found = sample->image < sample->members &&
-                image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_JPEG;
-    }
+    for (uint32_t i = 0; !found && i < data->sets[DATA_TRAIN].count; i++)
+        found = set_stream_is_jpeg(dataset, &dataset->samples[data->source->samples[i]]);
     return found;
 }
 

@@ -11,6 +11,7 @@
 #include "core/timer.h"
 #include "data/random_boxes.h"
 #include "data/random_draws.h"
+#include "data/set_stream.h"
 #include "train/data.h"
 #include "train/feed.h"
 #include "train/loss.h"
@@ -272,9 +273,7 @@ static enum status decide_share(const struct train *train, enum decoder decoder)
                              ": the CPU decodes all of these samples; drop --device-share");
     decoding->decoder = decoder;
     if (decoding->share < 0)
-        decoding->share = decoder == DECODER_HARDWARE ? FEED_SHARE_HARDWARE
-                          : decoder == DECODER_HYBRID ? FEED_SHARE_HYBRID
-                                                      : 0;
+        decoding->share = set_stream_share(decoder);
     return STATUS_OK;
 }
 

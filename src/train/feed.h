@@ -18,10 +18,6 @@ struct feed_stream {
 
 FDSL_C_BEGIN
 
-/* Shares of the samples that decoders on a device take if train->decoding has no share. */
-#define FEED_SHARE_HARDWARE 0.7
-#define FEED_SHARE_HYBRID   0.25
-
 /* Returns the decoder that an engine on a device should open for its stream: that of train->decoding;
  * DECODER_CPU if the samples are not read or keep their size. DECODER_AUTO becomes DECODER_CPU also if the
  * share is 0 or no sample is named as a JPEG. */

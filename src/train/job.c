@@ -22,8 +22,6 @@ struct resources job_all_threads(void)
 #endif
 }
 
-const char *const job_on_error[] = {"fail", "skip", "mask", NULL};
-
 /* If `*data` is a URL with a secret, moves it to `*url`, and writes it without the secret to `shown`. */
 static void hide_secret(const char **data, const char **url, char shown[PATH_MAX])
 {

@@ -26,7 +26,7 @@ struct job_parameters {
     /* The URLs with their secrets, if `data` and `test_data` show them without; set by job_hide_secrets() */
     const char *url, *test_url;
     const char *test_data; /* NULL: not given */
-    int on_error;          /* enum job_on_error; negative: not given (`infer`) */
+    int on_error;          /* enum on_error; negative: not given (`infer`) */
     int feed;              /* `feed` and `fresh` as in struct data_request */
     bool fresh, centre;    /* centre: as in struct data_request */
     /* Only for --feed load, as in struct data_request: */
@@ -35,9 +35,6 @@ struct job_parameters {
     uint64_t cache_bytes;
     bool test_only, describe; /* set by the workload: as in struct data_request */
 };
-
-enum job_on_error { ON_ERROR_FAIL, ON_ERROR_SKIP, ON_ERROR_MASK };
-extern const char *const job_on_error[]; /* option values, in enum order, NULL-terminated */
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
@@ -48,7 +45,7 @@ extern const char *const job_on_error[]; /* option values, in enum order, NULL-t
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, test_shares, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), COLUMN), \
-    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), .fallback = on_error_, .choices = job_on_error, .column = COLUMN, .help = "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. mask is for --feed load: a training sample keeps its place in the step, with weight 0, and a test sample is omitted. WHAT is one of"}, \
+    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), .fallback = on_error_, .choices = on_error_names, .column = COLUMN, .help = "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. mask is for --feed load: a training sample keeps its place in the step, with weight 0, and a test sample is omitted. WHAT is one of"}, \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N training samples; from class folders, the first of every class, then the second of every class, and so on" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
     {"test-share", "X", OPTION_REAL, offsetof(parameters, job.test_share), .minimum = 0.0001, .maximum = 0.9999, .help = "share of the samples that is held out for testing if --data is one data set. In a class with n samples, round(n X) are held out, but at least 1 and at most n - 1; a single sample is trained on (default: " test_shares ")"},   \

@@ -10,6 +10,7 @@
 #include "core/array.h"
 #include "core/text.h"
 #include "data/remote.h"
+#include "data/set_stream.h"
 #include "data/tensor_file.h"
 #include "machine/comm.h"
 #include "train/augment.h"
@@ -123,27 +124,19 @@ static const struct option_spec options[] = {
              "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
              "--parallel pipeline); constant "
              "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
-    {"lanes", "N", OPTION_COUNT, AT(job.lanes), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
-     .column = COLUMN,
-     .help =
-         "number of positions from which --feed load reads the data set in parallel; a step takes samples "
-         "from all of them in turn"},
+    STREAM_LANES_OPTION(AT(job.lanes), "--feed load"),
     {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = "16384", .maximum = 2147483647,
      .column = COLUMN,
      .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of up to 256 "
              "consecutive samples are shuffled first. 0 keeps the order of the files"},
-    {"prefetch", "N", OPTION_COUNT, AT(job.ahead), .fallback = "2", .minimum = 1, .maximum = 1024,
-     .column = COLUMN, .help = "batches that --feed load decodes in advance"},
+    STREAM_PREFETCH_OPTION(AT(job.ahead), "--feed load"),
     {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
      .column = COLUMN_APART,
      .help = "what decodes the JPEG files of --feed load: cpu, --threads, with the exact pixels; hardware, "
              "the JPEG engines of the GPU, or hybrid, nvJPEG's CUDA kernels, for --device-share of the "
              "samples. auto takes the first of hardware, hybrid and cpu that exists, and cpu on a CPU and "
              "without --out-res. NAME is one of"},
-    {"device-share", "S", OPTION_REAL, AT(device_share), .maximum = 1, .column = COLUMN_APART,
-     .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the others. "
-             "Which samples these are depends only on their numbers (default: 0.7 with hardware, 0.25 with "
-             "hybrid, 0 with cpu)"},
+    STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
     {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
      .help = "folder that keeps the shards of a URL; without this option, every run downloads the shards "
              "again"},
@@ -561,9 +554,7 @@ static enum status check_samples(const struct options *given, const struct train
 {
     const struct job_parameters *job = &parameters->job;
     if (job->feed == DATA_LOAD && job->on_error == ON_ERROR_SKIP)
-        return status_set(STATUS_USAGE,
-                          "--on-error skip would change the batches of --feed load; use --on-error mask: a "
-                          "broken sample then keeps its place, with weight 0");
+        return dataset_refuse_skip("--feed load");
     if (job->feed != DATA_LOAD && job->on_error == ON_ERROR_MASK)
         return status_set(STATUS_USAGE,
                           "--on-error mask is for --feed load; use --on-error skip, which omits "

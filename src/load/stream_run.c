@@ -1,0 +1,399 @@
+#include "load/stream_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "core/timer.h"
+#include "data/remote.h"
+
+/* ---- The reference ---- */
+
+static enum status reference_open(const struct load *load, size_t sample_bytes,
+                                  struct stream_reference *reference)
+{
+    uint64_t most = 0;
+    for (uint32_t m = 0; m < load->dataset->member_count; m++)
+        most = load->dataset->members[m].size > most ? load->dataset->members[m].size : most;
+    reference->plain = (struct plain){.dataset = load->dataset, .fd = -1};
+    reference->bytes = malloc(most + 1);
+    reference->values = malloc(sample_bytes + 1);
+    return ALLOCATED(reference->bytes && reference->values, "out of memory for a sample of %llu bytes",
+                     (unsigned long long)most);
+}
+
+static void reference_close(struct stream_reference *reference)
+{
+    if (reference->plain.dataset)
+        plain_close(&reference->plain);
+    image_scratch_close(&reference->scratch);
+    free(reference->bytes);
+    free(reference->values);
+    *reference = (struct stream_reference){0};
+}
+
+/* Reads and decodes the image of a sample. STATUS_FAILED if the sample is broken. */
+static enum status reference_image(struct stream_reference *reference, const struct image_fit *fit,
+                                   uint32_t epoch, uint32_t number, struct image *image)
+{
+    const struct dataset *dataset = reference->plain.dataset;
+    const struct dataset_sample *sample = &dataset->samples[number];
+    const struct dataset_member *member = &dataset->members[sample->member + sample->image];
+    bool is_image;
+    if (sample->image == sample->members)
+        return status_set(STATUS_FAILED, "sample '%s' has no image", sample->key);
+    TRY(plain_member(&reference->plain, sample, member, reference->bytes));
+    TRY(image_fit(fit, members_format(member->extension), reference->bytes, member->size, epoch, number,
+                  &reference->scratch, image, &is_image));
+    if (!is_image)
+        return dataset_at(dataset, sample, member,
+                          status_set(STATUS_FAILED, "its %s is neither an image nor an array of an image",
+                                     member->extension));
+    return image_check_finite(image);
+}
+
+static bool all_zero(const uint8_t *bytes, size_t count)
+{
+    return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
+/* Sets `*values` to the values of the batch in host memory. */
+static enum status values_of(struct stream_run *run, const uint8_t **values)
+{
+    *values = run->batch.samples.values;
+    if (!run->type->copy)
+        return STATUS_OK;
+    if (!run->copied)
+        run->copied = malloc(run->request.plan.capacity * run->sample_bytes);
+    *values = run->copied;
+    TRY(ALLOCATED(run->copied, "out of memory to verify a batch"));
+    return run->type->copy(run, run->copied);
+}
+
+/* Compares the values of a sample. If the device may have decoded it, its bytes may differ a little. */
+static bool same_values(const struct stream_run *run, uint32_t number, const uint8_t *values)
+{
+    const uint8_t *expected = run->reference.values;
+    bool same = memcmp(values, expected, run->sample_bytes) == 0;
+    if (same || !set_stream_on_device(number, run->request.device_share))
+        return same;
+    same = true;
+    for (size_t i = 0; same && i < run->sample_bytes; i++)
+        same = (uint32_t)abs(values[i] - expected[i]) <= run->tolerance;
+    return same;
+}
+
+/* Sets `*right` to whether a delivered sample has the values and the label of the reference; or, if the
+ * sample is broken, whether it was masked. `values`: of the batch, in host memory. */
+static enum status compare_sample(struct stream_run *run, const uint8_t *values, uint32_t at, bool *right)
+{
+    const struct stream_batch *batch = &run->batch;
+    const struct set_stream_request *request = &run->request;
+    const uint32_t number = batch->numbers[at];
+    const int32_t label = batch->labels[at];
+    int32_t expected = 0;
+    struct image image;
+    values += at * run->sample_bytes;
+    enum status status =
+        reference_image(&run->reference, &request->fit, (uint32_t)batch->epoch, number, &image);
+    if (status == STATUS_OK && !request->labels)
+        status =
+            plain_label(&run->reference.plain, &run->load->dataset->samples[number], INT32_MAX, &expected);
+    if (status != STATUS_OK) {
+        *right = label == STREAM_MASKED && all_zero(values, run->sample_bytes);
+        return status == STATUS_FAILED ? STATUS_OK : status;
+    }
+    *right = label == expected && image.type == request->type &&
+             image_values(&image) * dtype_bytes(image.type) == run->sample_bytes;
+    if (*right) {
+        image_store(&image, run->reference.values);
+        *right = same_values(run, number, values);
+    }
+    return STATUS_OK;
+}
+
+/* ---- The stream ---- */
+
+/* Implements stream_plan.list. */
+static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    const struct stream_run *run = context;
+    return epoch < __atomic_load_n(&run->end, __ATOMIC_ACQUIRE)
+               ? order_step(&run->verifier.plan, (uint32_t)epoch, (uint32_t)step, run->load->rank, numbers)
+               : 0;
+}
+
+/* Finds the shape and the type of the samples: with --out-res from the options, otherwise from the first
+ * sample that is not broken, so that --on-error mask works for any sample. */
+static enum status find_shape(const struct load *load, struct set_stream_request *request)
+{
+    const struct dataset *dataset = load->dataset;
+    struct stream_reference reference = {0};
+    struct image image = {.channels = load->fit.channels,
+                          .depth = 1,
+                          .height = load->fit.res,
+                          .width = load->fit.res,
+                          .type = DTYPE_U8};
+    enum status status = STATUS_OK;
+    if (!load->fit.res) {
+        status = reference_open(load, 0, &reference);
+        if (status == STATUS_OK)
+            status = STATUS_FAILED;
+        for (uint32_t i = 0; status == STATUS_FAILED && i < dataset->sample_count; i++) {
+            status = reference_image(&reference, &load->fit, 0, i, &image);
+            if (load->given->on_error != ON_ERROR_MASK)
+                break;
+        }
+        reference_close(&reference);
+    }
+    request->channels = image.channels;
+    request->depth = image.depth;
+    request->height = image.height;
+    request->width = image.width;
+    request->type = image.type;
+    return status;
+}
+
+static bool has_label(const struct dataset_sample *sample)
+{
+    return sample->label < sample->members || sample->class_folder != LABEL_NONE;
+}
+
+/* Without --decode, the samples must be arrays, so that a row says what its runs did. */
+static enum status check_members(const struct load *load, const struct dataset_sample *sample)
+{
+    const struct dataset_member *members = &load->dataset->members[sample->member];
+    const uint32_t used = (sample->image < sample->members) + (sample->label < sample->members);
+    if (sample->members > used)
+        return status_set(STATUS_USAGE,
+                          "delivers an image and a label, but sample '%s' has %u members; choose them with "
+                          "--image and --label, or the image alone with --member",
+                          sample->key, sample->members);
+    if (!load->given->decode && sample->image < sample->members &&
+        strcasecmp(members[sample->image].extension, "npy") != 0)
+        return status_set(STATUS_USAGE,
+                          "delivers decoded images, but sample '%s' is stored as .%s; add --decode",
+                          sample->key, members[sample->image].extension);
+    return STATUS_OK;
+}
+
+enum status stream_run_accepts(const struct load *load)
+{
+    struct set_stream_request request;
+    bool images = false;
+    if (load_skips(load))
+        return dataset_refuse_skip("a stream");
+    if (load->given->augment || load->given->normalised)
+        return status_set(STATUS_USAGE, "neither shifts, flips nor normalises images; drop --augment, --mean "
+                                        "and --std");
+    for (uint32_t i = 0; i < load->dataset->sample_count; i++)
+        images |= load->dataset->samples[i].image < load->dataset->samples[i].members;
+    if (!images)
+        return status_set(STATUS_USAGE, "delivers images and arrays, but the samples have none; name their "
+                                        "member with --image");
+    for (uint32_t i = 0; i < load->dataset->sample_count; i++)
+        TRY(check_members(load, &load->dataset->samples[i]));
+    return find_shape(load, &request);
+}
+
+bool stream_run_has_jpeg(const struct load *load)
+{
+    bool found = false;
+    for (uint32_t i = 0; !found && i < load->dataset->sample_count; i++)
+        found = set_stream_is_jpeg(load->dataset, &load->dataset->samples[i]);
+    return found;
+}
+
+/* Describes the stream. */
+static enum status fill_request(struct stream_run *run, int threads)
+{
+    const struct load *load = run->load;
+    const struct order_plan *plan = &run->verifier.plan;
+    bool labels = false;
+    run->request = (struct set_stream_request){
+        .dataset = load->dataset,
+        .fit = load->fit,
+        .plan = {.steps = order_steps(plan),
+                 .capacity = (uint32_t)order_step_share(plan, 0, 0).count, /* rank 0 has the largest share */
+                 .list = list_step,
+                 .context = run},
+        .threads = threads,
+        .ahead = (uint32_t)load->given->prefetch,
+        .on_error = load->given->on_error == ON_ERROR_MASK ? SET_STREAM_MASK : SET_STREAM_FAIL};
+    run->request.fit.whole = true; /* as in the stream, for the reference */
+    TRY(find_shape(load, &run->request));
+    run->sample_bytes = (size_t)run->request.channels * run->request.depth * run->request.height *
+                        run->request.width * dtype_bytes(run->request.type);
+    for (uint32_t i = 0; i < load->dataset->sample_count; i++)
+        labels |= has_label(&load->dataset->samples[i]);
+    if (labels)
+        return STATUS_OK;
+    run->labels = calloc(load->dataset->sample_count, sizeof *run->labels);
+    run->request.labels = run->labels;
+    return ALLOCATED(run->labels, "out of memory for the labels");
+}
+
+enum status stream_run_open(struct stream_run *run, const struct load *load, int threads)
+{
+    const struct order_plan plan = load_stream_plan(load);
+    run->load = load;
+    run->result.number = UINT64_MAX;
+    run->result.threads = threads;
+    run->result.jpeg_engine_share = -1;
+    TRY(verifier_open(&run->verifier, load, &plan));
+    TRY(fill_request(run, threads));
+    TRY(reference_open(load, run->sample_bytes, &run->reference));
+    return run->type->open(run);
+}
+
+void stream_run_close(struct stream_run *run)
+{
+    stream_close(run->stream);
+    reference_close(&run->reference);
+    verifier_close(&run->verifier);
+    free(run->labels);
+    free(run->copied);
+}
+
+/* ---- A run ---- */
+
+static enum status release(struct stream_run *run)
+{
+    if (!run->holds)
+        return STATUS_OK;
+    void *done = run->done;
+    run->holds = false;
+    run->done = NULL;
+    return stream_release(run->stream, &run->batch, done);
+}
+
+enum status stream_run_ready(void *state, uint64_t number)
+{
+    struct stream_run *run = state;
+    const struct remote *remote = run->load->dataset->remote;
+    TRY(release(run));
+    if (remote && !remote_cached(remote)) { /* otherwise, later runs would find the shards in memory */
+        stream_close(run->stream);
+        run->stream = NULL;
+        TRY(run->type->open(run));
+    }
+    return verifier_ready(&run->verifier, number, &run->result.before);
+}
+
+/* Counts a delivered sample. If its hash is not the expected one, the checksum of the run becomes wrong. */
+static void count_sample(struct stream_run *run, uint32_t at)
+{
+    const uint32_t number = run->batch.numbers[at];
+    const struct dataset_sample *sample = &run->load->dataset->samples[number];
+    const bool masked = run->batch.labels[at] == STREAM_MASKED;
+    const uint64_t read = run->batch.read[at];
+    verifier_see(&run->verifier, &run->losses, number, masked);
+    if (!masked)
+        checksum_add(&run->result.checksum, read == set_stream_hash(sample, number) ? sample->edges : read,
+                     sample->bytes);
+}
+
+/* With control->whole: counts the samples of the batch that are right in control->seen, also those that were
+ * masked with good reason. */
+static enum status check_whole(struct stream_run *run)
+{
+    uint8_t *seen = run->load->control->seen;
+    const uint8_t *values;
+    TRY(values_of(run, &values));
+    for (uint32_t i = 0; i < run->batch.samples.count; i++) {
+        bool right;
+        TRY(compare_sample(run, values, i, &right));
+        if (right && seen[run->batch.numbers[i]] < 255)
+            seen[run->batch.numbers[i]]++;
+    }
+    return STATUS_OK;
+}
+
+static enum status take_batch(struct stream_run *run)
+{
+    struct consumer *consumer = run->load->control->consumer;
+    const struct batch *samples = &run->batch.samples;
+    for (uint32_t i = 0; i < samples->count; i++)
+        count_sample(run, i);
+    if (run->load->control->whole)
+        TRY(check_whole(run));
+    if (!consumer || samples->count == 0)
+        return STATUS_OK;
+    return run->type->wait ? consumer_take_device(consumer, run->batch.ready, &run->done)
+                           : consumer_take_host(consumer, samples->values, samples->bytes);
+}
+
+/* Takes batches up to the last one of the run, which it keeps. */
+static enum status take_batches(struct stream_run *run, double begin_s)
+{
+    bool first = true, last = false;
+    while (!last) {
+        TRY(release(run));
+        TRY(stream_next(run->stream, &run->batch));
+        run->holds = true;
+        if (first)
+            run->result.first_batch_s = timer_now_s() - begin_s;
+        first = false;
+        last = run->batch.last && run->batch.epoch + 1 == run->end;
+        TRY(take_batch(run));
+    }
+    return STATUS_OK;
+}
+
+/* Makes the first batch of a run the next one. After the previous run, the stream has listed batches without
+ * samples. A cancelled stream discards them. */
+static enum status seek(struct stream_run *run, uint64_t epoch)
+{
+    stream_cancel(run->stream);
+    __atomic_store_n(&run->end, epoch + run->load->epochs, __ATOMIC_RELEASE);
+    return stream_seek(run->stream, (struct stream_position){epoch, 0});
+}
+
+enum status stream_run_run(void *state, uint64_t number, struct run_time *time)
+{
+    (void)time;
+    struct stream_run *run = state;
+    struct load_result *result = &run->result;
+    struct stream_stats before, after;
+    const double begin_s = timer_now_s();
+    result->number = number;
+    result->checksum = (struct checksum){0};
+    losses_clear(&run->losses);
+    TRY(release(run));
+    stream_stats(run->stream, &before);
+    TRY(seek(run, number * run->load->epochs));
+    TRY(take_batches(run, begin_s));
+    if (run->type->wait)
+        TRY(run->type->wait(run));
+    stream_stats(run->stream, &after);
+    result->skipped = run->losses.checksum.count;
+    result->decode_s = (after.decode_s - before.decode_s) / result->threads;
+    result->jpeg_warnings = after.jpeg_warnings - before.jpeg_warnings;
+    result->memory_bytes = after.memory_bytes + after.shard_bytes;
+    return verifier_finish(&run->verifier, number, &result->checksum, &run->losses);
+}
+
+enum status stream_run_fetch(void *state, void *result)
+{
+    struct stream_run *run = state;
+    run->result.device_known = verifier_device_bytes(&run->verifier, &run->result.device_bytes);
+    run->result.useful_bytes = (double)run->request.plan.capacity * (double)run->sample_bytes;
+    *(struct load_result *)result = run->result;
+    return STATUS_OK;
+}
+
+enum status stream_run_verify(void *state, uint64_t *wrong)
+{
+    struct stream_run *run = state;
+    const uint8_t *values;
+    *wrong = 0;
+    if (!run->holds)
+        return STATUS_OK;
+    TRY(values_of(run, &values));
+    for (uint32_t i = 0; i < run->batch.samples.count; i++) {
+        bool right;
+        TRY(compare_sample(run, values, i, &right));
+        *wrong += !right;
+    }
+    return STATUS_OK;
+}
