@@ -267,19 +267,19 @@ static uint64_t hash_read(const struct worker *worker, const struct dataset_samp
  * images, all at the same time. */
 static void prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
 {
-    const struct set_stream_request *request = &self->request;
-    const struct dataset_sample *samples[CHUNK_MAX];
-    const struct dataset_member *members = request->dataset->members;
+    const struct dataset_member *members = self->request.dataset->members;
+    for (uint32_t i = begin; i < end; i++)
+        __builtin_prefetch(sample_of(&self->request, slot->numbers[i]));
     for (uint32_t i = begin; i < end; i++) {
-        samples[i - begin] = sample_of(request, slot->numbers[i]);
-        __builtin_prefetch(samples[i - begin]);
+        const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[i]);
+        if (sample->image < sample->members)
+            __builtin_prefetch(&members[sample->member + sample->image]);
     }
-    for (uint32_t i = 0; i < end - begin; i++)
-        if (samples[i]->image < samples[i]->members)
-            __builtin_prefetch(&members[samples[i]->member + samples[i]->image]);
-    for (uint32_t i = 0; i < end - begin; i++)
-        if (samples[i]->image < samples[i]->members)
-            set_files_prefetch(self->files, &members[samples[i]->member + samples[i]->image]);
+    for (uint32_t i = begin; i < end; i++) {
+        const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[i]);
+        if (sample->image < sample->members)
+            set_files_prefetch(self->files, &members[sample->member + sample->image]);
+    }
 }
 
 /* Fills the place of sample `i` of a batch. */
