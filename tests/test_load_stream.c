@@ -53,9 +53,11 @@ struct taken {
     size_t stride;
 };
 
-static enum status take_host(struct consumer *consumer, const struct batch *batch)
+static enum status take_host(struct consumer *consumer, const void *values, size_t bytes)
 {
     struct taken *taken = (struct taken *)consumer;
+    const struct batch *batch = &taken->run->batch.samples;
+    cr_assert(values == batch->values && bytes == batch->bytes);
     const uint32_t count = taken->count + batch->count;
     taken->stride = batch->stride;
     taken->values = realloc(taken->values, count * batch->stride);
@@ -446,10 +448,10 @@ static enum status copy_from_device(struct stream_run *run, uint8_t *values)
     return STATUS_OK;
 }
 
-static enum status take_device(struct consumer *consumer, const struct batch *batch, void *ready, void **done)
+static enum status take_device(struct consumer *consumer, void *ready, void **done)
 {
     (void)consumer;
-    *done = batch->values == NULL && ready == &device ? &device.events : NULL;
+    *done = ready == &device ? &device.events : NULL;
     return STATUS_OK;
 }
 

@@ -266,7 +266,7 @@ static void take_epoch(const struct train *train, uint32_t ranks, int threads, u
         own.rank = rank;
         own.ranks = ranks;
         const struct draw_order order = train_order(&own, epoch);
-        must(feed_stream_open(&own, threads, 1, NULL, NULL, &feed));
+        must(feed_stream_open(&own, threads, 1, DECODER_CPU, NULL, NULL, &feed));
         for (uint32_t step = 0; step < train_steps(&own); step++) {
             const uint32_t count = train_batch(&own, &order, step, numbers);
             must(feed_stream_next(&feed, epoch, step, numbers, count, &batch));
@@ -414,7 +414,7 @@ Test(sources, arrays_and_clips_are_those_of_stored_data)
             const struct train train = {.model = &model, .data = &load, .seed = 9, .batch = 36};
             const struct draw_order order = train_order(&train, 0);
             const uint32_t count = train_batch(&train, &order, 0, numbers);
-            must(feed_stream_open(&train, 2, 1, NULL, NULL, &feed));
+            must(feed_stream_open(&train, 2, 1, DECODER_CPU, NULL, NULL, &feed));
             must(feed_stream_next(&feed, 0, 0, numbers, count, &batch));
             cr_assert_eq(count, 36);
             for (uint32_t j = 0; j < count; j++) {
