@@ -23,6 +23,8 @@
 #define BLOCKS_MAX        (UINT64_C(256) << 20) /* of all blocks */
 #define BLOCK_SAMPLES     8 /* a block must serve this many samples, otherwise it costs more than it saves */
 #define BLOCK_MEMBER      (UINT64_C(64) << 10) /* larger members are read alone */
+#define BLOCK_SPREAD      (UINT64_C(64) << 10) /* blocks are halved to this size while a set has fewer than */
+#define BLOCKS_SPREAD     512                  /* this many: threads then seldom need the same block */
 #define BLOCK_WAYS        16
 #define SEQUENTIAL_BLOCKS 4
 #define HUGE_PAGE         (UINT64_C(2) << 20)
@@ -38,7 +40,7 @@ struct entry {
     uint64_t inode; /* of the open file */
 };
 
-/* A block of a shard in memory. Threads find blocks by hashing, in a group of BLOCK_WAYS blocks. */
+/* A block of a shard in memory. Threads find blocks in a group of BLOCK_WAYS blocks. */
 struct block {
     uint64_t name; /* number of the file, and of the block in the file; NO_BLOCK: the block is free */
     uint64_t used; /* time of the latest use, by the clock of the group */
@@ -61,6 +63,7 @@ struct set_files {
     uint8_t *block_memory;
     _Atomic uint64_t round;     /* from 1 on */
     _Atomic uint64_t *compared; /* per file: a round in which it was compared */
+    uint64_t *first_block;      /* per file: number of blocks of the files before it */
     bool in_memory;             /* shards of a URL without a cache folder */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
@@ -105,6 +108,8 @@ static uint64_t choose_block(const struct dataset *dataset, const struct set_fil
     for (uint32_t i = 0; i < dataset->file_count; i++)
         total += dataset->files[i].bytes;
     const double sample_bytes = (double)total / dataset->sample_count;
+    while (block > BLOCK_SPREAD && total < BLOCKS_SPREAD * block)
+        block /= 2;
     while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit / 8 * 7)
         block /= 2;
     return block >= BLOCK_MIN && (double)block * order->share >= BLOCK_SAMPLES * sample_bytes ? block : 0;
@@ -122,12 +127,18 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
     self->block_bytes = choose_block(dataset, order, limit);
     if (self->block_bytes == 0)
         return STATUS_OK;
+    self->first_block = malloc(((size_t)dataset->file_count + 1) * sizeof *self->first_block);
+    TRY(ALLOCATED(self->first_block, "out of memory for blocks of shards"));
     uint64_t count = 0;
-    for (uint32_t i = 0; i < dataset->file_count; i++)
+    for (uint32_t i = 0; i < dataset->file_count; i++) {
+        self->first_block[i] = count;
         count += (dataset->files[i].bytes + self->block_bytes - 1) / self->block_bytes;
-    count = count < limit / self->block_bytes ? count : limit / self->block_bytes;
+    }
+    const uint64_t room = limit / self->block_bytes;
     self->ways = count < BLOCK_WAYS ? (uint32_t)count : BLOCK_WAYS;
-    self->group_count = self->ways ? (uint32_t)(count / self->ways) : 0;
+    /* If all blocks fit, each has a place. */
+    self->group_count =
+        self->ways ? (uint32_t)(count <= room ? (count - 1) / self->ways + 1 : room / self->ways) : 0;
     if (self->group_count == 0)
         return STATUS_OK;
     self->groups = aligned_alloc(64, self->group_count * sizeof *self->groups);
@@ -153,6 +164,7 @@ static void close_blocks(struct set_files *files)
         pthread_mutex_destroy(&files->groups[g].lock);
     free(files->groups);
     free(files->compared);
+    free(files->first_block);
     free(files->block_memory);
 }
 
@@ -355,7 +367,7 @@ static enum status check_unchanged(const struct set_files *files, const struct d
                                    const struct entry *entry)
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
-    const bool local = !files->dataset->remote;
+    const bool local = !files->dataset->remote && !file->unpacked;
     struct stat info = {.st_size = -1}; /* of a file that was removed */
     if (local && entry ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
                        : fstat(fd, &info) != 0)
@@ -410,12 +422,11 @@ static uint8_t *memory_of(const struct set_files *files, const struct block_grou
     return files->block_memory + ((size_t)(group - files->groups) * files->ways + way) * files->block_bytes;
 }
 
-/* Returns the group of a block. The mixing constants are those of murmur3. */
+/* Returns the group of a block. Blocks that follow each other are in different groups, so a run of blocks
+ * fills all groups evenly, and a set that fits into memory stays there. */
 static struct block_group *group_of(const struct set_files *files, uint64_t name)
 {
-    name = (name ^ name >> 33) * UINT64_C(0xff51afd7ed558ccd);
-    name = (name ^ name >> 33) * UINT64_C(0xc4ceb9fe1a85ec53);
-    return &files->groups[(name >> 32) % files->group_count];
+    return &files->groups[(files->first_block[name >> 32] + (uint32_t)name) % files->group_count];
 }
 
 /* Returns the index of a block in its group. If it is not there, returns that of the block whose latest use
