@@ -300,6 +300,8 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
 LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(call simd,$(wildcard cpu/synth/omp*.c))))
 LIB_INIH     = $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
+# The decoders of images, and what data sets at URLs need
+LIB_LIBS     = $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,CRYPTO),-lcrypto)
 lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 
 $(BUILD)/lib/fdsl.o: $(LIB_OBJECTS) $(BUILD)/objects.a
@@ -316,7 +318,7 @@ $(BUILD)/lib/libfdsl.a: $(BUILD)/lib/fdsl.o
 $(BUILD)/lib/$(SONAME): $(BUILD)/lib/fdsl.o src/lib/fdsl.map
 	$(say) LD $@
 	$(Q)$(CC) $(filter-out -fopenmp,$(ALL_CFLAGS)) -shared $(LDFLAGS) -Wl,-soname,$(SONAME),--version-script=src/lib/fdsl.map,-z,defs \
-	  -o $@ $< $(filter -l%,$(LIB_INIH)) -lpthread -ldl -lm \
+	  -o $@ $< $(filter -l%,$(LIB_INIH)) $(LIB_LIBS) -lpthread -ldl -lm \
 	  $(if $(call on,CUDA),$(filter-out -lcudadevrt -lstdc++,$(CUDA_LIBS)) -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic) -static-libgcc
 
 $(BUILD)/lib/libfdsl.so: $(BUILD)/lib/$(SONAME)

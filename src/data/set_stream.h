@@ -6,6 +6,7 @@
 #include "core/stream.h"
 #include "data/dataset.h"
 #include "data/image.h"
+#include "data/image_output.h"
 
 /* A broken sample: its bytes were read, but they are no image or no label, or differ from the hash in the
  * index. With both values, a file that cannot be opened or read, or that changed after dataset_open(), ends
@@ -32,6 +33,8 @@ struct set_stream_request {
     struct image_fit fit;
     uint32_t channels, depth, height, width;
     enum dtype type;
+    const struct image_output *output; /* for images of bytes: how their values are stored; must outlive the
+                                          stream. NULL: as they are, channels first, not mirrored */
 
     struct stream_plan plan;
     struct stream_position begin; /* the first batch; zeros: the beginning */
