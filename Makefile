@@ -344,9 +344,10 @@ $(TESTS): %: %.o $(BUILD)/objects.a $(BUILD)/flags-link
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(TEST_LDFLAGS) -o $@ $@.o $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
-# test_lib and test_lib_process are linked with libfdsl.so, like a user's program.
-$(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
-$(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
+LIB_TESTS := $(filter $(BUILD)/tests/test_lib%,$(TESTS))
+# The suites of the library are linked with libfdsl.so, like a user's program.
+$(LIB_TESTS): $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
+$(LIB_TESTS): private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
 # The examples of docs/library.md
 EXAMPLES := $(BUILD)/examples/generate $(if $(call on,CUDA),$(BUILD)/examples/replay)

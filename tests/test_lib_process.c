@@ -264,7 +264,7 @@ Test(lib_process, exports_only_its_functions_and_needs_only_glibc)
            root);
     cr_expect_str_eq(out, "");
     EXPECT(0, "nm -D --defined-only %s/build/lib/libfdsl.so | grep -c ' T fdsl_'", root);
-    cr_expect_str_eq(out, "18\n");
+    cr_expect_str_eq(out, "39\n");
     EXPECT(0,
            "readelf -d %s/build/lib/libfdsl.so | grep NEEDED | grep -vE "
            "'\\[(lib(c|m|dl|rt|pthread)[.]so|ld-linux)'; :",

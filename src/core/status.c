@@ -24,9 +24,6 @@ static _Thread_local int option_end; /* struct failure explains both */
 static _Thread_local bool states_value;
 _Static_assert(sizeof((struct failure *)NULL)->text == MESSAGE_BYTES, "a saved message has the same size");
 
-/* src/lib/fdsl.c defines it as true. */
-__attribute__((weak)) const bool status_in_library = false;
-
 /* The warnings of this thread, in the library. */
 static _Thread_local char kept_warnings[4096];
 

@@ -98,8 +98,8 @@ static inline enum status stream_next(struct stream *stream, struct stream_batch
     return STATUS_OK;
 }
 
-/* Waits until stream_next() would return at once, at most this long. Returns whether it would. For callers that
- * must handle signals while they wait. */
+/* Waits until stream_next() would return at once, at most this long. Returns whether it would. For callers
+ * that must handle signals while they wait. */
 static inline bool stream_wait(struct stream *stream, double seconds)
 {
     return !stream->type->wait || stream->type->wait(stream, seconds);
@@ -114,7 +114,8 @@ static inline enum status stream_release(struct stream *stream, const struct str
 }
 
 /* Makes `to` the next batch. Discards the batches that were prepared for another position. Batches that the
- * caller holds stay valid; on a device, a stream may refuse to seek until they are released. STATUS_USAGE if the epoch does not have the step. Clears a failure. */
+ * caller holds stay valid; on a device, a stream may refuse to seek until they are released. STATUS_USAGE if
+ * the epoch does not have the step. Clears a failure. */
 static inline enum status stream_seek(struct stream *stream, struct stream_position to)
 {
     TRY(stream->type->seek(stream, to));

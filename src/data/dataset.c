@@ -34,8 +34,9 @@ enum status dataset_advise_skip(enum status status)
 
 enum status dataset_advise_mask(enum status status)
 {
-    return status_append(status, "; %s", OPTION_OR_FIELD("--on-error mask trains with weight 0 for such samples",
-                                                         "on_error \"mask\" gives such samples the label -1"));
+    return status_append(status, "; %s",
+                         OPTION_OR_FIELD("--on-error mask trains with weight 0 for such samples",
+                                         "on_error \"mask\" gives such samples the label -1"));
 }
 
 enum status dataset_out_of_memory(void)
@@ -600,9 +601,9 @@ static enum status open_shard_alone(struct dataset *dataset)
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (slash && slash > dataset->path)
         *slash = '\0'; /* messages add a slash */
-    return dataset->directory >= 0
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "%s%s %s: %s", OPTION_DASHES, dataset->option, dataset->path, strerror(errno));
+    return dataset->directory >= 0 ? STATUS_OK
+                                   : status_set(STATUS_USAGE, "%s%s %s: %s", OPTION_DASHES, dataset->option,
+                                                dataset->path, strerror(errno));
 }
 
 /* Opens the folder, the tar file or the URL. */
@@ -707,13 +708,14 @@ enum status dataset_check(const char *url, struct dataset *dataset)
         (dataset->listed > 0 || dataset->uncounted))
         return STATUS_OK; /* the caller decides whether it needs samples */
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
-        return status_set(STATUS_FAILED, "%s%s %s: all samples are broken; see the warnings above", OPTION_DASHES,
-                          dataset->option, path);
+        return status_set(STATUS_FAILED, "%s%s %s: all samples are broken; see the warnings above",
+                          OPTION_DASHES, dataset->option, path);
     if (dataset->sample_count == 0)
-        return status_set(STATUS_USAGE, "%s%s %s: no samples found; fdsl-bench --prepare %s creates some", OPTION_DASHES,
-                          dataset->option, path, path);
+        return status_set(STATUS_USAGE, "%s%s %s: no samples found; fdsl-bench --prepare %s creates some",
+                          OPTION_DASHES, dataset->option, path, path);
     if (dataset->bytes == 0)
-        return status_set(STATUS_USAGE, "%s%s %s: the samples contain no data", OPTION_DASHES, dataset->option, path);
+        return status_set(STATUS_USAGE, "%s%s %s: the samples contain no data", OPTION_DASHES,
+                          dataset->option, path);
     return STATUS_OK;
 }
 

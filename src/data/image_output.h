@@ -33,8 +33,8 @@ FDSL_C_BEGIN
 void image_output_set(struct image_output *output, enum dtype type, bool interleaved, const double *mean,
                       const double *deviation);
 
-/* Stores an image of bytes with at most IMAGE_OUTPUT_CHANNELS_MAX channels and a depth of 1. `to` has room for
- * its values, and is aligned to one of them. Thread safe. */
+/* Stores an image of bytes with at most IMAGE_OUTPUT_CHANNELS_MAX channels and a depth of 1. `to` has room
+ * for its values, and is aligned to one of them. Thread safe. */
 void image_output_store(const struct image_output *output, const struct image *image, uint32_t epoch,
                         uint32_t number, void *to);
 

@@ -19,8 +19,8 @@
 
 #define NONE     UINT64_MAX
 #define ALL      (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
-#define ALIGN    256 /* of the values: what DLPack asks for */
-#define TOLD_MAX 8 /* batches with masked samples that are reported */
+#define ALIGN    256                 /* of the values: what DLPack asks for */
+#define TOLD_MAX 8                   /* batches with masked samples that are reported */
 
 enum slot_state { SLOT_FREE, SLOT_LISTING, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 
@@ -145,13 +145,13 @@ static enum status check_shape(const struct set_stream_request *request, const s
     if (image->channels == request->channels && image->depth == request->depth &&
         image->height == request->height && image->width == request->width && image->type == request->type)
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "it is %s of %ux%ux%ux%u (channels, depth, height, width), but samples are %s of "
-                      "%ux%ux%ux%u; to give all images one size, %s",
-                      dtype_names[image->type], image->channels, image->depth, image->height, image->width,
-                      dtype_names[request->type], request->channels, request->depth, request->height,
-                      request->width,
-                      OPTION_OR_FIELD("add --out-res PIXELS --channels 3 (or 1)", "set out_res and channels"));
+    return status_set(
+        STATUS_USAGE,
+        "it is %s of %ux%ux%ux%u (channels, depth, height, width), but samples are %s of "
+        "%ux%ux%ux%u; to give all images one size, %s",
+        dtype_names[image->type], image->channels, image->depth, image->height, image->width,
+        dtype_names[request->type], request->channels, request->depth, request->height, request->width,
+        OPTION_OR_FIELD("add --out-res PIXELS --channels 3 (or 1)", "set out_res and channels"));
 }
 
 /* Decodes the bytes in worker->image to `to`. */
@@ -446,7 +446,8 @@ static void open_epoch(struct set_stream *self)
     pthread_mutex_lock(&self->lock);
 }
 
-/* Returns whether stream_next() would return at once. Sets `*slot` to the next batch, NULL if it is not listed.
+/* Returns whether stream_next() would return at once. Sets `*slot` to the next batch, NULL if it is not
+ * listed.
  */
 static bool is_ready(const struct set_stream *self, struct slot **slot)
 {
@@ -723,8 +724,8 @@ static enum status check_request(const struct set_stream_request *request)
         return status_set(STATUS_USAGE,
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
-    if (request->output && (request->type != DTYPE_U8 || request->depth != 1 ||
-                            request->channels > IMAGE_OUTPUT_CHANNELS_MAX))
+    if (request->output &&
+        (request->type != DTYPE_U8 || request->depth != 1 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX))
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
                           IMAGE_OUTPUT_CHANNELS_MAX);
     TRY(check_samples(request));
@@ -756,7 +757,8 @@ static enum status allocate_slots(struct set_stream *self)
     char what[64];
     self->slot_bytes = values + 4 * words;
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, plan->capacity);
-    TRY(memory_check(self->slot_bytes * self->slot_count, what, OPTION_OR_FIELD("lower --batch", "lower batch_size")));
+    TRY(memory_check(self->slot_bytes * self->slot_count, what,
+                     OPTION_OR_FIELD("lower --batch", "lower batch_size")));
     for (uint32_t i = 0; i < self->slot_count; i++) {
         struct slot *slot = &self->slots[i];
         void *memory;

@@ -24,8 +24,8 @@ struct environment {
     int device;
 };
 
-/* Sets the default floating-point environment (round to nearest, no flushing of subnormals), so that images do
- * not depend on the caller's environment. Sets the locale "C", because some locales cannot parse "0.5" in
+/* Sets the default floating-point environment (round to nearest, no flushing of subnormals), so that images
+ * do not depend on the caller's environment. Sets the locale "C", because some locales cannot parse "0.5" in
  * files. The caller calls lib_leave(), even after an error. */
 enum status lib_enter(struct environment *before);
 void lib_leave(struct environment *before);

@@ -1,5 +1,6 @@
 /* libfdsl: images for training. A generator makes VisualAtom images by number, on the CPU or a CUDA GPU. A
- * stream reads, decodes and augments the samples of a data set, in host memory ("Data sets and streams" below).
+ * stream reads, decodes and augments the samples of a data set, in host memory ("Data sets and streams"
+ * below).
  *
  *     struct fdsl_config config;
  *     struct fdsl_generator *generator;
@@ -240,8 +241,8 @@ FDSL_API int fdsl_capturing(int device, void *stream);
  * the number of ranks changes it. It is the order of `fdsl-bench --workload train --feed load`, and of class
  * folders and shards that hold the same samples in the same order. Step s of an epoch has the samples at the
  * positions s * G to (s + 1) * G - 1 of the order, where G = batch_size * world_size. Each rank has a
- * consecutive part of them. All ranks have the same number of steps. In the last step of an epoch the parts may
- * be smaller, or empty; they differ by at most one sample.
+ * consecutive part of them. All ranks have the same number of steps. In the last step of an epoch the parts
+ * may be smaller, or empty; they differ by at most one sample.
  *
  * Samples that cannot be decoded: see `on_error`. A file that cannot be opened or read, or that changed after
  * the source was opened, always ends the stream with an error. */
@@ -252,7 +253,8 @@ struct fdsl_source_config {
     size_t size; /* sizeof(struct fdsl_source_config) of the caller */
 
     const char *path; /* a folder, a shard (.tar), a wids index, or a URL: https://, s3://, file:// */
-    const char *kind; /* "auto" (default), "shards" or "folder": FDSL_INVALID if the data set is another kind */
+    const char
+        *kind; /* "auto" (default), "shards" or "folder": FDSL_INVALID if the data set is another kind */
 
     /* The members of a sample in a shard; docs/load.md of fdsl-bench describes both lists. */
     const char *image; /* extensions of the image, separated by ';'; NULL (default): all known formats */
@@ -306,10 +308,10 @@ struct fdsl_stream_config {
     double std[FDSL_CHANNELS_MAX];  /* per channel; default 1; must be 1 for u8 */
 
     /* Resources and errors. */
-    int num_threads;   /* threads that read and decode; 0 (default): OMP_NUM_THREADS, else all that the process
-                        * may use */
-    uint32_t prefetch; /* number of batches that are prepared ahead, 1 to 1024; default 2 */
-    uint32_t held;     /* number of batches that the caller holds at the same time, 1 to 1024; default 1 */
+    int num_threads; /* threads that read and decode; 0 (default): OMP_NUM_THREADS, else all that the process
+                      * may use */
+    uint32_t prefetch;    /* number of batches that are prepared ahead, 1 to 1024; default 2 */
+    uint32_t held;        /* number of batches that the caller holds at the same time, 1 to 1024; default 1 */
     uint64_t shard_bytes; /* maximum size of the shards at a URL that are in memory without cache_dir; 0
                            * (default): 1 GiB */
     const char *on_error; /* a sample without an image or a label, or that cannot be decoded: "fail" (default)
@@ -348,9 +350,9 @@ struct fdsl_tensor {
     int32_t device_type; /* 1: CPU */
     int32_t device_id;   /* 0 */
     int32_t ndim;
-    uint8_t code;  /* 0: int; 1: unsigned int; 2: float; 4: bfloat */
-    uint8_t bits;  /* per element */
-    uint16_t lanes; /* 1 */
+    uint8_t code;             /* 0: int; 1: unsigned int; 2: float; 4: bfloat */
+    uint8_t bits;             /* per element */
+    uint16_t lanes;           /* 1 */
     int64_t *shape, *strides; /* `ndim` values each; strides are in elements */
     uint64_t byte_offset;     /* 0 */
 };
@@ -363,9 +365,9 @@ struct fdsl_state {
     uint64_t sample;  /* number of samples of this epoch that all ranks have received */
     uint64_t samples; /* number of samples of the data set */
     uint64_t seed;
-    uint64_t data;      /* fdsl_source_info.hash */
-    uint64_t transform; /* hash of the fields of struct fdsl_stream_config that describe images */
-    uint32_t global_batch; /* batch_size * world_size */
+    uint64_t data;                  /* fdsl_source_info.hash */
+    uint64_t transform;             /* hash of the fields of struct fdsl_stream_config that describe images */
+    uint32_t global_batch;          /* batch_size * world_size */
     uint32_t lanes, shuffle_buffer; /* 0 without shuffle */
     uint32_t drop_last;
 };
@@ -387,7 +389,8 @@ struct fdsl_stream;
 struct fdsl_batch;
 
 /* Returns the warnings of the calling thread's latest fdsl_source_open(), fdsl_stream_open(),
- * fdsl_stream_next() or fdsl_stream_fill(), one per line; "" if there were none. The library prints nothing. */
+ * fdsl_stream_next() or fdsl_stream_fill(), one per line; "" if there were none. The library prints nothing.
+ */
 FDSL_API const char *fdsl_warnings(void);
 
 /* Set the defaults. `size` is the size of the struct. FDSL_INVALID if the pointer is NULL or the library does
@@ -395,10 +398,11 @@ FDSL_API const char *fdsl_warnings(void);
 FDSL_API enum fdsl_status fdsl_source_config_init(struct fdsl_source_config *config, size_t size);
 FDSL_API enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size_t size);
 
-/* Opens a data set and lists its samples; reads the first and last bytes of each. The caller closes the source.
+/* Opens a data set and lists its samples; reads the first and last bytes of each. The caller closes the
+ * source.
  * `*source` becomes NULL after an error. FDSL_INVALID if the data set does not exist, has no samples or is of
- * another kind; FDSL_FAILED if a file is broken or cannot be read; FDSL_UNAVAILABLE if a library for URLs or a
- * format is missing. A source does not change: threads and streams may share it. Thread-safe. */
+ * another kind; FDSL_FAILED if a file is broken or cannot be read; FDSL_UNAVAILABLE if a library for URLs or
+ * a format is missing. A source does not change: threads and streams may share it. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config,
                                            struct fdsl_source **source);
 
@@ -414,11 +418,12 @@ FDSL_API enum fdsl_status fdsl_source_describe(const struct fdsl_source *source,
  * Thread-safe. */
 FDSL_API const char *fdsl_source_class(const struct fdsl_source *source, uint32_t label);
 
-/* Opens a stream, and allocates the memory of its batches. The caller closes it. `*stream` becomes NULL after an
- * error. Its threads begin to read when the first batch is requested. They block all signals. FDSL_INVALID if a
- * field is not valid, or if the batches do not fit into memory; FDSL_FAILED if memory or threads run out, or if
- * a sample lacks its image or label and on_error is "fail". Thread-safe. */
-FDSL_API enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_stream_config *config,
+/* Opens a stream, and allocates the memory of its batches. The caller closes it. `*stream` becomes NULL after
+ * an error. Its threads begin to read when the first batch is requested. They block all signals. FDSL_INVALID
+ * if a field is not valid, or if the batches do not fit into memory; FDSL_FAILED if memory or threads run
+ * out, or if a sample lacks its image or label and on_error is "fail". Thread-safe. */
+FDSL_API enum fdsl_status fdsl_stream_open(struct fdsl_source *source,
+                                           const struct fdsl_stream_config *config,
                                            struct fdsl_stream **stream);
 
 /* Closes a stream; NULL is allowed. A waiting fdsl_stream_next() of another thread must have returned
@@ -430,11 +435,11 @@ FDSL_API void fdsl_stream_close(struct fdsl_stream *stream);
 FDSL_API enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream,
                                                struct fdsl_stream_info *info);
 
-/* Waits for the next batch and sets `*batch`, which the caller releases. FDSL_END, with `*batch` NULL, once at
- * the end of each epoch; the following call begins the next epoch. FDSL_FAILED if a sample cannot be read; the
- * error is returned at its step, after all earlier batches, and again by each later call until
- * fdsl_stream_seek(). FDSL_FAILED also after fdsl_stream_cancel(). FDSL_INVALID if the caller holds prefetch +
- * held batches. */
+/* Waits for the next batch and sets `*batch`, which the caller releases. FDSL_END, with `*batch` NULL, once
+ * at the end of each epoch; the following call begins the next epoch. FDSL_FAILED if a sample cannot be read;
+ * the error is returned at its step, after all earlier batches, and again by each later call until
+ * fdsl_stream_seek(). FDSL_FAILED also after fdsl_stream_cancel(). FDSL_INVALID if the caller holds prefetch
+ * + held batches. */
 FDSL_API enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, struct fdsl_batch **batch);
 
 /* Waits until fdsl_stream_next() would return at once, for at most `seconds`: FDSL_OK if it would, else
@@ -442,8 +447,8 @@ FDSL_API enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, struct fd
 FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds);
 
 /* Copies the next batch into the caller's memory. `images` has room for the capacity of the stream (struct
- * fdsl_stream_info), `labels` for as many labels, or is NULL. Sets `*count` to the number of images. Otherwise
- * as fdsl_stream_next(). */
+ * fdsl_stream_info), `labels` for as many labels, or is NULL. Sets `*count` to the number of images.
+ * Otherwise as fdsl_stream_next(). */
 FDSL_API enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels,
                                            uint32_t *count);
 
@@ -454,12 +459,12 @@ FDSL_API enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_
                                             struct fdsl_tensor *tensor);
 
 /* Returns a batch, whose memory the stream then uses again; NULL is allowed. In any order, also after
- * fdsl_stream_close(). FDSL_INVALID if it was released before. Thread-safe, also while another thread waits in
- * fdsl_stream_next(). */
+ * fdsl_stream_close(). FDSL_INVALID if it was released before. Thread-safe, also while another thread waits
+ * in fdsl_stream_next(). */
 FDSL_API enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch);
 
-/* Makes step `step` of epoch `epoch` the next batch. Batches that the caller holds stay valid. Clears an error.
- * FDSL_INVALID if the epoch has no such step. */
+/* Makes step `step` of epoch `epoch` the next batch. Batches that the caller holds stay valid. Clears an
+ * error. FDSL_INVALID if the epoch has no such step. */
 FDSL_API enum fdsl_status fdsl_stream_seek(struct fdsl_stream *stream, uint64_t epoch, uint64_t step);
 
 /* Describes the position after the batches that were delivered. FDSL_INVALID if state->size is unknown. */

@@ -82,8 +82,9 @@ static enum status check_kind(const struct fdsl_source *source, const char *kind
     TRY(lib_find_name("kind", kind, kinds, &index));
     if (index == 0 || source->dataset.shards == (index == 1))
         return STATUS_OK;
-    return status_set(STATUS_USAGE, index == 1 ? "path: %s has no shards, but class folders or single files"
-                                               : "path: %s has shards, but no class folders",
+    return status_set(STATUS_USAGE,
+                      index == 1 ? "path: %s has no shards, but class folders or single files"
+                                 : "path: %s has shards, but no class folders",
                       source->dataset.path);
 }
 
@@ -104,7 +105,8 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
 {
     struct members members;
 #ifndef HAVE_XXHASH
-    return status_set(STATUS_UNAVAILABLE, "path: this libfdsl was built without xxHash, which data sets need");
+    return status_set(STATUS_UNAVAILABLE,
+                      "path: this libfdsl was built without xxHash, which data sets need");
 #endif
     if (!config->path || !*config->path)
         return status_set(STATUS_USAGE, "path: it is %s", config->path ? "empty" : "NULL");
@@ -118,7 +120,8 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     TRY(members_parse(config->image, config->label, NULL, &members));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
     TRY(check_kind(self, config->kind));
-    self->dataset.incomplete = true; /* fdsl_stream_open() decides about samples without an image or a label */
+    self->dataset.incomplete =
+        true; /* fdsl_stream_open() decides about samples without an image or a label */
     TRY(dataset_check(self->path, &self->dataset));
     if (self->dataset.sample_count >= SAMPLES_MAX)
         return status_set(STATUS_TOO_LARGE, "path: %s has more than %u samples", self->dataset.path,
@@ -354,9 +357,8 @@ static void set_shape(struct fdsl_stream *self, const struct set_stream_request 
 static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
                                const struct image_output *output)
 {
-    const uint32_t words[] = {config->out_res,      config->out_res ? (uint32_t)fit : 0, config->flip != 0,
-                              config->channels,     (uint32_t)output->interleaved,
-                              (uint32_t)output->type};
+    const uint32_t words[] = {config->out_res,  config->out_res ? (uint32_t)fit : 0, config->flip != 0,
+                              config->channels, (uint32_t)output->interleaved,       (uint32_t)output->type};
     uint64_t hash = checksum_seeded(words, sizeof words, 1);
     for (uint32_t c = 0; c < config->channels; c++) {
         const double scale[] = {config->mean[c] + 0.0, config->std[c]}; /* + 0.0: -0 is 0 */
@@ -408,11 +410,10 @@ static enum status check_complete(const struct dataset *dataset)
         const bool lacks_image = sample->image == sample->members;
         if (!lacks_image && sample->rule)
             continue;
-        const enum status status =
-            lacks_image ? dataset_lacks(dataset, sample, &dataset->choice.image, "image")
-                        : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
-        return dataset_advise_mask(
-            dataset_at(dataset, sample, &dataset->members[sample->member], status));
+        const enum status status = lacks_image
+                                       ? dataset_lacks(dataset, sample, &dataset->choice.image, "image")
+                                       : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+        return dataset_advise_mask(dataset_at(dataset, sample, &dataset->members[sample->member], status));
     }
     return STATUS_OK;
 }
@@ -561,8 +562,7 @@ enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct f
 
 static enum status check_stream(const struct fdsl_stream *stream)
 {
-    return stream ? check_process("stream", stream->process)
-                  : status_set(STATUS_USAGE, "stream: it is NULL");
+    return stream ? check_process("stream", stream->process) : status_set(STATUS_USAGE, "stream: it is NULL");
 }
 
 enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
@@ -571,7 +571,8 @@ enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
     if (status != STATUS_OK)
         return lib_relay(status);
     if (!(seconds >= 0 && seconds <= 1e6)) /* rejects NaN, too */
-        return lib_relay(status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
+        return lib_relay(
+            status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
     return stream->ended || stream_wait(stream->stream, seconds) ? FDSL_OK : FDSL_PENDING;
 }
 
@@ -639,7 +640,8 @@ enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int6
 
 static enum status check_batch(const struct fdsl_batch *batch)
 {
-    TRY(batch ? check_process("batch", batch->owner->process) : status_set(STATUS_USAGE, "batch: it is NULL"));
+    TRY(batch ? check_process("batch", batch->owner->process)
+              : status_set(STATUS_USAGE, "batch: it is NULL"));
     pthread_mutex_lock(&batch->owner->lock);
     const bool held = batch->held;
     pthread_mutex_unlock(&batch->owner->lock);
@@ -663,7 +665,8 @@ enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl
     return lib_relay(status);
 }
 
-enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field field, struct fdsl_tensor *tensor)
+enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field field,
+                                   struct fdsl_tensor *tensor)
 {
     static int64_t one[] = {1}; /* the stride of labels and numbers */
     enum status status = check_batch(batch);
@@ -762,8 +765,8 @@ enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_
 static enum status check_same(const char *name, uint64_t state, uint64_t own)
 {
     return state == own ? STATUS_OK
-                        : status_set(STATUS_USAGE, "state: its %s is %llu, but that of the stream is %llu", name,
-                                     (unsigned long long)state, (unsigned long long)own);
+                        : status_set(STATUS_USAGE, "state: its %s is %llu, but that of the stream is %llu",
+                                     name, (unsigned long long)state, (unsigned long long)own);
 }
 
 static enum status load(struct fdsl_stream *stream, const struct fdsl_state *state)
@@ -775,9 +778,10 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *sta
     if (state->data != own.data)
         return status_set(STATUS_USAGE, "state: it belongs to another data set, or to another version of it");
     if (state->transform != own.transform)
-        return status_set(STATUS_USAGE,
-                          "state: it belongs to another transform; out_res, fit, flip, channels, layout, dtype, "
-                          "mean and std must be the same");
+        return status_set(
+            STATUS_USAGE,
+            "state: it belongs to another transform; out_res, fit, flip, channels, layout, dtype, "
+            "mean and std must be the same");
     TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
     TRY(check_same("seed", state->seed, own.seed));
     TRY(check_same("shuffle_buffer (0: no shuffle)", state->shuffle_buffer, own.shuffle_buffer));
