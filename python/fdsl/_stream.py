@@ -262,7 +262,7 @@ class _Batch(NamedTuple):
     """A batch of the library."""
 
     memory: _BatchMemory
-    count: int
+    size: int
     masked: int
     after: tuple[int, int]  # epoch and step of the next batch
 
@@ -343,12 +343,12 @@ class _Stream:
 
     def images(self, batch: _Batch) -> Array:
         """Returns the images of a batch: without a copy, unless the caller has several batches already."""
-        array = Array((batch.count, *self.shape), self.dtype, CPU, memory=batch.memory)
+        array = Array((batch.size, *self.shape), self.dtype, CPU, memory=batch.memory)
         return array if len(self._live) <= _HELD else array._copy(CPU)
 
     def values(self, batch: _Batch, field: int) -> Array:
         """Returns a copy of the labels or the numbers of a batch."""
-        array = Array((batch.count,), "int64", CPU)
+        array = Array((batch.size,), "int64", CPU)
         ctypes.memmove(array.ptr, self.address(batch.memory, field), array.nbytes)
         return array
 
@@ -588,7 +588,7 @@ class Loader:
         """Returns what the caller receives of a batch."""
         labels = self._stream.values(batch, LABELS)
         if batch.masked and self._label_of_masked != -1:
-            values = (ctypes.c_int64 * batch.count).from_address(labels.ptr)
+            values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)
             values[:] = [self._label_of_masked if value == -1 else value for value in values]
         return self._stream.images(batch), labels
 
