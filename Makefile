@@ -300,8 +300,9 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
 LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(call simd,$(wildcard cpu/synth/omp*.c))))
 LIB_INIH     = $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
-# The decoders of images, and what data sets at URLs need
-LIB_LIBS     = $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,CRYPTO),-lcrypto)
+# The libraries that the shared library needs beside glibc. The wheel brings copies of them, next to libfdsl.so:
+# DT_RPATH (not DT_RUNPATH) is also searched for what these libraries need. src/lib/late.c opens others at run time.
+LIB_LIBS     = $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,JANSSON),-ljansson)
 lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 
 $(BUILD)/lib/fdsl.o: $(LIB_OBJECTS) $(BUILD)/objects.a
@@ -317,7 +318,7 @@ $(BUILD)/lib/libfdsl.a: $(BUILD)/lib/fdsl.o
 
 $(BUILD)/lib/$(SONAME): $(BUILD)/lib/fdsl.o src/lib/fdsl.map
 	$(say) LD $@
-	$(Q)$(CC) $(filter-out -fopenmp,$(ALL_CFLAGS)) -shared $(LDFLAGS) -Wl,-soname,$(SONAME),--version-script=src/lib/fdsl.map,-z,defs \
+	$(Q)$(CC) $(filter-out -fopenmp,$(ALL_CFLAGS)) -shared $(LDFLAGS) -Wl,-soname,$(SONAME),--version-script=src/lib/fdsl.map,-z,defs,--as-needed,--disable-new-dtags,-rpath,'$$ORIGIN' \
 	  -o $@ $< $(filter -l%,$(LIB_INIH)) $(LIB_LIBS) -lpthread -ldl -lm \
 	  $(if $(call on,CUDA),$(filter-out -lcudadevrt -lstdc++,$(CUDA_LIBS)) -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic) -static-libgcc
 
@@ -444,7 +445,7 @@ report:
 	@scripts/figures/report.py
 
 # $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result as TARGET.
-LIBS_PRIVATE = -lpthread -ldl -lm $(CUDA_LIBS)
+LIBS_PRIVATE = $(LIB_LIBS) -lpthread -ldl -lm $(CUDA_LIBS)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@PREFIX_FROM_PC@|$(shell realpath -m --relative-to=$(LIBDIR)/pkgconfig $(PREFIX))|g; \
          s|@LIBS_PRIVATE@|$(strip $(LIBS_PRIVATE))|g; s|@LIBS_LIST@|$(subst $(space),;,$(strip $(LIBS_PRIVATE)))|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"

@@ -455,6 +455,30 @@ def test_opening_prints_nothing(folder: pathlib.Path, capfd: Any, tmp_path: path
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("url", "broken", "name"),
+    [
+        ("http://127.0.0.1:9/s.tar", ("libcurl.so.4", "libcurl-gnutls.so.4"), "libcurl"),
+        ("s3://bucket/", ("libexpat.so.1",), "Expat"),
+    ],
+)
+def test_a_missing_library_is_named(tmp_path: pathlib.Path, url: str, broken: tuple[str, ...], name: str) -> None:
+    """Broken files hide the libraries of the system. Everything but URLs works without them."""
+    for file in broken:
+        (tmp_path / file).write_bytes(b"no library")
+    code = f"""
+import fdsl
+try: fdsl.Shards({url!r})
+except fdsl.Unavailable as error: print(error)
+print(len(fdsl.Generator(2, res=8, batch=2).generate()[0]))
+"""
+    done = run_python(code, LD_LIBRARY_PATH=str(tmp_path))
+    if "built without" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.stdout.startswith(f"path: a data set at this URL needs {name}: {tmp_path}/{broken[0]}: "), done
+    assert done.stdout.endswith("\n2\n")
+
+
 # ---- PyTorch ----
 
 

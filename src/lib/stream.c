@@ -18,6 +18,7 @@
 #include "data/remote.h"
 #include "data/set_stream.h"
 #include "lib/call.h"
+#include "lib/late.h"
 
 #define SAMPLES_MAX (UINT32_C(1) << 31) /* of a global batch and of a data set: the limit of draw_lanes() */
 #define BATCHES_MAX 1024
@@ -118,6 +119,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     self->remote = (struct remote_options){
         .option = "path", .cache_dir = self->cache_dir, .cache_bytes = config->cache_bytes};
     TRY(members_parse(config->image, config->label, NULL, &members));
+    TRY(late_open(self->path));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
     TRY(check_kind(self, config->kind));
     self->dataset.incomplete =
