@@ -351,7 +351,7 @@ $(LIB_TESTS): $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 $(LIB_TESTS): private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
 # The examples of docs/library.md
-EXAMPLES := $(BUILD)/examples/generate $(if $(call on,CUDA),$(BUILD)/examples/replay)
+EXAMPLES := $(BUILD)/examples/generate $(BUILD)/examples/stream $(if $(call on,CUDA),$(BUILD)/examples/replay)
 $(BUILD)/examples/%: docs/examples/%.c $(BUILD)/lib/libfdsl.so
 	@mkdir -p $(@D)
 	$(say) LD $@

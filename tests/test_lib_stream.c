@@ -753,7 +753,20 @@ Test(lib_stream, sources_are_checked)
     cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "path: ", 6) == 0);
 }
 
-/* The library neither prints nor changes a signal handler. */
+/* docs/examples/stream.c reads every sample of both epochs. */
+Test(lib_stream, the_example_reads_a_folder)
+{
+    if (access("build/examples/stream", X_OK) != 0)
+        cr_skip_test("build/examples/stream is missing");
+    prepare();
+    EXPECT(0,
+           "%s/build/examples/stream f | awk '{ n += $5; e += $2 } END { print NR, n, e }' && "
+           "! %s/build/examples/stream none 2>says && cat says",
+           root, root);
+    cr_expect_str_eq(out, "8 240 4\nstream: path none: No such file or directory\n");
+}
+
+/* The library prints nothing. */
 Test(lib_stream, warnings_are_returned_and_not_printed)
 {
     prepare();

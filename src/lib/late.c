@@ -46,8 +46,8 @@ void *late_functions[FUNCTIONS];
 #if defined(__x86_64__)
 #define JUMP(number) "endbr64\n jmp *late_functions+8*" #number "(%rip)\n"
 #elif defined(__aarch64__)
-#define JUMP(number)                                                                                  \
-    "bti c\n adrp x16, late_functions+8*" #number "\n ldr x16, [x16, :lo12:late_functions+8*" #number \
+#define JUMP(number)                                                                                     \
+    "hint #34\n adrp x16, late_functions+8*" #number "\n ldr x16, [x16, :lo12:late_functions+8*" #number \
     "]\n br x16\n"
 #else
 #error "src/lib/late.c has no jump for this processor"
