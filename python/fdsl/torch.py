@@ -141,8 +141,9 @@ class StreamLoader(_stream.Loader, Loader):
 
     def _new_staging(self) -> _Staging:
         count, dtype = int(self._stream.info.capacity), getattr(torch, self.dtype)
-        images = torch.empty((count, *self.shape), dtype=dtype, pin_memory=True)
-        return _Staging(images, torch.empty(count, dtype=torch.int64, pin_memory=True), torch.cuda.Event())
+        images = torch.empty((count, *self.shape), dtype=dtype, device="cpu", pin_memory=True)
+        labels = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=True)
+        return _Staging(images, labels, torch.cuda.Event())
 
     def _copy_ahead(self) -> Optional[Batch]:
         """Enqueues the copy of the next batch on the side stream. Returns None at the end of an epoch."""

@@ -101,7 +101,7 @@ class Tensor:
         self.users.append(stream)
 
 
-def empty(shape: Any, dtype: Any = None, pin_memory: bool = False) -> Tensor:
+def empty(shape: Any, dtype: Any = None, device: str = "cpu", pin_memory: bool = False) -> Tensor:
     return Tensor(numpy.empty(shape, dtype), pinned=pin_memory)
 
 

@@ -10,46 +10,25 @@ import os
 import pathlib
 import pickle
 import shutil
-import subprocess
 import threading
 import time
 import warnings
 from typing import Any
 
 import pytest
-from conftest import PROGRAM, content, resident_bytes, run_python
+from conftest import DIGITS, content, resident_bytes, run_python
 
 import fdsl
 
 numpy = pytest.importorskip("numpy")
 
-SAMPLES, SIDE = 120, 20
+SIDE = 20
 CROP = fdsl.RandomResizedCrop(SIDE, flip=True)
 SMALL: dict[str, Any] = {"seed": 9, "lanes": 3, "shuffle_buffer": 60, "transforms": CROP, "num_threads": 2}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: Any) -> pathlib.Path:
-    """A folder with 120 digits as class folders (f) and as shards (m), in the same order."""
-    path: pathlib.Path = tmp_path_factory.mktemp("digits")
-    if not os.access(PROGRAM, os.X_OK):
-        pytest.skip(f"{PROGRAM} is not built")
-    for words in (
-        f"--prepare {path}/all --from digits --samples {SAMPLES} --store imagefolder",
-        f"--prepare {path}/m --from dataset --source {path}/f --shards 3 --name s",
-    ):
-        done = subprocess.run([PROGRAM, *words.split()], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        if not (path / "f").exists():
-            (path / "f").mkdir()
-            for entry in (path / "all").iterdir():
-                if entry.is_dir():
-                    shutil.copytree(entry, path / "f" / entry.name)
-    return path
-
-
-def opened(folder: pathlib.Path, name: str = "f", batch_size: int = 16, **changes: Any) -> fdsl.Loader:
-    source = fdsl.Shards(folder / name) if name == "m" else fdsl.Folder(folder / name)
+def opened(digits: pathlib.Path, name: str = "f", batch_size: int = 16, **changes: Any) -> fdsl.Loader:
+    source = fdsl.Shards(digits / name) if name == "m" else fdsl.Folder(digits / name)
     return fdsl.Loader(source, batch_size, **{**SMALL, **changes})
 
 
@@ -64,10 +43,10 @@ def threads() -> int:
 # ---- Contents ----
 
 
-def test_items_are_arrays_without_a_copy(folder: pathlib.Path) -> None:
-    with opened(folder, dtype="float32", transforms=fdsl.Resize(SIDE, mean=0.5, std=(0.25, 0.5, 1))) as loader:
+def test_items_are_arrays_without_a_copy(digits: pathlib.Path) -> None:
+    with opened(digits, dtype="float32", transforms=fdsl.Resize(SIDE, mean=0.5, std=(0.25, 0.5, 1))) as loader:
         assert (len(loader), loader.shape, loader.dtype) == (8, (3, SIDE, SIDE), "float32")
-        plain = opened(folder, transforms=fdsl.Resize(SIDE))
+        plain = opened(digits, transforms=fdsl.Resize(SIDE))
         for (images, labels), (raw, same) in zip(loader, plain):
             view = images.numpy()
             assert view.ctypes.data == images.ptr and view.shape == (labels.shape[0], 3, SIDE, SIDE)
@@ -77,27 +56,27 @@ def test_items_are_arrays_without_a_copy(folder: pathlib.Path) -> None:
             assert numpy.shares_memory(numpy.from_dlpack(images), view)
 
 
-def test_order_is_free_of_threads_storage_and_prefetch(folder: pathlib.Path) -> None:
-    first = opened(folder)
+def test_order_is_free_of_threads_storage_and_prefetch(digits: pathlib.Path) -> None:
+    first = opened(digits)
     wanted = [batches_of(first), batches_of(first)]
-    assert wanted[0] != wanted[1] and sum(len(labels) for _, labels in wanted[0]) == SAMPLES
+    assert wanted[0] != wanted[1] and sum(len(labels) for _, labels in wanted[0]) == DIGITS
     for name, changes in (("m", {"num_threads": 1}), ("f", {"num_threads": 3, "prefetch": 5}), ("m", {"prefetch": 1})):
-        loader = opened(folder, name, **changes)
+        loader = opened(digits, name, **changes)
         assert [batches_of(loader), batches_of(loader)] == wanted
 
 
 @pytest.mark.parametrize("world_size", range(1, 6))
-def test_ranks_together_are_one(folder: pathlib.Path, world_size: int) -> None:
-    whole = batches_of(opened(folder, batch_size=60))
-    parts = [batches_of(opened(folder, "m", 60 // world_size, rank=r, world_size=world_size)) for r in range(world_size)]
+def test_ranks_together_are_one(digits: pathlib.Path, world_size: int) -> None:
+    whole = batches_of(opened(digits, batch_size=60))
+    parts = [batches_of(opened(digits, "m", 60 // world_size, rank=r, world_size=world_size)) for r in range(world_size)]
     for step, (images, labels) in enumerate(whole):
         assert b"".join(part[step][0] for part in parts) == images
         assert sum((part[step][1] for part in parts), []) == labels
 
 
-def test_a_rank_may_have_no_image_in_the_last_batch(folder: pathlib.Path) -> None:
+def test_a_rank_may_have_no_image_in_the_last_batch(digits: pathlib.Path) -> None:
     for rank in range(5):
-        loader = opened(folder, batch_size=13, rank=rank, world_size=9)  # 120 = 117 + 3
+        loader = opened(digits, batch_size=13, rank=rank, world_size=9)  # 120 = 117 + 3
         shapes = [images.shape for images, labels in loader]
         assert len(loader) == 2 and shapes == [(13, 3, SIDE, SIDE), (1 if rank < 3 else 0, 3, SIDE, SIDE)]
         images, labels = list(loader)[1]
@@ -105,20 +84,20 @@ def test_a_rank_may_have_no_image_in_the_last_batch(folder: pathlib.Path) -> Non
         assert numpy.from_dlpack(images).shape == images.shape
 
 
-def test_gray_nhwc_and_center_crop(folder: pathlib.Path) -> None:
-    loader = opened(folder, transforms=fdsl.CenterCrop(24), channels=1, layout="nhwc")
+def test_gray_nhwc_and_center_crop(digits: pathlib.Path) -> None:
+    loader = opened(digits, transforms=fdsl.CenterCrop(24), channels=1, layout="nhwc")
     assert loader.shape == (24, 24, 1)
-    planar = opened(folder, transforms=fdsl.CenterCrop(24), channels=1)
+    planar = opened(digits, transforms=fdsl.CenterCrop(24), channels=1)
     assert batches_of(loader) == batches_of(planar)
-    same = opened(folder, transforms=None, channels=1)
+    same = opened(digits, transforms=None, channels=1)
     assert same.shape == (1, 28, 28) and len(batches_of(same)) == 8
 
 
 # ---- Position ----
 
 
-def test_states_move_to_other_ranks_at_any_step(folder: pathlib.Path) -> None:
-    one = opened(folder, batch_size=20)
+def test_states_move_to_other_ranks_at_any_step(digits: pathlib.Path) -> None:
+    one = opened(digits, batch_size=20)
     epochs = [batches_of(one) for _ in range(3)]
     wanted = sum(epochs, [])
     found: list[Any] = []
@@ -126,7 +105,7 @@ def test_states_move_to_other_ranks_at_any_step(folder: pathlib.Path) -> None:
     for turn in range(100):
         world_size = (1, 2, 4, 5)[turn % 4]
         ranks = [
-            opened(folder, "m", 20 // world_size, rank=rank, world_size=world_size, prefetch=1 + turn % 3)
+            opened(digits, "m", 20 // world_size, rank=rank, world_size=world_size, prefetch=1 + turn % 3)
             for rank in range(world_size)
         ]
         if state:
@@ -155,10 +134,10 @@ def test_states_move_to_other_ranks_at_any_step(folder: pathlib.Path) -> None:
     assert found[: len(wanted)] == wanted
 
 
-def test_an_epoch_that_is_left_begins_again(folder: pathlib.Path) -> None:
-    loader = opened(folder)
+def test_an_epoch_that_is_left_begins_again(digits: pathlib.Path) -> None:
+    loader = opened(digits)
     wanted = [batches_of(loader), batches_of(loader)]
-    loader = opened(folder)
+    loader = opened(digits)
     for images, _ in loader:
         break
     kept = content(images)
@@ -175,8 +154,8 @@ def test_an_epoch_that_is_left_begins_again(folder: pathlib.Path) -> None:
     next(second)
 
 
-def test_states_of_other_loaders_are_refused(folder: pathlib.Path) -> None:
-    state = opened(folder).state_dict()
+def test_states_of_other_loaders_are_refused(digits: pathlib.Path) -> None:
+    state = opened(digits).state_dict()
     for changes, text in (
         ({"batch_size": 8}, "global batch"),
         ({"world_size": 2}, "global batch"),
@@ -188,8 +167,8 @@ def test_states_of_other_loaders_are_refused(folder: pathlib.Path) -> None:
         ({"name": "m"}, "another data set"),
     ):
         with pytest.raises(ValueError, match=text):
-            opened(folder, **changes).load_state_dict(state)
-    loader = opened(folder)
+            opened(digits, **changes).load_state_dict(state)
+    loader = opened(digits)
     for wrong, kind in ((3, TypeError), ({}, ValueError), ({**state, "epoch": -1}, ValueError)):
         with pytest.raises(kind, match="state_dict: "):
             loader.load_state_dict(wrong)  # type: ignore[arg-type]
@@ -200,11 +179,11 @@ def test_states_of_other_loaders_are_refused(folder: pathlib.Path) -> None:
 # ---- Lifetime ----
 
 
-def test_batches_may_be_kept_beyond_the_loader(folder: pathlib.Path) -> None:
-    loader = opened(folder, dtype="f32")
+def test_batches_may_be_kept_beyond_the_loader(digits: pathlib.Path) -> None:
+    loader = opened(digits, dtype="f32")
     kept = list(loader)
     copies = [content(images) for images, _ in kept]
-    assert len(kept) == 8 and copies == [images for images, _ in batches_of(opened(folder, dtype="f32"))]
+    assert len(kept) == 8 and copies == [images for images, _ in batches_of(opened(digits, dtype="f32"))]
     tensors = [numpy.from_dlpack(images) for images, _ in kept]
     batches_of(loader)
     loader.source.close()
@@ -222,8 +201,8 @@ def test_batches_may_be_kept_beyond_the_loader(folder: pathlib.Path) -> None:
     assert threads() < before
 
 
-def test_break_leaks_neither_threads_nor_memory(folder: pathlib.Path) -> None:
-    loader = opened(folder)
+def test_break_leaks_neither_threads_nor_memory(digits: pathlib.Path) -> None:
+    loader = opened(digits)
     count = resident = 0
     for turn in range(1000):
         for images, labels in loader:
@@ -234,7 +213,7 @@ def test_break_leaks_neither_threads_nor_memory(folder: pathlib.Path) -> None:
     assert resident_bytes() <= resident * 1.01 + 100_000
     loader.close()
     for turn in range(120):
-        for images, labels in opened(folder, num_threads=1):
+        for images, labels in opened(digits, num_threads=1):
             break
         if turn == 20:
             resident = resident_bytes()
@@ -244,44 +223,44 @@ def test_break_leaks_neither_threads_nor_memory(folder: pathlib.Path) -> None:
     assert resident_bytes() <= resident * 1.02 + 100_000
 
 
-def test_two_loaders_at_once(folder: pathlib.Path) -> None:
-    source = fdsl.Folder(folder / "f")
+def test_two_loaders_at_once(digits: pathlib.Path) -> None:
+    source = fdsl.Folder(digits / "f")
     one, two = fdsl.Loader(source, 16, **SMALL), fdsl.Loader(source, 16, **{**SMALL, "seed": 3})
     pairs = [((content(a), b.tolist()), (content(c), d.tolist())) for (a, b), (c, d) in zip(one, two)]
-    assert [pair[0] for pair in pairs] == batches_of(opened(folder))
-    assert [pair[1] for pair in pairs] == batches_of(opened(folder, seed=3))
+    assert [pair[0] for pair in pairs] == batches_of(opened(digits))
+    assert [pair[1] for pair in pairs] == batches_of(opened(digits, seed=3))
     results: list[Any] = []
-    workers = [threading.Thread(target=lambda: results.append(batches_of(opened(folder)))) for _ in range(4)]
+    workers = [threading.Thread(target=lambda: results.append(batches_of(opened(digits)))) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert results == [batches_of(opened(folder))] * 4
+    assert results == [batches_of(opened(digits))] * 4
 
 
 def work(loader: fdsl.Loader, pipe: Any) -> None:
     pipe.send(batches_of(loader))
 
 
-def test_spawned_workers_open_the_loader_again(folder: pathlib.Path) -> None:
+def test_spawned_workers_open_the_loader_again(digits: pathlib.Path) -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    loader = opened(folder)
+    loader = opened(digits)
     next(iter(loader))
     worker = context.Process(target=work, args=(loader, there))
     worker.start()
     assert here.poll(60)
-    assert here.recv() == batches_of(opened(folder))  # the epoch that was left begins again
+    assert here.recv() == batches_of(opened(digits))  # the epoch that was left begins again
     worker.join()
-    resumed = opened(folder)
+    resumed = opened(digits)
     resumed.load_state_dict(loader.state_dict())
-    wanted = batches_of(opened(folder))[1:]
+    wanted = batches_of(opened(digits))[1:]
     assert batches_of(pickle.loads(pickle.dumps(resumed))) == wanted == batches_of(resumed)
     assert repr(pickle.loads(pickle.dumps(loader))) == repr(loader)
 
 
-def test_a_forked_child_needs_its_own_loader(folder: pathlib.Path) -> None:
-    loader = opened(folder)
+def test_a_forked_child_needs_its_own_loader(digits: pathlib.Path) -> None:
+    loader = opened(digits)
     iterator = iter(loader)
     next(iterator)
     read, write = os.pipe()
@@ -294,7 +273,7 @@ def test_a_forked_child_needs_its_own_loader(folder: pathlib.Path) -> None:
             except fdsl.Error as error:
                 texts.append("before fork()" in str(error))
         loader.close()
-        texts.append(batches_of(opened(folder)) == batches_of(opened(folder, "m")))
+        texts.append(batches_of(opened(digits)) == batches_of(opened(digits, "m")))
         os.write(write, json.dumps(texts).encode())
         os._exit(0)
     os.waitpid(child, 0)
@@ -319,9 +298,9 @@ class Stalling(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_ctrl_c_and_close_end_a_wait(folder: pathlib.Path) -> None:
+def test_ctrl_c_and_close_end_a_wait(digits: pathlib.Path) -> None:
     """The server stops to answer after the data set was opened, so the first batch never comes."""
-    handler = lambda *words: Stalling(*words, directory=str(folder / "m"))  # noqa: E731
+    handler = lambda *words: Stalling(*words, directory=str(digits / "m"))  # noqa: E731
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -357,8 +336,8 @@ os._exit(0)
 # ---- Errors ----
 
 
-def test_broken_samples(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    shutil.copytree(folder / "f", tmp_path / "f")
+def test_broken_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "f", tmp_path / "f")
     broken = sorted((tmp_path / "f").glob("*/*.png"))[50]
     broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
     options = {"shuffle": False, "transforms": fdsl.Resize(SIDE)}
@@ -367,26 +346,26 @@ def test_broken_samples(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with pytest.raises(fdsl.Error, match=broken.name):
         for images, _ in loader:
             seen.append(content(images))
-    assert seen == [images for images, _ in batches_of(opened(folder, **options))][:3]
+    assert seen == [images for images, _ in batches_of(opened(digits, **options))][:3]
     loader = opened(tmp_path, on_error="mask", **options)
     with pytest.warns(RuntimeWarning, match=broken.name):
         items = list(loader)
     for step, (images, labels) in enumerate(items):
         assert [i for i, label in enumerate(labels.tolist()) if label == -1] == ([2] if step == 3 else [])
         assert (images.numpy().reshape(images.shape[0], -1).sum(axis=1) == 0).tolist().count(True) == (step == 3)
-    assert loader.stats()["masked"] == 1 and loader.stats()["samples"] == SAMPLES
+    assert loader.stats()["masked"] == 1 and loader.stats()["samples"] == DIGITS
 
 
-def test_a_file_that_vanishes_is_an_error(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    shutil.copytree(folder / "m", tmp_path / "m")
+def test_a_file_that_vanishes_is_an_error(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "m", tmp_path / "m")
     loader = opened(tmp_path, "m", on_error="mask")
     (tmp_path / "m" / "s-000001.tar").unlink()
     with pytest.raises(fdsl.Error, match="s-000001.tar"):
         batches_of(loader)
 
 
-def test_every_argument_is_checked(folder: pathlib.Path) -> None:
-    source = fdsl.Folder(folder / "f")
+def test_every_argument_is_checked(digits: pathlib.Path) -> None:
+    source = fdsl.Folder(digits / "f")
     for words, kind, text in (
         ({"batch_size": 0}, ValueError, "batch_size: "),
         ({"batch_size": "8"}, TypeError, "batch_size: "),
@@ -418,18 +397,18 @@ def test_every_argument_is_checked(folder: pathlib.Path) -> None:
     for path, words, kind, text in (
         (None, {}, TypeError, "path: "),
         ("", {}, ValueError, "path: "),
-        (folder / "none", {}, ValueError, "path .*none"),
-        (folder / "f", {}, ValueError, "path: .* no shards"),
-        (folder / "m", {"label": ":"}, ValueError, "label: "),
-        (folder / "m", {"cache_bytes": "2X"}, ValueError, "cache_bytes: "),
-        (folder / "m", {"cache_bytes": "2G"}, ValueError, "cache_bytes: it needs cache_dir"),
+        (digits / "none", {}, ValueError, "path .*none"),
+        (digits / "f", {}, ValueError, "path: .* no shards"),
+        (digits / "m", {"label": ":"}, ValueError, "label: "),
+        (digits / "m", {"cache_bytes": "2X"}, ValueError, "cache_bytes: "),
+        (digits / "m", {"cache_bytes": "2G"}, ValueError, "cache_bytes: it needs cache_dir"),
     ):
         with pytest.raises(kind, match=text):
             fdsl.Shards(path, **words)
     with pytest.raises(ValueError, match="path: .* has shards"):
-        fdsl.Folder(folder / "m")
+        fdsl.Folder(digits / "m")
     with pytest.raises(TypeError, match="source: "):
-        fdsl.Loader(folder / "f")  # type: ignore[arg-type]
+        fdsl.Loader(digits / "f")  # type: ignore[arg-type]
     loader = fdsl.Loader(source, **SMALL)
     with pytest.raises(TypeError, match="not a data set"):
         loader[0]
@@ -444,14 +423,14 @@ def test_every_argument_is_checked(folder: pathlib.Path) -> None:
         fdsl.Loader(source, **SMALL)
 
 
-def test_opening_prints_nothing(folder: pathlib.Path, capfd: Any, tmp_path: pathlib.Path) -> None:
-    shutil.copytree(folder / "f", tmp_path / "f")
+def test_opening_prints_nothing(digits: pathlib.Path, capfd: Any, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "f", tmp_path / "f")
     (tmp_path / "f" / "0000" / "readme.txt").write_text("")
     with pytest.warns(RuntimeWarning, match="ignored 1 of"):
         fdsl.Folder(tmp_path / "f")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fdsl.Folder(folder / "f")
+        fdsl.Folder(digits / "f")
     assert capfd.readouterr() == ("", "")
 
 
@@ -482,7 +461,7 @@ print(len(fdsl.Generator(2, res=8, batch=2).generate()[0]))
 # ---- PyTorch ----
 
 
-def test_the_torch_loader_with_a_stand_in(folder: pathlib.Path) -> None:
+def test_the_torch_loader_with_a_stand_in(digits: pathlib.Path) -> None:
     """Its CUDA executes work as late as it may."""
     pytest.importorskip("numpy", minversion="1.23")
     code = f"""
@@ -492,7 +471,7 @@ import numpy, pickle, warnings
 import fdsl, fdsl.torch
 from test_loader import SMALL, SIDE
 warnings.simplefilter("ignore")
-source = fdsl.Folder({str(folder / "f")!r})
+source = fdsl.Folder({str(digits / "f")!r})
 plain = fdsl.Loader(source, 16, **SMALL)
 wanted = [[(x.numpy().copy(), y.numpy().copy()) for x, y in plain] for _ in range(3)]
 for device in "cpu", "cuda":
@@ -529,8 +508,8 @@ print("ok")
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
-def test_torch_labels_of_masked_samples(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    shutil.copytree(folder / "f", tmp_path / "f")
+def test_torch_labels_of_masked_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "f", tmp_path / "f")
     broken = sorted((tmp_path / "f").glob("*/*.png"))[50]
     broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
     code = f"""
