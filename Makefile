@@ -300,6 +300,9 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
 LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(call simd,$(wildcard cpu/synth/omp*.c))))
 LIB_INIH     = $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
+# The libraries that the shared library needs beside glibc. The wheel brings copies of them, next to libfdsl.so:
+# DT_RPATH (not DT_RUNPATH) is also searched for what these libraries need. src/lib/late.c opens others at run time.
+LIB_LIBS     = $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,JANSSON),-ljansson) $(if $(call on,ZLIB),-lz)
 lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 
 $(BUILD)/lib/fdsl.o: $(LIB_OBJECTS) $(BUILD)/objects.a
@@ -315,8 +318,8 @@ $(BUILD)/lib/libfdsl.a: $(BUILD)/lib/fdsl.o
 
 $(BUILD)/lib/$(SONAME): $(BUILD)/lib/fdsl.o src/lib/fdsl.map
 	$(say) LD $@
-	$(Q)$(CC) $(filter-out -fopenmp,$(ALL_CFLAGS)) -shared $(LDFLAGS) -Wl,-soname,$(SONAME),--version-script=src/lib/fdsl.map,-z,defs \
-	  -o $@ $< $(filter -l%,$(LIB_INIH)) -lpthread -ldl -lm \
+	$(Q)$(CC) $(filter-out -fopenmp,$(ALL_CFLAGS)) -shared $(LDFLAGS) -Wl,-soname,$(SONAME),--version-script=src/lib/fdsl.map,-z,defs,--as-needed,--disable-new-dtags,-rpath,'$$ORIGIN' \
+	  -o $@ $< $(filter -l%,$(LIB_INIH)) $(LIB_LIBS) -lpthread -ldl -lm \
 	  $(if $(call on,CUDA),$(filter-out -lcudadevrt -lstdc++,$(CUDA_LIBS)) -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic) -static-libgcc
 
 $(BUILD)/lib/libfdsl.so: $(BUILD)/lib/$(SONAME)
@@ -342,12 +345,13 @@ $(TESTS): %: %.o $(BUILD)/objects.a $(BUILD)/flags-link
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(TEST_LDFLAGS) -o $@ $@.o $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
-# test_lib and test_lib_process are linked with libfdsl.so, like a user's program.
-$(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
-$(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
+LIB_TESTS := $(filter $(BUILD)/tests/test_lib%,$(TESTS))
+# The suites of the library are linked with libfdsl.so, like a user's program.
+$(LIB_TESTS): $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
+$(LIB_TESTS): private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
 # The examples of docs/library.md
-EXAMPLES := $(BUILD)/examples/generate $(if $(call on,CUDA),$(BUILD)/examples/replay)
+EXAMPLES := $(BUILD)/examples/generate $(BUILD)/examples/stream $(if $(call on,CUDA),$(BUILD)/examples/replay)
 $(BUILD)/examples/%: docs/examples/%.c $(BUILD)/lib/libfdsl.so
 	@mkdir -p $(@D)
 	$(say) LD $@
@@ -448,7 +452,7 @@ report:
 	@scripts/figures/report.py
 
 # $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result as TARGET.
-LIBS_PRIVATE = -lpthread -ldl -lm $(CUDA_LIBS)
+LIBS_PRIVATE = $(LIB_LIBS) -lpthread -ldl -lm $(CUDA_LIBS)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@PREFIX_FROM_PC@|$(shell realpath -m --relative-to=$(LIBDIR)/pkgconfig $(PREFIX))|g; \
          s|@LIBS_PRIVATE@|$(strip $(LIBS_PRIVATE))|g; s|@LIBS_LIST@|$(subst $(space),;,$(strip $(LIBS_PRIVATE)))|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"

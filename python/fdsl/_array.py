@@ -56,7 +56,7 @@ class _Memory:
             free(self.device, self.pointer)
 
     def __reduce__(self) -> NoReturn:  # a copy of the address would free the memory twice
-        raise TypeError("fdsl.Array: it can be neither pickled nor copied; use its numpy(), or pickle the generator")
+        raise TypeError("fdsl.Array: it can be neither pickled nor copied; use its numpy(), or pickle the generator or loader")
 
 
 # ---- DLPack ----
@@ -164,11 +164,12 @@ def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int
 class Array:
     """A contiguous array in memory of the library, on the CPU or on a CUDA device.
 
-    Generator.generate() creates arrays. Other libraries can use the memory of an array without a copy, through DLPack
+    Generator.generate() and Loader create arrays. Other libraries can use the memory of an array without a copy, through DLPack
     (torch.from_dlpack(), numpy.from_dlpack(), cupy.from_dlpack(), jax.dlpack.from_dlpack()), through
     __array_interface__ (CPU) or through __cuda_array_interface__ (version 3).
 
-    The memory stays valid as long as the array or any tensor made from it exists, even after the generator is closed.
+    The memory stays valid as long as the array or any tensor made from it exists, even after the generator or the loader
+    is closed.
     If DLPack was used, the memory is not freed when the last tensor ends, but when the package next creates, exports
     or frees an array. Thread-safe. Only the caller changes the contents, with Generator.fill() or another library.
 
@@ -178,11 +179,19 @@ class Array:
 
     __slots__ = ("shape", "dtype", "ptr", "nbytes", "_device", "_memory", "_stream", "_stream_owner", "__weakref__")
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, device: int, stream: int = 0, owner: object = None) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        device: int,
+        stream: int = 0,
+        owner: object = None,
+        memory: Optional[_Memory] = None,
+    ) -> None:
         collect()
         self.shape, self.dtype, self._device = shape, dtype, device
         self.nbytes = math.prod(shape) * _ELEMENTS[dtype][0]
-        self._memory = _Memory(device, self.nbytes)
+        self._memory = memory or _Memory(device, max(self.nbytes, 1))
         self.ptr = self._memory.pointer
         self._stream, self._stream_owner = stream, owner  # the stream of the work that fills the array
 

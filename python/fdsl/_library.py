@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
+from ctypes import c_void_p
 from typing import NoReturn
 
 from ._version import VERSION
@@ -15,7 +16,8 @@ CHANNELS_MAX = 3
 
 
 class Error(RuntimeError):
-    """The library could not do its work: out of memory, a CUDA call failed, or a generator was used after fork()."""
+    """The library could not do its work: out of memory, a CUDA call failed, a sample cannot be read, or an object was
+    used after fork()."""
 
 
 class Unavailable(Error):
@@ -53,7 +55,89 @@ class LayoutStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
-_FUNCTIONS = {  # name: (result, arguments); a generator and a stream are void *
+class SourceConfigStruct(ctypes.Structure):
+    """struct fdsl_source_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("path", c_char_p), ("kind", c_char_p), ("image", c_char_p), ("label", c_char_p),
+        ("cache_dir", c_char_p), ("cache_bytes", c_uint64),
+    ]  # fmt: skip
+
+
+class SourceInfoStruct(ctypes.Structure):
+    """struct fdsl_source_info"""
+
+    _fields_ = [
+        ("size", c_size_t), ("samples", c_uint64), ("bytes", c_uint64), ("classes", c_uint32), ("files", c_uint32),
+        ("shards", c_int), ("hash", c_uint64),
+    ]  # fmt: skip
+
+
+class StreamConfigStruct(ctypes.Structure):
+    """struct fdsl_stream_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("batch_size", c_uint32), ("rank", c_uint32), ("world_size", c_uint32), ("seed", c_uint64),
+        ("shuffle", c_int), ("shuffle_buffer", c_uint32), ("lanes", c_uint32), ("drop_last", c_int),
+        ("out_res", c_uint32), ("fit", c_char_p), ("flip", c_int), ("channels", c_uint32), ("layout", c_char_p),
+        ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
+        ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
+        ("on_error", c_char_p),
+    ]  # fmt: skip
+
+
+class StreamInfoStruct(ctypes.Structure):
+    """struct fdsl_stream_info"""
+
+    _fields_ = [
+        ("size", c_size_t), ("shape", c_uint32 * 3), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
+        ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64),
+    ]  # fmt: skip
+
+
+class BatchInfoStruct(ctypes.Structure):
+    """struct fdsl_batch_info"""
+
+    _fields_ = [
+        ("size", c_size_t), ("count", c_uint32), ("masked", c_uint32), ("epoch", c_uint64), ("step", c_uint64),
+        ("last", c_int),
+    ]  # fmt: skip
+
+
+class TensorStruct(ctypes.Structure):
+    """struct fdsl_tensor, which is DLTensor"""
+
+    _fields_ = [
+        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32),
+        ("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16),
+        ("shape", c_void_p), ("strides", c_void_p), ("byte_offset", c_uint64),
+    ]  # fmt: skip
+
+
+class StateStruct(ctypes.Structure):
+    """struct fdsl_state"""
+
+    _fields_ = [
+        ("size", c_size_t), ("epoch", c_uint64), ("sample", c_uint64), ("samples", c_uint64), ("seed", c_uint64),
+        ("data", c_uint64), ("transform", c_uint64), ("global_batch", c_uint32), ("lanes", c_uint32),
+        ("shuffle_buffer", c_uint32), ("drop_last", c_uint32),
+    ]  # fmt: skip
+
+
+class StatsStruct(ctypes.Structure):
+    """struct fdsl_stream_stats"""
+
+    _fields_ = [
+        ("size", c_size_t), ("batches", c_uint64), ("samples", c_uint64), ("masked", c_uint64), ("bytes", c_uint64),
+        ("wait_s", c_double), ("read_s", c_double), ("decode_s", c_double), ("ready", c_double),
+        ("memory_bytes", c_uint64), ("shard_bytes", c_uint64),
+    ]  # fmt: skip
+
+
+END, PENDING = 5, 6  # FDSL_END, FDSL_PENDING
+IMAGES, LABELS, NUMBERS = 0, 1, 2  # enum fdsl_field
+
+_FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a batch and a CUDA stream are void *
     "fdsl_error": (c_char_p, []),
     "fdsl_cuda_devices": (c_int, []),
     "fdsl_config_init": (c_int, [POINTER(ConfigStruct), c_size_t]),
@@ -71,6 +155,27 @@ _FUNCTIONS = {  # name: (result, arguments); a generator and a stream are void *
     "fdsl_wait": (c_int, [c_int, c_void_p]),
     "fdsl_order": (c_int, [c_int, c_void_p, c_void_p]),
     "fdsl_capturing": (c_int, [c_int, c_void_p]),
+    "fdsl_warnings": (c_char_p, []),
+    "fdsl_source_config_init": (c_int, [POINTER(SourceConfigStruct), c_size_t]),
+    "fdsl_source_open": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
+    "fdsl_source_close": (None, [c_void_p]),
+    "fdsl_source_describe": (c_int, [c_void_p, POINTER(SourceInfoStruct)]),
+    "fdsl_source_class": (c_char_p, [c_void_p, c_uint32]),
+    "fdsl_stream_config_init": (c_int, [POINTER(StreamConfigStruct), c_size_t]),
+    "fdsl_stream_open": (c_int, [c_void_p, POINTER(StreamConfigStruct), POINTER(c_void_p)]),
+    "fdsl_stream_close": (None, [c_void_p]),
+    "fdsl_stream_describe": (c_int, [c_void_p, POINTER(StreamInfoStruct)]),
+    "fdsl_stream_next": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "fdsl_stream_wait": (c_int, [c_void_p, c_double]),
+    "fdsl_stream_fill": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_uint32)]),
+    "fdsl_stream_seek": (c_int, [c_void_p, c_uint64, c_uint64]),
+    "fdsl_stream_save": (c_int, [c_void_p, POINTER(StateStruct)]),
+    "fdsl_stream_load": (c_int, [c_void_p, POINTER(StateStruct)]),
+    "fdsl_stream_stats": (c_int, [c_void_p, POINTER(StatsStruct)]),
+    "fdsl_stream_cancel": (None, [c_void_p]),
+    "fdsl_batch_describe": (c_int, [c_void_p, POINTER(BatchInfoStruct)]),
+    "fdsl_batch_tensor": (c_int, [c_void_p, c_int, POINTER(TensorStruct)]),
+    "fdsl_batch_release": (c_int, [c_void_p]),
 }
 
 

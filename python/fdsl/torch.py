@@ -1,4 +1,4 @@
-"""Batches of images for PyTorch, generated ahead of the training step."""
+"""Batches of images for PyTorch, generated or read ahead of the training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any, Callable, NoReturn, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn, Optional, Union
 
 try:
     import torch
@@ -19,9 +19,11 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("fdsl.torch: PyTorch is not installed; install fdsl[torch]") from None
 
+from . import _stream
 from ._generator import Generator
 from ._library import integer
 from ._memory import old_torch
+from ._stream import Folder, Shards
 
 if reason := old_torch(torch):
     raise ImportError(f"fdsl.torch: {reason}")
@@ -36,7 +38,134 @@ _NO_EFFECT = ("classes", "preset", "preset_file", "class_file", "class_list", "d
 
 
 class Loader:
-    """An iterable of (images, labels): PyTorch tensors on the generator's device, generated ahead.
+    """An iterable of (images, labels): PyTorch tensors, prepared ahead of the training step.
+
+    Loader(generator, ...) generates images on the generator's device; its arguments are those of GeneratorLoader.
+    Loader(source, ...) reads an fdsl.Shards or fdsl.Folder; its arguments are those of StreamLoader.
+    """
+
+    def __new__(cls, source: Any = None, *arguments: Any, **named: Any) -> Any:
+        kind: Any = cls
+        if cls is Loader:
+            kind = StreamLoader if isinstance(source, (Shards, Folder)) else GeneratorLoader
+        return object.__new__(kind)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, source: Union[Generator, Shards, Folder], *arguments: Any, **named: Any) -> None: ...
+        def __iter__(self) -> Iterator[Batch]: ...
+        def __len__(self) -> int: ...
+        @property
+        def epoch(self) -> int: ...
+        def set_epoch(self, epoch: int) -> None: ...
+        def state_dict(self) -> dict[str, Any]: ...
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+# ---- Data sets ----
+
+
+class _Staging(NamedTuple):
+    """Pinned memory from which batches are copied to the GPU, and the end of the latest copy."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    copied: torch.cuda.Event
+
+
+class StreamLoader(_stream.Loader, Loader):
+    """Reads a data set: an fdsl.Loader whose items are PyTorch tensors.
+
+    device    "cpu", "cuda", "cuda:1" or a torch.device
+
+    All other arguments, the order, the epochs and the errors are those of fdsl.Loader, except the label of a masked
+    sample: it is -100, which cross_entropy() ignores.
+
+    On the CPU, tensors use the memory of the library without a copy. On CUDA, the library copies each batch to pinned
+    memory, and a stream of the lowest priority copies it to the GPU, up to two batches ahead. At each step, the current
+    stream waits for the batch. The host waits only if no batch is complete, or if it is four batches ahead of the GPU.
+    """
+
+    _label_of_masked = -100
+
+    def __init__(self, source: Union[Shards, Folder], batch_size: int = 256, *, device: Any = "cpu", **named: Any) -> None:
+        self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device: {str(device)!r} is unknown; valid values: 'cpu', 'cuda' and 'cuda:N'")
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        super().__init__(source, batch_size, **named)
+        self._arguments["device"] = str(self.device)
+        self._side: Any = None  # a torch.cuda.Stream
+        self._staging: list[_Staging] = []
+        self._turn = 0
+
+    def _deliver(self, batch: Any) -> Batch:
+        images, labels = super()._deliver(batch)
+        return torch.from_dlpack(images), torch.from_dlpack(labels)
+
+    def _produce(self, epoch: int, step: int) -> Iterator[tuple[Batch, tuple[int, int]]]:
+        return super()._produce(epoch, step) if self.device.type == "cpu" else self._produce_cuda(epoch, step)
+
+    def _produce_cuda(self, epoch: int, step: int) -> Iterator[tuple[Batch, tuple[int, int]]]:
+        ahead = min(int(self._arguments["prefetch"]), 2)
+        if self._side is None:  # one for the life of the loader: PyTorch caches memory per stream
+            new_stream: Any = torch.cuda.Stream  # some versions of PyTorch have no types for it
+            self._side = new_stream(self.device, priority=0)  # 0 is the lowest priority; higher ones are negative
+            with torch.cuda.device(self.device):
+                self._staging = [self._new_staging() for _ in range(ahead + 1)]
+        ready: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        received: deque[torch.cuda.Event] = deque()  # points in the consumer's stream, one per step
+        ended = False
+        while ready or not ended:
+            with torch.cuda.device(self.device):
+                while not ended and len(ready) <= ahead and (not ready or self._stream.ready()):
+                    batch = self._copy_ahead()
+                    ended = batch is None
+                    if batch is not None:
+                        ready.append((batch, self._side.record_event()))
+                    batch = None
+                if not ready:
+                    return
+                current = torch.cuda.current_stream(self.device)
+                received.append(current.record_event())
+                if len(received) > ahead + 2:
+                    received.popleft().synchronize()  # else the host could fill the memory with batches
+                item, event = ready.popleft()
+                current.wait_event(event)
+                for tensor in item:
+                    tensor.record_stream(current)
+            step += 1
+            yield item, (epoch, step) if step < len(self) else (epoch + 1, 0)
+            del item, tensor
+
+    def _new_staging(self) -> _Staging:
+        count, dtype = int(self._stream.info.capacity), getattr(torch, self.dtype)
+        images = torch.empty((count, *self.shape), dtype=dtype, device="cpu", pin_memory=True)
+        labels = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=True)
+        return _Staging(images, labels, torch.cuda.Event())
+
+    def _copy_ahead(self) -> Optional[Batch]:
+        """Enqueues the copy of the next batch on the side stream. Returns None at the end of an epoch."""
+        staging = self._staging[self._turn % len(self._staging)]
+        staging.copied.synchronize()  # returns at once if it was never recorded
+        count = self._stream.fill(staging.images.data_ptr(), staging.labels.data_ptr())
+        if count is None:
+            return None
+        self._turn += 1
+        with torch.cuda.stream(self._side):
+            images = staging.images[:count].to(self.device, non_blocking=True)
+            labels = staging.labels[:count].to(self.device, non_blocking=True)
+            staging.copied.record(self._side)
+            labels.masked_fill_(labels == -1, self._label_of_masked)
+        return images, labels
+
+
+# ---- Generated images ----
+
+
+class GeneratorLoader(Loader):
+    """Generates images: tensors on the generator's device.
 
     generator            opened in this process, with the format that the network needs
     batches_per_epoch    number of batches that each rank receives per epoch
@@ -86,7 +215,10 @@ class Loader:
         count: Optional[int] = None,
     ) -> None:
         if not isinstance(generator, Generator):
-            raise TypeError(f"generator: it must be an fdsl.Generator, not {type(generator).__name__}")
+            raise TypeError(
+                "generator: it must be an fdsl.Generator, fdsl.Shards or fdsl.Folder, not "
+                f"{type(generator).__name__}"
+            )
         generator._check_open()
         self.generator = generator
         self.batches_per_epoch = integer("batches_per_epoch", batches_per_epoch, 1, 1 << 40)
@@ -243,7 +375,7 @@ def _fingerprint(generator: Generator) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _maker(loader: Loader, epoch: int) -> Make:
+def _maker(loader: GeneratorLoader, epoch: int) -> Make:
     """Returns a function that generates the batch of a step on the current stream. The function has no reference to
     the loader."""
     generator, count, rank, ranks = loader.generator, loader.count, loader.rank, loader.world_size

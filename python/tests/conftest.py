@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -22,6 +23,7 @@ if found is None or not pathlib.Path(found.origin or "").with_name("libfdsl.so")
 import fdsl  # noqa: E402
 
 CLASSES, COUNT, RES = 7, 23, 96
+DIGITS = 120
 PROGRAM = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
 
 
@@ -80,3 +82,23 @@ def program(tmp_path: pathlib.Path) -> Any:
         return (tmp_path / "x.npy").read_bytes()[-size:], (tmp_path / "x.labels.npy").read_bytes()[-8 * COUNT :]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: Any) -> pathlib.Path:
+    """A folder with 120 digits as class folders (f) and as shards (m), in the same order."""
+    path: pathlib.Path = tmp_path_factory.mktemp("digits")
+    if not os.access(PROGRAM, os.X_OK):
+        pytest.skip(f"{PROGRAM} is not built")
+    for words in (
+        f"--prepare {path}/all --from digits --samples {DIGITS} --store imagefolder",
+        f"--prepare {path}/m --from dataset --source {path}/f --shards 3 --name s",
+    ):
+        done = subprocess.run([PROGRAM, *words.split()], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if not (path / "f").exists():
+            (path / "f").mkdir()
+            for entry in (path / "all").iterdir():
+                if entry.is_dir():
+                    shutil.copytree(entry, path / "f" / entry.name)
+    return path

@@ -500,6 +500,50 @@ def test_tensors_die_in_other_threads_and_in_failing_calls() -> None:
             torch.from_dlpack(images).reshape(3)
 
 
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+def test_data_sets_reach_the_gpu(prefetch: int, digits: Any) -> None:
+    """The consumer's stream is busy, so a batch that is overwritten too early has wrong values."""
+    torch = with_torch()
+    from fdsl.torch import Loader
+
+    words: dict[str, Any] = {"seed": 9, "transforms": fdsl.RandomResizedCrop(96, flip=True, mean=0.5, std=0.25)}
+    words.update(dtype="float16", prefetch=prefetch)
+    source = fdsl.Folder(digits / "f")
+    wanted = [(images.numpy().copy(), labels.tolist()) for images, labels in fdsl.Loader(source, 16, **words)]
+    loader = Loader(source, 16, device="cuda", **words)
+    for images, labels in loader:  # an epoch that is left begins again
+        break
+    for stream in None, torch.cuda.Stream():
+        loader.set_epoch(0)
+        found = []
+        with torch.cuda.stream(stream):
+            for images, labels in loader:
+                assert images.is_cuda and labels.is_cuda and loader.state_dict()["sample"] == 16 * (len(found) + 1) % 128
+                torch.cuda._sleep(5_000_000)
+                found.append((images + 0, labels + 0))  # copies, on this stream
+                del images, labels
+        torch.cuda.synchronize()
+        assert len(found) == len(wanted) == 8
+        for (images, labels), (pixels, numbers) in zip(found, wanted):
+            assert (images.cpu().numpy() == pixels).all() and labels.tolist() == numbers
+    assert loader.epoch == 1
+
+
+def test_data_sets_on_the_gpu_stay_flat(digits: Any) -> None:
+    torch = with_torch()
+    from fdsl.torch import Loader
+
+    loader = Loader(fdsl.Folder(digits / "f"), 16, device="cuda", transforms=fdsl.Resize(96), dtype="float32")
+    reserved = resident = 0
+    for turn in range(400):
+        for images, labels in loader:
+            if turn % 2:
+                break
+        if turn == 100:
+            reserved, resident = torch.cuda.memory_reserved(), resident_bytes()
+    assert torch.cuda.memory_reserved() == reserved and resident_bytes() <= 1.01 * resident + (1 << 20)
+
+
 def test_exit_with_everything_alive() -> None:
     with_torch()
     code = """

@@ -493,6 +493,37 @@ def test_global_settings_do_not_matter() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+# ---- Data sets ----
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_data_sets_are_tensors_without_a_copy(name: str, digits: Any) -> None:
+    crop = fdsl.RandomResizedCrop(20, flip=True)
+    words: dict[str, Any] = {"seed": 9, "transforms": crop, "dtype": DTYPES[name]}
+    loader = Loader(fdsl.Folder(digits / "f"), 16, **words)
+    assert isinstance(loader, Loader) and len(loader) == 8
+    plain = fdsl.Loader(fdsl.Shards(digits / "m"), 16, **{**words, "num_threads": 1})
+    kept = list(loader)
+    for (images, labels), (array, numbers) in zip(kept, plain):
+        assert images.dtype is DTYPES[name] and labels.dtype is torch.int64 and images.data_ptr() % 64 == 0
+        assert bytes(images.contiguous().view(torch.uint8).numpy().data) == content(array)
+        assert labels.tolist() == numbers.tolist()
+    kept[0][0].zero_()  # the caller's own memory
+    loader.close()
+    assert loader.epoch == 1 and kept[7][0].shape == (8, 3, 20, 20)
+
+
+def test_workers_of_pytorch_open_data_sets_again(digits: Any) -> None:
+    loader = Loader(fdsl.Folder(digits / "f"), 16, seed=9, transforms=fdsl.Resize(20))
+    expected = labels_of(loader)
+    state = loader.state_dict()
+    other = pickle.loads(pickle.dumps(loader))
+    other.set_epoch(0)
+    assert labels_of(other) == expected
+    other.load_state_dict(state)
+    assert other.epoch == 1
+
+
 def test_doctests() -> None:
     code = "import doctest, fdsl.torch; print(doctest.testmod(fdsl.torch))"
     assert "failed=0, attempted=3" in run_python(code).stdout

@@ -5,6 +5,9 @@
 """
 
 import pathlib
+import re
+import shutil
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,9 +27,37 @@ The exceptions permit distribution of compiled programs that contain parts of NV
 """
 
 
-def notices(library):
+# The licence expressions of libraries that a wheel may bundle, by the beginnings of their names
+TERMS = {
+    "libjpeg": "IJG AND BSD-3-Clause AND Zlib",
+    "libpng": "libpng-2.0",
+    "libwebp": "BSD-3-Clause",
+    "libsharpyuv": "BSD-3-Clause",
+    "libjansson": "MIT",
+    "libz.": "Zlib",
+}
+
+
+def terms_of(path):
+    """Returns the terms of a library of the system: the text that its package installs. Raises LookupError."""
+    for real in (path, str(pathlib.Path(path).resolve()), re.sub("^/usr", "", path)):
+        if not shutil.which("dpkg"):
+            break
+        done = subprocess.run(["dpkg", "-S", real], capture_output=True, text=True)
+        if done.returncode == 0:
+            package = done.stdout.split(":")[0]
+            return package, (pathlib.Path("/usr/share/doc") / package / "copyright").read_text(errors="replace")
+    if shutil.which("rpm"):
+        done = subprocess.run(["rpm", "-q", "--licensefiles", "-f", path], capture_output=True, text=True)
+        files = [pathlib.Path(line) for line in done.stdout.splitlines() if line.startswith("/")]
+        if done.returncode == 0 and files:
+            return pathlib.Path(path).name, "\n".join(file.read_text(errors="replace") for file in files)
+    raise LookupError(f"{path}: no package of the system has its licence terms, which the wheel must contain")
+
+
+def notices(library, bundled=None):
     """Returns the licence terms of third-party code in the bytes of a library, and the licence expression of a package
-    that contains the library."""
+    that contains the library and those in `bundled`, a dict of paths by their names."""
     cuda = b".nv_fatbin" in library
     parts, terms = [GCC_NOTICE.format(cxx=", libstdc++" if cuda else "")], ["MIT"]
     terms.append("GPL-3.0-or-later WITH GCC-exception-3.1")
@@ -40,6 +71,10 @@ def notices(library):
     if cuda:
         parts.append(CUDA_NOTICE)
         terms.append("LicenseRef-NVIDIA-CUDA-Toolkit-EULA")
+    for name, path in sorted((bundled or {}).items()):
+        package, text = terms_of(path)
+        parts.append(f"{name}, of the package {package}, is stored next to libfdsl. Its terms:\n\n{text}")
+        terms += [TERMS[stem] for stem in TERMS if name.startswith(stem) and TERMS[stem] not in terms]
     return "\n---\n\n".join(parts), " AND ".join(terms)
 
 

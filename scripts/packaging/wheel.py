@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the wheel of the Python package: python/fdsl with a stripped copy of libfdsl.so.
+"""Writes the wheel of the Python package: python/fdsl with stripped copies of libfdsl.so and of the libraries that it needs.
 
   scripts/packaging/wheel.py LIBRARY VERSION [FOLDER]     FOLDER: dist by default
 
 Prints the path of the wheel, fdsl-VERSION-py3-none-manylinux_2_XX_MACHINE.whl, where 2.XX is the newest version of
-glibc that LIBRARY needs. Deletes other wheels of this version and machine. The same input gives the same bytes. Needs
-Python 3.11 or newer, and binutils. Exit status 1 if the version of LIBRARY is not VERSION, or if LIBRARY needs
-libraries other than those of glibc.
+glibc that LIBRARY and the bundled libraries need. Deletes other wheels of this version and machine. The same input gives the same bytes. Needs
+Python 3.11 or newer, and binutils. Exit status 1 if the version of LIBRARY is not VERSION, if a library is missing, or if
+the terms of a bundled library are not found.
+
+The libraries that LIBRARY needs, except those of glibc, are stored next to it, where its DT_RPATH, $ORIGIN, finds them. Their
+names begin with "fds" instead of "lib", so that they are not confused with other versions of them in the same process.
 """
 
 import base64
@@ -41,20 +44,63 @@ def tool(*words):
         fail(error.stderr.strip().splitlines()[0])
 
 
+def described(path):
+    """Returns what readelf says about a library."""
+    return tool("readelf", "--wide", "--file-header", "--dynamic", "--version-info", "--sections", path)
+
+
+def needed(headers):
+    """Returns the names of the libraries, other than those of glibc, that a library needs."""
+    return [name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", headers) if not GLIBC.match(name)]
+
+
+def find_bundled(path):
+    """Returns the paths of all libraries that a library needs, directly or not, by their names."""
+    found = dict(re.findall(r"^\s*(\S+) => (/\S+)", tool("ldd", path), re.M))
+    bundled, left = {}, needed(described(path))
+    while left:
+        name = left.pop()
+        if name not in found:
+            fail(f"{path} needs {name}, which is not installed")
+        if name not in bundled:
+            bundled[name] = found[name]
+            left += needed(described(found[name]))
+    return bundled
+
+
+def renamed(name):
+    return re.sub("^lib", "fds", name)
+
+
+def rename_needed(content, headers, names):
+    """Returns the bytes of a library that needs libraries by their new names. These have the same length, so they are
+    written over the old ones, in the string table of the dynamic section."""
+    at, size = re.search(r"\.dynstr\s+STRTAB\s+[0-9a-f]+ ([0-9a-f]+) ([0-9a-f]+)", headers).groups()
+    begin, end = int(at, 16), int(at, 16) + int(size, 16)
+    table = content[begin:end]
+    for name in names:
+        old, new = (b"\0" + text.encode() + b"\0" for text in (name, renamed(name)))
+        if (count := table.count(old)) != 1:
+            fail(f"{name} occurs {count} times in a string table")
+        table = table.replace(old, new)
+    return content[:begin] + table + content[end:]
+
+
+def stripped(path):
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "library.so"
+        tool("strip", "--strip-unneeded", "-o", str(copy), path)
+        return copy.read_bytes(), described(str(copy))
+
+
 class Library:
-    """The contents of libfdsl.so and the properties that the wheel declares."""
+    """The files of the libraries, and the properties that the wheel declares."""
 
     def __init__(self, path, version):
-        headers = tool("readelf", "--wide", "--file-header", "--dynamic", "--version-info", "--sections", path)
+        headers = described(path)
         machine = re.search(r"Machine: +(.*)", headers)[1].strip()
         if machine not in MACHINES:
             fail(f"{path}: machine {machine} has no manylinux tag")
-        others = [name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", headers) if not GLIBC.match(name)]
-        if others:
-            fail(f"{path} needs {', '.join(others)}; link it statically, because only glibc is on every machine")
-        versions = {tuple(map(int, number.split("."))) for number in re.findall(r"Name: GLIBC_([0-9.]+)", headers)}
-        self.glibc = max(max(versions, default=(2, 5))[:2], (2, 5))  # manylinux tags begin with glibc 2.5
-        self.tag = f"py3-none-manylinux_{self.glibc[0]}_{self.glibc[1]}_{MACHINES[machine]}"
         try:
             loaded = ctypes.CDLL(str(pathlib.Path(path).resolve()))
             loaded.fdsl_version.restype = ctypes.c_char_p
@@ -62,11 +108,20 @@ class Library:
             fail(f"{path} is not libfdsl: {error}")
         if (own := loaded.fdsl_version().decode()) != version:
             fail(f"{path} is libfdsl {own}, not {version}")
-        self.notices, self.terms = notices(pathlib.Path(path).read_bytes())
-        with tempfile.TemporaryDirectory() as folder:
-            copy = pathlib.Path(folder) / "libfdsl.so"
-            tool("strip", "--strip-unneeded", "-o", str(copy), path)
-            self.content = copy.read_bytes()
+        bundled = find_bundled(path)
+        self.files, versions = {}, set()
+        for name, source in {"libfdsl.so": path, **bundled}.items():
+            content, headers = stripped(source)
+            own_name = re.search(r"\(SONAME\).*\[(.*)\]", headers)[1]
+            names = needed(headers) + ([own_name] if name in bundled else [])
+            self.files[renamed(name) if name in bundled else name] = rename_needed(content, headers, names)
+            versions |= {tuple(map(int, number.split("."))) for number in re.findall(r"Name: GLIBC_([0-9.]+)", headers)}
+        self.glibc = max(max(versions, default=(2, 5))[:2], (2, 5))  # manylinux tags begin with glibc 2.5
+        self.tag = f"py3-none-manylinux_{self.glibc[0]}_{self.glibc[1]}_{MACHINES[machine]}"
+        try:
+            self.notices, self.terms = notices(pathlib.Path(path).read_bytes(), bundled)
+        except LookupError as error:
+            fail(error.args[0])
 
 
 def metadata(version, terms):
@@ -101,7 +156,8 @@ def main():
     if count != 1:
         fail("python/fdsl/_version.py has no line VERSION = \"\"")
     files["fdsl/_version.py"] = pinned
-    files["fdsl/libfdsl.so"] = library.content
+    for name, content in library.files.items():
+        files[f"fdsl/{name}"] = content
     files[f"{info}/METADATA"] = metadata(version, library.terms).encode()
     wheel = f"Wheel-Version: 1.0\nGenerator: fdsl-bench\nRoot-Is-Purelib: false\nTag: {library.tag}\n"
     files[f"{info}/WHEEL"] = wheel.encode()
@@ -121,7 +177,7 @@ def main():
             entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3
-            entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
+            entry.external_attr = (0o100755 if ".so" in name else 0o100644) << 16
             archive.writestr(entry, files[name], compresslevel=9)
     unfinished.replace(path)
     for other in folder.glob(f"fdsl-{version}-*_{library.tag.split('_', 3)[3]}.whl"):  # pip refuses to install two

@@ -24,8 +24,8 @@ static _Thread_local int option_end; /* struct failure explains both */
 static _Thread_local bool states_value;
 _Static_assert(sizeof((struct failure *)NULL)->text == MESSAGE_BYTES, "a saved message has the same size");
 
-/* src/lib/fdsl.c defines it as true. */
-__attribute__((weak)) const bool status_names_fields = false;
+/* The warnings of this thread, in the library. */
+static _Thread_local char kept_warnings[4096];
 
 /* Set by status_launched() and status_joined(), only while no other thread reads these variables. */
 static bool launched, joined;
@@ -267,6 +267,8 @@ void status_joined(int rank, int ranks)
 
 bool status_shows_progress(void)
 {
+    if (status_in_library)
+        return false;
     return !launched && isatty(STDERR_FILENO);
 }
 
@@ -320,6 +322,8 @@ static size_t format_line(const char *colour, const char *kind, const char *befo
 
 static void print_with(const char *colour, const char *kind, const char *before, const char *text)
 {
+    if (status_in_library)
+        return;
     char line[LINE_BYTES];
     format_line(colour, kind, before, text, line, sizeof line);
     fputs(line, stderr);
@@ -399,9 +403,29 @@ static bool is_repeated(const char *text)
     return repeated;
 }
 
+void status_forget_warnings(void)
+{
+    *kept_warnings = '\0';
+}
+
+const char *status_warnings(void)
+{
+    return kept_warnings;
+}
+
+/* Appends a warning to those of the thread, if there is room. */
+static void keep_for_caller(const char *before, const char *text)
+{
+    const size_t used = strlen(kept_warnings);
+    if (used + strlen(before) + strlen(text) + 2 <= sizeof kept_warnings)
+        snprintf(kept_warnings + used, sizeof kept_warnings - used, "%s%s%s", used ? "\n" : "", before, text);
+}
+
 static void warn(const char *before, const char *text)
 {
-    if (!keep_warning(before, text))
+    if (status_in_library)
+        keep_for_caller(before, text);
+    else if (!keep_warning(before, text))
         print_with(WARNING_COLOUR, "warning: ", before, text);
 }
 

@@ -95,11 +95,20 @@ bool status_repeats(enum status status, const struct failure *before);
 /* Returns whether two kept failures are the same: code, subject and message. */
 bool failure_same(const struct failure *a, const struct failure *b);
 
-/* Selects between the name of a command-line option and the name of the field of struct fdsl_config, for
- * messages of code that the program and the library share. `status_names_fields` is a constant of the
- * program (false) and of the library (true). */
-#define OPTION_OR_FIELD(option, field) (status_names_fields ? (field) : (option))
-extern const bool status_names_fields;
+/* Whether this code runs in the library libfdsl: a constant of the program (false) and of the library (true).
+ * In the library, nothing is printed. status_warn() keeps its text for the calling thread; the other
+ * functions that print do nothing. */
+extern const bool status_in_library;
+
+/* Selects between the name of a command-line option and the name of the field of a configuration (fdsl.h),
+ * for messages of code that the program and the library share. */
+#define OPTION_OR_FIELD(option, field) (status_in_library ? (field) : (option))
+#define OPTION_DASHES                  OPTION_OR_FIELD("--", "")
+
+/* In the library: forgets the warnings of the calling thread, or returns them as lines without a line end at
+ * the end. At most the first 4 KiB are kept. "" if there are none, never NULL. */
+void status_forget_warnings(void);
+const char *status_warnings(void);
 
 /* Returns whether output to `fd` may use colours: `fd` is a terminal, no launcher started this process, and
  * neither NO_COLOR nor TERM=dumb is set. */

@@ -6,7 +6,7 @@
  * both calls, the batch does not change. The stream prepares the following batches at the same time. After
  * the first batch, its own buffers grow only for larger images. Decoders, opened files and shards of a URL
  * still use memory. Batches may be released in any order. Only one thread may call the functions of a stream,
- * except stream_cancel() and stream_stats(), which any thread may call.
+ * except stream_release(), stream_cancel() and stream_stats(), which any thread may call.
  *
  * This header is plain C and includes no CUDA header. */
 #ifndef FDSL_CORE_STREAM_H
@@ -86,6 +86,7 @@ struct stream;
 
 struct stream_type {
     enum status (*next)(struct stream *stream, struct stream_batch *batch);
+    bool (*wait)(struct stream *stream, double seconds); /* NULL: stream_wait() returns true at once */
     enum status (*release)(struct stream *stream, const struct stream_batch *batch, void *done_event);
     enum status (*seek)(struct stream *stream, struct stream_position to);
     void (*stats)(struct stream *stream, struct stream_stats *stats);
@@ -112,6 +113,13 @@ static inline enum status stream_next(struct stream *stream, struct stream_batch
     return STATUS_OK;
 }
 
+/* Waits until stream_next() would return at once, at most this long. Returns whether it would. For callers
+ * that must handle signals while they wait. */
+static inline bool stream_wait(struct stream *stream, double seconds)
+{
+    return !stream->type->wait || stream->type->wait(stream, seconds);
+}
+
 /* Returns a batch. The stream may overwrite it after `done_event`, a recorded cudaEvent_t; NULL means
  * immediately. */
 static inline enum status stream_release(struct stream *stream, const struct stream_batch *batch,
@@ -120,8 +128,9 @@ static inline enum status stream_release(struct stream *stream, const struct str
     return stream->type->release(stream, batch, done_event);
 }
 
-/* Makes `to` the next batch. All batches must have been released. Discards the batches that were prepared for
- * another position. STATUS_USAGE if the epoch does not have the step. Clears a failure. */
+/* Makes `to` the next batch. Discards the batches that were prepared for another position. Batches that the
+ * caller holds stay valid; on a device, a stream may refuse to seek until they are released. STATUS_USAGE if
+ * the epoch does not have the step. Clears a failure. */
 static inline enum status stream_seek(struct stream *stream, struct stream_position to)
 {
     TRY(stream->type->seek(stream, to));

@@ -8,6 +8,12 @@
 #include <string.h>
 #include <strings.h>
 
+#include "core/status.h"
+
+/* The constant of the program; src/lib/fdsl.c overrides it (core/status.h). It is not in status.c, because
+ * the compiler would use its value there. */
+__attribute__((weak)) const bool status_in_library = false;
+
 #define ESCAPED_MAX 16 /* maximum number of bytes per character after escaping: four times \xNN */
 
 void text_append(char *text, size_t size, const char *format, ...)

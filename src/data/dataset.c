@@ -43,7 +43,9 @@ enum status dataset_refuse_skip(const char *stream)
 
 enum status dataset_advise_mask(enum status status)
 {
-    return status_append(status, "; --on-error mask trains with weight 0 for such samples");
+    return status_append(status, "; %s",
+                         OPTION_OR_FIELD("--on-error mask trains with weight 0 for such samples",
+                                         "on_error \"mask\" gives such samples the label -1"));
 }
 
 enum status dataset_out_of_memory(void)
@@ -96,7 +98,7 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key)
 
 bool dataset_warns(struct dataset *dataset)
 {
-    static char known[PATH_MAX]; /* the folder of the latest warning */
+    static _Thread_local char known[PATH_MAX]; /* the folder of the latest warning */
     dataset->warns |= strcmp(known, dataset->path) != 0;
     snprintf(known, sizeof known, "%s", dataset->path);
     return dataset->warns;
@@ -618,9 +620,9 @@ static enum status open_shard_alone(struct dataset *dataset)
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (slash && slash > dataset->path)
         *slash = '\0'; /* messages add a slash */
-    return dataset->directory >= 0
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "--%s %s: %s", dataset->option, dataset->path, strerror(errno));
+    return dataset->directory >= 0 ? STATUS_OK
+                                   : status_set(STATUS_USAGE, "%s%s %s: %s", OPTION_DASHES, dataset->option,
+                                                dataset->path, strerror(errno));
 }
 
 /* Opens the folder, the tar file or the URL. */
@@ -644,7 +646,7 @@ static enum status open_place(const char *path, const struct remote_options *opt
         (text_ends_in(dataset->path, ".tar") || text_ends_in(dataset->path, ".wids.json")))
         return open_shard_alone(dataset);
     return status_set(
-        STATUS_USAGE, "--%s %s: %s%s", dataset->option, path, strerror(errno),
+        STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),
         errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
         : errno == ENOENT && strpbrk(path, "{*?[")
             ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, name "
@@ -742,13 +744,14 @@ enum status dataset_check(const char *url, struct dataset *dataset)
         (dataset->listed > 0 || dataset->uncounted))
         return STATUS_OK; /* the caller decides whether it needs samples */
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
-        return status_set(STATUS_FAILED, "--%s %s: all samples are broken; see the warnings above",
-                          dataset->option, path);
+        return status_set(STATUS_FAILED, "%s%s %s: all samples are broken; see the warnings above",
+                          OPTION_DASHES, dataset->option, path);
     if (dataset->sample_count == 0)
-        return status_set(STATUS_USAGE, "--%s %s: no samples found; fdsl-bench --prepare %s creates some",
-                          dataset->option, path, path);
+        return status_set(STATUS_USAGE, "%s%s %s: no samples found; fdsl-bench --prepare %s creates some",
+                          OPTION_DASHES, dataset->option, path, path);
     if (dataset->bytes == 0)
-        return status_set(STATUS_USAGE, "--%s %s: the samples contain no data", dataset->option, path);
+        return status_set(STATUS_USAGE, "%s%s %s: the samples contain no data", OPTION_DASHES,
+                          dataset->option, path);
     return STATUS_OK;
 }
 

@@ -474,7 +474,8 @@ static enum status check_distinct(struct dataset *dataset, const char *place, co
 {
     enum status status = dataset->remote ? check_distinct_urls(dataset, names, count)
                                          : paths_check_distinct(dataset->directory, names, count);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--%s %s", dataset->option, place);
+    return status == STATUS_OK ? STATUS_OK
+                               : status_prefix(status, "%s%s %s", OPTION_DASHES, dataset->option, place);
 }
 
 /* Scans these shards. `place` has the list of them, for messages. `wids` is the index that names them, or
@@ -820,8 +821,8 @@ static bool begins_extended(const struct index *index, const struct index_unit *
 
 static enum status refuse_files(const struct dataset *dataset)
 {
-    return status_set(STATUS_USAGE, "--%s %s: only tar shards can be read from a URL, not single files",
-                      dataset->option, dataset->path);
+    return status_set(STATUS_USAGE, "%s%s %s: only tar shards can be read from a URL, not single files",
+                      OPTION_DASHES, dataset->option, dataset->path);
 }
 
 /* Reads the names of the classes. */
@@ -893,7 +894,7 @@ static enum status find_one(const struct dataset *dataset, const struct dataset_
         if (!text_ends_in(names->items[i], end))
             continue;
         if (*found)
-            return status_set(STATUS_USAGE, "--%s %s: the folder contains both %s and %s; %s",
+            return status_set(STATUS_USAGE, "%s%s %s: the folder contains both %s and %s; %s", OPTION_DASHES,
                               dataset->option, dataset->path, *found, names->items[i], remedy);
         *found = names->items[i];
     }

@@ -78,7 +78,8 @@ bool key_same(const char *key, const char *name, size_t length)
 
 static enum status bad_entry(const char *option, const char *entry, size_t length, const char *why)
 {
-    return status_set(STATUS_USAGE, "--%s: '%.*s' %s", option, (int)(length < 80 ? length : 80), entry, why);
+    return status_set(STATUS_USAGE, "%s%s: '%.*s' %s", OPTION_DASHES, option,
+                      (int)(length < 80 ? length : 80), entry, why);
 }
 
 /* Parses one entry of `length` bytes. `labels` is true if the entry belongs to --label. */
@@ -120,7 +121,8 @@ static enum status parse_list(const char *option, const char *text, const char *
         const char *end = strchr(entry, ';');
         size_t length = end ? (size_t)(end - entry) : strlen(entry);
         if (list->count == MEMBER_RULES_MAX)
-            return status_set(STATUS_USAGE, "--%s: more than %d extensions", option, MEMBER_RULES_MAX);
+            return status_set(STATUS_USAGE, "%s%s: more than %d extensions", OPTION_DASHES, option,
+                              MEMBER_RULES_MAX);
         TRY(parse_rule(option, entry, length, labels, &list->rules[list->count]));
         list->count++;
         entry = end ? end + 1 : NULL;
@@ -191,9 +193,9 @@ enum status members_lack(const struct member_list *list, const char *option, con
     for (uint32_t m = 0; m < count; m++)
         text_join(there, sizeof there, ", ", "%.60s", extensions[m]);
     return status_set(
-        STATUS_FAILED, "it has no member for --%s %s; its members are: %s; %s%s%s%s", option, wanted, there,
-        split ? MEMBERS_SPLIT : "name one of them with --", split ? "" : option,
-        split ? "" : ", or remove the sample",
+        STATUS_FAILED, "it has no member for %s%s %s; its members are: %s; %s%s%s%s%s", OPTION_DASHES, option,
+        wanted, there, split ? MEMBERS_SPLIT : "name one of them with ", split ? "" : OPTION_DASHES,
+        split ? "" : option, split ? "" : ", or remove the sample",
         folder ? "; folders are classes only in a folder without .tar files, with more images in its "
                  "subfolders than directly in it, and without .cls files"
                : "");

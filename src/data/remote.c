@@ -125,7 +125,7 @@ static enum status check_scheme(const char *option, const char *url)
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (length < 10 && strstr(others[i].schemes, word))
             remedy = others[i].remedy;
-    return status_set(STATUS_USAGE, "--%s: %.*s:// is an unknown kind of URL; %s", option,
+    return status_set(STATUS_USAGE, "%s%s: %.*s:// is an unknown kind of URL; %s", OPTION_DASHES, option,
                       length < 40 ? length : 40, url, remedy);
 }
 
@@ -139,19 +139,20 @@ static enum status split_url(const char *url, struct remote *remote, char **leaf
     const char *host = strstr(url, "://") + 3;
     TRY(check_scheme(option, url));
     if (strcspn(host, "/?") == 0 && strncmp(url, "s3:", 3) != 0)
-        return status_set(STATUS_USAGE, "--%s: a URL needs a host: https://HOST/PATH/NAME.tar", option);
+        return status_set(STATUS_USAGE, "%s%s: a URL needs a host: https://HOST/PATH/NAME.tar", OPTION_DASHES,
+                          option);
     if (strcspn(host, "/?") > strcspn(host, "@"))
         return status_set(STATUS_USAGE,
-                          "--%s: a URL with a user or password is refused, because it would be "
+                          "%s%s: a URL with a user or password is refused, because it would be "
                           "printed; use the environment for credentials",
-                          option);
+                          OPTION_DASHES, option);
     const char *list = strstr(host, ",http");
     if (list && list < url + length &&
         (strncmp(list + 5, "://", 3) == 0 || strncmp(list + 5, "s://", 4) == 0))
         return status_set(STATUS_USAGE,
-                          "--%s: a list of URLs is refused; name several shards of a folder in "
+                          "%s%s: a list of URLs is refused; name several shards of a folder in "
                           "one URL, as in https://HOST/PATH/{a,b}.tar",
-                          option);
+                          OPTION_DASHES, option);
     size_t slash = length;
     while (slash > 0 && url[slash - 1] != '/')
         slash--;
@@ -192,8 +193,8 @@ static enum status find_s3(struct remote *remote, char *leaf)
 {
     if (*remote->suffix)
         return status_set(STATUS_USAGE,
-                          "--%s %s?...: an s3:// URL has no query; write %%3F for a question mark in a name",
-                          remote->options.option, remote->shown);
+                          "%s%s %s?...: an s3:// URL has no query; write %%3F for a question mark in a name",
+                          OPTION_DASHES, remote->options.option, remote->shown);
     decode(remote->base, "?%");
     if (leaf)
         decode(leaf, "?%");
@@ -205,8 +206,8 @@ static enum status find_s3(struct remote *remote, char *leaf)
     endpoint = endpoint ? endpoint : getenv("AWS_ENDPOINT_URL");
     TRY(s3_find_region(remote->region));
     if (length == 0 || !s3_encode(slash + 1, true, encoded, sizeof encoded))
-        return status_set(STATUS_USAGE, "--%s %s: name a bucket: s3://BUCKET/PREFIX/", remote->options.option,
-                          remote->shown);
+        return status_set(STATUS_USAGE, "%s%s %s: name a bucket: s3://BUCKET/PREFIX/", OPTION_DASHES,
+                          remote->options.option, remote->shown);
     if (endpoint) { /* path style */
         size_t end = strlen(endpoint) - (*endpoint && endpoint[strlen(endpoint) - 1] == '/');
         if (strncmp(endpoint, "http://", 7) != 0 && strncmp(endpoint, "https://", 8) != 0)
@@ -242,8 +243,8 @@ static enum status find_azure(struct remote *remote, char *leaf)
         at = strchr(at + 1, '/');
     if (!at)
         return status_set(STATUS_USAGE,
-                          "--%s %s: name a container: https://ACCOUNT.blob.core.windows.net/CONTAINER?SAS",
-                          remote->options.option, remote->shown);
+                          "%s%s %s: name a container: https://ACCOUNT.blob.core.windows.net/CONTAINER?SAS",
+                          OPTION_DASHES, remote->options.option, remote->shown);
     remote->root = (int)(at + 1 - remote->base);
     remote->prefix = strdup(at + 1);
     if (!remote->prefix)
@@ -534,17 +535,17 @@ static enum status expand(struct remote *remote, const char *text)
         return list_file(remote, text, &file);
     remote->braces = true;
     if (!close)
-        return status_set(STATUS_USAGE, "--%s: '%.80s' has a brace without its counterpart",
+        return status_set(STATUS_USAGE, "%s%s: '%.80s' has a brace without its counterpart", OPTION_DASHES,
                           remote->options.option, text);
     unsigned long long first, last;
     int begin, end, length = (int)(open - text);
     if (sscanf(open, "{%n%llu..%n%llu}", &begin, &first, &end, &last) == 2) {
         int digits = end - 2 - begin;
         if (first > last)
-            return status_set(STATUS_USAGE, "--%s: the range %.*s counts down; write {FIRST..LAST}",
-                              remote->options.option, (int)(close + 1 - open), open);
+            return status_set(STATUS_USAGE, "%s%s: the range %.*s counts down; write {FIRST..LAST}",
+                              OPTION_DASHES, remote->options.option, (int)(close + 1 - open), open);
         if (last - first >= NAMES_MAX)
-            return status_set(STATUS_USAGE, "--%s: the range %.*s has more than %d files",
+            return status_set(STATUS_USAGE, "%s%s: the range %.*s has more than %d files", OPTION_DASHES,
                               remote->options.option, (int)(close + 1 - open), open, NAMES_MAX);
         for (; first <= last; first++) {
             snprintf(name, sizeof name, "%.*s%0*llu%s", length, text, digits, first, close + 1);
@@ -669,8 +670,8 @@ static enum status list_objects(struct remote *remote)
                               remote->shown);
         tries = TRIES;
     } while (*next);
-    return remote->count == 0 ? status_set(STATUS_USAGE, "--%s %s: no objects with this prefix",
-                                           remote->options.option, remote->shown)
+    return remote->count == 0 ? status_set(STATUS_USAGE, "%s%s %s: no objects with this prefix",
+                                           OPTION_DASHES, remote->options.option, remote->shown)
                               : STATUS_OK;
 }
 
@@ -682,9 +683,9 @@ static enum status list_files(struct remote *remote, const char *leaf)
         return expand(remote, leaf);
     if (remote->service == SERVICE_WEB)
         return status_set(STATUS_USAGE,
-                          "--%s %s: a web server has no list of files; name the shards, as in "
+                          "%s%s %s: a web server has no list of files; name the shards, as in "
                           "%s/shard-{000000..000099}.tar, or an index (.index, .wids.json)",
-                          remote->options.option, remote->shown, remote->shown);
+                          OPTION_DASHES, remote->options.option, remote->shown, remote->shown);
     return list_objects(remote);
 }
 

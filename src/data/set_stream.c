@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 #include "core/timer.h"
 #include "data/checksum.h"
@@ -23,9 +24,9 @@
 #define NONE     UINT64_MAX
 #define NO_FILE  SIZE_MAX
 #define ALL      (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
-#define ALIGN    64
-#define TOLD_MAX 8 /* batches with masked samples that are reported */
-#define NAMED    3 /* masked samples of a batch that a report names */
+#define ALIGN    256                 /* of the values: what DLPack asks for */
+#define TOLD_MAX 8                   /* batches with masked samples that are reported */
+#define NAMED    3                   /* masked samples of a batch that a report names */
 
 /* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. */
 #define SMALL     16384
@@ -105,6 +106,12 @@ struct set_stream {
     uint64_t calls, ready_sum; /* of stream_next(); the sum of `ready` */
 };
 
+/* Returns the element type of the batches. */
+static enum dtype type_of(const struct set_stream_request *request)
+{
+    return request->output ? request->output->type : request->type;
+}
+
 /* ---- One sample ---- */
 
 static size_t aligned(size_t bytes)
@@ -172,12 +179,13 @@ static enum status check_shape(const struct set_stream_request *request, const s
     if (image->channels == request->channels && image->depth == request->depth &&
         image->height == request->height && image->width == request->width && image->type == request->type)
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "it is %s of %ux%ux%ux%u (channels, depth, height, width), but samples are %s of "
-                      "%ux%ux%ux%u; to give all images one size, add --out-res PIXELS --channels 3 (or 1)",
-                      dtype_names[image->type], image->channels, image->depth, image->height, image->width,
-                      dtype_names[request->type], request->channels, request->depth, request->height,
-                      request->width);
+    return status_set(
+        STATUS_USAGE,
+        "it is %s of %ux%ux%ux%u (channels, depth, height, width), but samples are %s of "
+        "%ux%ux%ux%u; to give all images one size, %s",
+        dtype_names[image->type], image->channels, image->depth, image->height, image->width,
+        dtype_names[request->type], request->channels, request->depth, request->height, request->width,
+        OPTION_OR_FIELD("add --out-res PIXELS --channels 3 (or 1)", "set out_res and channels"));
 }
 
 /* Decodes the bytes of a member to `to`. */
@@ -192,11 +200,14 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
     if (!is_image)
         return status_set(STATUS_FAILED,
                           "its %s is neither an image nor an array of an image; name another member with "
-                          "--image",
-                          member->extension);
+                          "%s",
+                          member->extension, OPTION_OR_FIELD("--image", "image"));
     TRY(check_shape(request, &image));
     TRY(image_check_finite(&image));
-    image_store(&image, to);
+    if (request->output)
+        image_output_store(request->output, &image, epoch, number, to);
+    else
+        image_store(&image, to);
     return STATUS_OK;
 }
 
@@ -616,14 +627,56 @@ static struct set_stream *of(struct stream *stream)
     return (struct set_stream *)stream;
 }
 
+/* Lets the threads prepare the batches of the epoch of the next batch. Releases the lock, and takes it again.
+ */
+static void open_epoch(struct set_stream *self)
+{
+    if (self->started && self->epochs_open > self->take_at.epoch)
+        return;
+    self->started = true;
+    self->epochs_open = self->take_at.epoch + 1;
+    unlock_and_wake(self);
+    pthread_mutex_lock(&self->lock);
+}
+
+/* Returns whether stream_next() would return at once. Sets `*slot` to the next batch, NULL if it is not
+ * listed.
+ */
+static bool is_ready(const struct set_stream *self, struct slot **slot)
+{
+    const bool listed = self->taken < self->listed;
+    *slot = listed ? self->queue[self->taken % self->request.ahead] : NULL;
+    return self->cancelled || self->held == self->slot_count || (listed && (*slot)->state == SLOT_READY);
+}
+
+static bool set_stream_wait(struct stream *stream, double seconds)
+{
+    struct set_stream *self = of(stream);
+    struct slot *slot;
+    const double begin_s = timer_now_s();
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    const double end_s = (double)until.tv_nsec * 1e-9 + seconds;
+    until.tv_sec += (time_t)end_s;
+    until.tv_nsec = (long)((end_s - (double)(time_t)end_s) * 1e9);
+    pthread_mutex_lock(&self->lock);
+    open_epoch(self);
+    bool ready = is_ready(self, &slot);
+    for (int error = 0; !ready && error == 0; ready = is_ready(self, &slot)) {
+        self->waiting = true;
+        error = pthread_cond_timedwait(&self->done, &self->lock, &until);
+    }
+    self->waiting = false;
+    self->stats.wait_s += timer_now_s() - begin_s;
+    pthread_mutex_unlock(&self->lock);
+    return ready;
+}
+
 /* Waits for the next batch, and sets `*slot`. */
 static enum status await_batch(struct set_stream *self, struct slot **slot)
 {
     for (double begin_s = 0;; pthread_cond_wait(&self->done, &self->lock)) {
-        const bool listed = self->taken < self->listed;
-        *slot = listed ? self->queue[self->taken % self->request.ahead] : NULL;
-        const bool ends =
-            self->cancelled || self->held == self->slot_count || (listed && (*slot)->state == SLOT_READY);
+        const bool ends = is_ready(self, slot);
         if (ends && begin_s > 0)
             self->stats.wait_s += timer_now_s() - begin_s;
         self->waiting = !ends;
@@ -646,7 +699,8 @@ static void describe(const struct set_stream *self, const struct slot *slot, str
                     .bytes = count * self->sample_bytes,
                     .stride = self->sample_bytes,
                     .count = count,
-                    .type = self->request.type,
+                    .type = type_of(&self->request),
+                    .interleaved = self->request.output && self->request.output->interleaved,
                     .labels = slot->labels,
                     .first = count ? slot->numbers[0] : 0},
         .numbers = slot->numbers,
@@ -709,12 +763,7 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     pthread_mutex_lock(&self->lock);
     self->calls++;
     self->ready_sum += self->ready;
-    if (!self->started || self->epochs_open <= self->take_at.epoch) {
-        self->started = true;
-        self->epochs_open = self->take_at.epoch + 1;
-        unlock_and_wake(self);
-        pthread_mutex_lock(&self->lock);
-    }
+    open_epoch(self);
     const enum status status = await_batch(self, &slot);
     if (status == STATUS_OK)
         take(self, slot);
@@ -761,7 +810,8 @@ static void drain(struct set_stream *self)
 static void begin_at(struct set_stream *self, struct stream_position at)
 {
     for (uint32_t i = 0; i < self->slot_count; i++)
-        self->slots[i].state = SLOT_FREE;
+        if (self->slots[i].state != SLOT_HELD)
+            self->slots[i].state = SLOT_FREE;
     self->taken = self->serving = self->listed = 0;
     self->failed = NONE;
     self->ready = 0;
@@ -783,10 +833,9 @@ static enum status set_stream_seek(struct stream *stream, struct stream_position
     struct set_stream *self = of(stream);
     TRY(check_position(&self->request.plan, to));
     pthread_mutex_lock(&self->lock);
-    const bool held = self->held > 0;
     const bool stays = !self->cancelled && self->failed == NONE && to.epoch == self->take_at.epoch &&
                        to.step == self->take_at.step;
-    if (!held && !stays) {
+    if (!stays) {
         self->cancelled = false;
         drain(self);
         begin_at(self, to);
@@ -794,7 +843,7 @@ static enum status set_stream_seek(struct stream *stream, struct stream_position
         pthread_cond_broadcast(&self->work);
     }
     pthread_mutex_unlock(&self->lock);
-    return held ? status_set(STATUS_USAGE, "batches must be released before a seek") : STATUS_OK;
+    return STATUS_OK;
 }
 
 static void set_stream_stats(struct stream *stream, struct stream_stats *stats)
@@ -861,6 +910,7 @@ static void set_stream_close(struct stream *stream)
 
 static const struct stream_type set_stream_type = {
     .next = set_stream_next,
+    .wait = set_stream_wait,
     .release = set_stream_release,
     .seek = set_stream_seek,
     .stats = set_stream_stats,
@@ -948,6 +998,10 @@ static enum status check_request(const struct set_stream_request *request)
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
     TRY(check_share(request));
+    if (request->output &&
+        (request->type != DTYPE_U8 || request->depth != 1 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX))
+        return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
+                          IMAGE_OUTPUT_CHANNELS_MAX);
     TRY(check_samples(request));
     return check_position(&request->plan, request->begin);
 }
@@ -1007,7 +1061,8 @@ static enum status allocate_slots(struct set_stream *self)
     char what[64];
     self->slot_bytes = values + 4 * words;
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, plan->capacity);
-    TRY(memory_check(self->slot_bytes * self->slot_count, what, "lower --batch"));
+    TRY(memory_check(self->slot_bytes * self->slot_count, what,
+                     OPTION_OR_FIELD("lower --batch", "lower batch_size")));
     for (uint32_t i = 0; i < self->slot_count; i++) {
         struct slot *slot = &self->slots[i];
         void *memory;
@@ -1096,10 +1151,14 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     }
     self->slot_count = request->ahead + (request->held ? request->held : 1);
     self->sample_bytes = (size_t)request->channels * request->depth * request->height * request->width *
-                         dtype_bytes(request->type);
+                         dtype_bytes(type_of(request));
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->work, NULL);
-    pthread_cond_init(&self->done, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* for set_stream_wait() */
+    pthread_cond_init(&self->done, &clock);
+    pthread_condattr_destroy(&clock);
     enum status status = allocate_all(self);
     if (status == STATUS_OK) {
         begin_at(self, request->begin);

@@ -7,6 +7,7 @@
 #include "core/stream.h"
 #include "data/dataset.h"
 #include "data/image.h"
+#include "data/image_output.h"
 
 /* A broken sample: its bytes were read, but they are no image or no label, or differ from the hash in the
  * index. With both values, a file that cannot be opened or read, or that changed after dataset_open(), ends
@@ -33,6 +34,8 @@ struct set_stream_request {
     struct image_fit fit;
     uint32_t channels, depth, height, width;
     enum dtype type;
+    const struct image_output *output; /* for images of bytes: how their values are stored; must outlive the
+                                          stream. NULL: as they are, channels first, not mirrored */
 
     /* The order of the plan, if it is that of draw_lanes() with these arguments. If the samples of shards are
      * small, shards are then read in blocks, which use at most one MiB of memory per lane (set_files.h).

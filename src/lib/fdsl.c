@@ -2,8 +2,6 @@
  * caller's environment: locale, floating point and current device. */
 #include "lib/fdsl.h"
 
-#include <fenv.h>
-#include <locale.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,6 +17,7 @@
 #include "core/generator.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "lib/call.h"
 #include "machine/device.h"
 #include "synth/input.h"
 #include "machine/host.h"
@@ -36,20 +35,19 @@ struct fdsl_generator {
 
 static _Thread_local char error_text[1024];
 
-/* Messages name the fields of struct fdsl_config (OPTION_OR_FIELD). */
-const bool status_names_fields = true;
+/* Messages name fields (OPTION_OR_FIELD), and nothing is printed. */
+const bool status_in_library = true;
 
-/* Keeps the message of an error until the next one. */
-static enum fdsl_status relay(enum status status)
+enum fdsl_status lib_relay(enum status status)
 {
     if (status != STATUS_OK)
         snprintf(error_text, sizeof error_text, "%s", status_text());
     return (enum fdsl_status)status_exit(status);
 }
 
-static enum fdsl_status invalid(const char *text)
+enum fdsl_status lib_invalid(const char *text)
 {
-    return relay(status_set(STATUS_USAGE, "%s", text));
+    return lib_relay(status_set(STATUS_USAGE, "%s", text));
 }
 
 const char *fdsl_error(void)
@@ -77,21 +75,11 @@ int fdsl_cuda_devices(void)
     RESTORED int before = device_current();
     int count = device_count();
     if (count == 0)
-        relay(device_probe(0));
+        lib_relay(device_probe(0));
     return count;
 }
 
-/* The state of the calling thread that a call must restore. */
-struct environment {
-    fenv_t floating_point;
-    locale_t locale, c_locale;
-    int device;
-};
-
-/* Sets the default floating-point environment (round to nearest, no flushing of subnormals), so that images
- * do not depend on the caller's environment. Sets the locale "C", because some locales cannot parse "0.5" in
- * files. */
-static enum status environment_enter(struct environment *before)
+enum status lib_enter(struct environment *before)
 {
     *before = (struct environment){.device = device_current()};
     before->c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -102,7 +90,7 @@ static enum status environment_enter(struct environment *before)
     return STATUS_OK;
 }
 
-static void environment_leave(struct environment *before)
+void lib_leave(struct environment *before)
 {
     if (!before->c_locale)
         return;
@@ -249,15 +237,14 @@ void parallel_for(int threads, uint64_t count, parallel_task *task, void *contex
 
 /* ---- From a configuration to the input of a variant ---- */
 
-static enum status check_count(const char *field, uint32_t value, uint32_t least, uint32_t most)
+enum status lib_check_count(const char *field, uint32_t value, uint32_t least, uint32_t most)
 {
     if (value >= least && value <= most)
         return STATUS_OK;
     return status_set(STATUS_USAGE, "%s: %u is out of range; it must be %u to %u", field, value, least, most);
 }
 
-/* Gets the index of `text` in `names`, a list that ends with NULL. */
-static enum status find_name(const char *field, const char *text, const char *const *names, int *index)
+enum status lib_find_name(const char *field, const char *text, const char *const *names, int *index)
 {
     char all[256];
     size_t count = 0;
@@ -292,7 +279,7 @@ static struct atom_class class_of(const struct fdsl_class *given)
 
 static enum status copy_classes(const struct fdsl_config *config, struct synth *synth)
 {
-    TRY(check_count("class_count", config->class_count, 1, CLASS_COUNT_MAX));
+    TRY(lib_check_count("class_count", config->class_count, 1, CLASS_COUNT_MAX));
     synth->class_count = config->class_count;
     synth->classes = calloc(config->class_count, sizeof *synth->classes);
     TRY(ALLOCATED(synth->classes, "out of memory for %u classes", config->class_count));
@@ -321,7 +308,7 @@ static enum status get_classes(const struct fdsl_config *config, struct synth *s
         synth->class_count = (uint32_t)count;
         return status == STATUS_OK ? status : status_prefix(status, "class_file");
     }
-    TRY(check_count("classes", config->classes, 1, CLASS_COUNT_MAX));
+    TRY(lib_check_count("classes", config->classes, 1, CLASS_COUNT_MAX));
     return synth_draw_classes(synth, config->preset_file, config->preset ? config->preset : config->formula,
                               config->classes);
 }
@@ -337,14 +324,21 @@ static enum status check_scale(const char *field, const double *values, uint32_t
 }
 
 /* Refuses a `mean` or `std` other than the defaults: they apply only to floating-point types. */
-static enum status check_no_scale(const struct fdsl_config *config)
+static enum status check_no_scale(const double *mean, const double *std, uint32_t channels)
 {
-    for (uint32_t c = 0; c < config->channels; c++)
-        if (config->mean[c] != 0 || config->std[c] != 1)
+    for (uint32_t c = 0; c < channels; c++)
+        if (mean[c] != 0 || std[c] != 1)
             return status_set(STATUS_USAGE,
                               "%s[%u]: u8 images are not normalised; choose a floating-point dtype",
-                              config->mean[c] != 0 ? "mean" : "std", c);
+                              mean[c] != 0 ? "mean" : "std", c);
     return STATUS_OK;
+}
+
+enum status lib_check_scale(const double *mean, const double *std, uint32_t channels, bool bytes)
+{
+    TRY(check_scale("mean", mean, channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX));
+    TRY(check_scale("std", std, channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX));
+    return bytes ? check_no_scale(mean, std, channels) : STATUS_OK;
 }
 
 static enum status get_output(const struct fdsl_config *config, struct synth *synth)
@@ -353,19 +347,16 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
     static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* enum output_layout */
     uint32_t out_res = config->out_res ? config->out_res : config->res;
     int fit, layout, dtype;
-    TRY(check_count("out_res", out_res, 1, OUTPUT_RES_MAX));
-    TRY(find_name("fit", config->fit, fits, &fit));
-    TRY(find_name("layout", config->layout, layouts, &layout));
-    TRY(find_name("dtype", config->dtype, dtype_names, &dtype));
+    TRY(lib_check_count("out_res", out_res, 1, OUTPUT_RES_MAX));
+    TRY(lib_find_name("fit", config->fit, fits, &fit));
+    TRY(lib_find_name("layout", config->layout, layouts, &layout));
+    TRY(lib_find_name("dtype", config->dtype, dtype_names, &dtype));
     if (config->channels != 1 && config->channels != 3)
         return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
     if (fit + 1 == OUTPUT_CROP && out_res > config->res)
         return status_set(STATUS_USAGE, "out_res: %u is larger than res (%u), so it cannot be cropped",
                           out_res, config->res);
-    TRY(check_scale("mean", config->mean, config->channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX));
-    TRY(check_scale("std", config->std, config->channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX));
-    if (dtype == DTYPE_U8)
-        TRY(check_no_scale(config));
+    TRY(lib_check_scale(config->mean, config->std, config->channels, dtype == DTYPE_U8));
     synth->output =
         (struct synth_output){.type = (enum dtype)dtype,
                               .layout = (enum output_layout)layout,
@@ -384,9 +375,9 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
 static enum status config_input(const struct fdsl_config *config, struct synth *synth)
 {
     int formula;
-    TRY(find_name("formula", config->formula, formulas, &formula));
-    TRY(check_count("res", config->res, 1, SYNTH_RES_MAX));
-    TRY(check_count("batch", config->batch, 1, 1u << 24));
+    TRY(lib_find_name("formula", config->formula, formulas, &formula));
+    TRY(lib_check_count("res", config->res, 1, SYNTH_RES_MAX));
+    TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
     synth->formula = (enum formula)formula;
     synth->res = config->res;
     synth->seed = config->seed;
@@ -425,7 +416,7 @@ static enum status config_variant(const struct fdsl_config *config, const struct
     int index = 0;
     for (size_t i = 0; i < COUNT_OF(generators); i++)
         names[i + 1] = generators[i].name;
-    TRY(find_name("generator", config->generator, names, &index));
+    TRY(lib_find_name("generator", config->generator, names, &index));
     size_t chosen = index == 0 ? 0 : (size_t)index - 1;
     while (index == 0 && generators[chosen].on_device != on_device)
         chosen++;
@@ -442,16 +433,14 @@ static enum status config_variant(const struct fdsl_config *config, const struct
     return *variant ? STATUS_OK : device_probe(config->device);
 }
 
-/* Gets the number of CPU threads: config->threads if it is not 0, else OMP_NUM_THREADS if it is valid, else
- * all that the process may use. */
-static enum status config_threads(const struct fdsl_config *config, int *threads)
+enum status lib_threads(const char *field, int given, int *threads)
 {
     cpu_set_t allowed;
     uint64_t requested = 0;
-    if (config->threads < 0 || config->threads > THREADS_MAX)
-        return status_set(STATUS_USAGE, "threads: %d is out of range; it must be 0 to %d", config->threads,
+    if (given < 0 || given > THREADS_MAX)
+        return status_set(STATUS_USAGE, "%s: %d is out of range; it must be 0 to %d", field, given,
                           THREADS_MAX);
-    *threads = config->threads;
+    *threads = given;
     if (*threads == 0 && threads_requested(&requested))
         *threads = (int)requested;
     if (*threads == 0)
@@ -463,7 +452,7 @@ static enum status config_threads(const struct fdsl_config *config, int *threads
 
 /* Checks the size of a caller's struct. This is the first version of the library, so only one size is valid.
  */
-static enum status check_size(const char *name, size_t size, size_t own)
+enum status lib_check_size(const char *name, size_t size, size_t own)
 {
     return size == own ? STATUS_OK
                        : status_set(STATUS_USAGE,
@@ -475,10 +464,10 @@ static enum status check_size(const char *name, size_t size, size_t own)
 enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
 {
     if (!config)
-        return invalid("config: it is NULL");
-    enum status status = check_size("config", size, sizeof *config);
+        return lib_invalid("config: it is NULL");
+    enum status status = lib_check_size("config", size, sizeof *config);
     if (status != STATUS_OK)
-        return relay(status);
+        return lib_relay(status);
     *config = (struct fdsl_config){.size = size,
                                    .formula = "uji",
                                    .res = 512,
@@ -518,7 +507,7 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
         .on_device = config->device >= 0, .batch = config->batch, .background = true};
     TRY(check_device(config->device));
     TRY(config_variant(config, &variant));
-    TRY(config_threads(config, &request.resources.threads));
+    TRY(lib_threads("threads", config->threads, &request.resources.threads));
     request.resources.device = request.on_device ? config->device : 0;
     if (variant->probe)
         TRY(variant->probe(&request.resources));
@@ -541,27 +530,27 @@ enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generat
 {
     struct environment before;
     if (!generator)
-        return invalid("generator: it is NULL");
+        return lib_invalid("generator: it is NULL");
     *generator = NULL;
     if (!config)
-        return invalid("config: it is NULL");
-    enum status status = check_size("config", config->size, sizeof *config);
+        return lib_invalid("config: it is NULL");
+    enum status status = lib_check_size("config", config->size, sizeof *config);
     if (status != STATUS_OK)
-        return relay(status);
+        return lib_relay(status);
     struct fdsl_generator *self = calloc(1, sizeof *self);
     if (!self)
-        return relay(status_set(STATUS_EXHAUSTED, "out of memory"));
+        return lib_relay(status_set(STATUS_EXHAUSTED, "out of memory"));
     self->device = config->device;
     self->process = getpid();
-    status = environment_enter(&before);
+    status = lib_enter(&before);
     if (status == STATUS_OK)
         status = open_all(config, self);
     if (status == STATUS_OK)
         *generator = self;
     else
         close_all(self);
-    environment_leave(&before);
-    return relay(status);
+    lib_leave(&before);
+    return lib_relay(status);
 }
 
 /* Frees nothing in a forked child: the threads of the generator do not exist there, and its CUDA context must
@@ -583,10 +572,10 @@ void fdsl_close(struct fdsl_generator *generator)
 enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fdsl_layout *layout)
 {
     if (!generator || !layout)
-        return invalid(generator ? "layout: it is NULL" : "generator: it is NULL");
-    enum status status = check_size("layout", layout->size, sizeof *layout);
+        return lib_invalid(generator ? "layout: it is NULL" : "generator: it is NULL");
+    enum status status = lib_check_size("layout", layout->size, sizeof *layout);
     if (status != STATUS_OK)
-        return relay(status);
+        return lib_relay(status);
     const struct synth_output *output = &generator->synth.output;
     uint32_t element = (uint32_t)dtype_bytes(output->type), side = output->res, channels = output->channels;
     uint64_t plane = (uint64_t)side * side * element;
@@ -607,7 +596,7 @@ enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fd
 uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fdsl_class *classes, uint32_t capacity)
 {
     if (!generator || (capacity > 0 && !classes)) {
-        (void)invalid(generator ? "classes: it is NULL" : "generator: it is NULL");
+        (void)lib_invalid(generator ? "classes: it is NULL" : "generator: it is NULL");
         return 0;
     }
     uint32_t count = generator->synth.class_count;
@@ -722,7 +711,7 @@ enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first,
         status = check_first("first", first, count);
     if (status == STATUS_OK)
         status = generate(generator, &numbers, &call);
-    return relay(status);
+    return lib_relay(status);
 }
 
 enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers, uint32_t count,
@@ -736,7 +725,7 @@ enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint
         status = check_pointer(generator, "numbers", numbers, sizeof *numbers);
     if (status == STATUS_OK)
         status = generate(generator, &listed, &call);
-    return relay(status);
+    return lib_relay(status);
 }
 
 static enum status generate_next(struct fdsl_generator *self, uint64_t *next, uint64_t step,
@@ -764,7 +753,7 @@ enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *
         status = check_pointer(generator, "next", next, sizeof *next);
     if (status == STATUS_OK)
         status = generate_next(generator, next, step, &call);
-    return relay(status);
+    return lib_relay(status);
 }
 
 /* ---- Memory and streams ---- */
@@ -774,10 +763,10 @@ enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *
 enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory)
 {
     if (!memory)
-        return invalid("memory: it is NULL");
+        return lib_invalid("memory: it is NULL");
     *memory = NULL;
     if (bytes == 0)
-        return invalid("bytes: it is 0");
+        return lib_invalid("bytes: it is 0");
     enum status status = check_device(device);
     if (status == STATUS_OK && device < 0) {
         *memory = bytes > SIZE_MAX - HOST_ALIGNMENT
@@ -790,7 +779,7 @@ enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory)
         RESTORED int before = device_current();
         status = device_alloc(device, bytes, memory);
     }
-    return relay(status);
+    return lib_relay(status);
 }
 
 void fdsl_free(int device, void *memory)
@@ -808,7 +797,7 @@ void fdsl_free(int device, void *memory)
 enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes, void *stream)
 {
     if (!to || !from)
-        return invalid(to ? "from: it is NULL" : "to: it is NULL");
+        return lib_invalid(to ? "from: it is NULL" : "to: it is NULL");
     enum status status = check_stream(device, "stream", stream);
     if (status == STATUS_OK && device < 0)
         memmove(to, from, bytes);
@@ -816,7 +805,7 @@ enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes,
         RESTORED int before = device_current();
         status = device_copy(device, to, from, bytes, stream);
     }
-    return relay(status);
+    return lib_relay(status);
 }
 
 enum fdsl_status fdsl_wait(int device, void *stream)
@@ -826,7 +815,7 @@ enum fdsl_status fdsl_wait(int device, void *stream)
         RESTORED int before = device_current();
         status = device_wait(device, stream);
     }
-    return relay(status);
+    return lib_relay(status);
 }
 
 enum fdsl_status fdsl_order(int device, void *before_stream, void *after)
@@ -838,7 +827,7 @@ enum fdsl_status fdsl_order(int device, void *before_stream, void *after)
         RESTORED int before = device_current();
         status = device_order(device, before_stream, after);
     }
-    return relay(status);
+    return lib_relay(status);
 }
 
 int fdsl_capturing(int device, void *stream)

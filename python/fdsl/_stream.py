@@ -1,0 +1,603 @@
+"""Data sets, the transforms of their images, and the Loader: batches in memory of the library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from _thread import allocate_lock
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, Optional, Union
+
+from ._array import Array, _Memory
+from ._generator import _NAMES, _dtype, _path, _per_channel, _text
+from ._library import (
+    CPU, END, IMAGES, LABELS, PENDING, BatchInfoStruct, Error, SourceConfigStruct,
+    SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
+    integer, lib,
+)  # fmt: skip
+
+Path = Union[str, "os.PathLike[str]"]
+Scale = Union[None, float, Sequence[float]]
+
+_U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
+_WAIT_S = 0.1  # Python handles signals, such as that of Ctrl-C, between two waits
+_HELD = 2  # batches that the caller uses without a copy: the one of the loop, and the previous one
+
+
+def _warn() -> None:
+    """Issues the warnings of the library's latest call."""
+    text = lib.fdsl_warnings().decode(errors="replace")
+    for line in text.splitlines():
+        warnings.warn(line, RuntimeWarning, stacklevel=4)
+
+
+def _bytes(name: str, value: Union[None, int, str]) -> int:
+    """Returns a number of bytes: an int, or a str such as "200G" (1024^3 bytes each); None: 0."""
+    if value is None:
+        return 0
+    factor = 1
+    if isinstance(value, str):
+        digits, unit = (value[:-1], value[-1].upper()) if value[-1:].upper() in ("K", "M", "G", "T") else (value, "")
+        if not digits.isdecimal():
+            raise ValueError(f'{name}: {value!r} is not a number of bytes such as 1000000 or "200G"')
+        value, factor = int(digits), 1024 ** " KMGT".index(unit or " ")
+    return integer(name, integer(name, value, 1, _U64) * factor, 1, _U64)
+
+
+# ---- Data sets ----
+
+
+class _Source:
+    """What Shards and Folder share."""
+
+    __slots__ = ("_handle", "_process", "_arguments", "_info", "__weakref__")
+    _kind = b"auto"
+
+    def _open(self, path: Any, **arguments: Any) -> None:
+        c = SourceConfigStruct()
+        check(lib.fdsl_source_config_init(c, ctypes.sizeof(c)))
+        name = _path("path", path)
+        if not name:
+            raise ValueError("path: it is empty") if name == b"" else TypeError("path: it must be a path, not None")
+        c.path, c.kind = name, self._kind
+        for field in "image", "label":
+            value = arguments.get(field)
+            setattr(c, field, None if value is None else _text(field, value))
+        c.cache_dir = _path("cache_dir", arguments.get("cache_dir"))
+        c.cache_bytes = _bytes("cache_bytes", arguments.get("cache_bytes"))
+        handle = ctypes.c_void_p()
+        check(lib.fdsl_source_open(c, handle))
+        self._handle, self._process = handle.value or 0, os.getpid()
+        self._arguments = {"path": path, **arguments}
+        self._info = SourceInfoStruct(ctypes.sizeof(SourceInfoStruct))
+        check(lib.fdsl_source_describe(self._handle, self._info))
+        _warn()
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise Error("source: it was opened before fork(); open another one in this process")
+        if not self._handle:
+            raise ValueError("source: it is closed")
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of their labels; empty if the classes have no names."""
+        self._check_open()
+        return [lib.fdsl_source_class(self._handle, i).decode(errors="replace") for i in range(self._info.classes)]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all samples in bytes."""
+        return int(self._info.bytes)
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+        return int(self._info.samples)
+
+    def __repr__(self) -> str:
+        words = [repr(self._arguments["path"])]
+        words += [f"{name}={value!r}" for name, value in self._arguments.items() if name != "path" and value is not None]
+        return f"fdsl.{type(self).__name__}({', '.join(words)}){'' if self._handle else ' (closed)'}"
+
+    def close(self) -> None:
+        """Closes the data set. Loaders that use it keep it open. Closing again does nothing."""
+        self.__del__()
+
+    def __enter__(self) -> Any:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self, close: Any = lib.fdsl_source_close) -> None:
+        handle, self._handle = getattr(self, "_handle", 0), 0  # 0 if the constructor failed
+        if handle:
+            close(handle)  # does nothing in a forked child
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_open()
+        return _reopen_source, (type(self), self._arguments)
+
+
+def _reopen_source(kind: Any, arguments: dict[str, Any]) -> Any:
+    return kind(**arguments)
+
+
+class Shards(_Source):
+    """A data set in tar shards: the .tar files of a folder or of a URL, such as webdataset writes them.
+
+    path                      a folder, one shard, a wids index (.json), or a URL: https://, s3://, file://; on a web server,
+                              the URL names the shards, as in "https://host/path/train-{000..146}.tar"
+    image                     extensions of the image of a sample, separated by ";"; None: all known formats
+    label                     where the label is: an extension, "json:FIELD", or several of them, separated by ";"; None: the
+                              first of "cls", "json:label" and "txt"
+    cache_dir, cache_bytes    for URLs: a folder for copies of the shards and its maximum size, such as 10**12 or "200G"; None:
+                              shards are held in memory; unlimited
+
+    Opening lists the samples, and reads the first and last bytes of each. `len()` is the number of samples.
+    Raises ValueError or TypeError, whose message names the argument; Error if a shard cannot be read; Unavailable if a
+    library is missing. Thread-safe. Several loaders may share a data set. Pickling stores the arguments; unpickling opens
+    the data set again.
+    """
+
+    __slots__ = ()
+    _kind = b"shards"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        image: Optional[str] = None,
+        label: Optional[str] = None,
+        cache_dir: Optional[Path] = None,
+        cache_bytes: Union[None, int, str] = None,
+    ) -> None:
+        self._open(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes)
+
+
+class Folder(_Source):
+    """A data set in class folders: path/CLASS/IMAGE, as for ImageFolder of torchvision. The label of an image is the
+    number of its class folder, in the order of the names. See Shards for everything else.
+    """
+
+    __slots__ = ()
+    _kind = b"folder"
+
+    def __init__(self, path: Path) -> None:
+        self._open(path)
+
+
+# ---- Transforms ----
+
+
+class Resize(NamedTuple):
+    """Resizes the whole image to size x size pixels; a rectangle becomes a square.
+
+    flip: mirror each image horizontally with probability 1/2. mean, std: None, one number, or one per channel: values of a
+    float dtype are (byte / 255 - mean) / std. These three have the same meaning in all transforms.
+    """
+
+    size: int
+    flip: bool = False
+    mean: Scale = None
+    std: Scale = None
+
+
+class CenterCrop(NamedTuple):
+    """Resizes the image until its shorter side has size * 256 / 224 pixels, and cuts out the centre: the usual test images
+    of ImageNet. For flip, mean and std, see Resize."""
+
+    size: int
+    flip: bool = False
+    mean: Scale = None
+    std: Scale = None
+
+
+class RandomResizedCrop(NamedTuple):
+    """Cuts out a random part, as RandomResizedCrop of torchvision does, and resizes it to size x size pixels: 8 % to 100 %
+    of the area, with a ratio of the sides from 3/4 to 4/3. The part is another one in each epoch. It depends only on
+    the seed, the epoch and the sample. For flip, mean and std, see Resize."""
+
+    size: int
+    flip: bool = False
+    mean: Scale = None
+    std: Scale = None
+
+
+Transform = Union[Resize, CenterCrop, RandomResizedCrop]
+_FITS = {Resize: b"resize", CenterCrop: b"center-crop", RandomResizedCrop: b"random-resized-crop"}
+
+
+def _set_transform(c: StreamConfigStruct, transform: Optional[Transform], dtype: Any, channels: Any, layout: Any) -> None:
+    """Sets the fields that describe images."""
+    c.channels = integer("channels", channels, 0, _U32)
+    if c.channels not in (1, 3):
+        raise ValueError(f"channels: {channels} is neither 1 nor 3")
+    c.layout, c.dtype = _text("layout", layout), _dtype(dtype).encode()
+    if transform is None:
+        return
+    fit = _FITS.get(type(transform))
+    if fit is None:
+        raise TypeError(
+            "transforms: it must be None, an fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, not "
+            f"{type(transform).__name__}"
+        )
+    c.fit, c.out_res = fit, integer("transforms: size", transform.size, 1, 16384)
+    c.flip = _flag("transforms: flip", transform.flip)
+    for name, field, value in ("mean", c.mean, transform.mean), ("std", c.std, transform.std):
+        if value is not None:
+            field[: c.channels] = _per_channel(f"transforms: {name}", value, c.channels)
+    if c.dtype == b"u8" and (transform.mean is not None or transform.std is not None):
+        raise ValueError('dtype: uint8 images are not normalised; set dtype to "float32", "float16" or "bfloat16"')
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: it must be a bool, not {type(value).__name__}")
+    return value
+
+
+# ---- The stream of the library ----
+
+
+class _BatchMemory(_Memory):
+    """The memory of a batch, which goes back to its stream with the object."""
+
+    __slots__ = ("batch", "live")
+
+    def __init__(self, batch: int, live: dict[int, None]) -> None:
+        self.device, self.pointer, self.process = CPU, 0, os.getpid()
+        self.batch, self.live = batch, live
+        live[batch] = None
+
+    def __del__(self, free: Any = lib.fdsl_batch_release, getpid: Any = os.getpid) -> None:
+        if self.batch and getpid() == self.process:
+            self.live.pop(self.batch, None)
+            free(self.batch)
+
+
+class _Batch(NamedTuple):
+    """A batch of the library."""
+
+    memory: _BatchMemory
+    size: int
+    masked: int
+    after: tuple[int, int]  # epoch and step of the next batch
+
+
+class _Stream:
+    """Calls the functions of a stream, with a lock. close() may be called by any thread."""
+
+    def __init__(self, source: _Source, config: StreamConfigStruct) -> None:
+        source._check_open()
+        handle = ctypes.c_void_p()
+        self._handle = 0
+        self._process = os.getpid()
+        self._lock = allocate_lock()
+        self._live: dict[int, None] = {}  # batches that the caller has
+        check(lib.fdsl_stream_open(source._handle, config, handle))
+        self._handle = handle.value or 0
+        self.info = StreamInfoStruct(ctypes.sizeof(StreamInfoStruct))
+        check(lib.fdsl_stream_describe(self._handle, self.info))
+        self.shape = tuple(self.info.shape)
+        self.dtype = _NAMES[config.dtype.decode()]
+
+    def check_open(self) -> None:
+        if os.getpid() != self._process:  # checked before locking, because the parent may have held the lock at fork()
+            raise Error(
+                "loader: it was opened before fork(); open another one in this process, or iterate over the loader "
+                "itself, without torch.utils.data.DataLoader"
+            )
+        if not self._handle:
+            raise ValueError("loader: it is closed")
+
+    def _await(self, function: Any, *arguments: Any) -> int:
+        """Waits for the next batch, and calls a function that takes it. Returns its status, FDSL_OK or FDSL_END."""
+        while True:
+            self.check_open()
+            with self._lock:
+                self.check_open()
+                status = int(lib.fdsl_stream_wait(self._handle, _WAIT_S))
+                if status != PENDING:
+                    status = status or int(function(self._handle, *arguments))
+                    if status not in (0, END):
+                        fail(status)
+                    return status
+
+    def next(self) -> Optional[_Batch]:
+        """Returns the next batch; None at the end of an epoch."""
+        handle = ctypes.c_void_p()
+        if self._await(lib.fdsl_stream_next, handle) == END:
+            return None
+        memory = _BatchMemory(handle.value or 0, self._live)
+        info = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
+        check(lib.fdsl_batch_describe(memory.batch, info))
+        memory.pointer = self.address(memory, IMAGES)
+        if info.masked:
+            _warn()
+        after = (info.epoch + 1, 0) if info.last else (info.epoch, info.step + 1)
+        return _Batch(memory, info.count, info.masked, after)
+
+    def fill(self, images: int, labels: int) -> Optional[int]:
+        """Copies the next batch to two addresses. Returns the number of images; None at the end of an epoch."""
+        count = ctypes.c_uint32()
+        if self._await(lib.fdsl_stream_fill, images, labels, count) == END:
+            return None
+        _warn()
+        return count.value
+
+    def ready(self) -> bool:
+        """Returns whether the next batch is complete."""
+        self.check_open()
+        with self._lock:
+            self.check_open()
+            return int(lib.fdsl_stream_wait(self._handle, 0)) != PENDING
+
+    @staticmethod
+    def address(memory: _BatchMemory, field: int) -> int:
+        tensor = TensorStruct()
+        check(lib.fdsl_batch_tensor(memory.batch, field, tensor))
+        return int(tensor.data or 0)
+
+    def images(self, batch: _Batch) -> Array:
+        """Returns the images of a batch: without a copy, unless the caller has several batches already."""
+        array = Array((batch.size, *self.shape), self.dtype, CPU, memory=batch.memory)
+        return array if len(self._live) <= _HELD else array._copy(CPU)
+
+    def values(self, batch: _Batch, field: int) -> Array:
+        """Returns a copy of the labels or the numbers of a batch."""
+        array = Array((batch.size,), "int64", CPU)
+        ctypes.memmove(array.ptr, self.address(batch.memory, field), array.nbytes)
+        return array
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        self.check_open()
+        with self._lock:
+            self.check_open()
+            check(function(self._handle, *arguments))
+
+    def close(self) -> None:
+        if self._handle and os.getpid() == self._process:
+            lib.fdsl_stream_cancel(self._handle)  # ends a wait of another thread
+            with self._lock:
+                self.__del__()
+        self._handle = 0
+
+    def __del__(self, close: Any = lib.fdsl_stream_close) -> None:
+        handle, self._handle = getattr(self, "_handle", 0), 0
+        if handle:
+            close(handle)  # does nothing in a forked child
+
+
+# ---- The loader ----
+
+
+class Loader:
+    """An iterable of (images, labels): the samples of a data set, decoded ahead by threads of the library.
+
+    source            an fdsl.Shards or fdsl.Folder, opened in this process
+    batch_size        images per batch and rank
+    rank              number of this process, below world_size; never taken from the environment
+    world_size        number of processes
+    seed              seed of the order, the crops and the flips, 0 to 2^64 - 1
+    shuffle           False: the order of the files
+    shuffle_buffer    number of samples in all shuffle windows together
+    lanes             number of places of the data set that are read at the same time
+    drop_last         leave out the last batch of an epoch if it is not full
+    num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
+    prefetch          number of batches that are prepared ahead, 1 to 1024
+    transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop; None: all images have one size already
+    dtype             "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or NumPy
+    channels          3 (RGB) or 1 (gray)
+    layout            "nchw" or "nhwc"
+    on_error          an image or label that cannot be decoded: "fail" raises an Error; "mask" gives it zeros and the label
+                      -1, with a RuntimeWarning for each of the first 8 such batches
+
+    Each item is a pair of fdsl.Array on the CPU: images of shape (count, *loader.shape), and int64 labels of shape
+    (count,). The caller may keep and change both. NumPy, PyTorch and others use their memory without a copy.
+
+    The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
+    class folders and shards of the same samples, and in the program fdsl-bench. All ranks have the same number of
+    batches, and each sample occurs once per epoch. In the last batch of an epoch, a rank may have fewer images than the
+    others, or none.
+
+    Each iteration is one epoch. The next iteration is the next epoch, unless set_epoch() was called. If the caller leaves
+    an epoch early, the next iteration repeats this epoch from its start; the threads and buffers stay.
+    A new iteration ends the previous one.
+
+    Not thread-safe, except close(). Raises ValueError or TypeError, whose message names the argument, and Error if a sample
+    cannot be read, with the file and the reason, or in a forked process. Ctrl-C ends a wait. Pickling stores the arguments
+    and the position, and unpickling opens the loader again.
+    """
+
+    _label_of_masked = -1
+
+    def __init__(
+        self,
+        source: Union[Shards, Folder],
+        batch_size: int = 256,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        shuffle_buffer: int = 16384,
+        lanes: int = 64,
+        drop_last: bool = False,
+        num_threads: Optional[int] = None,
+        prefetch: int = 2,
+        transforms: Optional[Transform] = None,
+        dtype: Any = "uint8",
+        channels: int = 3,
+        layout: str = "nchw",
+        on_error: str = "fail",
+    ) -> None:
+        if not isinstance(source, _Source):
+            raise TypeError(f"source: it must be an fdsl.Shards or fdsl.Folder, not {type(source).__name__}")
+        c = StreamConfigStruct()
+        check(lib.fdsl_stream_config_init(c, ctypes.sizeof(c)))
+        c.batch_size = integer("batch_size", batch_size, 1, (1 << 31) - 1)
+        c.world_size = integer("world_size", world_size, 1, 1 << 24)
+        c.rank = integer("rank", rank, 0, c.world_size - 1)
+        c.seed = integer("seed", seed, 0, _U64)
+        c.shuffle, c.drop_last = _flag("shuffle", shuffle), _flag("drop_last", drop_last)
+        c.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 1, (1 << 31) - 1)
+        c.lanes = integer("lanes", lanes, 1, 1 << 20)
+        c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
+        c.prefetch, c.held = integer("prefetch", prefetch, 1, 1024), _HELD
+        c.on_error = _text("on_error", on_error)
+        _set_transform(c, transforms, dtype, channels, layout)
+        self.source = source
+        self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
+        self._arguments: dict[str, Any] = {
+            "batch_size": c.batch_size, "rank": c.rank, "world_size": c.world_size, "seed": c.seed, "shuffle": shuffle,
+            "shuffle_buffer": c.shuffle_buffer, "lanes": c.lanes, "drop_last": drop_last, "num_threads": num_threads,
+            "prefetch": c.prefetch, "transforms": transforms, "dtype": _NAMES[c.dtype.decode()], "channels": c.channels,
+            "layout": layout, "on_error": on_error,
+        }  # fmt: skip
+        self._stream = _Stream(source, c)
+        self._epoch = self._step = 0  # position of the next batch that the caller receives
+        self._resumed = False  # whether the next iteration begins at _step
+        self._iteration = 0  # the number of the latest iteration
+
+    # ---- Properties ----
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one image."""
+        return self._stream.shape
+
+    @property
+    def dtype(self) -> str:
+        """The element type of images: "uint8", "float16", "bfloat16" or "float32"."""
+        return self._stream.dtype
+
+    def __len__(self) -> int:
+        """Returns the number of batches per epoch. It is the same on all ranks."""
+        return int(self._stream.info.steps)
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={value!r}" for name, value in self._arguments.items() if value != _DEFAULTS.get(name)]
+        closed = "" if self._stream._handle else " (closed)"
+        return f"{type(self).__module__.replace('._stream', '')}.Loader({', '.join([repr(self.source), *shown])}){closed}"
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raises TypeError, because a Loader has no batches by index."""
+        raise TypeError("Loader: it is not a data set; iterate over the Loader itself, without torch.utils.data.DataLoader")
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counts since the loader was opened: batches, samples, masked (delivered), bytes (read), wait_s (time that
+        the caller waited), read_s and decode_s (sums over all threads), ready (mean number of complete batches when one
+        was requested), memory_bytes, shard_bytes (shards of a URL in memory)."""
+        stats = StatsStruct(ctypes.sizeof(StatsStruct))
+        self._stream.call(lib.fdsl_stream_stats, stats)
+        return {field[0]: getattr(stats, field[0]) for field in stats._fields_[1:]}
+
+    # ---- Lifetime ----
+
+    def close(self) -> None:
+        """Ends the threads and frees the memory. Arrays stay valid. Any thread may call it; an iteration in another thread
+        then raises an error. Closing again does nothing."""
+        self._stream.close()
+
+    def __enter__(self) -> Any:
+        self._stream.check_open()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._stream.check_open()
+        return _reopen_loader, (type(self), self.source, self._arguments, self.state_dict(), self._resumed)
+
+    # ---- Position ----
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch. After the last batch of an epoch, this is the next epoch."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes `epoch` the next epoch. Keeps the position of load_state_dict() if that call has set the same epoch."""
+        epoch = integer("epoch", epoch, 0, _U32 - 1)
+        if not (self._resumed and epoch == self._epoch):
+            self._epoch, self._step, self._resumed = epoch, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position after the batches that the caller has received, and what determines the batches: a dict of
+        integers. It is the same on all ranks."""
+        state = StateStruct(ctypes.sizeof(StateStruct))
+        self._stream.call(lib.fdsl_stream_save, state)
+        state.epoch, state.sample = self._epoch, self._step * state.global_batch
+        return {field[0]: getattr(state, field[0]) for field in state._fields_[1:]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next iteration begin with the first batch that the caller of state_dict() had not received, also on
+        another number of ranks with the same batch_size * world_size.
+
+        Raises ValueError if the data set, the transforms, the seed, batch_size * world_size or another argument that
+        determines the batches differs. The position then does not change.
+        """
+        if not isinstance(state, dict):
+            raise TypeError(f"state_dict: it must be a dict, not {type(state).__name__}")
+        struct = StateStruct(ctypes.sizeof(StateStruct))
+        for field in struct._fields_[1:]:
+            name = field[0]
+            if name not in state:
+                raise ValueError(f"state_dict: it has no {name!r}; it must be a result of Loader.state_dict()")
+            most = (1 << 8 * ctypes.sizeof(field[1])) - 1
+            setattr(struct, name, integer(f"state_dict: {name}", state[name], 0, most))
+        self._stream.call(lib.fdsl_stream_load, struct)
+        self._epoch, self._step, self._resumed = struct.epoch, struct.sample // struct.global_batch, True
+
+    # ---- Batches ----
+
+    def __iter__(self) -> Iterator[Any]:
+        self._stream.check_open()
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Any]:
+        if not self._resumed:
+            self._step = 0
+        self._resumed = False
+        self._iteration += 1
+        number = self._iteration
+        self._stream.call(lib.fdsl_stream_seek, self._epoch, self._step)
+        for item, (epoch, step) in self._produce(self._epoch, self._step):
+            self._epoch, self._step = epoch, step
+            yield item
+            del item  # so that the caller can free this batch while it waits for the next one
+            if self._iteration != number:
+                raise RuntimeError("Loader: another iteration has begun, which ended this one")
+
+    def _produce(self, epoch: int, step: int) -> Iterator[tuple[Any, tuple[int, int]]]:
+        """Yields the batches from a position to the end of the epoch, each with the position after it."""
+        while True:
+            batch = self._stream.next()
+            if batch is None:
+                return
+            item, after = self._deliver(batch), batch.after
+            del batch
+            yield item, after
+            del item
+
+    def _deliver(self, batch: _Batch) -> Any:
+        """Returns what the caller receives of a batch."""
+        labels = self._stream.values(batch, LABELS)
+        if batch.masked and self._label_of_masked != -1:
+            values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)
+            values[:] = [self._label_of_masked if value == -1 else value for value in values]
+        return self._stream.images(batch), labels
+
+
+_DEFAULTS: dict[str, Any] = dict(Loader.__init__.__kwdefaults__ or {}, batch_size=256)
+
+
+def _reopen_loader(kind: Any, source: Any, arguments: dict[str, Any], state: dict[str, Any], resumed: bool) -> Any:
+    loader = kind(source, **arguments)
+    loader.load_state_dict(state)
+    loader._resumed = resumed
+    return loader

@@ -1,0 +1,529 @@
+"""Tests data sets and the Loader: order, ranks, states, lifetimes, errors; and fdsl.torch.Loader with a stand-in."""
+
+from __future__ import annotations
+
+import gc
+import http.server
+import json
+import multiprocessing
+import os
+import pathlib
+import pickle
+import shutil
+import threading
+import time
+import warnings
+from typing import Any
+
+import pytest
+from conftest import DIGITS, content, resident_bytes, run_python
+
+import fdsl
+
+numpy = pytest.importorskip("numpy")
+
+SIDE = 20
+CROP = fdsl.RandomResizedCrop(SIDE, flip=True)
+SMALL: dict[str, Any] = {"seed": 9, "lanes": 3, "shuffle_buffer": 60, "transforms": CROP, "num_threads": 2}
+
+
+def opened(digits: pathlib.Path, name: str = "f", batch_size: int = 16, **changes: Any) -> fdsl.Loader:
+    source = fdsl.Shards(digits / name) if name == "m" else fdsl.Folder(digits / name)
+    return fdsl.Loader(source, batch_size, **{**SMALL, **changes})
+
+
+def batches_of(loader: Any) -> list[tuple[bytes, list[int]]]:
+    return [(content(images), labels.tolist()) for images, labels in loader]
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+# ---- Contents ----
+
+
+def test_items_are_arrays_without_a_copy(digits: pathlib.Path) -> None:
+    with opened(digits, dtype="float32", transforms=fdsl.Resize(SIDE, mean=0.5, std=(0.25, 0.5, 1))) as loader:
+        assert (len(loader), loader.shape, loader.dtype) == (8, (3, SIDE, SIDE), "float32")
+        plain = opened(digits, transforms=fdsl.Resize(SIDE))
+        for (images, labels), (raw, same) in zip(loader, plain):
+            view = images.numpy()
+            assert view.ctypes.data == images.ptr and view.shape == (labels.shape[0], 3, SIDE, SIDE)
+            assert images.ptr % 256 == 0 and labels.dtype == "int64" and labels.tolist() == same.tolist()
+            scale = numpy.array([0.25, 0.5, 1], "float32").reshape(1, 3, 1, 1)
+            numpy.testing.assert_allclose(view, (raw.numpy() / 255 - 0.5) / scale, atol=2e-6)
+            assert numpy.shares_memory(numpy.from_dlpack(images), view)
+
+
+def test_order_is_free_of_threads_storage_and_prefetch(digits: pathlib.Path) -> None:
+    first = opened(digits)
+    wanted = [batches_of(first), batches_of(first)]
+    assert wanted[0] != wanted[1] and sum(len(labels) for _, labels in wanted[0]) == DIGITS
+    for name, changes in (("m", {"num_threads": 1}), ("f", {"num_threads": 3, "prefetch": 5}), ("m", {"prefetch": 1})):
+        loader = opened(digits, name, **changes)
+        assert [batches_of(loader), batches_of(loader)] == wanted
+
+
+@pytest.mark.parametrize("world_size", range(1, 6))
+def test_ranks_together_are_one(digits: pathlib.Path, world_size: int) -> None:
+    whole = batches_of(opened(digits, batch_size=60))
+    parts = [batches_of(opened(digits, "m", 60 // world_size, rank=r, world_size=world_size)) for r in range(world_size)]
+    for step, (images, labels) in enumerate(whole):
+        assert b"".join(part[step][0] for part in parts) == images
+        assert sum((part[step][1] for part in parts), []) == labels
+
+
+def test_a_rank_may_have_no_image_in_the_last_batch(digits: pathlib.Path) -> None:
+    for rank in range(5):
+        loader = opened(digits, batch_size=13, rank=rank, world_size=9)  # 120 = 117 + 3
+        shapes = [images.shape for images, labels in loader]
+        assert len(loader) == 2 and shapes == [(13, 3, SIDE, SIDE), (1 if rank < 3 else 0, 3, SIDE, SIDE)]
+        images, labels = list(loader)[1]
+        assert images.numpy().shape == images.shape and labels.numpy().shape == (images.shape[0],)
+        assert numpy.from_dlpack(images).shape == images.shape
+
+
+def test_gray_nhwc_and_center_crop(digits: pathlib.Path) -> None:
+    loader = opened(digits, transforms=fdsl.CenterCrop(24), channels=1, layout="nhwc")
+    assert loader.shape == (24, 24, 1)
+    planar = opened(digits, transforms=fdsl.CenterCrop(24), channels=1)
+    assert batches_of(loader) == batches_of(planar)
+    same = opened(digits, transforms=None, channels=1)
+    assert same.shape == (1, 28, 28) and len(batches_of(same)) == 8
+
+
+# ---- Position ----
+
+
+def test_states_move_to_other_ranks_at_any_step(digits: pathlib.Path) -> None:
+    one = opened(digits, batch_size=20)
+    epochs = [batches_of(one) for _ in range(3)]
+    wanted = sum(epochs, [])
+    found: list[Any] = []
+    state: Any = None
+    for turn in range(100):
+        world_size = (1, 2, 4, 5)[turn % 4]
+        ranks = [
+            opened(digits, "m", 20 // world_size, rank=rank, world_size=world_size, prefetch=1 + turn % 3)
+            for rank in range(world_size)
+        ]
+        if state:
+            for loader in ranks:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+                assert loader.state_dict() == state
+        steps = 1 + turn % 7
+        for loader in ranks:
+            loader.set_epoch(loader.epoch)
+        for _ in range(steps):  # over the ends of epochs
+            parts = []
+            for loader in ranks:
+                iterator = getattr(loader, "kept", None) or iter(loader)
+                item = next(iterator, None)
+                if item is None:
+                    iterator = iter(loader)
+                    item = next(iterator)
+                loader.kept = iterator  # type: ignore[attr-defined]
+                parts.append((content(item[0]), item[1].tolist()))
+            found.append((b"".join(part[0] for part in parts), sum((part[1] for part in parts), [])))
+        states = [loader.state_dict() for loader in ranks]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+        if len(found) >= len(wanted):
+            break
+    assert found[: len(wanted)] == wanted
+
+
+def test_an_epoch_that_is_left_begins_again(digits: pathlib.Path) -> None:
+    loader = opened(digits)
+    wanted = [batches_of(loader), batches_of(loader)]
+    loader = opened(digits)
+    for images, _ in loader:
+        break
+    kept = content(images)
+    assert loader.epoch == 0 and loader.state_dict()["sample"] == 16
+    assert batches_of(loader) == wanted[0] and loader.epoch == 1
+    assert content(images) == kept == wanted[0][0][0]
+    loader.set_epoch(0)
+    assert batches_of(loader) == wanted[0]
+    assert batches_of(loader) == wanted[1]
+    first, second = iter(loader), iter(loader)
+    next(first), next(second)
+    with pytest.raises(RuntimeError, match="another iteration"):
+        next(first)
+    next(second)
+
+
+def test_states_of_other_loaders_are_refused(digits: pathlib.Path) -> None:
+    state = opened(digits).state_dict()
+    for changes, text in (
+        ({"batch_size": 8}, "global batch"),
+        ({"world_size": 2}, "global batch"),
+        ({"seed": 1}, "seed"),
+        ({"transforms": fdsl.Resize(SIDE)}, "another transform"),
+        ({"dtype": "float16"}, "another transform"),
+        ({"shuffle": False}, "shuffle_buffer"),
+        ({"drop_last": True}, "drop_last"),
+        ({"name": "m"}, "another data set"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            opened(digits, **changes).load_state_dict(state)
+    loader = opened(digits)
+    for wrong, kind in ((3, TypeError), ({}, ValueError), ({**state, "epoch": -1}, ValueError)):
+        with pytest.raises(kind, match="state_dict: "):
+            loader.load_state_dict(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sample 3"):
+        loader.load_state_dict({**state, "sample": 3})
+
+
+# ---- Lifetime ----
+
+
+def test_batches_may_be_kept_beyond_the_loader(digits: pathlib.Path) -> None:
+    loader = opened(digits, dtype="f32")
+    kept = list(loader)
+    copies = [content(images) for images, _ in kept]
+    assert len(kept) == 8 and copies == [images for images, _ in batches_of(opened(digits, dtype="f32"))]
+    tensors = [numpy.from_dlpack(images) for images, _ in kept]
+    batches_of(loader)
+    loader.source.close()
+    loader.close()
+    before = threads()
+    del loader
+    gc.collect()
+    assert [content(images) for images, _ in kept] == copies
+    del kept
+    gc.collect()
+    assert [tensor.tobytes() for tensor in tensors] == copies
+    del tensors
+    gc.collect()
+    fdsl.Generator(2, res=8, batch=1).generate()  # frees the memory of tensors that have ended
+    assert threads() < before
+
+
+def test_break_leaks_neither_threads_nor_memory(digits: pathlib.Path) -> None:
+    loader = opened(digits)
+    count = resident = 0
+    for turn in range(1000):
+        for images, labels in loader:
+            break
+        if turn == 200:
+            count, resident = threads(), resident_bytes()
+    assert threads() == count
+    assert resident_bytes() <= resident * 1.01 + 100_000
+    loader.close()
+    for turn in range(120):
+        for images, labels in opened(digits, num_threads=1):
+            break
+        if turn == 20:
+            resident = resident_bytes()
+    del images, labels
+    gc.collect()
+    assert threads() == count - 2
+    assert resident_bytes() <= resident * 1.02 + 100_000
+
+
+def test_two_loaders_at_once(digits: pathlib.Path) -> None:
+    source = fdsl.Folder(digits / "f")
+    one, two = fdsl.Loader(source, 16, **SMALL), fdsl.Loader(source, 16, **{**SMALL, "seed": 3})
+    pairs = [((content(a), b.tolist()), (content(c), d.tolist())) for (a, b), (c, d) in zip(one, two)]
+    assert [pair[0] for pair in pairs] == batches_of(opened(digits))
+    assert [pair[1] for pair in pairs] == batches_of(opened(digits, seed=3))
+    results: list[Any] = []
+    workers = [threading.Thread(target=lambda: results.append(batches_of(opened(digits)))) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert results == [batches_of(opened(digits))] * 4
+
+
+def work(loader: fdsl.Loader, pipe: Any) -> None:
+    pipe.send(batches_of(loader))
+
+
+def test_spawned_workers_open_the_loader_again(digits: pathlib.Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    loader = opened(digits)
+    next(iter(loader))
+    worker = context.Process(target=work, args=(loader, there))
+    worker.start()
+    assert here.poll(60)
+    assert here.recv() == batches_of(opened(digits))  # the epoch that was left begins again
+    worker.join()
+    resumed = opened(digits)
+    resumed.load_state_dict(loader.state_dict())
+    wanted = batches_of(opened(digits))[1:]
+    assert batches_of(pickle.loads(pickle.dumps(resumed))) == wanted == batches_of(resumed)
+    assert repr(pickle.loads(pickle.dumps(loader))) == repr(loader)
+
+
+def test_a_forked_child_needs_its_own_loader(digits: pathlib.Path) -> None:
+    loader = opened(digits)
+    iterator = iter(loader)
+    next(iterator)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        texts = []
+        for call in (lambda: next(iterator), lambda: iter(loader), lambda: fdsl.Loader(loader.source, 4), loader.stats):
+            try:
+                call()
+            except fdsl.Error as error:
+                texts.append("before fork()" in str(error))
+        loader.close()
+        texts.append(batches_of(opened(digits)) == batches_of(opened(digits, "m")))
+        os.write(write, json.dumps(texts).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert json.loads(os.read(read, 1000)) == [True] * 5
+    assert len(list(iterator)) == 7
+
+
+class Stalling(http.server.SimpleHTTPRequestHandler):
+    """Serves shards, until a file /stall is requested; then it answers no more."""
+
+    stalled = threading.Event()
+    ended = threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path == "/stall":
+            self.stalled.set()
+        elif self.stalled.is_set():
+            self.ended.wait(30)
+        super().do_GET()
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+def test_ctrl_c_and_close_end_a_wait(digits: pathlib.Path) -> None:
+    """The server stops to answer after the data set was opened, so the first batch never comes."""
+    handler = lambda *words: Stalling(*words, directory=str(digits / "m"))  # noqa: E731
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    code = f"""
+import os, signal, threading, time, urllib.request
+import fdsl
+try:
+    source = fdsl.Shards("http://127.0.0.1:{server.server_port}/s-{{000000..000002}}.tar")
+except fdsl.Unavailable as error:
+    print("unavailable", error)
+    raise SystemExit
+try: urllib.request.urlopen("http://127.0.0.1:{server.server_port}/stall")
+except OSError: pass
+loader = fdsl.Loader(source, 16, transforms=fdsl.Resize(20))
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+begin = time.monotonic()
+try: next(iter(loader))
+except KeyboardInterrupt: print("interrupted", time.monotonic() - begin < 5)
+threading.Timer(0.5, loader.close).start()
+try: next(iter(loader))
+except (ValueError, fdsl.Error) as error: print("closed", time.monotonic() - begin < 10)
+os._exit(0)
+"""
+    done = run_python(code)
+    Stalling.ended.set()
+    server.shutdown()
+    server.server_close()
+    if done.stdout.startswith("unavailable"):
+        pytest.skip(done.stdout)
+    assert done.stdout == "interrupted True\nclosed True\n", done
+
+
+# ---- Errors ----
+
+
+def test_broken_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "f", tmp_path / "f")
+    broken = sorted((tmp_path / "f").glob("*/*.png"))[50]
+    broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
+    options = {"shuffle": False, "transforms": fdsl.Resize(SIDE)}
+    loader = opened(tmp_path, **options)
+    seen = []
+    with pytest.raises(fdsl.Error, match=broken.name):
+        for images, _ in loader:
+            seen.append(content(images))
+    assert seen == [images for images, _ in batches_of(opened(digits, **options))][:3]
+    loader = opened(tmp_path, on_error="mask", **options)
+    with pytest.warns(RuntimeWarning, match=broken.name):
+        items = list(loader)
+    for step, (images, labels) in enumerate(items):
+        assert [i for i, label in enumerate(labels.tolist()) if label == -1] == ([2] if step == 3 else [])
+        assert (images.numpy().reshape(images.shape[0], -1).sum(axis=1) == 0).tolist().count(True) == (step == 3)
+    assert loader.stats()["masked"] == 1 and loader.stats()["samples"] == DIGITS
+
+
+def test_a_file_that_vanishes_is_an_error(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "m", tmp_path / "m")
+    loader = opened(tmp_path, "m", on_error="mask")
+    (tmp_path / "m" / "s-000001.tar").unlink()
+    with pytest.raises(fdsl.Error, match="s-000001.tar"):
+        batches_of(loader)
+
+
+def test_every_argument_is_checked(digits: pathlib.Path) -> None:
+    source = fdsl.Folder(digits / "f")
+    for words, kind, text in (
+        ({"batch_size": 0}, ValueError, "batch_size: "),
+        ({"batch_size": "8"}, TypeError, "batch_size: "),
+        ({"rank": 1}, ValueError, "rank: "),
+        ({"world_size": 0}, ValueError, "world_size: "),
+        ({"seed": -1}, ValueError, "seed: "),
+        ({"shuffle": 1}, TypeError, "shuffle: "),
+        ({"shuffle_buffer": 0}, ValueError, "shuffle_buffer: "),
+        ({"lanes": 0}, ValueError, "lanes: "),
+        ({"drop_last": None}, TypeError, "drop_last: "),
+        ({"drop_last": True, "batch_size": 121}, ValueError, "drop_last: "),
+        ({"num_threads": 0}, ValueError, "num_threads: "),
+        ({"prefetch": 0}, ValueError, "prefetch: "),
+        ({"transforms": 224}, TypeError, "transforms: "),
+        ({"transforms": fdsl.Resize(0)}, ValueError, "transforms: size: "),
+        ({"transforms": fdsl.Resize(8, flip=1)}, TypeError, "transforms: flip: "),  # type: ignore[arg-type]
+        ({"transforms": fdsl.Resize(8, mean=(1, 2)), "dtype": "f32"}, ValueError, "transforms: mean: "),
+        ({"transforms": fdsl.Resize(8, std=0), "dtype": "f32"}, ValueError, r"std\[0\]: "),
+        ({"transforms": fdsl.Resize(8, mean=0.5)}, ValueError, "dtype: "),
+        ({"transforms": None}, ValueError, "channels: "),
+        ({"dtype": "int8"}, ValueError, "dtype: "),
+        ({"channels": 2}, ValueError, "channels: "),
+        ({"layout": "chw"}, ValueError, "layout: "),
+        ({"on_error": "skip"}, ValueError, "on_error: "),
+        ({"on_error": 3}, TypeError, "on_error: "),
+    ):
+        with pytest.raises(kind, match=text):
+            fdsl.Loader(source, **{**SMALL, **words})
+    for path, words, kind, text in (
+        (None, {}, TypeError, "path: "),
+        ("", {}, ValueError, "path: "),
+        (digits / "none", {}, ValueError, "path .*none"),
+        (digits / "f", {}, ValueError, "path: .* no shards"),
+        (digits / "m", {"label": ":"}, ValueError, "label: "),
+        (digits / "m", {"cache_bytes": "2X"}, ValueError, "cache_bytes: "),
+        (digits / "m", {"cache_bytes": "2G"}, ValueError, "cache_bytes: it needs cache_dir"),
+    ):
+        with pytest.raises(kind, match=text):
+            fdsl.Shards(path, **words)
+    with pytest.raises(ValueError, match="path: .* has shards"):
+        fdsl.Folder(digits / "m")
+    with pytest.raises(TypeError, match="source: "):
+        fdsl.Loader(digits / "f")  # type: ignore[arg-type]
+    loader = fdsl.Loader(source, **SMALL)
+    with pytest.raises(TypeError, match="not a data set"):
+        loader[0]
+    with pytest.raises(ValueError, match="epoch: "):
+        loader.set_epoch(-1)
+    loader.close()
+    loader.close()
+    with pytest.raises(ValueError, match="loader: it is closed"):
+        next(iter(loader))
+    source.close()
+    with pytest.raises(ValueError, match="source: it is closed"):
+        fdsl.Loader(source, **SMALL)
+
+
+def test_opening_prints_nothing(digits: pathlib.Path, capfd: Any, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "f", tmp_path / "f")
+    (tmp_path / "f" / "0000" / "readme.txt").write_text("")
+    with pytest.warns(RuntimeWarning, match="ignored 1 of"):
+        fdsl.Folder(tmp_path / "f")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fdsl.Folder(digits / "f")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("url", "broken", "name"),
+    [
+        ("http://127.0.0.1:9/s.tar", ("libcurl.so.4", "libcurl-gnutls.so.4"), "libcurl"),
+        ("s3://bucket/", ("libexpat.so.1",), "Expat"),
+    ],
+)
+def test_a_missing_library_is_named(tmp_path: pathlib.Path, url: str, broken: tuple[str, ...], name: str) -> None:
+    """Broken files hide the libraries of the system. Everything but URLs works without them."""
+    for file in broken:
+        (tmp_path / file).write_bytes(b"no library")
+    code = f"""
+import fdsl
+try: fdsl.Shards({url!r})
+except fdsl.Unavailable as error: print(error)
+print(len(fdsl.Generator(2, res=8, batch=2).generate()[0]))
+"""
+    done = run_python(code, LD_LIBRARY_PATH=str(tmp_path))
+    if "built without" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.stdout.startswith(f"path: a data set at this URL needs {name}: {tmp_path}/{broken[0]}: "), done
+    assert done.stdout.endswith("\n2\n")
+
+
+# ---- PyTorch ----
+
+
+def test_the_torch_loader_with_a_stand_in(digits: pathlib.Path) -> None:
+    """Its CUDA executes work as late as it may."""
+    pytest.importorskip("numpy", minversion="1.23")
+    code = f"""
+import fake_torch
+fake_torch.install()
+import numpy, pickle, warnings
+import fdsl, fdsl.torch
+from test_loader import SMALL, SIDE
+warnings.simplefilter("ignore")
+source = fdsl.Folder({str(digits / "f")!r})
+plain = fdsl.Loader(source, 16, **SMALL)
+wanted = [[(x.numpy().copy(), y.numpy().copy()) for x, y in plain] for _ in range(3)]
+for device in "cpu", "cuda":
+    for prefetch in 1, 2, 4:
+        loader = fdsl.torch.Loader(source, 16, device=device, prefetch=prefetch, **SMALL)
+        assert isinstance(loader, fdsl.torch.Loader) and type(loader).__name__ == "StreamLoader"
+        for images, labels in loader: break     # an epoch that is left begins again
+        for epoch in range(2):
+            kept = []
+            for images, labels in loader:
+                kept.append((images, labels))
+                if device == "cuda":
+                    assert images.where == "cuda:0" and images.users == [fake_torch.default]
+                    state = loader.state_dict()
+                    assert state["sample"] == len(kept) * 16 % 128 and state["epoch"] == epoch + len(kept) // 8, state
+            fake_torch.default.synchronize()    # the consumer's work
+            assert len(kept) == len(loader) == 8
+            for (images, labels), (x, y) in zip(kept, wanted[epoch]):
+                assert (images.numpy() == x).all() and (labels.numpy() == y).all()
+        again = pickle.loads(pickle.dumps(loader))
+        assert again.device.type == device and again.epoch == 2
+        for images, labels in again: break
+        fake_torch.default.synchronize()
+        assert (images.numpy() == wanted[2][0][0]).all()
+        again.close(); loader.close()
+for device in "mps", "tpu:1":
+    try: fdsl.torch.Loader(source, device=device)
+    except ValueError as error: assert str(error).startswith("device: "), error
+try: fdsl.torch.Loader(3, 5)
+except TypeError as error: assert str(error).startswith("generator: it must be an fdsl.Generator, fdsl.Shards"), error
+print("ok")
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_torch_labels_of_masked_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(digits / "f", tmp_path / "f")
+    broken = sorted((tmp_path / "f").glob("*/*.png"))[50]
+    broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
+    code = f"""
+import fake_torch
+fake_torch.install()
+import warnings, fdsl, fdsl.torch
+warnings.simplefilter("ignore")
+for device in "cpu", "cuda":
+    loader = fdsl.torch.Loader(fdsl.Folder({str(tmp_path / "f")!r}), 16, shuffle=False, on_error="mask", device=device,
+                               transforms=fdsl.Resize(20))
+    labels = [labels for images, labels in loader]
+    fake_torch.default.synchronize()
+    print([(step, i) for step, one in enumerate(labels) for i, label in enumerate(one.numpy().tolist()) if label < 0],
+          labels[3].numpy()[2])
+"""
+    done = run_python(code)
+    assert done.stdout == "[(3, 2)] -100\n" * 2, done.stderr

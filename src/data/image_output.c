@@ -1,0 +1,75 @@
+#include "data/image_output.h"
+
+#include <math.h>
+
+#include "data/random_draws.h"
+
+void image_output_set(struct image_output *output, enum dtype type, bool interleaved, const double *mean,
+                      const double *deviation)
+{
+    output->type = type;
+    output->interleaved = interleaved;
+    for (int c = 0; c < IMAGE_OUTPUT_CHANNELS_MAX; c++) {
+        const float scale = (float)(1 / (255 * deviation[c])), offset = (float)(-mean[c] / deviation[c]);
+        for (int byte = 0; byte < 256; byte++) {
+            const float value = fmaf((float)byte, scale, offset);
+            switch (type) {
+            case DTYPE_F16:
+                output->values[c].f16[byte] = half_from_float(value);
+                break;
+            case DTYPE_BF16:
+                output->values[c].f16[byte] = bf16_from_float(value);
+                break;
+            case DTYPE_F32:
+                output->values[c].f32[byte] = value;
+                break;
+            default:
+                output->values[c].u8[byte] = (uint8_t)byte;
+            }
+        }
+    }
+}
+
+/* The steps between adjacent columns, rows and channels, in elements. */
+struct steps {
+    ptrdiff_t column, row, channel;
+};
+
+static struct steps steps_of(const struct image *image, bool interleaved)
+{
+    const ptrdiff_t width = image->width, channels = image->channels;
+    return interleaved ? (struct steps){channels, channels * width, 1}
+                       : (struct steps){1, width, width * (ptrdiff_t)image->height};
+}
+
+/* Defines a function that stores the values of one channel, as elements of one type. */
+#define DEFINE_STORE(name, element)                                                                         \
+    static void name(const uint8_t *from, struct steps in, const struct image *image, const element *value, \
+                     element *to, struct steps out)                                                         \
+    {                                                                                                       \
+        for (uint32_t y = 0; y < image->height; y++, from += in.row, to += out.row)                         \
+            for (ptrdiff_t x = 0; x < (ptrdiff_t)image->width; x++)                                         \
+                to[x * out.column] = value[from[x * in.column]];                                            \
+    }
+DEFINE_STORE(store_8, uint8_t)
+DEFINE_STORE(store_16, uint16_t)
+DEFINE_STORE(store_32, float)
+
+void image_output_store(const struct image_output *output, const struct image *image, uint32_t epoch,
+                        uint32_t number, void *to)
+{
+    const struct steps out = steps_of(image, output->interleaved);
+    struct steps in = steps_of(image, image->interleaved);
+    const bool mirrored = output->flip && draw_flip(output->seed, epoch, number);
+    const ptrdiff_t first = mirrored ? in.column * ((ptrdiff_t)image->width - 1) : 0;
+    in.column = mirrored ? -in.column : in.column;
+    for (uint32_t c = 0; c < image->channels; c++) {
+        const uint8_t *from = image->pixels + first + c * in.channel;
+        if (dtype_bytes(output->type) == 1)
+            store_8(from, in, image, output->values[c].u8, (uint8_t *)to + c * out.channel, out);
+        else if (dtype_bytes(output->type) == 2)
+            store_16(from, in, image, output->values[c].f16, (uint16_t *)to + c * out.channel, out);
+        else
+            store_32(from, in, image, output->values[c].f32, (float *)to + c * out.channel, out);
+    }
+}

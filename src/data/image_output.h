@@ -1,0 +1,43 @@
+/* The form in which a stream stores the images of bytes that it decodes: mirrored or not, normalised, in any
+ * element type and layout. */
+#ifndef FDSL_DATA_IMAGE_OUTPUT_H
+#define FDSL_DATA_IMAGE_OUTPUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/dtype.h"
+#include "data/image.h"
+
+#define IMAGE_OUTPUT_CHANNELS_MAX 3
+
+/* Set it with image_output_set(). A byte has only 256 values, so each output value is read from a table. */
+struct image_output {
+    enum dtype type;
+    bool interleaved; /* true: NHWC; false: NCHW */
+    bool flip;        /* mirror each image horizontally with probability 1/2 (draw_flip()) */
+    uint64_t seed;    /* of the flips */
+    union {
+        uint8_t u8[256];
+        uint16_t f16[256]; /* also bf16 */
+        float f32[256];
+    } values[IMAGE_OUTPUT_CHANNELS_MAX]; /* per channel, by byte */
+};
+
+FDSL_C_BEGIN
+
+/* Sets all members except `flip` and `seed`. Values are (byte / 255 - mean) / deviation, computed as
+ * byte * scale + offset in float, as data_gather() does for training, and rounded to the type; with DTYPE_U8,
+ * they are the bytes. `mean` and `deviation` have one value per channel. */
+void image_output_set(struct image_output *output, enum dtype type, bool interleaved, const double *mean,
+                      const double *deviation);
+
+/* Stores an image of bytes with at most IMAGE_OUTPUT_CHANNELS_MAX channels and a depth of 1. `to` has room
+ * for its values, and is aligned to one of them. Thread safe. */
+void image_output_store(const struct image_output *output, const struct image *image, uint32_t epoch,
+                        uint32_t number, void *to);
+
+FDSL_C_END
+
+#endif

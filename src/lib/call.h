@@ -1,0 +1,47 @@
+/* What all functions of the library share: errors, the caller's environment, and checks of arguments. fdsl.c
+ * implements it. */
+#ifndef FDSL_LIB_CALL_H
+#define FDSL_LIB_CALL_H
+
+#include <fenv.h>
+#include <locale.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+#include "lib/fdsl.h"
+
+/* Keeps the message of an error for fdsl_error(), and returns the error code of the library. */
+enum fdsl_status lib_relay(enum status status);
+
+/* Returns FDSL_INVALID with this message. */
+enum fdsl_status lib_invalid(const char *text);
+
+/* The state of the calling thread that a call must restore. */
+struct environment {
+    fenv_t floating_point;
+    locale_t locale, c_locale;
+    int device;
+};
+
+/* Sets the default floating-point environment (round to nearest, no flushing of subnormals), so that images
+ * do not depend on the caller's environment. Sets the locale "C", because some locales cannot parse "0.5" in
+ * files. The caller calls lib_leave(), even after an error. */
+enum status lib_enter(struct environment *before);
+void lib_leave(struct environment *before);
+
+/* Checks arguments and fields. STATUS_USAGE with a message that begins with the name of the argument. */
+enum status lib_check_count(const char *field, uint32_t value, uint32_t least, uint32_t most);
+enum status lib_check_size(const char *name, size_t size, size_t own);
+
+/* Gets the index of `text` in `names`, a list that ends with NULL. */
+enum status lib_find_name(const char *field, const char *text, const char *const *names, int *index);
+
+/* Checks `mean` and `std`: their range and, for images of bytes, that they have their defaults. */
+enum status lib_check_scale(const double *mean, const double *std, uint32_t channels, bool bytes);
+
+/* Gets the number of CPU threads: `given` if it is not 0, else OMP_NUM_THREADS if it is valid, else all that
+ * the process may use. `field` is the name of `given`. */
+enum status lib_threads(const char *field, int given, int *threads);
+
+#endif

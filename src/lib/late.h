@@ -1,0 +1,11 @@
+/* Libraries that libfdsl opens only when they are needed. */
+#ifndef FDSL_LIB_LATE_H
+#define FDSL_LIB_LATE_H
+
+#include "core/status.h"
+
+/* Opens the libraries that a data set at this path or URL needs. Call it before the first of their functions.
+ * STATUS_UNAVAILABLE with the name of the missing library and the reason. Thread safe. */
+enum status late_open(const char *url);
+
+#endif

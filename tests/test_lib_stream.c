@@ -1,0 +1,790 @@
+/* Tests the sources and streams of libfdsl.so: their batches are those of the trainer, each sample occurs
+ * once, states continue on other numbers of ranks, and every wrong argument is an error that names it. */
+#include <malloc.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+
+#include "must.h"
+#include "train/feed.h"
+
+#include "lib_support.h" /* included last, because `out` and `status` would shadow names in other headers */
+
+TestSuite(lib_stream, .timeout = 120, .init = shell_set_up, .fini = shell_tear_down);
+
+#if defined HAVE_PNG && defined HAVE_XXHASH
+enum { DIGITS = 120, SIDE = 20, ROOM = 64 * 3 * SIDE * SIDE };
+
+/* Writes DIGITS digits as class folders (f) and as shards (m), in the same order. */
+static void prepare(void)
+{
+    EXPECT(0,
+           "$P --prepare all --from digits --samples %d --store imagefolder && mkdir f && cp -r all/*/ f && "
+           "$P --prepare m --from dataset --source f --shards 3 --name s",
+           DIGITS);
+}
+
+static char path[PATH_MAX];
+
+static struct fdsl_source_config source_config(const char *name)
+{
+    struct fdsl_source_config config;
+    good(fdsl_source_config_init(&config, sizeof config));
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    config.path = path;
+    return config;
+}
+
+static struct fdsl_source *opened_source(const char *name)
+{
+    const struct fdsl_source_config config = source_config(name);
+    struct fdsl_source *source;
+    good(fdsl_source_open(&config, &source));
+    return source;
+}
+
+static struct fdsl_stream_config stream_config(void)
+{
+    struct fdsl_stream_config config;
+    good(fdsl_stream_config_init(&config, sizeof config));
+    config.batch_size = 16;
+    config.seed = 9;
+    config.lanes = 3;
+    config.shuffle_buffer = 60;
+    config.out_res = SIDE;
+    config.num_threads = 2;
+    return config;
+}
+
+static struct fdsl_stream *opened_stream(struct fdsl_source *source, const struct fdsl_stream_config *config)
+{
+    struct fdsl_stream *stream;
+    good(fdsl_stream_open(source, config, &stream));
+    return stream;
+}
+
+static struct fdsl_batch *taken(struct fdsl_stream *stream)
+{
+    struct fdsl_batch *batch;
+    good(fdsl_stream_next(stream, &batch));
+    return batch;
+}
+
+static struct fdsl_batch_info described(const struct fdsl_batch *batch)
+{
+    struct fdsl_batch_info info = {.size = sizeof info};
+    good(fdsl_batch_describe(batch, &info));
+    return info;
+}
+
+static struct fdsl_tensor tensor_of(struct fdsl_batch *batch, enum fdsl_field field)
+{
+    struct fdsl_tensor tensor;
+    good(fdsl_batch_tensor(batch, field, &tensor));
+    return tensor;
+}
+
+/* ---- The trainer's batches ---- */
+
+static void open_data(const struct image_fit *fit, struct data *data)
+{
+    char folder_path[PATH_MAX];
+    snprintf(folder_path, sizeof folder_path, "%s/f", folder);
+    const struct data_request request = {.name = folder_path,
+                                         .test_name = folder_path,
+                                         .fit = *fit,
+                                         .batch = 35,
+                                         .feed = DATA_LOAD,
+                                         .lanes = 3,
+                                         .shuffle = 60,
+                                         .ahead = 2,
+                                         .resources = {.threads = 2}};
+    static const double mean[DATA_CHANNELS_MAX] = {0.485, 0.456, 0.406};
+    static const double deviation[DATA_CHANNELS_MAX] = {0.229, 0.224, 0.225};
+    must(data_open(&request, data));
+    data_normalise_by(data, mean, deviation);
+}
+
+/* Compares a batch of floats with the samples of the trainer's step as the network sees them. */
+static void expect_step(const struct train *train, struct feed_stream *feed, uint32_t epoch, uint32_t step,
+                        struct fdsl_batch *batch)
+{
+    const struct draw_order order = train_order(train, epoch);
+    uint32_t numbers[256];
+    struct stream_batch wanted;
+    const uint32_t count = train_batch(train, &order, step, numbers);
+    must(feed_stream_next(feed, epoch, step, numbers, count, &wanted));
+    const struct fdsl_batch_info info = described(batch);
+    cr_assert(info.count == count && info.epoch == epoch && info.step == step && info.masked == 0);
+    cr_expect_eq(info.last, wanted.last);
+    const int64_t *labels = tensor_of(batch, FDSL_LABELS).data, *listed = tensor_of(batch, FDSL_NUMBERS).data;
+    const float *images = tensor_of(batch, FDSL_IMAGES).data;
+    float values[3 * SIDE * SIDE];
+    for (uint32_t j = 0; j < count; j++) {
+        cr_expect(listed[j] == numbers[j] && labels[j] == wanted.samples.labels[j], "step %u, image %u", step,
+                  j);
+        data_gather(train->data, (const uint8_t *)wanted.samples.values + j * wanted.samples.stride,
+                    box_move(&train->augment, train->seed, epoch, numbers[j]), values);
+        cr_expect_eq(memcmp(images + j * COUNT_OF(values), values, sizeof values), 0, "step %u, image %u",
+                     step, j);
+    }
+    must(stream_release(feed->stream, &wanted, NULL));
+}
+
+/* Random crops, flips and normalised floats, on one to five ranks, over the end of an epoch. */
+Test(lib_stream, batches_are_those_of_the_trainer)
+{
+    static const char *const names[] = {"f", "m"};
+    const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = SIDE, .channels = 3};
+    struct data data;
+    struct model model = {.classes = 10};
+    prepare();
+    open_data(&fit, &data);
+    struct fdsl_stream_config config = stream_config();
+    config.fit = "random-resized-crop";
+    config.flip = 1;
+    config.dtype = "f32";
+    memcpy(config.mean, (double[]){0.485, 0.456, 0.406}, sizeof config.mean);
+    memcpy(config.std, (double[]){0.229, 0.224, 0.225}, sizeof config.std);
+    for (uint32_t ranks = 1; ranks <= 5; ranks += 4)
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            struct fdsl_source *source = opened_source(names[rank % 2]);
+            struct feed_stream feed;
+            const struct train train = {.model = &model,
+                                        .data = &data,
+                                        .seed = 9,
+                                        .batch = 35,
+                                        .rank = rank,
+                                        .ranks = ranks,
+                                        .augment = {.flip = true}};
+            config.batch_size = 35 / ranks;
+            config.rank = rank;
+            config.world_size = ranks;
+            struct fdsl_stream *stream = opened_stream(source, &config);
+            fdsl_source_close(source); /* the stream keeps it open */
+            must(feed_stream_open(&train, 2, 1, NULL, NULL, &feed));
+            for (uint32_t at = 0; at < 6; at++) {
+                struct fdsl_batch *batch = taken(stream);
+                expect_step(&train, &feed, at / 4, at % 4, batch);
+                good(fdsl_batch_release(batch));
+                if (at == 3)
+                    cr_assert_eq(fdsl_stream_next(stream, &batch), FDSL_END);
+            }
+            feed_stream_close(&feed);
+            fdsl_stream_close(stream);
+        }
+    data_close(&data);
+}
+
+/* ---- Types and layouts ---- */
+
+/* Every type and layout has the values of the batch of bytes in NCHW. */
+Test(lib_stream, types_and_layouts_hold_the_same_values)
+{
+    static const char *const dtypes[] = {"u8", "f16", "bf16", "f32"}, *const layouts[] = {"nchw", "nhwc"};
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *bytes = opened_stream(source, &config);
+    struct fdsl_batch *wanted = taken(bytes);
+    const uint8_t *from = tensor_of(wanted, FDSL_IMAGES).data;
+    for (int type = 0; type < 4; type++)
+        for (int layout = 0; layout < 2; layout++) {
+            config.dtype = dtypes[type];
+            config.layout = layouts[layout];
+            for (int c = 0; c < 3; c++) {
+                config.mean[c] = type ? 0.1 * c : 0;
+                config.std[c] = type ? 0.25 : 1;
+            }
+            struct fdsl_stream *stream = opened_stream(source, &config);
+            struct fdsl_stream_info info = {.size = sizeof info};
+            good(fdsl_stream_describe(stream, &info));
+            cr_expect(info.steps == 8 && info.samples == DIGITS && info.capacity == 16);
+            cr_expect_eq(info.shape[0], layout ? SIDE : 3);
+            struct fdsl_batch *batch = taken(stream);
+            const struct fdsl_tensor tensor = tensor_of(batch, FDSL_IMAGES);
+            cr_expect(tensor.ndim == 4 && tensor.shape[0] == 16 && tensor.shape[1] == info.shape[0] &&
+                      tensor.strides[3] == 1 && tensor.strides[0] == 3 * SIDE * SIDE &&
+                      tensor.bits == 8 * info.element_bytes && (uintptr_t)tensor.data % 256 == 0);
+            for (int64_t i = 0; i < 16 * 3 * SIDE * SIDE; i++) {
+                const int64_t image = i / (3 * SIDE * SIDE), c = i / (SIDE * SIDE) % 3,
+                              pixel = i % (SIDE * SIDE);
+                const int64_t at = layout ? image * 3 * SIDE * SIDE + pixel * 3 + c : i;
+                const float want =
+                    type ? fmaf(from[i], (float)(1 / (255 * 0.25)), (float)(-0.1 * (double)c / 0.25))
+                         : from[i];
+                const float have = type == 0   ? ((uint8_t *)tensor.data)[at]
+                                   : type == 1 ? half_to_float(((uint16_t *)tensor.data)[at])
+                                   : type == 2 ? bf16_to_float(((uint16_t *)tensor.data)[at])
+                                               : ((float *)tensor.data)[at];
+                const float step = type == 1 ? 0x1p-11f : type == 2 ? 0x1p-8f : 0;
+                cr_assert(fabsf(have - want) <= step * fabsf(want) + (type == 1 ? 0x1p-25f : 0),
+                          "%s %s: value %d: %g, not %g", dtypes[type], layouts[layout], (int)i, have, want);
+            }
+            good(fdsl_batch_release(batch));
+            fdsl_stream_close(stream);
+        }
+    good(fdsl_batch_release(wanted));
+    fdsl_stream_close(bytes);
+    fdsl_source_close(source);
+}
+
+/* Images keep their size, and get the one of the centre. */
+Test(lib_stream, images_of_one_size_need_no_fit)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("m");
+    struct fdsl_stream_config config = stream_config();
+    config.out_res = 0;
+    config.channels = 1;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_stream_info info = {.size = sizeof info};
+    good(fdsl_stream_describe(stream, &info));
+    cr_expect(info.shape[0] == 1 && info.shape[1] == 28 && info.shape[2] == 28 && info.image_bytes == 784);
+    fdsl_stream_close(stream);
+    config.channels = 3;
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_INVALID);
+    cr_expect(strncmp(fdsl_error(), "channels: ", 10) == 0, "%s", fdsl_error());
+    config.out_res = SIDE;
+    config.fit = "center-crop";
+    stream = opened_stream(source, &config);
+    good(fdsl_batch_release(taken(stream)));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+/* ---- Exactly once, and the state ---- */
+
+/* What the ranks of a job receive, by their steps. */
+struct job {
+    struct fdsl_stream *streams[5];
+    uint32_t ranks;
+};
+
+static struct job opened_job(struct fdsl_source *source, uint32_t ranks)
+{
+    struct job job = {.ranks = ranks};
+    struct fdsl_stream_config config = stream_config();
+    config.world_size = ranks;
+    config.batch_size = 60 / ranks; /* 60 is divisible by 1 to 5 */
+    config.shuffle_buffer = 40;
+    for (config.rank = 0; config.rank < ranks; config.rank++)
+        job.streams[config.rank] = opened_stream(source, &config);
+    return job;
+}
+
+static void close_job(struct job *job)
+{
+    for (uint32_t rank = 0; rank < job->ranks; rank++)
+        fdsl_stream_close(job->streams[rank]);
+}
+
+/* Appends the numbers of the samples of a step, and an image per rank. Returns whether there was a step. */
+static bool take_step(struct job *job, int64_t *numbers, uint32_t *count)
+{
+    for (uint32_t rank = 0; rank < job->ranks; rank++) {
+        struct fdsl_batch *batch;
+        const enum fdsl_status result = fdsl_stream_next(job->streams[rank], &batch);
+        cr_assert(result == FDSL_OK || result == FDSL_END, "%s", fdsl_error());
+        if (result == FDSL_END) {
+            for (uint32_t other = rank + 1; other < job->ranks; other++)
+                cr_assert_eq(fdsl_stream_next(job->streams[other], &batch), FDSL_END);
+            cr_assert(rank == 0 && !batch);
+            return false;
+        }
+        const uint32_t own = described(batch).count;
+        memcpy(numbers + *count, tensor_of(batch, FDSL_NUMBERS).data, own * sizeof *numbers);
+        *count += own;
+        good(fdsl_batch_release(batch));
+    }
+    return true;
+}
+
+/* 60 of 250 samples per step: the last step has 10, and on 5 ranks 2 each. */
+Test(lib_stream, each_sample_is_delivered_once_and_a_state_moves_to_other_ranks)
+{
+    enum { MANY = 250, STEPS = 5 };
+    static int64_t wanted[3 * MANY], found[3 * MANY];
+    uint32_t total = 0;
+    EXPECT(0, "$P --prepare m --from digits --samples %d --store shards --shards 4", MANY);
+    struct fdsl_source *source = opened_source("m");
+    struct job whole = opened_job(source, 1);
+    for (int epoch = 0; epoch < 3; epoch++)
+        while (take_step(&whole, wanted, &total))
+            ;
+    cr_assert_eq(total, 3 * MANY);
+    for (int epoch = 0; epoch < 3; epoch++) {
+        uint8_t seen[MANY] = {0};
+        for (int i = 0; i < MANY; i++)
+            cr_expect_eq(seen[wanted[epoch * MANY + i]]++, 0, "epoch %d: twice", epoch);
+    }
+    /* One job after the other, each with another number of ranks, takes 1, 2, ... steps. */
+    struct fdsl_state state = {.size = sizeof state};
+    uint32_t ranks = 1, steps = 1, count = 0;
+    struct job job = opened_job(source, ranks);
+    while (count < 3 * MANY) {
+        for (uint32_t step = 0; step < steps && count < 3 * MANY; step += take_step(&job, found, &count))
+            ;
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            struct fdsl_state other = {.size = sizeof other};
+            good(fdsl_stream_save(job.streams[rank], &other));
+            cr_expect(rank == 0 || memcmp(&state, &other, sizeof state) == 0, "the states of ranks differ");
+            state = other;
+        }
+        close_job(&job);
+        ranks = ranks % 5 + 1;
+        steps = steps % 3 + 1;
+        job = opened_job(source, ranks);
+        for (uint32_t rank = 0; rank < ranks; rank++)
+            good(fdsl_stream_load(job.streams[rank], &state));
+    }
+    cr_expect_arr_eq(found, wanted, sizeof wanted);
+    cr_expect(state.epoch == 3 && state.sample == 0, "the end of an epoch is the beginning of the next one");
+    close_job(&job);
+    close_job(&whole);
+    fdsl_source_close(source);
+}
+
+/* drop_last leaves out the last step; without shuffle, the order is that of the set. */
+Test(lib_stream, drop_last_and_the_order_of_the_files)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("m");
+    struct fdsl_stream_config config = stream_config();
+    config.batch_size = 50;
+    config.drop_last = 1;
+    config.shuffle = 0;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_batch *batch;
+    for (int64_t step = 0; step < 2; step++) {
+        batch = taken(stream);
+        const int64_t *numbers = tensor_of(batch, FDSL_NUMBERS).data;
+        cr_assert_eq(described(batch).count, 50);
+        for (int64_t i = 0; i < 50; i++)
+            cr_expect_eq(numbers[i], 50 * step + i);
+        good(fdsl_batch_release(batch));
+    }
+    cr_expect_eq(fdsl_stream_next(stream, &batch), FDSL_END);
+    fdsl_stream_close(stream);
+    config.batch_size = DIGITS + 1;
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_INVALID);
+    cr_expect(strncmp(fdsl_error(), "drop_last: ", 11) == 0, "%s", fdsl_error());
+    fdsl_source_close(source);
+}
+
+/* Each difference is refused with its name, and the position stays. */
+Test(lib_stream, states_of_other_streams_are_refused)
+{
+    prepare();
+    EXPECT(0, "cp -r f g && rm $(ls g/*/*.png | head -1)");
+    struct fdsl_source *source = opened_source("f"), *other = opened_source("g");
+    const struct fdsl_stream_config first = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &first);
+    struct fdsl_state state = {.size = sizeof state}, after = {.size = sizeof after};
+    good(fdsl_batch_release(taken(stream)));
+    good(fdsl_stream_save(stream, &state));
+    cr_expect_eq(state.sample, 16);
+    for (int fault = 0; fault < 10; fault++) {
+        static const char *const names[] = {"number of samples", "transform",    "transform", "transform",
+                                            "transform",         "global batch", "seed",      "lanes",
+                                            "shuffle",           "drop_last"};
+        struct fdsl_stream_config config = first;
+        if (fault == 1)
+            config.out_res++;
+        else if (fault == 2)
+            config.flip = 1;
+        else if (fault == 3)
+            config.dtype = "f16";
+        else if (fault == 4)
+            config.fit = "center-crop";
+        else if (fault == 5)
+            config.world_size = 2;
+        else if (fault == 6)
+            config.seed++;
+        else if (fault == 7)
+            config.lanes++;
+        else if (fault == 8)
+            config.shuffle = 0;
+        else if (fault == 9)
+            config.drop_last = 1;
+        struct fdsl_stream *changed = opened_stream(fault == 0 ? other : source, &config);
+        cr_expect_eq(fdsl_stream_load(changed, &state), FDSL_INVALID, "fault %d", fault);
+        cr_expect(strncmp(fdsl_error(), "state: ", 7) == 0 && strstr(fdsl_error(), names[fault]),
+                  "fault %d: %s", fault, fdsl_error());
+        good(fdsl_stream_save(changed, &after));
+        cr_expect(after.epoch == 0 && after.sample == 0);
+        fdsl_stream_close(changed);
+    }
+    state.data++;
+    cr_expect(fdsl_stream_load(stream, &state) == FDSL_INVALID && strstr(fdsl_error(), "another data set"),
+              "%s", fdsl_error());
+    state.data--;
+    state.sample++;
+    cr_expect(fdsl_stream_load(stream, &state) == FDSL_INVALID && strstr(fdsl_error(), "sample 17"), "%s",
+              fdsl_error());
+    fdsl_stream_close(stream);
+    fdsl_source_close(other);
+    fdsl_source_close(source);
+}
+
+/* ---- Broken samples ---- */
+
+/* With "fail", the error comes at its step and stays; a seek ends it. With "mask", the label is -1. */
+Test(lib_stream, broken_samples_fail_or_are_masked)
+{
+    prepare();
+    EXPECT(0,
+           "dd if=/dev/zero of=$(ls f/*/*.png | sed -n 51p) bs=1 seek=60 count=100 conv=notrunc 2>/dev/null");
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    static uint8_t images[ROOM];
+    int64_t labels[16];
+    uint32_t count, good_steps = 0, masked = 0;
+    config.shuffle = 0;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    while (fdsl_stream_fill(stream, images, labels, &count) == FDSL_OK)
+        good_steps++;
+    cr_expect_eq(good_steps, 3, "sample 50 is in step 3");
+    cr_expect(strstr(fdsl_error(), ".png"), "%s", fdsl_error());
+    cr_expect_eq(fdsl_stream_fill(stream, images, labels, &count), FDSL_FAILED);
+    good(fdsl_stream_seek(stream, 0, 4));
+    good(fdsl_stream_fill(stream, images, labels, &count));
+    fdsl_stream_close(stream);
+
+    config.on_error = "mask";
+    stream = opened_stream(source, &config);
+    for (int step = 0; fdsl_stream_fill(stream, images, labels, &count) == FDSL_OK; step++) {
+        cr_expect_eq(*fdsl_warnings() != '\0', step == 3, "step %d: %s", step, fdsl_warnings());
+        for (uint32_t i = 0; i < count; i++) {
+            const bool broken = step == 3 && i == 2;
+            cr_expect_eq(labels[i] == -1, broken, "step %d, image %u", step, i);
+            uint32_t sum = 0;
+            for (uint32_t v = 0; v < 3 * SIDE * SIDE; v++)
+                sum += images[i * 3 * SIDE * SIDE + v];
+            cr_expect_eq(sum == 0, broken);
+            masked += broken;
+        }
+    }
+    struct fdsl_stream_stats stats = {.size = sizeof stats};
+    good(fdsl_stream_stats(stream, &stats));
+    cr_expect(masked == 1 && stats.masked == 1 && stats.samples == DIGITS && stats.batches == 8);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+
+    /* a sample without a label */
+    EXPECT(0, "mkdir u && cd u && tar xf ../m/s-000000.tar && rm $(ls *.cls | head -1) && "
+              "mkdir ../n && tar cf ../n/s.tar --sort=name *");
+    source = opened_source("n");
+    config.on_error = "fail";
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_FAILED);
+    cr_expect(strstr(fdsl_error(), "no member for label") && strstr(fdsl_error(), "on_error \"mask\""), "%s",
+              fdsl_error());
+    config.on_error = "mask";
+    stream = opened_stream(source, &config);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+/* ---- Lifetimes ---- */
+
+/* A batch outlives its stream and its source, and stays as it is after a seek. */
+Test(lib_stream, batches_outlive_seeks_and_streams)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    config.held = 2;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_batch *first = taken(stream), *second, *none;
+    const struct fdsl_tensor images = tensor_of(first, FDSL_IMAGES);
+    static uint8_t kept[ROOM];
+    memcpy(kept, images.data, 16 * 3 * SIDE * SIDE);
+    for (uint64_t step = 0; step < 8; step++) {
+        good(fdsl_stream_seek(stream, 5, step));
+        second = taken(stream);
+        cr_expect(described(second).epoch == 5 && described(second).step == step);
+        good(fdsl_batch_release(second));
+    }
+    good(fdsl_stream_seek(stream, 0, 0));
+    second = taken(stream);
+    cr_expect_eq(memcmp(tensor_of(second, FDSL_IMAGES).data, kept, 16 * 3 * SIDE * SIDE), 0);
+    struct fdsl_batch *third = taken(stream), *fourth = taken(stream);
+    cr_expect_eq(fdsl_stream_next(stream, &none), FDSL_INVALID, "prefetch + held batches are held");
+    cr_expect(strstr(fdsl_error(), "release one"), "%s", fdsl_error());
+    fdsl_source_close(source);
+    fdsl_stream_close(stream);
+    good(fdsl_batch_release(third));
+    good(fdsl_batch_release(fourth));
+    good(fdsl_batch_release(second));
+    cr_expect_eq(memcmp(images.data, kept, 16 * 3 * SIDE * SIDE), 0);
+    good(fdsl_batch_release(first));
+    good(fdsl_batch_release(NULL));
+}
+
+static int threads_now(void)
+{
+    char text[64];
+    FILE *file = popen("ls /proc/$PPID/task | wc -l", "r");
+    cr_assert(file && fgets(text, sizeof text, file));
+    pclose(file);
+    return atoi(text);
+}
+
+#ifndef __SANITIZE_ADDRESS__
+Test(lib_stream, streams_leak_neither_memory_nor_threads)
+{
+    prepare();
+    size_t begin = 0;
+    const int threads = threads_now();
+    for (int i = 0; i < 300; i++) {
+        struct fdsl_source *source = opened_source(i % 2 ? "f" : "m");
+        const struct fdsl_stream_config config = stream_config();
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        struct fdsl_batch *batch = taken(stream);
+        fdsl_source_close(source);
+        fdsl_stream_close(stream);
+        good(fdsl_batch_release(batch));
+        if (i == 99)
+            begin = mallinfo2().uordblks;
+    }
+    cr_expect_leq(mallinfo2().uordblks, begin + 8192);
+    cr_expect_eq(threads_now(), threads);
+}
+#endif
+
+static void *read_epochs(void *argument)
+{
+    struct fdsl_source *source = argument;
+    struct fdsl_stream_config config = stream_config();
+    config.flip = 1;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    static _Thread_local uint8_t images[ROOM];
+    uint64_t sum = 0;
+    for (int epoch = 0; epoch < 3; epoch++) {
+        uint32_t count;
+        enum fdsl_status result;
+        while ((result = fdsl_stream_fill(stream, images, NULL, &count)) == FDSL_OK)
+            for (uint32_t i = 0; i < count * 3 * SIDE * SIDE; i++)
+                sum = sum * 31 + images[i];
+        cr_expect_eq(result, FDSL_END);
+    }
+    fdsl_stream_close(stream);
+    return (void *)(uintptr_t)sum;
+}
+
+/* Several threads have a stream each, of one source. */
+Test(lib_stream, streams_work_in_several_threads)
+{
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    prepare();
+    struct fdsl_source *source = opened_source("m");
+    for (int i = 0; i < THREADS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, read_epochs, source), 0);
+    const void *wanted = read_epochs(source);
+    for (int i = 0; i < THREADS; i++) {
+        void *sum;
+        cr_assert_eq(pthread_join(threads[i], &sum), 0);
+        cr_expect_eq(sum, wanted);
+    }
+    fdsl_source_close(source);
+}
+
+static void *cancel_soon(void *stream)
+{
+    usleep(100000);
+    fdsl_stream_cancel(stream);
+    return NULL;
+}
+
+/* Another thread cancels a stream while this one takes batches. */
+Test(lib_stream, cancel_and_wait)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    enum fdsl_status result = FDSL_PENDING;
+    while (result == FDSL_PENDING)
+        result = fdsl_stream_wait(stream, 0.001);
+    cr_expect_eq(result, FDSL_OK);
+    struct fdsl_batch *batch = taken(stream);
+    pthread_t thread;
+    cr_assert_eq(pthread_create(&thread, NULL, cancel_soon, stream), 0);
+    static uint8_t images[ROOM];
+    uint32_t count;
+    while ((result = fdsl_stream_fill(stream, images, NULL, &count)) == FDSL_OK || result == FDSL_END)
+        usleep(1000);
+    pthread_join(thread, NULL);
+    cr_expect(result == FDSL_FAILED && strstr(fdsl_error(), "cancelled"), "%s", fdsl_error());
+    cr_expect_eq(fdsl_stream_wait(stream, 100), FDSL_OK, "a cancelled stream does not wait");
+    fdsl_batch_release(batch);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+Test(lib_stream, a_forked_child_needs_a_stream_of_its_own)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_batch *batch = taken(stream);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        struct fdsl_source *own_source;
+        struct fdsl_stream *own;
+        struct fdsl_batch *other;
+        const struct fdsl_source_config from = source_config("f");
+        int wrong = fdsl_stream_next(stream, &other) != FDSL_FAILED || !strstr(fdsl_error(), "before fork()");
+        wrong |= fdsl_stream_open(source, &config, &own) != FDSL_FAILED ? 2 : 0;
+        wrong |= fdsl_batch_release(batch) != FDSL_FAILED ? 4 : 0;
+        fdsl_stream_close(stream);
+        fdsl_source_close(source);
+        wrong |= fdsl_source_open(&from, &own_source) != FDSL_OK ? 8 : 0;
+        wrong |= fdsl_stream_open(own_source, &config, &own) != FDSL_OK ? 16 : 0;
+        wrong |= fdsl_stream_next(own, &other) != FDSL_OK ? 32 : 0;
+        _exit(wrong);
+    }
+    int result;
+    cr_assert_eq(waitpid(child, &result, 0), child);
+    cr_expect(WIFEXITED(result) && WEXITSTATUS(result) == 0, "%x", result);
+    good(fdsl_batch_release(batch));
+    good(fdsl_batch_release(taken(stream)));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+/* ---- Errors ---- */
+
+/* Expects that the field `name` of a configuration is refused. */
+static void expect_refused_field(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                                 const char *name)
+{
+    struct fdsl_stream *stream = (struct fdsl_stream *)source;
+    cr_expect_eq(fdsl_stream_open(source, config, &stream), FDSL_INVALID, "%s", name);
+    cr_expect(!stream && strncmp(fdsl_error(), name, strlen(name)) == 0, "%s: %s", name, fdsl_error());
+}
+
+#define REFUSED(field, value)                         \
+    do {                                              \
+        struct fdsl_stream_config wrong = config;     \
+        wrong.field = value;                          \
+        expect_refused_field(source, &wrong, #field); \
+    } while (0)
+
+Test(lib_stream, every_field_is_checked)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    REFUSED(batch_size, 0);
+    REFUSED(batch_size, UINT32_MAX);
+    REFUSED(rank, 1);
+    REFUSED(world_size, 0);
+    REFUSED(shuffle, 2);
+    REFUSED(shuffle_buffer, 0);
+    REFUSED(lanes, 0);
+    REFUSED(drop_last, -1);
+    REFUSED(out_res, 16385);
+    REFUSED(fit, "fill");
+    REFUSED(fit, NULL);
+    REFUSED(flip, 3);
+    REFUSED(channels, 2);
+    REFUSED(layout, "chw");
+    REFUSED(dtype, "f64");
+    REFUSED(mean[1], 0.5);
+    REFUSED(std[0], 0);
+    REFUSED(num_threads, -1);
+    REFUSED(num_threads, 8193);
+    REFUSED(prefetch, 0);
+    REFUSED(prefetch, 1025);
+    REFUSED(held, 0);
+    REFUSED(on_error, "skip");
+    config.dtype = "f32";
+    REFUSED(std[2], 0);
+    REFUSED(mean[2], NAN);
+    config.size--;
+    struct fdsl_stream *stream;
+    cr_expect(fdsl_stream_open(source, &config, &stream) == FDSL_INVALID &&
+              strstr(fdsl_error(), "config->size"));
+    cr_expect_eq(fdsl_stream_open(NULL, &config, &stream), FDSL_INVALID);
+    cr_expect_eq(fdsl_stream_open(source, NULL, &stream), FDSL_INVALID);
+    cr_expect_eq(fdsl_stream_open(source, &config, NULL), FDSL_INVALID);
+    fdsl_source_close(source);
+    fdsl_source_close(NULL);
+    fdsl_stream_close(NULL);
+}
+
+Test(lib_stream, sources_are_checked)
+{
+    prepare();
+    struct fdsl_source *source;
+    struct fdsl_source_config config = source_config("f");
+    struct fdsl_source_info info = {.size = sizeof info};
+    good(fdsl_source_open(&config, &source));
+    good(fdsl_source_describe(source, &info));
+    cr_expect(info.samples == DIGITS && info.classes == 10 && !info.shards && info.files == DIGITS);
+    cr_expect_str_eq(fdsl_source_class(source, 3), "0003");
+    cr_expect_null(fdsl_source_class(source, 10));
+    fdsl_source_close(source);
+    static const char *const kinds[] = {"shards", "folder", "tar"}, *const names[] = {"f", "m", "m"};
+    for (int i = 0; i < 3; i++) {
+        config = source_config(names[i]);
+        config.kind = kinds[i];
+        cr_expect_eq(fdsl_source_open(&config, &source), FDSL_INVALID);
+        cr_expect(!source && strncmp(fdsl_error(), i < 2 ? "path: " : "kind: ", 6) == 0, "%s", fdsl_error());
+    }
+    config = source_config("none");
+    cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "path ", 5) == 0,
+              "%s", fdsl_error());
+    config = source_config("m");
+    config.label = "json:a;cls:b;";
+    cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "label: ", 7) == 0,
+              "%s", fdsl_error());
+    config = source_config("m");
+    config.cache_bytes = 1;
+    cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID &&
+              strncmp(fdsl_error(), "cache_bytes: ", 13) == 0);
+    config.path = NULL;
+    config.cache_bytes = 0;
+    cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "path: ", 6) == 0);
+}
+
+/* docs/examples/stream.c reads every sample of both epochs. */
+Test(lib_stream, the_example_reads_a_folder)
+{
+    if (access("build/examples/stream", X_OK) != 0)
+        cr_skip_test("build/examples/stream is missing");
+    prepare();
+    EXPECT(0,
+           "%s/build/examples/stream f | awk '{ n += $5; e += $2 } END { print NR, n, e }' && "
+           "! %s/build/examples/stream none 2>says && cat says",
+           root, root);
+    cr_expect_str_eq(out, "8 240 4\nstream: path none: No such file or directory\n");
+}
+
+/* The library prints nothing. */
+Test(lib_stream, warnings_are_returned_and_not_printed)
+{
+    prepare();
+    EXPECT(0, "mkdir w && cp -r f/* w && touch w/0000/readme.txt w/0001/notes.txt");
+    char printed_path[PATH_MAX];
+    snprintf(printed_path, sizeof printed_path, "%s/printed", folder);
+    fflush(NULL);
+    const int before = dup(2);
+    FILE *printed = fopen(printed_path, "w+");
+    cr_assert(printed && dup2(fileno(printed), 2) == 2);
+    struct fdsl_source *source = opened_source("w");
+    dup2(before, 2);
+    cr_expect(strstr(fdsl_warnings(), "ignored 2 of"), "%s", fdsl_warnings());
+    cr_expect_eq(lseek(fileno(printed), 0, SEEK_END), 0);
+    fdsl_source_close(source);
+    source = opened_source("f");
+    cr_expect_str_eq(fdsl_warnings(), "");
+    fdsl_source_close(source);
+    fclose(printed);
+}
+#endif
