@@ -191,6 +191,29 @@ Test(train_load, a_step_of_all_samples_is_that_of_stored_samples)
     checkpoint_free(&load);
 }
 
+/* Returns the largest resident memory of a training run, in KiB. */
+static int peak_of(int epochs)
+{
+    EXPECT(0,
+           "python3 -c 'import subprocess, resource, sys; subprocess.run(sys.argv[1:], check=True, "
+           "stdout=subprocess.DEVNULL); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)' "
+           "$P --variant " ENGINE " " LOAD "--threads 2 --epochs %d 2>says",
+           epochs);
+    return atoi(out);
+}
+
+#ifndef __SANITIZE_ADDRESS__ /* a sanitizer keeps freed memory */
+Test(train_load, memory_does_not_grow_with_epochs)
+{
+    prepare();
+    const int one = peak_of(20), two = peak_of(20), few = one > two ? one : two;
+    int many = peak_of(120);
+    if (many > few + few / 100) /* pages of the program itself come and go */
+        many = peak_of(120);
+    cr_expect(few > 0 && many <= few + few / 100, "%d KiB, after 100 more epochs %d KiB", few, many);
+}
+#endif
+
 /* ---- Resuming ---- */
 
 Test(train_load, a_run_resumes_at_any_step_with_the_same_bits)
