@@ -163,7 +163,7 @@ Test(lib_stream, batches_are_those_of_the_trainer)
             config.world_size = ranks;
             struct fdsl_stream *stream = opened_stream(source, &config);
             fdsl_source_close(source); /* the stream keeps it open */
-            must(feed_stream_open(&train, 2, 1, NULL, NULL, &feed));
+            must(feed_stream_open(&train, 2, 1, DECODER_CPU, NULL, NULL, &feed));
             for (uint32_t at = 0; at < 6; at++) {
                 struct fdsl_batch *batch = taken(stream);
                 expect_step(&train, &feed, at / 4, at % 4, batch);
