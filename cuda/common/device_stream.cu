@@ -502,6 +502,37 @@ static void wake(struct device_stream *self)
         pthread_cond_signal(&self->work);
 }
 
+/* Lets the thread prepare batches of the next batch's epoch. */
+static void open_epoch(struct device_stream *self)
+{
+    if (self->started && self->epochs_open > self->stream.at.epoch)
+        return;
+    self->started = true;
+    self->epochs_open = self->stream.at.epoch + 1;
+    wake(self);
+}
+
+static bool device_stream_wait(struct stream *stream, double seconds)
+{
+    struct device_stream *self = of(stream);
+    const struct timespec until = timer_deadline(seconds);
+    const double begin_s = timer_now_s();
+    bool returns = false;
+    pthread_mutex_lock(&self->lock);
+    open_epoch(self);
+    for (int error = 0; !returns && error == 0;) {
+        returns = self->cancelled || self->held == self->slot_count || self->ready > 0 ||
+                  self->fault.status != STATUS_OK;
+        self->waiting = !returns;
+        if (!returns)
+            error = pthread_cond_timedwait(&self->done, &self->lock, &until);
+    }
+    self->waiting = false;
+    self->stats.wait_s += timer_now_s() - begin_s;
+    pthread_mutex_unlock(&self->lock);
+    return returns;
+}
+
 /* Waits until a batch is ready, or returns the failure of the stream. */
 static enum status await_batch(struct device_stream *self)
 {
@@ -542,11 +573,7 @@ static enum status device_stream_next(struct stream *stream, struct stream_batch
     pthread_mutex_lock(&self->lock);
     self->calls++;
     self->ready_sum += self->ready;
-    if (!self->started || self->epochs_open <= stream->at.epoch) {
-        self->started = true;
-        self->epochs_open = stream->at.epoch + 1;
-        wake(self);
-    }
+    open_epoch(self);
     const enum status status = await_batch(self);
     if (status == STATUS_OK)
         take(self, batch);
@@ -667,8 +694,8 @@ static void device_stream_close(struct stream *stream)
 }
 
 static const struct stream_type device_stream_type = {
-    device_stream_next,  device_stream_release, device_stream_seek,
-    device_stream_stats, device_stream_cancel,  device_stream_close,
+    device_stream_next,  device_stream_wait,   device_stream_release, device_stream_seek,
+    device_stream_stats, device_stream_cancel, device_stream_close,
 };
 
 uint64_t device_stream_memory_bytes(struct stream *stream)
@@ -738,7 +765,7 @@ enum status device_stream_open(struct stream *host, const struct device_stream_r
     self->slot_count = request->ahead + request->held;
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->work, NULL);
-    pthread_cond_init(&self->done, NULL);
+    timer_cond_init(&self->done);
     enum status status = open_all(self);
     if (status == STATUS_OK)
         status = start_thread(self);

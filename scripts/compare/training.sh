@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures how fast a transformer trains on images from each source: one constant batch, images generated meanwhile, and
+# Measures how fast a transformer trains on images from each source: one constant batch, images generated during training, and
 # images that --feed load reads: JPEG and raw shards in memory, JPEG shards on a disk, and JPEG shards over HTTP from a
 # server on this machine. `make plots` draws the rows as the figure `training`.
 #

@@ -2,6 +2,7 @@
 #ifndef FDSL_CORE_TIMER_H
 #define FDSL_CORE_TIMER_H
 
+#include <pthread.h>
 #include <stdint.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,6 +18,28 @@ static inline double timer_clock_s(clockid_t clock)
 static inline double timer_now_s(void)
 {
     return timer_clock_s(CLOCK_MONOTONIC);
+}
+
+/* Initialises a condition whose timed waits end at a time of timer_deadline(). */
+static inline void timer_cond_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/* Returns the time that is `seconds`, at least 0, from now. */
+static inline struct timespec timer_deadline(double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    const double end_s = 1e-9 * (double)until.tv_nsec + seconds;
+    const time_t whole_s = (time_t)end_s;
+    until.tv_sec += whole_s;
+    until.tv_nsec = (long)(1e9 * (end_s - (double)whole_s));
+    return until;
 }
 
 /* Returns the seconds of CPU time that all threads of this process have used. */

@@ -654,11 +654,7 @@ static bool set_stream_wait(struct stream *stream, double seconds)
     struct set_stream *self = of(stream);
     struct slot *slot;
     const double begin_s = timer_now_s();
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    const double end_s = (double)until.tv_nsec * 1e-9 + seconds;
-    until.tv_sec += (time_t)end_s;
-    until.tv_nsec = (long)((end_s - (double)(time_t)end_s) * 1e9);
+    const struct timespec until = timer_deadline(seconds);
     pthread_mutex_lock(&self->lock);
     open_epoch(self);
     bool ready = is_ready(self, &slot);
@@ -1154,11 +1150,7 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
                          dtype_bytes(type_of(request));
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->work, NULL);
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* for set_stream_wait() */
-    pthread_cond_init(&self->done, &clock);
-    pthread_condattr_destroy(&clock);
+    timer_cond_init(&self->done);
     enum status status = allocate_all(self);
     if (status == STATUS_OK) {
         begin_at(self, request->begin);
