@@ -526,6 +526,15 @@ Test(sources, records_are_trained_on_as_they_are_read)
               "%s", out);
     run("$P --variant train-naive --model logreg --data c --on-error skip");
     cr_expect(status == 2 && says("the folder has files of CIFAR-10; drop --on-error"), "%s", out);
+    EXPECT(0, "cp -r m other && printf '\\4\\0\\0\\0\\11' | dd of=other/t10k-images-idx3-ubyte bs=1 seek=11 "
+              "conv=notrunc "
+              "2>/dev/null");
+    for (size_t i = 0; i < 2; i++) {
+        static const char *const feeds[] = {"stored", "load"};
+        run("$P --variant train-naive --model logreg --data other --feed %s", feeds[i]);
+        cr_expect(status == 2 && says("are 6 x 6 pixels in the training set, but 4 x 9 in the test set"),
+                  "%s", out);
+    }
     run("$P --variant train-naive --model logreg --data c --test-data m");
     cr_expect(status == 2 && says("--data c has files of CIFAR-10, with a test set of their own"), "%s", out);
 }

@@ -380,6 +380,7 @@ static enum status enqueue(struct device_stream *self, struct device_slot *slot,
  * the host stream has delivered the batch. */
 static enum status transfer(struct device_stream *self, struct device_slot *slot, double *decode_s)
 {
+    CUDA_TRY(cudaSetDevice(self->device)); /* a new thread has device 0 */
     TRY(return_batches(self, DEVICE_STREAM_HELD - 1));
     struct host_batch *host = &self->hosts[(self->host_first + self->host_count) % DEVICE_STREAM_HELD];
     TRY(stream_next(self->host, &host->batch));
@@ -467,10 +468,7 @@ static void seek(struct device_stream *self)
 static void *run(void *context)
 {
     struct device_stream *self = static_cast<struct device_stream *>(context);
-    const enum status status = CUDA_STATUS(cudaSetDevice(self->device));
     pthread_mutex_lock(&self->lock);
-    if (status != STATUS_OK)
-        self->fault = status_save(status);
     while (!self->closing) {
         struct device_slot *slot = self->seeking ? nullptr : find_work(self);
         if (self->seeking)

@@ -425,7 +425,8 @@ static enum status grow_files(struct set_stream *self, struct slot *slot, size_t
 static size_t file_bytes(const struct set_stream_request *request, uint32_t number)
 {
     const struct dataset *dataset = request->dataset;
-    if (!set_stream_on_device(number, request->device_share) || check_number(request, number) != STATUS_OK)
+    if (request->fit.raw.channels || !set_stream_on_device(number, request->device_share) ||
+        check_number(request, number) != STATUS_OK)
         return NO_FILE;
     const struct dataset_sample *sample = sample_of(request, number);
     const struct dataset_member *member = &dataset->members[sample->member + sample->image];

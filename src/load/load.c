@@ -36,8 +36,8 @@ static const struct option_spec options[] = {
              "order of the shards. Variants that stream divide the buffer equally among --lanes, as train "
              "--feed load does, and 0 keeps the order of the files. Other variants that read files, and "
              "gpu-resident, ignore this option and shuffle all samples"},
-    STREAM_LANES_OPTION(AT(lanes), "the variant stream"),
-    STREAM_PREFETCH_OPTION(AT(prefetch), "the variant stream"),
+    STREAM_LANES_OPTION(AT(lanes), "a variant that streams"),
+    STREAM_PREFETCH_OPTION(AT(prefetch), "a variant that streams"),
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
      .column = COLUMN,
      .help = "seed of the sample order, of --augment and of the random parts of --fit; each epoch has its "

@@ -217,6 +217,8 @@ static enum status fill_request(struct stream_run *run, int threads)
                  .capacity = (uint32_t)order_step_share(plan, 0, 0).count, /* rank 0 has the largest share */
                  .list = list_step,
                  .context = run},
+        .lanes = plan->lanes,
+        .shuffle = plan->shuffle_buffer,
         .threads = threads,
         .ahead = (uint32_t)load->given->prefetch,
         .on_error = load->given->on_error == ON_ERROR_MASK ? SET_STREAM_MASK : SET_STREAM_FAIL};

@@ -475,6 +475,22 @@ static enum status read_part(const struct data_request *request, struct source_r
                      limit_of(request, part), request->resources.threads, data, part);
 }
 
+/* Sets the shape of the records. Both sets have it, because one network sees both. */
+static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS], const char *format,
+                                  struct data *data)
+{
+    const struct image *test = &source_dataset_set(&readers[DATA_TEST])->raw;
+    const struct image *train =
+        readers[DATA_TRAIN].state ? &source_dataset_set(&readers[DATA_TRAIN])->raw : test;
+    data->fit.raw = *test;
+    return train->channels == test->channels && train->height == test->height && train->width == test->width
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "the images of %s are %u x %u pixels in the training set, but %u x %u in the test set",
+                     format, train->height, train->width, test->height, test->width);
+}
+
 /* Reads both sets from two data sets, or divides one. `paths` and `records` are as for open_readers(). */
 static enum status read_datasets(const struct data_request *request, const char *const paths[DATA_PARTS],
                                  const struct record_format *records, struct data *data)
@@ -482,7 +498,7 @@ static enum status read_datasets(const struct data_request *request, const char 
     struct source_reader readers[DATA_PARTS] = {{0}};
     enum status status = open_readers(request, paths, records, readers);
     if (status == STATUS_OK && records)
-        data->fit.raw = source_dataset_set(&readers[DATA_TEST])->raw;
+        status = take_raw_shape(readers, records->name, data);
     data->split = !paths[DATA_TEST];
     for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
         status = read_part(request, readers, (enum data_part)part, data);
