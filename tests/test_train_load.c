@@ -277,7 +277,7 @@ Test(train_load, a_broken_sample_is_masked_or_ends_the_run)
     EXPECT(0, "cp -r f test && for d in f/0002 f/0007; do f=$(ls $d/*.png | head -1); "
               "dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc; done");
     run("$P --variant train-naive " LOAD "--test-data test --epochs 2");
-    expect_line(1, "--on-error mask trains with weight 0 for such samples");
+    expect_line(1, "--on-error mask gives such samples weight 0");
     EXPECT(0, "$P --variant " ENGINE " " LOAD "--test-data test --epochs 2 --on-error mask --verify "
               "--verify-steps 4 2>says");
     for (size_t epoch = 1; epoch <= 2; epoch++) {
@@ -332,7 +332,7 @@ Test(train_load, a_sample_without_a_label_or_an_image_is_masked)
                "--sort=name .)",
                faults[i]);
         run("$P --variant train-naive " STREAM "--data u --test-data f --epochs 1");
-        cr_expect(status == 1 && says("--on-error mask trains with weight 0 for such samples"), "%s: %s",
+        cr_expect(status == 1 && says("--on-error mask gives such samples weight 0"), "%s: %s",
                   faults[i], out);
         EXPECT(0, "$P --variant " ENGINE " " STREAM
                   "--data u --test-data f --epochs 2 --on-error mask --mixup 0.5 --verify --verify-steps 4 "

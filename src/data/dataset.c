@@ -44,7 +44,7 @@ enum status dataset_refuse_skip(const char *stream)
 enum status dataset_advise_mask(enum status status)
 {
     return status_append(status, "; %s",
-                         OPTION_OR_FIELD("--on-error mask trains with weight 0 for such samples",
+                         OPTION_OR_FIELD("--on-error mask gives such samples weight 0",
                                          "on_error \"mask\" gives such samples the label -1"));
 }
 

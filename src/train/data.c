@@ -236,7 +236,7 @@ static enum status open_readers(const struct data_request *request, const char *
                                             .only_held = part == DATA_TRAIN && request->test_only,
                                             .allow_empty = part == DATA_TEST,
                                             .incomplete = request->mask,
-                                            .streamed = part == DATA_TRAIN && request->feed == DATA_LOAD,
+                                            .streamed = request->feed == DATA_LOAD,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
             TRY(source_open("dataset", &with, &readers[part]));

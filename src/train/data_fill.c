@@ -271,8 +271,10 @@ static enum status skip(const struct intake *batch, enum status status)
     struct data_set *set = &batch->data->sets[batch->part];
     if (status != STATUS_FAILED)
         return status;
+    if (!batch->reader->skip && batch->reader->source->locate)
+        return batch->data->feed == DATA_LOAD ? dataset_advise_mask(status) : dataset_advise_skip(status);
     if (!batch->reader->skip)
-        return batch->reader->source->locate ? dataset_advise_skip(status) : status;
+        return status;
     end_progress();
     if (set->skipped++ < SKIPS_TOLD)
         status_warn("skipped in the %s set: %s", set_names[batch->part], status_text());
@@ -735,7 +737,8 @@ enum status data_measure(struct source_reader *reader, const struct data_list *l
     free(set->labels);
     *set = (struct data_set){0};
     if (status == STATUS_OK && data->measured == 0 && list->count > 0)
-        status = status_set(STATUS_FAILED, "none of %" PRIu32 " training samples can be decoded",
+        status = status_set(STATUS_FAILED,
+                            "none of %" PRIu32 " training samples has an image and a label that can be read",
                             list->count < DATA_MEASURED ? list->count : DATA_MEASURED);
     return status;
 }
