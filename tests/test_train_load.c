@@ -295,7 +295,7 @@ Test(train_load, a_broken_sample_is_masked_or_ends_the_run)
               "%s", out);
     EXPECT(0, "for f in f/*/*.png; do dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc; done");
     run("$P --variant train-naive " LOAD "--test-data test --epochs 2 --on-error mask");
-    expect_line(1, "none of 120 training samples can be decoded");
+    expect_line(1, "none of 120 training samples has an image and a label that can be read");
 }
 
 /* Masked samples count as seen, also in a step that has no other sample. */
