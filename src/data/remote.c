@@ -1090,6 +1090,9 @@ void remote_close(struct remote *remote)
 
 enum status remote_open(const char *url, const struct remote_options *options, struct remote **remote)
 {
+    *remote = NULL;
+    if (options && options->prepare)
+        TRY(options->prepare(url));
     struct remote *opened = *remote = calloc(1, sizeof *opened);
     if (!opened)
         return out_of_memory();

@@ -21,6 +21,9 @@ struct remote_options {
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
     bool frozen;           /* read from the cache, but do not change it: read other files into memory */
     bool unlisted;         /* the URL is a folder whose files the caller names; do not list it */
+
+    /* Called by remote_open() before it uses another library; a failure is relayed. NULL: nothing to do. */
+    enum status (*prepare)(const char *url);
 };
 
 /* Returns whether a path is a URL. */

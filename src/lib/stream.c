@@ -116,10 +116,11 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     self->path = strdup(config->path);
     self->cache_dir = config->cache_dir ? strdup(config->cache_dir) : NULL;
     TRY(ALLOCATED(self->path && (self->cache_dir || !config->cache_dir), "out of memory"));
-    self->remote = (struct remote_options){
-        .option = "path", .cache_dir = self->cache_dir, .cache_bytes = config->cache_bytes};
+    self->remote = (struct remote_options){.option = "path",
+                                           .cache_dir = self->cache_dir,
+                                           .cache_bytes = config->cache_bytes,
+                                           .prepare = late_open};
     TRY(members_parse(config->image, config->label, NULL, &members));
-    TRY(late_open(self->path));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
     TRY(check_kind(self, config->kind));
     self->dataset.incomplete =
