@@ -18,6 +18,8 @@
 
 #include "core/timer.h"
 #include "data/checksum.h"
+#include "data/remote.h"
+#include "data/remote_blocks.h"
 #include "data/set_files.h"
 #include "machine/host.h"
 
@@ -1163,4 +1165,57 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     const struct failure failure = status_save(status);
     set_stream_close(&self->stream);
     return status_restore(&failure);
+}
+
+/* ---- Shards at a URL ---- */
+
+/* Returns the failure of shards of `bytes` bytes of which only `limit` bytes are kept. */
+static enum status refuse_shards(bool cached, uint64_t bytes, uint64_t limit)
+{
+    return cached
+               ? status_set(
+                     STATUS_USAGE,
+                     "%s is %llu, but the shards of %s have %llu bytes, which are read in random order: most "
+                     "would be downloaded again and again; raise %s to at least %llu",
+                     OPTION_OR_FIELD("--cache-bytes", "cache_bytes"), (unsigned long long)limit,
+                     OPTION_OR_FIELD("--data", "path"), (unsigned long long)bytes,
+                     OPTION_OR_FIELD("--cache-bytes", "cache_bytes"), (unsigned long long)bytes)
+               : status_set(
+                     STATUS_USAGE,
+                     "%s: the server sends no ranges of the shards, which have %llu bytes, but only %llu "
+                     "bytes are held in memory. The shards are read in random order: most would be "
+                     "downloaded again and again; %s with room for them",
+                     OPTION_OR_FIELD("--data", "path"), (unsigned long long)bytes, (unsigned long long)limit,
+                     OPTION_OR_FIELD("add --cache-dir DIR on a disk", "set cache_dir to a folder"));
+}
+
+enum status set_stream_plan_shards(const struct dataset *dataset, uint32_t lanes, uint32_t shuffle,
+                                   int threads, uint64_t *shard_bytes)
+{
+    uint64_t bytes = 0;
+    if (!dataset->remote || shuffle == 0)
+        return STATUS_OK;
+    for (uint32_t i = 0; i < dataset->file_count; i++)
+        bytes += dataset->files[i].bytes;
+    if (!remote_blocks_possible(dataset)) {
+        const bool cached = remote_cached(dataset->remote);
+        const uint64_t memory = *shard_bytes ? *shard_bytes : SET_STREAM_SHARD_BYTES;
+        const uint64_t limit = cached ? remote_cache_bytes(dataset->remote) : memory;
+        return limit == 0 || bytes <= limit ? STATUS_OK : refuse_shards(cached, bytes, limit);
+    }
+    if (*shard_bytes)
+        return STATUS_OK;
+    const struct draw_order order = draw_lanes(0, 0, dataset->sample_count, lanes, shuffle);
+    const struct set_files_order use = {order.lanes, order.window, order.block, 1};
+    uint64_t windows = set_files_needed(&use, (double)bytes / dataset->sample_count, REMOTE_BLOCK_BYTES) +
+                       2 * (uint64_t)threads * REMOTE_BLOCK_BYTES;
+    windows = windows < bytes ? windows : bytes;
+    if (windows <= SET_STREAM_SHARD_BYTES)
+        return STATUS_OK;
+    *shard_bytes = windows;
+    return memory_check(windows, "the shuffle windows in memory",
+                        OPTION_OR_FIELD("lower --shuffle, or add --cache-dir DIR on a disk with room for the "
+                                        "shards",
+                                        "lower shuffle_buffer, or set cache_dir to a folder with room for "
+                                        "the shards"));
 }

@@ -22,6 +22,7 @@
 
 #define SAMPLES_MAX (UINT32_C(1) << 31) /* of a global batch and of a data set: the limit of draw_lanes() */
 #define BATCHES_MAX 1024
+#define ALIGNMENT   256 /* of struct fdsl_tensor.data, in bytes */
 
 /* ---- Sources ---- */
 
@@ -89,14 +90,21 @@ static enum status check_kind(const struct fdsl_source *source, const char *kind
                       source->dataset.path);
 }
 
-/* Combines the hashes of all samples, in their order, and the numbers of their class folders. */
+/* Combines the hashes of all samples, in their order, and which of their members are the image and the label.
+ */
 static uint64_t hash_samples(const struct dataset *dataset)
 {
     uint64_t hash = dataset->sample_count;
     for (uint32_t i = 0; i < dataset->sample_count; i++) {
         const struct dataset_sample *sample = &dataset->samples[i];
-        const uint64_t words[] = {sample->key_hash, sample->edges, sample->bytes,
-                                  (uint64_t)(int64_t)sample->class_folder};
+        const char *field = sample->rule ? sample->rule->field : "";
+        const uint64_t words[] = {sample->key_hash,
+                                  sample->edges,
+                                  sample->bytes,
+                                  (uint64_t)(int64_t)sample->class_folder,
+                                  sample->image,
+                                  sample->label,
+                                  checksum_seeded(field, strlen(field), sample->rule != NULL)};
         hash = checksum_seeded(words, sizeof words, hash);
     }
     return hash;
@@ -194,7 +202,7 @@ struct fdsl_batch {
     struct fdsl_stream *owner;
     struct stream_batch batch;
     int64_t *labels, *numbers;
-    int64_t extents[8]; /* the shape of the images, then their strides */
+    int64_t extents[9]; /* the shape of the images, their strides, and the stride of labels and numbers */
     bool held;
 };
 
@@ -421,32 +429,13 @@ static enum status check_complete(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* Refuses a set at a URL that is larger than the memory or the cache for its shards: its blocks are read in
- * random order, so nearly each block would download its shard again. */
-static enum status check_shards(const struct fdsl_source *source, uint64_t memory)
-{
-    const struct dataset *dataset = &source->dataset;
-    const bool cached = source->cache_dir != NULL;
-    const uint64_t limit = cached ? source->remote.cache_bytes : memory ? memory : SET_STREAM_SHARD_BYTES;
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; dataset->remote && i < dataset->file_count; i++)
-        bytes += dataset->files[i].bytes;
-    if (limit == 0 || bytes <= limit)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "%s: the shards of the data set have %llu bytes, but only %llu bytes are kept, and a "
-                      "shuffled stream would download most of them again and again; %s",
-                      cached ? "cache_bytes" : "shard_bytes", (unsigned long long)bytes,
-                      (unsigned long long)limit,
-                      cached ? "raise cache_bytes" : "set cache_dir to a folder with room for them");
-}
-
 static enum status allocate_batches(const struct set_stream_request *request, struct fdsl_stream *self)
 {
-    const size_t capacity = self->info.capacity;
+    const size_t unit = ALIGNMENT / sizeof *self->words;
+    const size_t capacity = (self->info.capacity + unit - 1) / unit * unit;
     self->batch_count = request->ahead + request->held;
     self->batches = calloc(self->batch_count, sizeof *self->batches);
-    self->words = calloc(2 * self->batch_count * capacity, sizeof *self->words);
+    self->words = aligned_alloc(ALIGNMENT, 2 * self->batch_count * capacity * sizeof *self->words);
     TRY(ALLOCATED(self->batches && self->words, "out of memory for %u batches", self->batch_count));
     for (uint32_t i = 0; i < self->batch_count; i++) {
         struct fdsl_batch *batch = &self->batches[i];
@@ -460,6 +449,7 @@ static enum status allocate_batches(const struct set_stream_request *request, st
             step *= batch->extents[axis];
         }
         batch->extents[4] = step;
+        batch->extents[8] = 1;
     }
     return STATUS_OK;
 }
@@ -477,15 +467,17 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
     if (on_error == SET_STREAM_FAIL)
         TRY(check_complete(&self->source->dataset));
-    if (config->shuffle)
-        TRY(check_shards(self->source, config->shard_bytes));
+    request.shard_bytes = config->shard_bytes;
+    TRY(set_stream_plan_shards(request.dataset, self->order.lanes, self->order.shuffle, request.threads,
+                               &request.shard_bytes));
     request.plan = (struct stream_plan){.steps = self->info.steps,
                                         .capacity = self->info.capacity,
                                         .list = list_step,
                                         .context = &self->order};
     request.ahead = config->prefetch;
     request.held = config->held;
-    request.shard_bytes = config->shard_bytes;
+    request.lanes = self->order.lanes;
+    request.shuffle = self->order.shuffle;
     request.on_error = (enum set_stream_error)on_error;
     TRY(allocate_batches(&request, self));
     return set_stream_open(&request, &self->stream);
@@ -671,7 +663,6 @@ enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl
 enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field field,
                                    struct fdsl_tensor *tensor)
 {
-    static int64_t one[] = {1}; /* the stride of labels and numbers */
     enum status status = check_batch(batch);
     if (status == STATUS_OK && !tensor)
         status = status_set(STATUS_USAGE, "tensor: it is NULL");
@@ -685,7 +676,7 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
                                    .bits = 64,
                                    .lanes = 1,
                                    .shape = batch->extents,
-                                   .strides = one};
+                                   .strides = batch->extents + 8};
     if (field != FDSL_IMAGES)
         return FDSL_OK;
     const struct batch *samples = &batch->batch.samples;
