@@ -546,9 +546,8 @@ Test(lib_stream, shards_at_a_url_are_read_in_blocks)
         if (i % 2 == 0)
             good(fdsl_batch_release(taken(stream)));
         else
-            cr_expect(strstr(fdsl_error(), i == 1 ? "set cache_dir" : "raise cache_bytes") &&
-                          !strstr(fdsl_error(), "--"),
-                      "%s", fdsl_error());
+            cr_expect(strstr(fdsl_error(), i == 1 ? "set cache_dir" : "raise cache_bytes"), "%s",
+                      fdsl_error());
         fdsl_stream_close(stream);
         fdsl_source_close(source);
     }
@@ -892,6 +891,70 @@ Test(lib_stream, sources_are_checked)
     config.path = NULL;
     config.cache_bytes = 0;
     cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "path: ", 6) == 0);
+}
+
+/* A message names fields of a struct, never options of the program. Each case ends with an error or a warning
+ * that contains `words`. */
+Test(lib_stream, messages_name_fields)
+{
+    static const struct {
+        const char *name, *image, *label, *fit, *cache, *words;
+    } cases[] = {
+        {"f", NULL, NULL, "crop", NULL, "lower out_res"},
+        {"long", NULL, NULL, "center-crop", NULL, "set fit to"},
+        {"half.tar", NULL, NULL, "resize", NULL, "as bytes"},
+        {"two.tar", NULL, "json:b", "resize", NULL, "with label json:FIELD"},
+        {"two.tar", NULL, "txt", "resize", NULL, "with label"},
+        {"two.tar", "gif", NULL, "resize", NULL, "for image gif"},
+        {"two.tar", "png:a", NULL, "resize", NULL, "which only label can"},
+        {"empty", NULL, NULL, "resize", NULL, "no samples found"},
+        {"lacks", NULL, NULL, "resize", NULL, "read the data set as shards"},
+        {"w", NULL, NULL, "resize", NULL, "with image"},
+        {"http://127.0.0.1:9/a.tar", NULL, NULL, "resize", "two.tar", "cache_dir"},
+        {"http://127.0.0.1:9/a.tar", NULL, NULL, "resize", "none/cache", "cache_dir"},
+    };
+    prepare();
+    EXPECT(
+        0,
+        "mkdir -p empty s long/a lacks/b w && cp -r f/* w && touch w/0000/readme.txt && "
+        "cp -r f/0000 lacks && cp f/0000/$(ls f/0000 | head -1) s/0.png && echo '{\"a\": 1}' >s/0.json && "
+        "echo one >s/0.txt && tar cf two.tar -C s --sort=name . && "
+        "python3 -c \"import struct, zlib; c = lambda t, d: struct.pack('>I', len(d)) + t + d + "
+        "struct.pack('>I', zlib.crc32(t + d)); open('long/a/0.png', 'wb').write(b'\\x89PNG\\r\\n\\x1a\\n' + "
+        "c(b'IHDR', struct.pack('>IIBBBBB', 16384, 2, 8, 0, 0, 0, 0)) + "
+        "c(b'IDAT', zlib.compress(bytes(2 * 16385))) + c(b'IEND', b''))\" && "
+        "$P --prepare half --samples 1 --shards 1 && mkdir h && tar xf half/*.tar -C h && echo 1 "
+        ">h/000000.cls && tar cf half.tar -C h --sort=name .");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct fdsl_source_config from = source_config(cases[i].name);
+        struct fdsl_stream_config config = stream_config();
+        struct fdsl_source *source;
+        struct fdsl_stream *stream = NULL;
+        struct fdsl_batch *batch = NULL;
+        char cache[PATH_MAX], text[8192];
+        if (cases[i].cache) {
+            snprintf(cache, sizeof cache, "%s/%s", folder, cases[i].cache);
+            from.path = cases[i].name;
+            from.cache_dir = cache;
+        }
+        from.image = cases[i].image;
+        from.label = cases[i].label;
+        config.fit = cases[i].fit;
+        config.out_res = 64;
+        enum fdsl_status result = fdsl_source_open(&from, &source);
+        snprintf(text, sizeof text, "%s", fdsl_warnings());
+        if (result == FDSL_OK)
+            result = fdsl_stream_open(source, &config, &stream);
+        if (result == FDSL_OK)
+            result = fdsl_stream_next(stream, &batch);
+        if (result != FDSL_OK)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s", fdsl_error());
+        cr_expect(result == FDSL_UNAVAILABLE || (strstr(text, cases[i].words) && !strstr(text, "--")),
+                  "case %zu: %s", i, text);
+        fdsl_batch_release(batch);
+        fdsl_stream_close(stream);
+        fdsl_source_close(source);
+    }
 }
 
 /* docs/examples/stream.c reads every sample of both epochs. */

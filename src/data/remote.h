@@ -14,6 +14,10 @@
 
 #define REMOTE_CONNECTIONS 16 /* default number of connections */
 
+/* The names of the cache in messages. */
+#define REMOTE_CACHE_DIR   OPTION_OR_FIELD("--cache-dir", "cache_dir")
+#define REMOTE_CACHE_BYTES OPTION_OR_FIELD("--cache-bytes", "cache_bytes")
+
 struct remote_options {
     const char *option;    /* the option that names the data set, for messages; NULL: "data" */
     uint32_t connections;  /* 0: REMOTE_CONNECTIONS */

@@ -1177,9 +1177,8 @@ static enum status refuse_shards(bool cached, uint64_t bytes, uint64_t limit)
                      STATUS_USAGE,
                      "%s is %llu, but the shards of %s have %llu bytes, which are read in random order: most "
                      "would be downloaded again and again; raise %s to at least %llu",
-                     OPTION_OR_FIELD("--cache-bytes", "cache_bytes"), (unsigned long long)limit,
-                     OPTION_OR_FIELD("--data", "path"), (unsigned long long)bytes,
-                     OPTION_OR_FIELD("--cache-bytes", "cache_bytes"), (unsigned long long)bytes)
+                     REMOTE_CACHE_BYTES, (unsigned long long)limit, OPTION_OR_FIELD("--data", "path"),
+                     (unsigned long long)bytes, REMOTE_CACHE_BYTES, (unsigned long long)bytes)
                : status_set(
                      STATUS_USAGE,
                      "%s: the server sends no ranges of the shards, which have %llu bytes, but only %llu "
