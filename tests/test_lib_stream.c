@@ -255,6 +255,27 @@ Test(lib_stream, images_of_one_size_need_no_fit)
     fdsl_source_close(source);
 }
 
+/* Only with on_error "mask", a broken first sample does not decide the size. */
+Test(lib_stream, the_size_comes_from_a_sample_that_can_be_decoded)
+{
+    prepare();
+    EXPECT(0, "first=$(ls f/*/*.png | head -1) && echo broken >$first && echo -n $first");
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream;
+    config.out_res = 0;
+    config.channels = 1;
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_FAILED);
+    cr_expect(strncmp(fdsl_error(), "path: ", 6) == 0 && strstr(fdsl_error(), out), "%s", fdsl_error());
+    config.on_error = "mask";
+    stream = opened_stream(source, &config);
+    struct fdsl_stream_info info = {.size = sizeof info};
+    good(fdsl_stream_describe(stream, &info));
+    cr_expect(info.shape[0] == 1 && info.shape[1] == 28 && info.shape[2] == 28);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
 /* ---- Exactly once, and the state ---- */
 
 /* What the ranks of a job receive, by their steps. */

@@ -18,6 +18,7 @@
 
 #include "core/timer.h"
 #include "data/checksum.h"
+#include "data/plain_reader.h"
 #include "data/remote.h"
 #include "data/remote_blocks.h"
 #include "data/set_files.h"
@@ -1165,6 +1166,53 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     const struct failure failure = status_save(status);
     set_stream_close(&self->stream);
     return status_restore(&failure);
+}
+
+/* ---- The shape of the samples ---- */
+
+/* Decodes the image of a sample. */
+static enum status decode_sample(const struct set_stream_request *request, uint32_t number,
+                                 struct plain *plain, struct image_scratch *scratch, uint8_t **bytes,
+                                 struct image *image)
+{
+    const struct dataset_sample *sample = &request->dataset->samples[number];
+    const struct dataset_member *member = &request->dataset->members[sample->member + sample->image];
+    bool is_image = false;
+    if (sample->image == sample->members)
+        return dataset_lacks(request->dataset, sample, &request->dataset->choice.image, "image");
+    free(*bytes);
+    *bytes = malloc(member->size + 1);
+    TRY(ALLOCATED(*bytes, "out of memory for a sample"));
+    TRY(plain_bytes(plain, member, member->size, *bytes));
+    enum status status = image_fit(&request->fit, members_format(member->extension), *bytes, member->size, 0,
+                                   number, scratch, image, &is_image);
+    if (status == STATUS_OK && !is_image)
+        status = status_set(STATUS_FAILED, "its %s is neither an image nor an array of an image",
+                            member->extension);
+    return status == STATUS_OK ? STATUS_OK : dataset_at(request->dataset, sample, member, status);
+}
+
+enum status set_stream_find_shape(struct set_stream_request *request)
+{
+    const struct image_fit *fit = &request->fit;
+    const uint32_t most = request->on_error == SET_STREAM_MASK ? request->dataset->sample_count : 1;
+    struct plain plain = {.dataset = request->dataset, .fd = -1};
+    struct image_scratch scratch = {0};
+    struct image image = {
+        .channels = fit->channels, .depth = 1, .height = fit->res, .width = fit->res, .type = DTYPE_U8};
+    uint8_t *bytes = NULL;
+    enum status status = fit->res ? STATUS_OK : STATUS_FAILED;
+    for (uint32_t i = 0; status == STATUS_FAILED && i < most; i++)
+        status = decode_sample(request, i, &plain, &scratch, &bytes, &image);
+    image_scratch_close(&scratch);
+    plain_close(&plain);
+    free(bytes);
+    request->channels = image.channels;
+    request->depth = image.depth;
+    request->height = image.height;
+    request->width = image.width;
+    request->type = image.type;
+    return status;
 }
 
 /* ---- Shards at a URL ---- */

@@ -123,6 +123,11 @@ static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint
 
 FDSL_C_BEGIN
 
+/* Sets channels, depth, height, width and type of the samples that request->dataset and request->fit
+ * describe: with fit.res from `fit`, otherwise from the first sample; with SET_STREAM_MASK, from the first
+ * one that can be decoded. STATUS_FAILED, with the file and the reason, if there is none. */
+enum status set_stream_find_shape(struct set_stream_request *request);
+
 /* Decides how much memory a stream may use for shards of a URL: request.shard_bytes. `lanes` and `shuffle`
  * are those of draw_lanes(). A `*shard_bytes` above 0 is the caller's own limit and stays. Otherwise it
  * becomes 0, or what the blocks of the shuffle windows need if that is more. A block is then requested once

@@ -13,7 +13,6 @@
 #include "data/checksum.h"
 #include "data/dataset.h"
 #include "data/image_output.h"
-#include "data/plain_reader.h"
 #include "data/random_draws.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
@@ -265,10 +264,10 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
     const struct draw_order drawn =
         draw_lanes(order->seed, (uint32_t)epoch, order->count, order->lanes, order->shuffle);
     const struct partition ranks = {.rank = order->rank, .ranks = order->ranks, .strong = true};
-    const uint32_t first = (uint32_t)step * order->global, left = order->count - first;
-    const struct share share = partition_share(&ranks, left < order->global ? left : order->global);
+    const struct share share = partition_step(&ranks, order->count, order->global, (uint32_t)step);
+    const uint32_t first = (uint32_t)step * order->global + (uint32_t)share.first;
     for (uint32_t i = 0; i < share.count; i++)
-        numbers[i] = draw_order_at(&drawn, first + (uint32_t)share.first + i);
+        numbers[i] = draw_order_at(&drawn, first + i);
     return (uint32_t)share.count;
 }
 
@@ -314,44 +313,19 @@ static enum status set_order(const struct fdsl_stream_config *config, struct fds
 static const char *const fit_choices[] = {"resize", "crop", "random-resized-crop", "center-crop", NULL};
 static const enum fit_how fits[] = {FIT_RESIZE, FIT_CROP, FIT_RANDOM_RESIZED_CROP, FIT_CENTRE};
 
-/* Gets the shape of the first image of the set that can be read. */
-static enum status get_shape(const struct fdsl_source *source, struct set_stream_request *request)
+/* Finds the shape of the images, which must suit the configuration. */
+static enum status check_shape(struct set_stream_request *request)
 {
-    const struct dataset *dataset = &source->dataset;
-    struct plain plain = {.dataset = dataset, .fd = -1};
-    struct image_scratch scratch = {0};
-    struct image image = {0};
-    enum status status = STATUS_FAILED;
-    for (uint32_t i = 0; i < dataset->sample_count && status == STATUS_FAILED; i++) {
-        const struct dataset_sample *sample = &dataset->samples[i];
-        const struct dataset_member *member = &dataset->members[sample->member + sample->image];
-        bool is_image = false;
-        if (sample->image == sample->members)
-            continue;
-        uint8_t *bytes = malloc(member->size + 1);
-        status = ALLOCATED(bytes, "out of memory for a sample");
-        if (status == STATUS_OK)
-            status = plain_bytes(&plain, member, member->size, bytes);
-        if (status == STATUS_OK)
-            status = image_decode(members_format(member->extension), bytes, member->size, &scratch, &image,
-                                  &is_image);
-        if (status == STATUS_OK && !is_image)
-            status = status_set(STATUS_FAILED, "it is no image");
-        free(bytes);
-    }
-    image_scratch_close(&scratch);
-    plain_close(&plain);
+    const uint32_t channels = request->channels;
+    const enum status status = set_stream_find_shape(request);
     if (status != STATUS_OK)
-        return status_prefix(status, "path: no image of the data set can be decoded");
-    request->depth = image.depth;
-    request->height = image.height;
-    request->width = image.width;
-    return image.type == DTYPE_U8 && image.depth == 1 && image.channels == request->channels
+        return status_prefix(status, "path: cannot find the size of the images");
+    return request->type == DTYPE_U8 && request->depth == 1 && request->channels == channels
                ? STATUS_OK
                : status_set(STATUS_USAGE,
                             "channels: it is %u, but the first image is %s with %u channels and a depth of "
                             "%u; streams deliver images of bytes with a depth of 1",
-                            request->channels, dtype_names[image.type], image.channels, image.depth);
+                            channels, dtype_names[request->type], request->channels, request->depth);
 }
 
 /* Sets the shapes and strides that do not depend on the batch. */
@@ -406,7 +380,7 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     request->fit = (struct image_fit){
         .how = fits[fit], .res = config->out_res, .channels = config->channels, .seed = config->seed};
     if (config->out_res == 0)
-        TRY(get_shape(self->source, request));
+        TRY(check_shape(request));
     set_shape(self, request);
     return STATUS_OK;
 }
@@ -460,11 +434,12 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     struct set_stream_request request = {.dataset = &self->source->dataset};
     int on_error;
     TRY(set_order(config, self));
+    TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
+    request.on_error = (enum set_stream_error)on_error;
     TRY(set_images(config, self, &request));
     TRY(lib_threads("num_threads", config->num_threads, &request.threads));
     TRY(lib_check_count("prefetch", config->prefetch, 1, BATCHES_MAX));
     TRY(lib_check_count("held", config->held, 1, BATCHES_MAX));
-    TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
     if (on_error == SET_STREAM_FAIL)
         TRY(check_complete(&self->source->dataset));
     request.shard_bytes = config->shard_bytes;
@@ -478,7 +453,6 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     request.held = config->held;
     request.lanes = self->order.lanes;
     request.shuffle = self->order.shuffle;
-    request.on_error = (enum set_stream_error)on_error;
     TRY(allocate_batches(&request, self));
     return set_stream_open(&request, &self->stream);
 }
