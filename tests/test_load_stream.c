@@ -336,8 +336,8 @@ static void wrong_close(struct stream *stream)
 
 static enum status wrong_open(struct stream_run *run)
 {
-    static const struct stream_type type = {wrong_next,  wrong_release, wrong_seek,
-                                            wrong_stats, wrong_cancel,  wrong_close};
+    static const struct stream_type type = {wrong_next,  NULL,         wrong_release, wrong_seek,
+                                            wrong_stats, wrong_cancel, wrong_close};
     struct wrong_stream *self = calloc(1, sizeof *self);
     self->stream.type = &type;
     must(set_stream_open(&run->request, &self->inner));
@@ -426,8 +426,8 @@ static enum status device_release(struct stream *stream, const struct stream_bat
 
 static enum status open_device(struct stream_run *run)
 {
-    static const struct stream_type type = {device_next, device_release, wrong_seek,
-                                            wrong_stats, wrong_cancel,   wrong_close};
+    static const struct stream_type type = {device_next, NULL,         device_release, wrong_seek,
+                                            wrong_stats, wrong_cancel, wrong_close};
     struct wrong_stream *self = calloc(1, sizeof *self);
     self->stream.type = &type;
     must(set_stream_open(&run->request, &self->inner));
