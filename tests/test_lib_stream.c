@@ -1,5 +1,6 @@
 /* Tests the sources and streams of libfdsl.so: their batches are those of the trainer, each sample occurs
  * once, states continue on other numbers of ranks, and every wrong argument is an error that names it. */
+#include <fcntl.h>
 #include <malloc.h>
 #include <math.h>
 #include <pthread.h>
@@ -254,6 +255,27 @@ Test(lib_stream, images_of_one_size_need_no_fit)
     fdsl_source_close(source);
 }
 
+/* Only with on_error "mask", a broken first sample does not decide the size. */
+Test(lib_stream, the_size_comes_from_a_sample_that_can_be_decoded)
+{
+    prepare();
+    EXPECT(0, "first=$(ls f/*/*.png | head -1) && echo broken >$first && echo -n $first");
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream;
+    config.out_res = 0;
+    config.channels = 1;
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_FAILED);
+    cr_expect(strncmp(fdsl_error(), "path: ", 6) == 0 && strstr(fdsl_error(), out), "%s", fdsl_error());
+    config.on_error = "mask";
+    stream = opened_stream(source, &config);
+    struct fdsl_stream_info info = {.size = sizeof info};
+    good(fdsl_stream_describe(stream, &info));
+    cr_expect(info.shape[0] == 1 && info.shape[1] == 28 && info.shape[2] == 28);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
 /* ---- Exactly once, and the state ---- */
 
 /* What the ranks of a job receive, by their steps. */
@@ -426,6 +448,145 @@ Test(lib_stream, states_of_other_streams_are_refused)
     fdsl_stream_close(stream);
     fdsl_source_close(other);
     fdsl_source_close(source);
+}
+
+/* The same files with another label are another data set. */
+Test(lib_stream, states_of_other_labels_are_refused)
+{
+    static const char *const labels[] = {"json:a", "json:b", "json:a"};
+    struct fdsl_state state = {.size = sizeof state};
+    EXPECT(0, "$P --prepare d --from digits --samples 8 --store imagefolder && mkdir s && i=0 && "
+              "for f in d/*/*.png; do cp $f s/$i.png && printf '{\"a\": 1, \"b\": 2}' >s/$i.json && "
+              "i=$((i + 1)); done && tar cf two.tar -C s --sort=name .");
+    for (int i = 0; i < 3; i++) {
+        struct fdsl_source_config from = source_config("two.tar");
+        const struct fdsl_stream_config config = stream_config();
+        struct fdsl_source *source;
+        from.label = labels[i];
+        good(fdsl_source_open(&from, &source));
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        if (i == 0)
+            good(fdsl_stream_save(stream, &state));
+        cr_expect_eq(fdsl_stream_load(stream, &state), i == 1 ? FDSL_INVALID : FDSL_OK, "case %d", i);
+        cr_expect(i != 1 || strstr(fdsl_error(), "another data set"), "%s", fdsl_error());
+        fdsl_stream_close(stream);
+        fdsl_source_close(source);
+    }
+}
+
+/* ---- Memory ---- */
+
+static struct fdsl_stream_stats stats_of(const char *name)
+{
+    struct fdsl_stream_stats stats = {.size = sizeof stats};
+    struct fdsl_source *source = opened_source(name);
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    good(fdsl_batch_release(taken(stream)));
+    good(fdsl_stream_stats(stream, &stats));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+    return stats;
+}
+
+/* Files are not read in blocks, and differ from shards in nothing else. */
+Test(lib_stream, small_samples_of_shards_are_read_in_blocks)
+{
+    prepare();
+    const uint64_t files = stats_of("f").memory_bytes, shards = stats_of("m").memory_bytes;
+    cr_expect(shards >= files + (64 << 10), "%llu and %llu bytes", (unsigned long long)files,
+              (unsigned long long)shards);
+}
+
+Test(lib_stream, all_parts_of_a_batch_are_aligned)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("m");
+    struct fdsl_stream_config config = stream_config();
+    config.held = 3;
+    config.batch_size = 17;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_batch *batches[3];
+    for (int i = 0; i < 3; i++) {
+        batches[i] = taken(stream);
+        for (int field = FDSL_IMAGES; field <= FDSL_NUMBERS; field++)
+            cr_expect_eq((uintptr_t)tensor_of(batches[i], (enum fdsl_field)field).data % 256, 0,
+                         "batch %d, field %d", i, field);
+        int64_t *strides = tensor_of(batches[i], FDSL_LABELS).strides;
+        cr_expect_eq(*strides, 1);
+        *strides = 9; /* reaches no other batch */
+    }
+    for (int i = 0; i < 3; i++)
+        good(fdsl_batch_release(batches[i]));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+/* ---- URLs ---- */
+
+/* Opens a source at a URL of a local server. Skips the test if this build cannot. */
+static struct fdsl_source *source_at(const char *url, const char *cache)
+{
+    struct fdsl_source_config config = source_config("none");
+    struct fdsl_source *source;
+    config.path = url;
+    config.cache_dir = cache;
+    config.cache_bytes = cache ? 150000 : 0;
+    const enum fdsl_status result = fdsl_source_open(&config, &source);
+    if (result == FDSL_UNAVAILABLE)
+        cr_skip_test("%s", fdsl_error());
+    good(result);
+    return source;
+}
+
+/* Of shards at a URL, blocks are read. Shuffled shards that are read whole must fit into memory or cache. */
+Test(lib_stream, shards_at_a_url_are_read_in_blocks)
+{
+    static const char *const names[] = {"web", "norange", "norange", "web"};
+    char url[128], cache[PATH_MAX];
+    int port = 0;
+    prepare();
+    EXPECT(0, "mkfifo gate");
+    snprintf(cache, sizeof cache, "%s/gate", folder);
+    const int gate = open(cache, O_RDWR | O_CLOEXEC); /* the server ends when it is closed */
+    cr_assert_geq(gate, 0);
+    EXPECT(0, "(python3 %s/tests/remote_server.py . >port 2>/dev/null <gate &)", root);
+    EXPECT(0, "while [ ! -s port ]; do sleep 0.05; done; cat port");
+    cr_assert_eq(sscanf(out, "%d", &port), 1);
+    setenv("no_proxy", "127.0.0.1", 1);
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    for (int i = 0; i < 4; i++) {
+        struct fdsl_stream_config config = stream_config();
+        struct fdsl_stream *stream;
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m/s.index", port, names[i]);
+        struct fdsl_source *source = source_at(url, i == 3 ? cache : NULL);
+        config.shard_bytes = 1;
+        config.shuffle = i != 2;
+        const enum fdsl_status result = fdsl_stream_open(source, &config, &stream);
+        cr_expect_eq(result, i % 2 ? FDSL_INVALID : FDSL_OK, "case %d: %s", i, fdsl_error());
+        if (i % 2 == 0)
+            good(fdsl_batch_release(taken(stream)));
+        else
+            cr_expect(strstr(fdsl_error(), i == 1 ? "set cache_dir" : "raise cache_bytes"), "%s",
+                      fdsl_error());
+        fdsl_stream_close(stream);
+        fdsl_source_close(source);
+    }
+    close(gate);
+}
+
+/* The path is local, but libcurl is needed all the same. */
+Test(lib_stream, a_local_index_names_shards_at_a_url)
+{
+    prepare();
+    EXPECT(0, "mkdir idx && sed 's|\"url\": \"|&http://127.0.0.1:9/|' m/s.wids.json >idx/x.wids.json && "
+              "grep -c 127.0.0.1:9/s-000002 idx/x.wids.json");
+    struct fdsl_source_config config = source_config("idx");
+    struct fdsl_source *source;
+    setenv("no_proxy", "127.0.0.1", 1);
+    const enum fdsl_status result = fdsl_source_open(&config, &source);
+    cr_expect(result == FDSL_FAILED || result == FDSL_UNAVAILABLE, "%d", (int)result);
+    cr_expect(strstr(fdsl_error(), result == FDSL_FAILED ? "127.0.0.1:9" : "libcurl"), "%s", fdsl_error());
 }
 
 /* ---- Broken samples ---- */
@@ -751,6 +912,70 @@ Test(lib_stream, sources_are_checked)
     config.path = NULL;
     config.cache_bytes = 0;
     cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "path: ", 6) == 0);
+}
+
+/* A message names fields of a struct, never options of the program. Each case ends with an error or a warning
+ * that contains `words`. */
+Test(lib_stream, messages_name_fields)
+{
+    static const struct {
+        const char *name, *image, *label, *fit, *cache, *words;
+    } cases[] = {
+        {"f", NULL, NULL, "crop", NULL, "lower out_res"},
+        {"long", NULL, NULL, "center-crop", NULL, "set fit to"},
+        {"half.tar", NULL, NULL, "resize", NULL, "as bytes"},
+        {"two.tar", NULL, "json:b", "resize", NULL, "with label json:FIELD"},
+        {"two.tar", NULL, "txt", "resize", NULL, "with label"},
+        {"two.tar", "gif", NULL, "resize", NULL, "for image gif"},
+        {"two.tar", "png:a", NULL, "resize", NULL, "which only label can"},
+        {"empty", NULL, NULL, "resize", NULL, "no samples found"},
+        {"lacks", NULL, NULL, "resize", NULL, "read the data set as shards"},
+        {"w", NULL, NULL, "resize", NULL, "with image"},
+        {"http://127.0.0.1:9/a.tar", NULL, NULL, "resize", "two.tar", "cache_dir"},
+        {"http://127.0.0.1:9/a.tar", NULL, NULL, "resize", "none/cache", "cache_dir"},
+    };
+    prepare();
+    EXPECT(
+        0,
+        "mkdir -p empty s long/a lacks/b w && cp -r f/* w && touch w/0000/readme.txt && "
+        "cp -r f/0000 lacks && cp f/0000/$(ls f/0000 | head -1) s/0.png && echo '{\"a\": 1}' >s/0.json && "
+        "echo one >s/0.txt && tar cf two.tar -C s --sort=name . && "
+        "python3 -c \"import struct, zlib; c = lambda t, d: struct.pack('>I', len(d)) + t + d + "
+        "struct.pack('>I', zlib.crc32(t + d)); open('long/a/0.png', 'wb').write(b'\\x89PNG\\r\\n\\x1a\\n' + "
+        "c(b'IHDR', struct.pack('>IIBBBBB', 16384, 2, 8, 0, 0, 0, 0)) + "
+        "c(b'IDAT', zlib.compress(bytes(2 * 16385))) + c(b'IEND', b''))\" && "
+        "$P --prepare half --samples 1 --shards 1 && mkdir h && tar xf half/*.tar -C h && echo 1 "
+        ">h/000000.cls && tar cf half.tar -C h --sort=name .");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct fdsl_source_config from = source_config(cases[i].name);
+        struct fdsl_stream_config config = stream_config();
+        struct fdsl_source *source;
+        struct fdsl_stream *stream = NULL;
+        struct fdsl_batch *batch = NULL;
+        char cache[PATH_MAX], text[8192];
+        if (cases[i].cache) {
+            snprintf(cache, sizeof cache, "%s/%s", folder, cases[i].cache);
+            from.path = cases[i].name;
+            from.cache_dir = cache;
+        }
+        from.image = cases[i].image;
+        from.label = cases[i].label;
+        config.fit = cases[i].fit;
+        config.out_res = 64;
+        enum fdsl_status result = fdsl_source_open(&from, &source);
+        snprintf(text, sizeof text, "%s", fdsl_warnings());
+        if (result == FDSL_OK)
+            result = fdsl_stream_open(source, &config, &stream);
+        if (result == FDSL_OK)
+            result = fdsl_stream_next(stream, &batch);
+        if (result != FDSL_OK)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s", fdsl_error());
+        cr_expect(result == FDSL_UNAVAILABLE || (strstr(text, cases[i].words) && !strstr(text, "--")),
+                  "case %zu: %s", i, text);
+        fdsl_batch_release(batch);
+        fdsl_stream_close(stream);
+        fdsl_source_close(source);
+    }
 }
 
 /* docs/examples/stream.c reads every sample of both epochs. */

@@ -1058,6 +1058,10 @@ Test(servers, a_cache_removes_shards_to_stay_below_its_limit)
     SHELL(0, CACHED "--cache-bytes 800K"); /* three of five shards fit */
     cr_expect_eq(count_files(".data"), 3);
     EXPECT_OUT("--cache-bytes is too small for this set of 1131520 bytes");
+    /* A stream would download most shards of this cache again and again. */
+    shell("$P $M --variant stream --data $U/web/plain/counter-{000000..000004}.tar --cache-dir cache "
+          "--cache-bytes 800K");
+    cr_expect(says("raise --cache-bytes to at least 1131520"), "%s", out);
     SHELL(0, "$P $N --data $U/web/plain/counter-000000.tar --cache-dir cache --cache-bytes 300K");
     cr_expect_eq(count_files(".data"), 1); /* a smaller limit removes files of earlier runs */
     /* A limit below the size of a shard is a mistake, such as a forgotten G: the cache remains as it is. */

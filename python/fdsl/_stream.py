@@ -133,8 +133,9 @@ class Shards(_Source):
     image                     extensions of the image of a sample, separated by ";"; None: all known formats
     label                     where the label is: an extension, "json:FIELD", or several of them, separated by ";"; None: the
                               first of "cls", "json:label" and "txt"
-    cache_dir, cache_bytes    for URLs: a folder for copies of the shards and its maximum size, such as 10**12 or "200G"; None:
-                              shards are held in memory; unlimited
+    cache_dir                 for URLs: a folder for copies of the shards; None: blocks of 1 MiB are held in memory, up to
+                              1 GiB, or what the shuffle windows need if that is more
+    cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited
 
     Opening lists the samples, and reads the first and last bytes of each. `len()` is the number of samples.
     Raises ValueError or TypeError, whose message names the argument; Error if a shard cannot be read; Unavailable if a
@@ -243,19 +244,24 @@ def _flag(name: str, value: object) -> bool:
 
 
 class _BatchMemory(_Memory):
-    """The memory of a batch, which goes back to its stream with the object."""
+    """The memory of a batch, which goes back to its stream with the object. It exists before the library stores the batch
+    in `handle`, so that a KeyboardInterrupt loses no batch."""
 
-    __slots__ = ("batch", "live")
+    __slots__ = ("handle", "live")
 
-    def __init__(self, batch: int, live: dict[int, None]) -> None:
+    def __init__(self, live: dict[int, None]) -> None:
         self.device, self.pointer, self.process = CPU, 0, os.getpid()
-        self.batch, self.live = batch, live
-        live[batch] = None
+        self.live, self.handle = live, ctypes.c_void_p()
+
+    @property
+    def batch(self) -> int:
+        return self.handle.value or 0
 
     def __del__(self, free: Any = lib.fdsl_batch_release, getpid: Any = os.getpid) -> None:
-        if self.batch and getpid() == self.process:
-            self.live.pop(self.batch, None)
-            free(self.batch)
+        batch = self.batch
+        if batch and getpid() == self.process:
+            self.live.pop(batch, None)
+            free(batch)
 
 
 class _Batch(NamedTuple):
@@ -276,6 +282,7 @@ class _Stream:
         self._handle = 0
         self._process = os.getpid()
         self._lock = allocate_lock()
+        self._closing = allocate_lock()  # keeps the handle valid while close() uses it without the other lock
         self._live: dict[int, None] = {}  # batches that the caller has
         check(lib.fdsl_stream_open(source._handle, config, handle))
         self._handle = handle.value or 0
@@ -308,10 +315,10 @@ class _Stream:
 
     def next(self) -> Optional[_Batch]:
         """Returns the next batch; None at the end of an epoch."""
-        handle = ctypes.c_void_p()
-        if self._await(lib.fdsl_stream_next, handle) == END:
+        memory = _BatchMemory(self._live)
+        if self._await(lib.fdsl_stream_next, memory.handle) == END:
             return None
-        memory = _BatchMemory(handle.value or 0, self._live)
+        self._live[memory.batch] = None
         info = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
         check(lib.fdsl_batch_describe(memory.batch, info))
         memory.pointer = self.address(memory, IMAGES)
@@ -359,11 +366,14 @@ class _Stream:
             check(function(self._handle, *arguments))
 
     def close(self) -> None:
-        if self._handle and os.getpid() == self._process:
-            lib.fdsl_stream_cancel(self._handle)  # ends a wait of another thread
-            with self._lock:
-                self.__del__()
-        self._handle = 0
+        if os.getpid() != self._process:
+            self._handle = 0
+            return
+        with self._closing:
+            if self._handle:
+                lib.fdsl_stream_cancel(self._handle)  # ends a wait of another thread
+                with self._lock:
+                    self.__del__()
 
     def __del__(self, close: Any = lib.fdsl_stream_close) -> None:
         handle, self._handle = getattr(self, "_handle", 0), 0

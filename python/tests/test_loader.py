@@ -434,6 +434,44 @@ def test_opening_prints_nothing(digits: pathlib.Path, capfd: Any, tmp_path: path
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_ctrl_c_loses_no_batch(digits: pathlib.Path) -> None:
+    """The interrupts come after the library has handed a batch out, and before Python knows of it."""
+    loader, wanted = opened(digits, prefetch=1), batches_of(opened(digits))
+    wait = loader._stream._await
+
+    def interrupted(*arguments: Any) -> int:
+        wait(*arguments)
+        raise KeyboardInterrupt
+
+    for _ in range(8):
+        loader._stream._await = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        loader._stream._await = wait  # type: ignore[method-assign]
+    assert batches_of(loader) == wanted
+
+
+def test_several_threads_may_close(digits: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = opened(digits)._stream
+    lib = fdsl._stream.lib
+    cancel, handles, begun = lib.fdsl_stream_cancel, [], threading.Event()
+
+    def slow(handle: int) -> None:
+        begun.set()
+        time.sleep(0.3)
+        handles.append(stream._handle)  # 0: another thread has freed the stream
+        if stream._handle:
+            cancel(handle)
+
+    monkeypatch.setattr(lib, "fdsl_stream_cancel", slow)
+    thread = threading.Thread(target=stream.close)
+    thread.start()
+    assert begun.wait(60)
+    stream.close()
+    thread.join()
+    assert len(handles) == 1 and handles[0] and not stream._handle
+
+
 @pytest.mark.parametrize(
     ("url", "broken", "name"),
     [

@@ -102,6 +102,22 @@ def test_wrong_libraries_are_refused(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_bundled_library_with_a_runpath_is_refused(tmp_path: pathlib.Path) -> None:
+    """A library with a DT_RUNPATH does not use the DT_RPATH of libfdsl, which leads to the files of the wheel."""
+    if not shutil.which("cc"):
+        pytest.skip("needs a compiler")
+    for name, text, words in (
+        ("libtwo", "int two(void) { return 2; }", ""),
+        ("libone", "int two(void); int one(void) { return two(); }", "-ltwo -Wl,--enable-new-dtags"),
+        ("libfdsl", 'int one(void); const char *fdsl_version(void) { return one() ? "1.0" : ""; }', "-lone"),
+    ):
+        (tmp_path / f"{name}.c").write_text(text)
+        build_words = f"cc -shared -fPIC -o {name}.so {name}.c -L. {words} -Wl,-soname,{name}.so -Wl,-rpath,{tmp_path}"
+        subprocess.run(build_words.split(), cwd=tmp_path, check=True)
+    done = build(tmp_path / "out", str(tmp_path / "libfdsl.so"), "1.0")
+    assert done.returncode == 1 and f"{tmp_path}/libone.so has a DT_RUNPATH" in done.stderr, done.stderr
+
+
 def test_it_installs_and_runs(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("ensurepip", reason="python3-venv is not installed")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)

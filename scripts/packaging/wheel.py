@@ -113,6 +113,8 @@ class Library:
         for name, source in {"libfdsl.so": path, **bundled}.items():
             content, headers = stripped(source)
             own_name = re.search(r"\(SONAME\).*\[(.*)\]", headers)[1]
+            if name in bundled and needed(headers) and "(RUNPATH)" in headers:
+                fail(f"{source} has a DT_RUNPATH, so it would not find the libraries that it needs in the wheel")
             names = needed(headers) + ([own_name] if name in bundled else [])
             self.files[renamed(name) if name in bundled else name] = rename_needed(content, headers, names)
             versions |= {tuple(map(int, number.split("."))) for number in re.findall(r"Name: GLIBC_([0-9.]+)", headers)}

@@ -73,6 +73,15 @@ static inline struct share partition_share(const struct partition *partition, ui
     return (struct share){partition->rank * least + before, least + (partition->rank < larger), batch};
 }
 
+/* Returns the rank's share of a step of an epoch of `count` items. A step has `batch` items, the last one may
+ * have fewer. The share counts from the beginning of the step. */
+static inline struct share partition_step(const struct partition *partition, uint32_t count, uint32_t batch,
+                                          uint32_t step)
+{
+    const uint32_t left = count - step * batch;
+    return partition_share(partition, left < batch ? left : batch);
+}
+
 FDSL_C_BEGIN
 
 /* Divides `total` items among `count` ranks in proportion to `weights`, which are finite, at least 0, and not

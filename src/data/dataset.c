@@ -701,10 +701,12 @@ static enum status check_empty_classes(const struct dataset *dataset)
         return STATUS_OK;
     enum status status = status_set(
         STATUS_FAILED,
-        "%s/%s: the class folder has no image, so ImageFolder refuses the data set (%u such folder%s); add "
-        "images, or copy the data set with --prepare --store shards, which keeps the numbers of the classes; "
+        "%s/%s: the class folder has no image, so ImageFolder refuses the data set (%u such folder%s); %s; "
         "to remove the folder would give the following classes smaller numbers",
-        dataset->path, dataset->empty_class, dataset->empty_classes, dataset->empty_classes == 1 ? "" : "s");
+        dataset->path, dataset->empty_class, dataset->empty_classes, dataset->empty_classes == 1 ? "" : "s",
+        OPTION_OR_FIELD("add images, or copy the data set with --prepare --store shards, which keeps the "
+                        "numbers of the classes",
+                        "add images, or read the data set as shards, which keep the numbers of the classes"));
     if (!dataset->skip)
         return status;
     status_warn("%s", status_text());
@@ -747,8 +749,9 @@ enum status dataset_check(const char *url, struct dataset *dataset)
         return status_set(STATUS_FAILED, "%s%s %s: all samples are broken; see the warnings above",
                           OPTION_DASHES, dataset->option, path);
     if (dataset->sample_count == 0)
-        return status_set(STATUS_USAGE, "%s%s %s: no samples found; fdsl-bench --prepare %s creates some",
-                          OPTION_DASHES, dataset->option, path, path);
+        return status_set(STATUS_USAGE, "%s%s %s: no samples found%s%s%s", OPTION_DASHES, dataset->option,
+                          path, OPTION_OR_FIELD("; fdsl-bench --prepare ", ""), OPTION_OR_FIELD(path, ""),
+                          OPTION_OR_FIELD(" creates some", ""));
     if (dataset->bytes == 0)
         return status_set(STATUS_USAGE, "%s%s %s: the samples contain no data", OPTION_DASHES,
                           dataset->option, path);

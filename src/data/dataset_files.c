@@ -421,9 +421,9 @@ static void warn_of_others(struct dataset *dataset, const struct dataset_names *
         return;
     if (others)
         status_warn("%s: ignored %u of %u files, which are not images%s; to read other files, such as .npy, "
-                    "name their extension with --image; the first is %s",
+                    "name their extension with %simage; the first is %s",
                     dataset->path, others, files->samples + others,
-                    dataset->classes ? " in class folders" : "", first);
+                    dataset->classes ? " in class folders" : "", OPTION_DASHES, first);
     if (hidden)
         status_warn("%s: skipped folders or images whose names begin with a dot (%u; the first is %s); "
                     "ImageFolder reads them, and counts such folders as classes, so its labels may differ",
@@ -590,8 +590,8 @@ static void warn_of_archives(const struct dataset *dataset, const struct dataset
             if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
                 continue;
             status_warn("%s/%s looks like a shard but is read as a file: shards are uncompressed tar files "
-                        "whose names end in .tar, directly in --data DIR",
-                        dataset->path, names->items[i]);
+                        "whose names end in .tar, directly in %s",
+                        dataset->path, names->items[i], OPTION_OR_FIELD("--data DIR", "path"));
             return;
         }
 }

@@ -421,16 +421,16 @@ static enum status choose_box(const struct image_fit *fit, uint32_t width, uint3
                               uint32_t sample, struct image_box *box)
 {
     if (fit->how == FIT_CROP && (width < fit->res || height < fit->res))
-        return status_set(STATUS_FAILED,
-                          "an image of %u x %u pixels is too small for a crop of %u x %u; use --fit resize, "
-                          "or lower --out-res",
-                          width, height, fit->res, fit->res);
+        return status_set(STATUS_FAILED, "an image of %u x %u pixels is too small for a crop of %u x %u; %s",
+                          width, height, fit->res, fit->res,
+                          OPTION_OR_FIELD("use --fit resize, or lower --out-res",
+                                          "set fit to \"resize\", or lower out_res"));
     const struct output resized = output_of(fit, width, height);
     if (fit->how == FIT_CENTRE && (resized.width > FIT_RES_MAX || resized.height > FIT_RES_MAX))
-        return status_set(STATUS_FAILED,
-                          "an image of %u x %u pixels is too long for a test image of random-resized-crop; "
-                          "use --fit resize, or remove the image",
-                          width, height);
+        return status_set(STATUS_FAILED, "an image of %u x %u pixels is too long for %s, or remove the image",
+                          width, height,
+                          OPTION_OR_FIELD("a test image of random-resized-crop; use --fit resize",
+                                          "center-crop; set fit to \"resize\""));
     *box = image_fit_box(fit, width, height, epoch, sample);
     return STATUS_OK;
 }
@@ -547,8 +547,9 @@ static enum status fit_whole(const struct image_fit *fit, const struct image *im
 {
     struct image_box box;
     if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
-        return status_set(STATUS_FAILED, "only bytes (|u1) with one or three channels can be resized; drop "
-                                         "--out-res, or prepare the data set with --dtype u8");
+        return status_set(STATUS_FAILED, "only bytes (|u1) with one or three channels can be resized; %s",
+                          OPTION_OR_FIELD("drop --out-res, or prepare the data set with --dtype u8",
+                                          "store the samples of the data set as bytes"));
     const struct output output = fitted->output = output_of(fit, image->width, image->height);
     fitted->channels = image->channels;
     fitted->same = other && output.width == image->width && output.height == image->height &&

@@ -100,7 +100,9 @@ static enum status parse_rule(const char *option, const char *entry, size_t leng
     if (extension >= sizeof rule->extension || field > sizeof rule->field)
         return bad_entry(option, entry, length, "is too long");
     if (colon && !labels)
-        return bad_entry(option, entry, length, "names a field, which only --label can; drop the ':'");
+        return bad_entry(option, entry, length,
+                         OPTION_OR_FIELD("names a field, which only --label can; drop the ':'",
+                                         "names a field, which only label can; drop the ':'"));
     memcpy(rule->extension, entry, extension);
     if (colon)
         memcpy(rule->field, colon + 1, field - 1);
@@ -238,8 +240,8 @@ static enum status json_label(const struct member_rule *rule, const uint8_t *byt
     const json_t *value = find_field(root, rule->field);
     enum status status = STATUS_OK;
     if (!value)
-        status = status_set(STATUS_FAILED, "its %s has no field '%s'; name another with --label %s:FIELD",
-                            rule->extension, rule->field, rule->extension);
+        status = status_set(STATUS_FAILED, "its %s has no field '%s'; name another with %slabel %s:FIELD",
+                            rule->extension, rule->field, OPTION_DASHES, rule->extension);
     else if (!json_is_integer(value) || json_integer_value(value) < INT32_MIN ||
              json_integer_value(value) > INT32_MAX)
         status = status_set(STATUS_FAILED, "field '%s' of its %s is not an integer of 32 bits", rule->field,
@@ -269,8 +271,8 @@ enum status members_label(const struct member_rule *rule, const uint8_t *bytes, 
         return STATUS_OK;
     return status_set(STATUS_FAILED,
                       "its %s is not a label: a label is a decimal integer of 32 bits; name another member "
-                      "with --label",
-                      rule->extension);
+                      "with %slabel",
+                      rule->extension, OPTION_DASHES);
 }
 
 enum status label_check(int32_t label, uint32_t classes)

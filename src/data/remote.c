@@ -819,8 +819,10 @@ static enum status await_transfer(struct remote *remote, const struct transfer *
 static enum status memory_file(struct remote *remote, const struct remote_file *file, int *fd)
 {
     bool reused = remote->spare_count > 0;
-    if (!reused && memory_check(file->version.bytes, "a remote file",
-                                "store the data set in smaller shards, or use --cache-dir") != STATUS_OK)
+    if (!reused &&
+        memory_check(file->version.bytes, "a remote file",
+                     OPTION_OR_FIELD("store the data set in smaller shards, or use --cache-dir",
+                                     "store the data set in smaller shards, or set cache_dir")) != STATUS_OK)
         return STATUS_EXHAUSTED;
     *fd = reused ? remote->spare[--remote->spare_count] : memfd_create("fdsl-remote", MFD_CLOEXEC);
     if (*fd >= 0 && ftruncate(*fd, (off_t)file->version.bytes) == 0 && lseek(*fd, 0, SEEK_SET) == 0)
@@ -940,7 +942,8 @@ static enum status start_threads(struct remote *remote)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return remote->thread_count == wanted
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "cannot start a thread for a connection; lower --iodepth");
+               : status_set(STATUS_FAILED, "cannot start a thread for a connection%s",
+                            OPTION_OR_FIELD("; lower --iodepth", ""));
 }
 
 /* ---- The cache ---- */
@@ -975,8 +978,8 @@ static void note_passing(struct remote *remote, struct remote_file *file)
     if (first)
         status_warn(
             "%s/%s: the server sends neither an ETag nor a Last-Modified that identifies the content; "
-            "--cache-dir keeps such files during this run only",
-            remote->shown, file->name);
+            "%s keeps such files during this run only",
+            remote->shown, file->name, REMOTE_CACHE_DIR);
 }
 
 /* Reads a file into a draft of the cache. */
@@ -986,7 +989,7 @@ static enum status fill_draft(struct remote *remote, struct remote_file *file,
     struct transfer *transfer = NULL;
     int fd = dup(draft->fd);
     if (fd < 0)
-        return status_set(STATUS_EXHAUSTED, "--cache-dir: %s", strerror(errno));
+        return status_set(STATUS_EXHAUSTED, "%s: %s", REMOTE_CACHE_DIR, strerror(errno));
     pthread_mutex_lock(&remote->lock);
     enum status status = start_transfer(remote, file, fd, &transfer);
     if (status == STATUS_OK)
@@ -1090,6 +1093,9 @@ void remote_close(struct remote *remote)
 
 enum status remote_open(const char *url, const struct remote_options *options, struct remote **remote)
 {
+    *remote = NULL;
+    if (options && options->prepare)
+        TRY(options->prepare(url));
     struct remote *opened = *remote = calloc(1, sizeof *opened);
     if (!opened)
         return out_of_memory();

@@ -14,6 +14,10 @@
 
 #define REMOTE_CONNECTIONS 16 /* default number of connections */
 
+/* The names of the cache in messages. */
+#define REMOTE_CACHE_DIR   OPTION_OR_FIELD("--cache-dir", "cache_dir")
+#define REMOTE_CACHE_BYTES OPTION_OR_FIELD("--cache-bytes", "cache_bytes")
+
 struct remote_options {
     const char *option;    /* the option that names the data set, for messages; NULL: "data" */
     uint32_t connections;  /* 0: REMOTE_CONNECTIONS */
@@ -21,6 +25,9 @@ struct remote_options {
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
     bool frozen;           /* read from the cache, but do not change it: read other files into memory */
     bool unlisted;         /* the URL is a folder whose files the caller names; do not list it */
+
+    /* Called by remote_open() before it uses another library; a failure is relayed. NULL: nothing to do. */
+    enum status (*prepare)(const char *url);
 };
 
 /* Returns whether a path is a URL. */

@@ -19,6 +19,7 @@
 
 #include "core/file.h"
 #include "data/checksum.h"
+#include "data/remote.h"
 
 #define LOCK_NAME   "lock"
 #define DRAFT_END   ".part"
@@ -50,9 +51,12 @@ static bool is_name(const char *name, int hashes, const char *end)
 static const char *remedy(int cause)
 {
     if (cause == ENOSPC || cause == EDQUOT)
-        return "; limit the cache with --cache-bytes, or name a folder with more space";
+        return OPTION_OR_FIELD("; limit the cache with --cache-bytes, or name a folder with more space",
+                               "; limit the cache with cache_bytes, or name a folder with more space");
     const bool refused = cause == EROFS || cause == EACCES || cause == EPERM;
-    return refused           ? "; name a folder where this user may create files, or drop --cache-dir"
+    return refused
+               ? OPTION_OR_FIELD("; name a folder where this user may create files, or drop --cache-dir",
+                                 "; name a folder where this user may create files, or do not set cache_dir")
            : cause == ENOENT ? "; create its parent folders first, or name another folder"
            : cause == EISDIR ? "; this name is for a file of the cache: remove or rename the folder"
                              : "";
@@ -62,8 +66,8 @@ static const char *remedy(int cause)
  * not a file of the data set. */
 static enum status failed(const char *path, const char *what)
 {
-    return status_set(STATUS_EXHAUSTED, "--cache-dir: cannot %s %s: %s%s", what, path, strerror(errno),
-                      remedy(errno));
+    return status_set(STATUS_EXHAUSTED, "%s: cannot %s %s: %s%s", REMOTE_CACHE_DIR, what, path,
+                      strerror(errno), remedy(errno));
 }
 
 /* ---- Content ---- */
@@ -298,7 +302,7 @@ enum status cache_open(const char *folder, bool frozen)
     struct stat info;
     if (frozen && access(folder, F_OK) != 0 && errno == ENOENT) {
         enum status status = file_check_new_folder(folder);
-        return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--cache-dir");
+        return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", REMOTE_CACHE_DIR);
     }
     if (!frozen && mkdir(folder, 0777) != 0 && errno != EEXIST) {
         const int cause = errno;
@@ -306,13 +310,14 @@ enum status cache_open(const char *folder, bool frozen)
         char parent[PATH_MAX];
         snprintf(parent, sizeof parent, "%s", folder);
         const bool forbids = cause == ENOENT && access(dirname(parent), F_OK) == 0;
-        return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s%s", folder,
+        return status_set(STATUS_USAGE, "%s %s: cannot create the folder: %s%s", REMOTE_CACHE_DIR, folder,
                           strerror(cause), remedy(forbids ? EPERM : cause));
     }
     if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
-        return status_set(STATUS_USAGE, "--cache-dir %s: this is a file; name a folder", folder);
+        return status_set(STATUS_USAGE, "%s %s: this is a file; name a folder", REMOTE_CACHE_DIR, folder);
     if (access(folder, R_OK | W_OK | X_OK) != 0)
-        return status_set(STATUS_USAGE, "--cache-dir %s: %s%s", folder, strerror(errno), remedy(errno));
+        return status_set(STATUS_USAGE, "%s %s: %s%s", REMOTE_CACHE_DIR, folder, strerror(errno),
+                          remedy(errno));
     return STATUS_OK;
 }
 
@@ -353,11 +358,11 @@ static enum status lock_draft(struct cache_draft *draft)
 
 enum status cache_check_fits(const struct cache_entry *entry, uint64_t limit)
 {
-    return !limit || entry->bytes <= limit ? STATUS_OK
-                                           : status_set(STATUS_USAGE,
-                                                        "--cache-bytes %" PRIu64 ": a file of %" PRIu64
-                                                        " bytes does not fit; raise the limit",
-                                                        limit, entry->bytes);
+    return !limit || entry->bytes <= limit
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "%s %" PRIu64 ": a file of %" PRIu64 " bytes does not fit; raise the limit",
+                            REMOTE_CACHE_BYTES, limit, entry->bytes);
 }
 
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
@@ -378,7 +383,8 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
     bool fits = false;
     for (int i = 0; !fits; i++) {
         if (i == WAITS_QUIET)
-            status_say("%s: waiting for room below --cache-bytes, which other processes are filling", folder);
+            status_say("%s: waiting for room below %s, which other processes are filling", folder,
+                       REMOTE_CACHE_BYTES);
         if (i > 0)
             nanosleep(&(struct timespec){.tv_nsec = WAIT_NS}, NULL);
         TRY(reserve(folder, entry->bytes, limit, draft, &fits));

@@ -89,10 +89,7 @@ static uint32_t capacity_of(const struct dataset *dataset, uint32_t threads)
     return most > threads ? (uint32_t)most : threads + 1;
 }
 
-/* Returns the memory that blocks of a size need, if the windows of all lanes are to stay in memory. A run
- * covers one block more than its bytes fill, because it begins and ends within blocks. In the order of the
- * set, the threads read within a few blocks. */
-static uint64_t needed_bytes(const struct set_files_order *order, double sample_bytes, uint64_t block_bytes)
+uint64_t set_files_needed(const struct set_files_order *order, double sample_bytes, uint64_t block_bytes)
 {
     const double runs = order->window > 0 ? 1 + (double)order->window / order->run : SEQUENTIAL_BLOCKS;
     return (uint64_t)(order->lanes * (order->window * sample_bytes + runs * (double)block_bytes));
@@ -110,7 +107,8 @@ static uint64_t choose_block(const struct dataset *dataset, const struct set_fil
     const double sample_bytes = (double)total / dataset->sample_count;
     while (block > BLOCK_SPREAD && total < BLOCKS_SPREAD * block)
         block /= 2;
-    while (block >= BLOCK_MIN && total > limit && needed_bytes(order, sample_bytes, block) > limit / 8 * 7)
+    while (block >= BLOCK_MIN && total > limit &&
+           set_files_needed(order, sample_bytes, block) > limit / 8 * 7)
         block /= 2;
     return block >= BLOCK_MIN && (double)block * order->share >= BLOCK_SAMPLES * sample_bytes ? block : 0;
 }

@@ -22,6 +22,11 @@ struct set_files_order {
     double share; /* of the samples that are read in an epoch, above 0 */
 };
 
+/* Returns the memory that blocks of a size need, if the windows of all lanes are to stay in memory. A run
+ * covers one block more than its bytes fill, because it begins and ends within blocks. In the order of the
+ * set, the threads read within a few blocks. `sample_bytes` is the mean size of a sample. */
+uint64_t set_files_needed(const struct set_files_order *order, double sample_bytes, uint64_t block_bytes);
+
 /* Opens no file yet. `threads` is the largest number of threads that read at the same time. Of shards at a
  * URL without a cache folder, blocks are held in memory (data/remote_blocks.h), or whole shards if the server
  * does not send ranges: together at most `memory_bytes`, above 0, or one shard if it is larger. Open shards

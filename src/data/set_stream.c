@@ -18,6 +18,9 @@
 
 #include "core/timer.h"
 #include "data/checksum.h"
+#include "data/plain_reader.h"
+#include "data/remote.h"
+#include "data/remote_blocks.h"
 #include "data/set_files.h"
 #include "machine/host.h"
 
@@ -1164,4 +1167,103 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     const struct failure failure = status_save(status);
     set_stream_close(&self->stream);
     return status_restore(&failure);
+}
+
+/* ---- The shape of the samples ---- */
+
+/* Decodes the image of a sample. */
+static enum status decode_sample(const struct set_stream_request *request, uint32_t number,
+                                 struct plain *plain, struct image_scratch *scratch, uint8_t **bytes,
+                                 struct image *image)
+{
+    const struct dataset_sample *sample = &request->dataset->samples[number];
+    const struct dataset_member *member = &request->dataset->members[sample->member + sample->image];
+    bool is_image = false;
+    if (sample->image == sample->members)
+        return dataset_lacks(request->dataset, sample, &request->dataset->choice.image, "image");
+    free(*bytes);
+    *bytes = malloc(member->size + 1);
+    TRY(ALLOCATED(*bytes, "out of memory for a sample"));
+    TRY(plain_bytes(plain, member, member->size, *bytes));
+    enum status status = image_fit(&request->fit, members_format(member->extension), *bytes, member->size, 0,
+                                   number, scratch, image, &is_image);
+    if (status == STATUS_OK && !is_image)
+        status = status_set(STATUS_FAILED, "its %s is neither an image nor an array of an image",
+                            member->extension);
+    return status == STATUS_OK ? STATUS_OK : dataset_at(request->dataset, sample, member, status);
+}
+
+enum status set_stream_find_shape(struct set_stream_request *request)
+{
+    const struct image_fit *fit = &request->fit;
+    const uint32_t most = request->on_error == SET_STREAM_MASK ? request->dataset->sample_count : 1;
+    struct plain plain = {.dataset = request->dataset, .fd = -1};
+    struct image_scratch scratch = {0};
+    struct image image = {
+        .channels = fit->channels, .depth = 1, .height = fit->res, .width = fit->res, .type = DTYPE_U8};
+    uint8_t *bytes = NULL;
+    enum status status = fit->res ? STATUS_OK : STATUS_FAILED;
+    for (uint32_t i = 0; status == STATUS_FAILED && i < most; i++)
+        status = decode_sample(request, i, &plain, &scratch, &bytes, &image);
+    image_scratch_close(&scratch);
+    plain_close(&plain);
+    free(bytes);
+    request->channels = image.channels;
+    request->depth = image.depth;
+    request->height = image.height;
+    request->width = image.width;
+    request->type = image.type;
+    return status;
+}
+
+/* ---- Shards at a URL ---- */
+
+/* Returns the failure of shards of `bytes` bytes of which only `limit` bytes are kept. */
+static enum status refuse_shards(bool cached, uint64_t bytes, uint64_t limit)
+{
+    return cached
+               ? status_set(
+                     STATUS_USAGE,
+                     "%s is %llu, but the shards of %s have %llu bytes, which are read in random order: most "
+                     "would be downloaded again and again; raise %s to at least %llu",
+                     REMOTE_CACHE_BYTES, (unsigned long long)limit, OPTION_OR_FIELD("--data", "path"),
+                     (unsigned long long)bytes, REMOTE_CACHE_BYTES, (unsigned long long)bytes)
+               : status_set(
+                     STATUS_USAGE,
+                     "%s: the server sends no ranges of the shards, which have %llu bytes, but only %llu "
+                     "bytes are held in memory. The shards are read in random order: most would be "
+                     "downloaded again and again; %s with room for them",
+                     OPTION_OR_FIELD("--data", "path"), (unsigned long long)bytes, (unsigned long long)limit,
+                     OPTION_OR_FIELD("add --cache-dir DIR on a disk", "set cache_dir to a folder"));
+}
+
+enum status set_stream_plan_shards(const struct dataset *dataset, uint32_t lanes, uint32_t shuffle,
+                                   int threads, uint64_t *shard_bytes)
+{
+    uint64_t bytes = 0;
+    if (!dataset->remote || shuffle == 0)
+        return STATUS_OK;
+    for (uint32_t i = 0; i < dataset->file_count; i++)
+        bytes += dataset->files[i].bytes;
+    if (!remote_blocks_possible(dataset)) {
+        const bool cached = remote_cached(dataset->remote);
+        const uint64_t memory = *shard_bytes ? *shard_bytes : SET_STREAM_SHARD_BYTES;
+        const uint64_t limit = cached ? remote_cache_bytes(dataset->remote) : memory;
+        return limit == 0 || bytes <= limit ? STATUS_OK : refuse_shards(cached, bytes, limit);
+    }
+    if (*shard_bytes)
+        return STATUS_OK;
+    const struct draw_order order = draw_lanes(0, 0, dataset->sample_count, lanes, shuffle);
+    const struct set_files_order use = {order.lanes, order.window, order.block, 1};
+    uint64_t windows = set_files_needed(&use, (double)bytes / dataset->sample_count, REMOTE_BLOCK_BYTES) +
+                       2 * (uint64_t)threads * REMOTE_BLOCK_BYTES;
+    windows = windows < bytes ? windows : bytes;
+    if (windows <= SET_STREAM_SHARD_BYTES)
+        return STATUS_OK;
+    *shard_bytes = windows;
+    return memory_check(windows, "the shuffle windows in memory",
+                        OPTION_OR_FIELD("lower --shuffle, or add --cache-dir DIR on a disk with room for the "
+                                        "shards",
+                                        "lower shuffle_buffer, or set cache_dir to a folder with room for "
+                                        "the shards"));
 }

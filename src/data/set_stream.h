@@ -123,6 +123,21 @@ static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint
 
 FDSL_C_BEGIN
 
+/* Sets channels, depth, height, width and type of the samples that request->dataset and request->fit
+ * describe: with fit.res from `fit`, otherwise from the first sample; with SET_STREAM_MASK, from the first
+ * one that can be decoded. STATUS_FAILED, with the file and the reason, if there is none. */
+enum status set_stream_find_shape(struct set_stream_request *request);
+
+/* Decides how much memory a stream may use for shards of a URL: request.shard_bytes. `lanes` and `shuffle`
+ * are those of draw_lanes(). A `*shard_bytes` above 0 is the caller's own limit and stays. Otherwise it
+ * becomes 0, or what the blocks of the shuffle windows need if that is more. A block is then requested once
+ * per epoch for each run of consecutive samples of the order that it touches. STATUS_USAGE if a server sends
+ * no ranges, or if there is a cache folder, and the shuffled shards do not fit into the memory or the cache:
+ * nearly each sample would download its shard again. STATUS_EXHAUSTED if the windows do not fit into memory.
+ */
+enum status set_stream_plan_shards(const struct dataset *dataset, uint32_t lanes, uint32_t shuffle,
+                                   int threads, uint64_t *shard_bytes);
+
 /* Opens a stream, and starts its threads, which begin to prepare batches at the first stream_next(): a caller
  * may seek before it, and nothing is read in vain. STATUS_EXHAUSTED if memory or
  * threads run out, STATUS_TOO_LARGE if the batches do not fit into memory, STATUS_USAGE if the fit and the

@@ -263,8 +263,9 @@ struct fdsl_source_config {
                         * or the first of cls, json:label and txt */
 
     /* Shards at a URL. */
-    const char *cache_dir; /* a folder for copies of them; NULL (default): they are held in memory */
-    uint64_t cache_bytes;  /* maximum size of the cache; 0 (default): unlimited */
+    const char
+        *cache_dir;       /* a folder for copies of them; NULL (default): blocks of them are held in memory */
+    uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited */
 };
 
 /* What fdsl_source_open() found. */
@@ -275,8 +276,8 @@ struct fdsl_source_info {
     uint32_t classes; /* number of classes with a name (fdsl_source_class()); 0: the classes have no names */
     uint32_t files;   /* number of shards, or of files */
     int shards;       /* 1: shards; 0: class folders */
-    uint64_t hash;    /* of the names of the samples, and of the sizes, the first and the last bytes of their
-                       * members */
+    uint64_t hash;    /* of the names of the samples, of the sizes, the first and the last bytes of their
+                       * members, and of which members are the image and the label */
 };
 
 /* Describes a stream. Set all fields with fdsl_stream_config_init(), then change some. fdsl_stream_open()
@@ -314,7 +315,9 @@ struct fdsl_stream_config {
     uint32_t prefetch;    /* number of batches that are prepared ahead, 1 to 1024; default 2 */
     uint32_t held;        /* number of batches that the caller holds at the same time, 1 to 1024; default 1 */
     uint64_t shard_bytes; /* maximum size of the shards at a URL that are in memory without cache_dir; 0
-                           * (default): 1 GiB */
+                           * (default): 1 GiB, or what the blocks of the shuffle windows need if that is
+                           * more. With less memory, blocks are requested again. FDSL_INVALID if the
+                           * server sends no ranges, and the shuffled shards have more bytes */
     const char *on_error; /* a sample without an image or a label, or that cannot be decoded: "fail" (default)
                            * ends the stream with an error; "mask": its values are 0, its label is -1 */
 };

@@ -9,39 +9,52 @@
 #include "data/remote.h"
 #include "lib/late.h"
 
-#define CURL_FUNCTIONS(do)                                                                                                   \
-    do                                                                                                                       \
-    (0, curl_easy_cleanup) do(1, curl_easy_init) do(2, curl_easy_perform) do(3, curl_easy_reset) do(4, curl_easy_setopt) do( \
-        5,                                                                                                                   \
-        curl_easy_strerror) do(6,                                                                                            \
-                               curl_getdate) do(7,                                                                           \
-                                                curl_global_init) do(8,                                                      \
-                                                                     curl_slist_append) do(9,                                \
-                                                                                           curl_slist_free_all)
-#define EXPAT_FUNCTIONS(do)                                                                                                                     \
-    do                                                                                                                                          \
-    (10, XML_ErrorString) do(11, XML_GetCurrentByteIndex) do(12, XML_GetErrorCode) do(13, XML_Parse) do(14, XML_ParserCreateNS) do(             \
-        15,                                                                                                                                     \
-        XML_ParserFree) do(16,                                                                                                                  \
-                           XML_SetCharacterDataHandler) do(17,                                                                                  \
-                                                           XML_SetElementHandler) do(18,                                                        \
-                                                                                     XML_SetStartDoctypeDeclHandler) do(19,                     \
-                                                                                                                        XML_SetUserData) do(20, \
-                                                                                                                                            XML_StopParser)
-#define CRYPTO_FUNCTIONS(do)                                                                           \
-    do                                                                                                 \
-    (21, EVP_Digest) do(22, EVP_DigestFinal_ex) do(23, EVP_DigestInit_ex) do(24, EVP_DigestUpdate) do( \
-        25, EVP_MD_CTX_free) do(26, EVP_MD_CTX_new) do(27, EVP_md5) do(28, EVP_sha256) do(29, HMAC)
+#define CURL_FUNCTIONS(X)    \
+    X(0, curl_easy_cleanup)  \
+    X(1, curl_easy_init)     \
+    X(2, curl_easy_perform)  \
+    X(3, curl_easy_reset)    \
+    X(4, curl_easy_setopt)   \
+    X(5, curl_easy_strerror) \
+    X(6, curl_getdate)       \
+    X(7, curl_global_init)   \
+    X(8, curl_slist_append)  \
+    X(9, curl_slist_free_all)
+#define EXPAT_FUNCTIONS(X)                \
+    X(10, XML_ErrorString)                \
+    X(11, XML_GetCurrentByteIndex)        \
+    X(12, XML_GetErrorCode)               \
+    X(13, XML_Parse)                      \
+    X(14, XML_ParserCreateNS)             \
+    X(15, XML_ParserFree)                 \
+    X(16, XML_SetCharacterDataHandler)    \
+    X(17, XML_SetElementHandler)          \
+    X(18, XML_SetStartDoctypeDeclHandler) \
+    X(19, XML_SetUserData)                \
+    X(20, XML_StopParser)
+#define CRYPTO_FUNCTIONS(X)   \
+    X(21, EVP_Digest)         \
+    X(22, EVP_DigestFinal_ex) \
+    X(23, EVP_DigestInit_ex)  \
+    X(24, EVP_DigestUpdate)   \
+    X(25, EVP_MD_CTX_free)    \
+    X(26, EVP_MD_CTX_new)     \
+    X(27, EVP_md5)            \
+    X(28, EVP_sha256)         \
+    X(29, HMAC)
 #define FUNCTIONS 30
 
-/* What a function does before its library is open: it returns NULL, which callers treat as a failure. */
+/* Stands for each function before its library is open. Callers treat NULL as a failure. */
 static void *absent(void)
 {
     return NULL;
 }
 
+#define ABSENT(number, name) [number] = absent,
+
 /* The addresses of the functions, by their numbers. The assembler code below uses it by this name. */
-void *late_functions[FUNCTIONS];
+void *(*late_functions[FUNCTIONS])(void) = {CURL_FUNCTIONS(ABSENT) EXPAT_FUNCTIONS(ABSENT)
+                                                CRYPTO_FUNCTIONS(ABSENT)};
 
 #if defined(__x86_64__)
 #define JUMP(number) "endbr64\n jmp *late_functions+8*" #number "(%rip)\n"
@@ -100,8 +113,6 @@ static void open_library(struct late_library *library)
 
 static void open_all(void)
 {
-    for (int i = 0; i < FUNCTIONS; i++)
-        late_functions[i] = (void *)(uintptr_t)absent;
     for (size_t i = 0; i < COUNT_OF(libraries); i++)
         open_library(&libraries[i]);
 }

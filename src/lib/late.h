@@ -4,7 +4,7 @@
 
 #include "core/status.h"
 
-/* Opens the libraries that a data set at this path or URL needs. Call it before the first of their functions.
+/* Opens the libraries that a data set at this path or URL needs: remote_options.prepare of libfdsl.
  * STATUS_UNAVAILABLE with the name of the missing library and the reason. Thread safe. */
 enum status late_open(const char *url);
 

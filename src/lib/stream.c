@@ -13,7 +13,6 @@
 #include "data/checksum.h"
 #include "data/dataset.h"
 #include "data/image_output.h"
-#include "data/plain_reader.h"
 #include "data/random_draws.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
@@ -22,6 +21,7 @@
 
 #define SAMPLES_MAX (UINT32_C(1) << 31) /* of a global batch and of a data set: the limit of draw_lanes() */
 #define BATCHES_MAX 1024
+#define ALIGNMENT   256 /* of struct fdsl_tensor.data, in bytes */
 
 /* ---- Sources ---- */
 
@@ -89,14 +89,21 @@ static enum status check_kind(const struct fdsl_source *source, const char *kind
                       source->dataset.path);
 }
 
-/* Combines the hashes of all samples, in their order, and the numbers of their class folders. */
+/* Combines the hashes of all samples, in their order, and which of their members are the image and the label.
+ */
 static uint64_t hash_samples(const struct dataset *dataset)
 {
     uint64_t hash = dataset->sample_count;
     for (uint32_t i = 0; i < dataset->sample_count; i++) {
         const struct dataset_sample *sample = &dataset->samples[i];
-        const uint64_t words[] = {sample->key_hash, sample->edges, sample->bytes,
-                                  (uint64_t)(int64_t)sample->class_folder};
+        const char *field = sample->rule ? sample->rule->field : "";
+        const uint64_t words[] = {sample->key_hash,
+                                  sample->edges,
+                                  sample->bytes,
+                                  (uint64_t)(int64_t)sample->class_folder,
+                                  sample->image,
+                                  sample->label,
+                                  checksum_seeded(field, strlen(field), sample->rule != NULL)};
         hash = checksum_seeded(words, sizeof words, hash);
     }
     return hash;
@@ -116,10 +123,11 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     self->path = strdup(config->path);
     self->cache_dir = config->cache_dir ? strdup(config->cache_dir) : NULL;
     TRY(ALLOCATED(self->path && (self->cache_dir || !config->cache_dir), "out of memory"));
-    self->remote = (struct remote_options){
-        .option = "path", .cache_dir = self->cache_dir, .cache_bytes = config->cache_bytes};
+    self->remote = (struct remote_options){.option = "path",
+                                           .cache_dir = self->cache_dir,
+                                           .cache_bytes = config->cache_bytes,
+                                           .prepare = late_open};
     TRY(members_parse(config->image, config->label, NULL, &members));
-    TRY(late_open(self->path));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
     TRY(check_kind(self, config->kind));
     self->dataset.incomplete =
@@ -193,7 +201,7 @@ struct fdsl_batch {
     struct fdsl_stream *owner;
     struct stream_batch batch;
     int64_t *labels, *numbers;
-    int64_t extents[8]; /* the shape of the images, then their strides */
+    int64_t extents[9]; /* the shape of the images, their strides, and the stride of labels and numbers */
     bool held;
 };
 
@@ -256,10 +264,10 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
     const struct draw_order drawn =
         draw_lanes(order->seed, (uint32_t)epoch, order->count, order->lanes, order->shuffle);
     const struct partition ranks = {.rank = order->rank, .ranks = order->ranks, .strong = true};
-    const uint32_t first = (uint32_t)step * order->global, left = order->count - first;
-    const struct share share = partition_share(&ranks, left < order->global ? left : order->global);
+    const struct share share = partition_step(&ranks, order->count, order->global, (uint32_t)step);
+    const uint32_t first = (uint32_t)step * order->global + (uint32_t)share.first;
     for (uint32_t i = 0; i < share.count; i++)
-        numbers[i] = draw_order_at(&drawn, first + (uint32_t)share.first + i);
+        numbers[i] = draw_order_at(&drawn, first + i);
     return (uint32_t)share.count;
 }
 
@@ -305,44 +313,19 @@ static enum status set_order(const struct fdsl_stream_config *config, struct fds
 static const char *const fit_choices[] = {"resize", "crop", "random-resized-crop", "center-crop", NULL};
 static const enum fit_how fits[] = {FIT_RESIZE, FIT_CROP, FIT_RANDOM_RESIZED_CROP, FIT_CENTRE};
 
-/* Gets the shape of the first image of the set that can be read. */
-static enum status get_shape(const struct fdsl_source *source, struct set_stream_request *request)
+/* Finds the shape of the images, which must suit the configuration. */
+static enum status check_shape(struct set_stream_request *request)
 {
-    const struct dataset *dataset = &source->dataset;
-    struct plain plain = {.dataset = dataset, .fd = -1};
-    struct image_scratch scratch = {0};
-    struct image image = {0};
-    enum status status = STATUS_FAILED;
-    for (uint32_t i = 0; i < dataset->sample_count && status == STATUS_FAILED; i++) {
-        const struct dataset_sample *sample = &dataset->samples[i];
-        const struct dataset_member *member = &dataset->members[sample->member + sample->image];
-        bool is_image = false;
-        if (sample->image == sample->members)
-            continue;
-        uint8_t *bytes = malloc(member->size + 1);
-        status = ALLOCATED(bytes, "out of memory for a sample");
-        if (status == STATUS_OK)
-            status = plain_bytes(&plain, member, member->size, bytes);
-        if (status == STATUS_OK)
-            status = image_decode(members_format(member->extension), bytes, member->size, &scratch, &image,
-                                  &is_image);
-        if (status == STATUS_OK && !is_image)
-            status = status_set(STATUS_FAILED, "it is no image");
-        free(bytes);
-    }
-    image_scratch_close(&scratch);
-    plain_close(&plain);
+    const uint32_t channels = request->channels;
+    const enum status status = set_stream_find_shape(request);
     if (status != STATUS_OK)
-        return status_prefix(status, "path: no image of the data set can be decoded");
-    request->depth = image.depth;
-    request->height = image.height;
-    request->width = image.width;
-    return image.type == DTYPE_U8 && image.depth == 1 && image.channels == request->channels
+        return status_prefix(status, "path: cannot find the size of the images");
+    return request->type == DTYPE_U8 && request->depth == 1 && request->channels == channels
                ? STATUS_OK
                : status_set(STATUS_USAGE,
                             "channels: it is %u, but the first image is %s with %u channels and a depth of "
                             "%u; streams deliver images of bytes with a depth of 1",
-                            request->channels, dtype_names[image.type], image.channels, image.depth);
+                            channels, dtype_names[request->type], request->channels, request->depth);
 }
 
 /* Sets the shapes and strides that do not depend on the batch. */
@@ -397,7 +380,7 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     request->fit = (struct image_fit){
         .how = fits[fit], .res = config->out_res, .channels = config->channels, .seed = config->seed};
     if (config->out_res == 0)
-        TRY(get_shape(self->source, request));
+        TRY(check_shape(request));
     set_shape(self, request);
     return STATUS_OK;
 }
@@ -420,32 +403,13 @@ static enum status check_complete(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* Refuses a set at a URL that is larger than the memory or the cache for its shards: its blocks are read in
- * random order, so nearly each block would download its shard again. */
-static enum status check_shards(const struct fdsl_source *source, uint64_t memory)
-{
-    const struct dataset *dataset = &source->dataset;
-    const bool cached = source->cache_dir != NULL;
-    const uint64_t limit = cached ? source->remote.cache_bytes : memory ? memory : SET_STREAM_SHARD_BYTES;
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; dataset->remote && i < dataset->file_count; i++)
-        bytes += dataset->files[i].bytes;
-    if (limit == 0 || bytes <= limit)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "%s: the shards of the data set have %llu bytes, but only %llu bytes are kept, and a "
-                      "shuffled stream would download most of them again and again; %s",
-                      cached ? "cache_bytes" : "shard_bytes", (unsigned long long)bytes,
-                      (unsigned long long)limit,
-                      cached ? "raise cache_bytes" : "set cache_dir to a folder with room for them");
-}
-
 static enum status allocate_batches(const struct set_stream_request *request, struct fdsl_stream *self)
 {
-    const size_t capacity = self->info.capacity;
+    const size_t unit = ALIGNMENT / sizeof *self->words;
+    const size_t capacity = (self->info.capacity + unit - 1) / unit * unit;
     self->batch_count = request->ahead + request->held;
     self->batches = calloc(self->batch_count, sizeof *self->batches);
-    self->words = calloc(2 * self->batch_count * capacity, sizeof *self->words);
+    self->words = aligned_alloc(ALIGNMENT, 2 * self->batch_count * capacity * sizeof *self->words);
     TRY(ALLOCATED(self->batches && self->words, "out of memory for %u batches", self->batch_count));
     for (uint32_t i = 0; i < self->batch_count; i++) {
         struct fdsl_batch *batch = &self->batches[i];
@@ -459,6 +423,7 @@ static enum status allocate_batches(const struct set_stream_request *request, st
             step *= batch->extents[axis];
         }
         batch->extents[4] = step;
+        batch->extents[8] = 1;
     }
     return STATUS_OK;
 }
@@ -469,23 +434,25 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     struct set_stream_request request = {.dataset = &self->source->dataset};
     int on_error;
     TRY(set_order(config, self));
+    TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
+    request.on_error = (enum set_stream_error)on_error;
     TRY(set_images(config, self, &request));
     TRY(lib_threads("num_threads", config->num_threads, &request.threads));
     TRY(lib_check_count("prefetch", config->prefetch, 1, BATCHES_MAX));
     TRY(lib_check_count("held", config->held, 1, BATCHES_MAX));
-    TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
     if (on_error == SET_STREAM_FAIL)
         TRY(check_complete(&self->source->dataset));
-    if (config->shuffle)
-        TRY(check_shards(self->source, config->shard_bytes));
+    request.shard_bytes = config->shard_bytes;
+    TRY(set_stream_plan_shards(request.dataset, self->order.lanes, self->order.shuffle, request.threads,
+                               &request.shard_bytes));
     request.plan = (struct stream_plan){.steps = self->info.steps,
                                         .capacity = self->info.capacity,
                                         .list = list_step,
                                         .context = &self->order};
     request.ahead = config->prefetch;
     request.held = config->held;
-    request.shard_bytes = config->shard_bytes;
-    request.on_error = (enum set_stream_error)on_error;
+    request.lanes = self->order.lanes;
+    request.shuffle = self->order.shuffle;
     TRY(allocate_batches(&request, self));
     return set_stream_open(&request, &self->stream);
 }
@@ -670,7 +637,6 @@ enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl
 enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field field,
                                    struct fdsl_tensor *tensor)
 {
-    static int64_t one[] = {1}; /* the stride of labels and numbers */
     enum status status = check_batch(batch);
     if (status == STATUS_OK && !tensor)
         status = status_set(STATUS_USAGE, "tensor: it is NULL");
@@ -684,7 +650,7 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
                                    .bits = 64,
                                    .lanes = 1,
                                    .shape = batch->extents,
-                                   .strides = one};
+                                   .strides = batch->extents + 8};
     if (field != FDSL_IMAGES)
         return FDSL_OK;
     const struct batch *samples = &batch->batch.samples;

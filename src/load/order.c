@@ -56,9 +56,8 @@ uint32_t order_steps(const struct order_plan *plan)
 
 struct share order_step_share(const struct order_plan *plan, uint32_t step, uint32_t worker)
 {
-    const uint32_t left = plan->samples - step * plan->batch;
     const struct partition partition = {.rank = worker, .ranks = plan->workers, .strong = true};
-    return partition_share(&partition, left < plan->batch ? left : plan->batch);
+    return partition_step(&partition, plan->samples, plan->batch, step);
 }
 
 uint32_t order_step(const struct order_plan *plan, uint32_t epoch, uint32_t step, uint32_t worker,

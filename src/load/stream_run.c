@@ -123,35 +123,14 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
                : 0;
 }
 
-/* Finds the shape and the type of the samples: with --out-res from the options, otherwise from the first
- * sample that is not broken, so that --on-error mask works for any sample. */
-static enum status find_shape(const struct load *load, struct set_stream_request *request)
+/* Describes the stream, except its plan. */
+static struct set_stream_request request_for(const struct load *load)
 {
-    const struct dataset *dataset = load->dataset;
-    struct stream_reference reference = {0};
-    struct image image = {.channels = load->fit.channels,
-                          .depth = 1,
-                          .height = load->fit.res,
-                          .width = load->fit.res,
-                          .type = DTYPE_U8};
-    enum status status = STATUS_OK;
-    if (!load->fit.res) {
-        status = reference_open(load, 0, &reference);
-        if (status == STATUS_OK)
-            status = STATUS_FAILED;
-        for (uint32_t i = 0; status == STATUS_FAILED && i < dataset->sample_count; i++) {
-            status = reference_image(&reference, &load->fit, 0, i, &image);
-            if (load->given->on_error != ON_ERROR_MASK)
-                break;
-        }
-        reference_close(&reference);
-    }
-    request->channels = image.channels;
-    request->depth = image.depth;
-    request->height = image.height;
-    request->width = image.width;
-    request->type = image.type;
-    return status;
+    return (struct set_stream_request){.dataset = load->dataset,
+                                       .fit = load->fit,
+                                       .ahead = (uint32_t)load->given->prefetch,
+                                       .on_error = load->given->on_error == ON_ERROR_MASK ? SET_STREAM_MASK
+                                                                                          : SET_STREAM_FAIL};
 }
 
 static bool has_label(const struct dataset_sample *sample)
@@ -179,7 +158,7 @@ static enum status check_members(const struct load *load, const struct dataset_s
 
 enum status stream_run_accepts(const struct load *load)
 {
-    struct set_stream_request request;
+    struct set_stream_request request = request_for(load);
     bool images = false;
     if (load_skips(load))
         return dataset_refuse_skip("a stream");
@@ -193,7 +172,7 @@ enum status stream_run_accepts(const struct load *load)
                                         "member with --image");
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         TRY(check_members(load, &load->dataset->samples[i]));
-    return find_shape(load, &request);
+    return set_stream_find_shape(&request);
 }
 
 bool stream_run_has_jpeg(const struct load *load)
@@ -204,26 +183,25 @@ bool stream_run_has_jpeg(const struct load *load)
     return found;
 }
 
-/* Describes the stream. */
+/* Describes the stream with its plan. */
 static enum status fill_request(struct stream_run *run, int threads)
 {
     const struct load *load = run->load;
     const struct order_plan *plan = &run->verifier.plan;
     bool labels = false;
-    run->request = (struct set_stream_request){
-        .dataset = load->dataset,
-        .fit = load->fit,
-        .plan = {.steps = order_steps(plan),
-                 .capacity = (uint32_t)order_step_share(plan, 0, 0).count, /* rank 0 has the largest share */
-                 .list = list_step,
-                 .context = run},
-        .lanes = plan->lanes,
-        .shuffle = plan->shuffle_buffer,
-        .threads = threads,
-        .ahead = (uint32_t)load->given->prefetch,
-        .on_error = load->given->on_error == ON_ERROR_MASK ? SET_STREAM_MASK : SET_STREAM_FAIL};
+    run->request = request_for(load);
+    run->request.threads = threads;
+    run->request.plan = (struct stream_plan){
+        .steps = order_steps(plan),
+        .capacity = (uint32_t)order_step_share(plan, 0, 0).count, /* rank 0 has the largest share */
+        .list = list_step,
+        .context = run};
+    run->request.lanes = plan->lanes;
+    run->request.shuffle = plan->shuffle_buffer;
     run->request.fit.whole = true; /* as in the stream, for the reference */
-    TRY(find_shape(load, &run->request));
+    TRY(set_stream_find_shape(&run->request));
+    TRY(set_stream_plan_shards(load->dataset, plan->lanes, plan->shuffle_buffer, threads,
+                               &run->request.shard_bytes));
     run->sample_bytes = (size_t)run->request.channels * run->request.depth * run->request.height *
                         run->request.width * dtype_bytes(run->request.type);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)

@@ -19,7 +19,6 @@
 #include "data/generated_stream.h"
 #include "data/members.h"
 #include "data/remote.h"
-#include "data/remote_blocks.h"
 #include "data/set_stream.h"
 #include "machine/host.h"
 #include "data/source.h"
@@ -282,60 +281,6 @@ static enum status take_list(const struct data_list *list, const struct source_r
     return STATUS_OK;
 }
 
-/* Returns the total size of the shards. */
-static uint64_t shards_total(const struct dataset *dataset)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < dataset->file_count; i++)
-        bytes += dataset->files[i].bytes;
-    return bytes;
-}
-
-/* Refuses a set at a URL that is larger than the memory or the cache for whole shards. Blocks of its samples
- * are read in random order, so nearly each block would download its shard again. */
-static enum status check_shards(const struct data_request *request, uint64_t bytes)
-{
-    const uint64_t memory = request->shard_bytes ? request->shard_bytes : SET_STREAM_SHARD_BYTES;
-    const uint64_t limit = request->cache_dir ? request->cache_bytes : memory;
-    if (limit == 0 || bytes <= limit)
-        return STATUS_OK;
-    return request->cache_dir
-               ? status_set(
-                     STATUS_USAGE,
-                     "--cache-bytes is %llu, but the shards of --data have %llu bytes, and --feed load "
-                     "reads them in random order: most would be downloaded again and again; raise "
-                     "--cache-bytes to at least %llu",
-                     (unsigned long long)limit, (unsigned long long)bytes, (unsigned long long)bytes)
-               : status_set(
-                     STATUS_USAGE,
-                     "the server of --data sends no ranges of its shards, which have %llu bytes, but only "
-                     "%llu bytes are held in memory, and --feed load reads them in random order: most would "
-                     "be downloaded again and again; add --cache-dir DIR on a disk with room for them",
-                     (unsigned long long)bytes, (unsigned long long)limit);
-}
-
-/* Decides how much memory shards at a URL may use. If they are read in blocks, each lane needs those of its
- * window, or blocks would be downloaded several times per epoch. */
-static enum status plan_shards(const struct data_request *request, const struct source_reader *reader,
-                               struct data *data)
-{
-    const struct dataset *dataset = source_dataset_set(reader);
-    if (!dataset->remote)
-        return STATUS_OK;
-    const uint64_t bytes = shards_total(dataset);
-    if (!remote_blocks_possible(dataset))
-        return check_shards(request, bytes);
-    const uint64_t lanes = request->shuffle ? request->lanes : 1;
-    uint64_t windows = request->shuffle * (dataset->bytes / dataset->sample_count + 1) +
-                       2 * (lanes + (uint64_t)request->resources.threads) * REMOTE_BLOCK_BYTES;
-    windows = windows < bytes ? windows : bytes;
-    TRY(memory_check(windows, "the shuffle windows of --data in memory",
-                     "lower --shuffle, or add --cache-dir DIR on a disk with room for the shards"));
-    if (!request->shard_bytes && windows > SET_STREAM_SHARD_BYTES)
-        data->shard_bytes = windows;
-    return STATUS_OK;
-}
-
 /* Lists the samples of the training set, and reads those that are measured. Moves the reader to
  * data->source. */
 static enum status list_training_set(const struct data_request *request, struct source_reader *reader,
@@ -343,7 +288,9 @@ static enum status list_training_set(const struct data_request *request, struct 
 {
     struct data_list list = {0};
     const struct data_range range = {0, 0, data->split ? 0 : -1};
-    TRY(plan_shards(request, reader, data));
+    data->shard_bytes = request->shard_bytes;
+    TRY(set_stream_plan_shards(source_dataset_set(reader), request->lanes, request->shuffle,
+                               request->resources.threads, &data->shard_bytes));
     data->source = calloc(1, sizeof *data->source);
     TRY(ALLOCATED(data->source, "out of memory"));
     enum status status = data_list_samples(reader, range, limit_of(request, DATA_TRAIN), data, &list);

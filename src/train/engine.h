@@ -164,8 +164,7 @@ static inline struct share train_share(const struct train *train, uint32_t step)
                                         .ranks = train->ranks ? train->ranks : 1,
                                         .strong = true,
                                         .weights = train->shares};
-    uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
-    return partition_share(&partition, left < train->batch ? left : train->batch);
+    return partition_step(&partition, train->data->sets[DATA_TRAIN].count, train->batch, step);
 }
 
 /* Returns the size of an equal part of a step, rounded up. */
