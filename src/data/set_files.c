@@ -65,6 +65,7 @@ struct set_files {
     _Atomic uint64_t *compared; /* per file: a round in which it was compared */
     uint64_t *first_block;      /* per file: number of blocks of the files before it */
     bool in_memory;             /* shards of a URL without a cache folder */
+    bool stopped;               /* no shard of a URL is read; for remote_stop() */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
     pthread_mutex_t lock; /* protects everything below */
@@ -287,7 +288,7 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     files->count++;
     pthread_mutex_unlock(&files->lock);
     int fd;
-    enum status status = dataset_file_open(files->dataset, file, 0, &fd);
+    enum status status = dataset_file_await(files->dataset, file, &files->stopped, &fd);
     const uint64_t inode = status == STATUS_OK && fstat(fd, &info) == 0 ? info.st_ino : 0;
     pthread_mutex_lock(&files->lock);
     entry->fd = fd;
@@ -561,4 +562,20 @@ void set_files_ask(struct set_files *files, const struct dataset_member *member)
 {
     if (files->remote)
         remote_blocks_ask(files->remote, member->file, member->offset, member->size);
+}
+
+void set_files_stop(struct set_files *files)
+{
+    if (files->remote)
+        remote_blocks_stop(files->remote);
+    else if (files->dataset->remote)
+        remote_stop(files->dataset->remote, &files->stopped, true);
+}
+
+void set_files_resume(struct set_files *files)
+{
+    if (files->remote)
+        remote_blocks_resume(files->remote);
+    else if (files->dataset->remote)
+        remote_stop(files->dataset->remote, &files->stopped, false);
 }

@@ -788,11 +788,12 @@ static enum status set_stream_release(struct stream *stream, const struct stream
     return held ? STATUS_OK : status_set(STATUS_USAGE, "the batch was released before");
 }
 
-/* Waits until no thread works on a batch. */
+/* Waits until no thread works on a batch. Threads that wait for a server end their requests. */
 static void drain(struct set_stream *self)
 {
     self->draining = true;
     stop_from(self, self->taken);
+    set_files_stop(self->files);
     for (bool busy = true; busy;) {
         busy = self->listing;
         for (uint32_t i = 0; i < self->slot_count; i++)
@@ -800,6 +801,9 @@ static void drain(struct set_stream *self)
         if (busy)
             pthread_cond_wait(&self->done, &self->lock);
     }
+    pthread_mutex_unlock(&self->lock);
+    set_files_resume(self->files);
+    pthread_mutex_lock(&self->lock);
     self->draining = false;
 }
 
@@ -858,6 +862,7 @@ static void set_stream_cancel(struct stream *stream)
     pthread_mutex_lock(&self->lock);
     self->cancelled = true;
     stop_from(self, self->taken);
+    set_files_stop(self->files);
     pthread_cond_signal(&self->done);
     pthread_mutex_unlock(&self->lock);
 }
@@ -897,6 +902,8 @@ static void set_stream_close(struct stream *stream)
     pthread_mutex_lock(&self->lock);
     self->closing = true;
     stop_from(self, self->taken);
+    if (self->files)
+        set_files_stop(self->files);
     pthread_cond_broadcast(&self->work);
     pthread_mutex_unlock(&self->lock);
     for (int i = 0; i < self->worker_count; i++)
