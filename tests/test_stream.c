@@ -324,6 +324,24 @@ Test(stream, blocks_give_the_same_batches)
     cr_expect_gt(crossing, 0); /* one lane has blocks of 512 KiB */
 }
 
+/* In the order of the set there is one lane, whose memory has fewer blocks than a group of a large set. */
+Test(stream, large_sets_are_read_in_blocks_with_any_shuffle)
+{
+    struct dataset_file shards[8];
+    struct dataset dataset = {.shards = true, .files = shards, .file_count = 8, .sample_count = 8 << 16};
+    for (int f = 0; f < 8; f++)
+        shards[f] = (struct dataset_file){.bytes = UINT64_C(64) << 20};
+    for (uint32_t lanes = 1; lanes <= 64; lanes *= 8) {
+        const struct set_files_order order = {.lanes = lanes, .run = 256, .share = 1};
+        struct set_files *files;
+        must(set_files_open(&dataset, 1, 1, &order, &files));
+        const uint64_t bytes = set_files_block_bytes(files);
+        cr_expect(bytes > (uint64_t)lanes << 19 && bytes <= (uint64_t)lanes << 20, "%u lanes: %llu", lanes,
+                  (unsigned long long)bytes);
+        set_files_close(files);
+    }
+}
+
 /* A shard is truncated. Blocks that cannot be read serve no member, also if the file was compared before in
  * the same round. The next round finds the fault also for members of other blocks. */
 Test(stream, blocks_of_a_truncated_shard_are_failures)

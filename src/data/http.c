@@ -616,7 +616,7 @@ enum status http_get(struct http *http, const struct http_request *request, int 
         if (i > 0)
             wait_before(http, i - 1);
         if (i > 0 && is_abandoned(http))
-            return status; /* of the latest attempt; nobody waits for it */
+            return status; /* of the latest attempt */
         status = attempt(http, &again);
     }
     return again ? status_prefix(status, "tried %d times", tries) : status;

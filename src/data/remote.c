@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <search.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "data/checksum.h"
 #include "data/http.h"
@@ -961,13 +961,9 @@ static enum status start_threads(struct remote *remote)
     remote->threads = calloc(wanted, sizeof *remote->threads);
     if (!remote->threads)
         return out_of_memory();
-    sigset_t every, before;
-    sigfillset(&every); /* signals are for the main thread */
-    pthread_sigmask(SIG_BLOCK, &every, &before);
     while (remote->thread_count < wanted &&
-           pthread_create(&remote->threads[remote->thread_count], NULL, serve, remote) == 0)
+           parallel_start(&remote->threads[remote->thread_count], serve, remote) == 0)
         remote->thread_count++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return remote->thread_count == wanted
                ? STATUS_OK
                : status_set(STATUS_FAILED, "cannot start a thread for a connection; lower --iodepth");

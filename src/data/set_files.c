@@ -136,7 +136,8 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
         count += (dataset->files[i].bytes + self->block_bytes - 1) / self->block_bytes;
     }
     const uint64_t room = limit / self->block_bytes;
-    self->ways = count < BLOCK_WAYS ? (uint32_t)count : BLOCK_WAYS;
+    const uint64_t most = count < room ? count : room;
+    self->ways = most < BLOCK_WAYS ? (uint32_t)most : BLOCK_WAYS;
     /* If all blocks fit, each has a place. */
     self->group_count =
         self->ways ? (uint32_t)(count <= room ? (count - 1) / self->ways + 1 : room / self->ways) : 0;
