@@ -26,7 +26,7 @@ only() {
     broken=1
 }
 
-libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|strings?|time|unistd)\.h'
+libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|pthread|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|strings?|time|unistd)\.h'
 cuda='(cuda[a-z_]*|curand[a-z_]*|cub/.*|nvml|cufile|device_[a-z_]*)\.(h|cuh)'
 mpi='mpi(-ext)?\.h'
 

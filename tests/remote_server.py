@@ -8,6 +8,8 @@ certificate, also serves the folder over TLS, and prints that port after the fir
 /norange/NAME        the whole file, even if a range is requested
 /faulty/NAME         the file; every tenth answer is delayed, truncated, reset, or 503
 /busy/NAME           503
+/gate/NAME           the file; while the folder has a file "gate": no answer, or 503 if its content is "busy"
+/wholegate/NAME      the same, without ranges
 /changing/NAME       the file, with another ETag in each answer
 /slow/NAME           the file, after 50 ms
 /requests/N          the number of requests for files in /slow/, and the most that ran at the same time during the last N
@@ -55,6 +57,7 @@ PAGE = 3
 FAULTS = itertools.cycle(["503", "cut", "reset", "delay"])
 COUNT = itertools.count(1)
 SLOW_S = 0.05
+STALL_S = 100
 MIXED = {  # ETag and Last-Modified of the first and of other ranges; without them, other ranges are redirected to /mixed-bare/
     "steady": (('W/"x"', 1e9), ('W/"x"', 1e9)),
     "weak": (('W/"x"', 1e9), ('W/"x"', 2e9)),
@@ -204,6 +207,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(0.2)
         return self.give(name, cut=kind == "cut")
 
+    def gate(self, name, ranges):
+        path = os.path.join(sys.argv[1], "gate")
+        try:
+            with open(path, encoding="ascii") as stream:
+                busy = stream.read() == "busy"
+        except FileNotFoundError:
+            return self.give(name, ranges=ranges)
+        if busy:
+            return self.answer(503)
+        self.close_connection = True
+        return time.sleep(STALL_S)
+
     def wait(self, name):
         global running
         with LOCK:
@@ -288,6 +303,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.wait(name)
         if kind == "requests":
             return self.answer(200, b"%d %d\n" % (len(slow), max(slow[-int(name):], default=0)))
+        if kind in ("gate", "wholegate"):
+            return self.gate(name, kind == "gate")
         if kind == "busy":
             return self.answer(503)
         if kind == "changing":

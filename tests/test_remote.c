@@ -1222,7 +1222,7 @@ Test(servers, a_shard_without_a_version_is_cached_for_one_run)
     snprintf(url, sizeof url, "%s/bare/s.tar", getenv("U"));
     const unsigned long long before = checksum_of("$U/bare/s.tar");
     cr_assert_eq(remote_open(url, &(struct remote_options){.cache_dir = "cache"}, &remote), STATUS_OK);
-    cr_assert_eq(remote_fd(remote, "s.tar", &fd), STATUS_OK, "%s", status_text());
+    cr_assert_eq(remote_fd(remote, "s.tar", NULL, &fd), STATUS_OK, "%s", status_text());
     cr_expect_eq(count_files(".data"), 1);
     SHELL(0, "cp files/plain/counter-000001.tar files/s.tar");
     cr_expect_neq(checksum_of("$U/bare/s.tar"), before);

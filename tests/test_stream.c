@@ -324,6 +324,24 @@ Test(stream, blocks_give_the_same_batches)
     cr_expect_gt(crossing, 0); /* one lane has blocks of 512 KiB */
 }
 
+/* In the order of the set there is one lane, whose memory has fewer blocks than a group of a large set. */
+Test(stream, large_sets_are_read_in_blocks_with_any_shuffle)
+{
+    struct dataset_file shards[8];
+    struct dataset dataset = {.shards = true, .files = shards, .file_count = 8, .sample_count = 8 << 16};
+    for (int f = 0; f < 8; f++)
+        shards[f] = (struct dataset_file){.bytes = UINT64_C(64) << 20};
+    for (uint32_t lanes = 1; lanes <= 64; lanes *= 8) {
+        const struct set_files_order order = {.lanes = lanes, .run = 256, .share = 1};
+        struct set_files *files;
+        must(set_files_open(&dataset, 1, 1, &order, &files));
+        const uint64_t bytes = set_files_block_bytes(files);
+        cr_expect(bytes > (uint64_t)lanes << 19 && bytes <= (uint64_t)lanes << 20, "%u lanes: %llu", lanes,
+                  (unsigned long long)bytes);
+        set_files_close(files);
+    }
+}
+
 /* A shard is truncated. Blocks that cannot be read serve no member, also if the file was compared before in
  * the same round. The next round finds the fault also for members of other blocks. */
 Test(stream, blocks_of_a_truncated_shard_are_failures)
@@ -1373,6 +1391,164 @@ Test(stream, shards_at_a_url_are_read_in_blocks)
     kill(server_pid, SIGKILL);
     waitpid(server_pid, NULL, 0);
     forget(&wanted);
+}
+
+/* ---- Servers that do not answer ---- */
+
+#define END_S 2 /* within this time, a stream must end its requests */
+
+/* "stall" or "busy": lets the server not answer, or answer 503; NULL: lets it answer. */
+static void set_gate(const char *how)
+{
+    EXPECT(0, how ? "printf %%s %s >gate.new && mv gate.new gate" : "rm -f gate", how);
+}
+
+/* A stream of shards at a server. */
+struct waiting {
+    const char *place; /* of the server */
+    const char *how;   /* it does not answer */
+    const char *cache; /* folder, or NULL */
+    uint32_t connections;
+};
+
+/* Opens the stream, and lets its threads wait for the server. */
+static void open_waiting(const struct waiting *waiting, int port)
+{
+    char url[128];
+    remote = (struct remote_options){.connections = waiting->connections, .cache_dir = waiting->cache};
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m/m-{000000..000002}.tar", port, waiting->place);
+    set_gate(NULL);
+    open_set(&opened, url);
+    opened.request.threads = 3;
+    start(&opened);
+    EXPECT(0, "rm -rf cache/*"); /* the shards are there since they were listed */
+    set_gate(waiting->how);
+    cr_expect_not(stream_wait(opened.stream, 0.3), "%s: %s", waiting->place, waiting->how);
+}
+
+/* Closes the stream, which must neither wait for the server nor change the latest message. */
+static void close_waiting(const struct waiting *waiting)
+{
+    status_set(STATUS_FAILED, "the latest message");
+    const double begin_s = timer_now_s();
+    stream_close(opened.stream);
+    const double took_s = timer_now_s() - begin_s;
+    cr_expect_lt(took_s, END_S, "%s, %s: close took %.1f s", waiting->place, waiting->how, took_s);
+    cr_expect_str_eq(status_text(), "the latest message");
+    dataset_close(&opened.dataset);
+}
+
+/* After the seek, the batches must be those of an epoch but for its first one. */
+static void seek_waiting(const struct waiting *waiting, const struct record *epoch)
+{
+    const uint64_t steps = opened.request.plan.steps;
+    const struct record wanted = slice(epoch, 1, steps - 1);
+    set_gate(NULL); /* the threads continue at once; the server has the earlier requests */
+    const double begin_s = timer_now_s();
+    must(stream_seek(opened.stream, (struct stream_position){0, 1}));
+    const double took_s = timer_now_s() - begin_s;
+    cr_expect_lt(took_s, END_S, "%s, %s: seek took %.1f s", waiting->place, waiting->how, took_s);
+    struct record found = take(opened.stream, steps - 1);
+    cr_expect(same(&found, &wanted), "%s, %s", waiting->place, waiting->how);
+    forget(&found);
+}
+
+static void cancel_waiting(void)
+{
+    struct stream_batch batch;
+    stream_cancel(opened.stream);
+    cr_expect_eq(stream_next(opened.stream, &batch), STATUS_FAILED);
+    cr_expect_str_eq(status_text(), "the stream was cancelled");
+}
+
+/* Closing and seeking end requests to a server that does not answer, and the attempts after a 503. */
+Test(stream, a_server_that_does_not_answer_delays_no_end, .timeout = 200)
+{
+    char cache[PATH_MAX];
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    const struct waiting cases[] = {{.place = "gate", .connections = 2}, /* other requests are in the queue */
+                                    {.place = "gate"},
+                                    {.place = "wholegate"},
+                                    {.place = "gate", .cache = cache}};
+    EXPECT(0, "$P --prepare m --from synth --samples 120 --res 320 --store shards --shards 3 --name m && "
+              "mkdir cache");
+    open_set(&opened, "m");
+    start(&opened);
+    struct record epoch = take(opened.stream, opened.request.plan.steps);
+    close_set(&opened);
+    const int port = start_server();
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+        struct waiting waiting = cases[i / 2];
+        waiting.how = i % 2 ? "busy" : "stall";
+        open_waiting(&waiting, port);
+        close_waiting(&waiting);
+        open_waiting(&waiting, port);
+        cancel_waiting();
+        close_waiting(&waiting);
+        open_waiting(&waiting, port);
+        seek_waiting(&waiting, &epoch);
+        close_waiting(&waiting);
+    }
+    remote = (struct remote_options){0};
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
+    forget(&epoch);
+}
+
+/* A block of a shard that a thread reads. */
+struct block_read {
+    pthread_t thread;
+    struct remote_blocks *blocks;
+    uint64_t offset;
+    enum status status;
+};
+
+static void *read_block(void *context)
+{
+    struct block_read *read = context;
+    uint8_t byte;
+    read->status = remote_blocks_read(read->blocks, 0, read->offset, 1, &byte);
+    return NULL;
+}
+
+/* The first block was asked for, the second one is read, and the third one needs room: its thread waits for
+ * the first block. Other threads can use the blocks in the meantime. */
+Test(stream, a_thread_that_waits_for_room_blocks_no_other)
+{
+    char url[128];
+    struct remote_blocks *blocks;
+    struct block_read reads[2] = {{.offset = REMOTE_BLOCK_BYTES}, {.offset = 2 * REMOTE_BLOCK_BYTES}};
+    EXPECT(0, "$P --prepare m --from synth --samples 40 --res 320 --store shards --shards 1 --name m");
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/gate/m/m-000000.tar", start_server());
+    open_set(&opened, url);
+    cr_assert_gt(opened.dataset.files[0].bytes, 2 * REMOTE_BLOCK_BYTES);
+    must(remote_blocks_open(&opened.dataset, 2 * REMOTE_BLOCK_BYTES, &blocks));
+    set_gate("stall");
+    remote_blocks_ask(blocks, 0, 0, 1);
+    for (int i = 0; i < 2; i++) {
+        reads[i].blocks = blocks;
+        cr_assert_eq(pthread_create(&reads[i].thread, NULL, read_block, &reads[i]), 0);
+        usleep(200000);
+    }
+    const double begin_s = timer_now_s();
+    cr_expect_eq(remote_blocks_held(blocks), 2 * REMOTE_BLOCK_BYTES);
+    remote_blocks_stop(blocks);
+    cr_expect_lt(timer_now_s() - begin_s, 0.5);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(reads[i].thread, NULL);
+        cr_expect_eq(reads[i].status, STATUS_FAILED);
+    }
+    cr_expect_lt(timer_now_s() - begin_s, END_S);
+    set_gate(NULL);
+    remote_blocks_resume(blocks);
+    read_block(&reads[1]);
+    must(reads[1].status);
+    const uint64_t left = opened.dataset.files[0].bytes - 2 * REMOTE_BLOCK_BYTES;
+    cr_expect_eq(remote_blocks_held(blocks), left < REMOTE_BLOCK_BYTES ? left : REMOTE_BLOCK_BYTES);
+    remote_blocks_close(blocks);
+    dataset_close(&opened.dataset);
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
 }
 #endif
 #endif

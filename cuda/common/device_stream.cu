@@ -11,12 +11,12 @@
 #include <new>
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
 #include "common/check.cuh"
 #include "common/fit.cuh"
 #include "common/stream.cuh"
+#include "core/parallel.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "data/set_stream.h"
@@ -80,7 +80,7 @@ struct device_stream {
     bool idle, waiting;   /* the thread waits; the consumer waits */
     bool started, cancelled, seeking, closing;
     struct stream_position target; /* of the seek */
-    struct failure sought;         /* result of the seek */
+    struct failure seek_result;    /* result of the seek */
     struct failure fault;          /* of the batch after those in the queue; STATUS_OK: none */
     uint64_t epochs_open;          /* with by_epoch: batches of epochs below this one may be prepared */
     struct device_slot **queue;    /* `ready` slots from index `first` on, in a circle of `slot_count` */
@@ -452,9 +452,9 @@ static void seek(struct device_stream *self)
     pthread_mutex_unlock(&self->lock);
     const enum status status = move_host(self, self->target);
     pthread_mutex_lock(&self->lock);
-    self->sought.status = STATUS_OK;
+    self->seek_result.status = STATUS_OK;
     if (status != STATUS_OK)
-        self->sought = status_save(status);
+        self->seek_result = status_save(status);
     for (; self->ready > 0; self->ready--, self->first = (self->first + 1) % self->slot_count) {
         self->queue[self->first]->state = SLOT_FREE;
         self->queue[self->first]->waits = false; /* the copies of this batch are in the order of `copies` */
@@ -610,7 +610,7 @@ static enum status device_stream_release(struct stream *stream, const struct str
 static enum status device_stream_seek(struct stream *stream, struct stream_position to)
 {
     struct device_stream *self = of(stream);
-    struct failure sought = {};
+    struct failure result = {};
     pthread_mutex_lock(&self->lock);
     const bool held = self->held > 0;
     const bool stays = !self->cancelled && self->fault.status == STATUS_OK && to.epoch == stream->at.epoch &&
@@ -623,12 +623,12 @@ static enum status device_stream_seek(struct stream *stream, struct stream_posit
         pthread_cond_signal(&self->work);
         while (self->seeking)
             pthread_cond_wait(&self->done, &self->lock);
-        sought = self->sought;
+        result = self->seek_result;
     }
     pthread_mutex_unlock(&self->lock);
     if (held)
         return status_set(STATUS_USAGE, "batches must be released before a seek");
-    return sought.status == STATUS_OK ? STATUS_OK : status_restore(&sought);
+    return result.status == STATUS_OK ? STATUS_OK : status_restore(&result);
 }
 
 static void device_stream_stats(struct stream *stream, struct stream_stats *stats)
@@ -737,11 +737,7 @@ static enum status open_all(struct device_stream *self)
 
 static enum status start_thread(struct device_stream *self)
 {
-    sigset_t every, before;
-    sigfillset(&every); /* signals are for the main thread */
-    pthread_sigmask(SIG_BLOCK, &every, &before);
-    const int error = pthread_create(&self->thread, NULL, run, self);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int error = parallel_start(&self->thread, run, self);
     self->runs = !error;
     return error ? status_set(STATUS_EXHAUSTED, "cannot start a thread for batches on the device: %s",
                               strerror(error))

@@ -2,6 +2,8 @@
 #ifndef FDSL_CORE_PARALLEL_H
 #define FDSL_CORE_PARALLEL_H
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -26,6 +28,18 @@ typedef void parallel_task(void *context, uint64_t task, int thread);
 void parallel_for(int threads, uint64_t count, parallel_task *task, void *context);
 
 FDSL_C_END
+
+/* Starts a thread in which all signals are blocked: they are for the main thread. Returns 0, or the errno if
+ * the thread cannot be started. */
+static inline int parallel_start(pthread_t *thread, void *(*run)(void *context), void *context)
+{
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_BLOCK, &every, &before);
+    const int error = pthread_create(thread, NULL, run, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
 
 /* ---- Ranks ---- */
 

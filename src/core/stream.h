@@ -14,6 +14,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/batch.h"
@@ -74,13 +75,50 @@ struct stream_stats {
     uint64_t shard_bytes;              /* size of the shards at a URL that are held in memory now */
 };
 
-/* Mixes the bits of a word, for stream_batch.read: words that differ give different hashes. */
+/* Mixes the bits of a word. Words that differ give different hashes. */
 static inline uint64_t stream_hash(uint64_t word)
 {
     word = (word ^ word >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
     word = (word ^ word >> 27) * UINT64_C(0x94D049BB133111EB);
     return word ^ word >> 31;
 }
+
+/* ---- For implementations ---- */
+
+/* Returns the position after `at`. */
+static inline struct stream_position stream_after(const struct stream_plan *plan, struct stream_position at)
+{
+    const bool last = at.step + 1 >= plan->steps;
+    at.epoch += last;
+    at.step = last ? 0 : at.step + 1;
+    return at;
+}
+
+/* STATUS_USAGE if the plan does not have a step. */
+static inline enum status stream_check_position(const struct stream_plan *plan, struct stream_position at)
+{
+    return at.step < plan->steps && at.epoch < UINT32_MAX
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "step %llu of epoch %llu does not exist: an epoch has %llu steps",
+                            (unsigned long long)at.step, (unsigned long long)at.epoch,
+                            (unsigned long long)plan->steps);
+}
+
+#define STREAM_ALIGN 256 /* of the values in host memory, in bytes: what DLPack asks for */
+
+static inline size_t stream_aligned(size_t bytes)
+{
+    return (bytes + STREAM_ALIGN - 1) / STREAM_ALIGN * STREAM_ALIGN;
+}
+
+/* Allocates aligned host memory, which the caller frees. `bytes` is a multiple of STREAM_ALIGN. */
+static inline enum status stream_allocate(size_t bytes, void **memory)
+{
+    *memory = aligned_alloc(STREAM_ALIGN, bytes);
+    return ALLOCATED(*memory, "out of memory for a batch of %zu bytes", bytes);
+}
+
+/* ---- The interface ---- */
 
 struct stream;
 

@@ -123,9 +123,10 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 }
 
 /* Opens a file of a remote data set. */
-static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, int *fd)
+static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, const bool *stopped,
+                               int *fd)
 {
-    enum status status = remote_fd(dataset->remote, dataset->files[file].name, fd);
+    enum status status = remote_fd(dataset->remote, dataset->files[file].name, stopped, fd);
     if (status != STATUS_OK) {
         errno = EIO;
         return status;
@@ -139,6 +140,12 @@ static enum status open_remote(const struct dataset *dataset, uint32_t file, int
                strerror(failure));
     errno = failure;
     return STATUS_FAILED;
+}
+
+enum status dataset_file_await(const struct dataset *dataset, uint32_t file, const bool *stopped, int *fd)
+{
+    return dataset->remote ? open_remote(dataset, file, 0, stopped, fd)
+                           : dataset_file_open(dataset, file, 0, fd);
 }
 
 void dataset_file_close(const struct dataset *dataset, int fd)
@@ -197,7 +204,7 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     const char *name = dataset->files[file].name;
     struct stat info;
     if (dataset->remote)
-        return open_remote(dataset, file, flags, fd);
+        return open_remote(dataset, file, flags, NULL, fd);
     if (dataset->files[file].unpacked) {
         *fd = fcntl(dataset->files[file].memory, F_DUPFD_CLOEXEC, 0);
         return *fd >= 0

@@ -134,6 +134,10 @@ void dataset_close(struct dataset *dataset);
  * the file cannot be read; another status, such as STATUS_EXHAUSTED, if the file is not the cause. */
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd);
 
+/* Opens a file like dataset_file_open() without flags. If the data set is remote, `stopped` is for
+ * remote_fd(). */
+enum status dataset_file_await(const struct dataset *dataset, uint32_t file, const bool *stopped, int *fd);
+
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);
 

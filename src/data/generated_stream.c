@@ -5,16 +5,14 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/parallel.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/host.h"
-
-#define ALIGN 64
 
 enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 
@@ -26,7 +24,7 @@ struct slot {
     uint64_t *samples; /* numbers of the generator, or of samples in memory */
     enum slot_state state;
     struct stream_position at;
-    uint32_t count;       /* of its samples, also of the latest batch; 0: none */
+    uint32_t count;       /* number of samples in the slot's memory; stays after a release; 0: none */
     struct failure fault; /* status STATUS_OK: none */
 };
 
@@ -35,8 +33,8 @@ struct generated_stream {
     struct generated_stream_request request;
     uint32_t slot_count;
     struct slot *slots;
-    uint64_t *wanted;     /* room for the samples of the batch that is listed */
-    int64_t *made_labels; /* of the generator; NULL: not needed */
+    uint64_t *wanted;          /* room for the samples of the batch that is listed */
+    int64_t *generated_labels; /* of the generator; NULL: not needed */
     pthread_t thread;
     bool threaded;
 
@@ -46,8 +44,8 @@ struct generated_stream {
     struct slot **queue;  /* finished batches, oldest first */
     uint32_t queued, held;
     bool started, cancelled, closing, filling, draining;
-    bool failed;                             /* the latest batch has a fault; none is begun after it */
-    struct stream_position take_at, make_at; /* the next batch of the consumer, and of the thread */
+    bool failed;                                 /* the latest batch has a fault; none is begun after it */
+    struct stream_position take_at, generate_at; /* the next batch of the consumer, and of the thread */
     uint64_t epochs_open; /* with by_epoch: batches of epochs below this one may be begun */
     struct stream_stats stats;
     uint64_t calls, queued_sum; /* of stream_next(); the sum of `queued` */
@@ -87,7 +85,8 @@ static enum status fill_values(struct generated_stream *self, const struct slot 
     }
     RANGE(GENERATE);
     const struct generator_numbers listed = {.list = slot->samples};
-    return generator_make(request->generator, &listed, slot->count, slot->values, self->made_labels, NULL);
+    return generator_make(request->generator, &listed, slot->count, slot->values, self->generated_labels,
+                          NULL);
 }
 
 static enum status fill_slot(struct generated_stream *self, struct slot *slot)
@@ -110,28 +109,22 @@ static enum status fill_slot(struct generated_stream *self, struct slot *slot)
         TRY(status);
         for (uint32_t j = 0; j < count; j++)
             slot->labels[j] = request->labels ? (int32_t)request->labels[slot->numbers[j] % request->count]
-                                              : (int32_t)self->made_labels[j];
+                                              : (int32_t)self->generated_labels[j];
     }
     for (uint32_t j = 0; j < count; j++)
         slot->read[j] = generated_stream_hash(slot->samples[j], slot->numbers[j]);
     return STATUS_OK;
 }
 
-static struct stream_position after(const struct stream_plan *plan, struct stream_position at)
-{
-    return at.step + 1 < plan->steps ? (struct stream_position){at.epoch, at.step + 1}
-                                     : (struct stream_position){at.epoch + 1, 0};
-}
-
-/* Fills a free slot with the batch at make_at, and appends it to the queue. Releases the lock while it fills
- * the slot. */
+/* Fills a free slot with the batch at generate_at, and appends it to the queue. Releases the lock while it
+ * fills the slot. */
 static void make_batch(struct generated_stream *self)
 {
     struct slot *slot = self->slots;
     while (slot->state != SLOT_FREE)
         slot++;
     slot->state = SLOT_FILLING;
-    slot->at = self->make_at;
+    slot->at = self->generate_at;
     self->filling = true;
     pthread_mutex_unlock(&self->lock);
     const double begin_s = timer_now_s();
@@ -144,7 +137,7 @@ static void make_batch(struct generated_stream *self)
     self->failed = fault.status != STATUS_OK;
     slot->state = SLOT_READY;
     self->queue[self->queued++] = slot;
-    self->make_at = after(&self->request.plan, slot->at);
+    self->generate_at = stream_after(&self->request.plan, slot->at);
 }
 
 /* ---- The thread ---- */
@@ -153,7 +146,7 @@ static bool may_make(const struct generated_stream *self)
 {
     return self->started && !self->cancelled && !self->draining && !self->failed &&
            self->queued < self->request.ahead && self->queued + self->held < self->slot_count &&
-           (!self->request.plan.by_epoch || self->make_at.epoch < self->epochs_open);
+           (!self->request.plan.by_epoch || self->generate_at.epoch < self->epochs_open);
 }
 
 static void *run(void *context)
@@ -173,11 +166,7 @@ static void *run(void *context)
 
 static enum status start_thread(struct generated_stream *self)
 {
-    sigset_t every, before;
-    sigfillset(&every); /* signals are for the main thread */
-    pthread_sigmask(SIG_BLOCK, &every, &before);
-    const int error = pthread_create(&self->thread, NULL, run, self);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int error = parallel_start(&self->thread, run, self);
     self->threaded = !error;
     return error ? status_set(STATUS_EXHAUSTED, "cannot start a thread to generate: %s", strerror(error))
                  : STATUS_OK;
@@ -231,7 +220,7 @@ static const struct slot *take(struct generated_stream *self)
     memmove(self->queue, self->queue + 1, --self->queued * sizeof *self->queue);
     slot->state = SLOT_HELD;
     self->held++;
-    self->take_at = after(&self->request.plan, slot->at);
+    self->take_at = stream_after(&self->request.plan, slot->at);
     self->stats.batches++;
     self->stats.samples += slot->count;
     return slot;
@@ -273,15 +262,6 @@ static enum status generated_release(struct stream *stream, const struct stream_
     return held ? STATUS_OK : status_set(STATUS_USAGE, "the batch was released before");
 }
 
-static enum status check_position(const struct stream_plan *plan, struct stream_position at)
-{
-    return at.step < plan->steps && at.epoch < UINT32_MAX
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "step %llu of epoch %llu does not exist: an epoch has %llu steps",
-                            (unsigned long long)at.step, (unsigned long long)at.epoch,
-                            (unsigned long long)plan->steps);
-}
-
 /* Discards the batches in the queue. */
 static void move_to(struct generated_stream *self, struct stream_position to)
 {
@@ -292,7 +272,7 @@ static void move_to(struct generated_stream *self, struct stream_position to)
     for (uint32_t i = 0; i < self->slot_count; i++)
         self->slots[i].state = SLOT_FREE;
     self->queued = 0;
-    self->take_at = self->make_at = to;
+    self->take_at = self->generate_at = to;
     self->epochs_open = 0;
     self->started = false;
 }
@@ -300,7 +280,7 @@ static void move_to(struct generated_stream *self, struct stream_position to)
 static enum status generated_seek(struct stream *stream, struct stream_position to)
 {
     struct generated_stream *self = of(stream);
-    TRY(check_position(&self->request.plan, to));
+    TRY(stream_check_position(&self->request.plan, to));
     pthread_mutex_lock(&self->lock);
     const bool held = self->held > 0;
     const bool stays =
@@ -348,7 +328,7 @@ static void generated_close(struct stream *stream)
     free(self->queue);
     free(self->slots);
     free(self->wanted);
-    free(self->made_labels);
+    free(self->generated_labels);
     free(self);
 }
 
@@ -369,25 +349,14 @@ static enum status check_request(const struct generated_stream_request *request)
         request->sample_bytes < 1 || !request->generator != (request->values != NULL) ||
         (!request->generator && !request->labels) || !request->allocate != !request->deallocate)
         return status_set(STATUS_USAGE, "a stream needs a generator or samples in memory, labels, and steps");
-    return check_position(&request->plan, request->begin);
-}
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
-}
-
-static enum status allocate_aligned(size_t bytes, void **memory)
-{
-    *memory = aligned_alloc(ALIGN, bytes);
-    return ALLOCATED(*memory, "out of memory for a batch of %zu bytes", bytes);
+    return stream_check_position(&request->plan, request->begin);
 }
 
 static enum status allocate_slots(struct generated_stream *self)
 {
     const struct generated_stream_request *request = &self->request;
-    const size_t capacity = request->plan.capacity, values = aligned(capacity * request->sample_bytes),
-                 words = aligned(capacity * sizeof(uint32_t)), bytes = values + 6 * words;
+    const size_t capacity = request->plan.capacity, values = stream_aligned(capacity * request->sample_bytes),
+                 words = stream_aligned(capacity * sizeof(uint32_t)), bytes = values + 6 * words;
     char what[64];
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, request->plan.capacity);
     TRY(memory_check(bytes * self->slot_count, what, "lower --batch"));
@@ -414,8 +383,9 @@ static enum status allocate_all(struct generated_stream *self)
     self->slots = calloc(self->slot_count, sizeof *self->slots);
     self->queue = calloc(self->slot_count, sizeof *self->queue);
     self->wanted = calloc(capacity, sizeof *self->wanted);
-    self->made_labels = self->request.labels ? NULL : calloc(capacity, sizeof *self->made_labels);
-    TRY(ALLOCATED(self->slots && self->queue && self->wanted && (self->made_labels || self->request.labels),
+    self->generated_labels = self->request.labels ? NULL : calloc(capacity, sizeof *self->generated_labels);
+    TRY(ALLOCATED(self->slots && self->queue && self->wanted &&
+                      (self->generated_labels || self->request.labels),
                   "out of memory for a stream"));
     return allocate_slots(self);
 }
@@ -435,11 +405,11 @@ enum status generated_stream_open(const struct generated_stream_request *request
     self->request = *request;
     self->request.ahead = request->generator ? request->ahead : 0;
     if (!request->allocate) {
-        self->request.allocate = allocate_aligned;
+        self->request.allocate = stream_allocate;
         self->request.deallocate = free;
     }
     self->slot_count = self->request.ahead + (request->held ? request->held : 1);
-    self->take_at = self->make_at = request->begin;
+    self->take_at = self->generate_at = request->begin;
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->work, NULL);
     pthread_cond_init(&self->done, NULL);

@@ -28,6 +28,7 @@
 #define REDIRECTS_MAX 5
 #define DELAY_FIRST_S 0.1
 #define DELAY_MAX_S   5.0
+#define DELAY_STEP_S  0.05 /* while it waits, a thread looks this often whether the request was abandoned */
 
 struct http {
     CURL *curl;
@@ -183,6 +184,18 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
              field(line, size, "x-amz-bucket-region:", http->region, sizeof http->region))
         return size;
     return size;
+}
+
+static bool is_abandoned(const struct http *http)
+{
+    return http->request->abandoned && atomic_load(http->request->abandoned);
+}
+
+/* Ends an abandoned request. libcurl calls this about once per second, also while nothing arrives. */
+static int watch(void *context, curl_off_t size, curl_off_t received, curl_off_t length, curl_off_t sent)
+{
+    (void)size, (void)received, (void)length, (void)sent;
+    return is_abandoned(context);
 }
 
 static bool has_strong_tag(const struct http_version *version)
@@ -479,6 +492,11 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, http);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    if (request->abandoned) {
+        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, watch);
+        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, http);
+    }
     if (*range)
         curl_easy_setopt(curl, CURLOPT_RANGE, range);
     if (authorities && *authorities)
@@ -568,7 +586,8 @@ static enum status attempt(struct http *http, bool *again)
                   : STATUS_OK;
 }
 
-/* Waits before the next attempt: a random time between half and all of a delay that doubles each time. */
+/* Waits before the next attempt: a random time between half and all of a delay that doubles each time.
+ * Returns early if the request is abandoned. */
 static void wait_before(struct http *http, int tries)
 {
     double delay_s = DELAY_FIRST_S;
@@ -577,8 +596,11 @@ static void wait_before(struct http *http, int tries)
     delay_s = delay_s < DELAY_MAX_S ? delay_s : DELAY_MAX_S;
     http->random = http->random * 6364136223846793005u + 1442695040888963407u;
     delay_s *= 0.5 + (double)(http->random >> 33) * 0x1p-32;
-    struct timespec left = {(time_t)delay_s, (long)((delay_s - (double)(time_t)delay_s) * 1e9)};
-    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    for (; delay_s > 0 && !is_abandoned(http); delay_s -= DELAY_STEP_S) {
+        const double step_s = delay_s < DELAY_STEP_S ? delay_s : DELAY_STEP_S;
+        struct timespec left = {.tv_nsec = (long)(step_s * 1e9)};
+        while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+        }
     }
 }
 
@@ -593,6 +615,8 @@ enum status http_get(struct http *http, const struct http_request *request, int 
     for (int i = 0; again && i < tries; i++) {
         if (i > 0)
             wait_before(http, i - 1);
+        if (i > 0 && is_abandoned(http))
+            return status; /* of the latest attempt */
         status = attempt(http, &again);
     }
     return again ? status_prefix(status, "tried %d times", tries) : status;

@@ -2,6 +2,7 @@
 #ifndef FDSL_DATA_HTTP_H
 #define FDSL_DATA_HTTP_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -46,6 +47,10 @@ struct http_request {
     enum status (*sign)(const struct http_request *request, const char *range,
                         char *headers[HTTP_HEADERS_MAX]);
     const void *signer; /* for sign() */
+
+    /* When another thread sets this flag, the request fails within about a second, and is not tried again.
+     * NULL: it cannot be stopped. */
+    const atomic_bool *abandoned;
 };
 
 struct http_reply {

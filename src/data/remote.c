@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <search.h>
-#include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "data/checksum.h"
 #include "data/http.h"
@@ -59,6 +60,7 @@ struct transfer {
     uint8_t *to;            /* receives a range, which is read in one piece; otherwise NULL */
     uint64_t piece_bytes, next, end;
     uint64_t left;          /* bytes that have not arrived */
+    atomic_bool abandoned;  /* no connection needs to read more pieces, or to finish those that it reads */
     struct failure failure; /* STATUS_OK if no piece has failed */
 };
 
@@ -728,6 +730,7 @@ static enum status read_piece(struct remote *remote, struct http *http, const st
     request.to = transfer->to;
     request.fd = transfer->fd;
     request.version = &file->version;
+    request.abandoned = &transfer->abandoned;
     TRY(http_get(http, &request, TRIES, &reply));
     if (reply.got != bytes)
         return status_set(STATUS_FAILED,
@@ -805,11 +808,37 @@ static enum status start_transfer(struct remote *remote, struct remote_file *fil
     return STATUS_OK;
 }
 
-/* Waits until all pieces have arrived. The caller holds `remote->lock`. */
-static enum status await_transfer(struct remote *remote, const struct transfer *transfer)
+/* Abandons a transfer: takes its other pieces from the queue, and ends its requests. The caller holds
+ * `remote->lock`. */
+static void abandon(struct remote *remote, struct transfer *transfer)
 {
-    while (transfer->left > 0)
-        pthread_cond_wait(&remote->done, &remote->lock);
+    struct transfer **place = &remote->queue;
+    if (transfer->left == 0)
+        return;
+    const struct failure latest = status_save(STATUS_FAILED); /* the caller may be about to report it */
+    if (transfer->failure.status == STATUS_OK)
+        transfer->failure = status_save(
+            status_set(STATUS_FAILED, "%s/%s: reading was stopped", remote->shown, transfer->file->name));
+    (void)status_restore(&latest);
+    atomic_store(&transfer->abandoned, true);
+    while (*place && *place != transfer)
+        place = &(*place)->later;
+    if (!*place)
+        return;
+    *place = transfer->later;
+    transfer->left -= transfer->end - transfer->next;
+    transfer->next = transfer->end;
+}
+
+/* Waits until all pieces have arrived, or until `*stopped`. The caller holds `remote->lock`. */
+static enum status await_transfer(struct remote *remote, struct transfer *transfer, const bool *stopped)
+{
+    while (transfer->left > 0) {
+        if (stopped && *stopped)
+            abandon(remote, transfer);
+        if (transfer->left > 0)
+            pthread_cond_wait(&remote->done, &remote->lock);
+    }
     return transfer->failure.status == STATUS_OK ? STATUS_OK : status_restore(&transfer->failure);
 }
 
@@ -857,14 +886,15 @@ static enum status start_in_memory(struct remote *remote, struct remote_file *fi
 }
 
 /* Reads a whole file into memory, and sets `*fd` to its descriptor; on failure, `*fd` is -1 or unchanged. */
-static enum status read_to_memory(struct remote *remote, struct remote_file *file, int *fd)
+static enum status read_to_memory(struct remote *remote, struct remote_file *file, const bool *stopped,
+                                  int *fd)
 {
     pthread_mutex_lock(&remote->lock);
     enum status status = start_in_memory(remote, file);
     struct transfer *transfer = file->transfer;
     file->transfer = NULL; /* another thread that opens the file starts its own transfer */
     if (status == STATUS_OK)
-        status = await_transfer(remote, transfer);
+        status = await_transfer(remote, transfer, stopped);
     pthread_mutex_unlock(&remote->lock);
     if (transfer) {
         *fd = status == STATUS_OK ? transfer->fd : -1;
@@ -933,13 +963,9 @@ static enum status start_threads(struct remote *remote)
     remote->threads = calloc(wanted, sizeof *remote->threads);
     if (!remote->threads)
         return out_of_memory();
-    sigset_t every, before;
-    sigfillset(&every); /* signals are for the main thread */
-    pthread_sigmask(SIG_BLOCK, &every, &before);
     while (remote->thread_count < wanted &&
-           pthread_create(&remote->threads[remote->thread_count], NULL, serve, remote) == 0)
+           parallel_start(&remote->threads[remote->thread_count], serve, remote) == 0)
         remote->thread_count++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return remote->thread_count == wanted
                ? STATUS_OK
                : status_set(STATUS_FAILED, "cannot start a thread for a connection%s",
@@ -984,7 +1010,7 @@ static void note_passing(struct remote *remote, struct remote_file *file)
 
 /* Reads a file into a draft of the cache. */
 static enum status fill_draft(struct remote *remote, struct remote_file *file,
-                              const struct cache_draft *draft)
+                              const struct cache_draft *draft, const bool *stopped)
 {
     struct transfer *transfer = NULL;
     int fd = dup(draft->fd);
@@ -993,14 +1019,15 @@ static enum status fill_draft(struct remote *remote, struct remote_file *file,
     pthread_mutex_lock(&remote->lock);
     enum status status = start_transfer(remote, file, fd, &transfer);
     if (status == STATUS_OK)
-        status = await_transfer(remote, transfer);
+        status = await_transfer(remote, transfer, stopped);
     pthread_mutex_unlock(&remote->lock);
     if (transfer)
         close_transfer(transfer, false);
     return status;
 }
 
-static enum status read_to_cache(struct remote *remote, struct remote_file *file, int *fd)
+static enum status read_to_cache(struct remote *remote, struct remote_file *file, const bool *stopped,
+                                 int *fd)
 {
     const char *folder = remote->options.cache_dir;
     const struct cache_entry entry = entry_of(remote, file);
@@ -1009,14 +1036,14 @@ static enum status read_to_cache(struct remote *remote, struct remote_file *file
     if (*fd >= 0)
         return STATUS_OK;
     if (remote->options.frozen)
-        return read_to_memory(remote, file, fd);
+        return read_to_memory(remote, file, stopped, fd);
     if (!file->version.exact)
         note_passing(remote, file);
     CLOSED_BY(cache_abandon) struct cache_draft draft;
     TRY(cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd));
     if (*fd >= 0)
         return STATUS_OK;
-    TRY(fill_draft(remote, file, &draft));
+    TRY(fill_draft(remote, file, &draft, stopped));
     return cache_complete(folder, &entry, &draft, fd);
 }
 
@@ -1188,12 +1215,17 @@ void remote_ask(struct remote *remote, const char *name)
     pthread_mutex_unlock(&remote->lock);
 }
 
-enum status remote_fd(struct remote *remote, const char *name, int *fd)
+enum status remote_fd(struct remote *remote, const char *name, const bool *stopped, int *fd)
 {
     struct remote_file *file;
     *fd = -1;
+    pthread_mutex_lock(&remote->lock);
+    const bool ends = stopped && *stopped;
+    pthread_mutex_unlock(&remote->lock);
+    if (ends)
+        return status_set(STATUS_FAILED, "%s/%s: reading was stopped", remote->shown, name);
     TRY(known_file(remote, name, &file));
-    return (remote_cached(remote) ? read_to_cache : read_to_memory)(remote, file, fd);
+    return (remote_cached(remote) ? read_to_cache : read_to_memory)(remote, file, stopped, fd);
 }
 
 bool remote_ranged(struct remote *remote, const char *name)
@@ -1232,13 +1264,28 @@ enum status remote_begin(struct remote *remote, const char *name, uint64_t first
     return STATUS_OK;
 }
 
-enum status remote_await(struct remote *remote, struct transfer *transfer)
+enum status remote_await(struct remote *remote, struct transfer *transfer, const bool *stopped)
 {
     pthread_mutex_lock(&remote->lock);
-    const enum status status = await_transfer(remote, transfer);
+    const enum status status = await_transfer(remote, transfer, stopped);
     pthread_mutex_unlock(&remote->lock);
     close_transfer(transfer, false);
     return status;
+}
+
+void remote_abandon(struct remote *remote, struct transfer *transfer)
+{
+    pthread_mutex_lock(&remote->lock);
+    abandon(remote, transfer);
+    pthread_mutex_unlock(&remote->lock);
+}
+
+void remote_stop(struct remote *remote, bool *stopped, bool value)
+{
+    pthread_mutex_lock(&remote->lock);
+    *stopped = value;
+    pthread_cond_broadcast(&remote->done);
+    pthread_mutex_unlock(&remote->lock);
 }
 
 enum status remote_text(struct remote *remote, const char *name, uint64_t limit, char **text, size_t *size)
@@ -1251,7 +1298,7 @@ enum status remote_text(struct remote *remote, const char *name, uint64_t limit,
                           "%s/%s: the file has %" PRIu64 " bytes; at most %" PRIu64 " are read",
                           remote->shown, name, bytes, limit);
     int fd;
-    TRY(remote_fd(remote, name, &fd));
+    TRY(remote_fd(remote, name, NULL, &fd));
     *text = malloc(bytes + 1);
     bool done = *text != NULL;
     for (*size = 0; done && *size < bytes;) {

@@ -94,8 +94,9 @@ void remote_ask(struct remote *remote, const char *name);
 /* Reads a whole file and sets `*fd` to a descriptor of its content. The caller must not write to the
  * descriptor. The caller closes the descriptor with remote_done(), or with close() if the content stays
  * mapped; after a failure it is -1. STATUS_FAILED if the file cannot be read, STATUS_EXHAUSTED if there
- * is no room for it in memory or on the disk of the cache, STATUS_USAGE if it is larger than the cache. */
-enum status remote_fd(struct remote *remote, const char *name, int *fd);
+ * is no room for it in memory or on the disk of the cache, STATUS_USAGE if it is larger than the cache.
+ * STATUS_FAILED also if `stopped` is not NULL and `*stopped` is true, or becomes true (remote_stop()). */
+enum status remote_fd(struct remote *remote, const char *name, const bool *stopped, int *fd);
 void remote_done(struct remote *remote, int fd);
 
 /* Returns whether ranges of a file can be read: its size is known, the server sends ranges, and it says which
@@ -105,11 +106,20 @@ bool remote_ranged(struct remote *remote, const char *name);
 /* Starts to read `bytes` bytes, at least 1, from offset `first` of a file into `to`, and sets `*begun`. The
  * next free connection reads them in one request. The caller must end each transfer with remote_await(),
  * which waits for the bytes and frees the transfer. STATUS_FAILED from both if the range cannot be read, or
- * if the file has another version than at its first request. Both ignore the cache. */
+ * if the file has another version than at its first request. Both ignore the cache. `stopped` is as for
+ * remote_fd(). */
 struct transfer;
 enum status remote_begin(struct remote *remote, const char *name, uint64_t first, uint64_t bytes, uint8_t *to,
                          struct transfer **begun);
-enum status remote_await(struct remote *remote, struct transfer *transfer);
+enum status remote_await(struct remote *remote, struct transfer *transfer, const bool *stopped);
+
+/* Ends the requests of a transfer that is not needed any more; remote_await() then returns STATUS_FAILED
+ * within about a second, without further attempts. Has no effect if all bytes have arrived. */
+void remote_abandon(struct remote *remote, struct transfer *transfer);
+
+/* Sets `*stopped` to `value`. Calls that wait with this flag then abandon their requests. The functions above
+ * read the flag, and this function writes it, with a lock of `remote`. */
+void remote_stop(struct remote *remote, bool *stopped, bool value);
 
 /* Reads a whole file of at most `limit` bytes. Sets `*text` to its content and a terminating zero, in memory
  * that the caller frees, and `*size` to the number of bytes without the zero. */

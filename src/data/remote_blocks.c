@@ -27,6 +27,7 @@ struct remote_blocks {
     struct block **at;             /* by number; NULL: not in memory */
     struct block *oldest, *newest; /* all blocks in memory */
     uint64_t held, unread;         /* bytes of all blocks, and of the unread ones */
+    bool stopped;                  /* written with `lock` and the lock of remote_stop(), read with either */
 };
 
 bool remote_blocks_possible(const struct dataset *dataset)
@@ -75,11 +76,9 @@ static void append(struct remote_blocks *blocks, struct block *block)
     blocks->newest = block;
 }
 
-/* Frees a block without users. If it has not arrived, waits for it. */
+/* Frees a block that has arrived and has no users. */
 static void drop(struct remote_blocks *blocks, struct block *block)
 {
-    if (block->transfer)
-        (void)remote_await(blocks->dataset->remote, block->transfer);
     unlink_block(blocks, block);
     blocks->at[block->number] = NULL;
     blocks->held -= block->size;
@@ -87,26 +86,22 @@ static void drop(struct remote_blocks *blocks, struct block *block)
     free(block);
 }
 
-/* Returns the block to drop: of those without users, the one whose latest use is the longest ago. Blocks that
- * nobody has used come last. NULL if all have users. */
-static struct block *find_victim(const struct remote_blocks *blocks)
+/* Returns the block without users whose latest use is the longest ago: of those that have arrived, or of
+ * those that nobody has waited for. NULL if there is none. */
+static struct block *find_unused(const struct remote_blocks *blocks, bool arrived)
 {
-    struct block *victim = NULL;
-    for (struct block *block = blocks->oldest; block; block = block->newer) {
-        if (block->users == 0 && block->arrived)
-            return block;
-        victim = block->users == 0 && !victim ? block : victim;
-    }
-    return victim;
+    struct block *block = blocks->oldest;
+    while (block && (block->users > 0 || block->arrived != arrived))
+        block = block->newer;
+    return block;
 }
 
-/* Drops blocks until one of `size` bytes fits. Returns false if all others have users, or, if `spares`, are
- * unread. */
-static bool make_room(struct remote_blocks *blocks, uint64_t size, bool spares)
+/* Drops blocks that have arrived until one of `size` bytes fits. Returns false if it cannot. */
+static bool make_room(struct remote_blocks *blocks, uint64_t size)
 {
     while (blocks->held > 0 && blocks->held + size > blocks->limit) {
-        struct block *victim = find_victim(blocks);
-        if (!victim || (spares && victim->unread))
+        struct block *victim = find_unused(blocks, true);
+        if (!victim)
             return false;
         drop(blocks, victim);
     }
@@ -160,11 +155,12 @@ static enum status receive(struct remote_blocks *blocks, struct block *block)
     struct transfer *transfer = block->transfer;
     block->transfer = NULL;
     pthread_mutex_unlock(&blocks->lock);
-    const enum status status = remote_await(blocks->dataset->remote, transfer);
+    const enum status status = remote_await(blocks->dataset->remote, transfer, &blocks->stopped);
     pthread_mutex_lock(&blocks->lock);
     block->arrived = status == STATUS_OK;
     block->failed = status != STATUS_OK;
     if (block->failed) {
+        blocks->unread -= block->unread ? block->size : 0;
         unlink_block(blocks, block);
         blocks->at[block->number] = NULL;
         blocks->held -= block->size;
@@ -173,14 +169,46 @@ static enum status receive(struct remote_blocks *blocks, struct block *block)
     return status;
 }
 
+/* Makes the caller a user of a block that nobody has waited for, waits for it, and drops it, unless other
+ * threads use it then. */
+static void discard(struct remote_blocks *blocks, struct block *block)
+{
+    const struct failure latest = status_save(STATUS_FAILED); /* the caller may be about to report it */
+    block->users++;
+    (void)receive(blocks, block); /* a thread that needs the block makes its own request */
+    (void)status_restore(&latest);
+    const bool drops = block->users == 1 && block->arrived;
+    give_back(blocks, block);
+    if (drops)
+        drop(blocks, block);
+}
+
+/* Waits until there may be room for another block. Releases the lock for that time. */
+static void await_room(struct remote_blocks *blocks)
+{
+    struct block *asked = find_unused(blocks, false);
+    if (asked)
+        discard(blocks, asked);
+    else
+        pthread_cond_wait(&blocks->changed, &blocks->lock);
+}
+
+static enum status check_running(const struct remote_blocks *blocks)
+{
+    return blocks->stopped ? status_set(STATUS_FAILED, "%s: reading was stopped", blocks->dataset->path)
+                           : STATUS_OK;
+}
+
 /* Makes the caller a user of a block in the list. Waits for room if it must be read first. */
 static enum status use(struct remote_blocks *blocks, uint32_t file, uint64_t number, struct block **used)
 {
+    TRY(check_running(blocks));
     while (!blocks->at[number]) {
-        if (make_room(blocks, size_of(blocks, file, number), false))
+        if (make_room(blocks, size_of(blocks, file, number)))
             TRY(begin(blocks, file, number, false));
         else
-            pthread_cond_wait(&blocks->changed, &blocks->lock);
+            await_room(blocks);
+        TRY(check_running(blocks));
     }
     struct block *block = *used = blocks->at[number];
     block->users++;
@@ -241,12 +269,12 @@ void remote_blocks_ask(struct remote_blocks *blocks, uint32_t file, uint64_t off
     if (size == 0 || offset >= end)
         return;
     pthread_mutex_lock(&blocks->lock);
-    for (uint64_t i = offset / REMOTE_BLOCK_BYTES; i <= last / REMOTE_BLOCK_BYTES; i++) {
+    for (uint64_t i = offset / REMOTE_BLOCK_BYTES; !blocks->stopped && i <= last / REMOTE_BLOCK_BYTES; i++) {
         const uint64_t number = blocks->first[file] + i, bytes = size_of(blocks, file, number);
         if (blocks->at[number])
             continue;
         /* The other half of the memory is for blocks that are in use. */
-        if (blocks->unread + bytes > blocks->limit / 2 || !make_room(blocks, bytes, true) ||
+        if (blocks->unread + bytes > blocks->limit / 2 || !make_room(blocks, bytes) ||
             begin(blocks, file, number, true) != STATUS_OK)
             break; /* the thread that needs the block reads it, and reports errors */
     }
@@ -261,10 +289,32 @@ uint64_t remote_blocks_held(struct remote_blocks *blocks)
     return held;
 }
 
+void remote_blocks_stop(struct remote_blocks *blocks)
+{
+    pthread_mutex_lock(&blocks->lock);
+    for (struct block *block = blocks->oldest; block; block = block->newer)
+        if (block->transfer)
+            remote_abandon(blocks->dataset->remote, block->transfer);
+    remote_stop(blocks->dataset->remote, &blocks->stopped, true);
+    pthread_cond_broadcast(&blocks->changed);
+    pthread_mutex_unlock(&blocks->lock);
+}
+
+void remote_blocks_resume(struct remote_blocks *blocks)
+{
+    pthread_mutex_lock(&blocks->lock);
+    for (struct block *block; (block = find_unused(blocks, false));)
+        discard(blocks, block);
+    remote_stop(blocks->dataset->remote, &blocks->stopped, false);
+    pthread_mutex_unlock(&blocks->lock);
+}
+
 void remote_blocks_close(struct remote_blocks *blocks)
 {
     if (!blocks)
         return;
+    remote_blocks_stop(blocks);
+    remote_blocks_resume(blocks);
     while (blocks->oldest)
         drop(blocks, blocks->oldest);
     pthread_cond_destroy(&blocks->changed);

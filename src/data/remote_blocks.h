@@ -38,7 +38,15 @@ enum status remote_blocks_read(struct remote_blocks *blocks, uint32_t file, uint
 /* Returns the size of the blocks in memory. */
 uint64_t remote_blocks_held(struct remote_blocks *blocks);
 
-/* Waits for requests that were started, and frees all blocks. Ignores NULL. */
+/* Abandons all requests. Until remote_blocks_resume(), remote_blocks_read() fails, also in threads that wait
+ * for a request: within about a second. Does not wait. */
+void remote_blocks_stop(struct remote_blocks *blocks);
+
+/* Allows reading again after all threads have returned from remote_blocks_read(). Drops the blocks that were
+ * asked for and not read. */
+void remote_blocks_resume(struct remote_blocks *blocks);
+
+/* Abandons all requests, and frees all blocks. Ignores NULL. */
 void remote_blocks_close(struct remote_blocks *blocks);
 
 FDSL_C_END

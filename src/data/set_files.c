@@ -65,6 +65,7 @@ struct set_files {
     _Atomic uint64_t *compared; /* per file: a round in which it was compared */
     uint64_t *first_block;      /* per file: number of blocks of the files before it */
     bool in_memory;             /* shards of a URL without a cache folder */
+    bool stopped;               /* no shard of a URL is read; for remote_stop() */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
     pthread_mutex_t lock; /* protects everything below */
@@ -133,7 +134,8 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
         count += (dataset->files[i].bytes + self->block_bytes - 1) / self->block_bytes;
     }
     const uint64_t room = limit / self->block_bytes;
-    self->ways = count < BLOCK_WAYS ? (uint32_t)count : BLOCK_WAYS;
+    const uint64_t most = count < room ? count : room;
+    self->ways = most < BLOCK_WAYS ? (uint32_t)most : BLOCK_WAYS;
     /* If all blocks fit, each has a place. */
     self->group_count =
         self->ways ? (uint32_t)(count <= room ? (count - 1) / self->ways + 1 : room / self->ways) : 0;
@@ -285,7 +287,7 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     files->count++;
     pthread_mutex_unlock(&files->lock);
     int fd;
-    enum status status = dataset_file_open(files->dataset, file, 0, &fd);
+    enum status status = dataset_file_await(files->dataset, file, &files->stopped, &fd);
     const uint64_t inode = status == STATUS_OK && fstat(fd, &info) == 0 ? info.st_ino : 0;
     pthread_mutex_lock(&files->lock);
     entry->fd = fd;
@@ -559,4 +561,20 @@ void set_files_ask(struct set_files *files, const struct dataset_member *member)
 {
     if (files->remote)
         remote_blocks_ask(files->remote, member->file, member->offset, member->size);
+}
+
+void set_files_stop(struct set_files *files)
+{
+    if (files->remote)
+        remote_blocks_stop(files->remote);
+    else if (files->dataset->remote)
+        remote_stop(files->dataset->remote, &files->stopped, true);
+}
+
+void set_files_resume(struct set_files *files)
+{
+    if (files->remote)
+        remote_blocks_resume(files->remote);
+    else if (files->dataset->remote)
+        remote_stop(files->dataset->remote, &files->stopped, false);
 }

@@ -56,6 +56,12 @@ uint64_t set_files_block_bytes(const struct set_files *files);
  * waits nor reports errors. Thread safe. */
 void set_files_ask(struct set_files *files, const struct dataset_member *member);
 
+/* Stops reading from a URL, or, after all threads have returned from set_files_read(), allows it again. While
+ * it is stopped, set_files_read() fails, also in threads that wait for a server: within about a second. Does
+ * not wait. Files on a disk are not affected. Thread safe. */
+void set_files_stop(struct set_files *files);
+void set_files_resume(struct set_files *files);
+
 /* Returns the size of the blocks or shards that are held in memory. Thread safe. */
 uint64_t set_files_held_bytes(struct set_files *files);
 

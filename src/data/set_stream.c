@@ -9,13 +9,13 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
 
+#include "core/parallel.h"
 #include "core/timer.h"
 #include "data/checksum.h"
 #include "data/plain_reader.h"
@@ -24,12 +24,11 @@
 #include "data/set_files.h"
 #include "machine/host.h"
 
-#define NONE     UINT64_MAX
-#define NO_FILE  SIZE_MAX
-#define ALL      (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
-#define ALIGN    256                 /* of the values: what DLPack asks for */
-#define TOLD_MAX 8                   /* batches with masked samples that are reported */
-#define NAMED    3                   /* masked samples of a batch that a report names */
+#define NONE        UINT64_MAX
+#define NO_FILE     SIZE_MAX
+#define ALL         (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
+#define REPORTS_MAX 8                   /* batches with masked samples that are reported */
+#define NAMED       3                   /* masked samples of a batch that a report names */
 
 /* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. */
 #define SMALL     16384
@@ -86,8 +85,8 @@ struct set_stream {
     uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
     struct slot *slots;
     struct worker *workers;
-    int worker_count; /* running threads */
-    uint32_t told;    /* batches with masked samples that were reported; only for the consumer's thread */
+    int worker_count;  /* running threads */
+    uint32_t reported; /* batches with masked samples that were reported; only for the consumer's thread */
 
     pthread_mutex_t lock; /* protects everything below, and the slots */
     pthread_cond_t work;  /* for workers: there may be something to do */
@@ -116,11 +115,6 @@ static enum dtype type_of(const struct set_stream_request *request)
 }
 
 /* ---- One sample ---- */
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
-}
 
 static enum status check_number(const struct set_stream_request *request, uint32_t number)
 {
@@ -400,13 +394,6 @@ static void stop_from(struct set_stream *self, uint64_t from)
         atomic_store(&self->queue[number % self->request.ahead]->claimed, ALL);
 }
 
-/* Returns the position after `at`. */
-static struct stream_position after(const struct stream_plan *plan, struct stream_position at)
-{
-    return at.step + 1 < plan->steps ? (struct stream_position){at.epoch, at.step + 1}
-                                     : (struct stream_position){at.epoch + 1, 0};
-}
-
 /* Gives a slot memory for at least `bytes` bytes of files; their content is lost. */
 static enum status grow_files(struct set_stream *self, struct slot *slot, size_t bytes)
 {
@@ -446,9 +433,9 @@ static enum status place_files(struct set_stream *self, struct slot *slot, uint3
     for (uint32_t i = 0; slot->files && i < count; i++) {
         const size_t bytes = file_bytes(&self->request, slot->numbers[i]);
         slot->file_at[i] = bytes == NO_FILE ? NO_FILE : end;
-        end += bytes == NO_FILE ? 0 : aligned(bytes);
+        end += bytes == NO_FILE ? 0 : stream_aligned(bytes);
     }
-    return end <= slot->bytes_room ? STATUS_OK : grow_files(self, slot, aligned(end + end / 4));
+    return end <= slot->bytes_room ? STATUS_OK : grow_files(self, slot, stream_aligned(end + end / 4));
 }
 
 /* Starts to read the members of a batch that are at a URL, so that several requests run at a time. */
@@ -497,7 +484,7 @@ static void list_batch(struct set_stream *self)
     self->stats.memory_bytes += slot->bytes_room - room;
     const uint64_t number = self->listed++;
     self->queue[number % self->request.ahead] = slot;
-    self->list_at = after(&self->request.plan, slot->at);
+    self->list_at = stream_after(&self->request.plan, slot->at);
     slot->state = SLOT_FILLING;
     slot->masked = slot->fault_at = 0;
     slot->fails = status != STATUS_OK;
@@ -714,7 +701,7 @@ static void describe(const struct set_stream *self, const struct slot *slot, str
 }
 
 /* Removes the gaps between the files of a finished batch. */
-static void join_files(struct slot *slot)
+static void compact_files(struct slot *slot)
 {
     for (uint32_t i = 0; slot->files && i < slot->count; i++)
         if (slot->file_at[i] != NO_FILE)
@@ -728,7 +715,7 @@ static void take(struct set_stream *self, struct slot *slot)
     self->held++;
     self->taken++;
     self->ready--;
-    self->take_at = after(&self->request.plan, slot->at);
+    self->take_at = stream_after(&self->request.plan, slot->at);
     set_files_next_round(self->files);
     self->stats.batches++;
     self->stats.samples += slot->count;
@@ -736,12 +723,12 @@ static void take(struct set_stream *self, struct slot *slot)
 }
 
 /* Warns about the masked samples of a batch: names the first ones, and gives the fault of the first. */
-static void tell_masked(struct set_stream *self, const struct slot *slot, const char *reason)
+static void report_masked(struct set_stream *self, const struct slot *slot, const char *reason)
 {
     char names[256] = "";
-    if (self->told == TOLD_MAX)
+    if (self->reported == REPORTS_MAX)
         return;
-    self->told++;
+    self->reported++;
     const uint32_t named = slot->masked < NAMED ? slot->masked : NAMED;
     for (uint32_t i = 0; slot->masked > 1 && i < named; i++) {
         const size_t length = strlen(names);
@@ -769,10 +756,10 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
         take(self, slot);
     unlock_and_wake(self);
     TRY(status);
-    join_files(slot);
+    compact_files(slot);
     describe(self, slot, batch);
     if (slot->masked)
-        tell_masked(self, slot, slot->fault.text);
+        report_masked(self, slot, slot->fault.text);
     return STATUS_OK;
 }
 
@@ -792,11 +779,12 @@ static enum status set_stream_release(struct stream *stream, const struct stream
     return held ? STATUS_OK : status_set(STATUS_USAGE, "the batch was released before");
 }
 
-/* Waits until no thread works on a batch. */
+/* Waits until no thread works on a batch. Threads that wait for a server end their requests. */
 static void drain(struct set_stream *self)
 {
     self->draining = true;
     stop_from(self, self->taken);
+    set_files_stop(self->files);
     for (bool busy = true; busy;) {
         busy = self->listing;
         for (uint32_t i = 0; i < self->slot_count; i++)
@@ -804,6 +792,9 @@ static void drain(struct set_stream *self)
         if (busy)
             pthread_cond_wait(&self->done, &self->lock);
     }
+    pthread_mutex_unlock(&self->lock);
+    set_files_resume(self->files);
+    pthread_mutex_lock(&self->lock);
     self->draining = false;
 }
 
@@ -819,19 +810,10 @@ static void begin_at(struct set_stream *self, struct stream_position at)
     self->epochs_open = 0;
 }
 
-static enum status check_position(const struct stream_plan *plan, struct stream_position at)
-{
-    return at.step < plan->steps && at.epoch < UINT32_MAX
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "step %llu of epoch %llu does not exist: an epoch has %llu steps",
-                            (unsigned long long)at.step, (unsigned long long)at.epoch,
-                            (unsigned long long)plan->steps);
-}
-
 static enum status set_stream_seek(struct stream *stream, struct stream_position to)
 {
     struct set_stream *self = of(stream);
-    TRY(check_position(&self->request.plan, to));
+    TRY(stream_check_position(&self->request.plan, to));
     pthread_mutex_lock(&self->lock);
     const bool stays = !self->cancelled && self->failed == NONE && to.epoch == self->take_at.epoch &&
                        to.step == self->take_at.step;
@@ -862,6 +844,7 @@ static void set_stream_cancel(struct stream *stream)
     pthread_mutex_lock(&self->lock);
     self->cancelled = true;
     stop_from(self, self->taken);
+    set_files_stop(self->files);
     pthread_cond_signal(&self->done);
     pthread_mutex_unlock(&self->lock);
 }
@@ -901,6 +884,8 @@ static void set_stream_close(struct stream *stream)
     pthread_mutex_lock(&self->lock);
     self->closing = true;
     stop_from(self, self->taken);
+    if (self->files)
+        set_files_stop(self->files);
     pthread_cond_broadcast(&self->work);
     pthread_mutex_unlock(&self->lock);
     for (int i = 0; i < self->worker_count; i++)
@@ -948,18 +933,12 @@ enum status set_stream_break(struct stream *stream, struct stream_batch *batch, 
     pthread_mutex_unlock(&self->lock);
     count_masked(slot, index);
     batch->masked = slot->masked;
-    if (slot->masked == 1) /* stream_next() has told about others */
-        tell_masked(self, slot, status_text());
+    if (slot->masked == 1) /* stream_next() has reported others */
+        report_masked(self, slot, status_text());
     return STATUS_OK;
 }
 
 /* ---- Opening ---- */
-
-static enum status allocate_aligned(size_t bytes, void **memory)
-{
-    *memory = aligned_alloc(ALIGN, bytes);
-    return ALLOCATED(*memory, "out of memory for a batch of %zu bytes", bytes);
-}
 
 static enum status check_samples(const struct set_stream_request *request)
 {
@@ -1003,7 +982,7 @@ static enum status check_request(const struct set_stream_request *request)
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
                           IMAGE_OUTPUT_CHANNELS_MAX);
     TRY(check_samples(request));
-    return check_position(&request->plan, request->begin);
+    return stream_check_position(&request->plan, request->begin);
 }
 
 /* Finds the largest members that threads read, and the mean size of images. */
@@ -1036,8 +1015,8 @@ static enum status allocate_files(struct set_stream *self, struct slot *slot)
     slot->files = calloc(capacity, sizeof *slot->files);
     slot->file_at = calloc(capacity, sizeof *slot->file_at);
     TRY(ALLOCATED(slot->files && slot->file_at, "out of memory for the files of a batch"));
-    const double mean = request->device_share * (self->image_mean + ALIGN / 2) * capacity;
-    TRY(grow_files(self, slot, aligned((size_t)(1.25 * mean) + 1)));
+    const double mean = request->device_share * (self->image_mean + STREAM_ALIGN / 2) * capacity;
+    TRY(grow_files(self, slot, stream_aligned((size_t)(1.25 * mean) + 1)));
     self->stats.memory_bytes += slot->bytes_room + capacity * (sizeof *slot->files + sizeof *slot->file_at);
     return STATUS_OK;
 }
@@ -1056,8 +1035,8 @@ static uint32_t choose_chunk(const struct set_stream *self)
 static enum status allocate_slots(struct set_stream *self)
 {
     const struct stream_plan *plan = &self->request.plan;
-    const size_t values = aligned(plan->capacity * self->sample_bytes);
-    const size_t words = aligned(plan->capacity * sizeof(uint32_t));
+    const size_t values = stream_aligned(plan->capacity * self->sample_bytes);
+    const size_t words = stream_aligned(plan->capacity * sizeof(uint32_t));
     char what[64];
     self->slot_bytes = values + 4 * words;
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, plan->capacity);
@@ -1118,15 +1097,11 @@ static enum status allocate_all(struct set_stream *self)
 
 static enum status start_threads(struct set_stream *self)
 {
-    sigset_t every, before;
     int error = 0;
-    sigfillset(&every); /* signals are for the main thread */
-    pthread_sigmask(SIG_BLOCK, &every, &before);
     for (int i = 0; !error && i < self->request.threads; i++) {
-        error = pthread_create(&self->workers[i].thread, NULL, run, &self->workers[i]);
+        error = parallel_start(&self->workers[i].thread, run, &self->workers[i]);
         self->worker_count += !error;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error ? status_set(STATUS_EXHAUSTED, "cannot start %d threads to decode: %s",
                               self->request.threads, strerror(error))
                  : STATUS_OK;
@@ -1146,7 +1121,7 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     self->request.fit.whole = true; /* whether a sample is broken must not depend on its crop */
     self->request.fit.unscaled |= request->device_share > 0;
     if (!request->allocate) {
-        self->request.allocate = allocate_aligned;
+        self->request.allocate = stream_allocate;
         self->request.deallocate = free;
     }
     self->slot_count = request->ahead + (request->held ? request->held : 1);

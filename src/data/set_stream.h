@@ -62,9 +62,9 @@ struct set_stream_request {
      * shard if it is larger. 0: SET_STREAM_SHARD_BYTES. */
     uint64_t shard_bytes;
 
-    /* Allocate the memory of a batch, for example pinned memory; NULL: 64-byte aligned host memory. With
-     * device_share, the threads of the stream call both when the files of a batch need more memory, so they
-     * must be thread safe and must not depend on the current device of the thread. */
+    /* Allocate the memory of a batch, for example pinned memory; NULL: host memory aligned to STREAM_ALIGN.
+     * With device_share, the threads of the stream call both when the files of a batch need more memory, so
+     * they must be thread safe and must not depend on the current device of the thread. */
     enum status (*allocate)(size_t bytes, void **memory);
     void (*deallocate)(void *memory);
 };
@@ -75,21 +75,14 @@ struct set_stream_request {
  * to fit.res x fit.res pixels and turned upright by `turn`, with the channels of the request: what
  * image_fit() computes with fit.unscaled. image_fit() mirrors no images except by `turn`. */
 struct set_stream_file {
-    uint32_t index;          /* of the sample in the batch; its values are undefined */
-    const uint8_t *bytes;    /* in memory of request.allocate, a multiple of 64 bytes after its beginning */
-    uint64_t size;           /* in bytes */
+    uint32_t index; /* of the sample in the batch; its values are undefined */
+    const uint8_t
+        *bytes;    /* in memory of request.allocate, a multiple of STREAM_ALIGN bytes after its beginning */
+    uint64_t size; /* in bytes */
     struct jpeg_shape shape; /* of the stored image; meets image_suits_device() */
     struct image_box part;   /* within the stored image */
     struct orientation turn;
 };
-
-/* Mixes the bits of a number. */
-static inline uint64_t set_stream_mix(uint64_t value)
-{
-    value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    value = (value ^ value >> 27) * UINT64_C(0x94D049BB133111EB);
-    return value ^ value >> 31;
-}
 
 /* Returns whether a sample is named as a JPEG. */
 static inline bool set_stream_is_jpeg(const struct dataset *dataset, const struct dataset_sample *sample)
@@ -109,7 +102,7 @@ static inline double set_stream_share(enum decoder decoder)
  * epochs, ranks, threads or timing. A larger share has all samples of a smaller one. */
 static inline bool set_stream_on_device(uint32_t number, double share)
 {
-    const uint64_t hash = set_stream_mix((number + UINT64_C(1)) * UINT64_C(0x9E3779B97F4A7C15));
+    const uint64_t hash = stream_hash((number + UINT64_C(1)) * UINT64_C(0x9E3779B97F4A7C15));
     return (double)(hash >> 32) < share * 0x1p32;
 }
 

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/parallel.h"
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "machine/shared_ring.h"
@@ -57,7 +58,6 @@ static void *run(void *argument)
 int ticker_open(double period_s, ticker_tick *tick, void *context, struct ticker **ticker)
 {
     pthread_condattr_t clock;
-    sigset_t every, before;
     struct ticker *self = *ticker = calloc(1, sizeof *self);
     if (!self)
         return ENOMEM;
@@ -67,10 +67,7 @@ int ticker_open(double period_s, ticker_tick *tick, void *context, struct ticker
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* the clock of timer_now_s() */
     pthread_cond_init(&self->wake, &clock);
     pthread_condattr_destroy(&clock);
-    sigfillset(&every);
-    pthread_sigmask(SIG_BLOCK, &every, &before);
-    int error = pthread_create(&self->thread, NULL, run, self);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = parallel_start(&self->thread, run, self);
     if (!error)
         return 0;
     pthread_cond_destroy(&self->wake);
