@@ -336,8 +336,12 @@ static void wrong_close(struct stream *stream)
 
 static enum status wrong_open(struct stream_run *run)
 {
-    static const struct stream_type type = {wrong_next,  wrong_release, wrong_seek,
-                                            wrong_stats, wrong_cancel,  wrong_close};
+    static const struct stream_type type = {.next = wrong_next,
+                                            .release = wrong_release,
+                                            .seek = wrong_seek,
+                                            .stats = wrong_stats,
+                                            .cancel = wrong_cancel,
+                                            .close = wrong_close};
     struct wrong_stream *self = calloc(1, sizeof *self);
     self->stream.type = &type;
     must(set_stream_open(&run->request, &self->inner));
@@ -426,8 +430,12 @@ static enum status device_release(struct stream *stream, const struct stream_bat
 
 static enum status open_device(struct stream_run *run)
 {
-    static const struct stream_type type = {device_next, device_release, wrong_seek,
-                                            wrong_stats, wrong_cancel,   wrong_close};
+    static const struct stream_type type = {.next = device_next,
+                                            .release = device_release,
+                                            .seek = wrong_seek,
+                                            .stats = wrong_stats,
+                                            .cancel = wrong_cancel,
+                                            .close = wrong_close};
     struct wrong_stream *self = calloc(1, sizeof *self);
     self->stream.type = &type;
     must(set_stream_open(&run->request, &self->inner));
