@@ -335,8 +335,9 @@ $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flag
 
 # gold links a suite in a third of the time that ld takes.
 TEST_LDFLAGS ?= $(if $(call program,ld.gold),-fuse-ld=gold)
-# -O0 compiles fastest. test_permutation computes millions of permutations itself.
+# -O0 compiles fastest. Two suites compute millions of permutations and orders themselves.
 $(BUILD)/tests/test_permutation.o: private test_level := -O2
+$(BUILD)/tests/test_stream.o: private test_level := -O1
 $(TESTS:=.o): $(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@

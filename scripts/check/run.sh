@@ -9,6 +9,7 @@
 #   ONLY=REGEX    runs only the suites whose names match (the scripts are the suites lint, cross and python)
 #   SKIP=REGEX    leaves out the test_* suites whose names match
 #   LIMIT=N       time limit per suite in seconds; default: 600
+#   MEMORY=1      gives most suites a /tmp of their own in memory, which needs root. Otherwise, files are on the disk.
 #
 # Prints one line per suite, the output of failed suites, and finally "N passed, N failed" over all tests. On a terminal,
 # also prints now and then how many suites have ended. Exit status 1 if anything failed.
@@ -37,11 +38,12 @@ export OMPI_MCA_odls_base_sigkill_timeout=0
 
 # The longest suites start first, so that no long suite runs alone at the end.
 longest_first=(test_memory test_remote test_docs test_prepare test_train_cli test_figures test_choice test_mpi_train
-    test_variants test_advise test_mpi test_train_data test_load_others test_break_even test_hostile test_pretrain
-    test_report test_train_optim test_sweep test_command test_mpi_shares test_mpi_pipeline test_lib test_cli_runs
-    test_output_variants test_output test_ops test_train_omp test_compare_ratio test_figures_load test_figures_train
-    test_train_net test_lib_process test_interrupt test_cli test_load test_train_verify test_train_steps test_checks
-    test_compare test_mpi_sums test_mpi_heartbeat test_mpi_load test_live)
+    test_stream test_train_load test_variants test_advise test_mpi test_train_data test_load_others test_break_even
+    test_hostile test_pretrain test_report test_train_optim test_sweep test_command test_mpi_shares test_mpi_pipeline
+    test_lib test_cli_runs test_output_variants test_output test_ops test_train_omp test_compare_ratio
+    test_figures_load test_figures_train test_train_net test_lib_process test_interrupt test_cli test_lib_stream
+    test_stream_files test_load_stream test_load test_train_verify test_train_steps test_checks test_compare
+    test_mpi_sums test_mpi_heartbeat test_mpi_load test_live)
 
 # Suites run in parallel, so there are more threads than processors. Threads that spin at barriers of OpenMP would take
 # processor time from other suites.
@@ -60,6 +62,20 @@ only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|t
 restored=(env '--default-signal=INT,HUP')
 "${restored[@]}" true 2>/dev/null || restored=()
 
+# Suites create and remove many thousands of small files in /tmp. Some file systems need more processor time for that than
+# the tests. These suites stay on the disk: those of `load` drop files from the page cache and read with O_DIRECT, and
+# others kill a program while it writes.
+on_disk='test_(load.*|mpi_load|memory|advise.*|figures_load|bench|compute|prepare|interrupt|file_sync|live|remote|docs'
+on_disk+='|variants|combinations|hostile)'
+in_memory=()
+# A /tmp in memory would hide a build in /tmp.
+if [[ ${MEMORY:-} == 1 && $(realpath "$build")/ != /tmp/* ]]; then
+    # shellcheck disable=SC2016 # the inner shell replaces $@
+    in_memory=(unshare --mount sh -c 'mount -t tmpfs -o mode=1777 tmpfs /tmp && exec "$@"' sh)
+    "${in_memory[@]}" true 2>/dev/null || { in_memory=() && echo '  note    MEMORY=1: /tmp stays on the disk, because mounting is not allowed'; }
+fi
+unset MEMORY # suites test this script
+
 add_ticks() # pid ...: adds the processor time of the processes and their descendants to `ticks`, in clock ticks
 {
     local pid stat fields=() children=()
@@ -75,11 +91,11 @@ add_ticks() # pid ...: adds the processor time of the processes and their descen
 # A test is a process that Criterion forks. The ASan of gcc 12 does not lock its allocator for the fork. If another thread
 # holds a lock of the allocator then, the test waits for this lock for ever, whatever it tests. Therefore a suite that
 # uses no processor time for 30 s under the sanitizers runs a second time. A suite that is only slow continues.
-first_run() # program
+first_run() # program, or a command that becomes the program
 {
-    ((san)) || { "${restored[@]}" "$1"; return; }
+    ((san)) || { "$@"; return; }
     local pid ticks before=0 idle_s=$((check_limit_s / 20)) status=0
-    "${restored[@]}" "$1" &
+    "$@" &
     pid=$!
     until timeout "$((idle_s + 1))" tail -s 0.05 -f /dev/null --pid="$pid"; do
         ticks=0
@@ -94,11 +110,12 @@ first_run() # program
 
 run_suite() # program
 {
-    local log=$logs/${1##*/} status=0 passed failed
-    first_run "$1" >"$log" 2>&1 || status=$?
+    local log=$logs/${1##*/} status=0 passed failed command=("${restored[@]}" "$1")
+    [[ ${1##*/} =~ ^($on_disk)$ ]] || command=("${in_memory[@]}" "${command[@]}")
+    first_run "${command[@]}" >"$log" 2>&1 || status=$?
     if ((san)) && grep -q '^used no processor time' "$log"; then
         status=0
-        "${restored[@]}" "$1" >"$log" 2>&1 || status=$?
+        "${command[@]}" >"$log" 2>&1 || status=$?
     fi
     # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
     read -r passed failed < <(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\1 \2/p' "$log" |
