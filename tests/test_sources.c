@@ -145,6 +145,27 @@ static void expect_records(const char *name, uint32_t image_bytes)
     }
 }
 
+/* The list of the records and their bytes must be of one version of a file. */
+Test(sources, a_file_that_is_replaced_after_it_was_listed_is_an_error)
+{
+    static const char *const sets[] = {"m", "c"}, *const files[] = {"train-images-idx3-ubyte",
+                                                                    "data_batch_5.bin"};
+    put_records();
+    for (size_t i = 0; i < 2; i++) {
+        struct members members;
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/%s", folder, sets[i]);
+        must(members_parse(RECORD_EXTENSION, NULL, NULL, &members));
+        must(dataset_find_records(path, record_format_find(path), false, &members, &dataset));
+        EXPECT(0, "cd %s && cp %s new && mv new %s", sets[i], files[i], files[i]);
+        cr_expect_eq(dataset_check(path, &dataset), STATUS_FAILED);
+        cr_expect(strstr(status_text(), files[i]) &&
+                      strstr(status_text(), "changed while the data set was opened"),
+                  "%s", status_text());
+        dataset_close(&dataset);
+    }
+}
+
 Test(sources, records_are_the_bytes_of_their_files)
 {
     put_records();

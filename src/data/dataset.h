@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "core/portable.h"
 #include "core/status.h"
@@ -23,8 +24,9 @@
 struct dataset_file {
     const char *name; /* relative to the directory */
     uint64_t bytes;
-    uint64_t inode;      /* `inode` and `modified_ns` are set when dataset_check() opens the file */
+    uint64_t inode;      /* `inode` and `modified_ns` are set when the file is opened for the first time */
     int64_t modified_ns; /* time of the last modification, since the epoch of the clock */
+    bool known;          /* the file was opened to list its members; dataset_check() compares it */
     const char *md5;     /* from a wids index, or NULL */
     bool unpacked;       /* the file was gzipped, and its contents are in memory */
     int memory;          /* `unpacked` only: descriptor of the contents; owned */
@@ -104,6 +106,15 @@ struct dataset {
     char **names;       /* owns all other names */
     size_t name_count;
 };
+
+/* Records what identifies an open file. */
+static inline void dataset_know_file(struct dataset_file *file, const struct stat *info)
+{
+    file->bytes = (uint64_t)info->st_size;
+    file->inode = info->st_ino;
+    file->modified_ns = info->st_mtim.tv_sec * INT64_C(1000000000) + info->st_mtim.tv_nsec;
+    file->known = true;
+}
 
 FDSL_C_BEGIN
 

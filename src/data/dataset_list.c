@@ -327,7 +327,7 @@ static enum status scan_file(struct scan *scan, uint32_t file)
     struct dataset *dataset = scan->dataset;
     if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
         return status_set(STATUS_FAILED, "not a regular file");
-    dataset->files[file].bytes = (uint64_t)status_.st_size;
+    dataset_know_file(&dataset->files[file], &status_);
     enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
     dataset->files[file].global = scan->parser.has_global;
     if (status == STATUS_OK && dataset->sample_count == scan->first)

@@ -45,6 +45,7 @@ struct http {
     time_t date;           /* from Date */
     size_t headers;        /* bytes of headers */
     bool overflows, other; /* the body is too long; the reply is for another range or version */
+    bool encoded;          /* the body is compressed */
     int unwritten;         /* errno, if the bytes could not be written */
     char url[256];         /* Location of a refused redirection */
     char region[64];       /* from x-amz-bucket-region */
@@ -107,6 +108,7 @@ static void begin_reply(struct http *http, long code)
     http->begin = http->promised = HTTP_UNKNOWN;
     http->date = 0;
     http->page_bytes = 0;
+    http->encoded = false;
     *http->url = *http->region = '\0';
     http->reply->version = (struct http_version){.bytes = HTTP_UNKNOWN};
 }
@@ -180,6 +182,8 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
         version->modified = date_of(value);
     else if (field(line, size, "Date:", value, sizeof value))
         http->date = date_of(value);
+    else if (field(line, size, "Content-Encoding:", value, sizeof value))
+        http->encoded = strcasecmp(value, "identity") != 0;
     else if (field(line, size, "Location:", http->url, sizeof http->url) ||
              field(line, size, "x-amz-bucket-region:", http->region, sizeof http->region))
         return size;
@@ -271,8 +275,8 @@ static size_t take_body(char *bytes, size_t one, size_t size, void *context)
         http->page_bytes += count;
         return size;
     }
-    if (http->code == 200 && !request->whole)
-        return 0; /* the server ignores the range */
+    if ((http->code == 200 && !request->whole) || http->encoded)
+        return 0; /* the server ignores the range, or compresses */
     if (http->code == 206 && (http->begin != http->from || !same_version(http))) {
         http->other = true;
         return 0;
@@ -395,6 +399,12 @@ static enum status explain(const struct http *http, CURLcode code)
                           "%s: the headers of the answer are too long (at most %d KiB in all, and 100 KB per "
                           "line), or memory ran out; ask the operator of the server",
                           shown, HEADERS_MAX >> 10);
+    if (http->encoded)
+        return status_set(
+            STATUS_FAILED,
+            "%s: the server compresses the answer, so its bytes are not those of the file; switch "
+            "off Content-Encoding for these files on the server",
+            shown);
     const char *missing = missing_field(http);
     if (http->other && missing)
         return status_set(STATUS_FAILED,
@@ -570,7 +580,7 @@ static enum status attempt(struct http *http, bool *again)
     if (http->code == 416 && !request->version && reply->version.bytes == 0)
         return STATUS_OK; /* the file is empty */
     if (code != CURLE_OK) {
-        *again = !http->overflows && !http->other && !http->unwritten && is_passing(code);
+        *again = !http->overflows && !http->other && !http->encoded && !http->unwritten && is_passing(code);
         return explain(http, code);
     }
     *again = is_busy(http->code);

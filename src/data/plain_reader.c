@@ -63,9 +63,16 @@ static enum status plain_open_new(struct plain *plain, struct dataset_member *me
     TRY(plain_open_file(plain, member, &info));
     if (!opens)
         return STATUS_OK;
-    const uint64_t file_bytes = file->bytes = (uint64_t)info.st_size;
-    file->inode = info.st_ino;
-    file->modified_ns = info.st_mtim.tv_sec * INT64_C(1000000000) + info.st_mtim.tv_nsec;
+    const struct dataset_file listed = *file;
+    dataset_know_file(file, &info);
+    if (listed.known && !dataset->remote && !file->unpacked &&
+        (listed.bytes != file->bytes || listed.inode != file->inode ||
+         listed.modified_ns != file->modified_ns))
+        return status_set(
+            STATUS_FAILED,
+            "%s/%s: the file changed while the data set was opened; start again when it is complete",
+            dataset->path, file->name);
+    const uint64_t file_bytes = file->bytes;
     if (dataset->shards)
         return STATUS_OK;
     if (member->size == UINT64_MAX)

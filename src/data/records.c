@@ -27,7 +27,7 @@ static enum status add_file(struct dataset *dataset, const char *name, int *fd)
     TRY(dataset_add_file(dataset, kept, 0));
     TRY(dataset_file_open(dataset, dataset->file_count - 1, 0, fd));
     if (fstat(*fd, &info) == 0) {
-        dataset->files[dataset->file_count - 1].bytes = (uint64_t)info.st_size;
+        dataset_know_file(&dataset->files[dataset->file_count - 1], &info);
         return STATUS_OK;
     }
     return status_set(STATUS_FAILED, "%s/%s: %s", dataset->path, name, strerror(errno));

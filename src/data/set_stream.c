@@ -535,19 +535,20 @@ static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, e
     pthread_mutex_unlock(&self->lock);
 }
 
-/* Loads a sample. Masks it if it is broken and the request says so. */
-static void try_to_load(struct worker *worker, struct slot *slot, uint32_t i)
+/* Loads a sample. Masks it if it is broken and the request says so. Returns false if the stream fails. */
+static bool try_to_load(struct worker *worker, struct slot *slot, uint32_t i)
 {
     struct set_stream *self = worker->self;
     const enum status status = load_sample(worker, slot, i);
     if (status == STATUS_OK)
-        return;
+        return true;
     const bool masks = worker->broken && self->request.on_error == SET_STREAM_MASK;
     memset(slot->values + i * self->sample_bytes, 0, self->sample_bytes);
     slot->labels[i] = STREAM_MASKED;
     if (slot->files)
         slot->file_at[i] = NO_FILE;
     keep_fault(self, slot, i, status, !masks);
+    return masks;
 }
 
 /* Adds what the thread counted to the statistics. */
@@ -577,8 +578,10 @@ static void fill(struct worker *worker, struct slot *slot)
         worker->timed = end - begin;
         if (self->chunk > 1)
             prefetch(self, slot, begin, end);
-        for (uint32_t i = begin; i < end; i++, worker->timed = 0)
-            try_to_load(worker, slot, i);
+        /* After a failure of the stream, the rest of the samples would only fail later ones. A server that
+         * does not answer may take minutes for each. */
+        for (uint32_t i = begin; i < end && try_to_load(worker, slot, i); i++)
+            worker->timed = 0;
     }
     pthread_mutex_lock(&self->lock);
     add_counts(worker);
