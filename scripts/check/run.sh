@@ -66,7 +66,7 @@ restored=(env '--default-signal=INT,HUP')
 # the tests. These suites stay on the disk: those of `load` drop files from the page cache and read with O_DIRECT, and
 # others kill a program while it writes.
 on_disk='test_(load.*|mpi_load|memory|advise.*|figures_load|bench|compute|prepare|interrupt|file_sync|live|remote|docs'
-on_disk+='|variants|combinations|hostile)'
+on_disk+='|variants|combinations|hostile|profile|timed|config)'
 in_memory=()
 # A /tmp in memory would hide a build in /tmp.
 if [[ ${MEMORY:-} == 1 && $(realpath "$build")/ != /tmp/* ]]; then
