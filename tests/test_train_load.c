@@ -332,8 +332,8 @@ Test(train_load, a_sample_without_a_label_or_an_image_is_masked)
                "--sort=name .)",
                faults[i]);
         run("$P --variant train-naive " STREAM "--data u --test-data f --epochs 1");
-        cr_expect(status == 1 && says("--on-error mask gives such samples weight 0"), "%s: %s",
-                  faults[i], out);
+        cr_expect(status == 1 && says("--on-error mask gives such samples weight 0"), "%s: %s", faults[i],
+                  out);
         EXPECT(0, "$P --variant " ENGINE " " STREAM
                   "--data u --test-data f --epochs 2 --on-error mask --mixup 0.5 --verify --verify-steps 4 "
                   "2>says");

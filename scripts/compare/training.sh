@@ -61,7 +61,7 @@ train() { # options ...: one run on $n GPUs
     "${run[@]}" "$bench" --variant train-vit --model "$model" --batch 256 --epochs "${EPOCHS:-4}" --out "$out" "$@" >/dev/null
 }
 
-load() { # folder or URL, options ...
+load() { # folder, options ...
     train --feed load --data "$1/train" --test-data "$1/test" "${@:2}"
 }
 
@@ -121,7 +121,9 @@ for model in "${models[@]}"; do
             raw) load "$memory/raw" ;;
             jpeg) load "$memory/jpeg" "${crop[@]}" ;;
             disk) from_disk ;;
-            http) load "$url/jpeg" "${crop[@]}" ;;
+            http) # a web server has no list of files, so the indexes name the shards
+                train --feed load --data "$url/jpeg/train/dataset.index" --test-data "$url/jpeg/test/dataset.index" "${crop[@]}"
+                ;;
             *) echo "compare/training.sh: SOURCES: unknown source '$source'" >&2 && exit 2 ;;
             esac
         done
