@@ -25,7 +25,7 @@ static _Thread_local bool states_value;
 _Static_assert(sizeof((struct failure *)NULL)->text == MESSAGE_BYTES, "a saved message has the same size");
 
 /* The warnings of this thread, in the library. */
-static _Thread_local char kept_warnings[4096];
+static _Thread_local char kept_warnings[1536]; /* thread-local memory takes part of small stacks */
 
 /* Set by status_launched() and status_joined(), only while no other thread reads these variables. */
 static bool launched, joined;
