@@ -258,9 +258,10 @@ Test(load_stream, ranks_share_each_batch)
                     for (uint32_t rank = 0; rank < ranks; rank++) {
                         const uint32_t share = size / ranks + (rank < size % ranks);
                         cr_assert_leq(at[rank] + share, parts[rank].count);
-                        cr_expect_arr_eq(parts[rank].numbers + at[rank], parts[3].numbers + together,
-                                         share * sizeof(uint32_t), "batch %u, rank %u of %u", batches[b],
-                                         rank, ranks);
+                        if (share > 0) /* a rank without samples has no array */
+                            cr_expect_arr_eq(parts[rank].numbers + at[rank], parts[3].numbers + together,
+                                             share * sizeof(uint32_t), "batch %u, rank %u of %u", batches[b],
+                                             rank, ranks);
                         at[rank] += share;
                         together += share;
                     }
