@@ -1,5 +1,5 @@
 /* What all functions of the library share: errors, the caller's environment, and checks of arguments. fdsl.c
- * implements it. */
+ * implements it, and late.c late_open(). */
 #ifndef FDSL_LIB_CALL_H
 #define FDSL_LIB_CALL_H
 
@@ -43,5 +43,9 @@ enum status lib_check_scale(const double *mean, const double *std, uint32_t chan
 /* Gets the number of CPU threads: `given` if it is not 0, else OMP_NUM_THREADS if it is valid, else all that
  * the process may use. `field` is the name of `given`. */
 enum status lib_threads(const char *field, int given, int *threads);
+
+/* Opens the libraries that a data set at this path or URL needs: remote_options.prepare of libfdsl.
+ * STATUS_UNAVAILABLE with the name of the missing library and the reason. Thread safe. */
+enum status late_open(const char *url);
 
 #endif

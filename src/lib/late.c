@@ -7,7 +7,7 @@
 
 #include "core/portable.h"
 #include "data/remote.h"
-#include "lib/late.h"
+#include "lib/call.h"
 
 #define CURL_FUNCTIONS(X)    \
     X(0, curl_easy_cleanup)  \

@@ -17,7 +17,6 @@
 #include "data/remote.h"
 #include "data/set_stream.h"
 #include "lib/call.h"
-#include "lib/late.h"
 
 #define SAMPLES_MAX (UINT32_C(1) << 31) /* of a global batch and of a data set: the limit of draw_lanes() */
 #define BATCHES_MAX 1024
