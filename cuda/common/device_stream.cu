@@ -352,6 +352,24 @@ static enum status check_batch(const struct device_stream *self, const struct ba
                             samples->count, samples->stride);
 }
 
+/* Enqueues the copies of the samples that the host has decoded: all but those of `files`, which are in the
+ * order of their indices. */
+static enum status copy_samples(struct device_stream *self, struct device_slot *slot,
+                                const struct batch *samples, const struct set_stream_file *files,
+                                uint32_t count)
+{
+    const uint8_t *values = static_cast<const uint8_t *>(samples->values);
+    uint32_t first = 0;
+    for (uint32_t i = 0; i <= count; i++) {
+        const uint32_t end = i < count ? files[i].index : samples->count;
+        if (end > first)
+            CUDA_TRY(cudaMemcpyAsync(slot->values + first * samples->stride, values + first * samples->stride,
+                                     (end - first) * samples->stride, cudaMemcpyHostToDevice, self->copies));
+        first = end + 1;
+    }
+    return STATUS_OK;
+}
+
 /* Enqueues all work on a batch. */
 static enum status enqueue(struct device_stream *self, struct device_slot *slot, struct host_batch *host)
 {
@@ -367,9 +385,7 @@ static enum status enqueue(struct device_stream *self, struct device_slot *slot,
     CUDA_TRY(cudaEventSynchronize(slot->ready));
     if (slot->waits)
         CUDA_TRY(cudaStreamWaitEvent(self->copies, slot->done, 0));
-    if (count < samples->count)
-        CUDA_TRY(cudaMemcpyAsync(slot->values, samples->values, samples->count * samples->stride,
-                                 cudaMemcpyHostToDevice, self->copies));
+    TRY(copy_samples(self, slot, samples, files, count));
     TRY(decode_files(self, slot, batch, files, count));
     TRY(describe(self, slot, batch));
     CUDA_TRY(cudaEventRecord(slot->ready, self->copies));

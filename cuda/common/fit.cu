@@ -8,8 +8,11 @@
 #include "data/image.h"
 
 #define TILE_WIDTH    32
-#define TILE_HEIGHT   8
-#define BLOCK_THREADS (TILE_WIDTH * TILE_HEIGHT)
+#define TILE_HEIGHT   32
+#define BLOCK_THREADS 256
+#define BAND_ROWS     32                           /* input rows that are resized at a time */
+#define TILE_STEP     (BLOCK_THREADS / TILE_WIDTH) /* rows between two outputs of a thread */
+#define THREAD_ROWS   (TILE_HEIGHT / TILE_STEP)    /* outputs of a thread */
 /* Length of an array for the 16-bit weights of one output. The array fills an odd number of 32-bit words. So
  * threads of a warp that read weights of different outputs access different banks of shared memory. */
 #define TAPS_MAX (2 * PICTURE_SCALE_MAX + 2)
@@ -20,11 +23,16 @@ struct taps {
     uint32_t first, count;
 };
 
-/* The weights of a tile's outputs. */
+struct colour {
+    int32_t of[3]; /* red, green, blue */
+};
+
+/* The weights of a tile's outputs, and the input rows of a band, resized to the width of the tile. */
 struct tile {
     struct resample_axis across, down;
     struct taps columns[TILE_WIDTH], rows[TILE_HEIGHT];
     int16_t column_weights[TILE_WIDTH][TAPS_MAX], row_weights[TILE_HEIGHT][TAPS_MAX];
+    uchar4 band[BAND_ROWS][TILE_WIDTH];
 };
 
 /* Computes the weights for outputs from column `x` and row `y` on. Thread t computes the weights of one
@@ -48,13 +56,9 @@ static __device__ void make_weights(const struct fit_entry &entry, uint32_t res,
     __syncthreads();
 }
 
-struct colour {
-    int32_t of[3]; /* red, green, blue */
-};
-
-/* Resizes one row at one column. */
-static __device__ __forceinline__ struct colour resize_row(const struct tile &tile, uint32_t column,
-                                                           const uint8_t *row)
+/* Resizes one row at one column. Weights are not negative, so the result is a byte per colour. */
+static __device__ __forceinline__ uchar4 resize_row(const struct tile &tile, uint32_t column,
+                                                    const uint8_t *row)
 {
     const struct taps taps = tile.columns[column];
     const uint8_t *from = row + 3 * taps.first;
@@ -63,27 +67,37 @@ static __device__ __forceinline__ struct colour resize_row(const struct tile &ti
     for (uint32_t i = 0; i < taps.count; i++, from += 3)
         for (int c = 0; c < 3; c++)
             sum.of[c] += tile.column_weights[column][i] * from[c];
-    for (int c = 0; c < 3; c++)
-        sum.of[c] >>= tile.across.bits;
-    return sum;
+    return make_uchar4(static_cast<uint8_t>(sum.of[0] >> tile.across.bits),
+                       static_cast<uint8_t>(sum.of[1] >> tile.across.bits),
+                       static_cast<uint8_t>(sum.of[2] >> tile.across.bits), 0);
 }
 
-/* Computes one pixel of the output: rows are resized and rounded first, then the column. */
-static __device__ struct colour resize(const struct fit_entry &entry, const struct tile &tile,
-                                       uint32_t column, uint32_t row)
+/* Resizes the input rows from `first` up to `end` at the columns of the tile. All threads of the block must
+ * call this. */
+static __device__ void resize_band(const struct fit_entry &entry, uint32_t columns, uint32_t first,
+                                   uint32_t end, struct tile *tile)
+{
+    uint32_t column = threadIdx.x % TILE_WIDTH;
+    __syncthreads(); /* the previous band is no longer needed */
+    for (uint32_t row = threadIdx.x / TILE_WIDTH; first + row < end && column < columns; row += TILE_STEP)
+        tile->band[row][column] =
+            resize_row(*tile, column, entry.pixels + static_cast<uint64_t>(first + row) * entry.stride);
+    __syncthreads();
+}
+
+/* Adds the input rows of a band, from `first` up to `end`, to one output. */
+static __device__ __forceinline__ void add_band(const struct tile &tile, uint32_t column, uint32_t row,
+                                                uint32_t first, uint32_t end, struct colour *sum)
 {
     const struct taps taps = tile.rows[row];
-    const uint8_t *from = entry.pixels + static_cast<uint64_t>(taps.first) * entry.stride;
-    int32_t half = 1 << (tile.down.bits - 1);
-    struct colour sum = {half, half, half};
-    for (uint32_t i = 0; i < taps.count; i++, from += entry.stride) {
-        struct colour resized = resize_row(tile, column, from);
-        for (int c = 0; c < 3; c++)
-            sum.of[c] += tile.row_weights[row][i] * resized.of[c];
+    uint32_t last = min(taps.first + taps.count, end);
+    for (uint32_t y = max(taps.first, first); y < last; y++) {
+        int32_t weight = tile.row_weights[row][y - taps.first];
+        uchar4 pixel = tile.band[y - first][column];
+        sum->of[0] += weight * pixel.x;
+        sum->of[1] += weight * pixel.y;
+        sum->of[2] += weight * pixel.z;
     }
-    for (int c = 0; c < 3; c++)
-        sum.of[c] >>= tile.down.bits;
-    return sum;
 }
 
 template <enum dtype T>
@@ -125,8 +139,8 @@ static __device__ void put_pixel(const struct fit &fit, const struct fit_entry &
         put<T>(fit, entry.slot, fit.interleaved ? 3 * at + c : c * plane + at, c, pixel.of[c]);
 }
 
-/* One block per tile of an image, one thread per pixel. Each thread resizes all rows that its pixel needs.
- * Adjacent threads therefore repeat work, but this takes far less time than decoding and needs no buffer. */
+/* One block per tile of an image. Each thread computes THREAD_ROWS pixels of one column. Rows are resized and
+ * rounded first, once per tile, then columns. */
 template <enum dtype T>
 static __global__ __launch_bounds__(BLOCK_THREADS) void fit_kernel(const __grid_constant__ struct fit fit)
 {
@@ -135,11 +149,28 @@ static __global__ __launch_bounds__(BLOCK_THREADS) void fit_kernel(const __grid_
              down = (fit.res + TILE_HEIGHT - 1) / TILE_HEIGHT;
     uint32_t image = blockIdx.x / (across * down), within = blockIdx.x - image * across * down;
     uint32_t x = within % across * TILE_WIDTH, y = within / across * TILE_HEIGHT;
+    uint32_t columns = min(TILE_WIDTH, fit.res - x), rows = min(TILE_HEIGHT, fit.res - y);
     uint32_t column = threadIdx.x % TILE_WIDTH, row = threadIdx.x / TILE_WIDTH;
     const struct fit_entry entry = fit.entries[image];
     make_weights(entry, fit.res, x, y, &tile);
-    if (x + column < fit.res && y + row < fit.res)
-        put_pixel<T>(fit, entry, x + column, y + row, resize(entry, tile, column, row));
+    struct colour sums[THREAD_ROWS];
+    for (struct colour &sum : sums)
+        sum.of[0] = sum.of[1] = sum.of[2] = 1 << (tile.down.bits - 1);
+    uint32_t end = tile.rows[rows - 1].first + tile.rows[rows - 1].count;
+    for (uint32_t first = tile.rows[0].first; first < end; first += BAND_ROWS) {
+        uint32_t band_end = min(first + BAND_ROWS, end);
+        resize_band(entry, columns, first, band_end, &tile);
+        if (column < columns)
+            for (uint32_t i = 0; i < THREAD_ROWS; i++)
+                if (row + i * TILE_STEP < rows)
+                    add_band(tile, column, row + i * TILE_STEP, first, band_end, &sums[i]);
+    }
+    for (uint32_t i = 0; i < THREAD_ROWS; i++) {
+        for (int32_t &value : sums[i].of)
+            value >>= tile.down.bits;
+        if (column < columns && row + i * TILE_STEP < rows)
+            put_pixel<T>(fit, entry, x + column, y + row + i * TILE_STEP, sums[i]);
+    }
 }
 
 enum status fit_launch(const struct fit *fit, cudaStream_t stream)

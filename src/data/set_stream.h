@@ -95,7 +95,7 @@ static inline bool set_stream_is_jpeg(const struct dataset *dataset, const struc
 /* Returns the share of the samples that a decoder on a device should take. */
 static inline double set_stream_share(enum decoder decoder)
 {
-    return decoder == DECODER_HARDWARE ? 0.7 : decoder == DECODER_HYBRID ? 0.25 : 0;
+    return decoder == DECODER_HARDWARE ? 0.85 : decoder == DECODER_HYBRID ? 0.25 : 0;
 }
 
 /* Returns whether a sample belongs to the share of the device. Depends only on the number in the plan: not on
@@ -168,7 +168,7 @@ FDSL_C_END
         "device-share", "S", OPTION_REAL, at,                                                               \
             .maximum = 1, .column = apart,                                                                  \
             .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the " \
-                    "others. Which samples these are depends only on their numbers (default: 0.7 with "     \
+                    "others. Which samples these are depends only on their numbers (default: 0.85 with "    \
                     "hardware, 0.25 with hybrid, 0 with cpu)"                                               \
     }
 #define STREAM_PREFETCH_OPTION(at, stream)                                                                   \

@@ -114,11 +114,18 @@ static enum status compare_sample(struct stream_run *run, const uint8_t *values,
 
 /* ---- The stream ---- */
 
+/* Returns whether the next run's first batches are prepared during the current run, as in training. Without a
+ * training step, each run is timed from its first batch on. */
+static bool continues(const struct stream_run *run)
+{
+    return run->load->control->consumer != NULL;
+}
+
 /* Implements stream_plan.list. */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     const struct stream_run *run = context;
-    return epoch < __atomic_load_n(&run->end, __ATOMIC_ACQUIRE)
+    return continues(run) || epoch < __atomic_load_n(&run->end, __ATOMIC_ACQUIRE)
                ? order_step(&run->verifier.plan, (uint32_t)epoch, (uint32_t)step, run->load->rank, numbers)
                : 0;
 }
@@ -324,8 +331,13 @@ static enum status take_batches(struct stream_run *run, double begin_s)
  * samples. A cancelled stream discards them. */
 static enum status seek(struct stream_run *run, uint64_t epoch)
 {
-    stream_cancel(run->stream);
+    const struct stream_position at = run->stream->at;
+    const bool there = continues(run) && at.epoch == epoch && at.step == 0;
+    if (!there)
+        stream_cancel(run->stream);
     __atomic_store_n(&run->end, epoch + run->load->epochs, __ATOMIC_RELEASE);
+    if (there)
+        return STATUS_OK;
     return stream_seek(run->stream, (struct stream_position){epoch, 0});
 }
 
