@@ -114,18 +114,11 @@ static enum status compare_sample(struct stream_run *run, const uint8_t *values,
 
 /* ---- The stream ---- */
 
-/* Returns whether the next run's first batches are prepared during the current run, as in training. Without a
- * training step, each run is timed from its first batch on. */
-static bool continues(const struct stream_run *run)
-{
-    return run->load->control->consumer != NULL;
-}
-
 /* Implements stream_plan.list. */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     const struct stream_run *run = context;
-    return continues(run) || epoch < __atomic_load_n(&run->end, __ATOMIC_ACQUIRE)
+    return epoch < __atomic_load_n(&run->listed, __ATOMIC_ACQUIRE)
                ? order_step(&run->verifier.plan, (uint32_t)epoch, (uint32_t)step, run->load->rank, numbers)
                : 0;
 }
@@ -327,17 +320,19 @@ static enum status take_batches(struct stream_run *run, double begin_s)
     return STATUS_OK;
 }
 
-/* Makes the first batch of a run the next one. After the previous run, the stream has listed batches without
- * samples. A cancelled stream discards them. */
+/* Makes the first batch of a run the next one. With a training step, the stream prepares batches of the next
+ * run during the current one, as in training. Otherwise each run prepares all of its batches; the stream has
+ * then listed batches without samples after the previous run, which it discards when it is cancelled. */
 static enum status seek(struct stream_run *run, uint64_t epoch)
 {
     const struct stream_position at = run->stream->at;
-    const bool there = continues(run) && at.epoch == epoch && at.step == 0;
-    if (!there)
-        stream_cancel(run->stream);
-    __atomic_store_n(&run->end, epoch + run->load->epochs, __ATOMIC_RELEASE);
+    const bool continues = run->load->control->consumer != NULL;
+    const bool there = continues && run->listed == UINT64_MAX && at.epoch == epoch && at.step == 0;
+    run->end = epoch + run->load->epochs;
     if (there)
         return STATUS_OK;
+    stream_cancel(run->stream);
+    __atomic_store_n(&run->listed, continues ? UINT64_MAX : run->end, __ATOMIC_RELEASE);
     return stream_seek(run->stream, (struct stream_position){epoch, 0});
 }
 

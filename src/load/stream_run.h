@@ -51,7 +51,8 @@ struct stream_run {
     uint32_t tolerance; /* largest difference of a byte that a device has decoded */
     uint32_t *labels;   /* zeros, for samples without labels; else NULL */
     size_t sample_bytes;
-    uint64_t end;              /* the plan lists no samples from this epoch on; read and written atomically */
+    uint64_t end;              /* the epoch after those of the run */
+    uint64_t listed;           /* the plan lists no samples from this epoch on; read and written atomically */
     struct stream_batch batch; /* `holds`: a batch of the stream; after a run it is the last one */
     bool holds;
     void *done;      /* the event after the consumer's step on the batch, or NULL */
