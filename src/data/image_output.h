@@ -18,6 +18,8 @@ struct image_output {
     bool interleaved; /* true: NHWC; false: NCHW */
     bool flip;        /* mirror each image horizontally with probability 1/2 (draw_flip()) */
     uint64_t seed;    /* of the flips */
+    /* A value is byte * scale + offset, rounded once to float and then to the type. */
+    float scale[IMAGE_OUTPUT_CHANNELS_MAX], offset[IMAGE_OUTPUT_CHANNELS_MAX];
     union {
         uint8_t u8[256];
         uint16_t f16[256]; /* also bf16 */
