@@ -83,6 +83,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
         ("on_error", c_char_p), ("device", c_int), ("decoder", c_char_p), ("device_share", c_double),
+        ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
     ]  # fmt: skip
 
 

@@ -56,7 +56,8 @@ DEFINE_STORE(store_8, uint8_t)
 DEFINE_STORE(store_16, uint16_t)
 DEFINE_STORE(store_32, float)
 
-/* Copies an image to `scratch`, channels first, mirrored or not, and changes it there. Returns the changed image. */
+/* Copies an image to `scratch`, channels first, mirrored or not, and changes it there. Returns the changed
+ * image. */
 static struct image change(const struct image_output *output, const struct image *image, bool mirrored,
                            uint32_t epoch, uint32_t number, uint8_t *scratch)
 {
@@ -66,7 +67,8 @@ static struct image change(const struct image_output *output, const struct image
     for (uint32_t c = 0; c < shape.channels; c++)
         for (uint32_t y = 0; y < shape.height; y++)
             for (uint32_t x = 0; x < shape.width; x++)
-                *to++ = image->pixels[c * in.channel + y * in.row + (mirrored ? shape.width - 1 - x : x) * in.column];
+                *to++ = image->pixels[c * in.channel + y * in.row +
+                                      (mirrored ? shape.width - 1 - x : x) * in.column];
     rand_augment_apply(&output->rand, &shape, output->seed, epoch, number, scratch, to);
     struct image changed = *image;
     changed.pixels = scratch;
@@ -76,8 +78,8 @@ static struct image change(const struct image_output *output, const struct image
 
 /* Fills a random rectangle of a stored image with noise, with a probability. */
 FDSL_FMA_CLONES
-static void erase(const struct image_output *output, const struct image *image, uint32_t epoch, uint32_t number,
-                  void *to)
+static void erase(const struct image_output *output, const struct image *image, uint32_t epoch,
+                  uint32_t number, void *to)
 {
     const struct draw_erase drawn = box_erase(&output->erase, output->seed, epoch, number);
     const struct image_box box = drawn.box;

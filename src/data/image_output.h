@@ -1,6 +1,6 @@
-/* The form in which a stream stores the images of bytes that it decodes: mirrored or not, changed by RandAugment,
- * normalised, partly erased, in any element type and layout. With the same seed, the random changes are those of
- * training (train/augment.h). */
+/* The form in which a stream stores the images of bytes that it decodes: mirrored or not, changed by
+ * RandAugment, normalised, partly erased, in any element type and layout. With the same seed, the random
+ * changes are those of training (train/augment.h). */
 #ifndef FDSL_DATA_IMAGE_OUTPUT_H
 #define FDSL_DATA_IMAGE_OUTPUT_H
 
@@ -17,9 +17,12 @@
 /* Set it with image_output_set(). A byte has only 256 values, so each output value is read from a table. */
 struct image_output {
     enum dtype type;
-    bool interleaved; /* true: NHWC; false: NCHW */
-    bool flip;        /* mirror each image horizontally with probability 1/2 (draw_flip()) */
-    uint64_t seed;    /* of the flips */
+    bool interleaved;         /* true: NHWC; false: NCHW */
+    bool flip;                /* mirror each image horizontally with probability 1/2 (draw_flip()) */
+    struct rand_augment rand; /* after the flip; operations 0: none */
+    struct augment
+        erase; /* `erasing`: probability that a rectangle becomes noise; `height`, `width`: of the images */
+    uint64_t seed; /* of the flips, of RandAugment and of the rectangles */
     union {
         uint8_t u8[256];
         uint16_t f16[256]; /* also bf16 */
@@ -36,8 +39,8 @@ void image_output_set(struct image_output *output, enum dtype type, bool interle
                       const double *deviation);
 
 /* Stores an image of bytes with at most IMAGE_OUTPUT_CHANNELS_MAX channels and a depth of 1. `to` has room
- * for its values, and is aligned to one of them. `scratch` has room for the bytes of two images; it is not used without
- * RandAugment. Thread safe. */
+ * for its values, and is aligned to one of them. `scratch` has room for the bytes of two images; it is not
+ * used without RandAugment. Thread safe. */
 void image_output_store(const struct image_output *output, const struct image *image, uint32_t epoch,
                         uint32_t number, uint8_t *scratch, void *to);
 
