@@ -433,10 +433,10 @@ Test(lib_stream, states_of_other_streams_are_refused)
     good(fdsl_batch_release(taken(stream), NULL));
     good(fdsl_stream_save(stream, &state));
     cr_expect_eq(state.sample, 16);
-    for (int fault = 0; fault < 10; fault++) {
-        static const char *const names[] = {"number of samples", "transform",    "transform", "transform",
-                                            "transform",         "global batch", "seed",      "lanes",
-                                            "shuffle",           "drop_last"};
+    for (int fault = 0; fault < 11; fault++) {
+        static const char *const names[] = {"number of samples", "transform",    "transform",   "transform",
+                                            "transform",         "global batch", "seed",        "lanes",
+                                            "shuffle",           "drop_last",    "rand_augment"};
         struct fdsl_stream_config config = first;
         if (fault == 1)
             config.out_res++;
@@ -456,6 +456,8 @@ Test(lib_stream, states_of_other_streams_are_refused)
             config.shuffle = 0;
         else if (fault == 9)
             config.drop_last = 1;
+        else if (fault == 10)
+            config.rand_augment = 9;
         struct fdsl_stream *changed = opened_stream(fault == 0 ? other : source, &config);
         cr_expect_eq(fdsl_stream_load(changed, &state), FDSL_INVALID, "fault %d", fault);
         cr_expect(strncmp(fdsl_error(), "state: ", 7) == 0 && strstr(fdsl_error(), names[fault]),
@@ -891,7 +893,14 @@ Test(lib_stream, every_field_is_checked)
     REFUSED(prefetch, 1025);
     REFUSED(held, 0);
     REFUSED(on_error, "skip");
+    REFUSED(rand_augment, 30.5);
+    REFUSED(rand_augment, NAN);
+    REFUSED(rand_augment_ops, 0);
+    REFUSED(rand_augment_ops, 17);
+    REFUSED(erasing, 0.5); /* of bytes */
     config.dtype = "f32";
+    REFUSED(erasing, 1.5);
+    REFUSED(erasing, NAN);
     REFUSED(std[2], 0);
     REFUSED(mean[2], NAN);
     config.size--;
