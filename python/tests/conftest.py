@@ -102,3 +102,11 @@ def digits(tmp_path_factory: Any) -> pathlib.Path:
                 if entry.is_dir():
                     shutil.copytree(entry, path / "f" / entry.name)
     return path
+
+
+def broken_digits(digits: pathlib.Path, to: pathlib.Path) -> str:
+    """Copies the class folders to to/f, and breaks sample 50 there. Returns the name of its file."""
+    shutil.copytree(digits / "f", to / "f")
+    broken = sorted((to / "f").glob("*/*.png"))[50]
+    broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
+    return broken.name
