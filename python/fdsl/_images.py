@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import inspect
 from typing import Any, Optional
 
 from ._generator import Class, Generator, configured
@@ -12,7 +10,7 @@ from ._stream import _Source, flag
 
 _COUNT_MAX = (1 << 31) - 1
 _OF_THE_LOADER = {"device": "device", "threads": "num_threads", "batch": "batch_size"}
-_NAMES = inspect.signature(configured).parameters.keys() - _OF_THE_LOADER.keys()
+_NAMES = {"classes", *(configured.__kwdefaults__ or ())} - _OF_THE_LOADER.keys()
 
 
 class Images(_Source):
