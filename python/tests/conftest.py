@@ -54,7 +54,8 @@ def resident_bytes() -> int:
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a new interpreter; `fdsl` and these helpers can be imported there."""
     paths = [os.path.dirname(os.path.dirname(fdsl.__file__)), str(ROOT / "python" / "tests")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    own = {"PYTHONPATH": os.pathsep.join(paths), "FDSL_LIBRARY": fdsl.library_path()}
+    environment = {**os.environ, **own, **environment}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
 
 
