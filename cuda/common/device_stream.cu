@@ -3,8 +3,8 @@
  *
  * CUDA streams: `copies` has the copies and the kernels that write to the slots, in the order of the batches.
  * `decodes` is for nvJPEG: decoding does not wait until a slot is free. `order` has only the events of
- * released batches. An event of the consumer may be recorded again after stream_release(), so the stream
- * records an event of its own after it. */
+ * batches that stream_release() returned. An event of the consumer may be recorded again after this call, so
+ * the stream records an event of its own after it. */
 #include "common/device_stream.cuh"
 
 #include <atomic>
@@ -20,6 +20,7 @@
 #include "core/phase.h"
 #include "core/timer.h"
 #include "data/set_stream.h"
+#include "machine/device.h"
 
 #define AREAS           2
 #define CHUNK_BYTES     (UINT64_C(128) << 20) /* maximum size of the pixels of a chunk of several files */
@@ -30,8 +31,9 @@ enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 /* Room for a batch on the device. The thread of the stream owns a slot that is SLOT_FILLING. */
 struct device_slot {
     uint8_t *values;        /* device memory */
-    int32_t *device_labels; /* device memory */
-    int32_t *labels;        /* pinned memory, followed by the next two arrays */
+    int32_t *device_labels; /* device memory, followed by the next array */
+    uint32_t *device_numbers;
+    int32_t *labels; /* pinned memory, followed by `numbers` as on the device; `read` is before them */
     uint32_t *numbers;
     uint64_t *read;
     cudaEvent_t ready; /* the batch is complete */
@@ -39,6 +41,7 @@ struct device_slot {
     bool waits;
     enum slot_state state;
     struct stream_batch batch; /* as it is delivered */
+    char *warnings;            /* of the batch, as lines, for the thread that takes it; NULL: none */
 };
 
 /* A batch of the host stream that is in use. */
@@ -103,12 +106,17 @@ void device_stream_use(int device)
 enum status device_stream_pin(size_t bytes, void **memory)
 {
     CUDA_TRY(cudaSetDevice(pinning_device));
-    return CUDA_STATUS(cudaHostAlloc(memory, bytes, cudaHostAllocPortable));
+    const int mode = device_relax_capture();
+    const enum status status = CUDA_STATUS(cudaHostAlloc(memory, bytes, cudaHostAllocPortable));
+    device_restore_capture(mode);
+    return status;
 }
 
 void device_stream_unpin(void *memory)
 {
+    const int mode = device_relax_capture();
     (void)cudaFreeHost(memory); /* nothing depends on an error here */
+    device_restore_capture(mode);
 }
 
 /* ---- Memory ---- */
@@ -133,8 +141,9 @@ static enum status open_slot(struct device_stream *self, struct device_slot *slo
     void *memory;
     TRY(reserve(self, capacity * self->request.sample_bytes, &memory));
     slot->values = static_cast<uint8_t *>(memory);
-    TRY(reserve(self, capacity * sizeof *slot->device_labels, &memory));
+    TRY(reserve(self, capacity * (sizeof *slot->device_labels + sizeof *slot->device_numbers), &memory));
     slot->device_labels = static_cast<int32_t *>(memory);
+    slot->device_numbers = reinterpret_cast<uint32_t *>(slot->device_labels + capacity);
     const size_t bytes = capacity * (sizeof *slot->read + sizeof *slot->labels + sizeof *slot->numbers);
     CUDA_TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
     slot->read = static_cast<uint64_t *>(memory);
@@ -147,6 +156,7 @@ static enum status open_slot(struct device_stream *self, struct device_slot *slo
 
 static void close_slot(struct device_slot *slot)
 {
+    free(slot->warnings);
     (void)cudaFree(slot->values);
     (void)cudaFree(slot->device_labels);
     (void)cudaFreeHost(slot->read);
@@ -318,8 +328,8 @@ static enum status return_batches(struct device_stream *self, uint32_t most)
     return STATUS_OK;
 }
 
-/* Describes a batch for the consumer, and enqueues the copy of its labels. The host stream reuses its memory
- * before the consumer has released the batch, so the slot has copies of the arrays. */
+/* Describes a batch for the consumer, and enqueues the copy of its labels and numbers. The host stream reuses
+ * its memory before the consumer has released the batch, so the slot has copies of the arrays. */
 static enum status describe(struct device_stream *self, struct device_slot *slot,
                             const struct stream_batch *from)
 {
@@ -338,8 +348,9 @@ static enum status describe(struct device_stream *self, struct device_slot *slot
     if (!from->labels || count == 0)
         return STATUS_OK;
     memcpy(slot->labels, from->labels, count * sizeof *slot->labels);
-    return CUDA_STATUS(cudaMemcpyAsync(slot->device_labels, slot->labels, count * sizeof *slot->labels,
-                                       cudaMemcpyHostToDevice, self->copies));
+    const size_t bytes = self->request.capacity * sizeof *slot->labels + count * sizeof *slot->numbers;
+    return CUDA_STATUS(
+        cudaMemcpyAsync(slot->device_labels, slot->labels, bytes, cudaMemcpyHostToDevice, self->copies));
 }
 
 static enum status check_batch(const struct device_stream *self, const struct batch *samples)
@@ -376,6 +387,24 @@ static enum status enqueue(struct device_stream *self, struct device_slot *slot,
     return CUDA_STATUS(cudaEventRecord(host->copied, self->copies));
 }
 
+/* Moves the warnings of this thread to the slot. */
+static void keep_warnings(struct device_slot *slot)
+{
+    free(slot->warnings);
+    slot->warnings = *status_warnings() ? strdup(status_warnings()) : nullptr;
+    status_forget_warnings();
+}
+
+/* Repeats the warnings of a batch in the thread that takes it. */
+static void repeat_warnings(struct device_slot *slot)
+{
+    char *rest, *line = slot->warnings ? strtok_r(slot->warnings, "\n", &rest) : nullptr;
+    for (; line; line = strtok_r(nullptr, "\n", &rest))
+        status_warn("%s", line);
+    free(slot->warnings);
+    slot->warnings = nullptr;
+}
+
 /* Takes the next batch of the host stream, and enqueues all work on it. Sets `*decode_s` to the time after
  * the host stream has delivered the batch. */
 static enum status transfer(struct device_stream *self, struct device_slot *slot, double *decode_s)
@@ -387,6 +416,7 @@ static enum status transfer(struct device_stream *self, struct device_slot *slot
     const double begin_s = timer_now_s();
     const enum status status = enqueue(self, slot, host);
     *decode_s = timer_now_s() - begin_s;
+    keep_warnings(slot);
     if (status == STATUS_OK) {
         self->host_count++;
         return STATUS_OK;
@@ -468,6 +498,7 @@ static void seek(struct device_stream *self)
 static void *run(void *context)
 {
     struct device_stream *self = static_cast<struct device_stream *>(context);
+    (void)device_relax_capture(); /* this thread allocates, and must not disturb captures of other threads */
     pthread_mutex_lock(&self->lock);
     while (!self->closing) {
         struct device_slot *slot = self->seeking ? nullptr : find_work(self);
@@ -559,6 +590,7 @@ static void take(struct device_stream *self, struct stream_batch *batch)
     self->ready--;
     self->held++;
     slot->state = SLOT_HELD;
+    repeat_warnings(slot);
     *batch = slot->batch;
     self->stats.batches++;
     self->stats.samples += batch->samples.count;
@@ -589,17 +621,19 @@ static enum status follow(struct device_stream *self, struct device_slot *slot, 
     return CUDA_STATUS(cudaEventRecord(slot->done, self->order));
 }
 
-static enum status device_stream_release(struct stream *stream, const struct stream_batch *batch,
-                                         void *done_event)
+/* Returns a batch. `record` enqueues that slot->done is recorded after the consumer's work; `waits`: it does.
+ */
+template <class Record>
+static enum status give_back(struct device_stream *self, const struct stream_batch *batch, bool waits,
+                             Record record)
 {
-    struct device_stream *self = of(stream);
     struct device_slot *slot = batch->slot < self->slot_count ? &self->slots[batch->slot] : nullptr;
     pthread_mutex_lock(&self->lock);
     const bool held = slot && slot->state == SLOT_HELD;
-    const enum status status = held ? follow(self, slot, done_event) : STATUS_OK;
+    const enum status status = held ? record(slot) : STATUS_OK;
     if (held && status == STATUS_OK) {
         slot->state = SLOT_FREE;
-        slot->waits = done_event != NULL;
+        slot->waits = waits;
         self->held--;
         wake(self);
     }
@@ -607,15 +641,35 @@ static enum status device_stream_release(struct stream *stream, const struct str
     return held ? status : status_set(STATUS_USAGE, "the batch was released before");
 }
 
+static enum status device_stream_release(struct stream *stream, const struct stream_batch *batch,
+                                         void *done_event)
+{
+    struct device_stream *self = of(stream);
+    return give_back(self, batch, done_event != NULL,
+                     [&](struct device_slot *slot) { return follow(self, slot, done_event); });
+}
+
+enum status device_stream_give_back(struct stream *stream, const struct stream_batch *batch,
+                                    cudaStream_t consumer)
+{
+    return give_back(of(stream), batch, true, [consumer](struct device_slot *slot) {
+        return CUDA_STATUS(cudaEventRecord(slot->done, consumer));
+    });
+}
+
+const uint32_t *device_stream_numbers(struct stream *stream, const struct stream_batch *batch)
+{
+    return of(stream)->slots[batch->slot].device_numbers;
+}
+
 static enum status device_stream_seek(struct stream *stream, struct stream_position to)
 {
     struct device_stream *self = of(stream);
     struct failure result = {};
     pthread_mutex_lock(&self->lock);
-    const bool held = self->held > 0;
     const bool stays = !self->cancelled && self->fault.status == STATUS_OK && to.epoch == stream->at.epoch &&
                        to.step == stream->at.step;
-    if (!held && !stays) {
+    if (!stays) {
         self->cancelled = false;
         self->target = to;
         self->seeking = true;
@@ -626,8 +680,6 @@ static enum status device_stream_seek(struct stream *stream, struct stream_posit
         result = self->seek_result;
     }
     pthread_mutex_unlock(&self->lock);
-    if (held)
-        return status_set(STATUS_USAGE, "batches must be released before a seek");
     return result.status == STATUS_OK ? STATUS_OK : status_restore(&result);
 }
 
@@ -672,6 +724,9 @@ static void device_stream_close(struct stream *stream)
 {
     struct device_stream *self = of(stream);
     stop_thread(self);
+    for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
+        if (self->slots[i].done)
+            (void)cudaEventSynchronize(self->slots[i].done);
     for (cudaStream_t each : {self->decodes, self->copies, self->order})
         if (each)
             (void)cudaStreamSynchronize(each);

@@ -52,14 +52,17 @@ static enum status open_library(void)
     if (nvjpeg.there)
         return STATUS_OK;
     if (!handle)
-        return status_set(STATUS_UNAVAILABLE, "nvJPEG not found (" LIBRARY
-                                              ", part of the CUDA toolkit); install it, or decode with "
-                                              "--decoder cpu");
-#define FIND(name)                                                                     \
-    *(void **)&nvjpeg.name = dlsym(handle, "nvjpeg" #name);                            \
-    if (!nvjpeg.name)                                                                  \
-        return status_set(STATUS_UNAVAILABLE, "the nvJPEG library has no nvjpeg" #name \
-                                              "; install a newer version, or decode with --decoder cpu");
+        return status_set(STATUS_UNAVAILABLE,
+                          "nvJPEG not found (" LIBRARY ", part of the CUDA toolkit); install it, or decode "
+                          "with %sdecoder cpu",
+                          OPTION_DASHES);
+#define FIND(name)                                                                   \
+    *(void **)&nvjpeg.name = dlsym(handle, "nvjpeg" #name);                          \
+    if (!nvjpeg.name)                                                                \
+        return status_set(STATUS_UNAVAILABLE,                                        \
+                          "the nvJPEG library has no nvjpeg" #name                   \
+                          "; install a newer version, or decode with %sdecoder cpu", \
+                          OPTION_DASHES);
     FUNCTIONS(FIND)
 #undef FIND
     nvjpeg.there = true;
@@ -113,7 +116,8 @@ static enum status check_memory(int code, cudaError_t error)
 {
     return gpu_status_of(LIBRARY_NVJPEG, code, error, 0) == STATUS_EXHAUSTED
                ? status_set(STATUS_EXHAUSTED,
-                            "out of memory to decode images with nvJPEG; free memory, or use --decoder cpu")
+                            "out of memory to decode images with nvJPEG; free memory, or use %sdecoder cpu",
+                            OPTION_DASHES)
                : STATUS_OK;
 }
 
@@ -159,14 +163,17 @@ enum status image_decoder_open(struct image_decoder *decoder, enum decoder wante
     if (wanted != DECODER_HYBRID && create_hardware(decoder))
         return STATUS_OK;
     if (wanted == DECODER_HARDWARE)
-        return status_value(STATUS_UNAVAILABLE, "decoder", "hardware",
-                            ": this GPU has no JPEG engines; use --decoder hybrid or cpu");
+        return status_in_library
+                   ? status_set(STATUS_UNAVAILABLE, "this GPU has no JPEG engines; use hybrid or cpu")
+                   : status_value(STATUS_UNAVAILABLE, "decoder", "hardware",
+                                  ": this GPU has no JPEG engines; use --decoder hybrid or cpu");
     decoder->kind = DECODER_HYBRID;
     int code = create(decoder, NVJPEG_BACKEND_GPU_HYBRID);
     TRY(check_memory(code, cudaSuccess));
     return code == NVJPEG_STATUS_SUCCESS
                ? STATUS_OK
-               : status_set(STATUS_UNAVAILABLE, "nvJPEG cannot be used with this GPU; use --decoder cpu");
+               : status_set(STATUS_UNAVAILABLE, "nvJPEG cannot be used with this GPU; use %sdecoder cpu",
+                            OPTION_DASHES);
 }
 
 void image_decoder_close(struct image_decoder *decoder)
@@ -271,7 +278,8 @@ enum status image_decoder_open(struct image_decoder *decoder, enum decoder wante
         status_warn("images are decoded on the CPU: this build has no nvjpeg.h");
     return wanted == DECODER_AUTO || wanted == DECODER_CPU
                ? STATUS_OK
-               : status_set(STATUS_UNAVAILABLE, "not built: this build has no nvjpeg.h; use --decoder cpu");
+               : status_set(STATUS_UNAVAILABLE, "not built: this build has no nvjpeg.h; use %sdecoder cpu",
+                            OPTION_DASHES);
 }
 
 void image_decoder_close(struct image_decoder *decoder)

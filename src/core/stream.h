@@ -167,8 +167,7 @@ static inline enum status stream_release(struct stream *stream, const struct str
 }
 
 /* Makes `to` the next batch. Discards the batches that were prepared for another position. Batches that the
- * caller holds stay valid; a stream may refuse to seek until they are released. STATUS_USAGE if the epoch
- * does not have the step. Clears a failure. */
+ * caller holds stay valid. STATUS_USAGE if the epoch does not have the step. Clears a failure. */
 static inline enum status stream_seek(struct stream *stream, struct stream_position to)
 {
     TRY(stream->type->seek(stream, to));

@@ -88,9 +88,10 @@ struct device_order {
     uint64_t seed, fresh, steps;
     uint32_t count, global; /* samples of the set, and of a step of all ranks */
     uint32_t rank, ranks;
-    bool shuffle;  /* false: the order of the numbers */
-    bool captures; /* all steps have the same number of samples on this rank, and the generator can read
-                      numbers from device memory only: a captured fill is possible */
+    bool shuffle;      /* false: the order of the numbers */
+    bool host_numbers; /* the generator needs the numbers in host memory, too */
+    bool captures;     /* a captured fill is possible: all steps have the same number of samples on this rank,
+                          and the generator reads numbers from device memory alone */
 };
 
 /* Opens a stream of generated images. `request` is that of a host stream: generator (on this device; taken

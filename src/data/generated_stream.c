@@ -174,12 +174,38 @@ static enum status start_thread(struct generated_stream *self)
 
 /* ---- The functions of a stream ---- */
 
+/* Lets the thread generate the batches of the next batch's epoch. */
+static void open_epoch(struct generated_stream *self)
+{
+    self->started = true;
+    self->epochs_open = self->take_at.epoch + 1;
+    if (self->threaded)
+        pthread_cond_signal(&self->work);
+}
+
+/* Without a thread, stream_next() generates the batch itself, so there is nothing to wait for. */
+static bool generated_wait(struct stream *stream, double seconds)
+{
+    struct generated_stream *self = of(stream);
+    const struct timespec until = timer_deadline(seconds);
+    const double begin_s = timer_now_s();
+    bool returns = false;
+    pthread_mutex_lock(&self->lock);
+    open_epoch(self);
+    for (int error = 0; !returns && error == 0;) {
+        returns = !self->threaded || self->cancelled || self->held == self->slot_count || self->queued > 0;
+        if (!returns)
+            error = pthread_cond_timedwait(&self->done, &self->lock, &until);
+    }
+    self->stats.wait_s += timer_now_s() - begin_s;
+    pthread_mutex_unlock(&self->lock);
+    return returns;
+}
+
 /* Waits until the next batch is finished, or makes it. */
 static enum status await_batch(struct generated_stream *self)
 {
     const double begin_s = timer_now_s();
-    if (self->threaded)
-        pthread_cond_signal(&self->work);
     while (!self->cancelled && self->queued == 0) {
         if (self->threaded)
             pthread_cond_wait(&self->done, &self->lock);
@@ -233,8 +259,7 @@ static enum status generated_next(struct stream *stream, struct stream_batch *ba
     pthread_mutex_lock(&self->lock);
     self->calls++;
     self->queued_sum += self->queued;
-    self->started = true;
-    self->epochs_open = self->take_at.epoch + 1;
+    open_epoch(self);
     if (self->held == self->slot_count && !self->cancelled)
         status = status_set(STATUS_USAGE, "all %u batches of the stream are held; release one", self->held);
     if (status == STATUS_OK)
@@ -262,7 +287,7 @@ static enum status generated_release(struct stream *stream, const struct stream_
     return held ? STATUS_OK : status_set(STATUS_USAGE, "the batch was released before");
 }
 
-/* Discards the batches in the queue. */
+/* Discards the batches in the queue. The consumer keeps those that it holds. */
 static void move_to(struct generated_stream *self, struct stream_position to)
 {
     self->draining = true;
@@ -270,7 +295,8 @@ static void move_to(struct generated_stream *self, struct stream_position to)
         pthread_cond_wait(&self->done, &self->lock);
     self->draining = self->cancelled = self->failed = false;
     for (uint32_t i = 0; i < self->slot_count; i++)
-        self->slots[i].state = SLOT_FREE;
+        if (self->slots[i].state != SLOT_HELD)
+            self->slots[i].state = SLOT_FREE;
     self->queued = 0;
     self->take_at = self->generate_at = to;
     self->epochs_open = 0;
@@ -282,13 +308,12 @@ static enum status generated_seek(struct stream *stream, struct stream_position 
     struct generated_stream *self = of(stream);
     TRY(stream_check_position(&self->request.plan, to));
     pthread_mutex_lock(&self->lock);
-    const bool held = self->held > 0;
     const bool stays =
         !self->cancelled && !self->failed && to.epoch == self->take_at.epoch && to.step == self->take_at.step;
-    if (!held && !stays)
+    if (!stays)
         move_to(self, to);
     pthread_mutex_unlock(&self->lock);
-    return held ? status_set(STATUS_USAGE, "batches must be released before a seek") : STATUS_OK;
+    return STATUS_OK;
 }
 
 static void generated_stats(struct stream *stream, struct stream_stats *stats)
@@ -334,6 +359,7 @@ static void generated_close(struct stream *stream)
 
 static const struct stream_type generated_type = {
     .next = generated_next,
+    .wait = generated_wait,
     .release = generated_release,
     .seek = generated_seek,
     .stats = generated_stats,
@@ -412,7 +438,7 @@ enum status generated_stream_open(const struct generated_stream_request *request
     self->take_at = self->generate_at = request->begin;
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->work, NULL);
-    pthread_cond_init(&self->done, NULL);
+    timer_cond_init(&self->done);
     status = allocate_all(self);
     if (status == STATUS_OK && self->request.ahead > 0)
         status = start_thread(self);

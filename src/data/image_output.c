@@ -11,9 +11,10 @@ void image_output_set(struct image_output *output, enum dtype type, bool interle
     output->type = type;
     output->interleaved = interleaved;
     for (int c = 0; c < IMAGE_OUTPUT_CHANNELS_MAX; c++) {
-        const float scale = (float)(1 / (255 * deviation[c])), offset = (float)(-mean[c] / deviation[c]);
+        output->scale[c] = (float)(1 / (255 * deviation[c]));
+        output->offset[c] = (float)(-mean[c] / deviation[c]);
         for (int byte = 0; byte < 256; byte++) {
-            const float value = fmaf((float)byte, scale, offset);
+            const float value = fmaf((float)byte, output->scale[c], output->offset[c]);
             switch (type) {
             case DTYPE_F16:
                 output->values[c].f16[byte] = half_from_float(value);

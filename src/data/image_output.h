@@ -17,12 +17,16 @@
 /* Set it with image_output_set(). A byte has only 256 values, so each output value is read from a table. */
 struct image_output {
     enum dtype type;
-    bool interleaved;         /* true: NHWC; false: NCHW */
-    bool flip;                /* mirror each image horizontally with probability 1/2 (draw_flip()) */
-    struct rand_augment rand; /* after the flip; operations 0: none */
-    struct augment
-        erase; /* `erasing`: probability that a rectangle becomes noise; `height`, `width`: of the images */
+    bool interleaved; /* true: NHWC; false: NCHW */
+    bool flip;        /* mirror each image horizontally with probability 1/2 (draw_flip()) */
+    /* RandAugment after the flip, if rand.operations is not 0. */
+    struct rand_augment rand;
+    /* With probability `erasing`, a rectangle becomes noise. Only `erasing`, `height` and `width` are used.
+     */
+    struct augment erase;
     uint64_t seed; /* of the flips, of RandAugment and of the rectangles */
+    /* A value is byte * scale + offset, rounded once to float and then to the type. */
+    float scale[IMAGE_OUTPUT_CHANNELS_MAX], offset[IMAGE_OUTPUT_CHANNELS_MAX];
     union {
         uint8_t u8[256];
         uint16_t f16[256]; /* also bf16 */

@@ -117,7 +117,8 @@ enum status images_stream_open(const struct images *images, const struct fdsl_st
         return generated_stream_open(&request, stream);
     struct device_order order = plan->order;
     order.fresh = images->fresh;
-    order.captures = plan->even && !lib_generator_needs_host(images->generator);
+    order.host_numbers = lib_generator_needs_host(images->generator);
+    order.captures = plan->even && !order.host_numbers;
     TRY(device_images_open(config->device, &request, &order, batches));
     *stream = &(*batches)->stream;
     return STATUS_OK;

@@ -27,7 +27,8 @@ enum status images_check_format(const struct images *images, const struct fdsl_s
 /* What a stream of images needs beside the configuration. */
 struct images_plan {
     struct stream_plan plan;
-    struct device_order order; /* lists the same samples as `plan`; `captures` and `fresh` are not set */
+    struct device_order order; /* lists the same samples as `plan`; `fresh`, `host_numbers` and `captures` are
+                                  not set */
     bool even;                 /* all steps have the same number of samples on this rank */
 };
 

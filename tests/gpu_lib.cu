@@ -1,0 +1,965 @@
+/* Tests batches of libfdsl.so in device memory (docs/library.md), as a user's program. Batches that CPU
+ * threads decode must have the bits of batches in host memory, for every type, layout and way to take them;
+ * those that nvJPEG decodes may differ by its tolerance. Generated images must have the same bits on both
+ * sides, and a replayed CUDA graph must deliver the batches that a program without a graph gets. States,
+ * seeks, lifetimes, wrong arguments, memory and the host time of a call are tested, too. make check-gpu runs
+ * this program.
+ *
+ * compute-sanitizer does not detect races between CUDA streams, so consumers take long, and overwrite what
+ * they have read. Planted faults show that the test detects races, wrong samples and changed values.
+ *
+ * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
+#include "gpu_files.cuh"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "data/random_draws.h"
+#include "data/set_stream.h"
+#include "lib/fdsl.h"
+#include "machine/device.h"
+
+static int failures;
+
+static void tell(bool well, const std::string &what)
+{
+    printf("%s  %s\n", well ? "ok    " : "FAILED", what.c_str());
+    failures += !well;
+}
+
+static void good(enum fdsl_status status)
+{
+    if (status != FDSL_OK) {
+        printf("FAILED  %s (status %d)\n", fdsl_error(), status);
+        exit(1);
+    }
+}
+
+static double now_us(void)
+{
+    return 1e-3 * (double)std::chrono::duration_cast<std::chrono::nanoseconds>(
+                      std::chrono::steady_clock::now().time_since_epoch())
+                      .count();
+}
+
+static double median(std::vector<double> values)
+{
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+/* ---- Streams ---- */
+
+static struct fdsl_source *open_source(const std::string &path)
+{
+    struct fdsl_source_config config;
+    struct fdsl_source *source;
+    good(fdsl_source_config_init(&config, sizeof config));
+    config.path = path.c_str();
+    good(fdsl_source_open(&config, &source));
+    return source;
+}
+
+static struct fdsl_stream_config stream_config(void)
+{
+    struct fdsl_stream_config config;
+    good(fdsl_stream_config_init(&config, sizeof config));
+    config.batch_size = 37;
+    config.seed = 5;
+    config.lanes = 7;
+    config.shuffle_buffer = 100;
+    config.out_res = 96;
+    config.fit = "random-resized-crop";
+    config.on_error = "mask";
+    config.num_threads = 6;
+    return config;
+}
+
+static struct fdsl_stream *open_stream(struct fdsl_source *source, const struct fdsl_stream_config &config)
+{
+    struct fdsl_stream *stream;
+    good(fdsl_stream_open(source, &config, &stream));
+    return stream;
+}
+
+static struct fdsl_stream_info info_of(const struct fdsl_stream *stream)
+{
+    struct fdsl_stream_info info = {};
+    info.size = sizeof info;
+    good(fdsl_stream_describe(stream, &info));
+    return info;
+}
+
+/* A batch that was copied to the host. */
+struct taken {
+    uint64_t epoch, step;
+    std::vector<uint8_t> images;
+    std::vector<int64_t> labels, numbers;
+    bool operator==(const struct taken &other) const
+    {
+        return images == other.images && labels == other.labels &&
+               (numbers.empty() || other.numbers.empty() || numbers == other.numbers);
+    }
+};
+
+/* How a consumer takes batches. The last two are planted faults. */
+enum way { NEXT, FILL, FILL_AND_NEXT, RELEASED_EARLY, NOT_WAITED };
+
+/* Room for the copies of batches, and the CUDA streams of a consumer. */
+struct consumer {
+    int device;
+    bool slow; /* each step takes 5 ms; otherwise most take no time, others up to 2 ms */
+    cudaStream_t steps, hasty;
+    std::vector<uint8_t *> pinned; /* per batch: images, then labels */
+    std::vector<struct taken> batches;
+    std::vector<uint32_t> counts;
+    struct fdsl_stream_info info;
+    uint8_t *images; /* of fill() */
+    int64_t *labels;
+};
+
+static void open_consumer(struct consumer *self, const struct fdsl_stream *stream, int device)
+{
+    *self = {};
+    self->device = device;
+    self->info = info_of(stream);
+    if (device < 0) {
+        self->images = static_cast<uint8_t *>(malloc(self->info.capacity * self->info.image_bytes));
+        self->labels = static_cast<int64_t *>(malloc(self->info.capacity * sizeof *self->labels));
+        return;
+    }
+    must(cudaSetDevice(device));
+    must(cudaStreamCreateWithFlags(&self->steps, cudaStreamNonBlocking));
+    must(cudaStreamCreateWithFlags(&self->hasty, cudaStreamNonBlocking));
+    must(cudaMalloc(&self->images, self->info.capacity * self->info.image_bytes));
+    must(cudaMalloc(&self->labels, self->info.capacity * sizeof *self->labels));
+}
+
+/* Returns the offset of the labels in the copy of a batch. */
+static size_t labels_at(const struct consumer *self)
+{
+    return (self->info.capacity * self->info.image_bytes + 7) / 8 * 8;
+}
+
+/* Waits for the consumer's work, and returns the batches. */
+static std::vector<struct taken> close_consumer(struct consumer *self)
+{
+    if (self->device < 0) {
+        free(self->images);
+        free(self->labels);
+        return self->batches;
+    }
+    must(cudaSetDevice(self->device));
+    must(cudaStreamSynchronize(self->steps));
+    must(cudaStreamSynchronize(self->hasty));
+    for (size_t i = 0; i < self->batches.size(); i++) {
+        struct taken &batch = self->batches[i];
+        const size_t bytes = self->counts[i] * self->info.image_bytes;
+        const int64_t *labels = reinterpret_cast<int64_t *>(self->pinned[i] + labels_at(self));
+        batch.images.assign(self->pinned[i], self->pinned[i] + bytes);
+        batch.labels.assign(labels, labels + self->counts[i]);
+        must(cudaFreeHost(self->pinned[i]));
+    }
+    must(cudaFree(self->images));
+    must(cudaFree(self->labels));
+    must(cudaStreamDestroy(self->steps));
+    must(cudaStreamDestroy(self->hasty));
+    return self->batches;
+}
+
+/* Enqueues a step: it takes a while, copies the batch to the host, and overwrites it. */
+static void enqueue_step(struct consumer *self, void *images, int64_t *labels, uint32_t count,
+                         cudaStream_t on)
+{
+    const size_t room = labels_at(self), at = self->pinned.size();
+    uint8_t *copy;
+    must(cudaMallocHost(&copy, room + self->info.capacity * sizeof *labels));
+    self->pinned.push_back(copy);
+    self->counts.push_back(count);
+    self->batches.push_back({});
+    spin_kernel<<<1, 1, 0, self->steps>>>(self->slow ? 5000000
+                                          : drawn(4, (uint32_t)at, 0) % 3
+                                              ? 0
+                                              : drawn(4, (uint32_t)at, 1) % 2000000);
+    must(cudaMemcpyAsync(copy, images, count * self->info.image_bytes, cudaMemcpyDeviceToHost, on));
+    must(cudaMemcpyAsync(copy + room, labels, count * sizeof *labels, cudaMemcpyDeviceToHost, on));
+    must(cudaMemsetAsync(images, 0xaa, count * self->info.image_bytes, on));
+    must(cudaMemsetAsync(labels, 0xaa, count * sizeof *labels, on));
+    must(cudaGetLastError());
+}
+
+static void keep_on_host(struct consumer *self, const void *images, const int64_t *labels, uint32_t count)
+{
+    const uint8_t *bytes = static_cast<const uint8_t *>(images);
+    self->batches.push_back({});
+    self->batches.back().images.assign(bytes, bytes + count * self->info.image_bytes);
+    self->batches.back().labels.assign(labels, labels + count);
+}
+
+static enum fdsl_status take_fill(struct consumer *self, struct fdsl_stream *stream)
+{
+    uint32_t count;
+    const enum fdsl_status status = fdsl_stream_fill(stream, self->images, self->labels, &count, self->steps);
+    if (status == FDSL_OK && self->device < 0)
+        keep_on_host(self, self->images, self->labels, count);
+    else if (status == FDSL_OK)
+        enqueue_step(self, self->images, self->labels, count, self->steps);
+    return status;
+}
+
+static enum fdsl_status take_next(struct consumer *self, struct fdsl_stream *stream, enum way way)
+{
+    struct fdsl_batch *batch;
+    struct fdsl_batch_info info = {};
+    struct fdsl_tensor images, labels, numbers;
+    const bool on_device = self->device >= 0;
+    const cudaStream_t waits = way == NOT_WAITED ? self->hasty : self->steps;
+    const enum fdsl_status status = fdsl_stream_next(stream, self->steps, &batch);
+    if (status != FDSL_OK)
+        return status;
+    info.size = sizeof info;
+    good(fdsl_batch_describe(batch, &info));
+    good(fdsl_batch_tensor(batch, FDSL_IMAGES, &images));
+    good(fdsl_batch_tensor(batch, FDSL_LABELS, &labels));
+    good(fdsl_batch_tensor(batch, FDSL_NUMBERS, &numbers));
+    const bool right = images.device_type == (on_device ? 2 : 1) &&
+                       labels.device_type == images.device_type &&
+                       images.device_id == (on_device ? self->device : 0) && numbers.device_type == 1 &&
+                       (uintptr_t)images.data % 256 == 0 && (uintptr_t)labels.data % 256 == 0 &&
+                       images.shape[0] == info.count && labels.shape[0] == info.count;
+    if (!right)
+        tell(false, "the tensors of a batch are described");
+    if (way == RELEASED_EARLY)
+        good(fdsl_batch_release(batch, self->hasty));
+    if (on_device)
+        enqueue_step(self, images.data, static_cast<int64_t *>(labels.data), info.count, waits);
+    else
+        keep_on_host(self, images.data, static_cast<int64_t *>(labels.data), info.count);
+    struct taken &taken = self->batches.back();
+    const int64_t *listed = static_cast<int64_t *>(numbers.data);
+    taken.epoch = info.epoch;
+    taken.step = info.step;
+    taken.numbers.assign(listed, listed + info.count);
+    if (way != RELEASED_EARLY)
+        good(fdsl_batch_release(batch, self->steps));
+    return FDSL_OK;
+}
+
+/* Takes the batches of some epochs. */
+static std::vector<struct taken> take_epochs(struct fdsl_stream *stream, int device, enum way way, int epochs)
+{
+    struct consumer consumer;
+    open_consumer(&consumer, stream, device);
+    consumer.slow = way == RELEASED_EARLY || way == NOT_WAITED;
+    for (int epoch = 0; epoch < epochs;) {
+        const bool fills = way == FILL || (way == FILL_AND_NEXT && consumer.batches.size() % 3 == 1);
+        const enum fdsl_status status =
+            fills ? take_fill(&consumer, stream) : take_next(&consumer, stream, way);
+        if (status != FDSL_END)
+            good(status);
+        epoch += status == FDSL_END;
+    }
+    return close_consumer(&consumer);
+}
+
+static std::vector<struct taken> take_all(struct fdsl_source *source, struct fdsl_stream_config config,
+                                          int device, enum way way, int epochs)
+{
+    config.device = device;
+    if (device < 0)
+        config.decoder = "cpu";
+    if (device < 0)
+        config.device_share = -1;
+    struct fdsl_stream *stream = open_stream(source, config);
+    const std::vector<struct taken> batches = take_epochs(stream, device, way, epochs);
+    fdsl_stream_close(stream);
+    return batches;
+}
+
+/* ---- The same batches as in host memory ---- */
+
+static const struct files some = {"some", 240, 64, 150, 20};
+
+static const struct {
+    const char *dtype, *layout, *fit;
+    uint32_t res, channels;
+    int flip;
+    bool normalised;
+} formats[] = {
+    {"u8", "nchw", "random-resized-crop", 96, 3, 0, false},
+    {"u8", "nhwc", "random-resized-crop", 96, 3, 0, false},
+    {"u8", "nchw", "resize", 57, 3, 1, false},
+    {"u8", "nhwc", "crop", 33, 1, 1, false},
+    {"f16", "nchw", "random-resized-crop", 96, 3, 1, true},
+    {"f16", "nhwc", "resize", 57, 3, 0, true},
+    {"bf16", "nchw", "center-crop", 64, 3, 1, true},
+    {"bf16", "nhwc", "random-resized-crop", 60, 3, 1, true},
+    {"f32", "nchw", "random-resized-crop", 31, 3, 1, true},
+    {"f32", "nhwc", "resize", 128, 3, 1, true},
+    {"f32", "nchw", "resize", 96, 1, 0, true},
+    {"f16", "nhwc", "resize", 64, 1, 1, false},
+};
+
+static struct fdsl_stream_config format_config(size_t i)
+{
+    struct fdsl_stream_config config = stream_config();
+    config.dtype = formats[i].dtype;
+    config.layout = formats[i].layout;
+    config.fit = formats[i].fit;
+    config.out_res = formats[i].res;
+    config.channels = formats[i].channels;
+    config.flip = formats[i].flip;
+    for (uint32_t c = 0; formats[i].normalised && c < config.channels; c++) {
+        config.mean[c] = 0.485 - 0.04 * c;
+        config.std[c] = 0.229 - 0.002 * c;
+    }
+    return config;
+}
+
+static void compare_formats(struct fdsl_source *source)
+{
+    static const char *const ways[] = {"next", "fill", "next and fill"};
+    for (size_t i = 0; i < COUNT_OF(formats); i++) {
+        struct fdsl_stream_config config = format_config(i);
+        config.decoder = "cpu";
+        const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 2);
+        std::string wrong;
+        bool masked = false;
+        for (enum way way : {NEXT, FILL, FILL_AND_NEXT})
+            if (!(take_all(source, config, 0, way, 2) == right))
+                wrong += std::string(" ") + ways[way];
+        for (const struct taken &batch : right)
+            masked |= std::count(batch.labels.begin(), batch.labels.end(), -1) > 0;
+        tell(wrong.empty() && masked,
+             std::string("batches are those in host memory: ") + formats[i].dtype + " " + formats[i].layout +
+                 " " + formats[i].fit + " to " + std::to_string(formats[i].res) + ", " +
+                 std::to_string(formats[i].channels) + " channels" + (formats[i].flip ? ", flip" : "") +
+                 (masked ? "" : ", nothing is masked") + (wrong.empty() ? "" : "; not with" + wrong));
+    }
+}
+
+/* Faults that comparisons must detect. */
+static void plant_faults(struct fdsl_source *source)
+{
+    struct fdsl_stream_config config = format_config(0);
+    config.decoder = "cpu";
+    const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 2);
+    std::vector<struct taken> other = right;
+    other[3].images[77] ^= 1;
+    const bool value = !(other == right);
+    std::swap(other = right, other);
+    std::swap(other[1], other[2]);
+    const bool order = !(other == right);
+    bool early = false, unwaited = false;
+    for (int i = 0; i < 4 && !(early && unwaited); i++) {
+        early = early || !(take_all(source, config, 0, RELEASED_EARLY, 2) == right);
+        unwaited = unwaited || !(take_all(source, config, 0, NOT_WAITED, 2) == right);
+    }
+    tell(value && order && early && unwaited,
+         std::string("planted faults are detected:") + (value ? " value" : "") + (order ? " order" : "") +
+             (early ? " released-early" : "") + (unwaited ? " not-waited" : ""));
+}
+
+/* nvJPEG's decoders, with the tolerance of bytes. The same decoder gives the same bits in every run. */
+static void compare_decoders(struct fdsl_source *source)
+{
+    static const struct {
+        const char *name;
+        int tolerance;
+    } decoders[] = {{"hardware", 1}, {"hybrid", 3}, {"auto", 3}};
+    for (const auto &decoder : decoders)
+        for (double share : {1.0, -1.0}) {
+            struct fdsl_stream_config config = stream_config();
+            config.flip = 1;
+            const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 1);
+            config.decoder = decoder.name;
+            config.device_share = share;
+            config.device = 0;
+            struct fdsl_stream *stream;
+            const enum fdsl_status status = fdsl_stream_open(source, &config, &stream);
+            fdsl_stream_close(stream);
+            if (status == FDSL_UNAVAILABLE) {
+                printf("ok      %s is not available: %s\n", decoder.name, fdsl_error());
+                break;
+            }
+            good(status);
+            const std::vector<struct taken> found = take_all(source, config, 0, FILL, 1),
+                                            again = take_all(source, config, 0, NEXT, 1);
+            int largest = 0;
+            uint64_t differ = 0, labels = found.size() != right.size();
+            for (size_t i = 0; i < right.size() && labels == 0; i++) {
+                labels += found[i].labels != right[i].labels;
+                for (size_t j = 0; j < right[i].images.size(); j++) {
+                    const int difference = abs(found[i].images[j] - right[i].images[j]);
+                    largest = std::max(largest, difference);
+                    differ += difference > 0;
+                }
+            }
+            tell(largest <= decoder.tolerance && labels == 0 && found == again && differ > 0,
+                 std::string("decoder ") + decoder.name + ", share " + std::to_string(share) +
+                     ": largest difference " + std::to_string(largest) + ", " + std::to_string(differ) +
+                     " bytes differ, " + std::to_string(labels) + " wrong labels");
+        }
+}
+
+/* ---- Positions and lifetimes ---- */
+
+static struct fdsl_state state_of(const struct fdsl_stream *stream)
+{
+    struct fdsl_state state = {};
+    state.size = sizeof state;
+    good(fdsl_stream_save(stream, &state));
+    return state;
+}
+
+/* A state moves between the host and the device, in both directions, and to two ranks. */
+static void move_states(struct fdsl_source *source)
+{
+    struct fdsl_stream_config config = format_config(4);
+    config.decoder = "cpu";
+    const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 2);
+    bool well = true;
+    for (int from : {FDSL_CPU, 0})
+        for (size_t before : {size_t(0), size_t(3), right.size() / 2 - 1, right.size() / 2}) {
+            struct fdsl_stream *streams[2];
+            struct consumer consumers[2];
+            for (int i = 0; i < 2; i++) {
+                config.device = i == 0 ? from : from < 0 ? 0 : FDSL_CPU;
+                streams[i] = open_stream(source, config);
+                open_consumer(&consumers[i], streams[i], config.device);
+            }
+            for (size_t i = 0; i < before;)
+                i += take_fill(&consumers[0], streams[0]) == FDSL_OK;
+            const struct fdsl_state state = state_of(streams[0]);
+            good(fdsl_stream_load(streams[1], &state));
+            for (size_t i = before; i < right.size();)
+                i += take_fill(&consumers[1], streams[1]) == FDSL_OK;
+            close_consumer(&consumers[0]);
+            const std::vector<struct taken> found = close_consumer(&consumers[1]);
+            well = well &&
+                   std::equal(found.begin(), found.end(), right.begin() + (ptrdiff_t)before, right.end());
+            fdsl_stream_close(streams[0]);
+            fdsl_stream_close(streams[1]);
+        }
+    tell(well, "states move between the host and the device");
+}
+
+/* Batches stay as they are during seeks, and after their stream and source are closed. */
+static void outlive(const std::string &path)
+{
+    for (const char *dtype : {"u8", "f32"}) {
+        struct fdsl_source *source = open_source(path);
+        struct fdsl_stream_config config = stream_config();
+        config.decoder = "cpu";
+        config.dtype = dtype;
+        const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 1);
+        config.device = 0;
+        config.held = 2;
+        struct fdsl_stream *stream = open_stream(source, config);
+        const struct fdsl_stream_info info = info_of(stream);
+        struct fdsl_batch *batches[4], *none;
+        bool well = true;
+        good(fdsl_stream_next(stream, NULL, &batches[0]));
+        for (uint64_t step = 3; step > 0; step--) {
+            good(fdsl_stream_seek(stream, 0, step));
+            good(fdsl_stream_next(stream, NULL, &batches[step]));
+        }
+        well = well && fdsl_stream_next(stream, NULL, &none) == FDSL_INVALID && !none;
+        good(fdsl_stream_seek(stream, 2, 1));
+        fdsl_source_close(source);
+        fdsl_stream_close(stream);
+        for (int i = 3; i >= 0; i--) {
+            struct fdsl_tensor images;
+            std::vector<uint8_t> bytes(right[(size_t)i].images.size());
+            good(fdsl_batch_tensor(batches[i], FDSL_IMAGES, &images));
+            must(cudaMemcpy(bytes.data(), images.data, bytes.size(), cudaMemcpyDeviceToHost));
+            well = well && bytes == right[(size_t)i].images && bytes.size() % info.image_bytes == 0;
+            good(fdsl_batch_release(batches[i], NULL));
+        }
+        tell(well, std::string("batches outlive seeks and their stream, ") + dtype);
+    }
+}
+
+static void use_several(struct fdsl_source *source)
+{
+    struct fdsl_stream_config config = format_config(4);
+    const int devices = fdsl_cuda_devices();
+    config.decoder = "cpu";
+    const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 2);
+    std::vector<std::thread> threads;
+    std::vector<int> well(4);
+    for (size_t i = 0; i < well.size(); i++)
+        threads.emplace_back([&, i] {
+            const std::vector<struct taken> found =
+                take_all(source, config, (int)i % devices, i % 2 ? FILL : NEXT, 2);
+            well[i] = found == right;
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    tell(std::count(well.begin(), well.end(), 1) == (ptrdiff_t)well.size(),
+         "four streams in four threads, on " + std::to_string(std::min(devices, 4)) + " devices");
+}
+
+static void end_waits(struct fdsl_source *source)
+{
+    struct fdsl_stream_config config = stream_config();
+    config.device = 0;
+    struct fdsl_stream *stream = open_stream(source, config);
+    struct consumer consumer;
+    open_consumer(&consumer, stream, 0);
+    std::thread canceller([stream] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        fdsl_stream_cancel(stream);
+    });
+    enum fdsl_status status = FDSL_OK;
+    while (status == FDSL_OK || status == FDSL_END)
+        status = take_fill(&consumer, stream);
+    canceller.join();
+    bool well = status == FDSL_FAILED && take_next(&consumer, stream, NEXT) == FDSL_FAILED;
+    good(fdsl_stream_seek(stream, 1, 2));
+    good(take_next(&consumer, stream, NEXT));
+    well = well && consumer.batches.back().epoch == 1 && consumer.batches.back().step == 2;
+    close_consumer(&consumer);
+    fdsl_stream_close(stream);
+    tell(well, "cancel ends a wait; a seek continues");
+}
+
+/* ---- Wrong arguments ---- */
+
+static void refuse_arguments(struct fdsl_source *source)
+{
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream, *none;
+    struct fdsl_batch *batch;
+    uint32_t count;
+    int wrong = 0;
+    const auto refused = [&](enum fdsl_status status, enum fdsl_status expected, const char *name) {
+        if (status == expected && strncmp(fdsl_error(), name, strlen(name)) == 0)
+            return;
+        printf("        status %d, '%s' instead of '%s'\n", status, fdsl_error(), name);
+        wrong++;
+    };
+    config.device = fdsl_cuda_devices();
+    refused(fdsl_stream_open(source, &config, &none), FDSL_UNAVAILABLE, "no CUDA device ");
+    config.device = 0;
+    config.decoder = "cpu";
+    config.device_share = 0.5;
+    refused(fdsl_stream_open(source, &config, &none), FDSL_INVALID, "device_share: ");
+    config.decoder = "hardware";
+    config.fit = "center-crop";
+    refused(fdsl_stream_open(source, &config, &none), FDSL_INVALID, "decoder: ");
+    config = stream_config();
+    config.device = 0;
+    stream = open_stream(source, config);
+    struct consumer consumer;
+    open_consumer(&consumer, stream, 0);
+    int64_t *host = static_cast<int64_t *>(aligned_alloc(256, 1 << 20));
+    refused(fdsl_stream_fill(stream, host, consumer.labels, &count, NULL), FDSL_INVALID, "images: ");
+    refused(fdsl_stream_fill(stream, consumer.images + 8, NULL, &count, NULL), FDSL_INVALID, "images: ");
+    refused(fdsl_stream_fill(stream, consumer.images, host, &count, NULL), FDSL_INVALID, "labels: ");
+    refused(fdsl_stream_fill(stream, consumer.images, reinterpret_cast<int64_t *>(consumer.images + 4),
+                             &count, NULL),
+            FDSL_INVALID, "labels: ");
+    refused(fdsl_stream_fill(stream, NULL, NULL, &count, NULL), FDSL_INVALID, "images: ");
+    refused(fdsl_stream_fill(stream, consumer.images, NULL, NULL, NULL), FDSL_INVALID, "count: ");
+    refused(fdsl_stream_next(stream, NULL, NULL), FDSL_INVALID, "batch: ");
+    good(fdsl_stream_next(stream, consumer.steps, &batch));
+    cudaGraph_t graph;
+    must(cudaStreamBeginCapture(consumer.steps, cudaStreamCaptureModeGlobal));
+    refused(fdsl_stream_fill(stream, consumer.images, NULL, &count, consumer.steps), FDSL_INVALID,
+            "cuda_stream: ");
+    struct fdsl_batch *other;
+    refused(fdsl_stream_next(stream, consumer.steps, &other), FDSL_INVALID, "cuda_stream: ");
+    refused(fdsl_batch_release(batch, consumer.steps), FDSL_INVALID, "cuda_stream: ");
+    spin_kernel<<<1, 1, 0, consumer.steps>>>(0);
+    must(cudaStreamEndCapture(consumer.steps, &graph));
+    must(cudaGraphDestroy(graph));
+    good(fdsl_batch_release(batch, consumer.steps));
+    refused(fdsl_batch_release(batch, consumer.steps), FDSL_INVALID, "batch: ");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        int bad = fdsl_stream_next(stream, NULL, &batch) != FDSL_FAILED || !strstr(fdsl_error(), "fork");
+        bad |= fdsl_stream_fill(stream, consumer.images, NULL, &count, NULL) != FDSL_FAILED ? 2 : 0;
+        fdsl_stream_close(stream);
+        _exit(bad);
+    }
+    int result;
+    wrong += waitpid(child, &result, 0) != child || !WIFEXITED(result) || WEXITSTATUS(result) != 0;
+    free(host);
+    close_consumer(&consumer);
+    fdsl_stream_close(stream);
+    tell(wrong == 0, "wrong arguments are named, a child is refused: " + std::to_string(wrong) + " wrong");
+}
+
+/* Streams read, decode, open and close while another CUDA stream is being captured, and do not end the
+ * capture. */
+static void survive_captures(struct fdsl_source *source, const char *decoder)
+{
+    struct fdsl_stream_config config = format_config(4);
+    config.device = 0;
+    config.decoder = decoder;
+    struct fdsl_stream *stream = open_stream(source, config);
+    struct consumer consumer;
+    cudaGraph_t graph = NULL;
+    uint32_t count, taken = 0;
+    open_consumer(&consumer, stream, 0);
+    must(cudaStreamBeginCapture(consumer.steps, cudaStreamCaptureModeGlobal));
+    while (taken < 12)
+        taken += fdsl_stream_fill(stream, consumer.images, NULL, &count, consumer.hasty) == FDSL_OK;
+    struct fdsl_stream *second = open_stream(source, config);
+    good(fdsl_stream_fill(second, consumer.images, NULL, &count, consumer.hasty));
+    fdsl_stream_close(second);
+    const cudaError_t error = cudaStreamEndCapture(consumer.steps, &graph);
+    if (graph)
+        must(cudaGraphDestroy(graph));
+    (void)cudaGetLastError();
+    tell(error == cudaSuccess,
+         std::string("captures survive streams with decoder ") + decoder +
+             (error == cudaSuccess ? "" : std::string(": ") + cudaGetErrorString(error)));
+    close_consumer(&consumer);
+    fdsl_stream_close(stream);
+}
+
+/* ---- Generated images ---- */
+
+enum { IMAGES = 500, CLASSES = 7 };
+
+static struct fdsl_source *open_images(int fresh, const char *dtype, const char *layout, uint32_t channels)
+{
+    struct fdsl_config config;
+    struct fdsl_source *source;
+    good(fdsl_config_init(&config, sizeof config));
+    config.classes = CLASSES;
+    config.res = 96;
+    config.out_res = 64;
+    config.channels = channels;
+    config.dtype = dtype;
+    config.layout = layout;
+    good(fdsl_images_open(&config, IMAGES, fresh, &source));
+    return source;
+}
+
+static struct fdsl_stream_config images_config(void)
+{
+    struct fdsl_stream_config config;
+    good(fdsl_stream_config_init(&config, sizeof config));
+    config.batch_size = 32;
+    config.seed = 11;
+    config.num_threads = 4;
+    return config;
+}
+
+static void compare_images(void)
+{
+    static const struct {
+        int fresh, shuffle, drop_last;
+        uint32_t ranks;
+        const char *dtype, *layout;
+    } trials[] = {{0, 1, 0, 1, "u8", "nchw"},  {1, 1, 1, 1, "u8", "nchw"},  {1, 0, 0, 3, "u8", "nhwc"},
+                  {0, 1, 0, 2, "f16", "nhwc"}, {1, 1, 0, 1, "f32", "nchw"}, {0, 0, 1, 1, "bf16", "nchw"}};
+    for (const auto &trial : trials) {
+        struct fdsl_source *source = open_images(trial.fresh, trial.dtype, trial.layout, 3);
+        struct fdsl_stream_config config = images_config();
+        config.shuffle = trial.shuffle;
+        config.drop_last = trial.drop_last;
+        config.world_size = trial.ranks;
+        bool well = true, order = true;
+        for (config.rank = 0; config.rank < trial.ranks; config.rank++) {
+            const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 3);
+            for (enum way way : {NEXT, FILL, FILL_AND_NEXT})
+                well = well && take_all(source, config, 0, way, 3) == right;
+            for (const struct taken &batch : right)
+                for (size_t j = 0; j < batch.numbers.size() && trial.ranks == 1; j++) {
+                    const struct draw_order drawn = draw_order(config.seed, (uint32_t)batch.epoch, IMAGES);
+                    const uint32_t at = (uint32_t)(batch.step * config.batch_size + j);
+                    order = order && batch.numbers[j] == (trial.shuffle ? draw_order_at(&drawn, at) : at);
+                }
+        }
+        tell(well && order, std::string("generated images have the bits of the CPU: ") + trial.dtype + " " +
+                                trial.layout + (trial.fresh ? ", fresh" : "") + ", " +
+                                std::to_string(trial.ranks) + " ranks" +
+                                (order ? "" : "; the order is wrong"));
+        fdsl_source_close(source);
+    }
+}
+
+/* Replays deliver the batches that follow, over the ends of epochs. Then the stream continues without a
+ * graph, with the graph again, and its state with another stream. */
+static void replay(const char *dtype)
+{
+    struct fdsl_source *source = open_images(1, dtype, "nchw", 3);
+    struct fdsl_stream_config config = images_config();
+    config.drop_last = 1;
+    const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 4);
+    config.device = 0;
+    struct fdsl_stream *stream = open_stream(source, config);
+    const size_t steps = info_of(stream).steps;
+    struct consumer consumer;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    uint32_t count;
+    open_consumer(&consumer, stream, 0);
+    good(take_fill(&consumer, stream));
+    good(take_next(&consumer, stream, NEXT));
+    must(cudaStreamBeginCapture(consumer.steps, cudaStreamCaptureModeGlobal));
+    good(fdsl_stream_fill(stream, consumer.images, consumer.labels, &count, consumer.steps));
+    must(cudaStreamEndCapture(consumer.steps, &graph));
+    must(cudaGraphInstantiate(&executable, graph, 0));
+    const auto launch = [&](size_t times) {
+        for (size_t i = 0; i < times; i++) {
+            must(cudaGraphLaunch(executable, consumer.steps));
+            enqueue_step(&consumer, consumer.images, consumer.labels, count, consumer.steps);
+        }
+    };
+    launch(steps + 3);
+    const struct fdsl_state state = state_of(stream);
+    good(take_fill(&consumer, stream));
+    good(take_next(&consumer, stream, NEXT));
+    launch(2);
+    good(take_next(&consumer, stream, NEXT));
+    const size_t taken = consumer.batches.size();
+    bool well = state.epoch == 1 && state.sample == 5 * config.batch_size && count == config.batch_size;
+    const struct fdsl_state later = state_of(stream);
+    well = well && later.epoch * steps + later.sample / config.batch_size == taken;
+    good(fdsl_stream_seek(stream, 3, 0));
+    launch(1);
+    good(take_fill(&consumer, stream));
+    const std::vector<struct taken> found = close_consumer(&consumer);
+    for (size_t i = 0; i < taken; i++)
+        well = well && found[i] == right[i];
+    well = well && found[taken] == right[3 * steps] && found[taken + 1] == right[3 * steps + 1];
+    must(cudaGraphExecDestroy(executable));
+    must(cudaGraphDestroy(graph));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+    tell(well, std::string("replays of a CUDA graph deliver the batches that follow, ") + dtype);
+}
+
+/* Steps with different numbers of images cannot be captured; the capture goes on. */
+static void refuse_replay(void)
+{
+    struct fdsl_source *source = open_images(0, "u8", "nchw", 1);
+    struct fdsl_stream_config config = images_config();
+    config.device = 0;
+    struct fdsl_stream *stream = open_stream(source, config);
+    struct consumer consumer;
+    cudaGraph_t graph;
+    uint32_t count;
+    open_consumer(&consumer, stream, 0);
+    must(cudaStreamBeginCapture(consumer.steps, cudaStreamCaptureModeGlobal));
+    const enum fdsl_status status = fdsl_stream_fill(stream, consumer.images, NULL, &count, consumer.steps);
+    const bool named = strncmp(fdsl_error(), "cuda_stream: ", 13) == 0;
+    spin_kernel<<<1, 1, 0, consumer.steps>>>(0);
+    must(cudaStreamEndCapture(consumer.steps, &graph));
+    must(cudaGraphDestroy(graph));
+    good(take_fill(&consumer, stream));
+    close_consumer(&consumer);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+    tell(status == FDSL_INVALID && named, "a step of varying size is not captured");
+}
+
+/* ---- Memory and time ---- */
+
+static size_t free_bytes(void)
+{
+    size_t bytes, total;
+    must(cudaDeviceSynchronize());
+    must(cudaMemGetInfo(&bytes, &total));
+    return bytes;
+}
+
+static size_t resident_bytes(void)
+{
+    size_t pages = 0, size = 0;
+    FILE *file = static_cast<FILE *>(must_have(fopen("/proc/self/statm", "r")));
+    if (fscanf(file, "%zu %zu", &size, &pages) != 2)
+        pages = 0;
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static size_t count_threads(void)
+{
+    size_t threads = 0;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task"))
+        threads += task.exists();
+    return threads;
+}
+
+static void open_many(struct fdsl_source *source)
+{
+    struct fdsl_source *images = open_images(1, "u8", "nchw", 3);
+    size_t device = 0, host = 0, threads = 0;
+    const double begin_us = now_us();
+    for (int i = 0; i < 200; i++) {
+        struct fdsl_stream_config config = i % 4 == 3 ? images_config() : format_config((size_t)i % 4);
+        config.device = 0;
+        config.decoder = i % 8 ? "cpu" : "auto";
+        config.num_threads = 2;
+        struct fdsl_stream *stream = open_stream(i % 4 == 3 ? images : source, config);
+        struct fdsl_batch *batch;
+        if (i % 8 > 1)
+            good(fdsl_stream_next(stream, NULL, &batch));
+        fdsl_stream_close(stream);
+        if (i % 8 > 1)
+            good(fdsl_batch_release(batch, NULL));
+        if (i != 79)
+            continue;
+        device = free_bytes();
+        host = resident_bytes();
+        threads = count_threads();
+    }
+    const double seconds = 1e-6 * (now_us() - begin_us);
+    const int64_t lost = (int64_t)device - (int64_t)free_bytes(),
+                  grown = (int64_t)resident_bytes() - (int64_t)host;
+    fdsl_source_close(images);
+    tell(lost <= 4 << 20 && grown <= (int64_t)(host / 50) && count_threads() == threads,
+         "200 openings in " + std::to_string(seconds) + " s: " + std::to_string(lost) +
+             " bytes of device memory lost, " + std::to_string(grown) + " of host memory of " +
+             std::to_string(host));
+}
+
+/* Times fdsl_stream_fill() of batches that are complete. */
+static void time_fill(const char *name, struct fdsl_source *source, const struct fdsl_stream_config &config,
+                      double limit_us)
+{
+    struct fdsl_stream *stream = open_stream(source, config);
+    struct consumer consumer;
+    std::vector<double> times;
+    uint32_t count;
+    open_consumer(&consumer, stream, 0);
+    while (times.size() < 400) {
+        while (fdsl_stream_wait(stream, 1) == FDSL_PENDING)
+            ;
+        std::this_thread::sleep_for(std::chrono::microseconds(300)); /* the thread of the stream sleeps */
+        const double begin_us = now_us();
+        const enum fdsl_status status =
+            fdsl_stream_fill(stream, consumer.images, consumer.labels, &count, consumer.steps);
+        const double end_us = now_us();
+        if (status == FDSL_END)
+            continue;
+        good(status);
+        times.push_back(end_us - begin_us);
+        must(cudaStreamSynchronize(consumer.steps));
+    }
+    std::vector<double> sorted(times.begin() + 50, times.end());
+    std::sort(sorted.begin(), sorted.end());
+    close_consumer(&consumer);
+    fdsl_stream_close(stream);
+    char text[256];
+    snprintf(text, sizeof text, "host time of fill, %s: median %.2f us, 90 %% below %.2f us (limit %.0f us)",
+             name, sorted[sorted.size() / 2], sorted[sorted.size() * 9 / 10], limit_us);
+    tell(sorted[sorted.size() / 2] <= limit_us, text);
+}
+
+/* Times the kernel that converts a batch of 256 x 3 x 224 x 224 bytes, with the wait of the caller's stream.
+ */
+static void time_conversion(struct fdsl_source *source, const char *dtype, const char *layout)
+{
+    struct fdsl_stream_config config = stream_config();
+    config.device = 0;
+    config.decoder = "cpu";
+    config.batch_size = 240;
+    config.out_res = 224;
+    config.fit = "resize";
+    config.dtype = dtype;
+    config.layout = layout;
+    config.num_threads = 0;
+    struct fdsl_stream *stream = open_stream(source, config);
+    struct consumer consumer;
+    cudaEvent_t begin, end;
+    std::vector<double> times;
+    uint32_t count;
+    open_consumer(&consumer, stream, 0);
+    must(cudaEventCreate(&begin));
+    must(cudaEventCreate(&end));
+    while (times.size() < 8) {
+        while (fdsl_stream_wait(stream, 1) == FDSL_PENDING)
+            ;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10)); /* the copy to the device is complete */
+        spin_kernel<<<1, 1, 0, consumer.steps>>>(100000);
+        must(cudaEventRecord(begin, consumer.steps));
+        const enum fdsl_status status =
+            fdsl_stream_fill(stream, consumer.images, consumer.labels, &count, consumer.steps);
+        must(cudaEventRecord(end, consumer.steps));
+        must(cudaStreamSynchronize(consumer.steps));
+        if (status == FDSL_END)
+            continue;
+        good(status);
+        float ms;
+        must(cudaEventElapsedTime(&ms, begin, end));
+        times.push_back(1e3 * ms);
+    }
+    const double bytes = count * (double)(consumer.info.image_bytes + 3.0 * 224 * 224);
+    char text[256];
+    snprintf(text, sizeof text, "storing %u images of 224 pixels as %s %s takes %.1f us: %.2f TB/s", count,
+             dtype, layout, median(times), 1e-6 * bytes / median(times));
+    tell(true, text);
+    must(cudaEventDestroy(begin));
+    must(cudaEventDestroy(end));
+    close_consumer(&consumer);
+    fdsl_stream_close(stream);
+}
+
+static void time_all(struct fdsl_source *source)
+{
+    struct fdsl_stream_config config = stream_config();
+    config.device = 0;
+    config.decoder = "cpu";
+    config.batch_size = 24;
+    config.out_res = 32;
+    config.num_threads = 0;
+    config.prefetch = 4;
+    time_fill("u8", source, config, 10);
+    config.dtype = "f16";
+    config.flip = 1;
+    time_fill("f16, flip", source, config, 10);
+    struct fdsl_source *images = open_images(1, "u8", "nchw", 3);
+    config = images_config();
+    config.device = 0;
+    time_fill("generated", images, config, 30);
+    fdsl_source_close(images);
+    time_conversion(source, "u8", "nchw");
+    time_conversion(source, "f16", "nchw");
+    time_conversion(source, "f32", "nhwc");
+}
+
+int main(void)
+{
+    char made[] = "/tmp/gpu_lib-XXXXXX";
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_lib: %s\n", status_text());
+        return 4;
+    }
+    must(cudaSetDevice(0));
+    folder = static_cast<char *>(must_have(mkdtemp(made)));
+    const std::string path = write_files(&some);
+    struct fdsl_source *source = open_source(path);
+    compare_formats(source);
+    plant_faults(source);
+    compare_decoders(source);
+    move_states(source);
+    outlive(path);
+    use_several(source);
+    end_waits(source);
+    refuse_arguments(source);
+    survive_captures(source, "cpu");
+    survive_captures(source, "auto");
+    compare_images();
+    replay("u8");
+    replay("f16");
+    refuse_replay();
+    open_many(source);
+    time_all(source);
+    fdsl_source_close(source);
+    std::filesystem::remove_all(folder);
+    return failures ? 3 : 0;
+}
