@@ -479,7 +479,7 @@ Test(augment, all_operations_and_both_signs_are_drawn)
         for (uint32_t i = 0; i < 2; i++) {
             const struct augment_numbers *numbers;
             enum augment_operation operation = augment_draw(&plan, 3, sample, i, &numbers);
-            drawn[operation][numbers - plan.numbers[operation]]++;
+            drawn[operation][numbers - plan.rand.numbers[operation]]++;
         }
     for (int i = 0; i < 2 * AUGMENT_OPERATIONS; i++)
         cr_expect(drawn[i / 2][i % 2] > 130 && drawn[i / 2][i % 2] < 270, "%d: %u", i, drawn[i / 2][i % 2]);

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "must.h"
+#include "train/augment.h"
 #include "train/feed.h"
 
 #include "lib_support.h" /* included last, because `out` and `status` would shadow names in other headers */
@@ -122,19 +123,30 @@ static void expect_step(const struct train *train, struct feed_stream *feed, uin
     const int64_t *labels = tensor_of(batch, FDSL_LABELS).data, *listed = tensor_of(batch, FDSL_NUMBERS).data;
     const float *images = tensor_of(batch, FDSL_IMAGES).data;
     float values[3 * SIDE * SIDE];
+    uint8_t changed[3 * SIDE * SIDE];
+    const bool changes = augment_computes(&train->augment);
+    struct augment_plan plan;
+    struct augment_scratch scratch = {0};
+    must(augment_plan(train, &plan));
+    must(augment_scratch_open(&plan, &scratch));
     for (uint32_t j = 0; j < count; j++) {
+        const uint8_t *stored = (const uint8_t *)wanted.samples.values + j * wanted.samples.stride;
+        if (changes)
+            augment_image(&plan, stored, epoch, numbers[j], &scratch, changed);
         cr_expect(listed[j] == numbers[j] && labels[j] == wanted.samples.labels[j], "step %u, image %u", step,
                   j);
-        data_gather(train->data, (const uint8_t *)wanted.samples.values + j * wanted.samples.stride,
+        data_gather(train->data, changes ? changed : stored,
                     box_move(&train->augment, train->seed, epoch, numbers[j]), values);
         cr_expect_eq(memcmp(images + j * COUNT_OF(values), values, sizeof values), 0, "step %u, image %u",
                      step, j);
     }
+    augment_scratch_close(&scratch);
     must(stream_release(feed->stream, &wanted, NULL));
 }
 
-/* Random crops, flips and normalised floats, on one to five ranks, over the end of an epoch. */
-Test(lib_stream, batches_are_those_of_the_trainer)
+/* Random crops, flips and normalised floats, on one to five ranks, over the end of an epoch; with `augment`,
+ * also what it describes. */
+static void expect_training(const struct augment *augment)
 {
     static const char *const names[] = {"f", "m"};
     const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = SIDE, .channels = 3};
@@ -148,6 +160,9 @@ Test(lib_stream, batches_are_those_of_the_trainer)
     config.dtype = "f32";
     memcpy(config.mean, (double[]){0.485, 0.456, 0.406}, sizeof config.mean);
     memcpy(config.std, (double[]){0.229, 0.224, 0.225}, sizeof config.std);
+    config.rand_augment = augment->operations ? augment->magnitude : -1;
+    config.rand_augment_ops = augment->operations ? augment->operations : 2;
+    config.erasing = augment->erasing;
     for (uint32_t ranks = 1; ranks <= 5; ranks += 4)
         for (uint32_t rank = 0; rank < ranks; rank++) {
             struct fdsl_source *source = opened_source(names[rank % 2]);
@@ -158,7 +173,7 @@ Test(lib_stream, batches_are_those_of_the_trainer)
                                         .batch = 35,
                                         .rank = rank,
                                         .ranks = ranks,
-                                        .augment = {.flip = true}};
+                                        .augment = *augment};
             config.batch_size = 35 / ranks;
             config.rank = rank;
             config.world_size = ranks;
@@ -176,6 +191,17 @@ Test(lib_stream, batches_are_those_of_the_trainer)
             fdsl_stream_close(stream);
         }
     data_close(&data);
+}
+
+Test(lib_stream, batches_are_those_of_the_trainer)
+{
+    expect_training(&(struct augment){.flip = true});
+}
+
+Test(lib_stream, randaugment_and_erasing_are_those_of_the_trainer)
+{
+    expect_training(&(struct augment){
+        .flip = true, .operations = 3, .magnitude = 25, .erasing = 0.5f, .height = SIDE, .width = SIDE});
 }
 
 /* ---- Types and layouts ---- */
@@ -407,10 +433,10 @@ Test(lib_stream, states_of_other_streams_are_refused)
     good(fdsl_batch_release(taken(stream), NULL));
     good(fdsl_stream_save(stream, &state));
     cr_expect_eq(state.sample, 16);
-    for (int fault = 0; fault < 10; fault++) {
-        static const char *const names[] = {"number of samples", "transform",    "transform", "transform",
-                                            "transform",         "global batch", "seed",      "lanes",
-                                            "shuffle",           "drop_last"};
+    for (int fault = 0; fault < 11; fault++) {
+        static const char *const names[] = {"number of samples", "transform",    "transform",   "transform",
+                                            "transform",         "global batch", "seed",        "lanes",
+                                            "shuffle",           "drop_last",    "rand_augment"};
         struct fdsl_stream_config config = first;
         if (fault == 1)
             config.out_res++;
@@ -430,6 +456,8 @@ Test(lib_stream, states_of_other_streams_are_refused)
             config.shuffle = 0;
         else if (fault == 9)
             config.drop_last = 1;
+        else if (fault == 10)
+            config.rand_augment = 9;
         struct fdsl_stream *changed = opened_stream(fault == 0 ? other : source, &config);
         cr_expect_eq(fdsl_stream_load(changed, &state), FDSL_INVALID, "fault %d", fault);
         cr_expect(strncmp(fdsl_error(), "state: ", 7) == 0 && strstr(fdsl_error(), names[fault]),
@@ -865,7 +893,14 @@ Test(lib_stream, every_field_is_checked)
     REFUSED(prefetch, 1025);
     REFUSED(held, 0);
     REFUSED(on_error, "skip");
+    REFUSED(rand_augment, 30.5);
+    REFUSED(rand_augment, NAN);
+    REFUSED(rand_augment_ops, 0);
+    REFUSED(rand_augment_ops, 17);
+    REFUSED(erasing, 0.5); /* of bytes */
     config.dtype = "f32";
+    REFUSED(erasing, 1.5);
+    REFUSED(erasing, NAN);
     REFUSED(std[2], 0);
     REFUSED(mean[2], NAN);
     config.size--;

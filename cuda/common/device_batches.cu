@@ -402,7 +402,6 @@ static enum status open_inner(struct set_batches *self, const struct set_stream_
 {
     struct set_stream_request from = *request;
     struct stream *host;
-    from.output = nullptr;
     from.held = DEVICE_STREAM_HELD;
     from.device_share = share;
     from.allocate = device_stream_pin;

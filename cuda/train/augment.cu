@@ -503,10 +503,10 @@ static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
         from = stored + sample_of(augment, held, count, numbers, j) * plan.canvas.channels * plane;
         flip = augment_flips(&plan, epoch, number);
     }
-    for (uint32_t i = 0; i < max(plan.operations, 1); i++) {
-        const struct augment_numbers *chosen = &plan.numbers[AUGMENT_IDENTITY][0];
+    for (uint32_t i = 0; i < max(plan.rand.operations, 1); i++) {
+        const struct augment_numbers *chosen = &plan.rand.numbers[AUGMENT_IDENTITY][0];
         const enum augment_operation operation =
-            i < plan.operations ? augment_draw(&plan, epoch, number, i, &chosen) : AUGMENT_IDENTITY;
+            i < plan.rand.operations ? augment_draw(&plan, epoch, number, i, &chosen) : AUGMENT_IDENTITY;
         change<FITS>(augment.change, operation, *chosen, from, flip, image, own_plane<FITS>(augment.change),
                      &shared);
         from = image;
@@ -627,7 +627,7 @@ enum status device_augment_run(const struct device_augment *augment, uint32_t ep
         return STATUS_OK;
     if (augment->plan.crop)
         TRY(resize(augment, epoch, numbers, count, images, set, stream));
-    if (augment->plan.operations > 0 || !augment->plan.crop) {
+    if (augment->plan.rand.operations > 0 || !augment->plan.crop) {
         auto *kernel = change->planes ? change_kernel<false> : change_kernel<true>;
         kernel<<<images, CHANGE_BLOCK, change->planes ? 0 : change->plane_bytes, stream>>>(
             *augment, static_cast<const uint8_t *>(set->values), set->held, count, epoch, numbers);

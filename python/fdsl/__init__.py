@@ -1,5 +1,6 @@
 """Images for training: the Python package of libfdsl. A Generator makes VisualAtom images by number, on the CPU or a CUDA
-GPU. A Loader reads data sets in class folders (Folder) or tar shards (Shards), and decodes them ahead.
+GPU. A Loader delivers batches of data sets, on either: class folders (Folder), tar shards (Shards), or generated images
+(Images). It prepares them ahead.
 
 >>> import fdsl
 >>> generator = fdsl.Generator(classes=10, res=64)
@@ -8,16 +9,17 @@ GPU. A Loader reads data sets in class folders (Folder) or tar shards (Shards), 
 (4, 1, 64, 64)
 >>> generator.close()
 
-fdsl.torch.Loader feeds PyTorch from both. Importing needs neither NumPy nor PyTorch, starts no thread and does not use CUDA.
+fdsl.torch.Loader is the same for PyTorch. Importing needs neither NumPy nor PyTorch, starts no thread and does not use CUDA.
 """
 
 from ._array import Array
 from ._generator import Class, Generator
+from ._images import Images
 from ._library import Error, Unavailable, cuda_devices, library_path
 from ._library import version as __version__
-from ._stream import CenterCrop, Folder, Loader, RandomResizedCrop, Resize, Shards
+from ._stream import CenterCrop, Folder, Loader, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
 
 __all__ = [
-    "Array", "CenterCrop", "Class", "Error", "Folder", "Generator", "Loader", "RandomResizedCrop", "Resize", "Shards",
-    "Unavailable", "__version__", "cuda_devices", "library_path",
+    "Array", "CenterCrop", "Class", "Error", "Folder", "Generator", "Images", "Loader", "RandAugment", "RandomErasing",
+    "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices", "library_path",
 ]  # fmt: skip

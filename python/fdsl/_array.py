@@ -40,10 +40,11 @@ def device_name(device: int) -> str:
 class _Memory:
     """Memory on a device, freed with the object."""
 
-    __slots__ = ("device", "pointer", "process")
+    __slots__ = ("device", "pointer", "process", "shared")
 
     def __init__(self, device: int, size: int) -> None:
         self.device, self.pointer, self.process = device, 0, os.getpid()
+        self.shared = False  # whether work on unknown CUDA streams may use the memory
         memory = c_void_p()
         status = lib.fdsl_alloc(device, size, memory)
         if status and collect(everything=True):
@@ -187,12 +188,13 @@ class Array:
         stream: int = 0,
         owner: object = None,
         memory: Optional[_Memory] = None,
+        ptr: int = 0,
     ) -> None:
         collect()
         self.shape, self.dtype, self._device = shape, dtype, device
         self.nbytes = math.prod(shape) * _ELEMENTS[dtype][0]
         self._memory = memory or _Memory(device, max(self.nbytes, 1))
-        self.ptr = self._memory.pointer
+        self.ptr = ptr or self._memory.pointer
         self._stream, self._stream_owner = stream, owner  # the stream of the work that fills the array
 
     def __del__(self, collect: Any = collect) -> None:
@@ -255,6 +257,7 @@ class Array:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device == CPU:
             raise AttributeError("__cuda_array_interface__: the array is on the CPU")
+        self._memory.shared = True  # the interface does not tell on which stream the consumer works
         typestr, stream = _ELEMENTS[self.dtype][1], self._stream or _LEGACY_STREAM
         return {"version": 3, "shape": self.shape, "typestr": typestr, "data": (self.ptr, False), "stream": stream}
 
@@ -297,9 +300,10 @@ class Array:
         if stream is not None and (stream != -1 if self._device == CPU else stream < -1 or stream == 0):
             raise ValueError(f"stream: {stream} is not a stream of DLPack for an array on {self.device}")
         array = self._copy(CPU if target[0] == _DLPACK_CPU else self._device) if copy or target != here else self
-        if array._device != CPU and stream != -1:
-            consumer = stream or _LEGACY_STREAM
-            if consumer != (array._stream or _LEGACY_STREAM):
+        consumer, producer = stream or _LEGACY_STREAM, array._stream or _LEGACY_STREAM
+        if array._device != CPU and consumer != producer:
+            array._memory.shared = True
+            if consumer != -1:
                 check(lib.fdsl_order(array._device, array._stream, consumer))
         collect()
         kind = _Versioned if max_version is not None and max_version[0] >= 1 else _Legacy

@@ -116,23 +116,10 @@ class Generator:
         threads: Optional[int] = None,
         batch: int = 256,
     ) -> None:
-        c = ConfigStruct()
-        check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
-        for name, text in ("formula", formula), ("fit", fit), ("layout", layout), ("generator", generator):
-            setattr(c, name, _text(name, text))
-        c.res, c.batch = integer("res", res, 1, _RES_MAX), integer("batch", batch, 1, _BATCH_MAX)
-        c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _RES_MAX)
-        c.seed, c.device = integer("seed", seed, 0, _U64), _device(device)
-        c.threads = 0 if threads is None else integer("threads", threads, 1, _THREADS_MAX)
-        class_list = _set_classes(c, classes, preset, preset_file, class_file, class_list)
-        mean, std = _set_elements(c, dtype, channels, mean, std)
+        words = {name: value for name, value in locals().items() if name != "self"}
+        c, self._config = configured(**words)
         number = self._open(c, None if classes is None else c.classes)
-        self._config: dict[str, Any] = {
-            "classes": number, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-            "class_list": class_list, "formula": formula, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
-            "dtype": self._dtype, "channels": c.channels, "layout": layout, "mean": mean, "std": std,
-            "generator": generator, "device": self.device, "threads": threads, "batch": c.batch,
-        }  # fmt: skip
+        self._config.update(classes=number, device=self.device)
 
     def _open(self, c: ConfigStruct, classes: Optional[int]) -> int:
         """Opens the generator and returns its number of classes. Raises ValueError if `classes` is another number."""
@@ -523,8 +510,21 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
     return numbers
 
 
-def _set_classes(c: ConfigStruct, classes: Any, preset: Any, preset_file: Any, class_file: Any, class_list: Any) -> Any:
-    """Sets the fields that select the classes. Returns class_list as a list, or None."""
+def configured(
+    classes: Any = None, *, preset: Any = None, preset_file: Any = None, class_file: Any = None, class_list: Any = None,
+    formula: Any = "uji", seed: Any = 0, res: Any = 512, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
+    channels: Any = 1, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
+    threads: Any = None, batch: Any = 256,
+) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
+    """Returns the configuration that the arguments of Generator describe, and these arguments after checking them."""
+    c = ConfigStruct()
+    check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
+    for name, text in ("formula", formula), ("fit", fit), ("layout", layout), ("generator", generator):
+        setattr(c, name, _text(name, text))
+    c.res, c.batch = integer("res", res, 1, _RES_MAX), integer("batch", batch, 1, _BATCH_MAX)
+    c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _RES_MAX)
+    c.seed, c.device = integer("seed", seed, 0, _U64), _device(device)
+    c.threads = 0 if threads is None else integer("threads", threads, 1, _THREADS_MAX)
     c.classes = 1000 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
     for name, value in ("preset", preset), ("preset_file", preset_file):
         if value is not None and (class_list is not None or class_file is not None):
@@ -534,11 +534,6 @@ def _set_classes(c: ConfigStruct, classes: Any, preset: Any, preset_file: Any, c
     if class_list is not None:
         structs, class_list = _class_structs(class_list)
         c.class_list, c.class_count = structs, len(structs)
-    return class_list
-
-
-def _set_elements(c: ConfigStruct, dtype: Any, channels: Any, mean: Any, std: Any) -> tuple[list[float], list[float]]:
-    """Sets element type, channels and normalisation. Returns mean and std per channel."""
     c.channels = integer("channels", channels, 0, _U32)
     if c.channels not in (1, 3):
         raise ValueError(f"channels: {channels} is neither 1 nor 3")
@@ -547,7 +542,12 @@ def _set_elements(c: ConfigStruct, dtype: Any, channels: Any, mean: Any, std: An
     if c.dtype == b"u8" and (set(mean), set(std)) != ({0.0}, {1.0}):
         raise ValueError("mean, std: uint8 images are not normalised; set dtype to float16, bfloat16 or float32")
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
-    return mean, std
+    return c, {
+        "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
+        "class_list": class_list, "formula": formula, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
+        "dtype": _NAMES[c.dtype.decode()], "channels": c.channels, "layout": layout, "mean": mean, "std": std,
+        "generator": generator, "device": device, "threads": threads, "batch": c.batch,
+    }  # fmt: skip
 
 
 def _class_structs(classes: Any) -> tuple[Any, list[Class]]:

@@ -83,6 +83,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
         ("on_error", c_char_p), ("device", c_int), ("decoder", c_char_p), ("device_share", c_double),
+        ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
     ]  # fmt: skip
 
 
@@ -158,6 +159,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_warnings": (c_char_p, []),
     "fdsl_source_config_init": (c_int, [POINTER(SourceConfigStruct), c_size_t]),
     "fdsl_source_open": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
+    "fdsl_images_open": (c_int, [POINTER(ConfigStruct), c_uint64, c_int, POINTER(c_void_p)]),
     "fdsl_source_close": (None, [c_void_p]),
     "fdsl_source_describe": (c_int, [c_void_p, POINTER(SourceInfoStruct)]),
     "fdsl_source_class": (c_char_p, [c_void_p, c_uint32]),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import warnings
 from _thread import allocate_lock
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional, Union
+from typing import Any, Callable, NamedTuple, NoReturn, Optional, Union
 
-from ._array import Array, _Memory
-from ._generator import _NAMES, _dtype, _path, _per_channel, _text
+from ._array import Array, _Memory, device_name
+from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
     CPU, END, IMAGES, LABELS, PENDING, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
@@ -49,12 +50,13 @@ def _bytes(name: str, value: Union[None, int, str]) -> int:
 
 
 class _Source:
-    """What Shards and Folder share."""
+    """What all data sets share."""
 
     __slots__ = ("_handle", "_process", "_arguments", "_info", "__weakref__")
     _kind = b"auto"
+    dtype: Optional[str] = None  # the element type of the images, if the data set itself decides about it
 
-    def _open(self, path: Any, **arguments: Any) -> None:
+    def _open_path(self, path: Any, **arguments: Any) -> None:
         c = SourceConfigStruct()
         check(lib.fdsl_source_config_init(c, ctypes.sizeof(c)))
         name = _path("path", path)
@@ -66,10 +68,12 @@ class _Source:
             setattr(c, field, None if value is None else _text(field, value))
         c.cache_dir = _path("cache_dir", arguments.get("cache_dir"))
         c.cache_bytes = _bytes("cache_bytes", arguments.get("cache_bytes"))
+        self._open(lambda handle: lib.fdsl_source_open(c, handle), {"path": path, **arguments})
+
+    def _open(self, function: Callable[[Any], int], arguments: dict[str, Any]) -> None:
         handle = ctypes.c_void_p()
-        check(lib.fdsl_source_open(c, handle))
-        self._handle, self._process = handle.value or 0, os.getpid()
-        self._arguments = {"path": path, **arguments}
+        check(function(handle))
+        self._handle, self._process, self._arguments = handle.value or 0, os.getpid(), arguments
         self._info = SourceInfoStruct(ctypes.sizeof(SourceInfoStruct))
         check(lib.fdsl_source_describe(self._handle, self._info))
         _warn()
@@ -96,8 +100,8 @@ class _Source:
         return int(self._info.samples)
 
     def __repr__(self) -> str:
-        words = [repr(self._arguments["path"])]
-        words += [f"{name}={value!r}" for name, value in self._arguments.items() if name != "path" and value is not None]
+        shown = ((name, value) for name, value in self._arguments.items() if value is not None)
+        words = [repr(value) if name == "path" else f"{name}={value!r}" for name, value in shown]
         return f"fdsl.{type(self).__name__}({', '.join(words)}){'' if self._handle else ' (closed)'}"
 
     def close(self) -> None:
@@ -155,7 +159,7 @@ class Shards(_Source):
         cache_dir: Optional[Path] = None,
         cache_bytes: Union[None, int, str] = None,
     ) -> None:
-        self._open(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes)
+        self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes)
 
 
 class Folder(_Source):
@@ -167,7 +171,7 @@ class Folder(_Source):
     _kind = b"folder"
 
     def __init__(self, path: Path) -> None:
-        self._open(path)
+        self._open_path(path)
 
 
 # ---- Transforms ----
@@ -207,26 +211,61 @@ class RandomResizedCrop(NamedTuple):
     std: Scale = None
 
 
-Transform = Union[Resize, CenterCrop, RandomResizedCrop]
+class RandAugment(NamedTuple):
+    """Changes each image by num_ops random operations, after the crop and the flip. magnitude: 0 to 30, as in RandAugment of
+    torchvision. The operations are those of fdsl-bench --rand-augment, with the same bits; the CPU applies them."""
+
+    num_ops: int = 2
+    magnitude: float = 9
+
+
+class RandomErasing(NamedTuple):
+    """Fills a random rectangle of an image with normal noise, after normalising, with probability p: 2 % to 33 % of the area.
+    The rectangles and the noise are those of fdsl-bench --erasing, with the same bits; the CPU computes them."""
+
+    p: float = 0.5
+
+
+Transform = Union[Resize, CenterCrop, RandomResizedCrop, RandAugment, RandomErasing]
+Transforms = Union[None, Transform, Sequence[Transform]]
 _FITS = {Resize: b"resize", CenterCrop: b"center-crop", RandomResizedCrop: b"random-resized-crop"}
 
 
-def _set_transform(c: StreamConfigStruct, transform: Optional[Transform], dtype: Any, channels: Any, layout: Any) -> None:
-    """Sets the fields that describe images."""
+def _set_format(c: StreamConfigStruct, dtype: Any, channels: Any, layout: Any) -> None:
     c.channels = integer("channels", channels, 0, _U32)
     if c.channels not in (1, 3):
         raise ValueError(f"channels: {channels} is neither 1 nor 3")
     c.layout, c.dtype = _text("layout", layout), _dtype(dtype).encode()
-    if transform is None:
-        return
-    fit = _FITS.get(type(transform))
-    if fit is None:
-        raise TypeError(
-            "transforms: it must be None, an fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, not "
-            f"{type(transform).__name__}"
-        )
-    c.fit, c.out_res = fit, integer("transforms: size", transform.size, 1, 16384)
-    c.flip = _flag("transforms: flip", transform.flip)
+
+
+def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
+    """Sets the fields of the transforms: one of _FITS, and at most one of each other kind, in this order."""
+    many = isinstance(transforms, (list, tuple)) and not hasattr(transforms, "_fields")
+    order: list[type] = []
+    for transform in transforms if many else [] if transforms is None else [transforms]:
+        kind = type(transform)
+        if kind in _FITS:
+            _set_fit(c, transform)
+        elif kind is RandAugment:
+            c.rand_augment_ops = integer("transforms: num_ops", transform.num_ops, 1, 16)
+            c.rand_augment = number("transforms: magnitude", transform.magnitude, 0, 30)
+        elif kind is RandomErasing:
+            c.erasing = number("transforms: p", transform.p, 0, 1)
+        elif kind.__name__ in ("MixUp", "Mixup", "CutMix"):
+            raise TypeError(f"transforms: {kind.__name__} also changes labels, which streams do not; apply it to the batches")
+        else:
+            raise TypeError(
+                "transforms: it must be None, or one or several of fdsl.Resize, CenterCrop, RandomResizedCrop, RandAugment "
+                f"and RandomErasing, not {kind.__name__}"
+            )
+        order.append(Resize if kind in _FITS else kind)
+    if order != [kind for kind in (Resize, RandAugment, RandomErasing) if kind in order]:
+        raise ValueError("transforms: give one size or crop, then RandAugment, then RandomErasing, each at most once")
+
+
+def _set_fit(c: StreamConfigStruct, transform: Any) -> None:
+    c.fit, c.out_res = _FITS[type(transform)], integer("transforms: size", transform.size, 1, 16384)
+    c.flip = flag("transforms: flip", transform.flip)
     for name, field, value in ("mean", c.mean, transform.mean), ("std", c.std, transform.std):
         if value is not None:
             field[: c.channels] = _per_channel(f"transforms: {name}", value, c.channels)
@@ -234,10 +273,19 @@ def _set_transform(c: StreamConfigStruct, transform: Optional[Transform], dtype:
         raise ValueError('dtype: uint8 images are not normalised; set dtype to "float32", "float16" or "bfloat16"')
 
 
-def _flag(name: str, value: object) -> bool:
+def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name}: it must be a bool, not {type(value).__name__}")
     return value
+
+
+def number(name: str, value: object, least: float, most: float) -> float:
+    if isinstance(value, bool) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name}: it must be a number, not {type(value).__name__}")
+    result = float(value)  # type: ignore[arg-type]
+    if not least <= result <= most:
+        raise ValueError(f"{name}: {result:g} is out of range; it must be {least:g} to {most:g}")
+    return result
 
 
 # ---- The stream of the library ----
@@ -249,9 +297,9 @@ class _BatchMemory(_Memory):
 
     __slots__ = ("handle", "live")
 
-    def __init__(self, live: dict[int, None]) -> None:
-        self.device, self.pointer, self.process = CPU, 0, os.getpid()
-        self.live, self.handle = live, ctypes.c_void_p()
+    def __init__(self, device: int, live: dict[int, None]) -> None:
+        self.device, self.pointer, self.process = device, 0, os.getpid()
+        self.shared, self.live, self.handle = False, live, ctypes.c_void_p()
 
     @property
     def batch(self) -> int:
@@ -261,6 +309,8 @@ class _BatchMemory(_Memory):
         batch = self.batch
         if batch and getpid() == self.process:
             self.live.pop(batch, None)
+            if self.shared:
+                _Memory(self.device, 1)  # CUDA waits for the work on all streams when it frees this memory
             free(batch, None)
 
 
@@ -270,7 +320,6 @@ class _Batch(NamedTuple):
     memory: _BatchMemory
     size: int
     masked: int
-    after: tuple[int, int]  # epoch and step of the next batch
 
 
 class _Stream:
@@ -288,8 +337,9 @@ class _Stream:
         self._handle = handle.value or 0
         self.info = StreamInfoStruct(ctypes.sizeof(StreamInfoStruct))
         check(lib.fdsl_stream_describe(self._handle, self.info))
+        self.device = int(config.device)
         self.shape = tuple(self.info.shape)
-        self.dtype = _NAMES[config.dtype.decode()]
+        self.dtype = source.dtype or _NAMES[config.dtype.decode()]
 
     def check_open(self) -> None:
         if os.getpid() != self._process:  # checked before locking, because the parent may have held the lock at fork()
@@ -314,50 +364,36 @@ class _Stream:
                     return status
 
     def next(self) -> Optional[_Batch]:
-        """Returns the next batch; None at the end of an epoch."""
-        memory = _BatchMemory(self._live)
+        """Returns the next batch, for which CUDA's default stream waits; None at the end of an epoch."""
+        memory = _BatchMemory(self.device, self._live)
         if self._await(lib.fdsl_stream_next, None, memory.handle) == END:
             return None
         self._live[memory.batch] = None
         info = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
         check(lib.fdsl_batch_describe(memory.batch, info))
-        memory.pointer = self.address(memory, IMAGES)
         if info.masked:
             _warn()
-        after = (info.epoch + 1, 0) if info.last else (info.epoch, info.step + 1)
-        return _Batch(memory, info.count, info.masked, after)
+        return _Batch(memory, info.count, info.masked)
 
-    def fill(self, images: int, labels: int) -> Optional[int]:
-        """Copies the next batch to two addresses. Returns the number of images; None at the end of an epoch."""
+    def fill(self, images: int, labels: int, stream: Optional[int]) -> Optional[int]:
+        """Copies the next batch to two addresses, on a CUDA stream. Returns the number of images; None at the end of an
+        epoch."""
         count = ctypes.c_uint32()
-        if self._await(lib.fdsl_stream_fill, images, labels, count, None) == END:
+        if self._await(lib.fdsl_stream_fill, images, labels, count, stream) == END:
             return None
         _warn()
         return count.value
 
-    def ready(self) -> bool:
-        """Returns whether the next batch is complete."""
-        self.check_open()
-        with self._lock:
-            self.check_open()
-            return int(lib.fdsl_stream_wait(self._handle, 0)) != PENDING
-
-    @staticmethod
-    def address(memory: _BatchMemory, field: int) -> int:
+    def array(self, batch: _Batch, field: int) -> Array:
+        """Returns the images, the labels or the numbers of a batch: without a copy, unless the caller has several batches
+        already."""
         tensor = TensorStruct()
-        check(lib.fdsl_batch_tensor(memory.batch, field, tensor))
-        return int(tensor.data or 0)
-
-    def images(self, batch: _Batch) -> Array:
-        """Returns the images of a batch: without a copy, unless the caller has several batches already."""
-        array = Array((batch.size, *self.shape), self.dtype, CPU, memory=batch.memory)
-        return array if len(self._live) <= _HELD else array._copy(CPU)
-
-    def values(self, batch: _Batch, field: int) -> Array:
-        """Returns a copy of the labels or the numbers of a batch."""
-        array = Array((batch.size,), "int64", CPU)
-        ctypes.memmove(array.ptr, self.address(batch.memory, field), array.nbytes)
-        return array
+        check(lib.fdsl_batch_tensor(batch.memory.batch, field, tensor))
+        shape, dtype = ((batch.size, *self.shape), self.dtype) if field == IMAGES else ((batch.size,), "int64")
+        device = int(tensor.device_id) if tensor.device_type != 1 else CPU
+        array = Array(shape, dtype, device, memory=batch.memory, ptr=int(tensor.data or 0))
+        small = field != IMAGES and device == CPU  # a copy does not keep the images
+        return array._copy(device) if small or len(self._live) > _HELD else array
 
     def call(self, function: Any, *arguments: Any) -> None:
         self.check_open()
@@ -385,28 +421,39 @@ class _Stream:
 
 
 class Loader:
-    """An iterable of (images, labels): the samples of a data set, decoded ahead by threads of the library.
+    """An iterable of (images, labels): the samples of a data set, prepared ahead by threads of the library.
 
-    source            an fdsl.Shards or fdsl.Folder, opened in this process
+    source            an fdsl.Shards, fdsl.Folder or fdsl.Images, opened in this process
     batch_size        images per batch and rank
+    device            where the batches are: "cpu", "cuda:1" or a CUDA device number; "cuda": PyTorch's current device if
+                      PyTorch is imported, else device 0
+    decoder           who decodes JPEG files for a CUDA device: "hardware" (the engines of the GPU) or "hybrid" (nvJPEG's
+                      kernels), each together with the threads; "cpu": only the threads, with the bits of batches on the
+                      CPU; "auto": the first of these that is there
+    device_share      share of the samples whose files that decoder takes, 0 to 1; None: 0.7 of the engines, 0.25 of kernels
     rank              number of this process, below world_size; never taken from the environment
     world_size        number of processes
-    seed              seed of the order, the crops and the flips, 0 to 2^64 - 1
+    seed              seed of the order and of all random transforms, 0 to 2^64 - 1
     shuffle           False: the order of the files
-    shuffle_buffer    number of samples in all shuffle windows together
-    lanes             number of places of the data set that are read at the same time
+    shuffle_buffer    number of samples in all shuffle windows together; not used for fdsl.Images
+    lanes             number of places of the data set that are read at the same time; not used for fdsl.Images
     drop_last         leave out the last batch of an epoch if it is not full
     num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
     prefetch          number of batches that are prepared ahead, 1 to 1024
-    transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop; None: all images have one size already
-    dtype             "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or NumPy
-    channels          3 (RGB) or 1 (gray)
-    layout            "nchw" or "nhwc"
+    transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, also in a list, before fdsl.RandAugment and
+                      fdsl.RandomErasing; None: all images have one size already
+    dtype             "uint8" (None), "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or
+                      NumPy
+    channels          3 (RGB; None) or 1 (gray)
+    layout            "nchw" (None) or "nhwc"
     on_error          an image or label that cannot be decoded: "fail" raises an Error; "mask" gives it zeros and the label
                       -1, with a RuntimeWarning for each of the first 8 such batches
 
-    Each item is a pair of fdsl.Array on the CPU: images of shape (count, *loader.shape), and int64 labels of shape
-    (count,). The caller may keep and change both. NumPy, PyTorch and others use their memory without a copy.
+    The last four but on_error describe images of files. fdsl.Images has its own format, and takes none of them.
+
+    Each item is a pair of fdsl.Array on the device: images of shape (count, *loader.shape), and int64 labels of shape
+    (count,). The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On
+    CUDA, DLPack makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
 
     The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
     class folders and shards of the same samples, and in the program fdsl-bench. All ranks have the same number of
@@ -417,8 +464,9 @@ class Loader:
     an epoch early, the next iteration repeats this epoch from its start; the threads and buffers stay.
     A new iteration ends the previous one.
 
-    Not thread-safe, except close(). Raises ValueError or TypeError, whose message names the argument, and Error if a sample
-    cannot be read, with the file and the reason, or in a forked process. Ctrl-C ends a wait. Pickling stores the arguments
+    Not thread-safe, except close(). Raises ValueError or TypeError, whose message names the argument; Unavailable if the
+    build or the machine lacks the device or the decoder; and Error if a sample cannot be read, with the file and the
+    reason, in a forked process, or in a worker of PyTorch's DataLoader. Ctrl-C ends a wait. Pickling stores the arguments
     and the position, and unpickling opens the loader again.
     """
 
@@ -426,9 +474,12 @@ class Loader:
 
     def __init__(
         self,
-        source: Union[Shards, Folder],
+        source: Any,
         batch_size: int = 256,
         *,
+        device: Any = "cpu",
+        decoder: str = "auto",
+        device_share: Optional[float] = None,
         rank: int = 0,
         world_size: int = 1,
         seed: int = 0,
@@ -438,36 +489,49 @@ class Loader:
         drop_last: bool = False,
         num_threads: Optional[int] = None,
         prefetch: int = 2,
-        transforms: Optional[Transform] = None,
-        dtype: Any = "uint8",
-        channels: int = 3,
-        layout: str = "nchw",
+        transforms: Transforms = None,
+        dtype: Any = None,
+        channels: Optional[int] = None,
+        layout: Optional[str] = None,
         on_error: str = "fail",
     ) -> None:
         if not isinstance(source, _Source):
-            raise TypeError(f"source: it must be an fdsl.Shards or fdsl.Folder, not {type(source).__name__}")
+            raise TypeError(
+                f"source: it must be an fdsl.Shards, fdsl.Folder or fdsl.Images, not {type(source).__name__}"
+            )
         c = StreamConfigStruct()
         check(lib.fdsl_stream_config_init(c, ctypes.sizeof(c)))
         c.batch_size = integer("batch_size", batch_size, 1, (1 << 31) - 1)
+        c.device, c.decoder = _device(device), _text("decoder", decoder)
+        c.device_share = -1 if device_share is None else number("device_share", device_share, 0, 1)
         c.world_size = integer("world_size", world_size, 1, 1 << 24)
         c.rank = integer("rank", rank, 0, c.world_size - 1)
         c.seed = integer("seed", seed, 0, _U64)
-        c.shuffle, c.drop_last = _flag("shuffle", shuffle), _flag("drop_last", drop_last)
+        c.shuffle, c.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         c.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 1, (1 << 31) - 1)
         c.lanes = integer("lanes", lanes, 1, 1 << 20)
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
         c.prefetch, c.held = integer("prefetch", prefetch, 1, 1024), _HELD
         c.on_error = _text("on_error", on_error)
-        _set_transform(c, transforms, dtype, channels, layout)
+        if source.dtype is None:
+            dtype = "uint8" if dtype is None else dtype
+            _set_format(c, dtype, 3 if channels is None else channels, "nchw" if layout is None else layout)
+            _set_transforms(c, transforms)
+            dtype = _NAMES[c.dtype.decode()]
+        for name, value in ("transforms", transforms), ("dtype", dtype), ("channels", channels), ("layout", layout):
+            if source.dtype is not None and value is not None:
+                raise ValueError(f"{name}: fdsl.Images decides about the format of its images; leave {name} out")
         self.source = source
         self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
         self._arguments: dict[str, Any] = {
-            "batch_size": c.batch_size, "rank": c.rank, "world_size": c.world_size, "seed": c.seed, "shuffle": shuffle,
+            "batch_size": c.batch_size, "device": device_name(c.device), "decoder": decoder, "device_share": device_share,
+            "rank": c.rank, "world_size": c.world_size, "seed": c.seed, "shuffle": shuffle,
             "shuffle_buffer": c.shuffle_buffer, "lanes": c.lanes, "drop_last": drop_last, "num_threads": num_threads,
-            "prefetch": c.prefetch, "transforms": transforms, "dtype": _NAMES[c.dtype.decode()], "channels": c.channels,
-            "layout": layout, "on_error": on_error,
+            "prefetch": c.prefetch, "transforms": transforms, "dtype": dtype, "channels": channels, "layout": layout,
+            "on_error": on_error,
         }  # fmt: skip
         self._stream = _Stream(source, c)
+        _warn()
         self._epoch = self._step = 0  # position of the next batch that the caller receives
         self._resumed = False  # whether the next iteration begins at _step
         self._iteration = 0  # the number of the latest iteration
@@ -483,6 +547,11 @@ class Loader:
     def dtype(self) -> str:
         """The element type of images: "uint8", "float16", "bfloat16" or "float32"."""
         return self._stream.dtype
+
+    @property
+    def device(self) -> str:
+        """The device of the batches: "cpu" or "cuda:N"."""
+        return device_name(self._stream.device)
 
     def __len__(self) -> int:
         """Returns the number of batches per epoch. It is the same on all ranks."""
@@ -567,6 +636,12 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._stream.check_open()
+        data = sys.modules.get("torch.utils.data")
+        if data is not None and data.get_worker_info() is not None:
+            raise Error(
+                "loader: each worker of torch.utils.data.DataLoader would deliver all samples again; iterate over the "
+                "loader itself, without torch.utils.data.DataLoader"
+            )
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
@@ -574,33 +649,26 @@ class Loader:
             self._step = 0
         self._resumed = False
         self._iteration += 1
-        number = self._iteration
+        own = self._iteration
         self._stream.call(lib.fdsl_stream_seek, self._epoch, self._step)
-        for item, (epoch, step) in self._produce(self._epoch, self._step):
-            self._epoch, self._step = epoch, step
+        while (item := self._take()) is not None:
+            last = self._step + 1 == len(self)
+            self._epoch, self._step = (self._epoch + 1, 0) if last else (self._epoch, self._step + 1)
             yield item
             del item  # so that the caller can free this batch while it waits for the next one
-            if self._iteration != number:
+            if self._iteration != own:
                 raise RuntimeError("Loader: another iteration has begun, which ended this one")
 
-    def _produce(self, epoch: int, step: int) -> Iterator[tuple[Any, tuple[int, int]]]:
-        """Yields the batches from a position to the end of the epoch, each with the position after it."""
-        while True:
-            batch = self._stream.next()
-            if batch is None:
-                return
-            item, after = self._deliver(batch), batch.after
-            del batch
-            yield item, after
-            del item
-
-    def _deliver(self, batch: _Batch) -> Any:
-        """Returns what the caller receives of a batch."""
-        labels = self._stream.values(batch, LABELS)
+    def _take(self) -> Optional[Any]:
+        """Returns what the caller receives of the next batch; None at the end of an epoch."""
+        batch = self._stream.next()
+        if batch is None:
+            return None
+        labels = self._stream.array(batch, LABELS)
         if batch.masked and self._label_of_masked != -1:
             values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)
             values[:] = [self._label_of_masked if value == -1 else value for value in values]
-        return self._stream.images(batch), labels
+        return self._stream.array(batch, IMAGES), labels
 
 
 _DEFAULTS: dict[str, Any] = dict(Loader.__init__.__kwdefaults__ or {}, batch_size=256)

@@ -54,7 +54,8 @@ def resident_bytes() -> int:
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a new interpreter; `fdsl` and these helpers can be imported there."""
     paths = [os.path.dirname(os.path.dirname(fdsl.__file__)), str(ROOT / "python" / "tests")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    own = {"PYTHONPATH": os.pathsep.join(paths), "FDSL_LIBRARY": fdsl.library_path()}
+    environment = {**os.environ, **own, **environment}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
 
 
@@ -102,3 +103,11 @@ def digits(tmp_path_factory: Any) -> pathlib.Path:
                 if entry.is_dir():
                     shutil.copytree(entry, path / "f" / entry.name)
     return path
+
+
+def broken_digits(digits: pathlib.Path, to: pathlib.Path) -> str:
+    """Copies the class folders to to/f, and breaks sample 50 there. Returns the name of its file."""
+    shutil.copytree(digits / "f", to / "f")
+    broken = sorted((to / "f").glob("*/*.png"))[50]
+    broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
+    return broken.name

@@ -1,4 +1,4 @@
-"""Tests CUDA: images, streams, graphs, DLPack, the Loader, memory and host time. The tests are skipped without a GPU.
+"""Tests CUDA: images, streams, graphs, DLPack, memory and host time. The tests are skipped without a GPU.
 
     make lib && python3 -m pytest -s python/tests/test_gpu.py
 
@@ -99,7 +99,7 @@ def test_kernels_of_the_paper_take_consecutive_numbers(name: str) -> None:
             )
         from fdsl.torch import Loader
 
-        with pytest.raises(ValueError, match="shuffle: generator"):
+        with pytest.raises((ValueError, fdsl.Unavailable), match="shuffle: "):
             Loader(g, 3)
         assert len(list(Loader(g, 3, shuffle=False))) == 3
 
@@ -333,84 +333,6 @@ def test_jax() -> None:
             g.fill(tensor)
 
 
-# ---- Loader ----
-
-
-@pytest.mark.parametrize("prefetch", [0, 2, 5])
-def test_loader(prefetch: int) -> None:
-    torch = with_torch()
-    from fdsl.torch import Loader
-
-    changes: dict[str, Any] = {"dtype": "float16", "out_res": 32, "mean": 0.5, "std": 0.25}
-    cpu = Loader(small(**changes), 6, seed=5)
-    for shuffle in (True, False):
-        cpu.shuffle = shuffle
-        cpu.set_epoch(0)
-        with gpu(**changes) as g:
-            loader = Loader(g, 6, seed=5, prefetch=prefetch, shuffle=shuffle)
-            for epoch in range(3):
-                for (images, labels), (host, host_labels) in zip(loader, cpu):
-                    assert images.device == torch.device("cuda:0") and images.dtype is torch.float16
-                    assert torch.equal(images.cpu(), host) and torch.equal(labels.cpu(), host_labels)
-                assert loader.epoch == epoch + 1
-
-
-def test_loader_on_other_streams_and_without_synchronisation() -> None:
-    torch = with_torch()
-    from fdsl.torch import Loader
-
-    with gpu(dtype="float32") as g:
-        sums = [images.double().sum().cpu() for images, _ in Loader(g, 30, seed=1)]
-        for stream in (torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream(priority=-1)):
-            results = []
-            with torch.cuda.stream(stream):
-                for step, (images, _) in enumerate(Loader(g, 30, seed=1)):
-                    if step % 7 == 0:
-                        busy(torch)
-                    results.append(images.double().sum())
-                    del images
-            torch.cuda.synchronize()
-            assert [result.cpu() for result in results] == sums
-
-
-def test_loader_resumes_after_an_abandoned_epoch() -> None:
-    torch = with_torch()
-    from fdsl.torch import Loader
-
-    with gpu() as g:
-        loader = Loader(g, 6, seed=5)
-        every = [labels.tolist() for _ in range(2) for _, labels in loader]
-        loader = Loader(g, 6, seed=5)
-        iterator = iter(loader)
-        taken = [next(iterator)[1].tolist() for _ in range(4)]
-        state = loader.state_dict()
-        del iterator
-        resumed = Loader(g, 6, seed=5, prefetch=4)
-        resumed.load_state_dict(state)
-        rest = [labels.tolist() for _, labels in resumed] + [labels.tolist() for _, labels in resumed]
-        assert taken + rest == every
-        torch.cuda.synchronize()
-
-
-def test_loader_memory_stays_flat() -> None:
-    torch = with_torch()
-    from fdsl.torch import Loader
-
-    torch.cuda.empty_cache()
-    with gpu(dtype="float32", batch=16) as g:
-        loader = Loader(g, 200)
-        peaks = []
-        for _ in range(4):
-            torch.cuda.reset_peak_memory_stats()
-            for images, _ in loader:
-                images.mul_(2)  # no synchronisation
-            torch.cuda.synchronize()
-            peaks.append(torch.cuda.max_memory_reserved())
-        batch = 16 * 96 * 96 * 4
-        assert peaks[-1] - peaks[1] < 8 * batch, "the host may be a few batches ahead, but not an epoch of 200"
-        assert torch.cuda.max_memory_allocated() < 64 << 20 and batch < 1 << 20
-
-
 # ---- Memory, time and lifetimes ----
 
 
@@ -498,50 +420,6 @@ def test_tensors_die_in_other_threads_and_in_failing_calls() -> None:
         assert not tensors
         with pytest.raises(RuntimeError, match="shape"):
             torch.from_dlpack(images).reshape(3)
-
-
-@pytest.mark.parametrize("prefetch", [1, 2, 4])
-def test_data_sets_reach_the_gpu(prefetch: int, digits: Any) -> None:
-    """The consumer's stream is busy, so a batch that is overwritten too early has wrong values."""
-    torch = with_torch()
-    from fdsl.torch import Loader
-
-    words: dict[str, Any] = {"seed": 9, "transforms": fdsl.RandomResizedCrop(96, flip=True, mean=0.5, std=0.25)}
-    words.update(dtype="float16", prefetch=prefetch)
-    source = fdsl.Folder(digits / "f")
-    wanted = [(images.numpy().copy(), labels.tolist()) for images, labels in fdsl.Loader(source, 16, **words)]
-    loader = Loader(source, 16, device="cuda", **words)
-    for images, labels in loader:  # an epoch that is left begins again
-        break
-    for stream in None, torch.cuda.Stream():
-        loader.set_epoch(0)
-        found = []
-        with torch.cuda.stream(stream):
-            for images, labels in loader:
-                assert images.is_cuda and labels.is_cuda and loader.state_dict()["sample"] == 16 * (len(found) + 1) % 128
-                torch.cuda._sleep(5_000_000)
-                found.append((images + 0, labels + 0))  # copies, on this stream
-                del images, labels
-        torch.cuda.synchronize()
-        assert len(found) == len(wanted) == 8
-        for (images, labels), (pixels, numbers) in zip(found, wanted):
-            assert (images.cpu().numpy() == pixels).all() and labels.tolist() == numbers
-    assert loader.epoch == 1
-
-
-def test_data_sets_on_the_gpu_stay_flat(digits: Any) -> None:
-    torch = with_torch()
-    from fdsl.torch import Loader
-
-    loader = Loader(fdsl.Folder(digits / "f"), 16, device="cuda", transforms=fdsl.Resize(96), dtype="float32")
-    reserved = resident = 0
-    for turn in range(400):
-        for images, labels in loader:
-            if turn % 2:
-                break
-        if turn == 100:
-            reserved, resident = torch.cuda.memory_reserved(), resident_bytes()
-    assert torch.cuda.memory_reserved() == reserved and resident_bytes() <= 1.01 * resident + (1 << 20)
 
 
 def test_exit_with_everything_alive() -> None:

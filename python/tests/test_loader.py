@@ -1,4 +1,4 @@
-"""Tests data sets and the Loader: order, ranks, states, lifetimes, errors; and fdsl.torch.Loader with a stand-in."""
+"""Tests data sets and the Loader on the CPU: order, ranks, states, transforms, lifetimes, errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import os
 import pathlib
 import pickle
 import shutil
+import subprocess
 import threading
 import time
 import warnings
 from typing import Any
 
 import pytest
-from conftest import DIGITS, content, resident_bytes, run_python
+from conftest import DIGITS, PROGRAM, broken_digits, content, resident_bytes, run_python
 
 import fdsl
 
@@ -38,6 +39,14 @@ def batches_of(loader: Any) -> list[tuple[bytes, list[int]]]:
 
 def threads() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+class MixUp:
+    """As in torchvision."""
+
+
+class Jitter:
+    """A transform that does not exist here."""
 
 
 # ---- Contents ----
@@ -91,6 +100,42 @@ def test_gray_nhwc_and_center_crop(digits: pathlib.Path) -> None:
     assert batches_of(loader) == batches_of(planar)
     same = opened(digits, transforms=None, channels=1)
     assert same.shape == (1, 28, 28) and len(batches_of(same)) == 8
+
+
+def test_changes_of_images(digits: pathlib.Path) -> None:
+    """tests/test_lib_stream.c compares them with those of the trainer."""
+    words: dict[str, Any] = {"dtype": "float32", "batch_size": DIGITS}
+    ((plain, _),) = opened(digits, **words)
+    ((erased, _),) = opened(digits, transforms=[CROP, fdsl.RandomErasing(1)], **words)
+    different = (plain.numpy() != erased.numpy()).any(axis=1).reshape(DIGITS, -1).mean(axis=1)
+    assert (0.01 < different).all() and (different < 0.4).all()
+    assert abs(float(erased.numpy()[plain.numpy() != erased.numpy()].std()) - 1) < 0.1
+    wanted = None
+    for name, threads in (("f", 1), ("m", 2), ("m", 3)):
+        loader = opened(digits, name, transforms=[CROP, fdsl.RandAugment(2, 20)], num_threads=threads)
+        epochs = [batches_of(loader), batches_of(loader)]
+        assert wanted in (None, epochs)
+        wanted = epochs
+    assert wanted and wanted[0] != batches_of(opened(digits))
+    assert [labels for _, labels in wanted[0]] == [labels for _, labels in batches_of(opened(digits))]
+
+
+def test_batches_are_those_of_the_program(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The images that fdsl-bench trains on, as it writes them to PNG files."""
+    image = pytest.importorskip("PIL.Image")
+    words = (
+        f"--variant train-omp --model logreg --data {digits / 'f'} --test-data {digits / 'f'} --feed load --batch 16 --seed 9 "
+        f"--lanes 3 --shuffle 60 --out-res {SIDE} --channels 3 --fit random-resized-crop --flip --rand-augment 20 "
+        "--save-batch 16:out --dry-run"
+    )
+    done = subprocess.run([PROGRAM, *words.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "out").iterdir())
+    assert len(files) == 16, files
+    images, labels = next(iter(opened(digits, transforms=[CROP, fdsl.RandAugment(2, 20)])))
+    assert [int(file.stem.partition("-")[2]) for file in files] == labels.tolist()
+    for number, file in enumerate(files):
+        assert numpy.array_equal(numpy.asarray(image.open(file)), images.numpy()[number].transpose(1, 2, 0)), file
 
 
 # ---- Position ----
@@ -337,18 +382,16 @@ os._exit(0)
 
 
 def test_broken_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    shutil.copytree(digits / "f", tmp_path / "f")
-    broken = sorted((tmp_path / "f").glob("*/*.png"))[50]
-    broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
+    name = broken_digits(digits, tmp_path)
     options = {"shuffle": False, "transforms": fdsl.Resize(SIDE)}
     loader = opened(tmp_path, **options)
     seen = []
-    with pytest.raises(fdsl.Error, match=broken.name):
+    with pytest.raises(fdsl.Error, match=name):
         for images, _ in loader:
             seen.append(content(images))
     assert seen == [images for images, _ in batches_of(opened(digits, **options))][:3]
     loader = opened(tmp_path, on_error="mask", **options)
-    with pytest.warns(RuntimeWarning, match=broken.name):
+    with pytest.warns(RuntimeWarning, match=name):
         items = list(loader)
     for step, (images, labels) in enumerate(items):
         assert [i for i, label in enumerate(labels.tolist()) if label == -1] == ([2] if step == 3 else [])
@@ -380,6 +423,23 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"num_threads": 0}, ValueError, "num_threads: "),
         ({"prefetch": 0}, ValueError, "prefetch: "),
         ({"transforms": 224}, TypeError, "transforms: "),
+        ({"transforms": [CROP, CROP]}, ValueError, "transforms: give one size or crop"),
+        ({"transforms": [fdsl.RandAugment(), CROP]}, ValueError, "transforms: give one size or crop"),
+        ({"transforms": [CROP, fdsl.RandAugment(0)]}, ValueError, "transforms: num_ops: 0 is out of range"),
+        ({"transforms": [CROP, fdsl.RandAugment(2, 31)]}, ValueError, "transforms: magnitude: 31 is out of range"),
+        ({"transforms": [CROP, fdsl.RandAugment(2, "9")]}, TypeError, "transforms: magnitude: "),  # type: ignore[arg-type]
+        ({"transforms": [CROP, fdsl.RandomErasing(2)], "dtype": "f32"}, ValueError, "transforms: p: 2 is out of range"),
+        ({"transforms": [CROP, fdsl.RandomErasing()]}, ValueError, "erasing: .* set dtype"),
+        ({"transforms": [CROP, MixUp()]}, TypeError, "transforms: MixUp also changes labels"),
+        ({"transforms": [Jitter()]}, TypeError, "transforms: .* not Jitter"),
+        ({"device": "tpu"}, ValueError, "device: 'tpu' is unknown"),
+        ({"device": 1.5}, TypeError, "device: "),
+        ({"device": "cuda:4095"}, fdsl.Unavailable, "CUDA|4095"),
+        ({"decoder": "fast"}, ValueError, "decoder: 'fast' is unknown"),
+        ({"decoder": None}, TypeError, "decoder: "),
+        ({"decoder": "hardware"}, ValueError, "decoder: "),
+        ({"device_share": 2}, ValueError, "device_share: 2 is out of range"),
+        ({"device_share": "1"}, TypeError, "device_share: "),
         ({"transforms": fdsl.Resize(0)}, ValueError, "transforms: size: "),
         ({"transforms": fdsl.Resize(8, flip=1)}, TypeError, "transforms: flip: "),  # type: ignore[arg-type]
         ({"transforms": fdsl.Resize(8, mean=(1, 2)), "dtype": "f32"}, ValueError, "transforms: mean: "),
@@ -496,74 +556,3 @@ print(len(fdsl.Generator(2, res=8, batch=2).generate()[0]))
         pytest.skip(done.stdout)
     assert done.stdout.startswith(f"path: a data set at this URL needs {name}: {tmp_path}/{broken[0]}: "), done
     assert done.stdout.endswith("\n2\n")
-
-
-# ---- PyTorch ----
-
-
-def test_the_torch_loader_with_a_stand_in(digits: pathlib.Path) -> None:
-    """Its CUDA executes work as late as it may."""
-    pytest.importorskip("numpy", minversion="1.23")
-    code = f"""
-import fake_torch
-fake_torch.install()
-import numpy, pickle, warnings
-import fdsl, fdsl.torch
-from test_loader import SMALL, SIDE
-warnings.simplefilter("ignore")
-source = fdsl.Folder({str(digits / "f")!r})
-plain = fdsl.Loader(source, 16, **SMALL)
-wanted = [[(x.numpy().copy(), y.numpy().copy()) for x, y in plain] for _ in range(3)]
-for device in "cpu", "cuda":
-    for prefetch in 1, 2, 4:
-        loader = fdsl.torch.Loader(source, 16, device=device, prefetch=prefetch, **SMALL)
-        assert isinstance(loader, fdsl.torch.Loader) and type(loader).__name__ == "StreamLoader"
-        for images, labels in loader: break     # an epoch that is left begins again
-        for epoch in range(2):
-            kept = []
-            for images, labels in loader:
-                kept.append((images, labels))
-                if device == "cuda":
-                    assert images.where == "cuda:0" and images.users == [fake_torch.default]
-                    state = loader.state_dict()
-                    assert state["sample"] == len(kept) * 16 % 128 and state["epoch"] == epoch + len(kept) // 8, state
-            fake_torch.default.synchronize()    # the consumer's work
-            assert len(kept) == len(loader) == 8
-            for (images, labels), (x, y) in zip(kept, wanted[epoch]):
-                assert (images.numpy() == x).all() and (labels.numpy() == y).all()
-        again = pickle.loads(pickle.dumps(loader))
-        assert again.device.type == device and again.epoch == 2
-        for images, labels in again: break
-        fake_torch.default.synchronize()
-        assert (images.numpy() == wanted[2][0][0]).all()
-        again.close(); loader.close()
-for device in "mps", "tpu:1":
-    try: fdsl.torch.Loader(source, device=device)
-    except ValueError as error: assert str(error).startswith("device: "), error
-try: fdsl.torch.Loader(3, 5)
-except TypeError as error: assert str(error).startswith("generator: it must be an fdsl.Generator, fdsl.Shards"), error
-print("ok")
-"""
-    done = run_python(code)
-    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
-
-
-def test_torch_labels_of_masked_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    shutil.copytree(digits / "f", tmp_path / "f")
-    broken = sorted((tmp_path / "f").glob("*/*.png"))[50]
-    broken.write_bytes(broken.read_bytes()[:60] + bytes(100))
-    code = f"""
-import fake_torch
-fake_torch.install()
-import warnings, fdsl, fdsl.torch
-warnings.simplefilter("ignore")
-for device in "cpu", "cuda":
-    loader = fdsl.torch.Loader(fdsl.Folder({str(tmp_path / "f")!r}), 16, shuffle=False, on_error="mask", device=device,
-                               transforms=fdsl.Resize(20))
-    labels = [labels for images, labels in loader]
-    fake_torch.default.synchronize()
-    print([(step, i) for step, one in enumerate(labels) for i, label in enumerate(one.numpy().tolist()) if label < 0],
-          labels[3].numpy()[2])
-"""
-    done = run_python(code)
-    assert done.stdout == "[(3, 2)] -100\n" * 2, done.stderr

@@ -3,15 +3,15 @@ the calls to the library are recorded."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import os
 from typing import Any, Iterator
 
 import pytest
 from conftest import content, small
 
 import fdsl
-from fdsl import _array, _generator
+from fdsl import _array, _generator, _stream
 from fdsl._library import lib
 
 DEVICE_FIRST = ("fdsl_alloc", "fdsl_free", "fdsl_copy", "fdsl_wait", "fdsl_order")
@@ -23,6 +23,25 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.allocations = False  # whether to record them
+
+    def fdsl_stream_open(self, source: Any, config: Any, stream: Any) -> int:
+        device, decoder, share = config.device, config.decoder, config.device_share
+        if device == 0:
+            self.calls.append(("open", device, decoder, share))
+            config.device, config.decoder, config.device_share = -1, b"auto", -1
+        status = int(lib.fdsl_stream_open(source, config, stream))
+        config.device, config.decoder, config.device_share = device, decoder, share
+        return status
+
+    def fdsl_stream_next(self, stream: int, cuda_stream: Any, batch: Any) -> int:
+        self.calls.append(("next", cuda_stream))
+        return int(lib.fdsl_stream_next(stream, None, batch))
+
+    def fdsl_batch_tensor(self, batch: int, field: int, tensor: Any) -> int:
+        status = int(lib.fdsl_batch_tensor(batch, field, tensor))
+        tensor.device_type, tensor.device_id = 2, 0
+        return status
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(lib, name)
@@ -34,6 +53,8 @@ class Recorder:
             if name.startswith("fdsl_generate"):
                 self.calls.append((name[5:], arguments[-1]))
                 streams = 1
+            if name == "fdsl_alloc" and self.allocations:
+                self.calls.append((name[5:], arguments[0]))
             if name in DEVICE_FIRST:
                 arguments = (-1, *arguments[1:])
             return function(*arguments[: len(arguments) - streams], *[None] * streams)  # the CPU refuses streams
@@ -162,70 +183,61 @@ def test_lists_are_copied_to_the_device(cuda: fdsl.Generator, recorder: Recorder
     assert labels_on_device == b"".join(n.to_bytes(8, "little") for n in (6, 0, 2))
 
 
-def test_loader_on_cuda(monkeypatch: Any) -> None:
-    """Tests prefetching, events and streams, with replacements for the events and streams of PyTorch."""
-    torch = pytest.importorskip("torch", minversion="2.1")
-    import fdsl.torch as module
+# ---- The Loader ----
 
-    log: list[tuple[Any, ...]] = []
-    current = ["main"]
 
-    class Event:
-        def __init__(self, name: str) -> None:
-            self.name = name
+@pytest.fixture
+def streams(recorder: Recorder, monkeypatch: Any) -> Recorder:
+    """Streams of the library for device 0 are streams on the CPU, whose batches claim to be on device 0."""
+    monkeypatch.setattr(_stream, "lib", recorder)
+    recorder.allocations = True
 
-        def synchronize(self) -> None:
-            log.append(("synchronize", self.name))
+    def release(batch: int, stream: Any) -> None:
+        recorder.calls.append(("release", stream))
+        lib.fdsl_batch_release(batch, None)
 
-    class Stream:
-        def __init__(self, name: Any = "side", priority: int = 0) -> None:
-            self.name = "main" if name == "main" else "side"
-            assert priority == 0
+    monkeypatch.setattr(_stream._BatchMemory.__del__, "__defaults__", (release, os.getpid))
+    return recorder
 
-        def record_event(self) -> Event:
-            return Event(f"{self.name} {sum(entry[0] == 'make' for entry in log)}")
 
-        def wait_event(self, event: Event) -> None:
-            log.append(("wait", self.name, event.name))
+def test_batches_of_a_loader_come_on_the_default_stream(streams: Recorder) -> None:
+    data = fdsl.Images(5, count=40, res=16)
+    wanted = [(content(images), labels.tolist()) for images, labels in fdsl.Loader(data, 8, seed=1, num_threads=1)]
+    streams.take()
+    loader = fdsl.Loader(data, 8, seed=1, device=0, num_threads=1, decoder="hardware", device_share=0.5)
+    assert streams.take() == [("open", 0, b"hardware", 0.5)] and loader.device == "cuda:0"
+    iterator = iter(loader)
+    images, labels = next(iterator)
+    assert streams.take() == [("next", None)]
+    assert images.device == labels.device == "cuda:0" and images.__dlpack_device__() == (2, 0)
+    assert images.ptr != labels.ptr and (content(images), ctypes.string_at(labels.ptr, 64)) == (
+        wanted[0][0], b"".join(label.to_bytes(8, "little") for label in wanted[0][1]),
+    )  # fmt: skip
+    for stream, calls in ((1, []), (None, []), (64, [("order", 0, 0, 64)]), (-1, [])):
+        images.__dlpack__(stream=stream)
+        assert streams.take() == calls
 
-    class Tensor:
-        def record_stream(self, stream: Stream) -> None:
-            assert stream.name == "main"
-            log.append(("record",))
 
-    @contextlib.contextmanager
-    def use(stream: Stream) -> Iterator[None]:
-        current.append(stream.name)
-        yield
-        current.pop()
+@pytest.mark.parametrize("stream", [None, 1, 2, 64, -1, "interface"])
+def test_memory_is_used_again_after_the_work_of_consumers(streams: Recorder, stream: Any) -> None:
+    """A consumer on another stream than the default one may have work in flight when its tensor ends."""
+    loader = fdsl.Loader(fdsl.Images(5, count=40, res=16), 8, device=0, num_threads=1)
+    images, labels = next(iter(loader))
+    if stream == "interface":
+        assert images.__cuda_array_interface__["data"] == (images.ptr, False)
+    else:
+        images.__dlpack__(stream=stream)
+    streams.take()
+    del images, labels
+    _array.collect(everything=True)
+    waits = [] if stream in (None, 1) else [("alloc", 0)]
+    assert streams.take() == [*waits, ("release", None)]
 
-    def maker(loader: Any, epoch: int) -> Any:
-        def make(step: int) -> Any:
-            assert current[-1] == "side"
-            log.append(("make", step))
-            return Tensor(), Tensor()
 
-        return make
-
-    monkeypatch.setattr(module, "_maker", maker)
-    for name, value in (
-        ("Stream", Stream), ("stream", use), ("current_stream", lambda device: Stream("main")),
-        ("device", lambda device: contextlib.nullcontext()),
-    ):  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, value)
-    g = small()
-    g._device = 0
-    try:
-        for prefetch in (0, 1, 3):
-            log.clear()
-            loader = module.Loader(g, 6, prefetch=prefetch)
-            for received, batch in enumerate(loader):
-                made = [entry[1] for entry in log if entry[0] == "make"]
-                assert made == list(range(min(received + 1 + prefetch, 6))) and current == ["main"]
-                waits = [entry for entry in log if entry[0] == "wait"]
-                assert waits[-1] == ("wait", "main", f"side {received + 1}") and len(waits) == received + 1
-                assert sum(entry[0] == "record" for entry in log) == 2 * (received + 1)
-                assert sum(entry[0] == "synchronize" for entry in log) == max(0, received - prefetch - 1)
-                assert (loader.epoch, loader._step) == ((1, 0) if received == 5 else (0, received + 1))
-    finally:
-        g._device = -1
+def test_batches_that_are_kept_become_copies_on_the_device(streams: Recorder) -> None:
+    loader = fdsl.Loader(fdsl.Images(5, count=40, res=16), 8, device=0, num_threads=1, shuffle=False)
+    kept = list(loader)
+    assert [call[0] for call in streams.take() if call[0] == "copy"] == ["copy"] * 6  # two arrays of three batches
+    assert all(images.device == "cuda:0" for images, _ in kept)
+    wanted = [content(images) for images, _ in fdsl.Loader(fdsl.Images(5, count=40, res=16), 8, shuffle=False)]
+    assert [content(images) for images, _ in kept] == wanted

@@ -9,6 +9,18 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 
+/* The shape of a sample. */
+struct shape {
+    uint32_t channels, depth, height, width; /* after a linear layer: features, 1, 1, 1; of tokens: tokens, 1,
+                                                1, width */
+};
+
+/* Returns the number of values of a shape. */
+static inline size_t shape_values(const struct shape *shape)
+{
+    return (size_t)shape->channels * shape->depth * shape->height * shape->width;
+}
+
 struct batch {
     const void *values;
     size_t bytes;  /* size of all samples, including the padding after the last one */

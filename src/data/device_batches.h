@@ -72,7 +72,8 @@ static inline enum status device_batches_locate(struct device_batches *self)
 
 FDSL_C_BEGIN
 
-/* Opens a stream of a data set. `request` is that of the host stream, without `output`, memory and share.
+/* Opens a stream of a data set. `request` is that of the host stream, without memory and share; its `output`,
+ * if there is one, stores bytes, channels first.
  * `wanted` is the decoder, and `share` its share, below 0: the decoder's own (set_stream_share()). Messages
  * name the fields `decoder` and `device_share`. DECODER_AUTO becomes DECODER_CPU, with a warning if nvJPEG is
  * missing. `output` says how images are stored; `held` batches are held at a time. All must outlive the

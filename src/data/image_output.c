@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "data/random_boxes.h"
 #include "data/random_draws.h"
 
 void image_output_set(struct image_output *output, enum dtype type, bool interleaved, const double *mean,
@@ -56,12 +57,59 @@ DEFINE_STORE(store_8, uint8_t)
 DEFINE_STORE(store_16, uint16_t)
 DEFINE_STORE(store_32, float)
 
+/* Copies an image to `scratch`, channels first, mirrored or not, and changes it there. Returns the changed
+ * image. */
+static struct image change(const struct image_output *output, const struct image *image, bool mirrored,
+                           uint32_t epoch, uint32_t number, uint8_t *scratch)
+{
+    const struct shape shape = {image->channels, 1, image->height, image->width};
+    const struct steps in = steps_of(image, image->interleaved);
+    uint8_t *to = scratch;
+    for (uint32_t c = 0; c < shape.channels; c++)
+        for (uint32_t y = 0; y < shape.height; y++)
+            for (uint32_t x = 0; x < shape.width; x++)
+                *to++ = image->pixels[c * in.channel + y * in.row +
+                                      (mirrored ? shape.width - 1 - x : x) * in.column];
+    rand_augment_apply(&output->rand, &shape, output->seed, epoch, number, scratch, to);
+    struct image changed = *image;
+    changed.pixels = scratch;
+    changed.interleaved = false;
+    return changed;
+}
+
+/* Fills a random rectangle of a stored image with noise, with a probability. */
+FDSL_FMA_CLONES
+static void erase(const struct image_output *output, const struct image *image, uint32_t epoch,
+                  uint32_t number, void *to)
+{
+    const struct draw_erase drawn = box_erase(&output->erase, output->seed, epoch, number);
+    const struct image_box box = drawn.box;
+    const struct steps out = steps_of(image, output->interleaved);
+    for (uint32_t c = 0; c < image->channels; c++)
+        for (uint32_t y = box.top; y < box.top + box.height; y++)
+            for (uint32_t x = box.left; x < box.left + box.width; x++) {
+                const float noise = box_erased(&drawn, y, x, (c * image->height + y) * image->width + x, 0);
+                const ptrdiff_t at = c * out.channel + y * out.row + x * out.column;
+                if (output->type == DTYPE_F32)
+                    ((float *)to)[at] = noise;
+                else
+                    ((uint16_t *)to)[at] =
+                        output->type == DTYPE_F16 ? half_from_float(noise) : bf16_from_float(noise);
+            }
+}
+
 void image_output_store(const struct image_output *output, const struct image *image, uint32_t epoch,
-                        uint32_t number, void *to)
+                        uint32_t number, uint8_t *scratch, void *to)
 {
     const struct steps out = steps_of(image, output->interleaved);
+    bool mirrored = output->flip && draw_flip(output->seed, epoch, number);
+    struct image changed;
+    if (output->rand.operations > 0) {
+        changed = change(output, image, mirrored, epoch, number, scratch);
+        image = &changed;
+        mirrored = false;
+    }
     struct steps in = steps_of(image, image->interleaved);
-    const bool mirrored = output->flip && draw_flip(output->seed, epoch, number);
     const ptrdiff_t first = mirrored ? in.column * ((ptrdiff_t)image->width - 1) : 0;
     in.column = mirrored ? -in.column : in.column;
     for (uint32_t c = 0; c < image->channels; c++) {
@@ -73,4 +121,6 @@ void image_output_store(const struct image_output *output, const struct image *i
         else
             store_32(from, in, image, output->values[c].f32, (float *)to + c * out.channel, out);
     }
+    if (output->type != DTYPE_U8) /* the noise is normalised */
+        erase(output, image, epoch, number, to);
 }

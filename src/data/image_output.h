@@ -1,5 +1,6 @@
-/* The form in which a stream stores the images of bytes that it decodes: mirrored or not, normalised, in any
- * element type and layout. */
+/* The form in which a stream stores the images of bytes that it decodes: mirrored or not, changed by
+ * RandAugment, normalised, partly erased, in any element type and layout. With the same seed, the random
+ * changes are those of training (train/augment.h). */
 #ifndef FDSL_DATA_IMAGE_OUTPUT_H
 #define FDSL_DATA_IMAGE_OUTPUT_H
 
@@ -9,6 +10,7 @@
 
 #include "core/dtype.h"
 #include "data/image.h"
+#include "data/rand_augment.h"
 
 #define IMAGE_OUTPUT_CHANNELS_MAX 3
 
@@ -17,7 +19,12 @@ struct image_output {
     enum dtype type;
     bool interleaved; /* true: NHWC; false: NCHW */
     bool flip;        /* mirror each image horizontally with probability 1/2 (draw_flip()) */
-    uint64_t seed;    /* of the flips */
+    /* RandAugment after the flip, if rand.operations is not 0. */
+    struct rand_augment rand;
+    /* With probability `erasing`, a rectangle becomes noise. Only `erasing`, `height` and `width` are used.
+     */
+    struct augment erase;
+    uint64_t seed; /* of the flips, of RandAugment and of the rectangles */
     /* A value is byte * scale + offset, rounded once to float and then to the type. */
     float scale[IMAGE_OUTPUT_CHANNELS_MAX], offset[IMAGE_OUTPUT_CHANNELS_MAX];
     union {
@@ -29,16 +36,17 @@ struct image_output {
 
 FDSL_C_BEGIN
 
-/* Sets all members except `flip` and `seed`. Values are (byte / 255 - mean) / deviation, computed as
+/* Sets `type`, `interleaved` and `values`. Values are (byte / 255 - mean) / deviation, computed as
  * byte * scale + offset in float, as data_gather() does for training, and rounded to the type; with DTYPE_U8,
  * they are the bytes. `mean` and `deviation` have one value per channel. */
 void image_output_set(struct image_output *output, enum dtype type, bool interleaved, const double *mean,
                       const double *deviation);
 
 /* Stores an image of bytes with at most IMAGE_OUTPUT_CHANNELS_MAX channels and a depth of 1. `to` has room
- * for its values, and is aligned to one of them. Thread safe. */
+ * for its values, and is aligned to one of them. `scratch` has room for the bytes of two images; it is not
+ * used without RandAugment. Thread safe. */
 void image_output_store(const struct image_output *output, const struct image *image, uint32_t epoch,
-                        uint32_t number, void *to);
+                        uint32_t number, uint8_t *scratch, void *to);
 
 FDSL_C_END
 

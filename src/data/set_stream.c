@@ -69,6 +69,7 @@ struct worker {
     pthread_t thread;
     struct image_scratch scratch;
     uint8_t *image, *label;            /* bytes of members */
+    uint8_t *changed;                  /* scratch memory of image_output_store() */
     uint64_t image_edges, label_edges; /* checksum_edges() of what was read for the sample */
     bool broken;                       /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
@@ -202,7 +203,7 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
     TRY(check_shape(request, &image));
     TRY(image_check_finite(&image));
     if (request->output)
-        image_output_store(request->output, &image, epoch, number, to);
+        image_output_store(request->output, &image, epoch, number, worker->changed, to);
     else
         image_store(&image, to);
     return STATUS_OK;
@@ -870,6 +871,7 @@ static void free_all(struct set_stream *self)
         image_scratch_close(&self->workers[i].scratch);
         free(self->workers[i].image);
         free(self->workers[i].label);
+        free(self->workers[i].changed);
     }
     set_files_close(self->files);
     pthread_cond_destroy(&self->done);
@@ -1077,6 +1079,9 @@ static enum status open_files(struct set_stream *self)
 static enum status allocate_all(struct set_stream *self)
 {
     const struct set_stream_request *request = &self->request;
+    const bool changes = request->output && request->output->rand.operations > 0;
+    const size_t changed_bytes =
+        changes ? 2 * (size_t)request->channels * request->height * request->width : 0;
     self->slots = calloc(self->slot_count, sizeof *self->slots);
     self->queue = calloc(request->ahead, sizeof *self->queue);
     self->workers = calloc((size_t)request->threads, sizeof *self->workers);
@@ -1091,9 +1096,10 @@ static enum status allocate_all(struct set_stream *self)
         worker->self = self;
         worker->image = malloc(self->image_bytes + 1);
         worker->label = malloc(self->label_bytes + 1);
-        TRY(ALLOCATED(worker->image && worker->label, "out of memory for a sample of %zu bytes",
-                      self->image_bytes));
-        self->stats.memory_bytes += self->image_bytes + self->label_bytes;
+        worker->changed = malloc(changed_bytes + 1);
+        TRY(ALLOCATED(worker->image && worker->label && worker->changed,
+                      "out of memory for a sample of %zu bytes", self->image_bytes));
+        self->stats.memory_bytes += self->image_bytes + self->label_bytes + changed_bytes;
     }
     return STATUS_OK;
 }

@@ -341,6 +341,14 @@ struct fdsl_stream_config {
     double device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
                           * are depends only on their numbers. Below 0 (default -1): 0.7 with "hardware", 0.25
                           * with "hybrid". With a share above 0, all files are decoded at their full size */
+
+    /* Random changes of images of a data set, with the bits of --rand-augment and --erasing of fdsl-bench. */
+    double rand_augment; /* magnitude of RandAugment, 0 to 30; below 0 (default -1): none. CPU threads apply
+                          * it after the flip, so on a CUDA device the decoder must be "cpu", which "auto"
+                          * then is */
+    uint32_t rand_augment_ops; /* operations per image, 1 to 16; default 2 */
+    double erasing;            /* probability that a random rectangle of an image becomes normal noise, after
+                                * normalising; default 0. Not for u8, nor on a CUDA device */
 };
 
 /* The shapes of a stream. They do not change. */

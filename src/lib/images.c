@@ -71,6 +71,8 @@ static enum status check_defaults(const struct fdsl_stream_config *config)
                         : config->channels != defaults.channels                           ? "channels"
                         : !config->layout || strcmp(config->layout, defaults.layout) != 0 ? "layout"
                         : !config->dtype || strcmp(config->dtype, defaults.dtype) != 0    ? "dtype"
+                        : config->rand_augment >= 0                                       ? "rand_augment"
+                        : config->erasing != 0                                            ? "erasing"
                                                                                           : NULL;
     for (int c = 0; !field && c < FDSL_CHANNELS_MAX; c++)
         field = config->mean[c] != 0 ? "mean" : config->std[c] != 1 ? "std" : NULL;

@@ -269,6 +269,7 @@ struct fdsl_stream {
                                          memory never become those of host memory */
     struct order order;
     struct image_output output;
+    struct image_output changes; /* what CPU threads do before the device stores images as `output` says */
     struct fdsl_stream_info info;
     uint64_t transform;
     bool ended; /* the last batch of an epoch was delivered, but not the end of the epoch */
@@ -305,7 +306,9 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .on_error = "fail",
                                               .device = FDSL_CPU,
                                               .decoder = "auto",
-                                              .device_share = -1};
+                                              .device_share = -1,
+                                              .rand_augment = -1,
+                                              .rand_augment_ops = 2};
     return lib_relay(status);
 }
 
@@ -407,7 +410,46 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
         const double scale[] = {config->mean[c] + 0.0, config->std[c]}; /* + 0.0: -0 is 0 */
         hash = checksum_seeded(scale, sizeof scale, hash);
     }
-    return hash;
+    if (config->rand_augment >= 0) {
+        hash = checksum_seeded(&config->rand_augment, sizeof config->rand_augment, hash);
+        hash = checksum_seeded(&config->rand_augment_ops, sizeof config->rand_augment_ops, hash);
+    }
+    return config->erasing > 0 ? checksum_seeded(&config->erasing, sizeof config->erasing, hash) : hash;
+}
+
+#define RAND_AUGMENT_OPS_MAX 16
+
+/* Sets the random changes of images. On a device, CPU threads mirror and change the images of bytes, and the
+ * device stores them in their type and layout. */
+static enum status set_changes(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                               struct set_stream_request *request)
+{
+    static const double zeros[FDSL_CHANNELS_MAX] = {0}, ones[FDSL_CHANNELS_MAX] = {1, 1, 1};
+    const struct shape shape = {request->channels, 1, request->height, request->width};
+    struct image_output *output = &self->output;
+    if (!(config->rand_augment <= AUGMENT_MAGNITUDE_MAX)) /* rejects NaN, too */
+        return status_set(STATUS_USAGE, "rand_augment: %g is out of range; it must be at most %d",
+                          config->rand_augment, AUGMENT_MAGNITUDE_MAX);
+    TRY(lib_check_count("rand_augment_ops", config->rand_augment_ops, 1, RAND_AUGMENT_OPS_MAX));
+    if (!(config->erasing >= 0 && config->erasing <= 1))
+        return status_set(STATUS_USAGE, "erasing: %g is out of range; it must be 0 to 1", config->erasing);
+    if (config->erasing > 0 && (output->type == DTYPE_U8 || self->device >= 0))
+        return status_set(STATUS_USAGE,
+                          output->type == DTYPE_U8
+                              ? "erasing: its noise is normalised; set dtype to f16, bf16 or f32"
+                              : "erasing: it is not supported on a CUDA device");
+    output->erase = (struct augment){
+        .erasing = (float)config->erasing, .height = request->height, .width = request->width};
+    if (config->rand_augment < 0)
+        return STATUS_OK;
+    rand_augment_set(&output->rand, config->rand_augment_ops, config->rand_augment, &shape);
+    if (self->device < 0)
+        return STATUS_OK;
+    self->changes = *output;
+    image_output_set(&self->changes, DTYPE_U8, false, zeros, ones);
+    request->output = &self->changes;
+    output->flip = false;
+    return STATUS_OK;
 }
 
 static enum status set_images(const struct fdsl_stream_config *config, struct fdsl_stream *self,
@@ -429,7 +471,6 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     self->output.flip = config->flip;
     self->output.seed = config->seed;
     image_output_set(&self->output, (enum dtype)dtype, layout == 1, mean, deviation);
-    self->transform = hash_transform(config, fit, &self->output);
     request->channels = config->channels;
     request->depth = 1;
     request->height = request->width = config->out_res;
@@ -439,6 +480,8 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
         .how = fits[fit], .res = config->out_res, .channels = config->channels, .seed = config->seed};
     if (config->out_res == 0)
         TRY(check_shape(request));
+    TRY(set_changes(config, self, request));
+    self->transform = hash_transform(config, fit, &self->output);
     set_shape(self, request->channels, request->height, request->width);
     return STATUS_OK;
 }
@@ -511,10 +554,15 @@ static enum status choose_decoder(const struct fdsl_stream_config *config, const
         return status_set(STATUS_USAGE,
                           "decoder: '%s' needs out_res, and a fit other than center-crop; use cpu or auto",
                           config->decoder);
+    if (decodes && config->rand_augment >= 0)
+        return status_set(STATUS_USAGE,
+                          "decoder: '%s' excludes rand_augment, which CPU threads apply; use cpu or auto",
+                          config->decoder);
     bool jpeg = false;
     for (uint32_t i = 0; *decoder == DECODER_AUTO && !jpeg && i < dataset->sample_count; i++)
         jpeg = set_stream_is_jpeg(dataset, &dataset->samples[i]);
-    if (*decoder == DECODER_AUTO && (config->device < 0 || !fitted || share == 0 || !jpeg))
+    if (*decoder == DECODER_AUTO &&
+        (config->device < 0 || !fitted || share == 0 || !jpeg || config->rand_augment >= 0))
         *decoder = DECODER_CPU;
     return STATUS_OK;
 }
@@ -997,10 +1045,9 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *sta
     if (state->data != own.data)
         return status_set(STATUS_USAGE, "state: it belongs to another data set, or to another version of it");
     if (state->transform != own.transform)
-        return status_set(
-            STATUS_USAGE,
-            "state: it belongs to another transform; out_res, fit, flip, channels, layout, dtype, "
-            "mean and std must be the same");
+        return status_set(STATUS_USAGE, "state: it belongs to another transform; out_res, fit, flip, "
+                                        "rand_augment, erasing, channels, layout, dtype, "
+                                        "mean and std must be the same");
     TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
     TRY(check_same("seed", state->seed, own.seed));
     TRY(check_same("shuffle_buffer (0: no shuffle)", state->shuffle_buffer, own.shuffle_buffer));

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/batch.h"
 #include "core/portable.h"
 #include "core/status.h"
 
@@ -63,11 +64,6 @@ struct layer_spec {
                          place */
     uint32_t heads;   /* LAYER_ATTENTION */
     const char *name; /* NULL: named by kind and number */
-};
-
-struct shape {
-    uint32_t channels, depth, height, width; /* after a linear layer: features, 1, 1, 1; of tokens: tokens, 1,
-                                                1, width */
 };
 
 struct layer {
@@ -152,12 +148,6 @@ static inline uint32_t layer_rows(const struct layer *layer)
 {
     bool by_token = layer->spec.kind == LAYER_PATCHES || layer->spec.kind == LAYER_TOKEN_LINEAR;
     return by_token ? layer->out.channels : 1;
-}
-
-/* Returns the number of values of a shape. */
-static inline size_t shape_values(const struct shape *shape)
-{
-    return (size_t)shape->channels * shape->depth * shape->height * shape->width;
 }
 
 /* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; the last entry has

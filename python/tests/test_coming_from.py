@@ -1,0 +1,96 @@
+"""Runs the examples of docs/coming_from.md: each "after", and each "before" whose library is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+from typing import Any
+
+import pytest
+from conftest import PROGRAM, ROOT, run_python
+
+numpy = pytest.importorskip("numpy", minversion="1.23")
+PAGE = ROOT / "docs" / "coming_from.md"
+if not PAGE.exists():
+    pytest.skip("needs the source tree", allow_module_level=True)
+BLOCKS = re.findall(r"^```python ?(before|after)?=?(\S*)\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+REAL = importlib.util.find_spec("torch") is not None
+PHOTOS = 120
+
+SETTING = """
+import sys
+sys.path.insert(0, {tests!r})
+if not {real}:
+    import fake_torch; fake_torch.install()
+seen = []
+def train(images, labels):
+    assert len(images) == len(labels) <= 64 and tuple(images.shape[1:]) == (3, 224, 224), images.shape
+    assert str(labels.dtype).endswith("int64") and "float" in str(images.dtype)
+    seen.extend(labels.tolist())
+    values.append(float(abs(images[0].numpy().astype("float32") if not {real} else images[0].float()).max()))
+values = []
+"""
+
+
+def installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package before a dot
+        return False
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: Any) -> pathlib.Path:
+    path: pathlib.Path = tmp_path_factory.mktemp("coming")
+    if not os.access(PROGRAM, os.X_OK):
+        pytest.skip(f"{PROGRAM} is not built")
+    for words in (
+        f"--prepare photos --from synth --formula visualatom --classes 10 --samples {PHOTOS} --res 192 --encode jpeg "
+        "--store imagefolder",
+        "--prepare shards --from dataset --source photos --permute 1",
+    ):
+        done = subprocess.run([PROGRAM, *words.split()], cwd=path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_the_page_has_all_blocks() -> None:
+    assert sorted((when, name.split(",")[0]) for when, name, _ in BLOCKS if when) == sorted(
+        (when, name) for when in ("before", "after") for name in ("torchvision", "webdataset", "nvidia.dali", "ffcv")
+    )
+    for when, name, code in BLOCKS:
+        lines = [line for line in code.splitlines() if line.strip()]
+        assert len(lines) <= 14, name
+        compile(code, f"{when} {name}", "exec")
+
+
+@pytest.mark.parametrize(("when", "name", "code"), [block for block in BLOCKS if block[0]], ids=lambda text: text[:20])
+def test_an_example_runs(when: str, name: str, code: str, folder: pathlib.Path) -> None:
+    for library in name.split(",") if when == "before" else []:
+        if not installed(library):
+            pytest.skip(f"{library} is not installed")
+    if "train.beton" in code:
+        write_beton(folder)
+    cuda = REAL and bool(__import__("torch").cuda.is_available())
+    if not cuda:
+        if "nvidia.dali" in name and when == "before":
+            pytest.skip("DALI needs a GPU")
+        code = code.replace('"cuda"', '"cpu"')
+    preamble = next(text for kind, _, text in BLOCKS if not kind)
+    setting = SETTING.format(tests=str(ROOT / "python" / "tests"), real=REAL)
+    check = f"\nassert len(seen) == {PHOTOS} and sorted(seen) == sorted(list(range(10)) * {PHOTOS // 10}), sorted(seen)\n"
+    done = run_python(f"import os; os.chdir({str(folder)!r})\n{setting}{preamble}{code}{check}assert 0.5 < max(values) < 4\n")
+    assert done.returncode == 0, done.stderr
+
+
+def write_beton(folder: pathlib.Path) -> None:
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
+
+    if not (folder / "train.beton").exists():
+        writer = DatasetWriter(str(folder / "train.beton"), {"image": RGBImageField(), "label": IntField()}, num_workers=1)
+        writer.from_indexed_dataset(ImageFolder(str(folder / "photos")))
