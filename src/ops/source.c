@@ -555,7 +555,8 @@ static enum status open_set(const struct embeddings_parameters *parameters, stru
     if (cleaner->set->rows == 0)
         return status_set(STATUS_FAILED, "%s: all its tensors have 0 rows; name files with rows",
                           parameters->source);
-    enum status status = embeddings_align(cleaner->set, (uint32_t)parameters->align);
+    const uint64_t align = parameters->align ? parameters->align : 1;
+    enum status status = embeddings_align(cleaner->set, (uint32_t)align);
     if (status != STATUS_OK)
         return status_prefix(status, "--align");
     TRY(fill_cleaner(parameters, cleaner));
@@ -611,7 +612,7 @@ static const struct option_spec options[] = {
     {"variant", "NAME", OPTION_TEXT, AT(variant),
      .help = "variant of ops that checks, hashes and converts the rows: ops-naive, ops-omp, ops-cuda or "
              "ops-fused; the files are the same (default: ops-omp)"},
-    {"align", "N", OPTION_COUNT, AT(align), .fallback = "1", .minimum = 1, .maximum = 1024, .column = COLUMN,
+    {"align", "N", OPTION_COUNT, AT(align), .minimum = 1, .maximum = 1024, .column = COLUMN,
      .help = "pad rows with zeros to a multiple of N values, as tensor cores need it: 8 or 16"},
     {"norm-min", "X", OPTION_REAL, AT(norm_min), .fallback = "0.1", .maximum = OPS_NORM_MOST,
      .column = COLUMN, .help = "smallest valid norm: 0, or at least 1e-15; other rows are dropped"},
