@@ -60,8 +60,15 @@ Test(embeddings, safetensors_headers_of_other_writers_are_read)
                "{\"a\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
                "\"b\":{\"dtype\":\"F4\",\"shape\":[2,2],\"data_offsets\":[8,10]}}",
                10);
-    expect_counting("new.safetensors", 1, 2);
-    expect_refusal("new.safetensors", "b", STATUS_FAILED, "new.safetensors: tensor 'b'", "type F4");
+    expect_set("new.safetensors", "a", 1, 2, 1);
+    expect_refusal("new.safetensors", "", STATUS_FAILED, "new.safetensors: tensor 'b'",
+                   "no tensor 'b_scale'");
+    put_header("new.safetensors",
+               "{\"a\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
+               "\"b\":{\"dtype\":\"F7\",\"shape\":[2,2],\"data_offsets\":[8,10]}}",
+               10);
+    expect_counting("new.safetensors", 1, 2); /* a type that this program does not know */
+    expect_refusal("new.safetensors", "b", STATUS_FAILED, "new.safetensors: tensor 'b'", "type F7");
 }
 
 #endif
@@ -164,9 +171,9 @@ Test(embeddings, files_of_different_types_or_columns_are_refused)
     put_npy("a.npy", "<f4", "1, 5", 20);
     put_npy("b.npy", "<f4", "1, 4", 16);
     put_npy("c.npy", "<f2", "1, 5", 10);
-    expect_refusal("a.npy,b.npy", "", STATUS_FAILED, "b.npy has 4 values per row of f32",
+    expect_refusal("a.npy,b.npy", "", STATUS_FAILED, "b.npy: it has 4 values per row of f32",
                    "a.npy has 5 of f32");
-    expect_refusal("a.npy,c.npy", "", STATUS_FAILED, "c.npy has 5 values per row of f16",
+    expect_refusal("a.npy,c.npy", "", STATUS_FAILED, "c.npy: it has 5 values per row of f16",
                    "a.npy has 5 of f32");
 }
 
@@ -243,10 +250,10 @@ Test(embeddings, bad_npy_files_are_refused)
         {"|O", "3, 5", "type '|O' are not supported", 60},
         {"<V2", "3, 5", "type '<V2' are not supported", 30},
         {"<u2", "3, 5", "NumPy has no bfloat16", 30},
-        {"<f8", "3, 5", "type <f8; convert", 120},
-        {"<i4", "3, 5", "no tensor of float32", 60},
-        {"<f4", "3, 5, 1", "no tensor of float32", 60},
-        {"<f4", "", "no tensor of float32", 4},
+        {"<f16", "3, 5", "type <f16; convert", 240},
+        {"<i4", "3, 5", "no floating-point tensor", 60},
+        {"<f4", "3, 5, 1", "no floating-point tensor", 60},
+        {"<f4", "", "no floating-point tensor", 4},
         {"<f4", "3, 0", "0 values per row", 0},
         {"<f4", "0, 65537", "65537 values per row", 0},
         {"<f4", "3, 5", "requires", 64},

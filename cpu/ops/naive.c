@@ -97,12 +97,13 @@ static void convert(struct naive *naive, const struct ops_draw *draw)
     struct ops_format format = ops->format;
     size_t value_bytes = ops_value_bytes(format.to, format.columns);
     size_t scale_bytes = ops_scale_bytes(format.to, format.columns);
-    if (format.to == OPS_NVFP4) {
+    if (format.to == OPS_NVFP4 && !ops->scaled) {
         uint32_t largest = 0;
         for (uint64_t j = 0; j < results->summary.outputs; j++)
             largest = ops_largest_finite(output_source(naive, draw, j), format.from, format.columns, largest);
-        results->summary.tensor_scale = format.tensor_scale = nvfp4_tensor_scale(largest);
+        format.tensor_scale = nvfp4_tensor_scale(largest);
     }
+    results->summary.tensor_scale = format.tensor_scale;
     for (uint64_t j = 0; j < results->summary.outputs; j++) {
         const uint8_t *row = output_source(naive, draw, j);
         ops_convert_row(&format, row, results->values + j * value_bytes,

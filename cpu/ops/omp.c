@@ -247,11 +247,16 @@ static void write_outputs(const struct omp *omp, int thread, uint64_t begin, uin
 
 /* ---- Passes ---- */
 
+/* Returns whether the scale of the tensor depends on the output rows. */
+static bool needs_scale(const struct ops *ops)
+{
+    return ops->steps[OPS_CONVERT] && ops->format.to == OPS_NVFP4 && !ops->scaled;
+}
+
 /* Returns whether results can be written only after all rows were read. */
 static bool needs_two_passes(const struct ops *ops)
 {
-    return ops->steps[OPS_DEDUP] || ops->steps[OPS_PERMUTE] ||
-           (ops->steps[OPS_CONVERT] && ops->format.to == OPS_NVFP4);
+    return ops->steps[OPS_DEDUP] || ops->steps[OPS_PERMUTE] || needs_scale(ops);
 }
 
 static uint64_t tile_end(uint64_t begin, uint64_t count, uint64_t tile_rows)
@@ -365,13 +370,13 @@ static void run_two_passes(struct omp *omp, uint64_t number)
     count_outputs(omp);
     omp->draw = ops_draw(ops, number, results->summary.kept);
     uint64_t tasks = (results->summary.outputs + omp->tile_rows - 1) / omp->tile_rows;
-    if (ops->steps[OPS_CONVERT] && ops->format.to == OPS_NVFP4) {
+    if (needs_scale(ops)) {
         uint32_t largest = 0;
         memset(omp->largest, 0, (size_t)omp->threads * sizeof *omp->largest);
         parallel_for(omp->threads, tasks, find_largest, omp);
         for (int thread = 0; thread < omp->threads; thread++)
             largest = omp->largest[thread] > largest ? omp->largest[thread] : largest;
-        results->summary.tensor_scale = omp->format.tensor_scale = nvfp4_tensor_scale(largest);
+        omp->format.tensor_scale = nvfp4_tensor_scale(largest);
     }
     parallel_for(omp->threads, tasks, write_tile, omp);
 }
@@ -398,6 +403,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
             sum_s += omp->clocks[thread].step_s[step];
         omp->results.summary.step_s[step] = ops->control->timed ? sum_s / omp->threads : -1;
     }
+    omp->results.summary.tensor_scale = omp->format.tensor_scale;
     omp->results.summary.number = number;
     return ops_check_rows(ops);
 }

@@ -286,7 +286,7 @@ static void plan_passes(struct gpu_ops *gpu)
     const struct ops *ops = gpu->ops;
     const bool *steps = ops->steps;
     gpu->lists = steps[OPS_COMPACT] && (steps[OPS_MASK] || steps[OPS_DEDUP]);
-    gpu->scaled = ops_array_bytes(ops, OPS_VALUES) && ops->format.to == OPS_NVFP4;
+    gpu->scaled = ops_array_bytes(ops, OPS_VALUES) && ops->format.to == OPS_NVFP4 && !ops->scaled;
     gpu->one_pass = gpu->steps->fused && !steps[OPS_DEDUP] && !steps[OPS_PERMUTE] && !gpu->scaled;
     gpu->one_pass = gpu->one_pass && gpu_fused_fits(gpu);
     gpu->reads = gpu->one_pass || steps[OPS_MASK] || steps[OPS_DEDUP] || gpu->scaled;
@@ -417,7 +417,7 @@ static void begin_job(struct gpu_ops *gpu, uint64_t number)
     job->arrays = gpu->arrays;
     gpu->summary.number = number;
     gpu->summary.kept = ops->count;
-    gpu->summary.tensor_scale = 0;
+    gpu->summary.tensor_scale = ops->format.tensor_scale;
     gpu->summary.copied_bytes = 0;
     gpu->tiles = 0;
     for (int step = 0; step < OPS_STEPS; step++)

@@ -128,7 +128,7 @@ struct gpu_ops {
     uint64_t scratch_bytes;
 
     bool lists;           /* some rows may be dropped, so kept rows have to be listed */
-    bool scaled;          /* nvfp4: the largest magnitude must be known before rows are converted */
+    bool scaled;          /* nvfp4: the largest magnitude must be found before rows are converted */
     bool reads;           /* a first pass over the rows is needed */
     bool one_pass;        /* the first pass writes all results */
     uint32_t tiles;       /* elements of `counts` that launches of the fused kernel have used in this run */

@@ -218,6 +218,39 @@ FDSL_HD float nvfp4_factor(uint8_t scale, float tensor_scale)
     return product >= 0x1p-127f ? 1 / product : 0;
 }
 
+/* Returns the value of the scale of an MXFP4 block, an exponent with bias 127; NaN for MXFP4_SCALE_NAN. The
+ * value is exact. */
+FDSL_HD float mxfp4_scale_value(uint8_t scale)
+{
+    return float_from_bits(scale == MXFP4_SCALE_NAN ? 0x7FFFFFFFu
+                           : scale == 0             ? 1u << 22
+                                                    : scale * (1u << 23));
+}
+
+/* Returns the value of an FP4 code in an MXFP4 block: code times scale. The value is exact in float and in
+ * bfloat16, except that magnitudes of at least 2^128 are infinite. */
+FDSL_HD float mxfp4_value(uint8_t code, uint8_t scale)
+{
+    return scale == MXFP4_SCALE_NAN ? mxfp4_scale_value(scale)
+                                    : fp4_to_float(code) * mxfp4_scale_value(scale);
+}
+
+/* Returns the value of an FP4 code in an NVFP4 block: code times scale, which is exact, times the scale of
+ * the tensor, rounded to the nearest float. NaN if the scale is NaN. */
+FDSL_HD float nvfp4_value(uint8_t code, uint8_t scale, float tensor_scale)
+{
+    if ((scale & 0x7F) == FP8_NAN)
+        return float_from_bits(0x7FFFFFFFu);
+    return fp4_to_float(code) * fp8_to_float(scale) * tensor_scale;
+}
+
+/* Converts float64 to float: rounds to nearest, ties to even; magnitudes above the largest float become
+ * infinite, and every NaN becomes 0x7FFFFFFF. */
+FDSL_HD float float_from_double(double value)
+{
+    return value != value ? float_from_bits(0x7FFFFFFFu) : (float)value;
+}
+
 /* Returns the larger of `largest` and the magnitude of `value`, as bits. NaN is larger than infinity. */
 FDSL_HD uint32_t magnitude_max(uint32_t largest, float value)
 {

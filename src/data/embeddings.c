@@ -15,10 +15,12 @@
 #include "core/text.h"
 #include "data/file_list.h"
 #include "data/tensor_file.h"
+#include "machine/host.h"
 
 /* Linux limits a process to about 65,000 mappings. Therefore, files with at most this many bytes of values
  * are copied instead of mapped. */
-#define COPY_BYTES 65536
+#define COPY_BYTES         65536
+#define TENSOR_CORE_VALUES 8 /* lengths of matrices of 16-bit values must be multiples of 16 bytes */
 
 const char *const embeddings_sample_columns[] = {"first_row", "rows", NULL};
 
@@ -34,32 +36,118 @@ static enum status out_of_memory(void)
     return status_set(STATUS_EXHAUSTED, "out of memory for the list of embeddings");
 }
 
+/* ---- The tensors of a file ---- */
+
+/* The tensors of a file, sorted by name. */
+struct names {
+    const struct tensor_file *file;
+    const struct tensor **sorted; /* owned */
+};
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp((*(const struct tensor *const *)a)->name, (*(const struct tensor *const *)b)->name);
+}
+
+static enum status names_open(const struct tensor_file *file, struct names *names)
+{
+    *names = (struct names){file, malloc((file->count + 1) * sizeof(const struct tensor *))};
+    if (!names->sorted)
+        return out_of_memory();
+    for (size_t i = 0; i < file->count; i++)
+        names->sorted[i] = &file->tensors[i];
+    qsort(names->sorted, file->count, sizeof(const struct tensor *), compare_names);
+    return STATUS_OK;
+}
+
+static void names_free(struct names *names)
+{
+    free(names->sorted);
+}
+
+/* A name: the first `length` bytes of `text`, and then `suffix`. */
+struct joined {
+    const char *text;
+    size_t length;
+    const char *suffix;
+};
+
+static int compare_joined(const void *a, const void *b)
+{
+    const struct joined *wanted = a;
+    const char *name = (*(const struct tensor *const *)b)->name;
+    int order = strncmp(wanted->text, name, wanted->length);
+    return order ? order : strcmp(wanted->suffix, name + wanted->length);
+}
+
+/* Returns the tensor whose name is the first `length` bytes of `text` and then `suffix`, or NULL. */
+static const struct tensor *find_tensor(const struct names *names, const char *text, size_t length,
+                                        const char *suffix)
+{
+    const struct joined wanted = {text, length, suffix};
+    const struct tensor **found =
+        bsearch(&wanted, names->sorted, names->file->count, sizeof(const struct tensor *), compare_joined);
+    return found ? *found : NULL;
+}
+
+/* Returns whether a tensor has the packed fp4 rows of a file that --prepare wrote. */
+static bool is_packed_rows(const struct names *names, const struct tensor *tensor)
+{
+    return names->file->prepared && tensor->code == TENSOR_BYTES && strcmp(tensor->name, "embeddings") == 0;
+}
+
+/* The names of the tensors with the scales of rows of fp4: those of --prepare, and suffixes that other
+ * programs add to the name of the rows. */
+#define OUR_SCALES       "scales"
+#define OUR_TENSOR_SCALE "tensor_scale"
+#define SCALES           "_scale"
+#define TENSOR_SCALE     "_scale_2"
+
+/* Returns whether a tensor has the scales of rows of fp4. */
+static bool is_scales(const struct names *names, const struct tensor *tensor)
+{
+    static const char *const suffixes[] = {SCALES, TENSOR_SCALE};
+    const struct tensor *rows;
+    if (strcmp(tensor->name, OUR_SCALES) == 0 || strcmp(tensor->name, OUR_TENSOR_SCALE) == 0)
+        return (rows = find_tensor(names, "", 0, "embeddings")) && is_packed_rows(names, rows);
+    for (size_t i = 0; i < COUNT_OF(suffixes); i++)
+        if (text_ends_in(tensor->name, suffixes[i]) &&
+            (rows = find_tensor(names, tensor->name, strlen(tensor->name) - strlen(suffixes[i]), "")))
+            return rows->code == TENSOR_FP4;
+    return false;
+}
+
 /* ---- Selecting tensors ---- */
 
 /* Returns whether `tensor` is selected if the user names no tensor. */
-static bool has_axes(const struct tensor *tensor, uint32_t axes)
+static bool has_axes(const struct names *names, const struct tensor *tensor, uint32_t axes)
 {
-    return tensor->real && tensor->axes == axes;
+    return (tensor->real || is_packed_rows(names, tensor)) && tensor->axes == axes &&
+           !is_scales(names, tensor);
 }
 
 /* Selects tensors of a file: those that match the pattern or, if the pattern is "", the floating-point
- * tensors with `axes` axes. */
+ * tensors with `axes` axes. Scales are selected only by their whole name. */
 struct selection {
+    struct names names;
     const char *pattern;
     uint32_t axes;
 };
 
 static bool is_selected(const struct tensor *tensor, const struct selection *selection)
 {
-    return *selection->pattern ? fnmatch(selection->pattern, tensor->name, 0) == 0
-                               : has_axes(tensor, selection->axes);
+    const char *pattern = selection->pattern;
+    if (!*pattern)
+        return has_axes(&selection->names, tensor, selection->axes);
+    return fnmatch(pattern, tensor->name, 0) == 0 &&
+           (!is_scales(&selection->names, tensor) || strcmp(pattern, tensor->name) == 0);
 }
 
 /* Returns 2 if the file has a floating-point tensor with two axes, else 1. */
-static uint32_t default_axes(const struct tensor_file *file)
+static uint32_t default_axes(const struct names *names)
 {
-    for (size_t i = 0; i < file->count; i++)
-        if (has_axes(&file->tensors[i], 2))
+    for (size_t i = 0; i < names->file->count; i++)
+        if (has_axes(names, &names->file->tensors[i], 2))
             return 2;
     return 1;
 }
@@ -75,123 +163,289 @@ static enum status explain_none(const struct tensor_file *file, const char *patt
     if (*pattern)
         return status_set(STATUS_FAILED, "no tensor matches --tensor '%.80s'; %s%s", pattern, list,
                           file->count > 4 ? " and more" : "");
-    return status_set(STATUS_FAILED,
-                      "no tensor of float32, float16 or bfloat16 with 1 or 2 axes; %s%s; convert it, or "
-                      "leave the file out",
-                      list, file->count > 4 ? " and more" : "");
+    return status_set(
+        STATUS_FAILED,
+        "no floating-point tensor with 1 or 2 axes, of a type that is read; %s%s; convert it to "
+        "float32, or leave the file out",
+        list, file->count > 4 ? " and more" : "");
 }
 
-static enum status check_tensor(const struct tensor *tensor)
+/* ---- The rows of a tensor ---- */
+
+/* The rows of a selected tensor, and the tensor with their scales (NULL: none). */
+struct rows {
+    const struct tensor *tensor, *scales;
+    enum embeddings_type stored;
+    enum dtype dtype; /* type to which the rows are decoded */
+    uint64_t count, columns;
+    uint64_t value_bytes, scale_bytes; /* of a row */
+    float tensor_scale;
+};
+
+/* Reads the scale of an NVFP4 tensor. */
+static enum status read_tensor_scale(const struct names *names, const struct tensor *scale, const char *name,
+                                     float *value)
 {
+    if (!scale || scale->code != TENSOR_PLAIN || scale->dtype != DTYPE_F32 || scale->bytes != sizeof *value)
+        return status_set(
+            STATUS_FAILED,
+            "its blocks have scales of fp8, as in NVFP4, but the file has no scale of the whole "
+            "tensor, a single F32 named '%.80s'",
+            name);
+    return tensor_file_read(names->file, scale->offset, value, sizeof *value);
+}
+
+/* Finds the scales of rows of fp4, which say whether the rows are NVFP4 or MXFP4. */
+static enum status find_scales(const struct names *names, struct rows *rows)
+{
+    const struct tensor *tensor = rows->tensor, *scales, *whole;
+    bool ours = is_packed_rows(names, tensor);
+    size_t length = strlen(tensor->name);
+    char name[128];
+    scales = ours ? find_tensor(names, "", 0, OUR_SCALES) : find_tensor(names, tensor->name, length, SCALES);
+    whole = ours ? find_tensor(names, "", 0, OUR_TENSOR_SCALE)
+                 : find_tensor(names, tensor->name, length, TENSOR_SCALE);
+    if (!scales || scales->fault || scales->axes != tensor->axes ||
+        (scales->axes == 2 && scales->shape[0] != tensor->shape[0]))
+        return status_set(STATUS_FAILED,
+                          "its values are fp4 (type %s), but the file has no tensor '%.80s%s' with a row of "
+                          "scales for each row",
+                          tensor->type, ours ? "" : tensor->name, ours ? OUR_SCALES : SCALES);
+    rows->scales = scales;
+    rows->scale_bytes = scales->shape[scales->axes - 1];
+    rows->stored = scales->code == TENSOR_FP8 ? EMBEDDINGS_NVFP4 : EMBEDDINGS_MXFP4;
+    if (scales->code != TENSOR_FP8 && scales->code != (ours ? TENSOR_BYTES : TENSOR_E8M0))
+        return status_set(STATUS_FAILED, "its scales '%.80s' have the type %s; %s and F8_E4M3 are read",
+                          scales->name, scales->type, ours ? "U8" : "F8_E8M0");
+    snprintf(name, sizeof name, "%.80s%s", ours ? "" : tensor->name, ours ? OUR_TENSOR_SCALE : TENSOR_SCALE);
+    return rows->stored == EMBEDDINGS_NVFP4 ? read_tensor_scale(names, whole, name, &rows->tensor_scale)
+                                            : STATUS_OK;
+}
+
+/* Computes the number of values of a row of fp4, and checks that a row has a scale for each block. Rows of
+ * --prepare are padded to whole blocks. */
+static enum status size_fp4(const struct names *names, struct rows *rows)
+{
+    TRY(find_scales(names, rows));
+    bool ours = is_packed_rows(names, rows->tensor);
+    uint64_t block = rows->stored == EMBEDDINGS_NVFP4 ? NVFP4_BLOCK : MXFP4_BLOCK, blocks = rows->scale_bytes;
+    uint64_t length = rows->columns; /* bytes of a row of --prepare, else values */
+    if (ours) {
+        if (length <= EMBEDDINGS_COLUMNS_MAX)
+            rows->columns = names->file->packed_columns ? names->file->packed_columns : 2 * length;
+        rows->value_bytes = length;
+    } else {
+        if (length % 2 != 0)
+            return status_set(STATUS_FAILED, "its rows have an odd number of fp4 values, so that they would "
+                                             "begin within a byte");
+        rows->value_bytes = length / 2;
+    }
+    if (blocks != rows->columns / block + (rows->columns % block != 0) ||
+        (ours && (length % (block / 2) != 0 || length / (block / 2) != blocks)))
+        return status_set(STATUS_FAILED,
+                          "a row has %" PRIu64 " values of fp4 and %" PRIu64
+                          " scales, but each block of %" PRIu64 " values needs a scale; write the file again",
+                          rows->columns, blocks, block);
+    rows->dtype = rows->stored == EMBEDDINGS_NVFP4 ? DTYPE_F32 : DTYPE_BF16;
+    return STATUS_OK;
+}
+
+/* Computes the type and the sizes of rows. */
+static enum status size_rows(const struct names *names, struct rows *rows)
+{
+    const struct tensor *tensor = rows->tensor;
+    switch (tensor->code) {
+    case TENSOR_PLAIN:
+        rows->dtype = tensor->dtype;
+        rows->stored = tensor->dtype == DTYPE_F32   ? EMBEDDINGS_F32
+                       : tensor->dtype == DTYPE_F16 ? EMBEDDINGS_F16
+                                                    : EMBEDDINGS_BF16;
+        rows->value_bytes = rows->columns * dtype_bytes(tensor->dtype);
+        return STATUS_OK;
+    case TENSOR_F64:
+        rows->stored = EMBEDDINGS_F64;
+        rows->dtype = DTYPE_F32;
+        rows->value_bytes = rows->columns * sizeof(double);
+        return STATUS_OK;
+    case TENSOR_FP8:
+        rows->stored = EMBEDDINGS_FP8;
+        rows->dtype = DTYPE_F16;
+        rows->value_bytes = rows->columns;
+        return STATUS_OK;
+    default:
+        return size_fp4(names, rows);
+    }
+}
+
+/* Describes the rows of a selected tensor. */
+static enum status describe_rows(const struct names *names, const struct tensor *tensor, struct rows *rows)
+{
+    *rows = (struct rows){.tensor = tensor};
     if (tensor->fault)
         return status_set(STATUS_FAILED, "%s", tensor->fault);
-    if (!tensor->readable)
+    if (tensor->code == TENSOR_OTHER || tensor->code == TENSOR_E8M0 ||
+        (tensor->code == TENSOR_BYTES && !is_packed_rows(names, tensor)))
         return status_set(STATUS_FAILED,
                           "its values have the type %s; convert them to float32, float16 or bfloat16",
                           tensor->type);
     if (tensor->axes != 1 && tensor->axes != 2)
         return status_set(STATUS_FAILED, "it has %" PRIu32 " axes; embeddings need 2, or 1 for a single row",
                           tensor->axes);
-    uint64_t columns = tensor->shape[tensor->axes - 1];
-    return columns > 0 && columns <= EMBEDDINGS_COLUMNS_MAX
+    rows->count = tensor->axes == 2 ? tensor->shape[0] : 1;
+    rows->columns = tensor->shape[tensor->axes - 1];
+    TRY(size_rows(names, rows));
+    return rows->columns > 0 && rows->columns <= EMBEDDINGS_COLUMNS_MAX
                ? STATUS_OK
                : status_set(STATUS_FAILED, "it has %" PRIu64 " values per row; 1 to %d are supported",
-                            columns, EMBEDDINGS_COLUMNS_MAX);
+                            rows->columns, EMBEDDINGS_COLUMNS_MAX);
 }
 
 /* ---- Adding files ---- */
 
 /* Refuses a part whose type or number of values per row differs from that of the first part. */
-static enum status check_same(const struct embeddings *set, const struct tensor_file *file,
-                              const struct tensor *tensor)
+static enum status check_same(const struct embeddings *set, const struct rows *rows)
 {
-    uint64_t columns = tensor->shape[tensor->axes - 1];
-    if (set->part_count == 0 || (set->columns == columns && set->dtype == tensor->dtype))
+    if (set->part_count == 0 || (set->columns == rows->columns && set->stored == rows->stored))
         return STATUS_OK;
     const struct embeddings_part *first = &set->parts[0];
     return status_set(
         STATUS_FAILED,
-        "%s%s%.100s has %" PRIu64 " values per row of %s, but %s%s%.100s has %" PRIu32
-        " of %s; a set has one type and number of values per row: select tensors with --tensor, or "
-        "leave a file out",
-        file->path, *tensor->name ? ": " : "", tensor->name, columns, dtype_names[tensor->dtype], first->file,
-        *first->tensor ? ": " : "", first->tensor, set->columns, dtype_names[set->dtype]);
+        "it has %" PRIu64 " values per row of %s, but %s%s%.100s has %" PRIu32
+        " of %s; a set has one type and number of values per row: select tensors with --tensor, "
+        "or leave a file out",
+        rows->columns, embeddings_type_names[rows->stored], first->file, *first->tensor ? ": " : "",
+        first->tensor, set->columns, embeddings_type_names[set->stored]);
 }
 
+/* Adds rows whose values and scales are at these addresses. */
 static enum status add_part(struct embeddings *set, const struct embeddings_file *file,
-                            const struct tensor *tensor, const uint8_t *values)
+                            const struct rows *rows, const uint8_t *values, const uint8_t *scales)
 {
     char *name = NULL;
-    if (!array_grow(&set->parts, set->part_count, sizeof *set->parts) || !(name = strdup(tensor->name)))
+    if (!array_grow(&set->parts, set->part_count, sizeof *set->parts) || !(name = strdup(rows->tensor->name)))
         return out_of_memory();
-    uint64_t rows = tensor->axes == 2 ? tensor->shape[0] : 1;
-    set->parts[set->part_count++] = (struct embeddings_part){
-        .file = file->path, .tensor = name, .values = values, .first = set->rows, .rows = rows};
-    set->rows += rows;
-    set->columns = (uint32_t)tensor->shape[tensor->axes - 1];
-    set->dtype = tensor->dtype;
+    set->parts[set->part_count++] =
+        (struct embeddings_part){.file = file->path,
+                                 .tensor = name,
+                                 .values = rows->tensor->code == TENSOR_PLAIN ? values : NULL,
+                                 .stored = values,
+                                 .scales = scales,
+                                 .value_bytes = rows->value_bytes,
+                                 .scale_bytes = rows->scale_bytes,
+                                 .tensor_scale = rows->tensor_scale,
+                                 .first = set->rows,
+                                 .rows = rows->count};
+    set->rows += rows->count;
+    set->columns = set->stored_columns = (uint32_t)rows->columns;
+    set->dtype = rows->dtype;
+    set->stored = rows->stored;
     return STATUS_OK;
 }
 
-/* Maps a file, or allocates memory for copies of its values. `bytes` is the size of the values. */
-static enum status provide(const struct tensor_file *file, uint64_t bytes, struct embeddings_file *entry)
+/* How the values of a file get into memory. */
+struct provision {
+    uint64_t bytes,
+        packed_bytes; /* of all selected tensors with their scales; of those that are compressed */
+    uint8_t *next;    /* free part of the file's copies */
+};
+
+/* Maps a file, unless its values are few or compressed, and allocates memory for copies of values. */
+static enum status provide(const struct tensor_file *file, struct provision *provision,
+                           struct embeddings_file *entry)
 {
-    if (bytes <= COPY_BYTES) {
-        entry->copies = malloc(bytes + 1);
-        return entry->copies ? STATUS_OK : out_of_memory();
+    bool few = provision->bytes <= COPY_BYTES;
+    uint64_t copied = few ? provision->bytes : provision->packed_bytes;
+    if (copied > COPY_BYTES)
+        TRY(memory_check(copied, "the unpacked arrays", "save them with numpy.savez(), without compression"));
+    if (copied > 0 || few) {
+        entry->copies = malloc(copied + 1);
+        if (!entry->copies)
+            return out_of_memory();
+        provision->next = entry->copies;
     }
+    if (few || provision->packed_bytes == provision->bytes)
+        return STATUS_OK;
     void *mapping = mmap(NULL, file->bytes, PROT_READ, MAP_SHARED, file->fd, 0);
     if (mapping == MAP_FAILED)
-        return status_set(status_of_errno(errno), "%s: cannot be mapped: %s%s", file->path, strerror(errno),
+        return status_set(status_of_errno(errno), "cannot be mapped: %s%s", strerror(errno),
                           errno == ENOMEM ? "; raise vm.max_map_count, or join files" : "");
     entry->mapping = mapping;
     return STATUS_OK;
 }
 
-/* Checks the selected tensors, and adds up their bytes. */
-static enum status check_selected(const struct tensor_file *file, const struct selection *selection,
-                                  uint64_t *bytes)
+/* Sets `*values` to the values of a tensor, in the mapping or in a copy. Checks the CRC of a .npz. */
+static enum status take_values(const struct tensor_file *file, const struct tensor *tensor,
+                               const struct embeddings_file *entry, struct provision *provision,
+                               const uint8_t **values)
 {
+    if (entry->mapping && !tensor_is_packed(tensor)) {
+        *values = (const uint8_t *)entry->mapping + tensor->offset;
+        return tensor_read(file, tensor, NULL);
+    }
+    uint8_t *copy = provision->next;
+    *values = copy;
+    provision->next += tensor->bytes;
+    return tensor_read(file, tensor, copy);
+}
+
+/* Checks the selected tensors, and adds up their bytes. */
+static enum status check_selected(const struct selection *selection, struct provision *provision)
+{
+    const struct tensor_file *file = selection->names.file;
     size_t selected = 0;
-    *bytes = 0;
     for (size_t i = 0; i < file->count; i++) {
         const struct tensor *tensor = &file->tensors[i];
+        struct rows rows;
         if (!is_selected(tensor, selection))
             continue;
-        enum status status = check_tensor(tensor);
+        enum status status = describe_rows(&selection->names, tensor, &rows);
         if (status != STATUS_OK)
-            return *tensor->name ? status_prefix(status, "%s: tensor '%.200s'", file->path, tensor->name)
-                                 : status_prefix(status, "%s", file->path);
-        *bytes += tensor->bytes;
+            return *tensor->name ? status_prefix(status, "tensor '%.200s'", tensor->name) : status;
+        provision->bytes += tensor->bytes + (rows.scales ? rows.scales->bytes : 0);
+        provision->packed_bytes += tensor_is_packed(tensor) ? tensor->bytes : 0;
         selected++;
     }
-    return selected ? STATUS_OK : status_prefix(explain_none(file, selection->pattern), "%s", file->path);
+    return selected ? STATUS_OK : explain_none(file, selection->pattern);
+}
+
+static enum status add_rows(struct embeddings *set, const struct selection *selection,
+                            const struct tensor *tensor, struct provision *provision,
+                            const struct embeddings_file *entry)
+{
+    const struct tensor_file *file = selection->names.file;
+    const uint8_t *values, *scales = NULL;
+    struct rows rows;
+    TRY(describe_rows(&selection->names, tensor, &rows));
+    enum status status = check_same(set, &rows);
+    if (status == STATUS_OK)
+        status = take_values(file, tensor, entry, provision, &values);
+    if (status == STATUS_OK && rows.scales)
+        status = take_values(file, rows.scales, entry, provision, &scales);
+    if (status != STATUS_OK)
+        return *tensor->name ? status_prefix(status, "tensor '%.200s'", tensor->name) : status;
+    return add_part(set, entry, &rows, values, scales);
+}
+
+static enum status add_selected(struct embeddings *set, const struct selection *selection,
+                                struct embeddings_file *entry)
+{
+    const struct tensor_file *file = selection->names.file;
+    struct provision provision = {0};
+    TRY(check_selected(selection, &provision));
+    TRY(provide(file, &provision, entry));
+    for (size_t i = 0; i < file->count; i++)
+        if (is_selected(&file->tensors[i], selection))
+            TRY(add_rows(set, selection, &file->tensors[i], &provision, entry));
+    return STATUS_OK;
 }
 
 static enum status add_tensors(struct embeddings *set, const struct tensor_file *file, const char *pattern,
                                struct embeddings_file *entry)
 {
-    const struct selection selection = {pattern, default_axes(file)};
-    uint64_t bytes = 0;
-    TRY(check_selected(file, &selection, &bytes));
-    TRY(provide(file, bytes, entry));
-    uint8_t *copy = entry->copies;
-    for (size_t i = 0; i < file->count; i++) {
-        const struct tensor *tensor = &file->tensors[i];
-        if (!is_selected(tensor, &selection))
-            continue;
-        TRY(check_same(set, file, tensor));
-        if (entry->mapping) {
-            TRY(add_part(set, entry, tensor, (const uint8_t *)entry->mapping + tensor->offset));
-            continue;
-        }
-        enum status status = tensor_file_read(file, tensor->offset, copy, tensor->bytes);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s", file->path);
-        TRY(add_part(set, entry, tensor, copy));
-        copy += tensor->bytes;
-    }
-    return STATUS_OK;
+    CLOSED_BY(names_free) struct names names;
+    TRY(names_open(file, &names));
+    const struct selection selection = {names, pattern, default_axes(&names)};
+    return add_selected(set, &selection, entry);
 }
 
 static enum status add_file(struct embeddings *set, const char *path, const char *pattern)
@@ -204,7 +458,143 @@ static enum status add_file(struct embeddings *set, const char *path, const char
     TRY(tensor_file_open(entry->path, &file));
     if (fstat(file.fd, &entry->info) != 0)
         return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
-    return add_tensors(set, &file, pattern, entry);
+    enum status status = add_tensors(set, &file, pattern, entry);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+}
+
+/* ---- Reading rows ---- */
+
+const char *const embeddings_type_names[] = {"f32", "f16", "bf16", "f64", "fp8", "nvfp4", "mxfp4"};
+
+bool embeddings_in_place(const struct embeddings *set)
+{
+    return set->stored <= EMBEDDINGS_BF16 && set->columns == set->stored_columns;
+}
+
+enum status embeddings_align(struct embeddings *set, uint32_t multiple)
+{
+    uint64_t columns = ((uint64_t)set->columns + multiple - 1) / multiple * multiple;
+    if (columns > EMBEDDINGS_COLUMNS_MAX)
+        return status_set(STATUS_USAGE,
+                          "rows of %" PRIu32 " values cannot be padded to a multiple of %" PRIu32
+                          " values: at most %d values per row are supported",
+                          set->columns, multiple, EMBEDDINGS_COLUMNS_MAX);
+    for (size_t i = 0; columns != set->columns && i < set->part_count; i++)
+        set->parts[i].values = NULL;
+    set->columns = (uint32_t)columns;
+    return STATUS_OK;
+}
+
+void embeddings_warn_idle(uint64_t columns, uint64_t batch, const char *remedy)
+{
+    if (columns % TENSOR_CORE_VALUES != 0)
+        status_warn("the rows have %" PRIu64
+                    " values, which is not a multiple of %d, so tensor cores would be idle; %s",
+                    columns, TENSOR_CORE_VALUES, remedy);
+    if (batch % TENSOR_CORE_VALUES != 0)
+        status_warn("a batch has %" PRIu64
+                    " rows, which is not a multiple of %d, so tensor cores would be idle; use %" PRIu64,
+                    batch, TENSOR_CORE_VALUES,
+                    (batch + TENSOR_CORE_VALUES - 1) / TENSOR_CORE_VALUES * TENSOR_CORE_VALUES);
+}
+
+const struct embeddings_part *embeddings_find(const struct embeddings *set, uint64_t row)
+{
+    const struct embeddings_part *parts = set->parts;
+    size_t low = 0, high = set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        *(parts[middle].first <= row ? &low : &high) = middle;
+    }
+    return &parts[low];
+}
+
+/* decode_f64() to decode_mxfp4() write `count` values of a stored row. */
+
+static void decode_f64(const uint8_t *from, uint32_t count, float *to)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        double value;
+        memcpy(&value, from + i * sizeof value, sizeof value);
+        to[i] = float_from_double(value);
+    }
+}
+
+static void decode_fp8(const uint16_t halves[256], const uint8_t *from, uint32_t count, uint16_t *to)
+{
+    for (uint32_t i = 0; i < count; i++)
+        to[i] = halves[from[i]];
+}
+
+/* Returns value i of a row of fp4. */
+static uint8_t fp4_code(const uint8_t *from, uint32_t i)
+{
+    return from[i / 2] >> (i % 2 ? 4 : 0) & 15;
+}
+
+static void decode_nvfp4(const uint8_t *from, const uint8_t *scales, float tensor_scale, uint32_t count,
+                         float *to)
+{
+    float values[16] = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint8_t code = 0; i % NVFP4_BLOCK == 0 && code < COUNT_OF(values); code++)
+            values[code] = nvfp4_value(code, scales[i / NVFP4_BLOCK], tensor_scale);
+        to[i] = values[fp4_code(from, i)];
+    }
+}
+
+static void decode_mxfp4(const uint8_t *from, const uint8_t *scales, uint32_t count, uint16_t *to)
+{
+    uint16_t values[16] = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint8_t code = 0; i % MXFP4_BLOCK == 0 && code < COUNT_OF(values); code++)
+            values[code] = bf16_from_float(mxfp4_value(code, scales[i / MXFP4_BLOCK]));
+        to[i] = values[fp4_code(from, i)];
+    }
+}
+
+void embeddings_read(const struct embeddings *set, uint64_t row, void *to)
+{
+    const struct embeddings_part *part = embeddings_find(set, row);
+    const uint64_t i = row - part->first;
+    const uint8_t *from = part->stored + i * part->value_bytes;
+    const uint8_t *scales = part->scales ? part->scales + i * part->scale_bytes : NULL;
+    const uint32_t count = set->stored_columns;
+    const size_t bytes = count * dtype_bytes(set->dtype);
+    switch (set->stored) {
+    case EMBEDDINGS_F64:
+        decode_f64(from, count, to);
+        break;
+    case EMBEDDINGS_FP8:
+        decode_fp8(set->halves, from, count, to);
+        break;
+    case EMBEDDINGS_NVFP4:
+        decode_nvfp4(from, scales, part->tensor_scale, count, to);
+        break;
+    case EMBEDDINGS_MXFP4:
+        decode_mxfp4(from, scales, count, to);
+        break;
+    default:
+        memcpy(to, from, bytes);
+    }
+    memset((uint8_t *)to + bytes, 0, embeddings_row_bytes(set) - bytes);
+}
+
+void embeddings_row(const struct embeddings *set, uint64_t row, float *to)
+{
+    if (set->dtype == DTYPE_F32) {
+        embeddings_read(set, row, to);
+        return;
+    }
+    /* The row is read into the second half of `to`. Value i is widened after the values before it, so it does
+     * not overwrite values that are still needed. */
+    uint8_t *second = (uint8_t *)to + set->columns * sizeof(uint16_t);
+    embeddings_read(set, row, second);
+    for (uint32_t i = 0; i < set->columns; i++) {
+        uint16_t bits;
+        memcpy(&bits, second + i * sizeof bits, sizeof bits);
+        to[i] = set->dtype == DTYPE_F16 ? half_to_float(bits) : bf16_to_float(bits);
+    }
 }
 
 /* ---- Opening ---- */
@@ -216,7 +606,8 @@ enum status embeddings_open(const char *path, const char *tensor, struct embeddi
     enum status status = paths_find(path, tensor_file_named, &paths);
     if (status == STATUS_OK && paths.count == 0)
         status = status_set(STATUS_USAGE,
-                            "%s: no file whose name ends in .npy, .safetensors, .pt, .pth or .pth.tar", path);
+                            "%s: no file whose name ends in .npy, .npz, .safetensors, .pt, .pth or .pth.tar",
+                            path);
     if (status == STATUS_OK)
         status = paths_check_distinct(AT_FDCWD, (const char *const *)paths.names, paths.count);
     struct embeddings *opened = calloc(1, sizeof *opened);
@@ -227,6 +618,8 @@ enum status embeddings_open(const char *path, const char *tensor, struct embeddi
     for (size_t i = 0; status == STATUS_OK && i < paths.count; i++)
         status = add_file(opened, paths.names[i], tensor);
     paths_free(&paths);
+    for (unsigned code = 0; status == STATUS_OK && code < COUNT_OF(opened->halves); code++)
+        opened->halves[code] = half_from_float(fp8_to_float((uint8_t)code));
     if (status == STATUS_OK)
         *set = opened;
     else

@@ -1,7 +1,9 @@
-/* Sets of embeddings: rows of values from files of tensors, which are mapped into memory. */
+/* Sets of embeddings: rows of values from files of tensors, which are mapped into memory. Rows that are
+ * stored as f32, f16 or bf16 are read in place; all others are decoded, one row at a time. */
 #ifndef FDSL_DATA_EMBEDDINGS_H
 #define FDSL_DATA_EMBEDDINGS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,45 +16,96 @@
 /* Columns of samples.csv in a prepared set: the first row and the number of rows of each file. */
 extern const char *const embeddings_sample_columns[];
 
+/* Types of stored values. docs/formats.md says to which type they are decoded. */
+enum embeddings_type {
+    EMBEDDINGS_F32,
+    EMBEDDINGS_F16,
+    EMBEDDINGS_BF16,
+    EMBEDDINGS_F64,
+    EMBEDDINGS_FP8,
+    EMBEDDINGS_NVFP4,
+    EMBEDDINGS_MXFP4
+};
+
+/* The names "f32" to "mxfp4", indexed by enum embeddings_type. */
+extern const char *const embeddings_type_names[];
+
 /* Consecutive rows that are stored as one tensor of a file. */
 struct embeddings_part {
     const char *file;      /* path; owned by the set */
     const char *tensor;    /* name inside the file; "" if the format has no names; owned by the set */
-    const uint8_t *values; /* rows x columns in C order, little-endian, read-only; may be unaligned */
-    uint64_t first, rows;  /* number of the first row within the set; number of rows, which may be 0 */
+    const uint8_t *values; /* rows x columns in C order, little-endian, read-only; may be unaligned. NULL if
+                              rows must be decoded: see embeddings_read() */
+    const uint8_t *stored, *scales;  /* the rows as the file stores them */
+    size_t value_bytes, scale_bytes; /* of a stored row */
+    float tensor_scale;              /* NVFP4 */
+    uint64_t first, rows; /* number of the first row within the set; number of rows, which may be 0 */
 };
 
 struct embeddings_file;
 
 struct embeddings {
-    enum dtype dtype; /* DTYPE_F32, DTYPE_F16 or DTYPE_BF16 */
-    uint32_t columns; /* 1 to EMBEDDINGS_COLUMNS_MAX */
-    uint64_t rows;    /* may be 0 */
+    enum embeddings_type stored; /* type of the values in the files */
+    enum dtype dtype;            /* type of the values of a row: DTYPE_F32, DTYPE_F16 or DTYPE_BF16 */
+    uint32_t columns;            /* values of a row, 1 to EMBEDDINGS_COLUMNS_MAX */
+    uint32_t stored_columns;     /* values of a row in the files; the others are zeros for alignment */
+    uint64_t rows;               /* may be 0 */
     struct embeddings_part *parts;
     size_t part_count;
     struct embeddings_file *files;
     size_t file_count;
+    uint16_t halves[256]; /* FP8: the f16 value of each code */
 };
 
 FDSL_C_BEGIN
 
-/* Opens a file (.npy, .safetensors, .pt, .pth, .pth.tar), a folder with such files (with its subfolders,
- * sorted by path), or several of these separated by ','. Names may be patterns of the shell. A tensor with
- * two axes has one row per index of its first axis; a tensor with one axis is one row.
+/* Opens a file (.npy, .npz, .safetensors, .pt, .pth, .pth.tar), a folder with such files (with its
+ * subfolders, sorted by path), or several of these separated by ','. Names may be patterns of the shell. A
+ * tensor with two axes has one row per index of its first axis; a tensor with one axis is one row.
  *
  * `tensor` selects tensors by their names or a pattern of the shell. If it is "", each file contributes its
  * floating-point tensors with two axes. A file without such tensors contributes its floating-point tensors
- * with one axis. All tensors must have the same type and number of columns.
+ * with one axis. Tensors with the scales of others are not rows. All tensors must have the same type and
+ * number of columns.
  *
- * Files with more than 64 KiB of values are mapped. If a mapped file shrinks later, access to the lost rows
- * raises SIGBUS: read values in guard_run() or guard_copy() (machine/guard.h), and call
- * embeddings_check_files() if these return false.
+ * Files with more than 64 KiB of values are mapped; compressed arrays are unpacked into memory. If a mapped
+ * file shrinks later, access to the lost rows raises SIGBUS: read values in guard_run() or guard_copy()
+ * (machine/guard.h), and call embeddings_check_files() if these return false.
  *
  * STATUS_USAGE if a path does not exist or no file is found. STATUS_FAILED with the file, the reason and a
  * remedy if a file is refused. STATUS_UNAVAILABLE in builds without jansson, for .safetensors. The caller
  * closes the set; after a failure it is NULL. */
 enum status embeddings_open(const char *path, const char *tensor, struct embeddings **set);
 void embeddings_close(struct embeddings *set);
+
+/* Pads the rows with zeros, so that their number of values is a multiple of `multiple`, at least 1. Rows that
+ * get padding must be decoded. Call it at most once, before rows are read. STATUS_USAGE if rows would have
+ * more than EMBEDDINGS_COLUMNS_MAX values. */
+enum status embeddings_align(struct embeddings *set, uint32_t multiple);
+
+/* Returns whether the rows can be read in place: row i of a part is at part->values + i * row_bytes. */
+bool embeddings_in_place(const struct embeddings *set);
+
+/* Returns the bytes of a row: set->columns values of the type set->dtype. */
+static inline size_t embeddings_row_bytes(const struct embeddings *set)
+{
+    return set->columns * dtype_bytes(set->dtype);
+}
+
+/* Returns the part that has row `row`, which must exist. Thread safe. */
+const struct embeddings_part *embeddings_find(const struct embeddings *set, uint64_t row);
+
+/* Writes row `row`, embeddings_row_bytes() bytes, to `to`, which is aligned to values of set->dtype. Thread
+ * safe; needs no guard itself. */
+void embeddings_read(const struct embeddings *set, uint64_t row, void *to);
+
+/* Writes row `row` as set->columns floats. Thread safe. */
+void embeddings_row(const struct embeddings *set, uint64_t row, float *to);
+
+/* Prints a warning if matrix products of rows with `columns` values, in batches of `batch` rows (0: not
+ * known), would leave the tensor cores of a GPU idle, because a length is not a multiple of 8. Call it only
+ * where tensor cores would be used. `remedy` says how to pad the rows. */
+void embeddings_warn_idle(uint64_t columns, uint64_t batch, const char *remedy);
 
 /* Checks that no file has changed since it was opened: compares inode, size and modification time. If one has
  * changed, STATUS_FAILED with the name of the first such file. */

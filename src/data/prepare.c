@@ -283,7 +283,7 @@ static const struct option_spec specs[] = {
     {"threads", "N", OPTION_COUNT, AT(threads), .maximum = THREADS_MAX,
      .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), .fallback = "0", .maximum = 1024,
-     .help = "CUDA device, if the --variant of --from synth runs on a GPU"},
+     .help = "CUDA device, if --variant names a variant that runs on a GPU"},
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
 };
 

@@ -77,6 +77,20 @@ static const char *npy_fault(const struct npy_header *header)
     return header->axes > TENSOR_AXES_MAX ? "it has more than 8 axes" : NULL;
 }
 
+void npy_describe(const struct npy_header *header, struct tensor *tensor)
+{
+    tensor->fault = npy_fault(header);
+    tensor->axes = header->axes;
+    tensor->bytes = header->values * header->value_bytes;
+    if (dtype_from_npy(header->type, &tensor->dtype) && tensor->dtype != DTYPE_U8)
+        tensor->code = TENSOR_PLAIN;
+    else if (strcmp(header->type, "<f8") == 0)
+        tensor->code = TENSOR_F64;
+    tensor->real = tensor->code != TENSOR_OTHER || header->type[1] == 'f';
+    memcpy(tensor->type, header->type, sizeof header->type);
+    memcpy(tensor->shape, header->shape, sizeof tensor->shape);
+}
+
 static enum status npy_list(struct tensor_file *file)
 {
     FREED uint8_t *bytes = malloc(NPY_HEADER_READ);
@@ -86,15 +100,9 @@ static enum status npy_list(struct tensor_file *file)
     TRY(tensor_file_read(file, 0, bytes, count));
     TRY(npy_header_parse(bytes, count, &header));
     TRY(npy_header_check(&header, file->bytes));
-    struct tensor tensor = {.name = strdup(""),
-                            .fault = npy_fault(&header),
-                            .axes = header.axes,
-                            .offset = header.data,
-                            .bytes = header.values * header.value_bytes};
-    tensor.readable = dtype_from_npy(header.type, &tensor.dtype) && tensor.dtype != DTYPE_U8;
-    tensor.real = tensor.readable || header.type[1] == 'f' || tensor.fault;
-    memcpy(tensor.type, header.type, sizeof header.type);
-    memcpy(tensor.shape, header.shape, sizeof tensor.shape);
+    struct tensor tensor = {.name = strdup(""), .offset = header.data};
+    npy_describe(&header, &tensor);
+    tensor.real |= tensor.fault != NULL; /* its only tensor, so its fault is the reason for a refusal */
     return tensor_file_add(file, &tensor);
 }
 
@@ -103,11 +111,8 @@ static enum status npy_list(struct tensor_file *file)
 static const struct {
     const char *suffix;
     enum status (*list)(struct tensor_file *file);
-} formats[] = {{".npy", npy_list},
-               {".safetensors", safetensors_list},
-               {".pt", torch_list},
-               {".pth", torch_list},
-               {".pth.tar", torch_list} /* timm */};
+} formats[] = {{".npy", npy_list},  {".npz", npz_list},   {".safetensors", safetensors_list},
+               {".pt", torch_list}, {".pth", torch_list}, {".pth.tar", torch_list} /* timm */};
 
 /* Returns the number of the format, or COUNT_OF(formats). */
 static size_t find_format(const char *path)
@@ -143,8 +148,8 @@ enum status tensor_file_open(const char *path, struct tensor_file *file)
     *file = (struct tensor_file){.path = path, .fd = -1};
     if (format == COUNT_OF(formats))
         return status_set(STATUS_FAILED,
-                          "%s: not a file of tensors; its name must end in .npy (as numpy.save() "
-                          "writes), .safetensors, .pt, .pth or .pth.tar",
+                          "%s: not a file of tensors; its name must end in .npy or .npz (as numpy.save() and "
+                          "numpy.savez() write), .safetensors, .pt, .pth or .pth.tar",
                           path);
     enum status status = open_regular(file);
     if (status == STATUS_OK)
@@ -237,18 +242,26 @@ enum status safetensors_check(const char *path)
 
 struct type {
     const char *name;
-    uint32_t bytes;
-    bool real, readable;
+    uint32_t bits;
+    bool real;
+    enum tensor_code code;
     enum dtype dtype;
 };
 
-/* Other types, for example of 4 and 6 bits, may occur in a file, but are not read. */
+/* The types of version 0.8 of the format's reference implementation. Other types may occur in a file, but are
+ * not read. */
 static const struct type types[] = {
-    {"F32", 4, true, true, DTYPE_F32}, {"F16", 2, true, true, DTYPE_F16}, {"BF16", 2, true, true, DTYPE_BF16},
-    {"F64", 8, true, false, 0},        {"F8_E4M3", 1, true, false, 0},    {"F8_E5M2", 1, true, false, 0},
-    {"BOOL", 1, false, false, 0},      {"U8", 1, false, false, 0},        {"I8", 1, false, false, 0},
-    {"U16", 2, false, false, 0},       {"I16", 2, false, false, 0},       {"U32", 4, false, false, 0},
-    {"I32", 4, false, false, 0},       {"U64", 8, false, false, 0},       {"I64", 8, false, false, 0}};
+    {"F32", 32, true, TENSOR_PLAIN, DTYPE_F32},   {"F16", 16, true, TENSOR_PLAIN, DTYPE_F16},
+    {"BF16", 16, true, TENSOR_PLAIN, DTYPE_BF16}, {"F64", 64, true, TENSOR_F64, 0},
+    {"F8_E4M3", 8, true, TENSOR_FP8, 0},          {"F4", 4, true, TENSOR_FP4, 0},
+    {"F8_E8M0", 8, true, TENSOR_E8M0, 0},         {"U8", 8, false, TENSOR_BYTES, 0},
+    {"F8_E5M2", 8, true, TENSOR_OTHER, 0},        {"F8_E4M3FNUZ", 8, true, TENSOR_OTHER, 0},
+    {"F8_E5M2FNUZ", 8, true, TENSOR_OTHER, 0},    {"F6_E2M3", 6, true, TENSOR_OTHER, 0},
+    {"F6_E3M2", 6, true, TENSOR_OTHER, 0},        {"C64", 64, false, TENSOR_OTHER, 0},
+    {"BOOL", 8, false, TENSOR_OTHER, 0},          {"I8", 8, false, TENSOR_OTHER, 0},
+    {"U16", 16, false, TENSOR_OTHER, 0},          {"I16", 16, false, TENSOR_OTHER, 0},
+    {"U32", 32, false, TENSOR_OTHER, 0},          {"I32", 32, false, TENSOR_OTHER, 0},
+    {"U64", 64, false, TENSOR_OTHER, 0},          {"I64", 64, false, TENSOR_OTHER, 0}};
 
 static const struct type *find_type(const char *name)
 {
@@ -318,9 +331,10 @@ static enum status read_tensor(const json_t *entry, uint64_t data_bytes, struct 
     if (!type)
         return STATUS_OK;
     tensor->real = type->real;
-    tensor->readable = type->readable;
+    tensor->code = type->code;
     tensor->dtype = type->dtype;
-    if (values > UINT64_MAX / type->bytes || values * type->bytes != tensor->bytes)
+    if (values > UINT64_MAX / type->bits || values * type->bits % 8 != 0 ||
+        values * type->bits / 8 != tensor->bytes)
         return status_set(STATUS_FAILED,
                           "its shape has %" PRIu64
                           " values of type %s, but its \"data_offsets\" span %" PRIu64
@@ -364,7 +378,8 @@ static enum status check_order(struct tensor_file *file, uint64_t data)
     return STATUS_OK;
 }
 
-static enum status check_metadata(const json_t *metadata)
+/* Checks the metadata, and takes what --prepare wrote about its rows. */
+static enum status read_metadata(const json_t *metadata, struct tensor_file *file)
 {
     const char *key;
     json_t *value;
@@ -372,6 +387,11 @@ static enum status check_metadata(const json_t *metadata)
         return status_set(STATUS_FAILED, "its \"__metadata__\" is not an object");
     json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return status_set(
         STATUS_FAILED, "its \"__metadata__\" has a value that is not a string: '%.80s'", key);
+    const char *ours = json_string_value(json_object_get(metadata, "fdsl-bench"));
+    const char *columns = json_string_value(json_object_get(metadata, "columns"));
+    file->prepared = ours && strcmp(ours, "embeddings") == 0;
+    if (file->prepared && columns && strspn(columns, "0123456789") == strlen(columns))
+        file->packed_columns = strtoull(columns, NULL, 10); /* checked where the rows are known */
     return STATUS_OK;
 }
 
@@ -382,7 +402,7 @@ static enum status read_tensors(json_t *root, uint64_t data, struct tensor_file 
     json_object_foreach(root, name, entry)
     {
         if (strcmp(name, "__metadata__") == 0) {
-            TRY(check_metadata(entry));
+            TRY(read_metadata(entry, file));
             continue;
         }
         struct tensor tensor = {.name = NULL};

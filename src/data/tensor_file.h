@@ -1,5 +1,5 @@
-/* Files of tensors: NumPy (.npy), safetensors, and PyTorch (.pt, .pth, .pth.tar). An open file lists its
- * tensors with their names, types, shapes and positions. The values stay in the file. */
+/* Files of tensors: NumPy (.npy, .npz), safetensors, and PyTorch (.pt, .pth, .pth.tar). An open file lists
+ * its tensors with their names, types, shapes and positions. The values stay in the file. */
 #ifndef FDSL_DATA_TENSOR_FILE_H
 #define FDSL_DATA_TENSOR_FILE_H
 
@@ -13,17 +13,40 @@
 
 #define TENSOR_AXES_MAX 8
 
-/* A tensor in C order. This program reads only values of the types f32, f16 and bf16. */
+/* How values are stored, as far as this program reads them. */
+enum tensor_code {
+    TENSOR_OTHER, /* not read */
+    TENSOR_PLAIN, /* f32, f16 or bf16, as struct tensor.dtype says */
+    TENSOR_F64,
+    TENSOR_FP8,  /* fp8 e4m3fn */
+    TENSOR_FP4,  /* fp4 e2m1; two values share a byte, the first one in the low four bits */
+    TENSOR_E8M0, /* powers of two: an exponent of 8 bits with bias 127 */
+    TENSOR_BYTES /* u8 */
+};
+
+/* A member of a zip archive. */
+struct zip_member {
+    const char *name;
+    uint64_t begin;          /* offset of its local header */
+    uint64_t offset, stored; /* position of its data in the file */
+    uint64_t bytes;          /* size of its data after unpacking */
+    uint32_t crc;            /* of the unpacked data; files of torch.save() may have a wrong one */
+    unsigned method;         /* 0: not compressed */
+};
+
+/* A tensor in C order. */
 struct tensor {
-    char *name;       /* owned; "" if the format has no names */
-    char type[24];    /* the file's name of the type, for messages */
-    bool real;        /* a floating-point type, readable or not */
-    bool readable;    /* `dtype` is set */
-    enum dtype dtype; /* f32, f16 or bf16 */
+    char *name;    /* owned; "" if the format has no names */
+    char type[24]; /* the file's name of the type, for messages */
+    bool real;     /* a floating-point type, whether it is read or not */
+    enum tensor_code code;
+    enum dtype dtype; /* f32, f16 or bf16; only for TENSOR_PLAIN */
     uint32_t axes;    /* at most TENSOR_AXES_MAX unless `fault` is set */
     uint64_t shape[TENSOR_AXES_MAX];
-    uint64_t offset, bytes; /* position of the values in the file */
-    const char *fault;      /* why the values cannot be read, with a remedy; NULL: they can be */
+    uint64_t offset, bytes;   /* position of the values in the file; the offset is not used if
+                                 tensor_is_packed() */
+    struct zip_member member; /* only in a .npz: the member that has the values at its end; without a name */
+    const char *fault;        /* why the values cannot be read, with a remedy; NULL: they can be */
 };
 
 struct tensor_file {
@@ -32,11 +55,13 @@ struct tensor_file {
     uint64_t bytes; /* size of the file */
     struct tensor *tensors;
     size_t count;
+    bool prepared;           /* a .safetensors that --prepare --from embeddings wrote */
+    uint64_t packed_columns; /* its values per row, if its metadata has them, else 0 */
 };
 
 FDSL_C_BEGIN
 
-/* Returns whether the name ends in .npy, .safetensors, .pt, .pth or .pth.tar. */
+/* Returns whether the name ends in .npy, .npz, .safetensors, .pt, .pth or .pth.tar. */
 bool tensor_file_named(const char *path);
 
 /* Opens a file and lists its tensors. The name decides the format. The caller closes the file, even after a
@@ -44,6 +69,13 @@ bool tensor_file_named(const char *path);
  * the format needs. */
 enum status tensor_file_open(const char *path, struct tensor_file *file);
 void tensor_file_close(struct tensor_file *file);
+
+/* Returns whether the values are compressed, so that they must be read with tensor_read(). */
+bool tensor_is_packed(const struct tensor *tensor);
+
+/* Reads all values of a tensor, tensor->bytes bytes, and checks the CRC of a .npz. If `values` is NULL, only
+ * checks the CRC. STATUS_FAILED with the reason, without the path. */
+enum status tensor_read(const struct tensor_file *file, const struct tensor *tensor, void *values);
 
 /* ---- For the readers of the formats ---- */
 
@@ -90,19 +122,36 @@ enum status safetensors_check(const char *path);
  * another without holes until the end of the file. */
 enum status safetensors_list(struct tensor_file *file);
 
-/* ---- Files of torch.save() ---- */
-
-struct zip_member {
-    const char *name;
-    uint64_t begin;         /* offset of its local header */
-    uint64_t offset, bytes; /* position of its data in the file */
-};
+/* ---- Zip archives, NumPy's .npz ---- */
 
 struct zip {
     struct zip_member *members; /* sorted by name */
     size_t count;
     char *directory; /* owned; names point into it */
 };
+
+/* Reads the central directory, and checks that it agrees with the members' local headers. Supports zip64.
+ * Refuses members that are encrypted, outside the file, overlapping, or named twice, and names that lead out
+ * of a folder. Also refuses members that are compressed, except with deflate if `deflated` is set. Neither
+ * unpacks members nor checks their CRCs. The caller frees `zip`, even after a failure. STATUS_FAILED with the
+ * reason. */
+enum status zip_list(const struct tensor_file *file, bool deflated, struct zip *zip);
+void zip_free(struct zip *zip);
+
+/* Returns the member of this name, or NULL. */
+const struct zip_member *zip_find(const struct zip *zip, const char *name);
+
+/* Lists the arrays of an open .npz in the order in which the archive stores them. An array has the name of
+ * its member, without ".npy". An array whose type is not read has a fault. STATUS_FAILED with the reason;
+ * STATUS_UNAVAILABLE in builds without zlib. */
+enum status npz_list(struct tensor_file *file);
+
+struct npy_header;
+
+/* Describes the values of an array, except their position in a file. */
+void npy_describe(const struct npy_header *header, struct tensor *tensor);
+
+/* ---- Files of torch.save() ---- */
 
 /* Lists the tensors of an open file, in the order of the pickle. The file is a zip archive with a pickle and
  * one member per storage. The pickle may contain tensors, and nested dicts, lists and tuples of tensors. The

@@ -16,7 +16,7 @@
 /* Steps in the order in which they run. OPS_DEDUP cannot be named in --steps; the option --dedup adds it. */
 enum ops_step { OPS_MASK, OPS_DEDUP, OPS_COMPACT, OPS_PERMUTE, OPS_CONVERT, OPS_HASH, OPS_STEPS };
 
-/* Consecutive rows without gaps. Rows of files may be unaligned. */
+/* Consecutive rows without gaps, of the type struct ops_format.from. Rows of files may be unaligned. */
 struct ops_part {
     const uint8_t *rows;
     uint64_t first, count; /* `first` is the position of the first row within this rank's rows */
@@ -30,11 +30,14 @@ struct ops_control {
 /* The input. Run n processes the rows of this rank rotated by n: row i of the run is row (i + n) mod count of
  * the rank. The permutation of run n has the seed `seed` + n. The results of consecutive runs therefore
  * differ. If `sample` is not 0, the rows are not rotated, and consecutive runs draw consecutive batches of
- * one permutation (ops_draw()). */
+ * one permutation (ops_draw()).
+ *
+ * Between runs, the owner of the input may change the rows: `parts`, and `count` to a value that is not
+ * larger than at setup(). Rows must not be resident then. */
 struct ops {
     bool steps[OPS_STEPS];
-    struct ops_format format; /* `to` is the stored type if rows are not converted; the variant computes
-                                 tensor_scale */
+    struct ops_format format; /* `to` is the stored type if rows are not converted */
+    bool scaled;              /* format.tensor_scale is given; otherwise the variant computes it */
     float norm_min, norm_max;
     uint64_t sample; /* number of output rows that a permutation selects; 0: all rows */
     uint64_t seed;

@@ -17,7 +17,9 @@ struct ops_parameters {
     const char *steps, *data, *tensor;
 };
 
-static const char *const types[] = {"f32", "f16", "bf16", NULL};
+/* The choices of --dtype. After NULL follow types that only files have, which the column `dtype` shows. The
+ * order is that of enum embeddings_type, with one more entry. */
+static const char *const types[] = {"f32", "f16", "bf16", NULL, "f64", "fp8", "nvfp4", "mxfp4"};
 static const enum dtype type_values[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 const char *const ops_type_names[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
 const char *const ops_fp8_modes[] = {"saturate", "nan", NULL};
@@ -27,7 +29,8 @@ const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "perm
 #define AT(field) offsetof(struct ops_parameters, field)
 static const struct option_spec options[] = {
     {"data", "PATH", OPTION_TEXT, AT(data), .column = COLUMN,
-     .help = "read the rows from files: .npy, .safetensors, .pt, .pth or .pth.tar, a folder with such files, "
+     .help = "read the rows from files: .npy, .npz, .safetensors, .pt, .pth or .pth.tar, a folder with such "
+             "files, "
              "a pattern, or several of these separated by commas; the default is a generated set"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
      .help = "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors "
@@ -216,15 +219,13 @@ static void describe_set(const struct embeddings *set, struct ops_parameters *pa
 {
     parameters->rows = set->rows;
     parameters->columns = set->columns;
-    parameters->dtype = 0;
-    while (type_values[parameters->dtype] != set->dtype)
-        parameters->dtype++;
+    parameters->dtype = (int)set->stored + (set->stored >= EMBEDDINGS_F64);
 }
 
 static void fill_ops(const struct ops_parameters *parameters, struct ops_job *job)
 {
     struct ops *ops = &job->ops;
-    enum dtype type = type_values[parameters->dtype];
+    enum dtype type = job->set ? job->set->dtype : type_values[parameters->dtype];
     uint32_t columns = (uint32_t)parameters->columns;
     ops->steps[OPS_DEDUP] = parameters->dedup;
     ops->format = (struct ops_format){

@@ -73,7 +73,7 @@ struct ops_job {
     struct ops_control control;
     uint64_t rows; /* number of rows of all ranks */
     struct generated_rows generated;
-    uint8_t *memory;        /* generated rows */
+    uint8_t *memory;        /* generated rows, or decoded rows of files */
     struct ops_part *parts; /* NULL before the first ops_rows_take() */
     struct embeddings *set; /* NULL: generated rows */
     struct guard guard;     /* guards the files of `set` */
@@ -103,10 +103,10 @@ static inline enum ops_type ops_stored_type(enum dtype type)
  * of guard_open() and embeddings_open(). */
 enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor);
 
-/* Generates this rank's rows, or reads its rows of the files into the page cache, unless job->described is
- * set. Replaces the rows of an earlier call. Then sets job->ops.first, count and parts. STATUS_TOO_LARGE if
- * the available memory is too small. STATUS_EXHAUSTED if an allocation fails, STATUS_FAILED if a file cannot
- * be read. */
+/* Generates this rank's rows, or reads its rows of the files into the page cache, or decodes them into
+ * memory, unless job->described is set. Replaces the rows of an earlier call. Then sets job->ops.first, count
+ * and parts. STATUS_TOO_LARGE if the available memory is too small. STATUS_EXHAUSTED if an allocation fails,
+ * STATUS_FAILED if a file cannot be read. */
 enum status ops_rows_take(struct ops_job *job, const struct partition *partition);
 void ops_rows_free(struct ops_job *job);
 

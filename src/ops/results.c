@@ -110,10 +110,10 @@ static uint64_t each_array(const struct ops *ops, struct ops_results *results)
 
 enum status ops_results_open(const struct ops *ops, struct ops_results *results)
 {
-    TRY(memory_check(each_array(ops, NULL), "the results", "lower --rows or --dim"));
+    TRY(memory_check(each_array(ops, NULL), "the results", "use fewer or shorter rows"));
     uint64_t bytes = each_array(ops, results);
     if (bytes == UINT64_MAX)
-        return status_set(STATUS_EXHAUSTED, "out of memory for the results; lower --rows or --dim");
+        return status_set(STATUS_EXHAUSTED, "out of memory for the results; use fewer or shorter rows");
     results->summary.number = UINT64_MAX;
     results->summary.memory_bytes = bytes;
     return STATUS_OK;

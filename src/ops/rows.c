@@ -32,7 +32,7 @@ enum status ops_check_rows(const struct ops *ops)
     if (!ops->set || !guard_filled())
         return STATUS_OK;
     TRY(embeddings_check_files(ops->set));
-    return status_set(STATUS_FAILED, "a file of --data could not be read: input/output error");
+    return status_set(STATUS_FAILED, "a file of the set could not be read: input/output error");
 }
 
 static int threads(void)
@@ -215,11 +215,46 @@ static void touch(void *context, uint64_t task, int thread)
     }
 }
 
+static void decode(void *context, uint64_t task, int thread)
+{
+    const struct ops_job *job = context;
+    const struct ops *ops = &job->ops;
+    (void)thread;
+    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
+        embeddings_read(job->set, ops->first + i, job->memory + i * ops->row_bytes);
+}
+
+/* Allocates memory for rows that variants cannot read in place, because they must be decoded. */
+static enum status allocate_decoded(struct ops_job *job)
+{
+    struct ops *ops = &job->ops;
+    uint64_t bytes = ops->count * ops->row_bytes;
+    TRY(memory_check(bytes, "the decoded rows", "use fewer files, or more ranks on more machines"));
+    if (job->described)
+        return STATUS_OK;
+    job->memory = ops_allocate(bytes);
+    TRY(ALLOCATED(job->memory, "out of memory for the decoded rows; use fewer files"));
+    job->parts[0] = (struct ops_part){job->memory, 0, ops->count};
+    ops->part_count = 1;
+    return STATUS_OK;
+}
+
+/* Reads the rows into the page cache, or decodes them into memory. */
 static enum status read_rows(struct ops_job *job)
 {
     double begin_s = timer_now_s();
-    list_parts(job);
-    parallel_for(threads(), (job->ops.count + TASK_ROWS - 1) / TASK_ROWS, touch, &job->ops);
+    bool in_place = embeddings_in_place(job->set);
+    if (!in_place)
+        TRY(allocate_decoded(job));
+    if (job->described)
+        return STATUS_OK;
+    if (in_place)
+        list_parts(job);
+    uint64_t tasks = (job->ops.count + TASK_ROWS - 1) / TASK_ROWS;
+    if (in_place)
+        parallel_for(threads(), tasks, touch, &job->ops);
+    else
+        parallel_for(threads(), tasks, decode, job);
     job->load_s += timer_now_s() - begin_s;
     return ops_check_rows(&job->ops);
 }
@@ -237,7 +272,7 @@ enum status ops_rows_take(struct ops_job *job, const struct partition *partition
     job->ops.parts = job->parts = calloc(job->set ? job->set->part_count + 1 : 1, sizeof *job->parts);
     TRY(ALLOCATED(job->parts, "out of memory for the list of rows"));
     if (job->set)
-        return job->described ? STATUS_OK : read_rows(job);
+        return read_rows(job);
     return generate_rows(job);
 }
 

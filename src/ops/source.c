@@ -1,7 +1,7 @@
 /* The sample source `embeddings`: reads sets of embeddings, drops bad rows and duplicates, and converts the
- * rest. Each sample consists of a file with some of the rows and a file with the hashes of these rows. */
+ * rest. A variant of `ops` checks the norms, hashes and converts. Each sample consists of a file with some of
+ * the rows and a file with the hashes of these rows. */
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,16 +16,20 @@
 #include "machine/host.h"
 #include "ops/ops.h"
 
-#define FILE_BYTES (UINT64_C(128) << 20) /* default size of the rows in an output file */
-#define TASK_ROWS  256
+#define FILE_BYTES    (UINT64_C(128) << 20) /* default size of the rows in an output file */
+#define DECODED_BYTES (UINT64_C(256) << 20) /* rows that are decoded for one run, if they are checked */
+#define RUN_ROWS      (UINT64_C(1) << 24)   /* rows that are checked by one run */
+#define TASK_ROWS     256
+#define RING          4 /* chunks in flight on a GPU, and their size, as by default in `ops` */
+#define CHUNK_BYTES   (UINT64_C(16) << 20)
 
 enum encoding { SAFETENSORS, NPY };
 enum part { VALUES, SCALES, TENSOR_SCALE, PARTS };
 
 struct embeddings_parameters {
-    const char *source, *tensor;
+    const char *source, *tensor, *variant;
     double norm_min, norm_max;
-    uint64_t rows_per_file;
+    uint64_t rows_per_file, align;
     int to, fp8, encoding;
     bool dedup;
 };
@@ -33,84 +37,207 @@ struct embeddings_parameters {
 struct cleaner {
     struct embeddings *set;
     struct guard guard;
-    int threads;
-    float norm_min, norm_max;
+    struct resources resources;
+    const struct variant *variant;
+    void *state;    /* of the variant, while there are runs */
+    struct ops ops; /* input of the variant: the rows of the next run */
+    struct ops_control control;
+    struct ops_part *parts; /* of `ops` */
+    uint8_t *decoded;       /* rows of a run that cannot be read in place */
     struct ops_format format;
     enum encoding encoding;
     uint8_t *kept;    /* per row of the set */
     uint64_t *hashes; /* XXH3-64 of each row of the set, until open() returns */
-    uint8_t *rows;    /* per thread: a row and its converted values, aligned */
-    size_t row_bytes, row_room;
     uint64_t kept_count, rows_per_file;
     uint64_t *starts; /* per output file: its first row in the set */
-    atomic_bool lost; /* a row could not be read */
 };
+
+/* ---- Runs of the variant ---- */
+
+/* Ends the runs, and frees their memory. */
+static void end_runs(struct cleaner *cleaner)
+{
+    if (cleaner->state)
+        cleaner->variant->teardown(cleaner->state);
+    free(cleaner->parts);
+    free(cleaner->decoded);
+    cleaner->state = NULL;
+    cleaner->parts = NULL;
+    cleaner->ops.parts = NULL;
+    cleaner->decoded = NULL;
+}
 
 static void embeddings_source_close(void *state)
 {
     struct cleaner *cleaner = state;
+    end_runs(cleaner);
     guard_close(&cleaner->guard);
     embeddings_close(cleaner->set);
     free(cleaner->kept);
     free(cleaner->hashes);
-    free(cleaner->rows);
     free(cleaner->starts);
     free(cleaner);
 }
 
-/* ---- Reading rows ---- */
-
-/* Copies a row of the set into this thread's memory. */
-static const uint8_t *read_row(struct cleaner *cleaner, uint64_t row, int thread)
+/* Prepares runs with these steps on at most `rows` rows. */
+static enum status begin_runs(struct cleaner *cleaner, const bool steps[OPS_STEPS], uint64_t rows)
 {
-    const struct embeddings_part *parts = cleaner->set->parts;
-    size_t low = 0,
-           high = cleaner->set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        *(parts[middle].first <= row ? &low : &high) = middle;
+    struct ops *ops = &cleaner->ops;
+    end_runs(cleaner);
+    memcpy(ops->steps, steps, sizeof ops->steps);
+    ops->count = rows;
+    if (!embeddings_in_place(cleaner->set)) {
+        TRY(memory_check(rows * ops->row_bytes, "the decoded rows of a file", "lower --rows-per-file"));
+        cleaner->decoded = ops_allocate(rows * ops->row_bytes);
+        TRY(ALLOCATED(cleaner->decoded, "out of memory for the decoded rows; lower --rows-per-file"));
     }
-    uint8_t *copy = cleaner->rows + (size_t)thread * cleaner->row_room;
-    if (!guard_copy(copy, parts[low].values + (row - parts[low].first) * cleaner->row_bytes,
-                    cleaner->row_bytes))
-        atomic_store(&cleaner->lost, true);
-    return copy;
+    return cleaner->variant->setup(&cleaner->resources, ops, &cleaner->state);
 }
 
-/* Returns STATUS_FAILED if a row could not be read or a file was changed. */
-static enum status check_lost(struct cleaner *cleaner)
+/* Makes room for `count` parts. */
+static enum status allocate_parts(struct cleaner *cleaner, uint64_t count)
 {
-    TRY(embeddings_check_files(cleaner->set));
-    return atomic_load(&cleaner->lost)
-               ? status_set(STATUS_FAILED, "a file of the set could not be read: input/output error")
-               : STATUS_OK;
+    free(cleaner->parts);
+    cleaner->ops.parts = cleaner->parts = calloc(count + 1, sizeof *cleaner->parts);
+    cleaner->ops.part_count = 0;
+    return ALLOCATED(cleaner->parts, "out of memory for the list of rows");
+}
+
+/* Adds consecutive rows of one part of the set to the next run. */
+static void add_rows(struct cleaner *cleaner, const uint8_t *rows, uint64_t count)
+{
+    struct ops_part *last = cleaner->parts + cleaner->ops.part_count++;
+    const uint64_t before = cleaner->ops.part_count > 1 ? last[-1].first + last[-1].count : 0;
+    *last = (struct ops_part){rows, before, count};
+}
+
+/* The rows of a run that have to be decoded. `numbers` is NULL if they are consecutive. */
+struct decoding {
+    struct cleaner *cleaner;
+    uint64_t first;
+    const uint64_t *numbers;
+};
+
+static void decode(void *context, uint64_t task, int thread)
+{
+    const struct decoding *decoding = context;
+    const struct cleaner *cleaner = decoding->cleaner;
+    const struct ops *ops = &cleaner->ops;
+    (void)thread;
+    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
+        embeddings_read(cleaner->set, decoding->numbers ? decoding->numbers[i] : decoding->first + i,
+                        cleaner->decoded + i * ops->row_bytes);
+}
+
+static uint64_t tasks_of(uint64_t rows)
+{
+    return (rows + TASK_ROWS - 1) / TASK_ROWS;
+}
+
+/* Takes `count` rows for the next run: those in `numbers`, in ascending order, or if `numbers` is NULL, the
+ * rows from `first` on. */
+static enum status take_rows(struct cleaner *cleaner, uint64_t first, const uint64_t *numbers, uint64_t count)
+{
+    const struct embeddings *set = cleaner->set;
+    struct decoding decoding = {cleaner, first, numbers};
+    cleaner->ops.count = count;
+    if (cleaner->decoded) {
+        parallel_for(cleaner->resources.threads, tasks_of(count), decode, &decoding);
+        TRY(allocate_parts(cleaner, 1));
+        add_rows(cleaner, cleaner->decoded, count);
+        return STATUS_OK;
+    }
+    uint64_t runs = 1; /* of consecutive rows */
+    for (uint64_t i = 1; numbers && i < count; i++)
+        runs += numbers[i] != numbers[i - 1] + 1;
+    TRY(allocate_parts(cleaner, runs + set->part_count));
+    for (uint64_t i = 0, next; i < count; i = next) {
+        const uint64_t row = numbers ? numbers[i] : first + i;
+        const struct embeddings_part *part = embeddings_find(set, row);
+        uint64_t most = part->first + part->rows - row;
+        most = most < count - i ? most : count - i;
+        for (next = numbers ? i + 1 : i + most; next - i < most && numbers[next] == row + (next - i);)
+            next++;
+        add_rows(cleaner, part->values + (row - part->first) * cleaner->ops.row_bytes, next - i);
+    }
+    return STATUS_OK;
+}
+
+static enum status run(struct cleaner *cleaner)
+{
+    struct run_time unused;
+    TRY(variant_run(cleaner->variant, cleaner->state, 0, &unused));
+    return ops_check_rows(&cleaner->ops);
+}
+
+/* Copies all elements of a result of the latest run. */
+static enum status fetch(struct cleaner *cleaner, enum ops_array array, void *to)
+{
+    struct ops_fetch fetch = {array, 0, cleaner->ops.count, to, {0}};
+    return cleaner->variant->fetch(cleaner->state, &fetch);
 }
 
 /* ---- Choosing rows ---- */
 
-FDSL_FMA_CLONES static bool row_valid(const struct cleaner *cleaner, const uint8_t *row)
+/* Computes which rows are valid, and the hash of each row. */
+static enum status check_rows(struct cleaner *cleaner)
 {
-    return ops_in_bounds(ops_square_sum(row, cleaner->format.from, cleaner->format.columns),
-                         cleaner->norm_min, cleaner->norm_max);
+    static const bool steps[OPS_STEPS] = {[OPS_MASK] = true, [OPS_HASH] = true};
+    uint64_t rows = cleaner->set->rows, most = RUN_ROWS;
+    if (!embeddings_in_place(cleaner->set))
+        most = DECODED_BYTES / cleaner->ops.row_bytes;
+    most = most < rows ? most : rows;
+    TRY(begin_runs(cleaner, steps, most));
+    for (uint64_t first = 0; first < rows; first += most) {
+        TRY(take_rows(cleaner, first, NULL, rows - first < most ? rows - first : most));
+        TRY(run(cleaner));
+        TRY(fetch(cleaner, OPS_KEPT, cleaner->kept + first));
+        TRY(fetch(cleaner, OPS_HASHES, cleaner->hashes + first));
+    }
+    end_runs(cleaner);
+    return STATUS_OK;
 }
 
+/* The search for the largest finite magnitude of the kept rows. */
 struct scan {
-    struct cleaner *cleaner;
-    uint32_t *largest; /* per thread: bits of the largest finite magnitude of its valid rows */
+    const struct cleaner *cleaner;
+    uint32_t *largest; /* per thread, as bits */
+    uint8_t *rows;     /* per thread: a row, if rows are decoded */
 };
 
 static void scan_rows(void *context, uint64_t task, int thread)
 {
     const struct scan *scan = context;
-    struct cleaner *cleaner = scan->cleaner;
-    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < cleaner->set->rows; i++) {
-        const uint8_t *row = read_row(cleaner, i, thread);
-        cleaner->hashes[i] = checksum_whole(row, cleaner->row_bytes);
-        cleaner->kept[i] = row_valid(cleaner, row);
-        if (cleaner->kept[i] && cleaner->format.to == OPS_NVFP4)
-            scan->largest[thread] =
-                ops_largest_finite(row, cleaner->format.from, cleaner->format.columns, scan->largest[thread]);
+    const struct cleaner *cleaner = scan->cleaner;
+    const struct embeddings *set = cleaner->set;
+    const size_t bytes = cleaner->ops.row_bytes;
+    uint8_t *copy = scan->rows + (size_t)thread * bytes;
+    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < set->rows; i++) {
+        const struct embeddings_part *part = embeddings_find(set, i);
+        if (!cleaner->kept[i])
+            continue;
+        if (!part->values)
+            embeddings_read(set, i, copy);
+        scan->largest[thread] =
+            ops_largest_finite(part->values ? part->values + (i - part->first) * bytes : copy,
+                               cleaner->format.from, cleaner->format.columns, scan->largest[thread]);
     }
+}
+
+/* Computes the scale of NVFP4 for the whole set. Runs of the variant see only the rows of one file. */
+static enum status scale_tensor(struct cleaner *cleaner)
+{
+    const size_t threads = (size_t)cleaner->resources.threads;
+    FREED uint32_t *each = calloc(threads, sizeof *each);
+    FREED uint8_t *rows = malloc(threads * cleaner->ops.row_bytes);
+    struct scan scan = {cleaner, each, rows};
+    uint32_t largest = 0;
+    TRY(ALLOCATED(each && rows, "out of memory"));
+    parallel_for(cleaner->resources.threads, tasks_of(cleaner->set->rows), scan_rows, &scan);
+    for (size_t i = 0; i < threads; i++)
+        largest = each[i] > largest ? each[i] : largest;
+    cleaner->format.tensor_scale = nvfp4_tensor_scale(largest);
+    return ops_check_rows(&cleaner->ops);
 }
 
 static uint64_t count_kept(const struct cleaner *cleaner)
@@ -127,7 +254,7 @@ static enum status drop_duplicates(struct cleaner *cleaner)
     TRY(memory_check(bytes, "the hash table of --dedup", "prepare fewer rows at a time"));
     FREED uint64_t *table = malloc(bytes);
     TRY(ALLOCATED(table, "out of memory for the hash table of --dedup"));
-    duplicates_drop(cleaner->threads, cleaner->hashes, cleaner->set->rows, cleaner->kept, table);
+    duplicates_drop(cleaner->resources.threads, cleaner->hashes, cleaner->set->rows, cleaner->kept, table);
     return STATUS_OK;
 }
 
@@ -135,16 +262,9 @@ static enum status drop_duplicates(struct cleaner *cleaner)
 static enum status choose_rows(struct cleaner *cleaner, bool dedup)
 {
     uint64_t rows = cleaner->set->rows;
-    struct scan scan = {cleaner, calloc((size_t)cleaner->threads, sizeof *scan.largest)};
-    TRY(ALLOCATED(scan.largest, "out of memory"));
-    parallel_for(cleaner->threads, (rows + TASK_ROWS - 1) / TASK_ROWS, scan_rows, &scan);
-    uint32_t largest = 0;
-    for (int i = 0; i < cleaner->threads; i++)
-        largest = scan.largest[i] > largest ? scan.largest[i] : largest;
-    free(scan.largest);
-    TRY(check_lost(cleaner));
+    TRY(check_rows(cleaner));
     if (cleaner->format.to == OPS_NVFP4)
-        cleaner->format.tensor_scale = nvfp4_tensor_scale(largest);
+        TRY(scale_tensor(cleaner));
     uint64_t valid = count_kept(cleaner);
     if (dedup)
         TRY(drop_duplicates(cleaner));
@@ -160,7 +280,7 @@ static enum status choose_rows(struct cleaner *cleaner, bool dedup)
                : status_set(STATUS_FAILED,
                             "none of the %" PRIu64 " rows has a norm from %g to %g; change --norm-min or "
                             "--norm-max",
-                            rows, (double)cleaner->norm_min, (double)cleaner->norm_max);
+                            rows, (double)cleaner->ops.norm_min, (double)cleaner->ops.norm_max);
 }
 
 /* Finds the first row of each output file. */
@@ -199,24 +319,16 @@ static uint64_t hash_row(const uint8_t *values, size_t value_bytes, const uint8_
     return checksum_whole(joined, value_bytes + scale_bytes);
 }
 
-static void convert_rows(void *context, uint64_t task, int thread)
+static void hash_rows(void *context, uint64_t task, int thread)
 {
     struct product *product = context;
     const struct ops_format *format = &product->cleaner->format;
     size_t value_bytes = ops_value_bytes(format->to, format->columns);
     size_t scale_bytes = ops_scale_bytes(format->to, format->columns);
-    uint8_t *room = product->cleaner->rows + (size_t)thread * product->cleaner->row_room;
-    uint8_t *converted = room + product->cleaner->row_room / 2;
-    for (uint64_t j = task * TASK_ROWS; j < (task + 1) * TASK_ROWS && j < product->count; j++) {
-        const uint8_t *row = read_row(product->cleaner, product->numbers[j], thread);
-        uint8_t *values = product->values + j * value_bytes, *scales = product->scales + j * scale_bytes;
-        for (uint32_t block = 0; block < scale_bytes; block++)
-            ops_convert_block(format, row, block, converted, scales);
-        for (uint32_t i = 0; scale_bytes == 0 && i < format->columns; i++)
-            ops_store(format, ops_value(row, format->from, i), converted, i);
-        memcpy(values, ops_copies(format->from, format->to) ? row : converted, value_bytes);
-        product->hashes[j] = hash_row(values, value_bytes, scales, scale_bytes);
-    }
+    (void)thread;
+    for (uint64_t j = task * TASK_ROWS; j < (task + 1) * TASK_ROWS && j < product->count; j++)
+        product->hashes[j] = hash_row(product->values + j * value_bytes, value_bytes,
+                                      product->scales + j * scale_bytes, scale_bytes);
 }
 
 /* Lists the rows of an output file. */
@@ -258,10 +370,22 @@ static size_t describe_tensors(const struct product *product, struct safetensor 
     return scale_bytes == 0 ? SCALES : format->to == OPS_NVFP4 ? PARTS : TENSOR_SCALE;
 }
 
+/* Formats what precedes the rows in a .safetensors file. If the last block of a row of fp4 has padding, the
+ * shapes do not show the number of values per row, so the metadata does. */
+static enum status format_header(const struct ops_format *format, const struct safetensor *tensors,
+                                 size_t count, char **header, size_t *size)
+{
+    char columns[16];
+    const uint32_t block = ops_block(format->to);
+    const bool padded = block && format->columns % block != 0;
+    const char *const about[] = {"fdsl-bench", "embeddings", padded ? "columns" : NULL, columns, NULL};
+    snprintf(columns, sizeof columns, "%" PRIu32, format->columns);
+    return safetensors_header(about, tensors, count, header, size);
+}
+
 /* Allocates the memory of an output file. Writes its header and, for NVFP4, the scale of the tensor. */
 static enum status begin_file(struct product *product)
 {
-    static const char *const about[] = {"fdsl-bench", "embeddings", NULL};
     const struct ops_format *format = &product->cleaner->format;
     struct safetensor tensors[PARTS];
     char npy[NPY_HEADER_MAX], shape[NPY_SHAPE_MAX], *header = npy;
@@ -270,7 +394,7 @@ static enum status begin_file(struct product *product)
     if (product->cleaner->encoding == NPY)
         length = npy_header_make(npy, format->to == OPS_F32 ? "<f4" : "<f2", shape);
     else
-        TRY(safetensors_header(about, tensors, count, &header, &length));
+        TRY(format_header(format, tensors, count, &header, &length));
     product->size = length;
     for (size_t i = 0; i < count; i++)
         product->size += tensors[i].bytes;
@@ -291,6 +415,19 @@ static enum status begin_file(struct product *product)
                      product->size);
 }
 
+/* Converts the rows of an output file. */
+static enum status convert_rows(struct product *product)
+{
+    struct cleaner *cleaner = product->cleaner;
+    TRY(take_rows(cleaner, 0, product->numbers, product->count));
+    TRY(run(cleaner));
+    TRY(fetch(cleaner, OPS_VALUES, product->values));
+    if (ops_block(cleaner->format.to))
+        TRY(fetch(cleaner, OPS_SCALES, product->scales));
+    parallel_for(cleaner->resources.threads, tasks_of(product->count), hash_rows, product);
+    return STATUS_OK;
+}
+
 static enum status make_file(struct cleaner *cleaner, uint64_t number, struct source_sample *sample)
 {
     struct product product = {.cleaner = cleaner};
@@ -298,8 +435,7 @@ static enum status make_file(struct cleaner *cleaner, uint64_t number, struct so
     if (status == STATUS_OK)
         status = begin_file(&product);
     if (status == STATUS_OK) {
-        parallel_for(cleaner->threads, (product.count + TASK_ROWS - 1) / TASK_ROWS, convert_rows, &product);
-        status = check_lost(cleaner);
+        status = convert_rows(&product);
         source_add(sample, cleaner->encoding == NPY ? "npy" : "safetensors", product.bytes, product.size);
         source_add(sample, "xxh3", product.hashes, product.count * sizeof *product.hashes);
         product.hashes = NULL;
@@ -339,6 +475,20 @@ static enum status check_options(const struct source_request *request)
     return source_check_target(parameters->source, request->target);
 }
 
+/* Selects the requested variant. The default is ops-omp, or ops-naive if the build lacks ops-omp. */
+static enum status choose_variant(struct cleaner *cleaner, const char *name)
+{
+    const struct variant_entry *entry = variant_find(name ? name : "ops-omp");
+    if (!name && !entry->variant)
+        entry = variant_find("ops-naive");
+    if (!entry || strcmp(entry->workload, "ops") != 0)
+        return status_set(STATUS_USAGE, "--variant %.80s: not a variant of ops; --list shows all variants",
+                          name);
+    enum status status = variant_available(entry, &cleaner->resources);
+    cleaner->variant = entry->variant;
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--variant %s", entry->name);
+}
+
 static enum status check_encoding(const struct cleaner *cleaner)
 {
     if (cleaner->encoding == SAFETENSORS || cleaner->format.to == OPS_F32 || cleaner->format.to == OPS_F16)
@@ -348,50 +498,87 @@ static enum status check_encoding(const struct cleaner *cleaner)
                       ops_type_names[cleaner->format.to]);
 }
 
+/* Sets `*to` to the type to which --to stored converts. Rows of NVFP4 would get another scale of the tensor,
+ * and lose precision. */
+static enum status keep_type(const struct embeddings *set, enum ops_type *to)
+{
+    static const enum ops_type types[] = {OPS_F32, OPS_F16, OPS_BF16, OPS_F32, OPS_FP8, OPS_NVFP4, OPS_MXFP4};
+    *to = types[set->stored];
+    return *to != OPS_NVFP4
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "rows that are stored as nvfp4 would be rounded again, because the "
+                                          "scale of the set changes; choose a type with --to");
+}
+
 static enum status allocate(struct cleaner *cleaner)
 {
     uint64_t rows = cleaner->set->rows;
-    size_t largest = cleaner->format.columns * sizeof(float);
-    cleaner->row_room = 2 * ((largest + 2 * OPS_ALIGNMENT - 1) / OPS_ALIGNMENT * OPS_ALIGNMENT);
     TRY(memory_check(rows * (sizeof *cleaner->hashes + 1), "the hashes of the rows",
                      "prepare fewer rows at a time"));
     cleaner->kept = calloc(rows + 1, 1);
     cleaner->hashes = malloc((rows + 1) * sizeof *cleaner->hashes);
-    cleaner->rows = ops_allocate((size_t)cleaner->threads * cleaner->row_room);
-    return ALLOCATED(cleaner->kept && cleaner->hashes && cleaner->rows,
-                     "out of memory for the hashes of %" PRIu64 " rows", rows);
+    return ALLOCATED(cleaner->kept && cleaner->hashes, "out of memory for the hashes of %" PRIu64 " rows",
+                     rows);
 }
 
-static void fill_cleaner(const struct embeddings_parameters *parameters, struct cleaner *cleaner)
+static enum status fill_cleaner(const struct embeddings_parameters *parameters, struct cleaner *cleaner)
 {
+    struct ops *ops = &cleaner->ops;
     enum dtype from = cleaner->set->dtype;
     cleaner->format = (struct ops_format){
         .from = from,
-        .to = parameters->to == 0 ? ops_stored_type(from) : (enum ops_type)(parameters->to - 1),
+        .to = (enum ops_type)(parameters->to - 1),
         .columns = cleaner->set->columns,
         .saturate = parameters->fp8 == 0,
     };
-    cleaner->norm_min = (float)parameters->norm_min;
-    cleaner->norm_max = (float)parameters->norm_max;
+    if (parameters->to == 0)
+        TRY(keep_type(cleaner->set, &cleaner->format.to));
+    *ops = (struct ops){.format = cleaner->format,
+                        .scaled = true,
+                        .norm_min = (float)parameters->norm_min,
+                        .norm_max = (float)parameters->norm_max,
+                        .row_bytes = embeddings_row_bytes(cleaner->set),
+                        .set = cleaner->set,
+                        .control = &cleaner->control,
+                        .async = true,
+                        .pool = true,
+                        .ring = RING,
+                        .chunk_bytes = CHUNK_BYTES};
     cleaner->encoding = (enum encoding)parameters->encoding;
-    cleaner->row_bytes = cleaner->set->columns * dtype_bytes(from);
+    return check_encoding(cleaner);
+}
+
+/* Opens the set, and checks that the options fit it. */
+static enum status open_set(const struct embeddings_parameters *parameters, struct cleaner *cleaner)
+{
+    TRY(embeddings_open(parameters->source, parameters->tensor ? parameters->tensor : "", &cleaner->set));
+    if (cleaner->set->rows == 0)
+        return status_set(STATUS_FAILED, "%s: all its tensors have 0 rows; name files with rows",
+                          parameters->source);
+    const uint64_t align = parameters->align ? parameters->align : 1;
+    enum status status = embeddings_align(cleaner->set, (uint32_t)align);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--align");
+    TRY(fill_cleaner(parameters, cleaner));
+    if (cleaner->format.to != OPS_F32)
+        embeddings_warn_idle(cleaner->format.columns, 0,
+                             "pad them with --align 8, if a GPU will train on them");
+    return STATUS_OK;
 }
 
 static enum status embeddings_source_open(const struct source_request *request, struct source_facts *facts,
                                           void **state)
 {
+    static const bool steps[OPS_STEPS] = {[OPS_CONVERT] = true};
     const struct embeddings_parameters *parameters = request->parameters;
     TRY(check_options(request));
     struct cleaner *cleaner = *state = calloc(1, sizeof *cleaner);
     TRY(ALLOCATED(cleaner, "out of memory"));
-    cleaner->threads = request->resources.threads;
-    TRY(embeddings_open(parameters->source, parameters->tensor ? parameters->tensor : "", &cleaner->set));
-    if (cleaner->set->rows == 0)
-        return status_set(STATUS_FAILED, "%s: all its tensors have 0 rows; name files with rows",
-                          parameters->source);
-    fill_cleaner(parameters, cleaner);
-    TRY(check_encoding(cleaner));
+    cleaner->resources = request->resources;
+    TRY(choose_variant(cleaner, parameters->variant));
     TRY(guard_open(&cleaner->guard));
+    guard_fill(&cleaner->guard);
+    TRY(open_set(parameters, cleaner));
     TRY(allocate(cleaner));
     TRY(choose_rows(cleaner, parameters->dedup));
     size_t bytes = ops_value_bytes(cleaner->format.to, cleaner->format.columns) +
@@ -404,7 +591,11 @@ static enum status embeddings_source_open(const struct source_request *request, 
         checksum_whole((const uint8_t *)cleaner->hashes, cleaner->set->rows * sizeof *cleaner->hashes);
     free(cleaner->hashes);
     cleaner->hashes = NULL;
-    return find_starts(cleaner, facts->samples);
+    TRY(find_starts(cleaner, facts->samples));
+    cleaner->ops.format = cleaner->format;
+    return begin_runs(cleaner, steps,
+                      cleaner->kept_count < cleaner->rows_per_file ? cleaner->kept_count
+                                                                   : cleaner->rows_per_file);
 }
 
 static const char *const encodings[] = {"safetensors", "npy", NULL};
@@ -413,10 +604,16 @@ static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nv
 #define AT(field) offsetof(struct embeddings_parameters, field)
 static const struct option_spec options[] = {
     {"source", "PATHS", OPTION_TEXT, AT(source),
-     .help = "files (.npy, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated by ','; "
+     .help = "files (.npy, .npz, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated "
+             "by ','; "
              "shell patterns are allowed"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
      .help = "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
+    {"variant", "NAME", OPTION_TEXT, AT(variant),
+     .help = "variant of ops that checks, hashes and converts the rows: ops-naive, ops-omp, ops-cuda or "
+             "ops-fused; the files are the same (default: ops-omp)"},
+    {"align", "N", OPTION_COUNT, AT(align), .minimum = 1, .maximum = 1024, .column = COLUMN,
+     .help = "pad rows with zeros to a multiple of N values, as tensor cores need it: 8 or 16"},
     {"norm-min", "X", OPTION_REAL, AT(norm_min), .fallback = "0.1", .maximum = OPS_NORM_MOST,
      .column = COLUMN, .help = "smallest valid norm: 0, or at least 1e-15; other rows are dropped"},
     {"norm-max", "X", OPTION_REAL, AT(norm_max), .fallback = "100", .minimum = OPS_NORM_LEAST,

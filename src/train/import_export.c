@@ -183,7 +183,7 @@ static enum status check_tensor(const struct tensor *tensor, const struct model 
                           wanted->name, others, model->name, ours);
     if (tensor->fault)
         return status_set(STATUS_USAGE, "its %s cannot be read: %s", wanted->name, tensor->fault);
-    if (!tensor->readable || tensor->dtype != DTYPE_F32)
+    if (tensor->code != TENSOR_PLAIN || tensor->dtype != DTYPE_F32)
         return status_set(STATUS_USAGE, "its %s is of type %s; convert all tensors to 32-bit floats",
                           wanted->name, tensor->type);
     return STATUS_OK;
@@ -241,8 +241,7 @@ static enum status read_tensors(const struct tensor_file *file, const struct mod
                   "out of memory for its parameters"));
     for (uint32_t t = 0; t < count; t++) {
         const struct model_tensor *tensor = &theirs.tensors[t];
-        TRY(tensor_file_read(file, find(file, tensor->name)->offset,
-                             checkpoint->state.parameters + tensor->first, tensor->values * sizeof(float)));
+        TRY(tensor_read(file, find(file, tensor->name), checkpoint->state.parameters + tensor->first));
     }
     return STATUS_OK;
 }
@@ -270,7 +269,7 @@ enum status init_take(const char *path, const struct model *model, float *parame
         return status_set(
             STATUS_USAGE,
             "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
-            ".safetensors, .pt, .pth or .pth.tar",
+            ".npz, .safetensors, .pt, .pth or .pth.tar",
             path);
     if (tensors && access(path, F_OK) != 0)
         return status_set(STATUS_USAGE, "--init %s: %s", path, strerror(errno));
