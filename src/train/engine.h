@@ -447,6 +447,9 @@ struct train_totals {
     uint64_t delivered;       /* sum of stream_batch.read of this rank's samples, modulo 2^64 */
     uint64_t read_bytes;      /* read from files, also for later steps */
     double stall_s, decode_s; /* seconds of waiting for the stream; seconds of decoding, of all threads */
+    /* Only of the engines in naive.c: sum over the samples of the Euclidean norm of the derivatives of the
+     * step's mean loss by the sample's logits. */
+    double slopes;
 };
 
 /* Sums over the steps since the last call of totals(), possibly slightly out of date. The fields may come

@@ -259,7 +259,12 @@ static void take_loss(struct naive *naive, const struct target *target, uint32_t
     const struct train *train = naive->train;
     const uint32_t last = train->model->layer_count - 1;
     const real *logits = output_of(naive, naive->outputs, last, j);
-    *loss += sample_loss(train, logits, target, total, output_of(naive, naive->deltas, last, j));
+    real *deltas = output_of(naive, naive->deltas, last, j);
+    double squares = 0;
+    *loss += sample_loss(train, logits, target, total, deltas);
+    for (uint32_t k = 0; k < train->model->classes; k++)
+        squares += (double)deltas[k] * deltas[k];
+    naive->totals.slopes += sqrt(squares);
     naive->totals.samples += target->label != DATA_MASKED;
     naive->totals.correct += largest_logit(logits, train->model->classes) == target->label;
 }
