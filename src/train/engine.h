@@ -447,9 +447,6 @@ struct train_totals {
     uint64_t delivered;       /* sum of stream_batch.read of this rank's samples, modulo 2^64 */
     uint64_t read_bytes;      /* read from files, also for later steps */
     double stall_s, decode_s; /* seconds of waiting for the stream; seconds of decoding, of all threads */
-    /* Only of the engines in naive.c: sum over the samples of the Euclidean norm of the derivatives of the
-     * step's mean loss by the sample's logits. */
-    double slopes;
 };
 
 /* Sums over the steps since the last call of totals(), possibly slightly out of date. The fields may come
@@ -567,6 +564,10 @@ FDSL_C_BEGIN
 
 /* The reference (src/train/naive.c). In float it is the engine of train-naive; in double it is the oracle. */
 extern const struct engine engine_naive, engine_oracle;
+
+/* Returns the sum over the samples of all steps since the last call: the Euclidean norm of the derivatives of
+ * the step's mean loss by the logits of the sample. `oracle` is a state of engine_oracle. */
+double oracle_slopes(void *oracle);
 
 /* Runs the reference's forward pass with the parameters of `from` over the samples of a step. Sets `*layer`
  * to the name of the first layer that outputs a non-finite value, or to "the loss" if none does. */

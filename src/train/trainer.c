@@ -1074,7 +1074,7 @@ static void compare_losses(struct trainer *trainer, const struct train_totals *m
  * the logit of its class is p - 1, divided by the samples of the step. In floats, p is a quotient whose
  * divisor adds up terms of all classes, so near 1 it has an error of up to classes + 1 half ulps, whatever
  * the size of 1 - p. Gradients and changes are linear in these derivatives: they have the same relative
- * error. `slopes` is that of the oracle's totals. */
+ * error. `slopes` is from oracle_slopes(). */
 static double drift_bound(const struct trainer *trainer, uint32_t steps, double slopes)
 {
     const double lost = (trainer->train.model->classes + 1.0) * HALF_ULP * steps;
@@ -1118,7 +1118,6 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
                                    struct train_state *theirs)
 {
     uint32_t steps = train_steps(&trainer->train), epoch = trainer->now.history.epochs;
-    double slopes = 0;
     TRY(engine_oracle.set(oracle, begin));
     TRY(trainer_set(trainer, begin));
     for (uint32_t i = first; i < first + count; i++) {
@@ -1126,11 +1125,10 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
         TRY(take_step(trainer, epoch + i / steps, i % steps, &own));
         TRY(comm_agree(take_exact_step(oracle, epoch + i / steps, i % steps, i + 1, &exact)));
         compare_losses(trainer, &own, &exact);
-        slopes += exact.slopes;
     }
     TRY(trainer_get(trainer, mine));
     TRY(engine_oracle.get(oracle, theirs));
-    note_astray(trainer, count, drift_bound(trainer, count, slopes), begin, mine, theirs);
+    note_astray(trainer, count, drift_bound(trainer, count, oracle_slopes(oracle)), begin, mine, theirs);
     return trainer_combine_found(&trainer->found);
 }
 
