@@ -1010,6 +1010,14 @@ Test(lib_stream, warnings_are_returned_and_not_printed)
     source = opened_source("f");
     cr_expect_str_eq(fdsl_warnings(), "");
     fdsl_source_close(source);
+    EXPECT(0, "mkdir p && cp -r f p/val && cp -r f p/train");
+    source = opened_source("p");
+    cr_expect(strstr(fdsl_warnings(),
+                     "its folders train and val become classes; if they contain class folders, "
+                     "name one of them, such as ") &&
+                  strstr(fdsl_warnings(), "p/train"),
+              "%s", fdsl_warnings());
+    fdsl_source_close(source);
     fclose(printed);
 }
 #endif
