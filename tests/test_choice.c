@@ -409,8 +409,9 @@ Test(choice, training_and_test_sets_have_the_same_class_folders)
     expect_refused(1, "two/train/00: the class folder has no image, so ImageFolder refuses the data set",
                    "mkdir two/train/00 two/val/00 && " TRAIN "--data two");
     EXPECT(0, TRAIN "--data two --on-error skip");
-    cr_expect(says("--data two: 1 of 4 classes has no sample (the first: class 1); labels begin at 0"), "%s",
-              out);
+    cr_expect(says("--data two: the largest label is 3, so there are 4 classes; 1 of them has no sample (the "
+                   "first: class 1)"),
+              "%s", out);
     EXPECT(0, "rmdir two/train/00 two/val/00 && $P --prepare p --from dataset --source two");
     cr_expect(says("two: its folders train and val become classes"), "%s", out);
     EXPECT(0, "mv two/val/2 two/val/3");

@@ -962,7 +962,8 @@ Test(lib_stream, messages_name_fields)
         {"half.tar", NULL, NULL, "resize", NULL, "as bytes"},
         {"two.tar", NULL, "json:b", "resize", NULL, "with label json:FIELD"},
         {"two.tar", NULL, "txt", "resize", NULL, "with label"},
-        {"two.tar", "gif", NULL, "resize", NULL, "for image gif"},
+        {"two.tar", "gif", NULL, "resize", NULL, "for image gif; its members are: json, png, txt"},
+        {"two.tar", NULL, "lbl;cls", "resize", NULL, "for label lbl;cls; its members are: json, png, txt"},
         {"two.tar", "png:a", NULL, "resize", NULL, "which only label can"},
         {"empty", NULL, NULL, "resize", NULL, "no samples found"},
         {"lacks", NULL, NULL, "resize", NULL, "read the data set as shards"},
@@ -1045,6 +1046,14 @@ Test(lib_stream, warnings_are_returned_and_not_printed)
     fdsl_source_close(source);
     source = opened_source("f");
     cr_expect_str_eq(fdsl_warnings(), "");
+    fdsl_source_close(source);
+    EXPECT(0, "mkdir p && cp -r f p/val && cp -r f p/train");
+    source = opened_source("p");
+    cr_expect(strstr(fdsl_warnings(),
+                     "its folders train and val become classes; if they contain class folders, "
+                     "name one of them, such as ") &&
+                  strstr(fdsl_warnings(), "p/train"),
+              "%s", fdsl_warnings());
     fdsl_source_close(source);
     fclose(printed);
 }

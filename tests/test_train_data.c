@@ -169,12 +169,13 @@ Test(train_data, idx_files_are_read_and_their_faults_reported)
     expect_refusal(2, ON "--train-size 21", "--train-size 21: there are only 20");
     expect_refusal(
         2, ON "--classes 4",
-        "--data m: its largest label is 9, but there are only 4 classes; give --classes 10 or more\n");
+        "m/train-images-idx3-ubyte: offset 340: sample '000009': its label is 9, the largest of the "
+        "data, but there are only 4 classes; give --classes 10 or more\n");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 19, 9);
     expect_refusal(1, ON, "does not hold one label for each of the 20 images");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
-    expect_refusal(2, ON,
-                   "its largest label is 11, but there are only 10 classes; give --classes 12 or more");
+    expect_refusal(
+        2, ON, "its label is 11, the largest of the data, but there are only 10 classes; give --classes 12");
     EXPECT(0, "$P --variant train-naive " ON "--classes 12");
     put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
     expect_refusal(1, ON, "not an IDX file");
@@ -500,8 +501,37 @@ Test(train_data, the_message_about_sizes_names_a_remedy)
     expect_refusal(2, "--model logreg --data m --on-error skip",
                    "bench: m/k30.npy: sample 'k30': it is u8 of");
     expect_refusal(2, "--model logreg --data m --out-res 8 --channels 1 --fit random-resized-crop",
-                   "needs images of one size and number of channels: use --fit resize");
+                   "channels: use --feed load, which crops images of any size, or --fit resize");
+    EXPECT(0,
+           "$P --variant train-naive --model logreg --epochs 1 --batch 8 --data m --out-res 8 --channels 1 "
+           "--fit random-resized-crop --feed load");
     EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --batch 8 --data m --out-res 8");
+}
+
+/* A label that is no class is reported with its sample, whichever feed reads it. Labels with gaps are one
+ * warning, which says how many classes they imply. */
+Test(train_data, messages_about_labels_name_the_sample_and_the_classes)
+{
+    static const char *const feeds[] = {"stored", "load"};
+    EXPECT(0,
+           "$P --prepare d --from digits --samples 40 --encode png --shards 1 && mkdir u m gap && "
+           "tar xf d/*.tar -C u && "
+           "for f in u/*[02468].cls; do echo 0 >$f; done && for f in u/*[13579].cls; do echo 1 >$f; done && "
+           "echo 900 >u/000031.cls && tar cf gap/gap.tar -C u --sort=name . && "
+           "echo 90000000 >u/000031.cls && tar cf m/m.tar -C u --sort=name .");
+    for (size_t i = 0; i < COUNT_OF(feeds); i++) {
+        char options[200];
+        snprintf(options, sizeof options, "--model logreg --epochs 1 --data m --feed %s", feeds[i]);
+        expect_refusal(1, options, "31': its label 90000000 is not a class from 0 to 16777215; --on-error ");
+        cr_expect(strstr(out, "m/m.tar: offset "), "%s", out);
+        snprintf(options, sizeof options, "--model logreg --epochs 1 --data gap --classes 9 --feed %s",
+                 feeds[i]);
+        expect_refusal(2, options, "31': its label is 900, the largest of the data, but there are only 9");
+        EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --data gap --feed %s 2>&1", feeds[i]);
+        cr_expect(strstr(out, "the largest label is 900, so there are 901 classes; 898 of them have no "
+                              "sample (the first: class 2)"),
+                  "%s", out);
+    }
 }
 
 /* A half-precision value that is not finite must be reported when it is read, and not later as a bad learning

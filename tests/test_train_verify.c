@@ -187,6 +187,92 @@ Test(train_verify, a_warning_names_the_wrong_tensors, .init = cr_redirect_stderr
     net_close(&net);
 }
 
+/* Makes the change of each call twice as large, as wrong gradients would. */
+static struct train_state before_steps, after_steps;
+static size_t state_values;
+
+static enum status steps_doubled(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    TRY(engine_naive.get(state, &before_steps));
+    TRY(engine_naive.steps(state, epoch, first, count));
+    TRY(engine_naive.get(state, &after_steps));
+    for (size_t i = 0; i < state_values; i++)
+        after_steps.parameters[i] += after_steps.parameters[i] - before_steps.parameters[i];
+    return engine_naive.set(state, &after_steps);
+}
+
+/* Opens a network with initial parameters that classify all samples. */
+static void open_trained(struct net *net)
+{
+    net_open(net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 12, 6, 0);
+    state_values = net->model.arena_values;
+    cr_assert(train_state_for(&net->train, &before_steps) && train_state_for(&net->train, &after_steps));
+    for (uint32_t epoch = 0; epoch < 80; epoch++)
+        must(engine_naive.steps(net->state, epoch, 0, train_steps(&net->train)));
+    must(engine_naive.get(net->state, &after_steps));
+    memcpy(net->initial, after_steps.parameters, state_values * sizeof *net->initial);
+}
+
+/* Makes the losses of a trained network smaller: scales the weights of its last layer. */
+static void sharpen(const struct net *net)
+{
+    const struct model_tensor *weight = &net->model.tensors[net->model.tensor_count - 2];
+    for (size_t i = weight->first; i < weight->first + weight->values; i++)
+        net->initial[i] *= 1.5f;
+}
+
+/* Where the losses are almost 0, the rounding of probabilities near 1 is as large as the gradients or larger.
+ * That is no fault, but these are: a parameter that moved, and changes twice as large where the gradients are
+ * still larger than the rounding. */
+Test(train_verify, gradients_below_the_rounding_of_probabilities_are_no_fault)
+{
+    struct engine drifting = engine_naive, doubling = engine_naive;
+    struct net net;
+    drifting.get = get_off;
+    doubling.steps = steps_doubled;
+    open_trained(&net);
+    for (int sharper = 0; sharper < 5; sharper++) {
+        cr_expect_eq(wrong_of(&engine_naive, &net, 10), 0, "%d: %s", sharper, verdict);
+        cr_expect_gt(wrong_of(&drifting, &net, 10), 0, "%d: %s", sharper, verdict);
+        if (sharper < 3)
+            cr_expect_gt(wrong_of(&doubling, &net, 10), 0, "%d: %s", sharper, verdict);
+        sharpen(&net);
+    }
+    train_state_free(&before_steps);
+    train_state_free(&after_steps);
+    net_close(&net);
+}
+
+/* Adam divides gradients by their size, so it also scales their rounding up. */
+Test(train_verify, vanished_gradients_of_adam_are_no_fault)
+{
+    const struct resources resources = {.threads = 1};
+    struct net net;
+    struct run_time unused;
+    struct train_epoch epoch;
+    uint64_t wrong;
+    void *trainer;
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 12, 6, 0);
+    net.train.optimizer =
+        (struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
+    net.train.schedule.rate = 0.009;
+    struct train_job job = job_of(&net);
+    job.epochs = 400;
+    must(trainer_open(&engine_naive, &resources, &job, &trainer));
+    for (uint32_t i = 1; i <= job.epochs; i++) {
+        must(trainer_run(trainer, 1, &unused));
+        if (i % 100 == 0) {
+            must(trainer_verify(NULL, NULL, trainer, 1, &wrong));
+            trainer_verdict(NULL, trainer, verdict, sizeof verdict);
+            cr_expect_eq(wrong, 0, "%s", verdict);
+        }
+        must(trainer_finish(trainer, &epoch));
+    }
+    cr_expect_lt(epoch.loss, 1e-7);
+    trainer_close(trainer);
+    net_close(&net);
+}
+
 /* ---- Timed epochs are verified ---- */
 
 /* The engines below omit steps or discard their results, but claim to have used all TIMED_SAMPLES samples, in

@@ -488,6 +488,10 @@ def test_opening_prints_nothing(digits: pathlib.Path, capfd: Any, tmp_path: path
     (tmp_path / "f" / "0000" / "readme.txt").write_text("")
     with pytest.warns(RuntimeWarning, match="ignored 1 of"):
         fdsl.Folder(tmp_path / "f")
+    shutil.copytree(digits / "f", tmp_path / "p" / "train")
+    shutil.copytree(digits / "f", tmp_path / "p" / "val")
+    with pytest.warns(RuntimeWarning, match="folders train and val become classes.*such as .*/train"):
+        fdsl.Folder(tmp_path / "p")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fdsl.Folder(digits / "f")

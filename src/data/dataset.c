@@ -244,13 +244,21 @@ enum status dataset_at(const struct dataset *dataset, const struct dataset_sampl
                : status_prefix(status, "%s/%s: sample '%s'", dataset->path, name, sample->key);
 }
 
+/* Lists the extensions of a sample, at most DATASET_MEMBERS_MAX of them. Returns their number. */
+static uint32_t extensions_of(const struct dataset *dataset, const struct dataset_sample *sample,
+                              const char *extensions[DATASET_MEMBERS_MAX])
+{
+    const uint32_t count = sample->members < DATASET_MEMBERS_MAX ? sample->members : DATASET_MEMBERS_MAX;
+    for (uint32_t m = 0; m < count; m++)
+        extensions[m] = dataset->members[sample->member + m].extension;
+    return count;
+}
+
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,
                           const struct member_list *list, const char *option)
 {
     const char *extensions[DATASET_MEMBERS_MAX];
-    for (uint32_t m = 0; m < sample->members; m++)
-        extensions[m] = dataset->members[sample->member + m].extension;
-    return members_lack(list, option, extensions, sample->members);
+    return members_lack(list, option, extensions, extensions_of(dataset, sample, extensions));
 }
 
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
@@ -291,10 +299,7 @@ void dataset_close(struct dataset *dataset)
 bool dataset_looks_split(const struct dataset *dataset, const struct dataset_sample *sample)
 {
     const char *extensions[DATASET_MEMBERS_MAX];
-    const uint32_t count = sample->members < DATASET_MEMBERS_MAX ? sample->members : DATASET_MEMBERS_MAX;
-    for (uint32_t m = 0; m < count; m++)
-        extensions[m] = dataset->members[sample->member + m].extension;
-    return members_look_split(extensions, count);
+    return members_look_split(extensions, extensions_of(dataset, sample, extensions));
 }
 
 /* Collects the extensions of a sample. Upper and lower case do not matter, so "cls" and "CLS" are the same.
@@ -720,6 +725,33 @@ static enum status check_empty_classes(const struct dataset *dataset)
     return STATUS_OK;
 }
 
+/* Returns whether a sample has a member that a list names. */
+static bool has_member(const struct dataset *dataset, const struct dataset_sample *sample,
+                       const struct member_list *list)
+{
+    const char *extensions[DATASET_MEMBERS_MAX];
+    const uint32_t count = extensions_of(dataset, sample, extensions);
+    const struct member_rule *rule;
+    members_find(list, extensions, count, dataset_class_of(dataset, sample->key) != LABEL_NONE, &rule);
+    return rule != NULL;
+}
+
+/* Refuses --image and --label if no sample has such a member. Otherwise, all samples would be skipped or
+ * masked. */
+static enum status check_choice(const struct dataset *dataset)
+{
+    const struct member_list *const lists[] = {&dataset->choice.image, &dataset->choice.label};
+    for (int i = 0; dataset->chosen && (dataset->skip || dataset->incomplete) && i < 2; i++) {
+        bool found = !lists[i]->given || dataset->sample_count == 0;
+        for (uint32_t n = 0; !found && n < dataset->sample_count; n++)
+            found = has_member(dataset, &dataset->samples[n], lists[i]);
+        if (!found)
+            return dataset_at(dataset, dataset->samples, &dataset->members[dataset->samples->member],
+                              dataset_lacks(dataset, dataset->samples, lists[i], i ? "label" : "image"));
+    }
+    return STATUS_OK;
+}
+
 /* Reads the samples, and chooses those that are held out. With dataset->only_held, chooses them first. */
 static enum status read_and_hold_out(struct dataset *dataset)
 {
@@ -741,6 +773,7 @@ enum status dataset_check(const char *url, struct dataset *dataset)
     char path[PATH_MAX]; /* without secrets */
     remote_shown(url, path, sizeof path);
     TRY(check_empty_classes(dataset));
+    TRY(check_choice(dataset));
     TRY(read_and_hold_out(dataset));
     if (!dataset->shards)
         drop_files(dataset);

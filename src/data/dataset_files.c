@@ -445,6 +445,21 @@ static void find_empty_classes(struct dataset *dataset, const struct files *file
     }
 }
 
+/* Warns if class folders have the names of parts of a data set, such as `train` and `val`. */
+static void warn_of_parts(struct dataset *dataset)
+{
+    static const char *const parts[] = {"train", "training", "test", "testing", "val", "valid", "validation"};
+    const char *found[2] = {NULL, NULL};
+    for (size_t p = 0; p < COUNT_OF(parts); p++)
+        for (uint32_t c = 0; !found[1] && c < dataset->class_count; c++)
+            if (strcasecmp(dataset->classes[c], parts[p]) == 0)
+                found[found[0] != NULL] = dataset->classes[c];
+    if (found[1] && dataset_warns(dataset))
+        status_warn("%s: its folders %s and %s become classes; if they contain class folders, name one of "
+                    "them, such as %s/%s",
+                    dataset->path, found[0], found[1], dataset->path, found[0]);
+}
+
 /* A file whose name is that of a sample with another extension, such as its label. */
 struct sidecar {
     uint32_t sample; /* number in files->items */
@@ -573,6 +588,7 @@ static enum status open_images(struct dataset *dataset, const struct dataset_nam
     qsort(files->items, files->count, sizeof *files->items, in_order);
     TRY(add_samples(dataset, files));
     warn_of_others(dataset, names, files);
+    warn_of_parts(dataset);
     find_empty_classes(dataset, files);
     return STATUS_OK;
 }

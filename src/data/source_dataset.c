@@ -429,20 +429,6 @@ static uint64_t identify(const struct dataset *dataset)
     return identity;
 }
 
-/* Warns if the class folders are the parts of a data set, such as `train` and `val`, and not its classes. */
-static void warn_of_parts(const struct dataset *dataset)
-{
-    static const char *const parts[] = {"test", "train", "val", "valid", "validation"};
-    uint32_t found = 0;
-    for (uint32_t c = 0; c < dataset->class_count; c++)
-        for (size_t p = 0; p < COUNT_OF(parts); p++)
-            found += strcasecmp(dataset->classes[c], parts[p]) == 0;
-    if (found > 1 && found == dataset->class_count)
-        status_warn("%s: its folders %s and %s become classes; if each of them contains class folders, "
-                    "prepare each of them on its own",
-                    dataset->path, dataset->classes[0], dataset->classes[found - 1]);
-}
-
 /* Checks, before anything is written, that the copy's index can store every extension. */
 static enum status check_extensions(const struct dataset *dataset)
 {
@@ -569,8 +555,6 @@ static enum status dataset_source_open(const struct source_request *request, str
     copy->order = permutation_begin(parameters->permute, dataset->sample_count);
     if (request->target)
         TRY(check_extensions(dataset));
-    if (request->target)
-        warn_of_parts(dataset);
     facts->samples = dataset->listed;
     facts->sample_bytes = dataset->sample_count ? dataset->bytes / dataset->sample_count : 0;
     TRY(open_resizing(request, &copy->resizing, facts));

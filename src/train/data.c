@@ -270,6 +270,8 @@ static enum status take_list(const struct data_list *list, const struct source_r
             (uint32_t)(source_dataset_sample(reader, list->numbers[i]) - source_dataset_set(reader)->samples);
     memcpy(source->labels, list->labels, list->count * sizeof *list->labels);
     memcpy(set->labels, list->labels, list->count * sizeof *list->labels);
+    for (uint32_t i = 0; i < list->count; i++)
+        data_note_label(set, list->labels[i], list->numbers[i]);
     set->count = list->count;
     return STATUS_OK;
 }
@@ -431,6 +433,25 @@ static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS]
                      format, train->height, train->width, test->height, test->width);
 }
 
+/* If the number of classes is not known yet, sets it to the largest label plus one. Otherwise checks that all
+ * labels are below the number of classes. */
+static enum status count_classes(const struct source_reader readers[DATA_PARTS], struct data *data)
+{
+    const int part = data->sets[DATA_TEST].largest > data->sets[DATA_TRAIN].largest ? DATA_TEST : DATA_TRAIN;
+    const struct source_reader *reader = &readers[data->split ? DATA_TRAIN : part];
+    const struct data_set *set = &data->sets[part];
+    if (data->classes == 0)
+        data->classes = set->largest + 1;
+    if (set->largest < data->classes)
+        return STATUS_OK;
+    return reader->source->locate(reader->state, set->largest_number,
+                                  status_set(STATUS_USAGE,
+                                             "its label is %" PRIu32 ", the largest of the data, but there "
+                                             "are only %" PRIu32 " classes; give --classes %" PRIu32
+                                             " or more",
+                                             set->largest, data->classes, set->largest + 1));
+}
+
 /* Reads both sets from two data sets, or divides one. `paths` and `records` are as for open_readers(). */
 static enum status read_datasets(const struct data_request *request, const char *const paths[DATA_PARTS],
                                  const struct record_format *records, struct data *data)
@@ -442,6 +463,8 @@ static enum status read_datasets(const struct data_request *request, const char 
     data->split = !paths[DATA_TEST];
     for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
         status = read_part(request, readers, (enum data_part)part, data);
+    if (status == STATUS_OK)
+        status = count_classes(readers, data);
     if (status == STATUS_OK && !records)
         tell_skipped(request, readers, data);
     if (status == STATUS_OK && data->source) { /* the streams read from it */
@@ -644,25 +667,6 @@ static enum status check_sets(const struct data_request *request, struct data *d
     return STATUS_OK;
 }
 
-/* If the number of classes is not known yet, sets it to the largest label plus one. Otherwise checks that all
- * labels are below the number of classes. */
-static enum status count_classes(const struct data_request *request, struct data *data)
-{
-    uint32_t largest = 0;
-    for (int part = 0; part < DATA_PARTS; part++)
-        for (uint32_t i = 0; i < data->sets[part].count; i++)
-            if (data->sets[part].labels[i] > largest && data->sets[part].labels[i] != DATA_MASKED)
-                largest = data->sets[part].labels[i];
-    if (data->classes == 0)
-        data->classes = largest + 1;
-    return largest < data->classes
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--data %s: its largest label is %" PRIu32 ", but there are only %" PRIu32
-                            " classes; give --classes %" PRIu32 " or more",
-                            request->name, largest, data->classes, largest + 1);
-}
-
 #ifdef HAVE_XXHASH
 /* Returns a hash of the samples of the training set that a stream reads, without reading them. */
 static uint64_t hash_listed(const struct data *data)
@@ -737,7 +741,6 @@ enum status data_open(const struct data_request *request, struct data *data)
                                              : "has a test set of its own, so nothing is held out");
     if (!described)
         TRY(check_sets(request, data));
-    TRY(count_classes(request, data));
     identify(data);
     if (described)
         TRY(claim_all(request, data));
@@ -775,9 +778,10 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
         status_say("--data %s: %" PRIu32 " class%s a single sample, which is trained on and never tested",
                    name, single, single == 1 ? " has" : "es have");
     if (unseen)
-        status_warn("--data %s: %" PRIu32 " of %" PRIu32 " classes ha%s no sample (the first: class %" PRIu32
+        status_warn("--data %s: the largest label is %" PRIu32 ", so there are %" PRIu32 " classes; %" PRIu32
+                    " of them ha%s no sample (the first: class %" PRIu32
                     "); labels begin at 0, and class folders without a usable sample count as classes",
-                    name, unseen, data->classes, unseen == 1 ? "s" : "ve", first);
+                    name, data->classes - 1, data->classes, unseen, unseen == 1 ? "s" : "ve", first);
     if (data->classes == 1)
         status_warn(
             "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "

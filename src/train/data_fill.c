@@ -154,8 +154,8 @@ static enum status check_shape(const struct data *data, enum data_part part, con
             "of %ux%ux%ux%u%s",
             dtype_names[image->type], is.channels, is.depth, is.height, is.width, dtype_names[data->type],
             was->channels, was->depth, was->height, was->width,
-            canvas ? "; --fit random-resized-crop needs images of one size and number of channels: use "
-                     "--fit resize, or convert the files with another program"
+            canvas ? "; with --feed stored, --fit random-resized-crop needs images of one size and number of "
+                     "channels: use --feed load, which crops images of any size, or --fit resize"
                    : remedy);
     return is.channels <= DATA_CHANNELS_MAX
                ? STATUS_OK
@@ -358,9 +358,10 @@ static enum status add_batch(struct intake *batch, bool known, struct room *room
     parallel_for(batch->threads, batch->count, try_to_store, batch);
     for (uint64_t i = 0; i < batch->count; i++) {
         status = batch->failed[i] ? store(batch, i, batch->scratch) : STATUS_OK;
-        if (status == STATUS_OK)
+        if (status == STATUS_OK) {
+            data_note_label(set, set->labels[set->count + i], batch->numbers[i]);
             move_sample(batch, kept++, i);
-        else
+        } else
             TRY(skip(batch, name_sample(batch, i, status)));
     }
     set->count += kept;
@@ -400,7 +401,6 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
             return STATUS_FAILED;
         if (label > INT32_MAX)
             continue; /* a sample that is lost, or whose label cannot be read, has no turn */
-        TRY(label_check((int32_t)label, CLASSES_MAX));
         sizes[turns[i] = counts[label]++]++;
     }
     for (; sizes[last] && sizes[last] <= limit; last++)
@@ -598,6 +598,8 @@ static enum status list_sample(const struct source_reader *reader, uint64_t numb
     const uint64_t found = reader->source->label(reader->state, number); /* a failure sets the message */
     uint32_t label = (uint32_t)found;
     enum status status = found > INT32_MAX ? STATUS_FAILED : label_check((int32_t)label, CLASSES_MAX);
+    if (status != STATUS_OK && found <= INT32_MAX && reader->source->locate)
+        reader->source->locate(reader->state, number, status);
     if (status != STATUS_OK && !data->masks)
         return tolerate(data, status);
     if (status != STATUS_OK)

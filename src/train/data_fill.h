@@ -30,6 +30,15 @@ FDSL_C_BEGIN
  * the memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
+/* Notes the label of sample `number` of the source, if it is the largest of the set so far. */
+static inline void data_note_label(struct data_set *set, uint32_t label, uint64_t number)
+{
+    if (label == DATA_MASKED || label <= set->largest)
+        return;
+    set->largest = label;
+    set->largest_number = number;
+}
+
 /* Appends the samples in `range` of an open source to set `part`, at most `limit` of them. For class folders,
  * chooses `limit` samples by taking the classes in turn, and adds them in the order of the source. The first
  * sample of `data` sets the shape and the type. `threads` threads decode. STATUS_FAILED, with the sample's

@@ -565,6 +565,10 @@ FDSL_C_BEGIN
 /* The reference (src/train/naive.c). In float it is the engine of train-naive; in double it is the oracle. */
 extern const struct engine engine_naive, engine_oracle;
 
+/* Returns the sum over the samples of all steps since the last call: the Euclidean norm of the derivatives of
+ * the step's mean loss by the logits of the sample. `oracle` is a state of engine_oracle. */
+double oracle_slopes(void *oracle);
+
 /* Runs the reference's forward pass with the parameters of `from` over the samples of a step. Sets `*layer`
  * to the name of the first layer that outputs a non-finite value, or to "the loss" if none does. */
 enum status naive_find_bad_layer(const struct train *train, const struct train_state *from, uint32_t epoch,

@@ -45,6 +45,7 @@ struct naive {
     struct mix mix;    /* of the step */
     struct feed feed;
     struct train_totals totals;
+    double slopes;              /* see oracle_slopes() */
     struct published published; /* copy of `totals` after the latest step, for progress() */
     uint64_t bytes;
 };
@@ -259,7 +260,12 @@ static void take_loss(struct naive *naive, const struct target *target, uint32_t
     const struct train *train = naive->train;
     const uint32_t last = train->model->layer_count - 1;
     const real *logits = output_of(naive, naive->outputs, last, j);
-    *loss += sample_loss(train, logits, target, total, output_of(naive, naive->deltas, last, j));
+    real *deltas = output_of(naive, naive->deltas, last, j);
+    double squares = 0;
+    *loss += sample_loss(train, logits, target, total, deltas);
+    for (uint32_t k = 0; k < train->model->classes; k++)
+        squares += (double)deltas[k] * deltas[k];
+    naive->slopes += sqrt(squares);
     naive->totals.samples += target->label != DATA_MASKED;
     naive->totals.correct += largest_logit(logits, train->model->classes) == target->label;
 }
@@ -677,9 +683,20 @@ const struct engine
         .memory_bytes = naive_memory_bytes,
 };
 
+#ifdef FDSL_DOUBLE
+
+double oracle_slopes(void *oracle)
+{
+    struct naive *naive = oracle;
+    const double slopes = naive->slopes;
+    naive->slopes = 0;
+    return slopes;
+}
+
+#else
+
 /* ---- Non-finite values ---- */
 
-#ifndef FDSL_DOUBLE
 /* Returns the first layer with a non-finite output for any sample; layer_count if there is none. */
 static uint32_t bad_layer(const struct naive *naive, uint32_t count)
 {

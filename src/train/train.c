@@ -824,13 +824,15 @@ static enum status check_augments(const struct opened *opened, const struct engi
 {
     const struct augment *augment = &opened->job.train.augment;
     const bool simple = !augment_computes(augment) && augment->erasing <= 0;
+    const bool crops = augment->crop && !opened->job.pipeline.stages && !data_is_generated(opened->job.data);
     return simple || (engine->augments && !opened->job.pipeline.stages)
                ? STATUS_OK
                : status_set(
                      STATUS_USAGE,
                      "it augments samples only by --shift and --flip; drop --fit "
                      "random-resized-crop, --rand-augment, --erasing and --repeats, or use train-cuda, "
-                     "train-vit, train-omp or train-naive with --parallel data");
+                     "train-vit, train-omp or train-naive with --parallel data%s",
+                     crops ? "; with --feed load, images are cropped for every variant" : "");
 }
 
 static enum status train_accepts(const void *input, const struct variant *variant)

@@ -1,6 +1,7 @@
 #include "train/job.h"
 #include "train/trainer.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -26,6 +27,7 @@ struct found {
     /* For messages, of wrong tensors: the largest error of the change, and the error of the optimizer's first
      * moments in that comparison. Both are relative to the oracle's change. */
     double drift[MODEL_TENSORS_MAX], moment_drift[MODEL_TENSORS_MAX];
+    double most; /* the bound that the last of them exceeded */
 };
 
 struct trainer {
@@ -974,11 +976,9 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
 #define STRETCH 5
 /* Maximum number of attempts at a step that overflows. More than enough: the loss scale reaches its minimum
  * sooner. */
-#define VERIFY_TRIES 32
-/* Bound of the error of a moving average after STRETCH steps, relative to its norm: a few roundings of a
- * float. */
-#define AVERAGE_ROUNDING 2e-7
-#define ASTRAY_LISTED    8 /* maximum number of wrong tensors in a warning */
+#define VERIFY_TRIES  32
+#define HALF_ULP      (FLT_EPSILON / 2) /* largest relative error of rounding to a float */
+#define ASTRAY_LISTED 8                 /* maximum number of wrong tensors in a warning */
 
 static uint32_t count_astray(const struct found *found)
 {
@@ -999,13 +999,14 @@ struct compared {
 };
 
 /* Returns the Euclidean norm of the error of a tensor's change, relative to the norm of the oracle's change;
- * NaN if a value is NaN. With `skips`, leaves out idle values. Leaves out values for which the error of
- * `moments` is as large as the moment, unless `moments` is NULL. */
-static double drift_of(const struct model_tensor *tensor, bool skips, const struct compared *of,
-                       const struct compared *moments)
+ * NaN if a value is NaN. First subtracts from the error what `steps` steps that store floats may round: where
+ * gradients vanish, the changes are smaller than that. With `skips`, leaves out idle values. Leaves out
+ * values for which the error of `moments` is as large as the moment, unless `moments` is NULL. */
+static double drift_of(const struct model_tensor *tensor, uint32_t steps, bool skips,
+                       const struct compared *of, const struct compared *moments)
 {
     const size_t idle = tensor->first + tensor->idle_first;
-    double off = 0, way = 0;
+    double off = 0, way = 0, norm = 0;
     for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
         if (skips && i >= idle && i < idle + tensor->idle_values)
             continue;
@@ -1014,20 +1015,11 @@ static double drift_of(const struct model_tensor *tensor, bool skips, const stru
             continue;
         off += ((double)of->mine[i] - of->theirs[i]) * ((double)of->mine[i] - of->theirs[i]);
         way += ((double)of->theirs[i] - of->begin[i]) * ((double)of->theirs[i] - of->begin[i]);
-    }
-    return off == 0 ? 0 : sqrt(off / way);
-}
-
-/* Returns whether the error of a tensor's moving average is larger than a few roundings. In a few steps, an
- * average changes so little that its own rounding also matters. */
-static bool average_is_off(const struct model_tensor *tensor, const struct compared *of)
-{
-    double off = 0, norm = 0;
-    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
-        off += ((double)of->mine[i] - of->theirs[i]) * ((double)of->mine[i] - of->theirs[i]);
         norm += (double)of->theirs[i] * of->theirs[i];
     }
-    return !(sqrt(off) <= AVERAGE_ROUNDING * sqrt(norm));
+    /* Each step of the engine rounds once, and so does the oracle's final state. */
+    const double error = sqrt(off) - (steps + 1) * HALF_ULP * sqrt(norm);
+    return error <= 0 ? 0 : error / sqrt(way);
 }
 
 /* Marks the parameter tensors whose change from `begin` differs too much from the oracle's. Adam and AdamW
@@ -1040,28 +1032,28 @@ static bool average_is_off(const struct model_tensor *tensor, const struct compa
  * shows whether the gradients are right. If it is within the bound, the values of which not even the sign of
  * the moment is certain do not count. A wrong gradient exceeds the bound of the moments; a wrong update
  * exceeds that of the remaining values. */
-static void note_astray(struct trainer *trainer, const struct train_state *begin,
+static void note_astray(struct trainer *trainer, uint32_t steps, double most, const struct train_state *begin,
                         const struct train_state *mine, const struct train_state *theirs)
 {
     const struct train *train = &trainer->job->train;
     const bool skips = optimizer_moments(train->optimizer.kind) > 1;
-    const double most = trainer->bounds.drift;
     const struct compared parameters = {begin->parameters, mine->parameters, theirs->parameters};
     const struct compared moments = {begin->m, mine->m, theirs->m};
     const struct compared averages = {begin->ema, mine->ema, theirs->ema};
     struct found *found = &trainer->found;
     for (uint32_t t = 0; t < train->model->tensor_count; t++) {
         const struct model_tensor *tensor = &train->model->tensors[t];
-        const double drift = drift_of(tensor, skips, &parameters, NULL);
-        const double moved = drift_of(tensor, skips, &moments, NULL);
+        const double drift = drift_of(tensor, steps, skips, &parameters, NULL);
+        const double moved = drift_of(tensor, steps, skips, &moments, NULL);
         bool astray = !(drift <= most);
         if (astray && skips)
-            astray = !(moved <= most) || !(drift_of(tensor, skips, &parameters, &moments) <= most);
+            astray = !(moved <= most) || !(drift_of(tensor, steps, skips, &parameters, &moments) <= most);
         if (!astray && mine->ema)
-            astray = !(drift_of(tensor, skips, &averages, NULL) <= most) && average_is_off(tensor, &averages);
+            astray = !(drift_of(tensor, steps, skips, &averages, NULL) <= most);
         if (astray && !(found->drift[t] > drift)) {
             found->drift[t] = drift;
             found->moment_drift[t] = moved;
+            found->most = most;
         }
         found->astray[t] |= astray;
     }
@@ -1075,6 +1067,18 @@ static void compare_losses(struct trainer *trainer, const struct train_totals *m
     trainer->found.losses++;
     trainer->found.wrong_losses +=
         mine->samples != exact->samples || !(fabs(mine->loss - exact->loss) <= bounds->loss * scale);
+}
+
+/* Returns the bound of the error of a tensor's change in `steps` steps, relative to the oracle's change. It
+ * is bounds.drift, plus what floats lose where the losses are near 0. The derivative of a sample's loss by
+ * the logit of its class is p - 1, divided by the samples of the step. In floats, p is a quotient whose
+ * divisor adds up terms of all classes, so near 1 it has an error of up to classes + 1 half ulps, whatever
+ * the size of 1 - p. Gradients and changes are linear in these derivatives: they have the same relative
+ * error. `slopes` is from oracle_slopes(). */
+static double drift_bound(const struct trainer *trainer, uint32_t steps, double slopes)
+{
+    const double lost = (trainer->train.model->classes + 1.0) * HALF_ULP * steps;
+    return trainer->bounds.drift + lost / fmax(slopes, DBL_MIN);
 }
 
 /* Runs one step of the engine. If the engine skipped the step because of overflow, runs it again with the
@@ -1124,7 +1128,7 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
     }
     TRY(trainer_get(trainer, mine));
     TRY(engine_oracle.get(oracle, theirs));
-    note_astray(trainer, begin, mine, theirs);
+    note_astray(trainer, count, drift_bound(trainer, count, oracle_slopes(oracle)), begin, mine, theirs);
     return trainer_combine_found(&trainer->found);
 }
 
@@ -1301,7 +1305,7 @@ static void warn_astray(const struct trainer *trainer)
     if (*text)
         status_warn("--verify: errors of these tensors' changes, relative to the reference's changes, exceed "
                     "%.3g: %s",
-                    trainer->bounds.drift, text);
+                    found->most, text);
 }
 
 void trainer_verdict(const void *input, void *state, char *text, size_t size)
