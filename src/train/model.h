@@ -160,7 +160,7 @@ static inline size_t shape_values(const struct shape *shape)
     return (size_t)shape->channels * shape->depth * shape->height * shape->width;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; the last entry has
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base; the last entry has
  * a NULL name. */
 extern const struct model_table model_tables[];
 
