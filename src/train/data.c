@@ -802,10 +802,9 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
                     "); labels begin at 0, and class folders without a usable sample count as classes",
                     name, unseen, data->classes, unseen == 1 ? "s" : "ve", first);
     if (data->classes == 1)
-        status_warn(
-            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
-            "directly in the folder of the data set",
-            name);
+        status_warn("--data %s: all samples have class 0, so there is nothing to learn; %s", name,
+                    data->rows ? "compare --labels with the rows"
+                               : "class folders must be directly in the folder of the data set");
     else if (missing)
         status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
                     "--train-size, or use other data",
