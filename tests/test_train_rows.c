@@ -475,6 +475,21 @@ Test(train_rows, a_stream_delivers_the_stored_rows)
 }
 
 /* A mapped file that shrinks or changes ends the stream with its name. */
+Test(train_rows, a_file_that_changes_is_named)
+{
+    struct data data;
+    struct stream *stream;
+    struct stream_batch batch;
+    put_small();
+    open_data(DATA_LOAD, &data);
+    put_small(); /* the same bytes in another file */
+    open_rows_stream(&data, &stream);
+    cr_expect_eq(stream_next(stream, &batch), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "x.npy was changed while it was read"), "%s", status_text());
+    stream_close(stream);
+    data_close(&data);
+}
+
 Test(train_rows, a_file_that_shrinks_is_named)
 {
     struct data data;

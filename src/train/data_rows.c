@@ -14,6 +14,7 @@
 #include "core/array.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "core/timer.h"
 #include "data/dataset.h"
 #include "data/embeddings.h"
 #include "data/remote.h"
@@ -22,10 +23,13 @@
 #include "train/data_fill.h"
 
 #define CLASSES_MAX   (1 << 24)
-#define LABELS_TENSOR "labels"  /* default name of the tensor with the labels */
-#define BLOCK         65536     /* labels that are read at a time */
-#define TASK_ROWS     64        /* rows that a thread copies at a time */
-#define THREAD_BYTES  (1 << 20) /* starting a thread takes longer than copying fewer bytes */
+#define LABELS_TENSOR "labels" /* default name of the tensor with the labels */
+#define BLOCK         65536    /* labels that are read at a time */
+#define TASK_ROWS     64       /* rows that a thread copies at a time */
+#define CHECK_S                                                                               \
+    0.05 /* a stream compares its files with those that were opened this often, because a set \
+            may have thousands */
+#define THREAD_BYTES (1 << 20) /* starting a thread takes longer than copying fewer bytes */
 
 struct data_rows {
     struct embeddings *sets[DATA_PARTS]; /* owned; both parts of a divided set have sets[DATA_TRAIN] */
@@ -234,6 +238,7 @@ struct copy {
     uint64_t count;
     size_t row_bytes;
     uint8_t *to;
+    bool unchecked;           /* the files are not compared with those that were opened */
     atomic_bool lost;         /* a row could not be read */
     _Atomic uint64_t bad_row; /* smallest number of a row with a value that is not finite; UINT64_MAX: none */
 };
@@ -266,7 +271,7 @@ static enum status copy_rows(struct copy *copy, int threads)
     parallel_for(useful < (uint64_t)threads ? (int)useful : threads,
                  (copy->count + TASK_ROWS - 1) / TASK_ROWS, copy_task, copy);
     const uint64_t row = atomic_load(&copy->bad_row);
-    if (atomic_load(&copy->lost) || row != UINT64_MAX)
+    if (!copy->unchecked || atomic_load(&copy->lost) || row != UINT64_MAX)
         TRY(embeddings_check_files(set));
     if (atomic_load(&copy->lost))
         return status_set(STATUS_FAILED, "a file of the rows could not be read: input/output error");
@@ -472,20 +477,25 @@ struct reader {
     struct generator generator; /* must be the first member */
     const struct data *data;
     int threads;
+    double checked_s; /* when the files were checked last */
 };
 
 static enum status reader_make(struct generator *generator, const struct generator_numbers *numbers,
                                uint32_t count, void *samples, int64_t *labels, void *stream)
 {
-    const struct reader *reader = (const struct reader *)generator;
+    struct reader *reader = (struct reader *)generator;
     const struct data_rows *rows = reader->data->rows;
+    const double now_s = timer_now_s();
+    const bool checks = now_s - reader->checked_s >= CHECK_S;
     (void)stream;
     struct copy copy = {.set = rows->sets[DATA_TRAIN],
                         .numbers = rows->numbers[DATA_TRAIN],
                         .samples = numbers->list,
                         .count = count,
                         .row_bytes = reader->data->sample_bytes,
-                        .to = samples};
+                        .to = samples,
+                        .unchecked = !checks};
+    reader->checked_s = checks ? now_s : reader->checked_s;
     for (uint32_t i = 0; labels && i < count; i++)
         labels[i] = reader->data->sets[DATA_TRAIN].labels[numbers->list[i]];
     return copy_rows(&copy, reader->threads);
@@ -508,7 +518,7 @@ enum status rows_generator(const struct data *data, int threads, struct generato
     struct reader *reader = calloc(1, sizeof *reader);
     *generator = NULL;
     TRY(ALLOCATED(reader, "out of memory for a stream"));
-    *reader = (struct reader){{&type}, data, threads > 1 ? threads : 1};
+    *reader = (struct reader){{&type}, data, threads > 1 ? threads : 1, 0};
     *generator = &reader->generator;
     return STATUS_OK;
 }
