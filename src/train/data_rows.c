@@ -29,7 +29,7 @@
 #define CHECK_S                                                                               \
     0.05 /* a stream compares its files with those that were opened this often, because a set \
             may have thousands */
-#define THREAD_BYTES (1 << 20) /* starting a thread takes longer than copying fewer bytes */
+#define THREAD_BYTES (1 << 18) /* starting a thread takes longer than copying fewer bytes */
 
 struct data_rows {
     struct embeddings *sets[DATA_PARTS]; /* owned; both parts of a divided set have sets[DATA_TRAIN] */

@@ -367,7 +367,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 
 const struct workload workload_infer = {
     .name = "infer",
-    .schema = "infer/9",
+    .schema = "infer/8",
     .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,
