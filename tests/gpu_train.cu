@@ -154,7 +154,8 @@ struct trial {
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
-                          picture = {1, 1, 28, 28}, colour = {3, 1, 17, 15}, clip = {3, 5, 9, 8};
+                          picture = {1, 1, 28, 28}, colour = {3, 1, 17, 15}, clip = {3, 5, 9, 8},
+                          row = {1, 1, 1, 37};
 static const struct augment still = {0, false}, moved = {2, true};
 static const struct mixing up = {0.8, 0}, cut = {0, 1}, both = {0.8, 1};
 static const enum loss_kind binary = LOSS_BINARY;
@@ -180,6 +181,10 @@ static const struct trial trials[] = {
     {"dropout", small, 4, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"logreg", picture, 10, 257, 600, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"logreg", colour, 1, 1, 3, 50, OPTIMIZER_ADAM, DTYPE_U8, 0, still},
+    {"logreg", row, 5, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F32, 0, still},
+    {"mlp", row, 5, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F32, 0.1f, still},
+    {"mlp", {1, 1, 1, 768}, 10, 257, 600, 3, OPTIMIZER_ADAM, DTYPE_BF16, 0, still},
+    {"mlp", {1, 1, 1, 1}, 2, 1, 3, 10, OPTIMIZER_SGD, DTYPE_F16, 0, still},
     {"lenet", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"lenet", colour, 3, 1, 3, 50, OPTIMIZER_ADAM, DTYPE_U8, 0.1f, still},
     {"lenet", picture, 10, 257, 600, 3, OPTIMIZER_SGD, DTYPE_U8, 0, still},
@@ -358,10 +363,12 @@ static const struct contender *contender = &contenders[0];
 /* ---- Data and engines ---- */
 
 static uint64_t seed = 7;
-#define HALF_OF_ONE 0x3c00u
+#define HALF_OF_ONE  0x3c00u
+#define BF16_OF_ONE  0x3f80u
+#define FLOAT_OF_ONE 0x3f800000u
 
-/* Fills the set with random labels and random values: bytes, or half-precision numbers of magnitude 1 to
- * 1.999. */
+/* Fills the set with random labels and random values: bytes, or numbers of magnitude 1 to 1.999 in another
+ * type. */
 static void fill_set(const struct data *data, uint32_t stream, uint32_t count, struct data_set *set)
 {
     set->count = count;
@@ -371,8 +378,12 @@ static void fill_set(const struct data *data, uint32_t stream, uint32_t count, s
         uint32_t word = philox(philox_key(1), (uint32_t)i, stream, 0, 0).word[0];
         if (data->type == DTYPE_U8)
             static_cast<uint8_t *>(set->values)[i] = (uint8_t)word;
-        else
+        else if (data->type == DTYPE_F32)
+            static_cast<float *>(set->values)[i] = float_from_bits((word & 0x807fffffu) | FLOAT_OF_ONE);
+        else if (data->type == DTYPE_F16)
             static_cast<uint16_t *>(set->values)[i] = (uint16_t)((word & 0x83ffu) | HALF_OF_ONE);
+        else
+            static_cast<uint16_t *>(set->values)[i] = (uint16_t)((word & 0x807fu) | BF16_OF_ONE);
     }
     for (uint32_t i = 0; i < count; i++)
         set->labels[i] = philox_below(philox(philox_key(2), i, stream, 0, 0).word[0], data->classes);
@@ -385,7 +396,7 @@ static void data_random(const struct trial *trial, struct data *data)
     data->type = trial->type;
     data->classes = trial->classes;
     data->sample_values = shape_values(&trial->shape);
-    data->sample_bytes = data->sample_values * (trial->type == DTYPE_U8 ? 1 : 2);
+    data->sample_bytes = data->sample_values * dtype_bytes(trial->type);
     fill_set(data, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
     fill_set(data, DATA_TEST, trial->batch + 3, &data->sets[DATA_TEST]);
     for (uint32_t i = 0; trial->masked > 0 && i < trial->count; i++)

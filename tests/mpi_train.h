@@ -9,8 +9,9 @@
 #else
 #define TRAINED "train-naive"
 #endif
-#define LEARN                                                                                               \
-    "--variant " TRAINED " --model lenet --train-size 62 --test-size 20 --batch 12 --epochs 2 --threads 1 " \
+#define LEARN LEARN_ON(TRAINED)
+#define LEARN_ON(variant)                                                                                   \
+    "--variant " variant " --model lenet --train-size 62 --test-size 20 --batch 12 --epochs 2 --threads 1 " \
     "--format csv "
 #define DIVIDE LEARN "--scaling strong --batch 24 "
 

@@ -206,7 +206,7 @@ Test(checks, bench_trains_with_a_model_that_train_graph_supports)
           "echo train,train-graph,cuda,yes\\n' > $d/fdsl-bench && chmod +x $d/fdsl-bench && "
           "$d/scripts/sweep/bench.sh > /dev/null && cat $d/options; rm -r $d");
     expect(0, "\n--variant train-graph --verify --model cnn ");
-    expect(0, "\n--variant train-graph --model cnn ");
+    expect(0, "\n--workload train --variant auto --model cnn ");
     expect(0, "\n--variant all --verify --workload infer ");
 }
 

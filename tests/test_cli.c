@@ -634,6 +634,31 @@ Test(cli, all_runs_available_variants_and_reports_the_others)
     }
 }
 
+/* One configuration file for machines with and without a GPU. The row names the variant that ran. */
+Test(cli, auto_runs_the_first_candidate_that_can_run)
+{
+    const struct variant_entry **chosen;
+    const struct resources resources = {.threads = 1};
+    size_t count, best = 0;
+    cr_assert(variant_select("auto", "synth", &chosen, &count) == STATUS_OK);
+    while (variant_available(chosen[best], &resources) != STATUS_OK)
+        best++;
+    put("auto.ini", "variant = auto\nworkload = synth\n");
+    run_well("--config auto.ini " TINY " --batch 1,2 --format csv");
+    cr_expect_eq(count_of(out, "\n"), 3, "%s", out);
+    cr_expect_str_eq(value(out, 1, "variant"), chosen[best]->name);
+    cr_expect_str_eq(value(out, 2, "variant"), chosen[best]->name);
+    cr_expect_eq(count_of(err, "--variant auto chose "), 1, "%s", err);
+    cr_expect(best == 0 || strstr(err, chosen[0]->name), "%s", err);
+    free(chosen);
+    run_well("--variant auto " TINY " --batch 2 --dry-run");
+    run_well(
+        "--variant auto --workload train --checkpoint c --epochs 1 --train-size 20 --test-size 5 --model "
+        "logreg --dry-run"); /* --checkpoint needs a single variant */
+    run_well("--variant auto --workload ops --list");
+    cr_expect(strstr(out, "ops-naive") && !strstr(out, "files"), "%s", out);
+}
+
 Test(cli, an_unavailable_variant_is_refused_with_reason_and_alternative)
 {
     char name[64] = "", reason[512] = "", offer[64];

@@ -46,6 +46,7 @@ Test(completion, values_are_those_of_the_help)
         {"--variant omp --compute t", "\n"},
         {"--variant train-n", "train-naive\n"},
         {"--variant naive,o", "naive,omp\n"},
+        {"--workload ops --variant a", "all\nauto\n"},
         {"--variant naive,train-n", "\n"},
         {"--variant train-naive,train-om", "train-naive,train-omp\ntrain-naive,train-omp-blas\n"},
         {"--variant omp,naive,o", "\n"},

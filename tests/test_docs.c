@@ -41,6 +41,17 @@ Test(docs, every_link_leads_to_a_file)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
+Test(docs, the_order_of_variant_auto_is_on_its_page)
+{
+    SHELL(0, "grep -c '^PREFERENCE' src/core/variants.def");
+    EXPECT_OUT("6\n");
+    shell("sed -n 's/^PREFERENCE(\"\\([a-z]*\\)\", *\"\\(.*\\)\")$/| `\\1` | `\\2` |/p' "
+          "src/core/variants.def | "
+          "sed 's/,/`, `/g' | while read -r line; do grep -qF \"$line\" docs/sweeps.md || echo \"$line\"; "
+          "done");
+    cr_expect_str_eq(out, "", "docs/sweeps.md has another order for: %s", out);
+}
+
 /* The program may still be writing when man.sh has read the examples. SIGPIPE must not end the program. */
 Test(docs, the_man_page_waits_for_a_slow_program)
 {

@@ -133,6 +133,21 @@ Test(mpi_shares, a_rank_on_a_cpu_stands_in_for_a_gpu)
     cr_expect(same_files("omp.safetensors", "cuda.safetensors"), "%s", err);
     run_well(2, LEARN "--variant train-omp --rank-device 1:cpu");
 }
+
+/* On rank 0, train-omp stands in for each GPU variant, but rank 1 can run none of them without a GPU. If all
+ * ranks are on CPUs, no GPU variant runs, even under its name. */
+Test(mpi_shares, auto_chooses_the_best_variant_that_all_ranks_can_run)
+{
+    run_well(2, LEARN_ON("auto --workload train") "--rank-device 0:cpu,1:cpu");
+    cr_expect_str_eq(value(out, 1, "variant"), "train-omp", "%s", err);
+    cr_expect_eq(count_of(err, "--variant auto chose train-omp; better variants cannot run here: "), 1, "%s",
+                 err);
+#ifndef HAVE_CUDA
+    run_well(2, LEARN_ON("auto --workload train") "--rank-device 0:cpu");
+    cr_expect_str_eq(value(out, 2, "variant"), "train-omp", "%s", err);
+    cr_expect(strstr(err, "rank 1: not built: this build has no CUDA"), "%s", err);
+#endif
+}
 #endif
 
 Test(mpi_shares, wrong_lists_of_devices_are_refused)

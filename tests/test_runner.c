@@ -192,3 +192,74 @@ Test(runner, a_variant_of_canvases_runs_for_canvases)
     cr_expect_eq(run_with(&plain, "fake,naive", NULL, "u8"), STATUS_OK, "%s", status_text());
     cr_expect(strstr(rows(), ",fake,") && strstr(rows(), ",naive,"), "%s", rows());
 }
+
+/* ---- --variant auto, with the candidates fake and naive ---- */
+
+static void expect_said(const char *words)
+{
+    fflush(stderr);
+    char text[4096] = "";
+    FILE *messages = cr_get_redirected_stderr();
+    text[fread(text, 1, sizeof text - 1, messages)] = '\0';
+    const char *at = strstr(text, words);
+    cr_expect(at && !strstr(at + 1, "--variant auto chose"), "not once: '%s' in: %s", words, text);
+}
+
+Test(runner, auto_runs_only_the_first_candidate_that_can_run)
+{
+    cr_expect_eq(run_with(naive(), "auto", NULL, "u8"), STATUS_OK, "%s", status_text());
+    cr_expect(strstr(rows(), ",fake,") && count_lines(rows()) == 2, "%s", rows());
+    expect_said("--variant auto chose fake\n");
+}
+
+static enum status broken_probe(const struct resources *resources)
+{
+    return status_set(STATUS_UNAVAILABLE, "device %d is away", resources->device);
+}
+
+Test(runner, auto_says_once_why_a_better_candidate_cannot_run)
+{
+    struct variant away = *naive();
+    away.probe = broken_probe;
+    batch = "3,1";
+    cr_expect_eq(run_with(&away, "auto", NULL, "u8"), STATUS_OK, "%s", status_text());
+    cr_expect(!strstr(rows(), ",fake,") && count_lines(rows()) == 3, "%s", rows());
+    expect_said("--variant auto chose naive; better variants cannot run here: fake (device 0 is away)\n");
+}
+
+/* The choice depends on the options: fake supports only one of the two types. */
+Test(runner, auto_chooses_again_for_each_combination)
+{
+    struct variant plain = canvas_only();
+    cr_expect_eq(run_with(&plain, "auto", NULL, "f16,u8"), STATUS_OK, "%s", status_text());
+    cr_expect(strstr(rows(), ",fake,") && strstr(rows(), ",naive,") && count_lines(rows()) == 3, "%s",
+              rows());
+}
+
+static enum status broken_setup(const struct resources *resources, const void *input, void **state)
+{
+    (void)resources, (void)input, (void)state;
+    return status_set(STATUS_UNAVAILABLE, "the GPUs cannot see each other");
+}
+
+Test(runner, auto_runs_the_next_candidate_if_the_setup_says_unavailable)
+{
+    struct variant alone = *naive();
+    alone.setup = broken_setup;
+    cr_expect_eq(run_with(&alone, "auto", NULL, "u8"), STATUS_OK, "%s", status_text());
+    cr_expect(!strstr(rows(), ",fake,") && count_lines(rows()) == 2, "%s", rows());
+    fflush(stderr);
+    char text[4096] = "";
+    FILE *messages = cr_get_redirected_stderr();
+    text[fread(text, 1, sizeof text - 1, messages)] = '\0';
+    cr_expect(strstr(text, "auto chose naive; better variants cannot run here: fake (the GPUs cannot see"),
+              "%s", text);
+}
+
+Test(runner, auto_does_not_hide_wrong_results)
+{
+    struct variant wrong = *naive();
+    wrong.fetch = spoiled_fetch;
+    cr_expect_eq(run_with(&wrong, "auto", NULL, "u8"), STATUS_WRONG);
+    cr_expect_str_empty(rows(), "%s", rows());
+}

@@ -163,6 +163,31 @@ Test(variant, all_selects_the_workload_in_table_order)
     }
 }
 
+Test(variant, auto_selects_candidates_of_every_workload_the_best_first)
+{
+    for (size_t w = 0; workload_table[w]; w++) {
+        const char *name = workload_table[w]->name;
+        cr_assert(variant_select("auto", name, &chosen, &count) == STATUS_OK, "%s: %s", name, status_text());
+        cr_assert(count > 0, "%s", name);
+        bool cpu = false; /* no GPU variant may follow one that needs no GPU */
+        for (size_t i = 0; i < count; i++) {
+            const bool gpu = strstr(chosen[i]->needs, "CU") != NULL;
+            cr_expect_str_eq(chosen[i]->workload, name);
+            cr_expect(!gpu || !cpu || strcmp(name, "load") == 0, "%s", chosen[i]->name);
+            cpu |= !gpu && strcmp(chosen[i]->needs, "MPI") != 0;
+        }
+        cr_expect(cpu || strcmp(name, "exchange") == 0, "%s has no candidate without a GPU", name);
+        free(chosen);
+    }
+    cr_assert(variant_select("auto", NULL, &chosen, &count) == STATUS_OK);
+    cr_expect_str_eq(chosen[0]->workload, "synth");
+    free(chosen);
+    expect_refusal("auto,naive", NULL, "'auto' cannot be combined with names");
+    expect_refusal("naive,auto", "synth", "'auto' cannot be combined with names");
+    expect_refusal("aut", "synth", "unknown variant 'aut'; did you mean 'auto'?");
+    expect_refusal("al", "synth", "unknown variant 'al'; did you mean 'all'?");
+}
+
 Test(variant, a_repeated_name_is_refused)
 {
     expect_refusal("naive,naive", NULL, "'naive' is named twice");

@@ -46,7 +46,7 @@ need_variant "train-$engine"
 # small, model: the networks of the checks that train; small is for checks with many steps. infer: the variant for inference.
 # nets: the layers and networks to compare with the reference; sanitized: those to run under compute-sanitizer.
 small=lenet model=cnn infer=infer-cuda
-nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
+nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg mlp lenet cnn cnn3d cnn-fdsl'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
 tools='memcheck racecheck initcheck synccheck'
 [[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
@@ -535,6 +535,75 @@ if [[ $engine == vit ]]; then
     conclude
     exit
 fi
+
+# ---- Rows of embeddings ----
+
+# Two clouds of 3000 rows in the types that files may have, with 37 and 64 values per row. The classes differ in the sign of
+# the mean.
+python3 - "$work" <<'END'
+import json, os, random, struct, sys
+random.seed(0)
+rows, work = 3000, sys.argv[1]
+labels = [random.randrange(2) for _ in range(rows)]
+for width in 37, 64:
+    flat = [random.gauss((1 if label else -1) * (3 if k % 2 else -3) / width**0.5, 1) for label in labels for k in range(width)]
+    single = struct.pack("<%df" % len(flat), *flat)
+    values = {"f32": single, "f16": struct.pack("<%de" % len(flat), *flat),
+              "bf16": b"".join(single[i + 2 : i + 4] for i in range(0, len(single), 4))}
+    for name, data in values.items():
+        folder = os.path.join(work, "rows-%s-%d" % (name, width))
+        os.mkdir(folder)
+        for part, (first, end) in enumerate(((0, 1100), (1100, rows))):
+            size = len(data) // rows
+            own, own_labels = data[first * size : end * size], struct.pack("<%dq" % (end - first), *labels[first:end])
+            header = {"rows": {"dtype": name.upper(), "shape": [end - first, width], "data_offsets": [0, len(own)]},
+                      "labels": {"dtype": "I64", "shape": [end - first], "data_offsets": [len(own), len(own) + len(own_labels)]}}
+            text = json.dumps(header).encode()
+            with open(os.path.join(folder, "%d.safetensors" % part), "wb") as file:
+                file.write(struct.pack("<Q", len(text)) + text + own + own_labels)
+END
+learns_rows() { # folder, model, feed, batch, epochs: verifies, and expects more than 98 %, and the set's type and width in the rows
+    local name=$work/learnt-$2-$3-$4-${1##*/} kind
+    "$bench" --variant "train-$engine" --verify --data "$1" --model "$2" --feed "$3" --batch "$4" --epochs "$5" --lr 0.003 \
+        --out "$name" || return
+    kind=$(columns "$name" 'dtype dim' | sort -u)
+    [[ rows-${kind% } == "$(basename "${1%-*}") ${1##*-}" ]] &&
+        columns "$name" test_acc | awk 'END { exit !($1 > 0.98) }'
+}
+for width in 37 64; do
+    for type in f32 f16 bf16; do
+        for net in logreg mlp; do
+            for feed in stored load; do
+                check "rows: $net learns $type rows of $width values, --feed $feed" learns_rows "$work/rows-$type-$width" $net $feed 16 6
+            done
+        done
+    done
+done
+check 'rows: batches of half a megabyte' learns_rows "$work/rows-f32-64" mlp load 2100 60
+row_weights() { # the same weights with 1 and 5 threads, and resumed
+    local run=("$bench" --variant "train-$engine" --data "$work/rows-f32-37" --model mlp --feed load)
+    "${run[@]}" --epochs 4 --threads 1 --export "$work/row-1" &&
+        "${run[@]}" --epochs 4 --threads 5 --prefetch 4 --export "$work/row-5" &&
+        "${run[@]}" --epochs 2 --checkpoint "$work/row-run" &&
+        "${run[@]}" --epochs 4 --checkpoint "$work/row-run" --resume --export "$work/row-2" &&
+        cmp "$work/row-1" "$work/row-5" && cmp "$work/row-1" "$work/row-2" &&
+        "$bench" --variant "${infer},infer-naive" --verify --checkpoint "$work/row-run" --min-samples 1 --min-time 0 --max-time 0
+}
+check 'rows: the same weights for any number of threads, resumed or not' row_weights
+warns_of_width() { # of 37, not of 64, and only on tensor cores
+    local run=("$bench" --variant "train-$engine" --model logreg --epochs 1) warning='a part of the tensor cores idles' wanted=1
+    [[ $engine != cuda ]] || wanted=0
+    [[ $("${run[@]}" --data "$work/rows-f32-37" 2>&1 | grep -c "$warning") == "$wanted" ]] &&
+        [[ $("${run[@]}" --data "$work/rows-f32-64" 2>&1 | grep -c "$warning") == 0 ]]
+}
+check 'rows: a width that leaves tensor cores idle is warned of' warns_of_width
+best_variant() { # --variant auto chooses a GPU variant, and without a GPU a CPU variant
+    local run=("$bench" --workload train --variant auto --model mlp --data "$work/rows-f32-64" --epochs 1 --format csv)
+    "${run[@]}" >"$work/auto-gpu" && CUDA_VISIBLE_DEVICES='' "${run[@]}" >"$work/auto-cpu" &&
+        [[ $(columns "$work/auto-gpu" variant) == 'train-bf16 ' && $(columns "$work/auto-cpu" variant) == 'train-omp ' ]]
+}
+[[ $engine != cuda ]] || check '--variant auto chooses train-bf16 for rows, and train-omp without a GPU' best_variant
+
 # With this batch, a layer would have 2^31 values or more.
 check 'a batch that is too large is refused' fails_with 2 'lower --batch to 58254' \
     "$bench" --variant "train-$engine" --model cnn --data digits --train-size 59000 --batch 59000

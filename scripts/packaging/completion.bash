@@ -80,7 +80,7 @@ _fdsl_bench_suggest()
     --variant) # complete the last element of a comma-separated list
         before=${current%"${current##*,}"}
         words=$(_fdsl_bench_variants "$program" "$before" "$(_fdsl_bench_given --workload)")
-        [[ $before ]] || words="all $words"
+        [[ $before ]] || words="all auto $words"
         [[ $words ]] || return
         ;;
     --baseline) words=$(_fdsl_bench_variants "$program" '' "$(_fdsl_bench_given --workload)") ;;

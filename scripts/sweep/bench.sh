@@ -110,8 +110,7 @@ if [[ $others ]]; then
     every "$others" --model cnn "${digits[@]}" --verify-steps 1 --out results/train.csv
 fi
 # Inference needs a trained network. A small test set is enough to measure it.
-trainer=${others%%,*}
-$bench --variant "${trainer:-train-naive}" --model "$model" --lr 0.002 --train-size 3000 --test-size 100 --epochs 2 \
+$bench --workload train --variant auto --model "$model" --lr 0.002 --train-size 3000 --test-size 100 --epochs 2 \
     --checkpoint "$samples/network" >/dev/null
 every all --workload infer --checkpoint "$samples/network" "${limit[@]}" --out results/infer.csv
 

@@ -29,12 +29,14 @@ void parallel_for(int threads, uint64_t count, parallel_task *task, void *contex
 
 FDSL_C_END
 
-/* Starts a thread in which all signals are blocked: they are for the main thread. Returns 0, or the errno if
- * the thread cannot be started. */
+/* Starts a thread in which all signals are blocked, because they are for the main thread. Only SIGBUS is not:
+ * the thread itself raises it by reading a mapped file that has shrunk (machine/guard.h). Returns 0, or the
+ * errno if the thread cannot be started. */
 static inline int parallel_start(pthread_t *thread, void *(*run)(void *context), void *context)
 {
     sigset_t every, before;
     sigfillset(&every);
+    sigdelset(&every, SIGBUS);
     pthread_sigmask(SIG_BLOCK, &every, &before);
     const int error = pthread_create(thread, NULL, run, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

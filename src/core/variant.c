@@ -61,6 +61,7 @@
 #define WITH_XXHASH_CUFILE(symbol) NULL
 #endif
 
+#define PREFERENCE(workload, names)
 #define VARIANT(symbol, name, workload, needs, summary) extern const struct variant symbol;
 #include "core/variants.def"
 #undef VARIANT
@@ -71,6 +72,17 @@ const struct variant_entry variant_table[] = {
 #include "core/variants.def"
 };
 #undef VARIANT
+#undef PREFERENCE
+
+#define VARIANT(symbol, name, workload, needs, summary)
+#define PREFERENCE(workload, names) {workload, names},
+static const struct {
+    const char *workload, *names; /* names: the best first, separated by commas */
+} preferences[] = {
+#include "core/variants.def"
+};
+#undef VARIANT
+#undef PREFERENCE
 
 const size_t variant_count = COUNT_OF(variant_table);
 
@@ -84,7 +96,7 @@ enum status variant_table_check(void)
                               entry->name, entry->workload);
         if (variant_find(entry->name) != entry)
             return status_set(STATUS_FAILED, "variants.def: '%s' appears twice", entry->name);
-        if (strcmp(entry->name, "all") == 0 || strchr(entry->name, ','))
+        if (strcmp(entry->name, "all") == 0 || strcmp(entry->name, "auto") == 0 || strchr(entry->name, ','))
             return status_set(STATUS_FAILED, "variants.def: '%s' cannot be the name of a variant",
                               entry->name);
         if (variant &&
@@ -148,14 +160,17 @@ enum status variant_available(const struct variant_entry *entry, const struct re
     return entry->variant->probe ? entry->variant->probe(resources) : STATUS_OK;
 }
 
-enum status variant_unknown(const char *option, const char *name)
+/* Implements variant_unknown(). Also suggests the first `count` words of `words`. */
+static enum status unknown(const char *option, const char *name, const char *const words[], size_t count)
 {
-    const char **names = malloc(variant_count * sizeof *names);
+    const char **names = malloc((variant_count + count) * sizeof *names);
     const char *nearest = NULL;
     if (names) {
         for (size_t i = 0; i < variant_count; i++)
             names[i] = variant_table[i].name;
-        nearest = nearest_word(name, names, variant_count);
+        for (size_t i = 0; i < count; i++)
+            names[variant_count + i] = words[i];
+        nearest = nearest_word(name, names, variant_count + count);
     }
     free(names);
     if (nearest)
@@ -163,15 +178,22 @@ enum status variant_unknown(const char *option, const char *name)
     return status_set(STATUS_USAGE, "%sunknown variant '%s'; --list shows them all", option, name);
 }
 
+enum status variant_unknown(const char *option, const char *name)
+{
+    return unknown(option, name, NULL, 0);
+}
+
 static enum status choose(const char *name, const char **workload, const struct variant_entry **chosen,
                           size_t *count)
 {
+    static const char *const alone[] = {"all", "auto"};
     const struct variant_entry *entry = variant_find(name);
-    if (strcmp(name, "all") == 0)
-        return status_option(STATUS_USAGE, "variant",
-                             ": 'all' cannot be combined with names; drop 'all' or the names");
+    for (size_t i = 0; i < COUNT_OF(alone); i++)
+        if (strcmp(name, alone[i]) == 0)
+            return status_option(STATUS_USAGE, "variant",
+                                 ": '%s' cannot be combined with names; drop '%s' or the names", name, name);
     if (!entry)
-        return variant_unknown("", name);
+        return unknown("", name, alone, COUNT_OF(alone));
     if (!*workload)
         *workload = entry->workload;
     if (strcmp(entry->workload, *workload) != 0)
@@ -192,11 +214,22 @@ static void choose_all(const char *workload, const struct variant_entry **chosen
             chosen[(*count)++] = &variant_table[i];
 }
 
+/* Returns the variants of a workload that --variant auto tries. */
+static const char *preferred(const char *workload)
+{
+    for (size_t i = 0; i < COUNT_OF(preferences); i++)
+        if (strcmp(preferences[i].workload, workload) == 0)
+            return preferences[i].names;
+    return "";
+}
+
 enum status variant_select(const char *list, const char *workload, const struct variant_entry ***chosen,
                            size_t *count)
 {
     *count = 0;
     *chosen = calloc(variant_count, sizeof **chosen);
+    if (variant_is_auto(list))
+        list = preferred(workload ? workload : "synth");
     char *names = strdup(list), *last = names ? strrchr(names, ',') : NULL;
     enum status status = STATUS_OK;
     if (!*chosen || !names)

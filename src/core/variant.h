@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "core/portable.h"
 #include "core/status.h"
@@ -100,10 +101,17 @@ enum status variant_unknown(const char *option, const char *name);
  * the build lacks it). */
 enum status variant_available(const struct variant_entry *entry, const struct resources *resources);
 
-/* Parses "a,b,c" or "all" into entries of one workload, in the given order. If `workload` is NULL, the first
- * name selects it, and "all" means synth. `*chosen` becomes an array of `*count` entries, which the caller
- * frees. STATUS_USAGE for an unknown name (suggests the nearest one), an empty or repeated name, a name of
- * another workload, or "all" in a list. */
+/* Returns whether a value of --variant asks for the best variant that can run. */
+static inline bool variant_is_auto(const char *list)
+{
+    return strcmp(list, "auto") == 0;
+}
+
+/* Parses "a,b,c", "all" or "auto" into entries of one workload, in the given order. "auto" gives the
+ * candidates, the best first. If `workload` is NULL, the first name selects it, and "all" and "auto" mean
+ * synth. `*chosen` becomes an array of `*count` entries, which the caller frees. STATUS_USAGE for an unknown
+ * name (suggests the nearest one), an empty or repeated name, a name of another workload, or "all" or "auto"
+ * in a list. */
 enum status variant_select(const char *list, const char *workload, const struct variant_entry ***chosen,
                            size_t *count);
 

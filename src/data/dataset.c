@@ -422,16 +422,9 @@ static void drop_files(struct dataset *dataset)
 
 /* ---- Holding out samples ---- */
 
-/* A sample whose class is known, so that it can be held out. `key` is a hash of its key. */
-struct candidate {
-    int32_t label;
-    uint32_t number;
-    uint64_t key;
-};
-
 static int by_class_and_key(const void *a, const void *b)
 {
-    const struct candidate *left = a, *right = b;
+    const struct dataset_candidate *left = a, *right = b;
     if (left->label != right->label)
         return left->label < right->label ? -1 : 1;
     if (left->key != right->key)
@@ -448,24 +441,25 @@ static uint32_t held_of(uint32_t count, double share)
     return held < count ? held : count - 1;
 }
 
-/* Holds out dataset->test_share of the candidates of each class: allocates and sets dataset->held. Of n
- * candidates, takes round(n * test_share), but at least one and at most n - 1, and none if n is 1. Takes
- * those whose keys have the smallest hashes. The choice therefore depends neither on the order of the samples
- * nor on other classes, and a new sample replaces at most one of the held-out samples of its class. Sorts the
- * candidates. */
-static enum status hold_out(struct dataset *dataset, struct candidate *candidates, uint32_t count)
+void dataset_hold_out(struct dataset_candidate *candidates, uint32_t count, double share, uint8_t *held)
 {
-    dataset->held = calloc((size_t)dataset->listed + 1, 1);
-    if (!dataset->held)
-        return dataset_out_of_memory();
     if (count > 0)
         qsort(candidates, count, sizeof *candidates, by_class_and_key);
     for (uint32_t first = 0, next; first < count; first = next) {
         for (next = first; next < count && candidates[next].label == candidates[first].label;)
             next++;
-        for (uint32_t i = first; i < first + held_of(next - first, dataset->test_share); i++)
-            dataset->held[candidates[i].number] = 1;
+        for (uint32_t i = first; i < first + held_of(next - first, share); i++)
+            held[candidates[i].number] = 1;
     }
+}
+
+/* Holds out dataset->test_share of the candidates of each class: allocates and sets dataset->held. */
+static enum status hold_out(struct dataset *dataset, struct dataset_candidate *candidates, uint32_t count)
+{
+    dataset->held = calloc((size_t)dataset->listed + 1, 1);
+    if (!dataset->held)
+        return dataset_out_of_memory();
+    dataset_hold_out(candidates, count, dataset->test_share, dataset->held);
     return STATUS_OK;
 }
 
@@ -499,7 +493,7 @@ static void ask_shards(const struct dataset *dataset, uint32_t shard, uint32_t *
 
 /* The samples whose classes are known. */
 struct candidates {
-    struct candidate *items; /* room for all samples; NULL: no sample is held out */
+    struct dataset_candidate *items; /* room for all samples; NULL: no sample is held out */
     uint32_t count;
 };
 
@@ -520,7 +514,8 @@ static void add_candidate(struct candidates *candidates, struct plain *plain,
 {
     int32_t label;
     if (candidates->items && plain_label(plain, sample, 0, &label) == STATUS_OK)
-        candidates->items[candidates->count++] = (struct candidate){label, sample->number, hash_key(sample)};
+        candidates->items[candidates->count++] =
+            (struct dataset_candidate){label, sample->number, hash_key(sample)};
 }
 
 static bool is_wanted(const struct dataset *dataset, const struct dataset_sample *sample)
@@ -755,7 +750,7 @@ static enum status check_choice(const struct dataset *dataset)
 /* Reads the samples, and chooses those that are held out. With dataset->only_held, chooses them first. */
 static enum status read_and_hold_out(struct dataset *dataset)
 {
-    FREED struct candidate *items = NULL;
+    FREED struct dataset_candidate *items = NULL;
     const bool holds = dataset->test_share > 0;
     if (holds && !(items = calloc((size_t)dataset->sample_count + 1, sizeof *items)))
         return dataset_out_of_memory();

@@ -299,6 +299,19 @@ struct dataset_names {
  * after a failure. STATUS_USAGE if a link leads back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
 
+/* A sample whose class is known, so that it can be held out. `key` is a hash of its key. */
+struct dataset_candidate {
+    int32_t label;
+    uint32_t number;
+    uint64_t key;
+};
+
+/* Holds out a share of the candidates of each class: sets held[number] to 1. Of n candidates, takes
+ * round(n * share), but at least one and at most n - 1, and none if n is 1. Takes those whose keys have the
+ * smallest hashes. The choice therefore depends neither on the order of the samples nor on other classes, and
+ * a new sample replaces at most one of the held-out samples of its class. Sorts the candidates. */
+void dataset_hold_out(struct dataset_candidate *candidates, uint32_t count, double share, uint8_t *held);
+
 /* Returns the number of images in the folders that are directly in the dataset's directory, by their names.
  * Leaves out folders that cannot be read. */
 uint64_t dataset_count_images(const struct dataset *dataset);

@@ -60,6 +60,7 @@ struct runner {
     struct variant_entry *stand_ins; /* on a rank that --rank-device assigns to the CPU: entries with the
                                       * name of a GPU variant and the implementation of a CPU variant; NULL
                                       * on other ranks */
+    size_t candidates, tried; /* --variant auto: number of candidates, and how many of them were considered */
 
     /* The current variant */
     const struct variant_entry *entry;

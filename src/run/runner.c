@@ -945,12 +945,18 @@ struct skipped {
     struct failure reason;
 };
 
-/* Says in one line which variants were skipped, grouped by the reason. Does not repeat a line in later
- * combinations. */
-static void say_skipped(const struct runner *runner, struct skipped *skipped, size_t count)
+/* Says in one line which variants were skipped, grouped by the reason, and with --variant auto, which one was
+ * `chosen` instead (NULL: none). Does not repeat a line in later combinations. */
+static void say_skipped(const struct runner *runner, struct skipped *skipped, size_t count,
+                        const char *chosen)
 {
     struct settings *settings = runner->settings;
-    char text[1024] = "";
+    char text[1024] = "", head[128];
+    if (chosen)
+        snprintf(head, sizeof head, "--variant auto chose %s%s", chosen,
+                 count ? "; better variants cannot run here: " : "");
+    else
+        snprintf(head, sizeof head, "skipping %zu variant%s: ", count, count == 1 ? "" : "s");
     for (size_t i = 0; i < count; i++) {
         char names[512] = "";
         if (!skipped[i].name)
@@ -962,26 +968,69 @@ static void say_skipped(const struct runner *runner, struct skipped *skipped, si
             }
         text_join(text, sizeof text, "; ", "%s (%s)", names, skipped[i].reason.text);
     }
-    uint64_t hash = fnv_add(FNV_BEGIN, text, strlen(text));
+    uint64_t hash = fnv_add(fnv_add(FNV_BEGIN, head, strlen(head)), text, strlen(text));
     for (size_t i = 0; i < settings->skipped_count; i++)
         if (settings->skipped[i] == hash)
             return;
-    if (count == 0)
+    if (count == 0 && !chosen)
         return;
     if (settings->skipped_count < COUNT_OF(settings->skipped))
         settings->skipped[settings->skipped_count++] = hash;
     if (runner->report) /* a table has begun: keep the line until its end */
-        status_warn("skipping %zu variant%s: %s", count, count == 1 ? "" : "s", text);
+        status_warn("%s%s", head, text);
     else
-        status_say("skipping %zu variant%s: %s", count, count == 1 ? "" : "s", text);
+        status_say("%s%s", head, text);
 }
 
-/* With --variant all, removes the variants that cannot run, and says so. Without --variant all, fails at the
- * first variant that cannot run. */
+/* Collective, like comm_agree(): STATUS_UNAVAILABLE if --rank-device lets a CPU variant stand in for this
+ * variant on every rank. The CPU variant itself is a candidate, and has its own name in the rows. */
+static enum status check_genuine(const struct runner *runner, const struct variant_entry *entry)
+{
+    const struct variant_entry *stand_ins = runner->stand_ins;
+    double genuine = !(stand_ins && entry >= stand_ins && entry < stand_ins + runner->candidates);
+    if (!runner->settings->rank_device)
+        return STATUS_OK;
+    TRY(comm_max(&genuine, 1));
+    return genuine > 0 ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "--rank-device gives a GPU to no rank");
+}
+
+/* With --variant auto: makes the first remaining candidate that can run on all ranks the only variant, and
+ * says why better ones cannot. `failed` is NULL, or a better one that could not be set up. */
+static enum status choose_best(struct runner *runner, const struct skipped *failed)
+{
+    struct settings *settings = runner->settings;
+    const struct variant_entry *best = NULL;
+    size_t count = 0;
+    FREED struct skipped *skipped = calloc(runner->candidates + 1, sizeof *skipped);
+    TRY(comm_agree(ALLOCATED(skipped, "out of memory for the variants")));
+    if (failed)
+        skipped[count++] = *failed;
+    while (!best && runner->tried < runner->candidates) {
+        const struct variant_entry *entry = settings->variants[runner->tried++];
+        enum status status = comm_agree(can_run(runner, entry));
+        if (status == STATUS_OK)
+            status = check_genuine(runner, entry);
+        if (status == STATUS_OK)
+            best = entry;
+        else
+            skipped[count++] = (struct skipped){entry->name, status_save(status)};
+    }
+    say_skipped(runner, skipped, count, best ? best->name : NULL);
+    settings->variants[0] = best;
+    settings->variant_count = best ? 1 : 0;
+    return best ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
+}
+
+/* With --variant all, removes the variants that cannot run, and says so. With --variant auto, keeps only the
+ * best one that can run. Otherwise fails at the first variant that cannot run. */
 static enum status keep_runnable(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     bool all = strcmp(settings->variant_names, "all") == 0;
+    if (variant_is_auto(settings->variant_names)) {
+        runner->candidates = settings->variant_count;
+        return choose_best(runner, NULL);
+    }
     size_t kept = 0, count = 0;
     FREED struct skipped *skipped = calloc(settings->variant_count, sizeof *skipped);
     TRY(comm_agree(ALLOCATED(skipped, "out of memory for the variants")));
@@ -995,7 +1044,7 @@ static enum status keep_runnable(struct runner *runner)
         else
             skipped[count++] = (struct skipped){entry->name, status_save(status)};
     }
-    say_skipped(runner, skipped, count);
+    say_skipped(runner, skipped, count, NULL);
     settings->variant_count = kept;
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
 }
@@ -1026,7 +1075,7 @@ static enum status describe_device(struct runner *runner)
 }
 
 /* With --variant all, skips variants whose setup returns STATUS_UNAVAILABLE, for example because the GPUs of
- * the ranks cannot access each other's memory. */
+ * the ranks cannot access each other's memory. With --variant auto, runs the next best one instead. */
 static enum status run_variants(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
@@ -1044,10 +1093,14 @@ static enum status run_variants(struct runner *runner)
         } else if (status == STATUS_UNAVAILABLE && all && count + 1 < settings->variant_count) {
             skipped[count++] = (struct skipped){settings->variants[i]->name, status_save(status)};
             status = STATUS_OK;
+        } else if (status == STATUS_UNAVAILABLE && runner->tried < runner->candidates) {
+            const struct skipped failed = {settings->variants[i]->name, status_save(status)};
+            status = choose_best(runner, &failed);
+            i--; /* there is a new variant at this index */
         }
     }
     if (skipped)
-        say_skipped(runner, skipped, count);
+        say_skipped(runner, skipped, count, NULL);
     TRY(status);
     return wrong == 0 ? STATUS_OK
                       : status_set(STATUS_WRONG, "%zu of %zu variants gave wrong results", wrong,

@@ -14,7 +14,8 @@ enum status runner_join(const struct settings *settings, enum status read);
 
 /* Sets up, verifies, times, records and reports all chosen variants, for every combination of the lists and
  * ranges. Collective. STATUS_WRONG if the results of a variant differ from the reference; the other variants
- * still run. With --variant all, variants that cannot run here are skipped. Any other failure ends this
+ * still run. With --variant all, variants that cannot run here are skipped; with --variant
+ * auto, only the first candidate that can run on all ranks runs. Any other failure ends this
  * combination; rows that are already written remain. After STATUS_FAILED, for example a full disk or a broken
  * device, no other combination runs. Returns the most severe status. */
 enum status runner_run(struct settings *settings);

@@ -28,9 +28,11 @@ static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by en
 #define AT(field) offsetof(struct settings, field)
 static const struct option_spec specs[] = {
     {"variant", "A,B,...", OPTION_TEXT, AT(variant_names),
-     .help = "the variants to run: names from --list, or all"},
+     .help =
+         "the variants to run: names from --list; all; or auto, the best one that this machine, this build "
+         "and the other options allow"},
     {"workload", "NAME", OPTION_TEXT, AT(workload_name),
-     .help = "with --variant all, run the variants of this workload (default: synth)"},
+     .help = "with --variant all or auto, run the variants of this workload (default: synth)"},
     {"prepare", "DIR", OPTION_TEXT, AT(prepare),
      .help = "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"verify-set", "DIR", OPTION_TEXT, AT(verify_set),
@@ -255,7 +257,8 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
         return status_set(STATUS_USAGE, "unknown workload '%s'; the workloads are %s", workload_name, known);
     }
     settings->workload = workload_find(workload_name ? workload_name : "synth");
-    settings->unnamed = !workload_name && variants && strcmp(variants, "all") == 0;
+    settings->unnamed =
+        !workload_name && variants && (strcmp(variants, "all") == 0 || variant_is_auto(variants));
     if (!variants)
         return STATUS_OK;
     TRY(variant_select(variants, workload_name, &settings->variants, &settings->variant_count));
@@ -468,7 +471,8 @@ static enum status check_repeats(const struct settings *settings)
 static enum status check_single(const struct settings *settings)
 {
     const char *const *single = settings->workload->single;
-    for (; single && *single && settings->variant_count > 1; single++)
+    const bool several = settings->variant_count > 1 && !variant_is_auto(settings->variant_names);
+    for (; single && *single && several; single++)
         if (options_given(&settings->options, *single))
             return status_option(STATUS_USAGE, *single,
                                  " works with one variant at a time, but --variant names %zu; name one",

@@ -38,11 +38,12 @@ struct settings {
     char **command; /* the command after "--", which --monitor samples; NULL if variants run instead; not
                        owned */
     const struct workload *workload;
-    const struct variant_entry **variants; /* owned */
+    /* With --variant auto: the candidates, the best first, until the runner has chosen one. Owned. */
+    const struct variant_entry **variants;
     size_t variant_count;
     struct options options; /* the common options and the workload's options */
     void *parameters;       /* owned; the workload's parameter struct */
-    bool unnamed;           /* --variant all without --workload: the workload is the default */
+    bool unnamed;           /* --variant all or auto without --workload: the workload is the default */
     struct axes axes;
     size_t combination;   /* index of the current combination of the axes */
     uint64_t skipped[64]; /* hashes of the lines that said which variants were skipped, so that the runner

@@ -24,6 +24,7 @@
 #include "data/source.h"
 #include "train/data.h"
 #include "train/data_fill.h"
+#include "train/data_rows.h"
 
 /* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. An error
  * of generated samples names --data; an error of files names the file. */
@@ -72,6 +73,7 @@ void data_close(struct data *data)
         free(data->sets[part].labels);
     }
     close_source(data);
+    rows_close(data);
     *data = (struct data){0};
 }
 
@@ -336,6 +338,8 @@ static enum status open_set_stream(const struct data *data, const struct data_st
 
 bool data_stream_has_jpeg(const struct data *data)
 {
+    if (data->rows)
+        return false;
     const struct dataset *dataset = source_dataset_set(&data->source->reader);
     bool found = false;
     for (uint32_t i = 0; !found && i < data->sets[DATA_TRAIN].count; i++)
@@ -344,7 +348,8 @@ bool data_stream_has_jpeg(const struct data *data)
 }
 
 /* Opens a stream of samples that are generated, or that are in memory. They are prepared by the threads that
- * then train, so a further thread would only compete with them. */
+ * then train, so a further thread would only compete with them. Rows of embeddings that are read are prepared
+ * in advance by a further thread, which mostly waits for the disk. */
 static enum status open_generated_stream(const struct data *data, const struct data_stream_request *request,
                                          struct stream **stream)
 {
@@ -355,10 +360,16 @@ static enum status open_generated_stream(const struct data *data, const struct d
                                             .sample_bytes = data_stored_bytes(data, DATA_TRAIN),
                                             .type = data->type,
                                             .plan = request->plan,
+                                            .ahead = data->ahead,
                                             .held = request->held,
                                             .allocate = request->allocate,
                                             .deallocate = request->deallocate};
     *stream = NULL;
+    if (data->feed == DATA_LOAD) {
+        TRY(rows_generator(data, request->threads, &with.generator));
+        return generated_stream_open(&with, stream);
+    }
+    with.ahead = 0;
     if (data->feed != DATA_LIVE) {
         with.values = set->values;
         with.in_memory = data_held(data, DATA_TRAIN);
@@ -373,11 +384,14 @@ static enum status open_generated_stream(const struct data *data, const struct d
 enum status data_stream(const struct data *data, const struct data_stream_request *request,
                         struct stream **stream)
 {
-    return (data->feed == DATA_LOAD ? open_set_stream : open_generated_stream)(data, request, stream);
+    const bool reads = data->feed == DATA_LOAD && !data->rows;
+    return (reads ? open_set_stream : open_generated_stream)(data, request, stream);
 }
 
 uint64_t data_read_hash(const struct data *data, uint32_t number)
 {
+    if (data->rows)
+        return generated_stream_hash(number % data->sets[DATA_TRAIN].count, number);
     const uint32_t sample = data->source->samples[number % data->sets[DATA_TRAIN].count];
     return set_stream_hash(&source_dataset_set(&data->source->reader)->samples[sample], number);
 }
@@ -623,9 +637,10 @@ static enum status open_sets(const struct data_request *request, struct data *da
         return status_set(STATUS_USAGE,
                           "--feed load reads files, but --data %s has generated samples; use --feed %s",
                           request->name, synth ? "live" : "stored");
+    if (rows_named(request))
+        return rows_open(request, data);
     if (digit || clip || synth || records)
         TRY(check_no_test(request, records));
-    data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
         data->classes = clip ? CLIPS : digit || synth || records ? DIGITS : 0;
     if (digit || clip)
@@ -687,9 +702,9 @@ static void identify(struct data *data)
 #ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        if (part == DATA_TRAIN && data->feed == DATA_LOAD && data->source) {
-            data->hashes[part] =
-                XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, hash_listed(data));
+        if (part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows)) {
+            data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels,
+                                                      data->rows ? rows_hash(data) : hash_listed(data));
             continue;
         }
         uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *
@@ -731,6 +746,7 @@ enum status data_open(const struct data_request *request, struct data *data)
                           .ahead = request->ahead,
                           .shard_bytes = request->shard_bytes};
     TRY(members_parse(request->image, request->label, NULL, &data->members));
+    data->classes = (uint32_t)request->classes;
     TRY(open_sets(request, data));
     const bool described = request->describe && data_is_generated(request->name);
     if (request->test_share > 0 && !data->split)
@@ -783,10 +799,9 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
                     "); labels begin at 0, and class folders without a usable sample count as classes",
                     name, data->classes - 1, data->classes, unseen, unseen == 1 ? "s" : "ve", first);
     if (data->classes == 1)
-        status_warn(
-            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
-            "directly in the folder of the data set",
-            name);
+        status_warn("--data %s: all samples have class 0, so there is nothing to learn; %s", name,
+                    data->rows ? "compare --labels with the rows"
+                               : "class folders must be directly in the folder of the data set");
     else if (missing)
         status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
                     "--train-size, or use other data",

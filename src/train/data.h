@@ -64,6 +64,8 @@ struct data {
     bool gray;                        /* each training sample has equal channels; false: not known */
     struct data_set sets[DATA_PARTS]; /* only the training set of request->test_only is empty */
     bool skips;                       /* the numbers of skipped samples in `sets` are complete */
+    struct data_rows *rows; /* owned; not NULL if the samples are rows of embeddings: their shape is (1, 1, 1,
+                               width), and their type is DTYPE_F32, DTYPE_F16 or DTYPE_BF16 */
     bool split; /* both sets are parts of one data set: request->test_share of each class is the test set */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
@@ -140,15 +142,21 @@ FDSL_HD float data_half(uint16_t bits)
 /* Returns element `i` of a sample as a float. */
 FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 {
-    return type == DTYPE_U8 ? (float)((const uint8_t *)sample)[i] : data_half(((const uint16_t *)sample)[i]);
+    if (type == DTYPE_U8)
+        return (float)((const uint8_t *)sample)[i];
+    if (type == DTYPE_F32)
+        return ((const float *)sample)[i];
+    const uint16_t bits = ((const uint16_t *)sample)[i];
+    return type == DTYPE_F16 ? data_half(bits) : bf16_to_float(bits);
 }
 
 FDSL_C_BEGIN
 
-/* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Any other
- * name is a URL of tar shards, or a folder: MNIST's four IDX files, CIFAR-10's binary files, two data sets
- * (train, test), or one data set. A single data set is divided: a share of the samples of each class becomes
- * the test set (hold_out() in data/dataset.c), unless `test_name` names the test set. */
+/* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Rows of
+ * embeddings are named as for embeddings_open(). Any other name is a URL of tar shards, or a folder: MNIST's
+ * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set. A single data set is
+ * divided: a share of the samples of each class becomes the test set (hold_out() in data/dataset.c), unless
+ * `test_name` names the test set. */
 struct data_request {
     const char *name;
     const char *url;                  /* of the data set, if `name` shows it without its secrets; or NULL */
@@ -156,9 +164,13 @@ struct data_request {
     const char *cache_dir;            /* folder that keeps the shards of a URL; NULL: none */
     uint64_t cache_bytes;             /* maximum size of `cache_dir`; 0: unlimited */
     const char *image, *label;        /* members of a sample (data/members.h); NULL: the defaults */
-    uint64_t train_size, test_size;   /* number of samples to use: the first ones (from class folders, the
-                                         first of every class); 0: all, or, for generated data,
-                                         DATA_TRAIN_SIZE and DATA_TEST_SIZE */
+    const char *tensor;               /* of rows of embeddings: the tensor of each file; NULL: the default */
+    const char *labels,
+        *test_labels;               /* of rows of embeddings: a file of labels, or the name of a tensor in the
+                                       files of the rows; NULL: "labels". test_labels NULL: as `labels` */
+    uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
+                                       first of every class); 0: all, or, for generated data,
+                                       DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     double test_share;    /* share of a single data set that is held out for testing, above 0 and below 1;
                              0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
     uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */

@@ -366,6 +366,11 @@ void feed_stream_totals(struct feed_stream *feed, struct train_totals *totals)
     totals->generate_s = now.generate_s - feed->before.generate_s;
     totals->stall_s = now.wait_s - feed->before.wait_s;
     totals->decode_s = now.decode_s - feed->before.decode_s;
+    if (feed->train->data->rows && feed->train->data->feed == DATA_LOAD) { /* the generator read the rows */
+        totals->read_bytes = (now.samples - feed->before.samples) * feed->train->data->sample_bytes;
+        totals->decode_s = totals->generate_s;
+        totals->generate_s = 0;
+    }
     feed->before = now;
     feed->masked = feed->delivered = 0;
 }

@@ -517,7 +517,9 @@ static size_t describe_set(const struct data *data, const struct model *model, c
     const uint64_t volume[] = {set->count, in->channels, in->depth, in->height, in->width};
     const uint64_t picture[] = {set->count, in->channels, in->height, in->width};
     uint32_t axes = model->volumetric ? 5 : 4;
-    tensors[0] = (struct safetensor){.type = data->type == DTYPE_F16 ? "F16" : "U8",
+    static const char *const types[] = {
+        [DTYPE_U8] = "U8", [DTYPE_F16] = "F16", [DTYPE_F32] = "F32", [DTYPE_BF16] = "BF16"};
+    tensors[0] = (struct safetensor){.type = types[data->type],
                                      .axes = axes,
                                      .values = set->values,
                                      .bytes = set->count * data->sample_bytes};

@@ -11,6 +11,7 @@
 
 #include "core/text.h"
 #include "data/remote.h"
+#include "data/tensor_file.h"
 #include "train/checkpoint.h"
 
 struct resources job_all_threads(void)
@@ -51,6 +52,9 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .cache_bytes = parameters->cache_bytes,
                                          .image = parameters->image,
                                          .label = parameters->label,
+                                         .tensor = parameters->tensor,
+                                         .labels = parameters->labels,
+                                         .test_labels = parameters->test_labels,
                                          .train_size = parameters->train_size,
                                          .test_size = parameters->test_size,
                                          .test_share =
@@ -89,10 +93,12 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
         return "--out-res PIXELS";
     if (strcmp(option, "preset") == 0 && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
-    if ((strcmp(option, "on-error") == 0 || strcmp(option, "test-share") == 0 ||
-         strcmp(option, "test-data") == 0) &&
-        data_is_generated(parameters->data))
+    static const char *const of_files[] = {"on-error", "test-share", "test-data", NULL};
+    static const char *const of_rows[] = {"tensor", "labels", "test-labels", NULL};
+    if (is_one_of(option, of_files) && data_is_generated(parameters->data))
         return "--data DIR";
+    if (is_one_of(option, of_rows) && data_is_generated(parameters->data))
+        return "--data with rows of embeddings";
     return NULL;
 }
 
@@ -152,7 +158,8 @@ static enum status take_data(const struct checkpoint *checkpoint, struct job_par
             "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
             "--data",
             checkpoint->data);
-    if (!data_is_generated(checkpoint->data) && !remote && access(checkpoint->data, F_OK) != 0)
+    const bool list = tensor_file_named(checkpoint->data) && strpbrk(checkpoint->data, ",*?[");
+    if (!data_is_generated(checkpoint->data) && !remote && !list && access(checkpoint->data, F_OK) != 0)
         return status_set(STATUS_USAGE,
                           "the checkpoint was trained with --data %.400s, but there is no such folder; if "
                           "it was moved, or for other data, give --data DIR",

@@ -19,7 +19,7 @@ struct checkpoint;
 
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
-    const char *data, *image, *label, *preset;
+    const char *data, *image, *label, *tensor, *labels, *test_labels, *preset;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
     double test_share; /* NaN: not given */
     int fit;           /* enum fit_how */
@@ -43,8 +43,11 @@ struct job_parameters {
  * the defaults of these options; `fit_`, `channels_` and `on_error_` are defaults or NULL. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, test_shares, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
-    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
+    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; rows of embeddings, as files or a folder with .npy (with --labels), .safetensors or .pt files (for logreg and mlp); or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), COLUMN), \
+    {"tensor", "NAME", OPTION_TEXT, offsetof(parameters, job.tensor), .column = COLUMN, .help = "of rows of embeddings: the tensor of each file, or a pattern (default: as for the workload ops)"}, \
+    {"labels", "FILE|TENSOR", OPTION_TEXT, offsetof(parameters, job.labels), .column = COLUMN, .help = "--data has rows of embeddings, and this is a file with one label per row, or the name of a tensor of integers in the files of the rows (default: the tensor labels)"}, \
+    {"test-labels", "FILE|TENSOR", OPTION_TEXT, offsetof(parameters, job.test_labels), .column = COLUMN, .help = "the labels of --test-data, as --labels (default: --labels, if it names a tensor)"}, \
     {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), .fallback = on_error_, .choices = on_error_names, .column = COLUMN, .help = "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. mask is for --feed load: a training sample keeps its place in the step, with weight 0, and a test sample is omitted. WHAT is one of"}, \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N training samples; from class folders, the first of every class, then the second of every class, and so on" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \

@@ -539,6 +539,8 @@ void model_initialise(const struct model *model, uint64_t seed, float *parameter
 
 static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
 
+static const struct layer_spec mlp[] = {LINEAR(512), RELU, LINEAR(CLASSES)};
+
 /* LeCun et al., "Gradient-based learning applied to document recognition", 1998, with ReLU and
  * max-pooling. */
 static const struct layer_spec lenet[] = {
@@ -614,7 +616,7 @@ static const struct layer_spec vit_base[] = {VIT_12(768, 12, 0.1f)};
     }
 #define TABLE(symbol, deep, text) NAMED(#symbol, symbol, deep, text)
 const struct model_table model_tables[] = {
-    TABLE(logreg, false, "one linear layer"),
+    TABLE(logreg, false, "one linear layer: softmax regression; also for rows of embeddings"),
     TABLE(lenet, false, "two convolutions 5 x 5, three linear layers"),
     TABLE(cnn, false, "two convolutions 3 x 3, dropout, two linear layers: PyTorch's MNIST example"),
     TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
@@ -623,6 +625,7 @@ const struct model_table model_tables[] = {
     NAMED("cnn-deep", cnn_deep, false,
           "eight equal residual blocks, global average pooling, one linear layer: for pipelines; images of "
           "any size"),
+    TABLE(mlp, false, "two linear layers with ReLU between them; also for rows of embeddings"),
     NAMED("vit-micro", vit_micro, false,
           "vision transformer: patches 4 x 4, two blocks of width 32, two heads; for tests and CPUs"),
     NAMED("vit-tiny", vit_tiny, false, "DeiT-Tiny: patches 16 x 16, twelve blocks of width 192, three heads"),
@@ -632,5 +635,5 @@ const struct model_table model_tables[] = {
     {0},
 };
 
-const char *const model_names[] = {"logreg",    "lenet",    "cnn",       "cnn3d",    "cnn-fdsl", "cnn-deep",
-                                   "vit-micro", "vit-tiny", "vit-small", "vit-base", NULL};
+const char *const model_names[] = {"logreg", "lenet",     "cnn",      "cnn3d",     "cnn-fdsl", "cnn-deep",
+                                   "mlp",    "vit-micro", "vit-tiny", "vit-small", "vit-base", NULL};

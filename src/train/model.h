@@ -150,7 +150,7 @@ static inline uint32_t layer_rows(const struct layer *layer)
     return by_token ? layer->out.channels : 1;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; the last entry has
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base; the last entry has
  * a NULL name. */
 extern const struct model_table model_tables[];
 

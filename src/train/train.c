@@ -119,7 +119,8 @@ static const struct option_spec options[] = {
      .help = "where training samples come from. stored reads or generates all samples before training "
              "(default, except for synth); live generates each batch during training (only for synth, where "
              "it is the default); load reads and decodes each batch during training, from class folders, tar "
-             "shards or files of MNIST or CIFAR-10 of any size, as in --data photos/ --feed load --out-res "
+             "shards, files of MNIST or CIFAR-10 or rows of embeddings of any size, as in --data photos/ "
+             "--feed load --out-res "
              "224 --fit random-resized-crop "
              "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
              "--parallel pipeline); constant "
@@ -448,24 +449,12 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         return !exchange_rounds(parameters->sync);
     /* Other ranks, shares, exchanges, pipelines and parts of a step change only the order of sums. --lr-scale
      * changes only --lr. */
-    static const char *const others[] = {"data",
-                                         "image",
-                                         "label",
-                                         "test-data",
-                                         "prefetch",
-                                         "preset",
-                                         "train-size",
-                                         "test-size",
-                                         "res",
-                                         "lr-scale",
-                                         "balance",
-                                         "parallel",
-                                         "stages",
-                                         "microbatches",
-                                         "schedule",
-                                         "accumulate",
-                                         "checkpoint-activations",
-                                         NULL};
+    static const char *const others[] = {
+        "data",        "image",        "label",    "tensor",     "labels",
+        "test-labels", "test-data",    "prefetch", "preset",     "train-size",
+        "test-size",   "res",          "lr-scale", "balance",    "parallel",
+        "stages",      "microbatches", "schedule", "accumulate", "checkpoint-activations",
+        NULL};
     if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
@@ -687,9 +676,36 @@ static enum status check_shift(const struct train_parameters *parameters, const 
                                                     shape->height, shape->width);
 }
 
+/* Rejects augmentation of images, and networks for images, if the samples are rows of embeddings. */
+static enum status check_rows(const struct train_parameters *all, const struct data *data)
+{
+    const struct {
+        bool given;
+        const char *option;
+    } others[] = {{all->shift > 0, "shift"},
+                  {all->flip, "flip"},
+                  {!isnan(all->rand_augment), "rand-augment"},
+                  {all->erasing > 0, "erasing"},
+                  {all->cutmix > 0, "cutmix"},
+                  {all->repeats > 1, "repeats"}};
+    for (size_t i = 0; data->rows && i < COUNT_OF(others); i++)
+        if (others[i].given)
+            return status_option(STATUS_USAGE, others[i].option,
+                                 " augments images, but --data %s has rows of embeddings; drop --%s",
+                                 all->job.data, others[i].option);
+    const struct model_table *table = &model_tables[all->model];
+    return !data->rows || table->layers[0].kind == LAYER_LINEAR
+               ? STATUS_OK
+               : status_value(
+                     STATUS_USAGE, "model", table->name,
+                     " is for images, but --data %s has rows of embeddings; use --model logreg or mlp",
+                     all->job.data);
+}
+
 static enum status check_data(const struct train_parameters *all, const struct partition *partition,
                               const struct data *data)
 {
+    TRY(check_rows(all, data));
     TRY(check_batch(all, partition));
     TRY(check_pipeline(all, partition));
     return check_shift(all, &data->shape);

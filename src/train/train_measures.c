@@ -51,6 +51,12 @@ const struct column train_columns[] = {
      .about = "generated samples divided by the time in which samples were generated", .digits = 6},
     {"opening_s", VALUE_REAL, COMBINE_MAX, "s",
      .about = "time to read or generate the data before the first epoch", .digits = 6},
+    {"end_to_end_per_s", VALUE_REAL, COMBINE_SUM, "samples/s",
+     .about = "samples trained on in all epochs so far / (opening_s + trained_s): the rate with reading",
+     .digits = 6, .better = BETTER_HIGHER},
+    {"dim", VALUE_INTEGER, COMBINE_FIRST, "", .about = "values per row; only for rows of embeddings"},
+    {"dtype", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "element type of the stored values; only for rows of embeddings"},
     {"init", VALUE_WORD, COMBINE_FIRST, "", .about = "hash of the parameters that --init started from"},
     {"skipped_steps", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "steps of the epoch that loss scaling skipped"},
@@ -192,6 +198,13 @@ enum status train_measure(const void *input, const struct variant *variant, void
     if (opened->data.feed == DATA_LOAD)
         put_stream(&epoch, job_all_threads().threads, row);
     row_real(row, "opening_s", opened->data.opening_s);
+    row_real(row, "end_to_end_per_s",
+             (double)train_share_of_epoch(&opened->job.train) * (double)epoch.history.epochs /
+                 (opened->data.opening_s + epoch.history.trained_s));
+    if (opened->data.rows) {
+        row_count(row, "dim", opened->data.sample_values);
+        row_text(row, "dtype", dtype_names[opened->data.type]);
+    }
     row_text(row, "init", opened->init);
     if (epoch.scales_loss) {
         row_count(row, "skipped_steps", epoch.skipped);
