@@ -865,6 +865,12 @@ Test(lib_stream, every_field_is_checked)
     REFUSED(prefetch, 1025);
     REFUSED(held, 0);
     REFUSED(on_error, "skip");
+    REFUSED(device, -2);
+    REFUSED(decoder, "gpu");
+    REFUSED(decoder, NULL);
+    REFUSED(decoder, "hardware");
+    REFUSED(device_share, 2);
+    REFUSED(device_share, NAN);
     config.dtype = "f32";
     REFUSED(std[2], 0);
     REFUSED(mean[2], NAN);
