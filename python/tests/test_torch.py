@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CLASSES, DIGITS, broken_digits, content, resident_bytes, run_python, small
+from conftest import CLASSES, ROOT, broken_digits, content, resident_bytes, run_python, small
 
 import fdsl
 from fdsl import _stream
@@ -191,6 +191,21 @@ def test_an_epoch_is_a_permutation(prefetch: int) -> None:
     assert labels_of(Loader(numbered(), 5, seed=4)) != epochs[0]
     other.set_epoch(1)
     assert labels_of(other) == epochs[1] and labels_of(other) == epochs[2] and other.epoch == 3
+
+
+def test_the_order_is_that_of_the_program() -> None:
+    """scripts/compare/pretrain_order.py computes it independently of the library."""
+    path = ROOT / "scripts" / "compare" / "pretrain_order.py"
+    if not path.exists():
+        pytest.skip("needs the source tree")
+    spec = importlib.util.spec_from_file_location("pretrain_order", path)
+    assert spec and spec.loader
+    order = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(order)
+    loader = Loader(numbered(), 5, seed=(3 << 32) + 7)
+    for epoch in range(2):
+        wanted = order.Order((3 << 32) + 7, epoch, 30)
+        assert sum(labels_of(loader), []) == [wanted.at(index) for index in range(30)]
 
 
 @pytest.mark.parametrize("fresh", [True, False])
