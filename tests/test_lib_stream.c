@@ -898,6 +898,12 @@ Test(lib_stream, every_field_is_checked)
     REFUSED(rand_augment_ops, 0);
     REFUSED(rand_augment_ops, 17);
     REFUSED(erasing, 0.5); /* of bytes */
+    REFUSED(device, -2);
+    REFUSED(decoder, "gpu");
+    REFUSED(decoder, NULL);
+    REFUSED(decoder, "hardware");
+    REFUSED(device_share, 2);
+    REFUSED(device_share, NAN);
     config.dtype = "f32";
     REFUSED(erasing, 1.5);
     REFUSED(erasing, NAN);

@@ -531,6 +531,15 @@ static void wake(struct device_stream *self)
         pthread_cond_signal(&self->work);
 }
 
+/* The thread needs the lock at once, so it is woken after the lock was released. */
+static void unlock_and_wake(struct device_stream *self, bool wakes)
+{
+    wakes = wakes && self->idle;
+    pthread_mutex_unlock(&self->lock);
+    if (wakes)
+        pthread_cond_signal(&self->work);
+}
+
 /* Lets the thread prepare batches of the next batch's epoch. */
 static void open_epoch(struct device_stream *self)
 {
@@ -607,8 +616,9 @@ static enum status device_stream_next(struct stream *stream, struct stream_batch
     const enum status status = await_batch(self);
     if (status == STATUS_OK)
         take(self, batch);
-    wake(self);
-    pthread_mutex_unlock(&self->lock);
+    /* Waking a thread is a system call, and its calls of CUDA would delay those of the consumer. While
+     * batches are ready, the thread sleeps until the consumer returns this one. */
+    unlock_and_wake(self, self->ready == 0);
     return status;
 }
 
@@ -635,9 +645,8 @@ static enum status give_back(struct device_stream *self, const struct stream_bat
         slot->state = SLOT_FREE;
         slot->waits = waits;
         self->held--;
-        wake(self);
     }
-    pthread_mutex_unlock(&self->lock);
+    unlock_and_wake(self, held);
     return held ? status : status_set(STATUS_USAGE, "the batch was released before");
 }
 

@@ -1,6 +1,6 @@
-/* Reads a data set for two epochs, and prints the batches.
+/* Reads a data set for two epochs, and prints the batches. They are in host memory, or on CUDA device DEVICE.
  *
- *     cc stream.c $(pkg-config --cflags --libs fdsl) -o stream && ./stream FOLDER
+ *     cc stream.c $(pkg-config --cflags --libs fdsl) -o stream && ./stream FOLDER [DEVICE]
  */
 #include <fdsl.h>
 #include <inttypes.h>
@@ -25,6 +25,7 @@ int main(int argc, char **argv)
     struct fdsl_batch_info info = {.size = sizeof info};
     struct fdsl_tensor images, labels;
     enum fdsl_status status;
+    int64_t label;
 
     check(fdsl_source_config_init(&from, sizeof from));
     from.path = argc > 1 ? argv[1] : "."; /* class folders, shards, or a URL */
@@ -35,6 +36,7 @@ int main(int argc, char **argv)
     config.fit = "random-resized-crop";
     config.flip = 1;
     config.dtype = "f32";
+    config.device = argc > 2 ? atoi(argv[2]) : FDSL_CPU;
     check(fdsl_stream_open(source, &config, &stream));
 
     for (int epoch = 0; epoch < 2; epoch++) {
@@ -42,9 +44,12 @@ int main(int argc, char **argv)
             check(fdsl_batch_describe(batch, &info));
             check(fdsl_batch_tensor(batch, FDSL_IMAGES, &images)); /* (count, 3, 224, 224), float */
             check(fdsl_batch_tensor(batch, FDSL_LABELS, &labels));
+            label = -1; /* a training step would use the tensors on the CUDA stream NULL instead */
+            if (info.count > 0)
+                check(fdsl_copy(config.device, &label, labels.data, sizeof label, NULL));
             printf("epoch %" PRIu64 ", step %" PRIu64 ": %" PRIu32 " images, the first of class %" PRId64
                    "\n",
-                   info.epoch, info.step, info.count, info.count ? ((int64_t *)labels.data)[0] : -1);
+                   info.epoch, info.step, info.count, label);
             check(fdsl_batch_release(batch, NULL));
         }
         if (status != FDSL_END)

@@ -25,6 +25,7 @@ products=${FDSL_GPU_TENSOR:-build/tests/gpu_tensor}
 engine=cuda
 live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
 streams=${FDSL_GPU_STREAM:-build/tests/gpu_stream}
+library=${FDSL_GPU_LIB:-build/tests/gpu_lib}
 graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
 augment_kernels=${FDSL_GPU_AUGMENT:-build/tests/gpu_augment}
 sanitize=0
@@ -134,6 +135,7 @@ check 'load: masked samples compared with the reference; a planted fault is foun
 [[ $engine != cuda ]] || check 'live and loaded samples: their bits, their order on two streams, the same weights' "$live"
 [[ $engine != cuda ]] || alone check 'load: samples from files: their bits, their order on two streams, planted faults' "$live" --loaded
 [[ $engine != cuda ]] || alone check 'load: streams on the device: their bits, broken files, seeks, memory, planted faults' "$streams"
+[[ $engine != cuda ]] || alone check 'libfdsl: batches in device memory: their bits, lifetimes, graphs, host time, planted faults' "$library"
 [[ $engine != cuda ]] || check 'augmentation: the bits of the host, for all operations and odd sizes' "$augment_kernels"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The

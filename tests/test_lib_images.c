@@ -1,0 +1,466 @@
+/* Tests streams of generated images in libfdsl.so, and the arguments of streams that concern devices: on this
+ * side of the bus, where batches are in host memory. tests/gpu_lib.cu tests batches in device memory. */
+#include <math.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "data/generated_stream.h"
+#include "data/random_draws.h"
+
+#include "lib_support.h" /* included last, because `out` and `status` would shadow names in other headers */
+
+TestSuite(lib_images, .timeout = 120, .init = shell_set_up, .fini = shell_tear_down);
+
+enum { SAMPLES = 50, BATCH = 8, STEPS = 7 };
+
+#ifdef HAVE_XXHASH
+static struct fdsl_config images_config(void)
+{
+    struct fdsl_config config = small();
+    config.threads = 0;
+    config.res = 32;
+    config.out_res = 24;
+    config.channels = 3;
+    return config;
+}
+
+static struct fdsl_source *opened_images(const struct fdsl_config *config, int fresh)
+{
+    struct fdsl_source *source;
+    good(fdsl_images_open(config, SAMPLES, fresh, &source));
+    return source;
+}
+
+static struct fdsl_stream_config stream_config(void)
+{
+    struct fdsl_stream_config config;
+    good(fdsl_stream_config_init(&config, sizeof config));
+    config.batch_size = BATCH;
+    config.seed = 9;
+    config.num_threads = 2;
+    return config;
+}
+
+static struct fdsl_stream *opened_stream(struct fdsl_source *source, const struct fdsl_stream_config *config)
+{
+    struct fdsl_stream *stream;
+    good(fdsl_stream_open(source, config, &stream));
+    return stream;
+}
+
+static struct fdsl_stream_info info_of(const struct fdsl_stream *stream)
+{
+    struct fdsl_stream_info info = {.size = sizeof info};
+    good(fdsl_stream_describe(stream, &info));
+    return info;
+}
+
+static struct fdsl_batch *taken(struct fdsl_stream *stream)
+{
+    struct fdsl_batch *batch;
+    good(fdsl_stream_next(stream, NULL, &batch));
+    return batch;
+}
+
+static struct fdsl_tensor tensor_of(struct fdsl_batch *batch, enum fdsl_field field)
+{
+    struct fdsl_tensor tensor;
+    good(fdsl_batch_tensor(batch, field, &tensor));
+    return tensor;
+}
+
+/* What a stream should deliver, computed with the generator alone. */
+struct expected {
+    struct fdsl_generator *generator;
+    uint64_t fresh, image_bytes;
+    uint64_t numbers[BATCH];
+    int64_t labels[BATCH];
+    uint8_t images[BATCH * 24 * 24 * 3 * 4];
+};
+
+/* Computes the samples of a step from position `first` of the epoch on. */
+static void generate_expected(struct expected *expected, const struct fdsl_stream_config *config,
+                              uint64_t epoch, uint32_t first, uint32_t count)
+{
+    const struct draw_order order = draw_order(config->seed, (uint32_t)epoch, SAMPLES);
+    for (uint32_t i = 0; i < count; i++)
+        expected->numbers[i] = config->shuffle ? draw_order_at(&order, first + i) : first + i;
+    uint64_t images[BATCH];
+    for (uint32_t i = 0; i < count; i++)
+        images[i] = expected->numbers[i] + epoch * expected->fresh;
+    good(fdsl_generate_list(expected->generator, images, count, expected->images, expected->labels, NULL));
+}
+
+/* Compares a batch with the samples of its step of one rank. */
+static void expect_batch(struct expected *expected, const struct fdsl_stream_config *config,
+                         struct fdsl_batch *batch)
+{
+    struct fdsl_batch_info info = {.size = sizeof info};
+    good(fdsl_batch_describe(batch, &info));
+    const uint32_t global = config->batch_size * config->world_size, first = (uint32_t)info.step * global;
+    const uint32_t all = SAMPLES - first < global ? SAMPLES - first : global;
+    const uint32_t least = all / config->world_size, more = all % config->world_size;
+    const uint32_t count = least + (config->rank < more);
+    cr_assert_eq(info.count, count);
+    generate_expected(expected, config, info.epoch,
+                      first + config->rank * least + (config->rank < more ? config->rank : more), count);
+    const struct fdsl_tensor images = tensor_of(batch, FDSL_IMAGES);
+    cr_expect(images.device_type == 1 && (uintptr_t)images.data % 256 == 0 && images.shape[0] == count);
+    cr_expect_eq(memcmp(images.data, expected->images, count * expected->image_bytes), 0, "epoch %d, step %d",
+                 (int)info.epoch, (int)info.step);
+    cr_expect_eq(memcmp(tensor_of(batch, FDSL_LABELS).data, expected->labels, count * sizeof(int64_t)), 0);
+    cr_expect_eq(memcmp(tensor_of(batch, FDSL_NUMBERS).data, expected->numbers, count * sizeof(int64_t)), 0);
+}
+
+static struct expected *opened_expected(const struct fdsl_config *config, int fresh)
+{
+    static struct expected expected;
+    struct fdsl_config own = *config;
+    own.generator = "naive";
+    expected.generator = opened(&own);
+    expected.image_bytes = image_bytes(expected.generator);
+    expected.fresh = fresh ? generated_stream_fresh(CLASSES) : 0;
+    return &expected;
+}
+
+/* ---- Batches ---- */
+
+/* Every type, the order of the trainer, one to three ranks, fresh images, and both generators. */
+Test(lib_images, batches_are_those_of_the_generator)
+{
+    static const struct {
+        const char *dtype, *layout, *generator;
+        int fresh, shuffle, drop_last;
+        uint32_t ranks, batch, prefetch;
+        int threads;
+    } trials[] = {{"u8", "nchw", "auto", 0, 1, 0, 1, 8, 2, 2},  {"u8", "nhwc", "naive", 1, 1, 0, 1, 8, 1, 1},
+                  {"f32", "nchw", "omp", 1, 0, 0, 3, 5, 3, 2},  {"bf16", "nhwc", "auto", 1, 1, 1, 1, 7, 2, 3},
+                  {"f16", "nchw", "auto", 0, 1, 0, 2, 8, 1, 1}, {"u8", "nchw", "auto", 1, 0, 0, 2, 8, 2, 2}};
+    for (size_t t = 0; t < COUNT_OF(trials); t++) {
+        struct fdsl_config images = images_config();
+        images.dtype = trials[t].dtype;
+        images.layout = trials[t].layout;
+        images.generator = trials[t].generator;
+        images.mean[1] = t == 2 ? 0.25 : 0;
+        struct expected *expected = opened_expected(&images, trials[t].fresh);
+        struct fdsl_source *source = opened_images(&images, trials[t].fresh);
+        struct fdsl_stream_config config = stream_config();
+        config.shuffle = trials[t].shuffle;
+        config.drop_last = trials[t].drop_last;
+        config.batch_size = trials[t].batch;
+        config.world_size = trials[t].ranks;
+        config.prefetch = trials[t].prefetch;
+        config.num_threads = trials[t].threads;
+        for (; config.rank < config.world_size; config.rank++) {
+            struct fdsl_stream *stream = opened_stream(source, &config);
+            struct fdsl_batch *batch;
+            const struct fdsl_stream_info info = info_of(stream);
+            cr_expect_eq(info.image_bytes, expected->image_bytes);
+            for (uint64_t step = 0; step < 3 * info.steps; step++) {
+                batch = taken(stream);
+                expect_batch(expected, &config, batch);
+                good(fdsl_batch_release(batch, NULL));
+                if ((step + 1) % info.steps == 0)
+                    cr_assert_eq(fdsl_stream_next(stream, NULL, &batch), FDSL_END);
+            }
+            fdsl_stream_close(stream);
+        }
+        fdsl_source_close(source);
+        fdsl_close(expected->generator);
+    }
+}
+
+/* The samples of `train --feed live --fresh`: the same formula for the numbers, and the same order. */
+Test(lib_images, fill_and_describe)
+{
+    const struct fdsl_config images = images_config();
+    struct expected *expected = opened_expected(&images, 1);
+    struct fdsl_source *source = opened_images(&images, 1);
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_source_info from = {.size = sizeof from};
+    good(fdsl_source_describe(source, &from));
+    cr_expect(from.samples == SAMPLES && from.classes == 0 && from.files == 0 && !from.shards && from.hash);
+    cr_expect_null(fdsl_source_class(source, 0));
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    fdsl_source_close(source);
+    static uint8_t memory[BATCH * 24 * 24 * 3];
+    int64_t labels[BATCH];
+    uint32_t count;
+    for (uint32_t step = 0; step < STEPS; step++) {
+        good(fdsl_stream_fill(stream, memory, labels, &count, NULL));
+        cr_assert_eq(count, step < 6 ? BATCH : 2);
+        generate_expected(expected, &config, 0, step * BATCH, count);
+        cr_expect_eq(memcmp(memory, expected->images, count * expected->image_bytes), 0);
+        cr_expect_eq(memcmp(labels, expected->labels, count * sizeof *labels), 0);
+    }
+    cr_expect_eq(fdsl_stream_fill(stream, memory, labels, &count, NULL), FDSL_END);
+    struct fdsl_stream_stats stats = {.size = sizeof stats};
+    good(fdsl_stream_stats(stream, &stats));
+    cr_expect(stats.batches == STEPS && stats.samples == SAMPLES && stats.memory_bytes > sizeof memory);
+    fdsl_stream_close(stream);
+    fdsl_close(expected->generator);
+}
+
+/* ---- Positions and lifetimes ---- */
+
+Test(lib_images, a_state_moves_to_other_ranks)
+{
+    const struct fdsl_config images = images_config();
+    struct expected *expected = opened_expected(&images, 0);
+    struct fdsl_source *source = opened_images(&images, 0);
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    for (int step = 0; step < 3; step++)
+        good(fdsl_batch_release(taken(stream), NULL));
+    struct fdsl_state state = {.size = sizeof state};
+    good(fdsl_stream_save(stream, &state));
+    cr_expect(state.sample == 3 * BATCH && state.lanes == 0 && state.shuffle_buffer == SAMPLES);
+    fdsl_stream_close(stream);
+    config.batch_size = BATCH / 2;
+    config.world_size = 2;
+    for (; config.rank < 2; config.rank++) {
+        stream = opened_stream(source, &config);
+        good(fdsl_stream_load(stream, &state));
+        struct fdsl_batch *batch = taken(stream);
+        expect_batch(expected, &config, batch);
+        struct fdsl_batch_info info = {.size = sizeof info};
+        good(fdsl_batch_describe(batch, &info));
+        cr_expect(info.epoch == 0 && info.step == 3);
+        good(fdsl_batch_release(batch, NULL));
+        fdsl_stream_close(stream);
+    }
+    fdsl_source_close(source);
+    fdsl_close(expected->generator);
+}
+
+/* Expects that a state does not belong to the stream of a source. */
+static void expect_other(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                         const struct fdsl_state *state, const char *words)
+{
+    struct fdsl_stream *stream = opened_stream(source, config);
+    cr_expect_eq(fdsl_stream_load(stream, state), FDSL_INVALID, "%s", words);
+    cr_expect(strstr(fdsl_error(), words), "%s: %s", words, fdsl_error());
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+Test(lib_images, states_of_other_images_are_refused)
+{
+    struct fdsl_config images = images_config();
+    struct fdsl_source *source = opened_images(&images, 0), *other;
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_state state = {.size = sizeof state};
+    good(fdsl_stream_save(stream, &state));
+    fdsl_stream_close(stream);
+    expect_other(opened_images(&images, 1), &config, &state, "another data set");
+    images.seed = 1;
+    expect_other(opened_images(&images, 0), &config, &state, "another data set");
+    images = images_config();
+    images.classes++;
+    expect_other(opened_images(&images, 0), &config, &state, "another data set");
+    images = images_config();
+    good(fdsl_images_open(&images, SAMPLES - 1, 0, &other));
+    expect_other(other, &config, &state, "number of samples");
+    images.fit = "crop";
+    expect_other(opened_images(&images, 0), &config, &state, "another transform");
+    images = images_config();
+    images.dtype = "f32";
+    expect_other(opened_images(&images, 0), &config, &state, "another transform");
+    images = images_config();
+    config.shuffle = 0;
+    expect_other(opened_images(&images, 0), &config, &state, "shuffle_buffer");
+    fdsl_source_close(source);
+}
+
+Test(lib_images, batches_outlive_seeks_and_streams)
+{
+    const struct fdsl_config images = images_config();
+    struct expected *expected = opened_expected(&images, 1);
+    struct fdsl_source *source = opened_images(&images, 1);
+    struct fdsl_stream_config config = stream_config();
+    config.held = 3;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_batch *batches[5], *none;
+    batches[0] = taken(stream);
+    for (uint64_t step = 1; step < 5; step++) {
+        good(fdsl_stream_seek(stream, 4, step));
+        batches[step] = taken(stream);
+    }
+    cr_expect_eq(fdsl_stream_next(stream, NULL, &none), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "release one"), "%s", fdsl_error());
+    good(fdsl_batch_release(batches[2], NULL));
+    batches[2] = taken(stream);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+    for (int i = 0; i < 5; i++) {
+        expect_batch(expected, &config, batches[i]);
+        good(fdsl_batch_release(batches[i], NULL));
+    }
+    fdsl_close(expected->generator);
+}
+
+static void *cancel_later(void *context)
+{
+    usleep(20000);
+    fdsl_stream_cancel(context);
+    return NULL;
+}
+
+Test(lib_images, cancel_and_wait)
+{
+    const struct fdsl_config images = images_config();
+    struct fdsl_source *source = opened_images(&images, 1);
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    static uint8_t memory[BATCH * 24 * 24 * 3];
+    uint32_t count;
+    pthread_t thread;
+    enum fdsl_status result = FDSL_PENDING;
+    while (result == FDSL_PENDING)
+        result = fdsl_stream_wait(stream, 0.001);
+    good(result);
+    cr_assert_eq(pthread_create(&thread, NULL, cancel_later, stream), 0);
+    while ((result = fdsl_stream_fill(stream, memory, NULL, &count, NULL)) == FDSL_OK || result == FDSL_END)
+        ;
+    pthread_join(thread, NULL);
+    cr_expect_eq(result, FDSL_FAILED);
+    cr_expect(strstr(fdsl_error(), "cancelled"), "%s", fdsl_error());
+    good(fdsl_stream_wait(stream, 0));
+    good(fdsl_stream_seek(stream, 0, 1));
+    good(fdsl_stream_fill(stream, memory, NULL, &count, NULL));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+Test(lib_images, a_forked_child_needs_a_stream_of_its_own)
+{
+    const struct fdsl_config images = images_config();
+    struct fdsl_source *source = opened_images(&images, 0);
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_batch *batch = taken(stream), *other;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        struct fdsl_source *own_source;
+        struct fdsl_stream *own;
+        int wrong = fdsl_stream_next(stream, NULL, &other) != FDSL_FAILED || !strstr(fdsl_error(), "fork()");
+        wrong |= fdsl_stream_open(source, &config, &own) != FDSL_FAILED ? 2 : 0;
+        wrong |= fdsl_images_open(&images, SAMPLES, 0, &own_source) != FDSL_OK ? 4 : 0;
+        wrong |= fdsl_stream_open(own_source, &config, &own) != FDSL_OK ? 8 : 0;
+        wrong |= fdsl_stream_next(own, NULL, &other) != FDSL_OK ? 16 : 0;
+        _exit(wrong);
+    }
+    int result;
+    cr_assert_eq(waitpid(child, &result, 0), child);
+    cr_expect(WIFEXITED(result) && WEXITSTATUS(result) == 0, "%x", result);
+    good(fdsl_batch_release(batch, NULL));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+/* ---- Errors ---- */
+
+static void expect_error(enum fdsl_status result, enum fdsl_status expected, const char *name)
+{
+    cr_expect_eq(result, expected, "%s: %d, %s", name, result, fdsl_error());
+    cr_expect_eq(strncmp(fdsl_error(), name, strlen(name)), 0, "%s: %s", name, fdsl_error());
+}
+
+Test(lib_images, arguments_of_images_are_checked)
+{
+    const struct fdsl_class class_ = {
+        .id = UINT32_C(1) << 31, .vertices = 8, .orbits = 2, .oval_x = 1, .oval_y = 1};
+    struct fdsl_config config = images_config();
+    struct fdsl_source *source;
+    expect_error(fdsl_images_open(&config, 0, 0, &source), FDSL_INVALID, "count: ");
+    expect_error(fdsl_images_open(&config, UINT64_C(1) << 31, 0, &source), FDSL_INVALID, "count: ");
+    expect_error(fdsl_images_open(&config, 1, 2, &source), FDSL_INVALID, "fresh: ");
+    expect_error(fdsl_images_open(NULL, 1, 0, &source), FDSL_INVALID, "config: ");
+    expect_error(fdsl_images_open(&config, 1, 0, NULL), FDSL_INVALID, "source: ");
+    config.device = 0;
+    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "device: ");
+    config = images_config();
+    config.threads = 2;
+    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "threads: ");
+    config = images_config();
+    config.generator = "omq";
+    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "generator: ");
+    config = images_config();
+    config.classes = 0;
+    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "classes: ");
+    config = images_config();
+    config.class_list = &class_;
+    config.class_count = 1;
+    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "class_list: ");
+    config = images_config();
+    config.size--;
+    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "config->size: ");
+    cr_expect_null(source);
+}
+
+#define REFUSED(field, value, status, name)                                    \
+    do {                                                                       \
+        struct fdsl_stream_config wrong = stream_config();                     \
+        wrong.field = value;                                                   \
+        struct fdsl_stream *stream = (struct fdsl_stream *)source;             \
+        expect_error(fdsl_stream_open(source, &wrong, &stream), status, name); \
+        cr_expect_null(stream);                                                \
+    } while (0)
+
+Test(lib_images, fields_of_streams_are_checked)
+{
+    struct fdsl_config images = images_config();
+    struct fdsl_source *source = opened_images(&images, 0);
+    REFUSED(out_res, 24, FDSL_INVALID, "out_res: generated images");
+    REFUSED(fit, "crop", FDSL_INVALID, "fit: generated images");
+    REFUSED(fit, NULL, FDSL_INVALID, "fit: ");
+    REFUSED(flip, 1, FDSL_INVALID, "flip: generated images");
+    REFUSED(channels, 1, FDSL_INVALID, "channels: generated images");
+    REFUSED(layout, "nhwc", FDSL_INVALID, "layout: generated images");
+    REFUSED(dtype, "f32", FDSL_INVALID, "dtype: generated images");
+    REFUSED(mean[2], 0.5, FDSL_INVALID, "mean: generated images");
+    REFUSED(std[1], NAN, FDSL_INVALID, "std: generated images");
+    REFUSED(batch_size, SAMPLES + UINT32_C(4000000000), FDSL_INVALID, "batch_size: ");
+    REFUSED(num_threads, -1, FDSL_INVALID, "num_threads: ");
+    REFUSED(device, -2, FDSL_INVALID, "device: ");
+    REFUSED(decoder, "gpu", FDSL_INVALID, "decoder: ");
+    REFUSED(decoder, NULL, FDSL_INVALID, "decoder: ");
+    REFUSED(decoder, "hybrid", FDSL_INVALID, "decoder: ");
+    REFUSED(device_share, 1.5, FDSL_INVALID, "device_share: ");
+    REFUSED(device_share, NAN, FDSL_INVALID, "device_share: ");
+    if (fdsl_cuda_devices() == 0)
+        REFUSED(device, 0, FDSL_UNAVAILABLE, "");
+    fdsl_source_close(source);
+    images.generator = "fused";
+    source = opened_images(&images, 0);
+    REFUSED(rank, 0, FDSL_INVALID, "generator: 'fused' works on CUDA devices");
+    fdsl_source_close(source);
+}
+
+/* Batches in host memory take no CUDA stream. */
+Test(lib_images, cuda_streams_are_refused_on_the_cpu)
+{
+    const struct fdsl_config images = images_config();
+    struct fdsl_source *source = opened_images(&images, 0);
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_batch *batch = taken(stream), *other;
+    static uint8_t memory[BATCH * 24 * 24 * 3];
+    uint32_t count;
+    expect_error(fdsl_stream_next(stream, &count, &other), FDSL_INVALID, "cuda_stream: ");
+    expect_error(fdsl_stream_fill(stream, memory, NULL, &count, &count), FDSL_INVALID, "cuda_stream: ");
+    expect_error(fdsl_batch_release(batch, &count), FDSL_INVALID, "cuda_stream: ");
+    good(fdsl_batch_release(batch, NULL));
+    expect_error(fdsl_batch_release(batch, NULL), FDSL_INVALID, "batch: ");
+    expect_error(fdsl_stream_next(stream, NULL, NULL), FDSL_INVALID, "batch: ");
+    expect_error(fdsl_stream_next(NULL, NULL, &other), FDSL_INVALID, "stream: ");
+    expect_error(fdsl_stream_fill(NULL, memory, NULL, &count, NULL), FDSL_INVALID, "stream: ");
+    expect_error(fdsl_stream_fill(stream, NULL, NULL, &count, NULL), FDSL_INVALID, "images: ");
+    expect_error(fdsl_stream_fill(stream, memory, NULL, NULL, NULL), FDSL_INVALID, "count: ");
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+#endif
