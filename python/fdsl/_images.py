@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ._generator import Class, Generator, configured
-from ._library import integer, lib
+from ._library import StreamConfigStruct, integer, lib
 from ._stream import _Source, flag
 
 _COUNT_MAX = (1 << 31) - 1
@@ -46,6 +46,11 @@ class Images(_Source):
         self.dtype = config["dtype"]
         words = {"classes": classes, "count": number, "fresh": flag("fresh", fresh), **arguments}
         self._open(lambda handle: lib.fdsl_images_open(c, number, fresh, handle), words)
+
+    def _set_format(self, c: StreamConfigStruct, transforms: Any, dtype: Any, channels: Any, layout: Any) -> None:
+        for name, value in ("transforms", transforms), ("dtype", dtype), ("channels", channels), ("layout", layout):
+            if value is not None:
+                raise ValueError(f"{name}: fdsl.Images decides about the format of its images; leave {name} out")
 
     @property
     def classes(self) -> list[Class]:  # type: ignore[override]

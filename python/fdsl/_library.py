@@ -136,7 +136,7 @@ class StatsStruct(ctypes.Structure):
 
 
 END, PENDING = 5, 6  # FDSL_END, FDSL_PENDING
-IMAGES, LABELS, NUMBERS = 0, 1, 2  # enum fdsl_field
+IMAGES, LABELS, NUMBERS, ROWS = 0, 1, 2, 3  # enum fdsl_field
 
 _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a batch and a CUDA stream are void *
     "fdsl_error": (c_char_p, []),

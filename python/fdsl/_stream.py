@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional, Union
 from ._array import Array, _Memory, device_name
 from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
-    CPU, END, IMAGES, LABELS, PENDING, BatchInfoStruct, Error, SourceConfigStruct,
+    CPU, END, IMAGES, LABELS, PENDING, ROWS, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
     integer, lib,
 )  # fmt: skip
@@ -27,10 +27,15 @@ _HELD = 2  # batches that the caller uses without a copy: the one of the loop, a
 
 
 def _warn() -> None:
-    """Issues the warnings of the library's latest call."""
-    text = lib.fdsl_warnings().decode(errors="replace")
-    for line in text.splitlines():
-        warnings.warn(line, RuntimeWarning, stacklevel=4)
+    """Issues the warnings of the library's latest call, at the line that called this package."""
+    text = lib.fdsl_warnings()
+    if not text:
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "fdsl":
+        frame, level = frame.f_back, level + 1
+    for line in text.decode(errors="replace").splitlines():
+        warnings.warn(line, RuntimeWarning, stacklevel=level)
 
 
 def _bytes(name: str, value: Union[None, int, str]) -> int:
@@ -54,7 +59,9 @@ class _Source:
 
     __slots__ = ("_handle", "_process", "_arguments", "_info", "__weakref__")
     _kind = b"auto"
-    dtype: Optional[str] = None  # the element type of the images, if the data set itself decides about it
+    _rows = False  # whether the samples are rows instead of images
+    labelled = True  # whether the samples have labels
+    dtype: Optional[str] = None  # the element type of the samples, if the data set itself has one
 
     def _open_path(self, path: Any, **arguments: Any) -> None:
         c = SourceConfigStruct()
@@ -119,6 +126,15 @@ class _Source:
         handle, self._handle = getattr(self, "_handle", 0), 0  # 0 if the constructor failed
         if handle:
             close(handle)  # does nothing in a forked child
+
+    def _set_format(self, c: StreamConfigStruct, transforms: Any, dtype: Any, channels: Any, layout: Any) -> None:
+        """Sets the fields of a stream that describe its samples."""
+        c.channels = 3 if channels is None else integer("channels", channels, 0, _U32)
+        if c.channels not in (1, 3):
+            raise ValueError(f"channels: {channels} is neither 1 nor 3")
+        c.layout = b"nchw" if layout is None else _text("layout", layout)
+        c.dtype = b"u8" if dtype is None else _dtype(dtype).encode()
+        _set_transforms(c, transforms)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
@@ -231,13 +247,6 @@ Transforms = Union[None, Transform, Sequence[Transform]]
 _FITS = {Resize: b"resize", CenterCrop: b"center-crop", RandomResizedCrop: b"random-resized-crop"}
 
 
-def _set_format(c: StreamConfigStruct, dtype: Any, channels: Any, layout: Any) -> None:
-    c.channels = integer("channels", channels, 0, _U32)
-    if c.channels not in (1, 3):
-        raise ValueError(f"channels: {channels} is neither 1 nor 3")
-    c.layout, c.dtype = _text("layout", layout), _dtype(dtype).encode()
-
-
 def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
     """Sets the fields of the transforms: one of _FITS, and at most one of each other kind, in this order."""
     many = isinstance(transforms, (list, tuple)) and not hasattr(transforms, "_fields")
@@ -338,8 +347,10 @@ class _Stream:
         self.info = StreamInfoStruct(ctypes.sizeof(StreamInfoStruct))
         check(lib.fdsl_stream_describe(self._handle, self.info))
         self.device = int(config.device)
-        self.shape = tuple(self.info.shape)
-        self.dtype = source.dtype or _NAMES[config.dtype.decode()]
+        self.shape = tuple(self.info.shape)[: 1 if source._rows else 3]
+        own = config.dtype in (b"u8", b"auto") and source.dtype
+        self.dtype = own or _NAMES[config.dtype.decode()]
+        self.labelled, self.field = source.labelled, ROWS if source._rows else IMAGES
 
     def check_open(self) -> None:
         if os.getpid() != self._process:  # checked before locking, because the parent may have held the lock at fork()
@@ -385,14 +396,13 @@ class _Stream:
         return count.value
 
     def array(self, batch: _Batch, field: int) -> Array:
-        """Returns the images, the labels or the numbers of a batch: without a copy, unless the caller has several batches
-        already."""
+        """Returns a part of a batch: without a copy, unless the caller has several batches already."""
         tensor = TensorStruct()
         check(lib.fdsl_batch_tensor(batch.memory.batch, field, tensor))
-        shape, dtype = ((batch.size, *self.shape), self.dtype) if field == IMAGES else ((batch.size,), "int64")
+        shape, dtype = ((batch.size, *self.shape), self.dtype) if field == self.field else ((batch.size,), "int64")
         device = int(tensor.device_id) if tensor.device_type != 1 else CPU
         array = Array(shape, dtype, device, memory=batch.memory, ptr=int(tensor.data or 0))
-        small = field != IMAGES and device == CPU  # a copy does not keep the images
+        small = field != self.field and device == CPU  # a copy does not keep the samples
         return array._copy(device) if small or len(self._live) > _HELD else array
 
     def call(self, function: Any, *arguments: Any) -> None:
@@ -497,7 +507,7 @@ class Loader:
     ) -> None:
         if not isinstance(source, _Source):
             raise TypeError(
-                f"source: it must be an fdsl.Shards, fdsl.Folder or fdsl.Images, not {type(source).__name__}"
+                f"source: it must be a data set, such as fdsl.Folder, fdsl.Shards or fdsl.Images, not {type(source).__name__}"
             )
         c = StreamConfigStruct()
         check(lib.fdsl_stream_config_init(c, ctypes.sizeof(c)))
@@ -513,22 +523,15 @@ class Loader:
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
         c.prefetch, c.held = integer("prefetch", prefetch, 1, 1024), _HELD
         c.on_error = _text("on_error", on_error)
-        if source.dtype is None:
-            dtype = "uint8" if dtype is None else dtype
-            _set_format(c, dtype, 3 if channels is None else channels, "nchw" if layout is None else layout)
-            _set_transforms(c, transforms)
-            dtype = _NAMES[c.dtype.decode()]
-        for name, value in ("transforms", transforms), ("dtype", dtype), ("channels", channels), ("layout", layout):
-            if source.dtype is not None and value is not None:
-                raise ValueError(f"{name}: fdsl.Images decides about the format of its images; leave {name} out")
+        source._set_format(c, transforms, dtype, channels, layout)
         self.source = source
         self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
         self._arguments: dict[str, Any] = {
             "batch_size": c.batch_size, "device": device_name(c.device), "decoder": decoder, "device_share": device_share,
             "rank": c.rank, "world_size": c.world_size, "seed": c.seed, "shuffle": shuffle,
             "shuffle_buffer": c.shuffle_buffer, "lanes": c.lanes, "drop_last": drop_last, "num_threads": num_threads,
-            "prefetch": c.prefetch, "transforms": transforms, "dtype": dtype, "channels": channels, "layout": layout,
-            "on_error": on_error,
+            "prefetch": c.prefetch, "transforms": transforms, "dtype": None if dtype is None else _NAMES[_dtype(dtype)],
+            "channels": channels, "layout": layout, "on_error": on_error,
         }  # fmt: skip
         self._stream = _Stream(source, c)
         _warn()
@@ -664,11 +667,11 @@ class Loader:
         batch = self._stream.next()
         if batch is None:
             return None
-        labels = self._stream.array(batch, LABELS)
-        if batch.masked and self._label_of_masked != -1:
+        labels = self._stream.array(batch, LABELS) if self._stream.labelled else None
+        if labels is not None and batch.masked and self._label_of_masked != -1:
             values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)
             values[:] = [self._label_of_masked if value == -1 else value for value in values]
-        return self._stream.array(batch, IMAGES), labels
+        return self._stream.array(batch, self._stream.field), labels
 
 
 _DEFAULTS: dict[str, Any] = dict(Loader.__init__.__kwdefaults__ or {}, batch_size=256)

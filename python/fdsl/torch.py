@@ -20,7 +20,7 @@ from ._memory import old_torch
 if reason := old_torch(torch):
     raise ImportError(f"fdsl.torch: {reason}")
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor, Any]  # the labels are None if the samples have none
 
 __all__ = ["Loader"]
 
@@ -77,7 +77,10 @@ class Loader(_stream.Loader):
         if self.device != "cpu" or self._arguments["pin_memory"]:
             return self._fill()
         arrays = super()._take()
-        return arrays and (torch.from_dlpack(arrays[0]), torch.from_dlpack(arrays[1]))
+        if arrays is None:
+            return None
+        images, labels = arrays
+        return torch.from_dlpack(images), None if labels is None else torch.from_dlpack(labels)
 
     def _fill(self) -> Optional[Batch]:
         """Returns the next batch in new tensors."""
@@ -93,4 +96,6 @@ class Loader(_stream.Loader):
             return None
         if self._arguments["on_error"] == "mask":
             labels.masked_fill_(labels == -1, self._label_of_masked)
-        return (images, labels) if count == capacity else (images[:count], labels[:count])
+        if count < capacity:
+            images, labels = images[:count], labels[:count]
+        return images, labels if self._stream.labelled else None

@@ -1,4 +1,5 @@
-"""Runs the examples of docs/coming_from.md: each "after", and each "before" whose library is installed."""
+"""Runs the examples of docs/coming_from.md, each "after", and each "before" whose library is installed, and those of
+docs/start.md."""
 
 from __future__ import annotations
 
@@ -84,6 +85,22 @@ def test_an_example_runs(when: str, name: str, code: str, folder: pathlib.Path) 
     check = f"\nassert len(seen) == {PHOTOS} and sorted(seen) == sorted(list(range(10)) * {PHOTOS // 10}), sorted(seen)\n"
     done = run_python(f"import os; os.chdir({str(folder)!r})\n{setting}{preamble}{code}{check}assert 0.5 < max(values) < 4\n")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_first_steps(folder: pathlib.Path) -> None:
+    """The blocks of docs/start.md, one after another; without PyTorch, those before the first that needs it."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "start.md").read_text(), re.M | re.S)
+    assert len(blocks) == 4
+    for code in blocks:
+        compile(code, "docs/start.md", "exec")
+    done = run_python(f"import os; os.chdir({str(folder)!r})\n" + "".join(blocks if REAL else blocks[:1]))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("(120, 3, 64, 64) uint8 [") and lines[1].startswith("120 photographs, 1 batches, ")
+    if REAL:
+        losses = [float(line.split()[1]) for line in lines[2:8]]
+        assert [line.split()[0] for line in lines[2:8]] == list("123456") and losses[5] < losses[0]
+        assert 0.2 < float(lines[8]) <= 1
 
 
 def write_beton(folder: pathlib.Path) -> None:

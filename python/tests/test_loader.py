@@ -391,8 +391,9 @@ def test_broken_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
             seen.append(content(images))
     assert seen == [images for images, _ in batches_of(opened(digits, **options))][:3]
     loader = opened(tmp_path, on_error="mask", **options)
-    with pytest.warns(RuntimeWarning, match=name):
+    with pytest.warns(RuntimeWarning, match=name) as warned:
         items = list(loader)
+    assert [pathlib.Path(one.filename).name for one in warned] == ["test_loader.py"]
     for step, (images, labels) in enumerate(items):
         assert [i for i, label in enumerate(labels.tolist()) if label == -1] == ([2] if step == 3 else [])
         assert (images.numpy().reshape(images.shape[0], -1).sum(axis=1) == 0).tolist().count(True) == (step == 3)
@@ -486,8 +487,9 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
 def test_opening_prints_nothing(digits: pathlib.Path, capfd: Any, tmp_path: pathlib.Path) -> None:
     shutil.copytree(digits / "f", tmp_path / "f")
     (tmp_path / "f" / "0000" / "readme.txt").write_text("")
-    with pytest.warns(RuntimeWarning, match="ignored 1 of"):
+    with pytest.warns(RuntimeWarning, match="ignored 1 of") as warned:
         fdsl.Folder(tmp_path / "f")
+    assert [pathlib.Path(one.filename).name for one in warned] == ["test_loader.py"]
     shutil.copytree(digits / "f", tmp_path / "p" / "train")
     shutil.copytree(digits / "f", tmp_path / "p" / "val")
     with pytest.warns(RuntimeWarning, match="folders train and val become classes.*such as .*/train"):

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CLASSES, DIGITS, broken_digits, content, resident_bytes, run_python, small
+from conftest import CLASSES, ROOT, broken_digits, content, resident_bytes, run_python, small
 
 import fdsl
 from fdsl import _stream
@@ -193,6 +193,21 @@ def test_an_epoch_is_a_permutation(prefetch: int) -> None:
     assert labels_of(other) == epochs[1] and labels_of(other) == epochs[2] and other.epoch == 3
 
 
+def test_the_order_is_that_of_the_program() -> None:
+    """scripts/compare/pretrain_order.py computes it independently of the library."""
+    path = ROOT / "scripts" / "compare" / "pretrain_order.py"
+    if not path.exists():
+        pytest.skip("needs the source tree")
+    spec = importlib.util.spec_from_file_location("pretrain_order", path)
+    assert spec and spec.loader
+    order = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(order)
+    loader = Loader(numbered(), 5, seed=(3 << 32) + 7)
+    for epoch in range(2):
+        wanted = order.Order((3 << 32) + 7, epoch, 30)
+        assert sum(labels_of(loader), []) == [wanted.at(index) for index in range(30)]
+
+
 @pytest.mark.parametrize("fresh", [True, False])
 def test_images_belong_to_labels(fresh: bool) -> None:
     """In epoch e, sample n is image n + e * s, and s is a multiple of the number of classes."""
@@ -298,7 +313,7 @@ def test_wrong_arguments_of_generated_images() -> None:
     g, closed = numbered(), small()
     closed.close()
     for arguments, words, kind, text in (
-        ((3, 5), {}, TypeError, "source: it must be an fdsl.Shards, fdsl.Folder or fdsl.Images, not int"),
+        ((3, 5), {}, TypeError, "source: it must be a data set, such as fdsl.Folder, .*, not int"),
         ((g, 0), {}, ValueError, "batches_per_epoch: 0 is out of range"),
         ((g, 5, 2, 2), {}, ValueError, "rank: 2 is out of range; it must be 0 to 1"),
         ((g, 5), {"world_size": 0}, ValueError, "world_size: 0 is out of range"),
@@ -409,6 +424,13 @@ def test_data_sets_are_tensors_without_a_copy(name: str, digits: pathlib.Path) -
     kept[0][0].numpy()[...] = 0  # the caller's own memory
     loader.close()
     assert loader.epoch == 1 and tuple(kept[7][0].shape) == (8, 3, 20, 20)
+
+
+def test_a_rank_may_have_no_image_in_the_last_batch(digits: pathlib.Path) -> None:
+    for rank in range(5):
+        batches = list(Loader(fdsl.Folder(digits / "f"), 13, rank=rank, world_size=9, **SMALL))  # 120 = 117 + 3
+        assert [tuple(images.shape) for images, _ in batches] == [(13, 3, 20, 20), (1 if rank < 3 else 0, 3, 20, 20)]
+        assert all(type(part) is torch.Tensor for batch in batches for part in batch)
 
 
 def test_pinned_memory(digits: pathlib.Path) -> None:
@@ -560,7 +582,9 @@ def test_batches_on_cuda_come_on_the_current_stream(library: Any, digits: pathli
 def test_labels_of_masked_samples_on_cuda(library: Any, digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
     broken_digits(digits, tmp_path)
     words = {"shuffle": False, "on_error": "mask", "transforms": fdsl.Resize(20), "device": "cuda:0"}
-    kept = [labels for _, labels in Loader(fdsl.Folder(tmp_path / "f"), 16, **words)]
+    with pytest.warns(RuntimeWarning) as warned:
+        kept = [labels for _, labels in Loader(fdsl.Folder(tmp_path / "f"), 16, **words)]
+    assert [pathlib.Path(one.filename).name for one in warned] == ["test_torch.py"]
     torch.default.synchronize()
     assert kept[3].tolist()[2] == -100 and sum(labels.tolist().count(-100) for labels in kept) == 1
 
