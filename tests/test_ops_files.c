@@ -140,7 +140,7 @@ static void expect_decoded(const struct job *job, const struct embeddings *set)
     cr_assert(job->ops->row_bytes == embeddings_row_bytes(set) && sizeof row >= job->ops->row_bytes);
     cr_assert(job->ops->format.from == set->dtype && job->ops->format.columns == set->columns);
     for (uint64_t i = 0; i < job->ops->count; i++) {
-        embeddings_read(set, job->ops->first + i, row);
+        embeddings_decode(set, job->ops->first + i, row);
         cr_assert_eq(memcmp(ops_row(job->ops, i), row, job->ops->row_bytes), 0, "row %d", (int)i);
     }
 }
