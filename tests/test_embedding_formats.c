@@ -90,7 +90,25 @@ static const char *golden(const char *name)
     return paths[next];
 }
 
-/* Expects that a set has the values in the file `wanted`, and that embeddings_read() agrees. */
+/* Expects that embeddings_read() reads the same rows from files as embeddings_decode() from mappings: all
+ * rows, and some in the middle. */
+static void expect_same_rows(const struct embeddings *set)
+{
+    const size_t bytes = embeddings_row_bytes(set);
+    uint8_t *rows = malloc(set->rows * bytes), *row = malloc(bytes);
+    for (uint64_t first = 0; first < 4 && first < set->rows; first++) {
+        const uint64_t count = set->rows - first - first % 2;
+        cr_assert_eq(embeddings_read(set, first, count, rows), STATUS_OK, "%s", status_text());
+        for (uint64_t i = 0; i < count; i++) {
+            embeddings_decode(set, first + i, row);
+            cr_assert_eq(memcmp(rows + i * bytes, row, bytes), 0, "row %d", (int)(first + i));
+        }
+    }
+    free(rows);
+    free(row);
+}
+
+/* Expects that a set has the values in the file `wanted`, and that embeddings_decode() agrees. */
 static void expect_values(const char *path, const char *tensor, const char *wanted,
                           enum embeddings_type stored, enum dtype dtype)
 {
@@ -101,11 +119,12 @@ static void expect_values(const char *path, const char *tensor, const char *want
                   set->rows == wanted_set->rows && set->columns <= COUNT_OF(row),
               "%s", path);
     cr_assert(!embeddings_in_place(set) && !set->parts[0].values);
+    expect_same_rows(set);
     for (uint64_t i = 0; i < set->rows; i++) {
         embeddings_row(set, i, row);
         embeddings_row(wanted_set, i, expected);
         if (dtype != DTYPE_F32)
-            embeddings_read(set, i, halves);
+            embeddings_decode(set, i, halves);
         for (uint32_t j = 0; j < set->columns; j++) {
             cr_assert(same_value((double)row[j], (double)expected[j]), "%s: row %d, value %u: %a, not %a",
                       path, (int)i, j, (double)row[j], (double)expected[j]);
@@ -174,6 +193,7 @@ Test(embedding_formats, large_files_are_mapped)
     put("large.npy", blob.bytes, blob.count);
     struct embeddings *set = open_well("large.npy", "");
     float row[97];
+    expect_same_rows(set);
     for (int i = 100; i >= 0; i--) {
         embeddings_row(set, (uint64_t)i, row);
         for (int j = 0; j < 97; j++)
@@ -198,6 +218,7 @@ Test(embedding_formats, rows_are_padded_with_zeros)
         float row[17];
         cr_assert_eq(embeddings_align(set, multiples[i]), STATUS_OK);
         cr_assert(set->columns == wanted && embeddings_row_bytes(set) == wanted * sizeof *row);
+        expect_same_rows(set);
         cr_assert(embeddings_in_place(set) == (wanted == 5) && !set->parts[0].values == (wanted != 5));
         for (uint64_t r = 0; r < 3; r++) {
             memset(row, 0xFF, sizeof row);
@@ -266,6 +287,7 @@ Test(embedding_formats, compressed_arrays_are_unpacked)
     struct embeddings *set = open_well(golden("f16.npz"), "");
     cr_assert(set->part_count == 3 && set->rows == 331 && set->columns == 101 && set->dtype == DTYPE_F16);
     cr_assert(embeddings_in_place(set));
+    expect_same_rows(set);
     for (uint64_t i = 0; i < set->rows; i++) {
         float row[101];
         embeddings_row(set, i, row);
@@ -444,6 +466,9 @@ Test(embedding_formats, bad_fp4_files_are_refused)
         size_t bytes;
     } files[] = {
         {"{" F4 "}", "no tensor 'e_scale'", 32},
+        {"{\"e\":{\"dtype\":\"F8_E4M3\",\"shape\":[2,16],\"data_offsets\":[0,32]},\"e_scale_inv\":"
+         "{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[32,36]}}",
+         "'e_scale_inv' seems to have their scales", 36},
         {"{" F4 "," NV "}", "a single F32 named 'e_scale_2'", 36},
         {"{" F4 "," NV ",\"e_scale_2\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[36,44]}}",
          "a single F32 named 'e_scale_2'", 44},

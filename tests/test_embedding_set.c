@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "data/embeddings.h"
 #include "data/npy.h"
+#include "ops/row.h"
 
 #if defined HAVE_XXHASH && defined HAVE_JANSSON
 
@@ -142,6 +143,137 @@ Test(embedding_set, rows_are_converted)
         0,
         "$P --prepare again --from embeddings --source a.npy,b.npy --to nvfp4 --rows-per-file 128 --threads "
         "1 && diff -r again/000 nvfp4/000 | grep -v 'Only in nvfp4/000: scale'; test $? = 1");
+}
+
+/* ---- Variants ---- */
+
+/* The hashes and values of earlier versions, which had no --variant. */
+Test(embedding_set, all_variants_write_the_same_bytes)
+{
+    static const struct {
+        const char *to, *hashes, *values;
+    } sets[] = {
+        {"stored", "582299278 2360", "964381982 2400"},  {"f16", "850980568 2360", "662764444 2400"},
+        {"bf16", "1757272664 2360", "3624756285 2400"},  {"fp8", "2664115662 2360", "1464025136 2400"},
+        {"nvfp4", "3199461596 2360", "2048485899 2400"}, {"mxfp4", "1008378361 2360", "4106039161 2400"}};
+    put_set();
+    for (size_t i = 0; i < COUNT_OF(sets); i++) {
+        const char *to = sets[i].to;
+        EXPECT_PRINTS(0, sets[i].hashes,
+                      PREPARE_WITH("--to %s --rows-per-file 50") "&& cat set/000/*.xxh3 | cksum", to);
+        /* The header of fp4 has the number of columns since then, so that only the rows are compared. */
+        EXPECT_PRINTS(0, sets[i].values,
+                      "for file in set/000/*.safetensors; do tail -c 400 $file; done | cksum");
+        EXPECT(0,
+               "for variant in ops-naive ops-omp; do for threads in 1 3; do rm -rf other; $P --prepare other "
+               "--name embeddings --from embeddings --source a.npy,b.npy --rows-per-file 50 --to %s "
+               "--variant $variant "
+               "--threads $threads && diff -r other set || exit; done; done; rm -rf set",
+               to);
+    }
+    EXPECT_PRINTS(2, "--variant omp: not a variant of ops", PREPARE "--variant omp");
+    EXPECT_PRINTS(2, "--variant nothing: not a variant of ops", PREPARE "--variant nothing");
+}
+
+/* ---- Reading sets back ---- */
+
+/* Returns value j of a row that was converted as the specifications of OCP and NVIDIA define it. */
+static float packed_value(const struct ops_format *format, const uint8_t *values, const uint8_t *scales,
+                          int j)
+{
+    static const double codes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const unsigned code = values[j / 2] >> 4 * (j % 2) & 15;
+    const double value = code & 8 ? -codes[code & 7] : codes[code & 7];
+    if (format->to == OPS_F32)
+        return ((const float *)(const void *)values)[j];
+    if (format->to == OPS_FP8)
+        return fp8_to_float(values[j]);
+    if (format->to == OPS_MXFP4)
+        return (float)ldexp(value, scales[j / 32] - 127);
+    return (float)(value * (double)fp8_to_float(scales[j / 16]) * (double)format->tensor_scale);
+}
+
+/* Compares the rows of `set` with conversions of the rows that are kept. */
+static void expect_packed(struct ops_format format, uint32_t columns)
+{
+    char path[PATH_MAX];
+    struct embeddings *set;
+    uint32_t largest = 0;
+    _Alignas(float) uint8_t values[4 * COLUMNS];
+    uint8_t scales[COLUMNS];
+    int row = 0;
+    for (int i = 0; i < ROWS; i++)
+        if (is_kept(i))
+            largest = ops_largest_finite(rows[i], DTYPE_F32, COLUMNS, largest);
+    format.tensor_scale = nvfp4_tensor_scale(largest);
+    snprintf(path, sizeof path, "%s/set", folder);
+    cr_assert_eq(embeddings_open(path, "", &set), STATUS_OK, "%s", status_text());
+    cr_assert(set->rows == ROWS - 7 && set->columns == columns, "%u columns", set->columns);
+    for (uint64_t i = 0; i < set->rows; i++, row++) {
+        float found[2 * COLUMNS];
+        while (!is_kept(row))
+            row++;
+        ops_convert_row(&format, rows[row], values, scales);
+        embeddings_row(set, i, found);
+        for (uint32_t j = 0; j < columns; j++)
+            cr_assert_eq(found[j], j < COLUMNS ? packed_value(&format, values, scales, (int)j) : 0,
+                         "row %d, value %u", row, j);
+    }
+    embeddings_close(set);
+}
+
+Test(embedding_set, packed_sets_are_read_back)
+{
+    static const struct {
+        const char *name;
+        enum ops_type to;
+    } types[] = {{"fp8", OPS_FP8}, {"nvfp4", OPS_NVFP4}, {"mxfp4", OPS_MXFP4}};
+    put_set();
+    for (size_t i = 0; i < COUNT_OF(types); i++) {
+        const struct ops_format format = {
+            .from = DTYPE_F32, .to = types[i].to, .columns = COLUMNS, .saturate = true};
+        const char *name = types[i].name;
+        EXPECT(0, PREPARE "--dedup --to %s", name);
+        expect_packed(format, COLUMNS);
+        EXPECT(0, "$P --verify-set set");
+        EXPECT(0,
+               "$P --variant all --workload ops --data set --to f32,nvfp4 --verify --loops 2 --warmup-time 0 "
+               "--norm-min 0 --format csv | cut -d, -f1-200 > rows.csv");
+        EXPECT_PRINTS(0, name, "cat rows.csv");
+        /* The rows are written again as f32, and as the type that they have. */
+        EXPECT(0, "$P --prepare wide --from embeddings --source set --to f32 --norm-min 0");
+        if (types[i].to == OPS_NVFP4)
+            EXPECT_PRINTS(2, "choose a type with --to", "$P --prepare again --from embeddings --source set");
+        else
+            EXPECT(0, "$P --prepare again --from embeddings --source set --norm-min 0 --rows-per-file 50 && "
+                      "diff -r again/000 set/000");
+        EXPECT(0, "rm -rf set && mv wide set");
+        expect_packed(format, COLUMNS);
+        EXPECT(0, "rm -rf set again && " PREPARE "--dedup --to %s --align 8", name);
+        expect_packed(format, 24);
+        EXPECT(0, "$P --verify-set set && rm -r set");
+    }
+}
+
+/* Rows are padded in the files. */
+Test(embedding_set, rows_are_aligned)
+{
+    put_set();
+    EXPECT(0, PREPARE "--dedup --align 16 2>&1");
+    cr_assert(!strstr(out, "tensor cores"), "%s", out);
+    EXPECT_PRINTS(0, "\"shape\":[50,32]", "head -c 200 set/000/000000.safetensors | tail -c +9");
+    expect_packed((struct ops_format){.from = DTYPE_F32, .to = OPS_F32, .columns = COLUMNS}, 32);
+    EXPECT_PRINTS(2, "other options (--align=16 there, none now)", PREPARE "--dedup");
+    EXPECT_PRINTS(0, "the rows have 19 values, which is not a multiple of 8, so tensor cores would be idle",
+                  "$P --prepare half --from embeddings --source a.npy --to f16 2>&1");
+    EXPECT(0, "$P --prepare full --from embeddings --source a.npy 2>&1");
+    cr_assert(!strstr(out, "tensor cores"), "%s", out);
+    EXPECT(0, "$P --prepare even --from embeddings --source a.npy --to f16 --align 8 2>&1");
+    cr_assert(!strstr(out, "tensor cores"), "%s", out);
+    EXPECT_PRINTS(2, "--align: '0' is out of range",
+                  "$P --prepare none --from embeddings --source a.npy --align 0");
+    EXPECT_PRINTS(2, "--align: '1025' is out of range",
+                  "$P --prepare none --from embeddings --source a.npy --align 1025");
 }
 
 Test(embedding_set, invalid_options_and_sources_are_refused)

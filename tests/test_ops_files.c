@@ -122,6 +122,111 @@ Test(ops_files, variants_compute_the_same_bits, .init = make_set, .fini = remove
             }
 }
 
+/* ---- Rows that are decoded ---- */
+
+/* Returns the text of --dtype after open(), which is also that of the column. */
+static const char *dtype_of(const struct job *job)
+{
+    static char text[64];
+    for (size_t i = 0; i < job->workload->option_count; i++)
+        if (strcmp(job->workload->options[i].name, "dtype") == 0)
+            options_text(&job->workload->options[i], job->parameters, text, sizeof text);
+    return text;
+}
+
+static void expect_decoded(const struct job *job, const struct embeddings *set)
+{
+    uint8_t row[128 * sizeof(float)];
+    cr_assert(job->ops->row_bytes == embeddings_row_bytes(set) && sizeof row >= job->ops->row_bytes);
+    cr_assert(job->ops->format.from == set->dtype && job->ops->format.columns == set->columns);
+    for (uint64_t i = 0; i < job->ops->count; i++) {
+        embeddings_decode(set, job->ops->first + i, row);
+        cr_assert_eq(memcmp(ops_row(job->ops, i), row, job->ops->row_bytes), 0, "row %d", (int)i);
+    }
+}
+
+Test(ops_files, decoded_rows_are_processed)
+{
+    static const char *const files[][2] = {
+        {"f64_source.npy", "f64"},  {"f64_packed.npz", "f64"},      {"f16.npz", "f16"},
+        {"fp8.safetensors", "fp8"}, {"nvfp4.safetensors", "nvfp4"}, {"mxfp4.safetensors", "mxfp4"}};
+    static const char *const options[] = {"--steps mask,compact,convert,hash --to nvfp4",
+                                          "--steps mask,compact,permute,convert,hash --to fp8",
+                                          "--steps compact,hash"};
+    for (size_t f = 0; f < COUNT_OF(files); f++)
+        for (uint64_t task = 0; task < 2 * COUNT_OF(options); task++) {
+            char path[256], line[512];
+            const uint64_t ranks = 1 + task % 2; /* the last rank is tested */
+            const char *steps = options[task / 2];
+            struct job job;
+            struct embeddings *set;
+            snprintf(path, sizeof path, "tests/data/embeddings/%s", files[f][0]);
+            snprintf(line, sizeof line, "--data %s %s%s", path, steps,
+                     strstr(steps, "mask") ? " --norm-min 0 --norm-max 1e19" : "");
+            enum status status = open_rank(&job, ranks - 1, ranks, line);
+            if (status == STATUS_UNAVAILABLE) {
+                close_job(&job);
+                continue;
+            }
+            cr_assert_eq(status, STATUS_OK, "%s", status_text());
+            cr_assert_str_eq(dtype_of(&job), files[f][1]);
+            cr_assert_eq(embeddings_open(path, "", &set), STATUS_OK);
+            cr_assert_eq(job.ops->count, set->rows / ranks);
+            expect_decoded(&job, set);
+            for (size_t v = 0; v < COUNT_OF(variants); v++) {
+                void *state;
+                const struct variant *variant = set_up(&job, variants[v], &state);
+                for (uint64_t number = 0; variant && number < 3; number++)
+                    cr_assert_eq(wrong_rows(&job, variant, state, number, number), 0, "%s %s", variants[v],
+                                 line);
+                if (variant)
+                    variant->teardown(state);
+            }
+            embeddings_close(set);
+            close_job(&job);
+        }
+    struct job job;
+    cr_assert_eq(open_rank(&job, 0, 1, "--dtype f64"), STATUS_USAGE); /* generated rows have fewer types */
+    close_job(&job);
+}
+
+/* A variant gets the scale of an NVFP4 tensor instead of computing it, and rows that change between runs. */
+Test(ops_files, rows_and_scale_can_be_given, .init = make_set, .fini = remove_set)
+{
+    for (size_t v = 0; v < COUNT_OF(variants); v++) {
+        struct job job;
+        void *state;
+        open_files(&job, 0, 1, "--steps convert --to nvfp4");
+        struct ops *ops = (struct ops *)(uintptr_t)job.ops;
+        const struct ops_part *all = ops->parts;
+        ops->scaled = true;
+        ops->format.tensor_scale = 0.25F;
+        const struct variant *variant = set_up(&job, variants[v], &state);
+        for (size_t part = 0; variant && part < 2; part++) {
+            struct run_time unused;
+            const struct ops_part one = {all[part].rows, 0, all[part].count};
+            ops->parts = &one;
+            ops->part_count = 1;
+            ops->count = one.count;
+            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK);
+            uint8_t *values = results_of(&job, variant, state, OPS_VALUES), row[8], scale;
+            uint8_t *scales = results_of(&job, variant, state, OPS_SCALES);
+            cr_assert_eq(summary_of(variant, state).tensor_scale, 0.25F);
+            for (uint64_t i = 0; i < one.count; i++) {
+                ops_convert_row(&ops->format, one.rows + i * ops->row_bytes, row, &scale);
+                cr_assert(memcmp(values + 8 * i, row, 8) == 0 && scales[i] == scale, "%s: row %d",
+                          variants[v], (int)i);
+            }
+            free(values);
+            free(scales);
+        }
+        ops->parts = all;
+        if (variant)
+            variant->teardown(state);
+        close_job(&job);
+    }
+}
+
 /* If a file shrinks, the run must end with an error that names the file, not with a signal. */
 Test(ops_files, a_file_that_shrinks_is_named, .init = make_set, .fini = remove_set)
 {

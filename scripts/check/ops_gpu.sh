@@ -30,6 +30,44 @@ types=(--to 'f32,f16,bf16,fp8,nvfp4,mxfp4')
 whole=mask,compact,convert,hash permuted=mask,compact,permute,convert,hash
 modes=(--resident '--resident --pool off' '--chunk 64' '--chunk 64 --ring 2 --async off' '--chunk 16 --ring 3 --pool off')
 
+# Rows for --prepare, and files of numpy and of other programs whose rows are decoded. Random rows have norms near 16.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+files=(tests/data/embeddings/{f64_source.npy,f16.npz,fp8.safetensors,mxfp4.safetensors,nvfp4.safetensors})
+make_rows() { # dim
+    "$bench" --prepare "$work/rows$1" --from counter --store files --samples 3 --sample-shape "1021,$1" --dtype f32 >/dev/null
+}
+
+# Prepares a set with ops-omp and with a GPU variant. The files must be equal.
+same_set() { # variant, options of --prepare ...
+    local variant=$1 folder status=0
+    shift
+    folder=$(mktemp -d -p "$work")
+    "$bench" --prepare "$folder/cpu" --from embeddings --variant ops-omp "$@" &&
+        "${runner[@]}" "$bench" --prepare "$folder/gpu" --from embeddings --variant "$variant" "$@" &&
+        diff -r "$folder/cpu" "$folder/gpu" || status=1
+    rm -rf "$folder"
+    return $status
+}
+prepare() { # options of --prepare ...
+    local variant
+    for variant in ${variants//,/ }; do
+        check "${tool:+$tool: }--prepare --variant $variant $*" same_set "$variant" "$@"
+    done
+}
+prepared() {
+    local to source
+    for to in f32 f16 bf16 fp8 nvfp4 mxfp4; do
+        prepare --source "$work/rows31" --to $to --rows-per-file 500
+        prepare --source "$work/rows768" --to $to --norm-max 16 --rows-per-file 500
+        prepare --source "$work/rows31" --to $to --norm-max 3.2 --dedup --align 16
+        for source in "${files[@]}"; do
+            prepare --source "$source" --to $to --norm-min 0 --norm-max 1e19 --rows-per-file 7
+        done
+    done
+    prepare --source "$work/rows31" --fp8 nan --to fp8
+}
+
 sanitized() {
     for tool in memcheck racecheck initcheck synccheck; do
         runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
@@ -53,13 +91,14 @@ sanitized() {
         verify --resident --steps $whole --rows 5 --dim 65536 --to fp8
         # With this many rows, each block reuses the slots of its ring of output tiles.
         [[ $tool != racecheck ]] || verify --resident --steps $whole --rows 50021 --dim 31 --to f16
+        prepare --source "$work/rows31" --to nvfp4 --norm-max 3.2 --dedup --align 16
         # shellcheck disable=SC2043
         [[ $tool != memcheck ]] || check "$tool: gpu_ops" "${runner[@]}" "$own" --quick
     done
 }
 
 everything() {
-    local mode steps
+    local mode steps file
     check 'gpu_ops: conversions of all floats, hashes, permutations' "$own"
     check 'gpu_ops --fault fails' fails_with 1 '0 passed' "$own" --fault
     for mode in "${modes[@]}"; do
@@ -91,6 +130,13 @@ everything() {
         # shellcheck disable=SC2086
         [[ $mode != --resident* ]] || verify $mode --steps permute --rows 1021 --dim 4,1532,1536,6144,12256,12260 --sample 1,100
     done
+    prepared
+    for file in "${files[@]}"; do # rows that the host decodes before the runs
+        for mode in --resident '--chunk 4 --ring 2'; do
+            # shellcheck disable=SC2086
+            verify $mode --steps $permuted --data "$file" --norm-min 0 --norm-max 1e19 "${types[@]}"
+        done
+    done
     # Tests rows that do not fit into the stages, tiles of several megabytes, and many tiles.
     for steps in $whole $permuted; do
         verify --resident --steps "$steps" --rows 37 --dim 9000,16384,20001,65536 --to f16,mxfp4
@@ -111,5 +157,7 @@ everything() {
     check 'results that do not fit are refused' fails_with 2 'use --sample' "$bench" --variant ops-cuda --gpu-memory-limit 100M --rows 100000
 }
 
+make_rows 31
+make_rows 768
 if ((sanitize)); then sanitized; else everything; fi
 conclude

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/array.h"
 #include "core/text.h"
@@ -20,7 +22,9 @@
 /* Linux limits a process to about 65,000 mappings. Therefore, files with at most this many bytes of values
  * are copied instead of mapped. */
 #define COPY_BYTES         65536
-#define TENSOR_CORE_VALUES 8 /* lengths of matrices of 16-bit values must be multiples of 16 bytes */
+#define OPEN_FILES         256   /* at most this many mapped files stay open for embeddings_read() */
+#define PIECE_BYTES        65536 /* stored rows that embeddings_read() decodes at a time */
+#define TENSOR_CORE_VALUES 8     /* lengths of matrices of 16-bit values must be multiples of 16 bytes */
 
 const char *const embeddings_sample_columns[] = {"first_row", "rows", NULL};
 
@@ -29,6 +33,7 @@ struct embeddings_file {
     struct stat info;
     void *mapping;   /* of the whole file, or NULL */
     uint8_t *copies; /* values of its tensors, or NULL; owned */
+    int fd;          /* -1: embeddings_read() opens the file for each read */
 };
 
 static enum status out_of_memory(void)
@@ -161,7 +166,8 @@ static enum status explain_none(const struct tensor_file *file, const char *patt
         text_append(list, sizeof list, "%s'%.60s' (%s, %" PRIu32 " axes)", i ? ", " : "",
                     file->tensors[i].name, file->tensors[i].type, file->tensors[i].axes);
     if (*pattern)
-        return status_set(STATUS_FAILED, "no tensor matches --tensor '%.80s'; %s%s", pattern, list,
+        return status_set(STATUS_FAILED, "no tensor matches %s '%.80s'; %s%s",
+                          OPTION_OR_FIELD("--tensor", "tensor"), pattern, list,
                           file->count > 4 ? " and more" : "");
     return status_set(
         STATUS_FAILED,
@@ -250,6 +256,20 @@ static enum status size_fp4(const struct names *names, struct rows *rows)
     return STATUS_OK;
 }
 
+/* Refuses values of fp8 for which the file seems to have scales, because fp8 is read without scales. */
+static enum status refuse_scales(const struct names *names, const struct tensor *tensor)
+{
+    static const char *const suffixes[] = {SCALES, "_scale_inv", "_scales"};
+    for (size_t i = 0; i < COUNT_OF(suffixes); i++)
+        if (find_tensor(names, tensor->name, strlen(tensor->name), suffixes[i]))
+            return status_set(
+                STATUS_FAILED,
+                "its values are fp8, and the tensor '%.80s%s' seems to have their scales, which "
+                "this program does not apply: save the products as float16 or float32",
+                tensor->name, suffixes[i]);
+    return STATUS_OK;
+}
+
 /* Computes the type and the sizes of rows. */
 static enum status size_rows(const struct names *names, struct rows *rows)
 {
@@ -268,6 +288,7 @@ static enum status size_rows(const struct names *names, struct rows *rows)
         rows->value_bytes = rows->columns * sizeof(double);
         return STATUS_OK;
     case TENSOR_FP8:
+        TRY(refuse_scales(names, tensor));
         rows->stored = EMBEDDINGS_FP8;
         rows->dtype = DTYPE_F16;
         rows->value_bytes = rows->columns;
@@ -308,13 +329,13 @@ static enum status check_same(const struct embeddings *set, const struct rows *r
     if (set->part_count == 0 || (set->columns == rows->columns && set->stored == rows->stored))
         return STATUS_OK;
     const struct embeddings_part *first = &set->parts[0];
-    return status_set(
-        STATUS_FAILED,
-        "it has %" PRIu64 " values per row of %s, but %s%s%.100s has %" PRIu32
-        " of %s; a set has one type and number of values per row: select tensors with --tensor, "
-        "or leave a file out",
-        rows->columns, embeddings_type_names[rows->stored], first->file, *first->tensor ? ": " : "",
-        first->tensor, set->columns, embeddings_type_names[set->stored]);
+    return status_set(STATUS_FAILED,
+                      "it has %" PRIu64 " values per row of %s, but %s%s%.100s has %" PRIu32
+                      " of %s; a set has one type and number of values per row: select tensors with %s, or "
+                      "leave a file out",
+                      rows->columns, embeddings_type_names[rows->stored], first->file,
+                      *first->tensor ? ": " : "", first->tensor, set->columns,
+                      embeddings_type_names[set->stored], OPTION_OR_FIELD("--tensor", "tensor"));
 }
 
 /* Adds rows whose values and scales are at these addresses. */
@@ -334,7 +355,8 @@ static enum status add_part(struct embeddings *set, const struct embeddings_file
                                  .scale_bytes = rows->scale_bytes,
                                  .tensor_scale = rows->tensor_scale,
                                  .first = set->rows,
-                                 .rows = rows->count};
+                                 .rows = rows->count,
+                                 .number = (size_t)(file - set->files)};
     set->rows += rows->count;
     set->columns = set->stored_columns = (uint32_t)rows->columns;
     set->dtype = rows->dtype;
@@ -448,10 +470,19 @@ static enum status add_tensors(struct embeddings *set, const struct tensor_file 
     return add_selected(set, &selection, entry);
 }
 
+/* Returns how many files stay open: not more than a quarter of the descriptors that the process may have. */
+static size_t files_kept_open(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > OPEN_FILES)
+        return OPEN_FILES;
+    return (size_t)(limit.rlim_cur / 4);
+}
+
 static enum status add_file(struct embeddings *set, const char *path, const char *pattern)
 {
     struct embeddings_file *entry = &set->files[set->file_count++];
-    *entry = (struct embeddings_file){.path = strdup(path)};
+    *entry = (struct embeddings_file){.path = strdup(path), .fd = -1};
     if (!entry->path)
         return out_of_memory();
     CLOSED_BY(tensor_file_close) struct tensor_file file;
@@ -459,7 +490,11 @@ static enum status add_file(struct embeddings *set, const char *path, const char
     if (fstat(file.fd, &entry->info) != 0)
         return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
     enum status status = add_tensors(set, &file, pattern, entry);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s", path);
+    if (entry->mapping && set->file_count <= files_kept_open())
+        entry->fd = fcntl(file.fd, F_DUPFD_CLOEXEC, 0);
+    return STATUS_OK;
 }
 
 /* ---- Reading rows ---- */
@@ -498,15 +533,14 @@ void embeddings_warn_idle(uint64_t columns, uint64_t batch, const char *remedy)
                     (batch + TENSOR_CORE_VALUES - 1) / TENSOR_CORE_VALUES * TENSOR_CORE_VALUES);
 }
 
-const struct embeddings_part *embeddings_find(const struct embeddings *set, uint64_t row)
+size_t embeddings_find(const struct embeddings *set, uint64_t row)
 {
-    const struct embeddings_part *parts = set->parts;
     size_t low = 0, high = set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
     while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        *(parts[middle].first <= row ? &low : &high) = middle;
+        const size_t middle = low + (high - low) / 2;
+        *(set->parts[middle].first <= row ? &low : &high) = middle;
     }
-    return &parts[low];
+    return low;
 }
 
 /* decode_f64() to decode_mxfp4() write `count` values of a stored row. */
@@ -553,43 +587,49 @@ static void decode_mxfp4(const uint8_t *from, const uint8_t *scales, uint32_t co
     }
 }
 
-void embeddings_read(const struct embeddings *set, uint64_t row, void *to)
+/* Writes a row whose stored values and scales are at these addresses. */
+static void decode_row(const struct embeddings *set, const struct embeddings_part *part,
+                       const uint8_t *values, const uint8_t *scales, void *to)
 {
-    const struct embeddings_part *part = embeddings_find(set, row);
-    const uint64_t i = row - part->first;
-    const uint8_t *from = part->stored + i * part->value_bytes;
-    const uint8_t *scales = part->scales ? part->scales + i * part->scale_bytes : NULL;
     const uint32_t count = set->stored_columns;
     const size_t bytes = count * dtype_bytes(set->dtype);
     switch (set->stored) {
     case EMBEDDINGS_F64:
-        decode_f64(from, count, to);
+        decode_f64(values, count, to);
         break;
     case EMBEDDINGS_FP8:
-        decode_fp8(set->halves, from, count, to);
+        decode_fp8(set->halves, values, count, to);
         break;
     case EMBEDDINGS_NVFP4:
-        decode_nvfp4(from, scales, part->tensor_scale, count, to);
+        decode_nvfp4(values, scales, part->tensor_scale, count, to);
         break;
     case EMBEDDINGS_MXFP4:
-        decode_mxfp4(from, scales, count, to);
+        decode_mxfp4(values, scales, count, to);
         break;
     default:
-        memcpy(to, from, bytes);
+        memcpy(to, values, bytes);
     }
     memset((uint8_t *)to + bytes, 0, embeddings_row_bytes(set) - bytes);
+}
+
+void embeddings_decode(const struct embeddings *set, uint64_t row, void *to)
+{
+    const struct embeddings_part *part = &set->parts[embeddings_find(set, row)];
+    const uint64_t i = row - part->first;
+    decode_row(set, part, part->stored + i * part->value_bytes,
+               part->scales ? part->scales + i * part->scale_bytes : NULL, to);
 }
 
 void embeddings_row(const struct embeddings *set, uint64_t row, float *to)
 {
     if (set->dtype == DTYPE_F32) {
-        embeddings_read(set, row, to);
+        embeddings_decode(set, row, to);
         return;
     }
     /* The row is read into the second half of `to`. Value i is widened after the values before it, so it does
      * not overwrite values that are still needed. */
     uint8_t *second = (uint8_t *)to + set->columns * sizeof(uint16_t);
-    embeddings_read(set, row, second);
+    embeddings_decode(set, row, second);
     for (uint32_t i = 0; i < set->columns; i++) {
         uint16_t bits;
         memcpy(&bits, second + i * sizeof bits, sizeof bits);
@@ -636,6 +676,8 @@ void embeddings_close(struct embeddings *set)
     for (size_t i = 0; i < set->file_count; i++) {
         if (set->files[i].mapping)
             munmap(set->files[i].mapping, (size_t)set->files[i].info.st_size);
+        if (set->files[i].fd >= 0)
+            close(set->files[i].fd);
         free(set->files[i].copies);
         free(set->files[i].path);
     }
@@ -644,20 +686,121 @@ void embeddings_close(struct embeddings *set)
     free(set);
 }
 
+/* ---- Checking and reading files ---- */
+
+/* Returns whether this is the file that was opened, unchanged. */
+static bool is_same(const struct stat *now, const struct stat *before)
+{
+    return now->st_size == before->st_size && now->st_ino == before->st_ino &&
+           now->st_mtim.tv_sec == before->st_mtim.tv_sec && now->st_mtim.tv_nsec == before->st_mtim.tv_nsec;
+}
+
+static enum status changed(const struct embeddings_file *file, const struct stat *now)
+{
+    return status_set(STATUS_FAILED,
+                      "%s was changed while it was read: it had %" PRIu64 " bytes and has %" PRIu64
+                      " now; read it again when nothing writes it",
+                      file->path, (uint64_t)file->info.st_size, (uint64_t)now->st_size);
+}
+
+static enum status unreadable(const struct embeddings_file *file)
+{
+    return status_set(STATUS_FAILED, "%s: cannot be read any more: %s", file->path, strerror(errno));
+}
+
+enum status embeddings_check_file(const struct embeddings *set, size_t number)
+{
+    const struct embeddings_file *file = &set->files[number];
+    struct stat info;
+    if (stat(file->path, &info) != 0)
+        return unreadable(file);
+    return is_same(&info, &file->info) ? STATUS_OK : changed(file, &info);
+}
+
 enum status embeddings_check_files(const struct embeddings *set)
 {
-    for (size_t i = 0; i < set->file_count; i++) {
-        const struct embeddings_file *file = &set->files[i];
-        struct stat info;
-        if (stat(file->path, &info) != 0)
-            return status_set(STATUS_FAILED, "%s: cannot be read any more: %s", file->path, strerror(errno));
-        if (info.st_size != file->info.st_size || info.st_ino != file->info.st_ino ||
-            info.st_mtim.tv_sec != file->info.st_mtim.tv_sec ||
-            info.st_mtim.tv_nsec != file->info.st_mtim.tv_nsec)
-            return status_set(STATUS_FAILED,
-                              "%s was changed while it was read: it had %" PRIu64 " bytes and has %" PRIu64
-                              " now; read it again when nothing writes it",
-                              file->path, (uint64_t)file->info.st_size, (uint64_t)info.st_size);
+    for (size_t i = 0; i < set->file_count; i++)
+        TRY(embeddings_check_file(set, i));
+    return STATUS_OK;
+}
+
+static enum status read_open(const struct embeddings_file *file, int fd, uint64_t offset, uint8_t *to,
+                             size_t bytes)
+{
+    const struct tensor_file opened = {.path = file->path, .fd = fd};
+    const enum status status = tensor_file_read(&opened, offset, to, bytes);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", file->path);
+}
+
+/* Reads a file that does not stay open. */
+static enum status read_closed(const struct embeddings_file *file, uint64_t offset, uint8_t *to, size_t bytes)
+{
+    struct stat info;
+    const int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return unreadable(file);
+    enum status status = fstat(fd, &info) == 0 ? STATUS_OK : unreadable(file);
+    if (status == STATUS_OK && !is_same(&info, &file->info))
+        status = changed(file, &info);
+    if (status == STATUS_OK)
+        status = read_open(file, fd, offset, to, bytes);
+    close(fd);
+    return status;
+}
+
+/* Reads `bytes` bytes of a file that are at `from` in its mapping or in the copies of its values. */
+static enum status read_stored(const struct embeddings_file *file, const uint8_t *from, uint8_t *to,
+                               size_t bytes)
+{
+    const uint8_t *mapping = file->mapping;
+    if (!mapping || from < mapping || from >= mapping + file->info.st_size) {
+        memcpy(to, from, bytes);
+        return STATUS_OK;
+    }
+    const uint64_t offset = (uint64_t)(from - mapping);
+    return file->fd < 0 ? read_closed(file, offset, to, bytes) : read_open(file, file->fd, offset, to, bytes);
+}
+
+/* Reads and decodes `count` rows of a part, from its row `first` on. */
+static enum status read_decoded(const struct embeddings *set, const struct embeddings_part *part,
+                                uint64_t first, uint64_t count, uint8_t *to)
+{
+    const struct embeddings_file *file = &set->files[part->number];
+    const size_t stored_bytes = part->value_bytes + part->scale_bytes;
+    const uint64_t most = stored_bytes < PIECE_BYTES ? PIECE_BYTES / stored_bytes : 1;
+    FREED uint8_t *values = malloc((most < count ? most : count) * stored_bytes + 1);
+    if (!values)
+        return out_of_memory();
+    for (uint64_t done = 0, rows; done < count; done += rows) {
+        rows = count - done < most ? count - done : most;
+        uint8_t *scales = values + rows * part->value_bytes;
+        TRY(read_stored(file, part->stored + (first + done) * part->value_bytes, values,
+                        rows * part->value_bytes));
+        if (part->scales)
+            TRY(read_stored(file, part->scales + (first + done) * part->scale_bytes, scales,
+                            rows * part->scale_bytes));
+        for (uint64_t i = 0; i < rows; i++, to += embeddings_row_bytes(set))
+            decode_row(set, part, values + i * part->value_bytes, scales + i * part->scale_bytes, to);
+    }
+    return STATUS_OK;
+}
+
+enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64_t count, void *to)
+{
+    const size_t row_bytes = embeddings_row_bytes(set);
+    uint8_t *at = to;
+    for (size_t i = count ? embeddings_find(set, first) : 0; count > 0; i++) {
+        const struct embeddings_part *part = &set->parts[i];
+        const uint64_t inside = first - part->first, left = part->rows - inside;
+        const uint64_t rows = count < left ? count : left;
+        if (part->values)
+            TRY(read_stored(&set->files[part->number], part->values + inside * row_bytes, at,
+                            rows * row_bytes));
+        else
+            TRY(read_decoded(set, part, inside, rows, at));
+        first += rows;
+        count -= rows;
+        at += rows * row_bytes;
     }
     return STATUS_OK;
 }

@@ -35,11 +35,12 @@ struct embeddings_part {
     const char *file;      /* path; owned by the set */
     const char *tensor;    /* name inside the file; "" if the format has no names; owned by the set */
     const uint8_t *values; /* rows x columns in C order, little-endian, read-only; may be unaligned. NULL if
-                              rows must be decoded: see embeddings_read() */
+                              rows must be decoded: see embeddings_decode() */
     const uint8_t *stored, *scales;  /* the rows as the file stores them */
     size_t value_bytes, scale_bytes; /* of a stored row */
     float tensor_scale;              /* NVFP4 */
     uint64_t first, rows; /* number of the first row within the set; number of rows, which may be 0 */
+    size_t number;        /* of the file, for embeddings_check_file() */
 };
 
 struct embeddings_file;
@@ -92,15 +93,21 @@ static inline size_t embeddings_row_bytes(const struct embeddings *set)
     return set->columns * dtype_bytes(set->dtype);
 }
 
-/* Returns the part that has row `row`, which must exist. Thread safe. */
-const struct embeddings_part *embeddings_find(const struct embeddings *set, uint64_t row);
+/* Returns the number of the part that has a row; row < set->rows. Thread safe. */
+size_t embeddings_find(const struct embeddings *set, uint64_t row);
 
-/* Writes row `row`, embeddings_row_bytes() bytes, to `to`, which is aligned to values of set->dtype. Thread
- * safe; needs no guard itself. */
-void embeddings_read(const struct embeddings *set, uint64_t row, void *to);
+/* Reads row `row` from the mapped file, and writes its embeddings_row_bytes() bytes to `to`, which is aligned
+ * to values of set->dtype. Thread safe. */
+void embeddings_decode(const struct embeddings *set, uint64_t row, void *to);
 
-/* Writes row `row` as set->columns floats. Thread safe. */
+/* Reads row `row` from the mapped file, and writes its values as set->columns floats. Thread safe. */
 void embeddings_row(const struct embeddings *set, uint64_t row, float *to);
+
+/* Writes the rows first .. first + count - 1 to `to`, which is aligned to values of set->dtype. Reads the
+ * files instead of their mappings, so it needs no guard: if a file shrinks, the result is STATUS_FAILED with
+ * its name. Other changes of the files are not noticed; call embeddings_check_file() afterwards.
+ * STATUS_EXHAUSTED if memory runs out. Thread safe. */
+enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64_t count, void *to);
 
 /* Prints a warning if matrix products of rows with `columns` values, in batches of `batch` rows (0: not
  * known), would leave the tensor cores of a GPU idle, because a length is not a multiple of 8. Call it only
@@ -110,6 +117,9 @@ void embeddings_warn_idle(uint64_t columns, uint64_t batch, const char *remedy);
 /* Checks that no file has changed since it was opened: compares inode, size and modification time. If one has
  * changed, STATUS_FAILED with the name of the first such file. */
 enum status embeddings_check_files(const struct embeddings *set);
+
+/* Checks a single file. Thread safe. */
+enum status embeddings_check_file(const struct embeddings *set, size_t number);
 
 FDSL_C_END
 

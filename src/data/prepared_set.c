@@ -567,6 +567,10 @@ static enum status refuse_options(const struct folder *folder, const char *their
         now = first_change(ours, theirs, derived);
         there = *now ? same_option(theirs, now) : first_change(theirs, ours, derived);
     }
+    if (strncmp(now, "inputs=", 7) == 0) { /* an option that is missing now may have changed the inputs */
+        there = first_change(theirs, ours, false);
+        now = strncmp(there, "inputs=", 7) == 0 ? there : same_option(ours, there);
+    }
     if (strncmp(now, "inputs=", 7) == 0)
         return status_set(STATUS_USAGE,
                           "%.300s was prepared from other files, or its source files have changed; name "

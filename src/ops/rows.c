@@ -221,7 +221,7 @@ static void decode(void *context, uint64_t task, int thread)
     const struct ops *ops = &job->ops;
     (void)thread;
     for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
-        embeddings_read(job->set, ops->first + i, job->memory + i * ops->row_bytes);
+        embeddings_decode(job->set, ops->first + i, job->memory + i * ops->row_bytes);
 }
 
 /* Allocates memory for rows that variants cannot read in place, because they must be decoded. */

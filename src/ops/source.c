@@ -125,8 +125,8 @@ static void decode(void *context, uint64_t task, int thread)
     const struct ops *ops = &cleaner->ops;
     (void)thread;
     for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
-        embeddings_read(cleaner->set, decoding->numbers ? decoding->numbers[i] : decoding->first + i,
-                        cleaner->decoded + i * ops->row_bytes);
+        embeddings_decode(cleaner->set, decoding->numbers ? decoding->numbers[i] : decoding->first + i,
+                          cleaner->decoded + i * ops->row_bytes);
 }
 
 static uint64_t tasks_of(uint64_t rows)
@@ -153,7 +153,7 @@ static enum status take_rows(struct cleaner *cleaner, uint64_t first, const uint
     TRY(allocate_parts(cleaner, runs + set->part_count));
     for (uint64_t i = 0, next; i < count; i = next) {
         const uint64_t row = numbers ? numbers[i] : first + i;
-        const struct embeddings_part *part = embeddings_find(set, row);
+        const struct embeddings_part *part = &set->parts[embeddings_find(set, row)];
         uint64_t most = part->first + part->rows - row;
         most = most < count - i ? most : count - i;
         for (next = numbers ? i + 1 : i + most; next - i < most && numbers[next] == row + (next - i);)
@@ -213,11 +213,11 @@ static void scan_rows(void *context, uint64_t task, int thread)
     const size_t bytes = cleaner->ops.row_bytes;
     uint8_t *copy = scan->rows + (size_t)thread * bytes;
     for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < set->rows; i++) {
-        const struct embeddings_part *part = embeddings_find(set, i);
+        const struct embeddings_part *part = &set->parts[embeddings_find(set, i)];
         if (!cleaner->kept[i])
             continue;
         if (!part->values)
-            embeddings_read(set, i, copy);
+            embeddings_decode(set, i, copy);
         scan->largest[thread] =
             ops_largest_finite(part->values ? part->values + (i - part->first) * bytes : copy,
                                cleaner->format.from, cleaner->format.columns, scan->largest[thread]);
