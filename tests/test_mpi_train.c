@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #endif
 
+#include "core/philox.h"
+#include "data/tensor_file.h"
 #include "same_state.h"
 
 #include "mpi_train.h" /* included last, because its `out` and `status` would shadow names in other headers */
@@ -31,6 +33,62 @@ Test(mpi_train, any_number_of_ranks_trains_what_one_rank_trains)
     run_well(2, LEARN "--export weak.safetensors");
     cr_expect(same_files("2.safetensors", "weak.safetensors"), "weak and strong scaling differ: %s", err);
 }
+
+#ifdef HAVE_JANSSON
+/* Writes 80 rows of 19 random values with labels from 0 to 2. */
+static void put_rows(const char *path)
+{
+    static float values[80][19];
+    int32_t labels[80];
+    for (uint32_t i = 0; i < 80; i++) {
+        labels[i] = (int32_t)(i % 3);
+        for (uint32_t k = 0; k < 19; k++)
+            values[i][k] =
+                (float)philox(philox_key(4), i, k, 0, 0).word[0] * 0x1p-32F + (float)(k % 3 == i % 3);
+    }
+    const struct safetensor tensors[] = {
+        {.name = "x", .type = "F32", .axes = 2, .shape = {80, 19}, .values = values, .bytes = sizeof values},
+        {.name = "labels",
+         .type = "I32",
+         .axes = 1,
+         .shape = {80},
+         .values = labels,
+         .bytes = sizeof labels}};
+    cr_assert_eq(safetensors_write(path, (const char *const[]){"fdsl-bench", "test", NULL}, tensors, 2),
+                 STATUS_OK, "%s", status_text());
+}
+
+/* Ranks divide rows of embeddings like other samples, with both feeds and in a pipeline. */
+Test(mpi_train, any_number_of_ranks_trains_on_the_same_rows)
+{
+    static const struct {
+        const char *options;
+        int most; /* ranks */
+    } ways[] = {{"--feed stored", 3},
+                {"--feed load --lanes 3 --shuffle 24", 3},
+                {"--parallel pipeline --microbatches 3", 2}}; /* mlp can be cut into two stages */
+    put_rows("rows.safetensors");
+    for (size_t way = 0; way < COUNT_OF(ways); way++) {
+        double one = 0;
+        for (int ranks = 1; ranks <= ways[way].most; ranks++) {
+            char line[512];
+            snprintf(line, sizeof line,
+                     "--variant " TRAINED
+                     " --data rows.safetensors --model mlp --epochs 2 --batch 24 --threads 1 "
+                     "--verify --verify-steps 3 --scaling strong --format csv %s",
+                     ranks == 1 && way == 2 ? "" : ways[way].options);
+            run_well(ranks, line);
+            const size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+            const double loss = number(out, last, "test_loss");
+            one = ranks == 1 ? loss : one;
+            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks: %.9g instead of %.9g", ways[way].options,
+                      ranks, loss, one);
+            cr_expect_str_eq(value(out, last, "wrong"), "0");
+            cr_expect_str_eq(value(out, last, "dim"), "19");
+        }
+    }
+}
+#endif
 
 /* All ranks must clip by the norm of the gradients of all ranks. */
 Test(mpi_train, ranks_clip_and_average_as_one_rank_does)

@@ -366,12 +366,12 @@ Test(train_rows, wrong_options_and_files_are_named)
         {1, "nan.npy: row 2 has a value that is not finite", "--data nan.npy --labels short.npy"},
         {1, "nan.npy: row 2 has a value that is not finite", "--data nan.npy --labels short.npy --feed load"},
     };
-    static const int64_t negative[ROWS] = {[3] = -7};
+    static const int8_t negative[ROWS] = {[3] = -7};
     static const float bad[5][3] = {[2] = {0, INFINITY, NAN}};
     put_clouds();
     put_tensors("h.safetensors", DTYPE_F16, 0, ROWS);
     put_array("short.npy", "<i8", "5,", labels, 5 * sizeof *labels);
-    put_array("negative.npy", "<i8", TEXT(ROWS) ",", negative, sizeof negative);
+    put_array("negative.npy", "|i1", TEXT(ROWS) ",", negative, sizeof negative);
     put_array("wide.npy", "<i8", "600, 2", labels, sizeof labels);
     put_array("nan.npy", "<f4", "5, 3", bad, sizeof bad);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -474,7 +474,7 @@ Test(train_rows, a_stream_delivers_the_stored_rows)
     data_close(&loaded);
 }
 
-/* A mapped file that shrinks or changes ends the stream with its name. */
+/* A mapped file that changes ends the stream with its name. */
 Test(train_rows, a_file_that_changes_is_named)
 {
     struct data data;
@@ -490,6 +490,7 @@ Test(train_rows, a_file_that_changes_is_named)
     data_close(&data);
 }
 
+/* Access to the lost rows raises SIGBUS. */
 Test(train_rows, a_file_that_shrinks_is_named)
 {
     struct data data;
@@ -499,8 +500,10 @@ Test(train_rows, a_file_that_shrinks_is_named)
     put_small();
     open_data(DATA_LOAD, &data);
     snprintf(path, sizeof path, "%s/x.npy", folder);
-    cr_assert_eq(truncate(path, 8192), 0);
     open_rows_stream(&data, &stream);
+    must(stream_next(stream, &batch)); /* the files are compared now, and then not for some time */
+    must(stream_release(stream, &batch, NULL));
+    cr_assert_eq(truncate(path, 8192), 0);
     enum status last = STATUS_OK;
     for (uint32_t step = 0; step < 100 && last == STATUS_OK; step++) {
         last = stream_next(stream, &batch);

@@ -218,16 +218,16 @@ static const struct embeddings_part *part_of(const struct embeddings *set, uint6
     return &set->parts[low];
 }
 
-/* Returns the index of the first value of a row that is not finite, or `columns`. */
-FDSL_FMA_CLONES static uint32_t first_bad(enum dtype type, const void *row, uint32_t columns)
+/* Returns whether a value of a row is infinite or NaN: all bits of its exponent are set. */
+FDSL_FMA_CLONES static bool has_bad(enum dtype type, const void *row, uint32_t columns)
 {
+    const uint16_t exponent = type == DTYPE_F16 ? 0x7C00 : 0x7F80;
     uint32_t bad = 0;
-    for (uint32_t i = 0; i < columns; i++)
-        bad |= !(data_value(type, row, i) - data_value(type, row, i) == 0); /* infinity - infinity is NaN */
-    for (uint32_t i = 0; bad && i < columns; i++)
-        if (!(data_value(type, row, i) - data_value(type, row, i) == 0))
-            return i;
-    return columns;
+    for (uint32_t i = 0; type == DTYPE_F32 && i < columns; i++)
+        bad |= (((const uint32_t *)row)[i] & FLOAT_INFINITE) == FLOAT_INFINITE;
+    for (uint32_t i = 0; type != DTYPE_F32 && i < columns; i++)
+        bad |= (((const uint16_t *)row)[i] & exponent) == exponent;
+    return bad;
 }
 
 /* Copies rows out of the mapped files, and checks them. */
@@ -256,7 +256,7 @@ static void copy_task(void *context, uint64_t task, int thread)
             return;
         }
         uint64_t known = atomic_load(&copy->bad_row);
-        if (first_bad(copy->set->dtype, to, copy->set->columns) < copy->set->columns)
+        if (has_bad(copy->set->dtype, to, copy->set->columns))
             while (row < known && !atomic_compare_exchange_weak(&copy->bad_row, &known, row))
                 ;
     }
