@@ -680,10 +680,31 @@ static enum status begin(const char *path, bool skip, const struct members *choi
     return open_place(path, options, dataset);
 }
 
+/* Refuses files of records, unless --image or --member names others. Their names are not those of samples. */
+static enum status refuse_records(const struct dataset *dataset)
+{
+    const struct record_format *format = dataset->directory >= 0 && !dataset->shard &&
+                                                 !dataset->choice.image.given && !dataset->choice.only.count
+                                             ? record_format_find(dataset->path)
+                                             : NULL;
+    if (!format)
+        return STATUS_OK;
+    status_set(STATUS_USAGE, "%s%s %s: the folder has files of %s, which %s", OPTION_DASHES, dataset->option,
+               dataset->path, format->name,
+               OPTION_OR_FIELD("only train, infer and load --variant stream read",
+                               "the library does not read; convert them to single files or tar shards"));
+    return status_in_library ? STATUS_USAGE
+                             : status_append(STATUS_USAGE,
+                                             "; --prepare DIR --from %s --source FILE writes their images as "
+                                             "single files or shards",
+                                             format->source);
+}
+
 enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset)
 {
     TRY(begin(path, skip, choice, options, dataset));
+    TRY(refuse_records(dataset));
     dataset->compare = compare;
     TRY(dataset_list_samples(dataset));
     dataset->listed = dataset->sample_count + (uint32_t)dataset->skipped;

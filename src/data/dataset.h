@@ -219,6 +219,7 @@ enum status dataset_check(const char *url, struct dataset *dataset);
 
 struct record_format {
     const char *name;           /* for messages */
+    const char *source;         /* of --prepare, for messages */
     const char *const *sets[2]; /* names of the files of a training set and of a test set; NULL-terminated */
     /* Adds the files of a set, of which at least one exists, and their samples. Sets dataset->raw. */
     enum status (*add)(struct dataset *dataset, const char *const files[]);

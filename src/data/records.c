@@ -202,8 +202,9 @@ static enum status add_cifar(struct dataset *dataset, const char *const files[])
     "there is no " set "-images-idx3-ubyte, plain or gzipped; add it, because MNIST has four files"
 
 static const struct record_format formats[] = {
-    {"MNIST", {IDX_SET("train"), IDX_SET("t10k")}, add_idx, {IDX_LACKS("train"), IDX_LACKS("t10k")}},
+    {"MNIST", "idx", {IDX_SET("train"), IDX_SET("t10k")}, add_idx, {IDX_LACKS("train"), IDX_LACKS("t10k")}},
     {"CIFAR-10",
+     "cifar",
      {(const char *const[]){"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
                             "data_batch_5.bin", NULL},
       (const char *const[]){"test_batch.bin", NULL}},

@@ -258,6 +258,7 @@ static void fill_load(const struct load_parameters *parameters, struct load_job 
         .dtype = dtype_values[parameters->dtype],
         .chunk_bytes = parameters->chunk << 10,
     };
+    job->load.fit.raw = job->dataset.raw;
     for (int c = 0; c < AUGMENT_CHANNELS_MAX; c++) {
         job->load.augmentation.mean[c] = (float)parameters->mean[c];
         job->load.augmentation.scale[c] = (float)(1 / parameters->std[c]);
@@ -282,12 +283,21 @@ static enum status read_scale(struct load_parameters *parameters)
     return STATUS_OK;
 }
 
-/* Opens the data set. With --on-error mask, it keeps the samples that lack an image or a label. */
+/* Opens the data set, of files of records the training set. With --on-error mask, it keeps the samples that
+ * lack an image or a label. */
 static enum status open_dataset(const struct load_parameters *parameters, const struct members *members,
                                 const struct remote_options *remote, struct dataset *dataset)
 {
     const bool skips = parameters->on_error == ON_ERROR_SKIP;
-    TRY(dataset_find(parameters->data, skips, false, members, remote, dataset));
+    const struct record_format *records = parameters->image || parameters->label || parameters->member
+                                              ? NULL
+                                              : record_format_find(parameters->data);
+    struct members of_records;
+    TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &of_records));
+    if (records)
+        TRY(dataset_find_records(parameters->data, records, false, &of_records, dataset));
+    else
+        TRY(dataset_find(parameters->data, skips, false, members, remote, dataset));
     dataset->incomplete = parameters->on_error == ON_ERROR_MASK;
     return dataset_check(parameters->data, dataset);
 }
@@ -444,6 +454,12 @@ static enum status load_accepts(const void *input, const struct variant *variant
     if (load->given->on_error == ON_ERROR_MASK && !traits->streams)
         return status_set(STATUS_USAGE, "omits broken samples, with --on-error skip; --on-error mask is for "
                                         "variants that stream");
+    if (load->dataset->raw.channels && !traits->streams)
+        return status_set(
+            STATUS_USAGE,
+            "reads single files or tar shards, but %s has files of records, as MNIST and CIFAR-10 "
+            "have; use the variant stream",
+            load->dataset->path);
     if (traits->files && !traits->streams && !load->dataset->shards &&
         load->dataset->sample_bytes_max >= INT32_MAX)
         return status_set(STATUS_USAGE,

@@ -148,7 +148,7 @@ static enum status check_members(const struct load *load, const struct dataset_s
                           "delivers an image and a label, but sample '%s' has %u members; choose them with "
                           "--image and --label, or the image alone with --member",
                           sample->key, sample->members);
-    if (!load->given->decode && sample->image < sample->members &&
+    if (!load->given->decode && !load->fit.raw.channels && sample->image < sample->members &&
         strcasecmp(members[sample->image].extension, "npy") != 0)
         return status_set(STATUS_USAGE,
                           "delivers decoded images, but sample '%s' is stored as .%s; add --decode",
