@@ -17,6 +17,8 @@
 #define CHUNKS       4
 #define LIMIT_CHUNKS 64 /* a chunk has at most this part of the memory limit */
 #define FREE_PART    32 /* without a limit, this part of the free memory stays free */
+#define ROW_BYTES    64 /* upper bound of the bytes of lists per row while a set is opened, */
+#define SET_BYTES    (2 * CHUNKS * CHUNK_BYTES) /* and of the other memory */
 
 /* Restores the caller's current device and mode of captures at the end of a scope. */
 struct device_scope {
@@ -141,17 +143,21 @@ static void release(struct context *context, void *memory)
         (void)cudaFreeAsync(memory, context->gpu.compute);
 }
 
-/* Returns the bytes of device memory that a set may use. */
-static enum status find_room(struct context *context, uint64_t limit, uint64_t *bytes)
+/* Returns the bytes of device memory that a set may use. Memory of closed sets that has `enough` bytes is not
+ * compared with the free memory, because that query takes longer than everything else. */
+static enum status find_room(struct context *context, uint64_t limit, uint64_t enough, uint64_t *bytes)
 {
     size_t free_bytes, total_bytes;
     uint64_t reserved = 0, used = 0;
     CUDA_TRY(cudaStreamSynchronize(context->gpu.compute));
-    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
     CUDA_TRY(cudaMemPoolGetAttribute(context->gpu.pool, cudaMemPoolAttrReservedMemCurrent, &reserved));
     CUDA_TRY(cudaMemPoolGetAttribute(context->gpu.pool, cudaMemPoolAttrUsedMemCurrent, &used));
-    uint64_t room = free_bytes + (reserved > used ? reserved - used : 0);
-    room -= room / FREE_PART;
+    uint64_t room = reserved > used ? reserved - used : 0;
+    if (room < enough) {
+        CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+        room += free_bytes;
+        room -= room / FREE_PART;
+    }
     *bytes = limit && limit < room ? limit : room;
     return STATUS_OK;
 }
@@ -320,7 +326,7 @@ static enum status plan_set(struct rows_device *rows, uint64_t limit, bool label
 {
     struct gpu_ops *gpu = &rows->context->gpu;
     uint64_t room, count = rows->info.input_rows;
-    TRY(find_room(rows->context, limit, &room));
+    TRY(find_room(rows->context, limit, count * (rows->target.value_bytes + ROW_BYTES) + SET_BYTES, &room));
     uint64_t chunk = room / LIMIT_CHUNKS;
     rows->ops.chunk_bytes = chunk < CHUNK_BYTES ? chunk : CHUNK_BYTES;
     TRY(gpu_plan(gpu));

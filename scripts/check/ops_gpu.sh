@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Verifies the GPU variants of ops on a machine with a GPU. Checks every result of every step, for odd sizes and all types,
 # with the rows in GPU memory or in chunks. With --sanitize, runs small cases under compute-sanitizer. Needs
-# build/tests/gpu_ops from `make tests`, which checks conversions, hashes and permutations separately.
+# build/tests/gpu_ops and build/tests/gpu_rows from `make tests`: the former checks conversions, hashes and permutations
+# separately, the latter sets of rows in GPU memory.
 #
 #   scripts/check/ops_gpu.sh [--sanitize] [--variant NAMES]
 #
@@ -16,6 +17,7 @@ source scripts/check/parallel.sh # checks run in parallel, because CUDA initiali
 
 bench=${FDSL_BENCH:-./fdsl-bench}
 own=${FDSL_GPU_OPS:-build/tests/gpu_ops}
+sets=${FDSL_GPU_ROWS:-build/tests/gpu_rows}
 variants=$("$bench" --list | awk '$1 ~ /^ops-(cuda|fused)$/ && $2 == "available" { print $1 }' | paste -sd,)
 read_options 0 "$@"
 [[ -n $variants ]] || { echo 'check/ops_gpu.sh: no GPU variant of ops runs here; see fdsl-bench --list' >&2 && exit 4; }
@@ -94,6 +96,8 @@ sanitized() {
         prepare --source "$work/rows31" --to nvfp4 --norm-max 3.2 --dedup --align 16
         # shellcheck disable=SC2043
         [[ $tool != memcheck ]] || check "$tool: gpu_ops" "${runner[@]}" "$own" --quick
+        # shellcheck disable=SC2043
+        [[ $tool != memcheck ]] || check "$tool: gpu_rows" "${runner[@]}" "$sets" --quick
     done
 }
 
@@ -101,6 +105,8 @@ everything() {
     local mode steps file
     check 'gpu_ops: conversions of all floats, hashes, permutations' "$own"
     check 'gpu_ops --fault fails' fails_with 1 '0 passed' "$own" --fault
+    check 'gpu_rows: sets of rows in GPU memory' "$sets" --quick
+    check 'gpu_rows --fault fails' fails_with 1 '0 passed' "$sets" --fault
     for mode in "${modes[@]}"; do
         for steps in $whole $permuted; do
             # shellcheck disable=SC2086  # a mode is a list of options
