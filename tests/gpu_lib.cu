@@ -820,7 +820,7 @@ static void open_many(struct fdsl_source *source)
     const int64_t lost = (int64_t)device - (int64_t)free_bytes(),
                   grown = (int64_t)resident_bytes() - (int64_t)host;
     fdsl_source_close(images);
-    tell(lost <= 4 << 20 && grown <= (int64_t)(host / 50) && count_threads() == threads,
+    tell(lost <= 4 << 20 && grown <= (int64_t)(host / 100) && count_threads() == threads,
          "200 openings in " + std::to_string(seconds) + " s: " + std::to_string(lost) +
              " bytes of device memory lost, " + std::to_string(grown) + " of host memory of " +
              std::to_string(host));

@@ -7,6 +7,8 @@
 
 #include "data/generated_stream.h"
 #include "data/random_draws.h"
+#include "must.h"
+#include "train/feed.h"
 
 #include "lib_support.h" /* included last, because `out` and `status` would shadow names in other headers */
 
@@ -171,7 +173,59 @@ Test(lib_images, batches_are_those_of_the_generator)
     }
 }
 
-/* The samples of `train --feed live --fresh`: the same formula for the numbers, and the same order. */
+/* The steps of `train --data synth --feed live --fresh` on two ranks. */
+Test(lib_images, batches_are_those_of_the_trainer)
+{
+    const struct data_request request = {.name = "synth",
+                                         .train_size = SAMPLES,
+                                         .test_size = 1,
+                                         .classes = CLASSES,
+                                         .res = 32,
+                                         .batch = 2 * BATCH,
+                                         .feed = DATA_LIVE,
+                                         .fresh = true,
+                                         .resources = {.threads = 2}};
+    struct data data;
+    struct model model = {.classes = CLASSES};
+    must(data_open(&request, &data));
+    struct fdsl_config images = images_config();
+    images.out_res = 0;
+    images.channels = 1;
+    struct fdsl_source *source = opened_images(&images, 1);
+    struct fdsl_stream_config config = stream_config();
+    config.world_size = 2;
+    for (; config.rank < 2; config.rank++) {
+        const struct train train = {
+            .model = &model, .data = &data, .seed = 9, .batch = 2 * BATCH, .rank = config.rank, .ranks = 2};
+        struct feed_stream feed;
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        must(feed_stream_open(&train, 2, 1, DECODER_CPU, NULL, NULL, &feed));
+        for (uint32_t step = 0; step < 8; step++) {
+            const struct draw_order order = train_order(&train, step / 4);
+            uint32_t numbers[2 * BATCH];
+            struct stream_batch wanted;
+            struct fdsl_batch *batch = taken(stream);
+            const uint32_t count = train_batch(&train, &order, step % 4, numbers);
+            must(feed_stream_next(&feed, step / 4, step % 4, numbers, count, &wanted));
+            const int64_t *labels = tensor_of(batch, FDSL_LABELS).data;
+            cr_assert_eq(tensor_of(batch, FDSL_IMAGES).shape[0], count);
+            cr_expect_eq(
+                memcmp(tensor_of(batch, FDSL_IMAGES).data, wanted.samples.values, wanted.samples.bytes), 0,
+                "step %u", step);
+            for (uint32_t j = 0; j < count; j++)
+                cr_expect_eq(labels[j], wanted.labels[j]);
+            must(stream_release(feed.stream, &wanted, NULL));
+            good(fdsl_batch_release(batch, NULL));
+            if (step % 4 == 3)
+                cr_assert_eq(fdsl_stream_next(stream, NULL, &batch), FDSL_END);
+        }
+        feed_stream_close(&feed);
+        fdsl_stream_close(stream);
+    }
+    fdsl_source_close(source);
+    data_close(&data);
+}
+
 Test(lib_images, fill_and_describe)
 {
     const struct fdsl_config images = images_config();

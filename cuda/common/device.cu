@@ -292,8 +292,8 @@ enum status device_check_pointer(int device, const char *name, const void *point
     cudaPointerAttributes attributes;
     CUDA_TRY(cudaPointerGetAttributes(&attributes, pointer));
     if (attributes.type == cudaMemoryTypeDevice && attributes.device != device)
-        return status_set(STATUS_USAGE, "%s: memory of CUDA device %d, but the generator uses device %d",
-                          name, attributes.device, device);
+        return status_set(STATUS_USAGE, "%s: memory of CUDA device %d, but this call uses device %d", name,
+                          attributes.device, device);
     if (attributes.type == cudaMemoryTypeUnregistered && !uses_all_memory(device))
         return status_set(STATUS_USAGE,
                           "%s: host memory, which CUDA device %d cannot use; give device memory", name,

@@ -953,7 +953,7 @@ static enum status open_images(struct image_batches *self, bool host_numbers)
     self->numbers = static_cast<uint64_t *>(memory);
     self->position = self->numbers + capacity;
     self->stats.memory_bytes = (capacity + 1) * sizeof *self->numbers;
-    TRY(stream_open(&self->own));
+    TRY(stream_open(&self->own, true)); /* the generator's own priority; delays training steps least */
     CUDA_TRY(cudaEventCreateWithFlags(&self->used, cudaEventDisableTiming));
     /* CUDA must not load kernels during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, number_kernel));
