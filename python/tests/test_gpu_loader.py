@@ -258,6 +258,7 @@ def test_wrong_arguments(digits: pathlib.Path) -> None:
         ({"decoder": "fast"}, ValueError, "decoder: 'fast' is unknown"),
         ({"decoder": "hardware", "transforms": fdsl.CenterCrop(20)}, ValueError, "decoder: "),
         ({"device_share": 1.5}, ValueError, "device_share: 1.5 is out of range"),
+        ({"decoder": "cpu", "device_share": 0.5}, ValueError, "device_share: "),
     ):
         with pytest.raises(kind, match=text):
             fdsl.Loader(source, 16, **{"device": 0, "transforms": CROP, **words})
