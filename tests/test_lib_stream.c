@@ -903,6 +903,7 @@ Test(lib_stream, every_field_is_checked)
     REFUSED(decoder, NULL);
     REFUSED(decoder, "hardware");
     REFUSED(device_share, 2);
+    REFUSED(device_share, 0.5); /* of the CPU */
     REFUSED(device_share, NAN);
     config.dtype = "f32";
     REFUSED(erasing, 1.5);

@@ -34,15 +34,24 @@ BOUNDS = {"cpu": 0, "hardware": 1, "hybrid": 3}  # of bytes; docs/stream.md
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: Any) -> pathlib.Path:
-    """A folder with 600 JPEG files in class folders (f), and the same as shards (m)."""
+    """A folder with 600 JPEG files in class folders (f), and the same as shards (m). In colour, if Pillow is installed."""
     path: pathlib.Path = tmp_path_factory.mktemp("photos")
     if not os.access(PROGRAM, os.X_OK):
         pytest.skip(f"{PROGRAM} is not built")
-    for words in (
-        f"--prepare {path}/f --from synth --formula visualatom --classes 10 --samples {PHOTOS} --res 320 --channels 3 "
-        "--encode jpeg --store imagefolder",
-        f"--prepare {path}/m --from dataset --source {path}/f --shards 3 --name s",
-    ):
+    commands = [f"--prepare {path}/m --from dataset --source {path}/f --shards 3 --name s"]
+    try:
+        from PIL import Image
+    except ImportError:
+        words = f"--classes 10 --samples {PHOTOS} --res 320 --encode jpeg --store imagefolder"
+        commands.insert(0, f"--prepare {path}/f --from synth --formula visualatom {words}")
+    else:
+        draw = numpy.random.default_rng(1)
+        for number in range(PHOTOS):
+            (path / "f" / str(number % 10)).mkdir(parents=True, exist_ok=True)
+            small_image = Image.fromarray(draw.integers(0, 256, (20, 30, 3), "uint8"))
+            size = 320 + 16 * (number % 7), 240 + 8 * (number % 9)
+            small_image.resize(size, Image.Resampling.BICUBIC).save(path / "f" / str(number % 10) / f"{number:04}.jpg", quality=90)
+    for words in commands:
         done = subprocess.run([PROGRAM, *words.split()], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return path
@@ -249,6 +258,7 @@ def test_wrong_arguments(digits: pathlib.Path) -> None:
         ({"decoder": "fast"}, ValueError, "decoder: 'fast' is unknown"),
         ({"decoder": "hardware", "transforms": fdsl.CenterCrop(20)}, ValueError, "decoder: "),
         ({"device_share": 1.5}, ValueError, "device_share: 1.5 is out of range"),
+        ({"decoder": "cpu", "device_share": 0.5}, ValueError, "device_share: "),
     ):
         with pytest.raises(kind, match=text):
             fdsl.Loader(source, 16, **{"device": 0, "transforms": CROP, **words})

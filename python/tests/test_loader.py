@@ -441,6 +441,7 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"decoder": "hardware"}, ValueError, "decoder: "),
         ({"device_share": 2}, ValueError, "device_share: 2 is out of range"),
         ({"device_share": "1"}, TypeError, "device_share: "),
+        ({"device_share": 0.5}, ValueError, "device_share: .* leave it"),
         ({"transforms": fdsl.Resize(0)}, ValueError, "transforms: size: "),
         ({"transforms": fdsl.Resize(8, flip=1)}, TypeError, "transforms: flip: "),  # type: ignore[arg-type]
         ({"transforms": fdsl.Resize(8, mean=(1, 2)), "dtype": "f32"}, ValueError, "transforms: mean: "),

@@ -444,6 +444,25 @@ def test_pinned_memory(digits: pathlib.Path) -> None:
     assert "pin_memory=True" in repr(loader) and "pin_memory=True" in repr(pickle.loads(pickle.dumps(loader)))
 
 
+def test_a_ctrl_c_loses_no_batch(digits: pathlib.Path) -> None:
+    """The interrupts come after the library has filled the tensors, and before Python knows of it."""
+    words = {**SMALL, "pin_memory": not REAL or torch.cuda.is_available()}
+    loader, wanted = Loader(fdsl.Folder(digits / "f"), 16, **words), batches_of(Loader(fdsl.Folder(digits / "f"), 16, **words))
+    wait = loader._stream._await
+
+    def interrupted(*arguments: Any) -> int:
+        wait(*arguments)
+        raise KeyboardInterrupt
+
+    for _ in range(8):
+        loader._stream._await = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        loader._stream._await = wait
+    state = loader.state_dict()
+    assert state["epoch"] == state["sample"] == 0 and batches_of(loader) == wanted
+
+
 def test_labels_of_masked_samples(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
     name = broken_digits(digits, tmp_path)
     words = {"shuffle": False, "on_error": "mask", "transforms": fdsl.Resize(20)}

@@ -548,6 +548,11 @@ static enum status choose_decoder(const struct fdsl_stream_config *config, const
             "decoder: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 or another "
             "CUDA device",
             config->decoder);
+    if (share > 0 && config->device < 0)
+        return status_set(
+            STATUS_USAGE,
+            "device_share: it is %g, but device is FDSL_CPU, which decodes all samples; leave it at -1",
+            share);
     if (!dataset)
         return STATUS_OK;
     if (decodes && !fitted)
