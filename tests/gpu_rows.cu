@@ -648,11 +648,22 @@ static void check_graph(void)
     report(wrong.empty(), name + (wrong.empty() ? "" : ": " + wrong));
 }
 
-/* Batches of a set that is not resident are enqueued without waiting for the device, so that slots of pinned
- * memory are used again while kernels still read them, unless the set waits. */
+#define HOLD_NS 20000000
+
+static __global__ void hold()
+{
+    uint64_t begin_ns, now_ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin_ns));
+    do
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns));
+    while (now_ns - begin_ns < HOLD_NS);
+}
+
+/* Batches of a set that is not resident, each after a kernel that takes long. A slot of pinned memory must
+ * not be filled again before the kernel that reads it has run. */
 static void check_slots(void)
 {
-    const char *name = "twenty batches with rows from the host, enqueued at once";
+    const char *name = "twenty batches with rows from the host, after kernels of 20 ms";
     const struct set_case one = {COPIED, 5003, 768, DTYPE_F32, DTYPE_F16, true, false, true, 0, 4000000};
     struct opened opened;
     if (!works(open_case(one, &opened), name))
@@ -665,10 +676,13 @@ static void check_slots(void)
     MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (uint64_t n = 0; n < 20; n++)
         outs.push_back(new struct output(size, wanted.stride));
-    for (uint64_t n = 0; wrong.empty() && n < outs.size(); n++)
+    for (uint64_t n = 0; wrong.empty() && n < outs.size(); n++) {
+        hold<<<1, 1, 0, stream>>>();
+        MUST(cudaGetLastError());
         if (rows_device_gather(opened.rows, 3, n / batches, n % batches * size, size, outs[n]->values(),
                                outs[n]->labels, stream) != STATUS_OK)
             wrong = status_text();
+    }
     for (uint64_t n = 0; n < outs.size(); n++) {
         struct permutation permutation = permutation_begin(3 + n / batches, count);
         outs[n]->read();
