@@ -216,6 +216,7 @@ struct output {
     {
         MUST(cudaMemset(memory, POISON, host.size()));
         MUST(cudaMemset(labels, POISON, host_labels.size() * sizeof *labels));
+        MUST(cudaDeviceSynchronize()); /* streams that do not block do not wait for it */
     }
     uint8_t *values() const
     {
