@@ -160,8 +160,8 @@ static inline size_t shape_values(const struct shape *shape)
     return (size_t)shape->channels * shape->depth * shape->height * shape->width;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base; the last entry has
- * a NULL name. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base; the last
+ * entry has a NULL name. */
 extern const struct model_table model_tables[];
 
 /* The values of --model, in the order of model_tables, NULL-terminated. */
