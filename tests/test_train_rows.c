@@ -58,7 +58,7 @@ static void put_array(const char *name, const char *type, const char *shape, con
 }
 
 /* Writes rows first .. end - 1 and their labels as a safetensors file. `type` is f32, f16 or bf16. */
-static void put_tensors(const char *name, enum dtype type, uint32_t first, uint32_t end)
+static inline void put_tensors(const char *name, enum dtype type, uint32_t first, uint32_t end)
 {
     static uint16_t halves[ROWS][COLUMNS];
     static const char *const types[] = {[DTYPE_F32] = "F32", [DTYPE_F16] = "F16", [DTYPE_BF16] = "BF16"};
@@ -89,7 +89,7 @@ static void put_tensors(const char *name, enum dtype type, uint32_t first, uint3
 #define SHAPE         TEXT(ROWS) ", " TEXT(COLUMNS)
 
 /* The same rows as x.npy with y.npy, and in the folder emb. */
-static void put_clouds(void)
+static inline void put_clouds(void)
 {
     make_clouds();
     put_array("x.npy", "<f4", SHAPE, rows, sizeof rows);
