@@ -230,7 +230,8 @@ Test(sweep, the_program_runs_the_rows_of_a_table)
     shell(TABLE "--format csv 2>said; cat said >&2");
     expect(0, "fdsl-bench: --variant auto chose ");
     shell("CUDA_VISIBLE_DEVICES= " TABLE "--format csv 2>/dev/null");
-    cr_expect_str_eq(value(out, 1, "variant"), "omp");
+    const char *chosen = value(out, 1, "variant");
+    cr_expect(strcmp(chosen, "omp") == 0 || strcmp(chosen, "naive") == 0, "%s runs without a GPU", chosen);
     put("t.tsv", RANKS_HEADER "naive\t1" QUICK "\nnaive\t3" QUICK "\n");
     shell(TABLE);
     expect(4, "t.tsv, line 3: this task needs 3 ranks: mpirun --bind-to none -n 3 fdsl-bench --table t.tsv "

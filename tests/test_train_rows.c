@@ -8,6 +8,7 @@
 #include "train_support.h"
 
 #include "cells.h"
+#include "torch_writer.h"
 #include "train_cli.h"
 
 TestSuite(train_rows, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
@@ -57,7 +58,7 @@ static void put_array(const char *name, const char *type, const char *shape, con
 }
 
 /* Writes rows first .. end - 1 and their labels as a safetensors file. `type` is f32, f16 or bf16. */
-static void put_tensors(const char *name, enum dtype type, uint32_t first, uint32_t end)
+static inline void put_tensors(const char *name, enum dtype type, uint32_t first, uint32_t end)
 {
     static uint16_t halves[ROWS][COLUMNS];
     static const char *const types[] = {[DTYPE_F32] = "F32", [DTYPE_F16] = "F16", [DTYPE_BF16] = "BF16"};
@@ -88,7 +89,7 @@ static void put_tensors(const char *name, enum dtype type, uint32_t first, uint3
 #define SHAPE         TEXT(ROWS) ", " TEXT(COLUMNS)
 
 /* The same rows as x.npy with y.npy, and in the folder emb. */
-static void put_clouds(void)
+static inline void put_clouds(void)
 {
     make_clouds();
     put_array("x.npy", "<f4", SHAPE, rows, sizeof rows);
@@ -241,6 +242,42 @@ Test(train_rows, formats_and_divisions_into_files_make_no_difference)
     const double coarse = atof(loss_of("--data b.safetensors"));
     cr_expect_float_eq(coarse, atof(wanted), 1e-2 * coarse);
     cr_expect_str_eq(value(out, 4, "dtype"), "bf16");
+}
+
+/* A file of torch.save({"x": rows, "labels": labels}). */
+Test(train_rows, a_dictionary_of_pytorch_has_rows_and_labels)
+{
+    static struct blob blob;
+    static struct archive archive;
+    char wanted[64];
+    put_clouds();
+    snprintf(wanted, sizeof wanted, "%s", loss_of("--data emb"));
+    pickle_begin(&blob);
+    blob_text(&blob, "}(");
+    pickle_text(&blob, "x");
+    pickle_tensor(&blob, &(struct written){"FloatStorage", "0", ROWS * COLUMNS, 0, ROWS, COLUMNS});
+    pickle_text(&blob, "labels");
+    pickle_tensor(&blob, &(struct written){"LongStorage", "1", ROWS, 0, ROWS, 0});
+    blob_text(&blob, "u.");
+    archive_begin(&archive);
+    archive_add(&archive, "x/data.pkl", blob.bytes, blob.count);
+    archive_add(&archive, "x/data/0", rows, sizeof rows);
+    archive_add(&archive, "x/data/1", labels, sizeof labels);
+    archive_end(&archive);
+    put("x.pt", archive.file.bytes, archive.file.count);
+    cr_expect_str_eq(loss_of("--data x.pt"), wanted);
+    EXPECT(0, "mkdir torch && mv x.pt torch");
+    cr_expect_str_eq(loss_of("--data torch"), wanted);
+}
+
+/* A file of tensors beside class folders is not a set of rows. */
+Test(train_rows, a_folder_of_images_may_have_a_file_of_tensors)
+{
+    put_clouds();
+    EXPECT(0, "$P --prepare photos --store imagefolder --from digits --samples 60 && "
+              "cp emb/a.safetensors photos/model.safetensors");
+    EXPECT(0, TRAIN "--model logreg --data photos 2>/dev/null");
+    cr_expect_str_empty(value(out, 1, "dim"));
 }
 
 /* The order of --feed load depends neither on files nor on threads, nor on how far a thread reads ahead. */

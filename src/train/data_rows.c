@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
@@ -17,6 +18,7 @@
 #include "core/timer.h"
 #include "data/dataset.h"
 #include "data/embeddings.h"
+#include "data/image_formats.h"
 #include "data/remote.h"
 #include "data/tensor_file.h"
 #include "machine/guard.h"
@@ -40,19 +42,33 @@ struct data_rows {
 
 /* ---- What the request names ---- */
 
+/* Returns whether a folder has files of tensors and neither subfolders, shards nor other images: in a data
+ * set of images, a file such as model.pt belongs to something else, and .npy files may be images. */
+static bool has_only_tensors(const char *path)
+{
+    bool tensors = false, others = false;
+    DIR *folder = opendir(path);
+    for (const struct dirent *entry; folder && !others && (entry = readdir(folder));) {
+        const char *name = entry->d_name, *dot = strrchr(name, '.');
+        struct stat info;
+        const bool npy = text_ends_in(name, ".npy"), known = *name != '.' && tensor_file_named(name);
+        tensors |= known && !npy;
+        others |= *name != '.' && fstatat(dirfd(folder), name, &info, 0) == 0 && S_ISDIR(info.st_mode);
+        others |=
+            dot && dot != name &&
+            (text_ends_in(name, ".tar") ? !known : image_format(dot + 1, NULL, 0) != IMAGE_NONE && !npy);
+    }
+    if (folder)
+        closedir(folder);
+    return tensors && !others;
+}
+
 bool rows_named(const struct data_request *request)
 {
     if (data_is_generated(request->name))
         return false;
-    if (request->labels || request->test_labels || request->tensor || tensor_file_named(request->name))
-        return true;
-    bool found = false;
-    DIR *folder = opendir(request->name);
-    for (const struct dirent *entry; folder && !found && (entry = readdir(folder));)
-        found = tensor_file_named(entry->d_name) && !text_ends_in(entry->d_name, ".npy");
-    if (folder)
-        closedir(folder);
-    return found;
+    return request->labels || request->test_labels || request->tensor || tensor_file_named(request->name) ||
+           has_only_tensors(request->name);
 }
 
 /* Rejects options that are for images. */

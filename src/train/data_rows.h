@@ -7,8 +7,8 @@
 FDSL_C_BEGIN
 
 /* Returns whether the request names rows of embeddings: by --labels, --test-labels or --tensor, by a name
- * that ends like a file of tensors, or by a folder that contains .safetensors, .pt, .pth or .pth.tar files.
- */
+ * that ends like a file of tensors, or by a folder with .safetensors, .pt, .pth or .pth.tar files that has
+ * neither subfolders, shards nor images. */
 bool rows_named(const struct data_request *request);
 
 /* Opens both sets: sets data->rows, shape, type, labels and values. With DATA_LOAD, the files of the training

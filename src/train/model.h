@@ -150,8 +150,8 @@ static inline uint32_t layer_rows(const struct layer *layer)
     return by_token ? layer->out.channels : 1;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base; the last entry has
- * a NULL name. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base; the last
+ * entry has a NULL name. */
 extern const struct model_table model_tables[];
 
 /* The values of --model, in the order of model_tables, NULL-terminated. */
