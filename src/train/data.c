@@ -210,8 +210,8 @@ static double share_of(const struct data_request *request)
 
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
  * set that does not exist. With `records`, both sets are files of this format. The test set is opened first,
- * because it is usually smaller. A training set that is not read is opened too, to compare its class folders.
- */
+ * because it is usually smaller. A training set that is not read is opened too, to compare its class folders;
+ * files of records have none. */
 static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
                                 const struct record_format *records, struct source_reader readers[DATA_PARTS])
 {
@@ -237,7 +237,7 @@ static enum status open_readers(const struct data_request *request, const char *
                                             .incomplete = request->mask,
                                             .streamed = request->feed == DATA_LOAD,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
-        if (paths[part])
+        if (paths[part] && !(records && with.only_held))
             TRY(source_open("dataset", &with, &readers[part]));
     }
     return STATUS_OK;
