@@ -125,8 +125,8 @@ static const struct option_spec options[] = {
              "--parallel pipeline); constant "
              "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     STREAM_LANES_OPTION(AT(job.lanes), "--feed load"),
-    {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = "16384", .maximum = 2147483647,
-     .column = COLUMN,
+    {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = STREAM_TEXT_OF(STREAM_SHUFFLE),
+     .maximum = 2147483647, .column = COLUMN,
      .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of up to 256 "
              "consecutive samples are shuffled first. 0 keeps the order of the files"},
     STREAM_PREFETCH_OPTION(AT(job.ahead), "--feed load"),
