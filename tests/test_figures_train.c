@@ -209,8 +209,9 @@ Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
  * out. */
 Test(figures_train, training_throughput_is_drawn_by_source_and_number_of_gpus)
 {
-    SHELL(0, "cp " FIXTURES "/training.csv $D/results && " SELECT
-             "training >/dev/null && cat $D/work/training.vars $D/work/training.dat");
+    SHELL(0, "cp " FIXTURES "/training.csv $D/results && " FIGURES
+             "training && cat $D/work/training.vars $D/work/training.dat");
+    EXPECT_OUT("of your ", " rows of train left out: ", " of first epochs");
     EXPECT_OUT("series = 10", "one constant batch", "generated live", "raw shards in memory",
                "JPEG shards in memory", "JPEG shards on a disk", "JPEG shards over HTTP", "PyTorch, compiled",
                "loaded (LOAD)", "generated (BAT)", "batch 256 per GPU", "figures, revision new");
@@ -220,8 +221,10 @@ Test(figures_train, training_throughput_is_drawn_by_source_and_number_of_gpus)
     cr_expect(status == 0 && !says("\n2\t62612.987\t"), "%s", out);
     shell("sed -i '/,load,/d; /,live,/d' $D/results/training.csv && " SELECT
           "--reference $D/reference training");
-    EXPECT_OUT("skipped training: none of your 6 rows of train has suitable parameters; to measure it: "
-               "GPUS='1 2' scripts/compare/training.sh DIR results/training.csv");
+    EXPECT_OUT("skipped training: 6 of your 6 rows of train left out: ", " of first epochs",
+               " of another job, or of one "
+               "with a single source; to measure it: GPUS='1 2' scripts/compare/training.sh DIR "
+               "results/training.csv");
 }
 
 /* If a figure cannot use the user's rows, it draws only reference rows, and a note says why. */

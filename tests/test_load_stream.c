@@ -711,6 +711,15 @@ Test(load_stream, columns_describe_the_run)
     cr_expect_eq(atof(cell(&row, "displacement")), 0);
     row_free(&row);
     close_job(&job);
+    /* The default is that of train. Rows say the size that was used. */
+    open_in(&job, "m3", "--decode --batch 8", (struct partition){.ranks = 1});
+    start_with(&job, 2);
+    run_well(&job, 1);
+    row = row_of(&job);
+    cr_expect_str_eq(cell(&row, "shuffle"), "16384");
+    cr_expect_gt(atof(cell(&row, "displacement")), 0.2);
+    row_free(&row);
+    close_job(&job);
 }
 
 #endif

@@ -592,6 +592,29 @@ Test(mpi_train, ranks_read_the_samples_of_a_step_together)
     }
 }
 
+/* Each rank warns about its own broken samples. Together, the ranks name each of them once. */
+Test(mpi_train, all_ranks_name_their_broken_samples)
+{
+    prepare_folders();
+    shell("cp -r f tested && for i in $(ls f/*/*.png | head -12 | tee broken); do echo no >$i; done");
+    cr_assert_eq(status, 0, "%s", err);
+    run_well(3,
+             "--variant " TRAINED " --model logreg --data f --test-data tested --feed load --on-error mask "
+             "--batch 3 --scaling strong --epochs 1 --threads 1 --format csv");
+    cr_expect_str_eq(value(out, 4, "masked"), "12");
+    cr_expect_eq(count_of(err, " broken sample of epoch 1, step "), 12, "%s", err);
+    for (int rank = 0; rank < 3; rank++) {
+        char from[32];
+        snprintf(from, sizeof from, "warning: rank %d: 1 broken", rank);
+        cr_expect_gt(count_of(err, from), 0, "%s", err);
+    }
+    char said[sizeof err];
+    strcpy(said, err);
+    shell("cat broken");
+    for (char *name = strtok(out, "\n"); name; name = strtok(NULL, "\n"))
+        cr_expect_eq(count_of(said, strrchr(name, '/')), 1, "%s: %s", name, said);
+}
+
 Test(mpi_train, other_ranks_resume_within_an_epoch_with_the_same_samples)
 {
     double loss;

@@ -309,13 +309,13 @@ Test(status, held_warnings_are_printed_at_the_release, .init = cr_redirect_stder
 {
     status_hold();
     status_warn("first");
-    status_warn_own("at once");
+    status_warn_own("the only rank");
     status_warn("second");
     status_say("a note");
     status_release();
     status_warn("third");
     status_release(); /* prints nothing twice */
-    expect_stderr("fdsl-bench: warning: at once\nfdsl-bench: a note\nfdsl-bench: warning: first\n"
+    expect_stderr("fdsl-bench: a note\nfdsl-bench: warning: first\nfdsl-bench: warning: the only rank\n"
                   "fdsl-bench: warning: second\nfdsl-bench: warning: third\n");
 }
 

@@ -24,6 +24,26 @@ TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 3
 
 /* ---- Rows ---- */
 
+/* Options that contradict each other are refused before the data are opened: here, there are none. */
+Test(train_cli, contradictions_are_refused_before_the_data_are_opened)
+{
+    static const char *const cases[][2] = {
+        {"--batch 4 --accumulate 5", "--accumulate 5 is more than the 4 samples of a rank's step"},
+        {"--lr-schedule multistep", "--lr-schedule multistep needs --lr-milestones"},
+        {"--lr-schedule multistep --lr-milestones 3:2", "--lr-milestones 3:2: give at most"},
+        {"--lr-schedule cosine --lr-min 1 --lr 0.1", "--lr-min 1 is more than the learning rate 0.1"},
+        {"--parallel pipeline --mixup 1", "--parallel pipeline cannot mix samples"},
+        {"--parallel pipeline --batch 4 --microbatches 5", "--microbatches 5 is more than the 4 samples"},
+        {"--parallel pipeline --stages 2", "--stages 2: each rank holds one stage, and there are 1 ranks"},
+        {"--parallel pipeline --model vit-tiny", "--parallel pipeline cannot cut vit-tiny, a transformer"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char options[160];
+        snprintf(options, sizeof options, "--data none %s", cases[i][0]);
+        expect_refusal(2, options, cases[i][1]);
+    }
+}
+
 Test(train_cli, each_epoch_has_one_row)
 {
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");

@@ -166,7 +166,7 @@ Test(train_data, idx_files_are_read_and_their_faults_reported)
     put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 10, 10, 9);
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     cr_expect(number(out, 1, "train_samples") == 20 && number(out, 1, "test_samples") == 10);
-    EXPECT(0, "$P --variant stream --data m --batch 8 --min-samples 1 --verify --format csv");
+    EXPECT(0, "$P --variant stream --data m --batch 8 --max-time 0.1 --verify --format csv");
     cr_expect(number(out, 1, "wrong") == 0 && number(out, 1, "items") == 20, "%s", out);
     expect_refused(2, "reads single files or tar shards, but m has files of records",
                    "$P --variant files --data m");
@@ -174,6 +174,9 @@ Test(train_data, idx_files_are_read_and_their_faults_reported)
                    "the folder has files of MNIST, which only train, infer and load --variant stream read; "
                    "--prepare DIR --from idx",
                    "$P advise --data m --compute 1");
+    EXPECT(0, "$P --variant train-naive " ON "--checkpoint k >says && mkdir tested && cp m/t10k* tested && "
+              "$P --variant infer-naive --checkpoint k --data tested --max-time 0.1 --format csv");
+    cr_expect_eq(number(out, 1, "test_samples"), 10, "%s", out); /* without the files of the training set */
     expect_refusal(2, ON "--train-size 21", "--train-size 21: there are only 20");
     expect_refusal(
         2, ON "--classes 4",

@@ -26,13 +26,13 @@ NO_SLOT = 8  # gray: variants that are not in the table
 
 class Missing(Exception):
     """A figure has no data. `command` measures the data. `known`: all rows of the workload. `needs`: the hardware that the command
-    needs, in words."""
+    needs, in words. `why`: why there is none; by default, that the user's rows have other parameters."""
 
-    def __init__(self, command, known=(), needs=""):
+    def __init__(self, command, known=(), needs="", why=""):
         super().__init__(f"{command} (needs {needs})" if needs else command)
         self.command, self.needs = command, needs
         yours = yours_of(known)
-        self.why = f"none of your {counted(yours)} has suitable parameters" if yours else "no data"
+        self.why = why or (f"none of your {counted(yours)} has suitable parameters" if yours else "no data")
 
 
 def yours_of(rows):

@@ -6,10 +6,10 @@ import os
 import statistics
 
 import pretraining
-from devices import Missing, about_yours, device_of
+from devices import Missing, about_yours, counted, device_of, yours_of
 from generating import PAPER
 from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis, y_axis_from_zero
-from rows import DEFAULTS, stands_for_run, sweep_of
+from rows import DEFAULTS, sweep_of
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
 # OF_DATA: columns that may differ between the lines of the figure.
@@ -135,19 +135,40 @@ def rates_job(row):
     return (*device_of(row), row["batch"] / row["ranks"], *sweep_of(row), *(row.settings[column] for column in SAME))
 
 
+def why_not(row, model):
+    """Returns why a row has no point in the figure; '' if it may have one."""
+    if row["variant"] != "train-vit":
+        return "not of train-vit"
+    if row["model"] != model:
+        return f"not of {model}"
+    if row["feed"] not in ("constant", "live", "load"):
+        return "of stored samples"
+    if (row["ranks_per_device"] or 0) > 1:
+        return "of ranks that share a GPU"
+    return "" if row["epoch"] > 1 else "of first epochs"
+
+
 def rates(rows, model):
-    """Returns {source: {GPUs: images/s of the epochs}} and one of its rows. Chooses your rows, then the rows with the most points,
-    then the newest. The first epoch of a run is left out, because it contains the start of the engine."""
+    """Returns {source: {GPUs: rows of the epochs}}. Chooses your rows, then the rows with the most points, then the newest. The first
+    epoch of a run is left out, because it contains the start of the engine."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(lambda: collections.defaultdict(list)))
     for row in rows:
-        if (row["variant"] == "train-vit" and row["model"] == model and row["feed"] in ("constant", "live", "load") and stands_for_run(row)
-                and row["epoch"] > 1 and not (row["ranks_per_device"] or 0) > 1):
+        if not why_not(row, model):
             jobs[rates_job(row)][source_of(row)][row["ranks"]].append(row)
     def worth(lines):
         of_job = [row for line in lines.values() for point in line.values() for row in point]
         return of_job[0].source == "yours", sum(map(len, lines.values())), max(row["time_utc"] for row in of_job)
     best = max((lines for lines in jobs.values() if len(lines) > 1), key=worth, default={})
     return {name: best[name] for name in RATES if name in best}
+
+
+def left_out(rows, model, lines):
+    """Returns a note on how many of your rows have no point, and why; '' if all have one."""
+    drawn = {id(row) for line in lines.values() for point in line.values() for row in point}
+    mine = yours_of(rows)
+    why = collections.Counter(why_not(row, model) or "of another job, or of one with a single source" for row in mine if id(row) not in drawn)
+    return (f"{sum(why.values())} of your {counted(mine)} left out: "
+            + ", ".join(f"{count} {reason}" for reason, count in why.items())) if why else ""
 
 
 def add_pytorch(plot, measured, network, device):
@@ -166,8 +187,9 @@ def add_pytorch(plot, measured, network, device):
 def training_rates(measured, model):
     lines = rates(measured.trains, model)
     paper, network, loaded, generated = NETWORKS[model]
+    note = left_out(measured.trains, model, lines)
     if not lines:
-        raise Missing(COMMAND_RATES, measured.trains, needs="an NVIDIA GPU")
+        raise Missing(COMMAND_RATES, measured.trains, needs="an NVIDIA GPU", why=note)
     row = next(iter(next(iter(lines.values())).values()))[0]
     plot = Plot(f"Training throughput vs. number of GPUs: {model}")
     plot.legend += [(0, short_device(row["device"])), (0.5, "yours" if row.source == "yours" else "reference")]
@@ -191,6 +213,8 @@ def training_rates(measured, model):
         "paper's program."]
     if row.source != "yours":
         plot.notes.append(f"reference rows only; to measure your own: {COMMAND_RATES} (needs an NVIDIA GPU)")
+    if note:
+        plot.notes.append(note)
     return plot
 
 

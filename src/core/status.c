@@ -519,11 +519,15 @@ void status_summarise_caveats(size_t rows)
 
 void status_warn_own(const char *format, ...)
 {
-    char kind[32] = "warning: ", text[MESSAGE_BYTES];
-    if (rank_count != 1)
-        snprintf(kind, sizeof kind, "warning: rank %d: ", own_rank);
+    char kind[32], text[MESSAGE_BYTES];
+    snprintf(kind, sizeof kind, "warning: rank %d: ", own_rank);
     FIT(text, NULL);
-    print_line(WARNING_COLOUR, kind, text);
+    if (is_repeated(text))
+        return;
+    if (rank_count == 1)
+        warn(context, text);
+    else
+        print_line(WARNING_COLOUR, kind, text);
 }
 
 void status_note(const char *format, ...)

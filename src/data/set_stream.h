@@ -156,6 +156,9 @@ FDSL_C_END
 
 /* Rows of the option tables of workloads that open a stream; `at`: offset of the uint64_t in the workload's
  * parameters. `stream` names what reads the stream. */
+#define STREAM_SHUFFLE        16384 /* default of --shuffle of streams, in samples */
+#define STREAM_TEXT(tokens)   #tokens
+#define STREAM_TEXT_OF(macro) STREAM_TEXT(macro)
 #define STREAM_LANES_OPTION(at, stream)                                                               \
     {                                                                                                 \
         "lanes", "N", OPTION_COUNT, at,                                                               \

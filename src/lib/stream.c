@@ -294,7 +294,7 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .batch_size = 256,
                                               .world_size = 1,
                                               .shuffle = 1,
-                                              .shuffle_buffer = 16384,
+                                              .shuffle_buffer = STREAM_SHUFFLE,
                                               .lanes = 64,
                                               .fit = "resize",
                                               .channels = 3,

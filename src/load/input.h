@@ -90,7 +90,9 @@ struct load_parameters {
     bool rates_only; /* no runs in addition to those that are timed */
     bool normalised; /* --mean or --std was given; set by load_open(). Without `augment`, only variants that
                         deliver on a device can use these options. */
-    bool by_channel; /* --mean or --std has one value per channel; set by load_open() */
+    bool default_shuffle; /* --shuffle was not given: variants that stream have STREAM_SHUFFLE; set by
+                             load_open() */
+    bool by_channel;      /* --mean or --std has one value per channel; set by load_open() */
 };
 
 /* The input. All runs have the same input, except for `*control` and `epochs`; `epochs` is 1 while

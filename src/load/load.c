@@ -32,10 +32,13 @@ static const struct option_spec options[] = {
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1 << 20,
      .choices = option_max, .column = COLUMN, .help = "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), .fallback = "1000", .maximum = 1 << 24, .column = COLUMN,
-     .help = "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the "
-             "order of the shards. Variants that stream divide the buffer equally among --lanes, as train "
-             "--feed load does, and 0 keeps the order of the files. Other variants that read files, and "
-             "gpu-resident, ignore this option and shuffle all samples"},
+     .help =
+         "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the "
+         "order of the shards. Variants that stream have the default of train --feed load, " STREAM_TEXT_OF(
+             STREAM_SHUFFLE) ", divide "
+                             "the buffer equally among --lanes, and keep the order of the files with 0. "
+                             "Other variants that read files, and "
+                             "gpu-resident, ignore this option and shuffle all samples"},
     STREAM_LANES_OPTION(AT(lanes), "a variant that streams"),
     STREAM_PREFETCH_OPTION(AT(prefetch), "a variant that streams"),
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
@@ -310,6 +313,7 @@ static enum status load_open(const struct options *given, void *parameters_,
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
     TRY(workload_refuse_max(parameters->batch));
+    parameters->default_shuffle = !options_given(given, "shuffle");
     parameters->normalised = options_given(given, "mean") || options_given(given, "std");
     TRY(check_combination(given, parameters));
     TRY(read_scale(parameters));
@@ -404,7 +408,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     if (strcmp(option, "resident-bytes") == 0)
         return device && traits->resident;
     if (strcmp(option, "shuffle") == 0)
-        return !traits->keyed;
+        return !traits->keyed && !(variant && traits->streams && parameters->default_shuffle);
     if (is_one_of(option, of_streams))
         return traits->streams;
     if (strcmp(option, "iodepth") == 0 && is_url(parameters))

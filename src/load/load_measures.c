@@ -231,6 +231,8 @@ enum status load_measure(const void *input, const struct variant *variant, void 
     row_text(row, "store", dataset->shards ? "shards" : "files");
     if (dataset->shards)
         row_count(row, "shards", dataset->file_count);
+    if (traits->streams) /* its default is not that of the option */
+        row_count(row, "shuffle", load_stream_plan(load).shuffle_buffer);
     row_real(row, "sample_bytes", (double)dataset->bytes / dataset->sample_count);
     if (load->given->rates_only)
         return STATUS_OK;

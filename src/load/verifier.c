@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "data/set_stream.h"
+
 /* ---- Expected samples ---- */
 
 struct order_plan load_plan(const struct load *load, int threads)
@@ -22,6 +24,8 @@ struct order_plan load_stream_plan(const struct load *load)
     struct order_plan plan = load_plan(load, 1);
     plan.lanes = (uint32_t)load->given->lanes;
     plan.batch = (uint32_t)load->given->batch;
+    if (load->given->default_shuffle)
+        plan.shuffle_buffer = STREAM_SHUFFLE;
     return plan;
 }
 

@@ -205,8 +205,8 @@ static double share_of(const struct data_request *request)
 
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
  * set that does not exist. With `records`, both sets are files of this format. The test set is opened first,
- * because it is usually smaller. A training set that is not read is opened too, to compare its class folders.
- */
+ * because it is usually smaller. A training set that is not read is opened too, to compare its class folders;
+ * files of records have none. */
 static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
                                 const struct record_format *records, struct source_reader readers[DATA_PARTS])
 {
@@ -232,7 +232,7 @@ static enum status open_readers(const struct data_request *request, const char *
                                             .incomplete = request->mask,
                                             .streamed = request->feed == DATA_LOAD,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
-        if (paths[part])
+        if (paths[part] && !(records && with.only_held))
             TRY(source_open("dataset", &with, &readers[part]));
     }
     return STATUS_OK;
@@ -447,6 +447,26 @@ static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS]
                      format, train->height, train->width, test->height, test->width);
 }
 
+/* Rejects --train-size and --test-size if there are fewer samples, before samples are read. */
+static enum status check_sizes(const struct data_request *request,
+                               const struct source_reader readers[DATA_PARTS], bool split)
+{
+    for (int part = first_part(request); part < DATA_PARTS; part++) {
+        const struct source_facts *facts = &readers[split ? DATA_TRAIN : part].facts;
+        const uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
+        uint64_t count = split ? 0 : facts->samples;
+        for (uint64_t i = 0; split && i < facts->samples; i++)
+            count += (facts->held && facts->held[i]) == (part == DATA_TEST);
+        if (count < wanted)
+            return status_set(
+                STATUS_USAGE,
+                "%s %" PRIu64 ": there are only %" PRIu64 " samples%s; give at most this number",
+                data_size_options[part], wanted, count,
+                split && part == DATA_TEST ? ", the part of the set that is held out (--test-share)" : "");
+    }
+    return STATUS_OK;
+}
+
 /* If the number of classes is not known yet, sets it to the largest label plus one. Otherwise checks that all
  * labels are below the number of classes. */
 static enum status count_classes(const struct source_reader readers[DATA_PARTS], struct data *data)
@@ -471,10 +491,18 @@ static enum status read_datasets(const struct data_request *request, const char 
                                  const struct record_format *records, struct data *data)
 {
     struct source_reader readers[DATA_PARTS] = {{0}};
+    if (request->test_share > 0 && paths[DATA_TEST])
+        return status_set(STATUS_USAGE, "--test-share: %s %s %s; drop --test-share",
+                          request->test_name ? "--test-data" : "--data",
+                          request->test_name ? request->test_name : request->name,
+                          request->test_name ? "is the test set, so nothing is held out"
+                                             : "has a test set of its own, so nothing is held out");
     enum status status = open_readers(request, paths, records, readers);
     if (status == STATUS_OK && records)
         status = take_raw_shape(readers, records->name, data);
     data->split = !paths[DATA_TEST];
+    if (status == STATUS_OK)
+        status = check_sizes(request, readers, data->split);
     for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
         status = read_part(request, readers, (enum data_part)part, data);
     if (status == STATUS_OK)
@@ -662,7 +690,6 @@ static enum status check_sets(const struct data_request *request, struct data *d
 {
     for (int part = first_part(request); part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         if (set->count == 0 && set->skipped)
             return status_set(STATUS_FAILED,
                               "--data %s: all %" PRIu32 " samples to %s are broken; see the warnings above",
@@ -671,13 +698,6 @@ static enum status check_sets(const struct data_request *request, struct data *d
             return status_set(STATUS_FAILED,
                               "--data %s: there are no samples to %s; add samples, or use other data",
                               request->name, part == DATA_TRAIN ? "train on" : "test with");
-        if (set->count + set->skipped < wanted)
-            return status_set(
-                STATUS_USAGE,
-                "%s %" PRIu64 ": there are only %" PRIu32 " samples%s; give at most this number",
-                data_size_options[part], wanted, set->count + set->skipped,
-                data->split && part == DATA_TEST ? ", the part of the set that is held out (--test-share)"
-                                                 : "");
     }
     return STATUS_OK;
 }
@@ -749,12 +769,6 @@ enum status data_open(const struct data_request *request, struct data *data)
     data->classes = (uint32_t)request->classes;
     TRY(open_sets(request, data));
     const bool described = request->describe && data_is_generated(request->name);
-    if (request->test_share > 0 && !data->split)
-        return status_set(STATUS_USAGE, "--test-share: %s %s %s; drop --test-share",
-                          request->test_name ? "--test-data" : "--data",
-                          request->test_name ? request->test_name : request->name,
-                          request->test_name ? "is the test set, so nothing is held out"
-                                             : "has a test set of its own, so nothing is held out");
     if (!described)
         TRY(check_sets(request, data));
     identify(data);

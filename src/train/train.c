@@ -126,8 +126,8 @@ static const struct option_spec options[] = {
              "--parallel pipeline); constant "
              "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     STREAM_LANES_OPTION(AT(job.lanes), "--feed load"),
-    {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = "16384", .maximum = 2147483647,
-     .column = COLUMN,
+    {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = STREAM_TEXT_OF(STREAM_SHUFFLE),
+     .maximum = 2147483647, .column = COLUMN,
      .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of up to 256 "
              "consecutive samples are shuffled first. 0 keeps the order of the files"},
     STREAM_PREFETCH_OPTION(AT(job.ahead), "--feed load"),
@@ -595,35 +595,42 @@ static enum status check_given(const struct options *given, const struct train_p
     return parameters->largest ? check_largest(parameters) : STATUS_OK;
 }
 
-/* Checks the options alone, and that output files can be written. */
-static enum status check_options(const struct options *given, const struct train_parameters *parameters,
-                                 const struct partition *partition)
+/* Returns the number at the start of `text`, and sets `*end` to the text after it. Returns 0 if there is no
+ * number from 1 to UINT32_MAX. */
+static uint32_t read_number(const char *text, const char **end)
 {
-    TRY(check_given(given, parameters));
-    return check_outputs(given, parameters, partition);
+    char *after = NULL;
+    errno = 0;
+    const uint64_t number = isdigit((unsigned char)*text) ? strtoull(text, &after, 10) : 0;
+    *end = after;
+    return errno || number > UINT32_MAX ? 0 : (uint32_t)number;
 }
 
-/* ---- Checks with the data, the network and the plan of the steps ----
- *
- * STATUS_USAGE with a remedy if the options are impossible. `all` has the global batch. */
-
-/* If the batch is larger than the training set, makes it as large as the set, and says so. */
-static enum status limit_batch(const struct options *given, struct train_parameters *all,
-                               const struct partition *partition, const struct data *data)
+/* Reads --lr-milestones: ascending epochs, joined by ':'. An epoch has `steps` steps. */
+static enum status read_milestones(const struct train_parameters *all, uint64_t steps,
+                                   struct schedule *schedule)
 {
-    const uint64_t count = data->sets[DATA_TRAIN].count;
-    const uint64_t most = count < all->repeats ? count : count - count % all->repeats;
-    if (count < partition->ranks)
-        return status_set(STATUS_TOO_LARGE,
-                          "there are only %" PRIu64 " samples to train on, fewer than the %" PRIu64
-                          " ranks; start fewer ranks, or use other data",
-                          count, partition->ranks);
-    if (all->job.batch > most)
-        all->reduced_batch = true;
-    /* With several ranks, the global batch is not the value of the option. */
-    all->job.batch = job_limit_batch(all->job.batch, most, DATA_TRAIN, true,
-                                     partition->ranks > 1 || options_given(given, "batch"));
-    return STATUS_OK;
+    const char *text = all->lr_milestones;
+    if (all->schedule != SCHEDULE_MULTISTEP)
+        return STATUS_OK;
+    if (!text)
+        return status_value(STATUS_USAGE, "lr-schedule", "multistep", " needs --lr-milestones E1:E2:...");
+    for (uint32_t last = 0; schedule->milestone_count < SCHEDULE_MILESTONES_MAX;) {
+        const char *end;
+        const uint32_t epoch = read_number(text, &end);
+        if (epoch <= last || (*end && *end != ':'))
+            break;
+        schedule->milestones[schedule->milestone_count++] = epoch * steps;
+        if (!*end)
+            return STATUS_OK;
+        last = epoch;
+        text = end + 1;
+    }
+    return status_set(
+        STATUS_USAGE,
+        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in "
+        "30:60:80",
+        all->lr_milestones, SCHEDULE_MILESTONES_MAX);
 }
 
 /* Rejects a batch that leaves a rank, or a part of a rank's step, without samples. */
@@ -662,6 +669,57 @@ static enum status check_pipeline(const struct train_parameters *all, const stru
                              " is more than the %" PRIu64
                              " samples of a step; lower --microbatches, or raise --batch",
                              all->job.batch);
+    return STATUS_OK;
+}
+
+/* Rejects a schedule and a network that the other options exclude. `all` has the scaled learning rate. */
+static enum status check_plan(const struct train_parameters *all)
+{
+    struct schedule unused = {0};
+    const struct model_table *model = &model_tables[all->model];
+    TRY(read_milestones(all, 1, &unused));
+    if (schedule_has_end((enum schedule_kind)all->schedule) && all->lr_min > all->lr)
+        return status_number(STATUS_USAGE, "lr-min", all->lr_min,
+                             " is more than the learning rate %g; lower --lr-min", all->lr);
+    return all->parallel != PARALLEL_PIPELINE || model->layers[0].kind != LAYER_PATCHES
+               ? STATUS_OK
+               : status_value(STATUS_USAGE, "parallel", "pipeline",
+                              " cannot cut %s, a transformer; use --parallel data, or another --model",
+                              model->name);
+}
+
+/* Checks the options, and that output files can be written, before any data are read. `all` has the global
+ * batch. */
+static enum status check_options(const struct options *given, const struct train_parameters *parameters,
+                                 const struct train_parameters *all, const struct partition *partition)
+{
+    TRY(check_given(given, parameters));
+    TRY(check_batch(all, partition));
+    TRY(check_pipeline(all, partition));
+    TRY(check_plan(all));
+    return check_outputs(given, parameters, partition);
+}
+
+/* ---- Checks with the data, the network and the plan of the steps ----
+ *
+ * STATUS_USAGE with a remedy if the options are impossible. `all` has the global batch. */
+
+/* If the batch is larger than the training set, makes it as large as the set, and says so. */
+static enum status limit_batch(const struct options *given, struct train_parameters *all,
+                               const struct partition *partition, const struct data *data)
+{
+    const uint64_t count = data->sets[DATA_TRAIN].count;
+    const uint64_t most = count < all->repeats ? count : count - count % all->repeats;
+    if (count < partition->ranks)
+        return status_set(STATUS_TOO_LARGE,
+                          "there are only %" PRIu64 " samples to train on, fewer than the %" PRIu64
+                          " ranks; start fewer ranks, or use other data",
+                          count, partition->ranks);
+    if (all->job.batch > most)
+        all->reduced_batch = true;
+    /* With several ranks, the global batch is not the value of the option. */
+    all->job.batch = job_limit_batch(all->job.batch, most, DATA_TRAIN, true,
+                                     partition->ranks > 1 || options_given(given, "batch"));
     return STATUS_OK;
 }
 
@@ -715,11 +773,6 @@ static enum status check_model(const struct train_parameters *all, const struct 
                                const struct model *model)
 {
     uint32_t most = pipe_pieces(model);
-    if (all->parallel == PARALLEL_PIPELINE && model->transformer)
-        return status_value(STATUS_USAGE, "parallel", "pipeline",
-                            " cannot cut %s, a transformer; use --parallel data, or another "
-                            "--model",
-                            model->name);
     return all->parallel != PARALLEL_PIPELINE || partition->ranks <= most
                ? STATUS_OK
                : status_value(STATUS_USAGE, "model", model->name,
@@ -772,9 +825,6 @@ static enum status check_schedule(const struct train_parameters *all, const stru
         return status_number(STATUS_USAGE, "lr-cycles", (double)all->lr_cycles,
                              ": there are only %" PRIu64 " steps after the warm-up; lower --lr-cycles",
                              schedule->total_steps - schedule->warmup_steps);
-    if (schedule->least > schedule->rate)
-        return status_number(STATUS_USAGE, "lr-min", schedule->least,
-                             " is more than the learning rate %g; lower --lr-min", schedule->rate);
     return STATUS_OK;
 }
 
@@ -1031,44 +1081,6 @@ static void fill_shares(struct opened *opened)
     job->train.share_max = train_room(&job->train, any);
 }
 
-/* Returns the number at the start of `text`, and sets `*end` to the text after it. Returns 0 if there is no
- * number from 1 to UINT32_MAX. */
-static uint32_t read_number(const char *text, const char **end)
-{
-    char *after = NULL;
-    errno = 0;
-    const uint64_t number = isdigit((unsigned char)*text) ? strtoull(text, &after, 10) : 0;
-    *end = after;
-    return errno || number > UINT32_MAX ? 0 : (uint32_t)number;
-}
-
-/* Reads --lr-milestones: ascending epochs, joined by ':'. */
-static enum status read_milestones(const struct train_parameters *all, uint64_t steps,
-                                   struct schedule *schedule)
-{
-    const char *text = all->lr_milestones;
-    if (all->schedule != SCHEDULE_MULTISTEP)
-        return STATUS_OK;
-    if (!text)
-        return status_value(STATUS_USAGE, "lr-schedule", "multistep", " needs --lr-milestones E1:E2:...");
-    for (uint32_t last = 0; schedule->milestone_count < SCHEDULE_MILESTONES_MAX;) {
-        const char *end;
-        const uint32_t epoch = read_number(text, &end);
-        if (epoch <= last || (*end && *end != ':'))
-            break;
-        schedule->milestones[schedule->milestone_count++] = epoch * steps;
-        if (!*end)
-            return STATUS_OK;
-        last = epoch;
-        text = end + 1;
-    }
-    return status_set(
-        STATUS_USAGE,
-        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in "
-        "30:60:80",
-        all->lr_milestones, SCHEDULE_MILESTONES_MAX);
-}
-
 /* Sets opened->job. */
 static enum status plan(const struct train_parameters *all, const struct partition *partition,
                         struct opened *opened)
@@ -1183,10 +1195,10 @@ static enum status train_open(const struct options *given, void *parameters_,
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)
         parameters->job.batch = smallest_batch(parameters, partition);
-    enum status status = check_options(given, parameters, partition);
+    struct train_parameters all = of_all_ranks(parameters, partition);
+    enum status status = check_options(given, parameters, &all, partition);
     if (status == STATUS_OK)
         status = read_balance(parameters, partition, opened);
-    struct train_parameters all = of_all_ranks(parameters, partition);
     if (status == STATUS_OK && partition->rank == 0)
         status = check_resumed(&all, opened);
     TRY(comm_agree(status));
