@@ -123,6 +123,25 @@ Test(train_init, starts_from_the_inner_tensors_of_a_file)
     }
 }
 
+/* The same tensors in an archive of NumPy, compressed. */
+Test(train_init, starts_from_an_archive_of_numpy)
+{
+    EXPECT(0, VIT "--data digits --export a.safetensors");
+    EXPECT(0, "python3 -c 'import json, zipfile; data = open(\"a.safetensors\", \"rb\").read(); "
+              "size = int.from_bytes(data[:8], \"little\"); head = json.loads(data[8:8 + size]); "
+              "npz = zipfile.ZipFile(\"a.npz\", \"w\", zipfile.ZIP_DEFLATED); "
+              "text = lambda about: str(dict(descr=\"<f4\", fortran_order=False, "
+              "shape=tuple(about[\"shape\"]))).encode() + b\"\\n\"; "
+              "[npz.writestr(name + \".npy\", b\"\\x93NUMPY\\x01\\x00\" + len(text(about)).to_bytes(2, "
+              "\"little\") + text(about) + data[8 + size:][slice(*about[\"data_offsets\"])]) "
+              "for name, about in head.items() if name[0] != \"_\"]; npz.close()'");
+    EXPECT_PRINTS(0, "--init: 32 of 32 tensors taken from a.npz\n",
+                  VIT "--data digits " KEEP "--init a.npz --export b");
+    EXPECT(0, "tail -c 111912 a.safetensors > v && tail -c 111912 b | cmp v -");
+    EXPECT(0, "cp a.npz c.npz && printf '\\001' | dd of=c.npz bs=1 seek=3000 conv=notrunc status=none");
+    EXPECT_PRINTS(1, "c.npz: ", VIT "--data digits --init c.npz 2>&1");
+}
+
 /* Writes x.safetensors: a.safetensors without the tensors whose names begin with `prefix`. Their values are
  * at the end of the file. */
 static void drop_tensors(const char *prefix)

@@ -43,8 +43,8 @@ struct tensor {
     enum dtype dtype; /* f32, f16 or bf16; only for TENSOR_PLAIN */
     uint32_t axes;    /* at most TENSOR_AXES_MAX unless `fault` is set */
     uint64_t shape[TENSOR_AXES_MAX];
-    uint64_t offset, bytes;   /* position of the values in the file; the offset is not used if
-                                 tensor_is_packed() */
+    uint64_t offset, bytes;   /* position of the values in the file. If tensor_is_packed(), the offset is
+                                 UINT64_MAX, which tensor_file_read() refuses */
     struct zip_member member; /* only in a .npz: the member that has the values at its end; without a name */
     const char *fault;        /* why the values cannot be read, with a remedy; NULL: they can be */
 };

@@ -441,7 +441,7 @@ static enum status read_array(const struct tensor_file *file, const struct zip_m
     npy_describe(&header, tensor);
     tensor->member = *member;
     tensor->member.name = NULL;
-    tensor->offset = member->method == DEFLATED ? header.data : member->offset + header.data;
+    tensor->offset = member->method == DEFLATED ? UINT64_MAX : member->offset + header.data;
     return STATUS_OK;
 }
 

@@ -447,7 +447,7 @@ static enum status check_header(struct header *header, const char *bytes, size_t
     if (!begins)
         return damaged(is_damaged,
                        "this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
-                       "files of tensors, whose names must end in .safetensors, .pt, .pth or .pth.tar");
+                       "files of tensors, whose names must end in .safetensors, .npz, .pt, .pth or .pth.tar");
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);

@@ -269,7 +269,7 @@ enum status init_take(const char *path, const struct model *model, float *parame
         return status_set(
             STATUS_USAGE,
             "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
-            ".npz, .safetensors, .pt, .pth or .pth.tar",
+            ".safetensors, .npz, .pt, .pth or .pth.tar",
             path);
     if (tensors && access(path, F_OK) != 0)
         return status_set(STATUS_USAGE, "--init %s: %s", path, strerror(errno));

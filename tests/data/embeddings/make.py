@@ -31,7 +31,7 @@ store("f64", doubles)
 
 # float16 values that a test computes too; large enough to be mapped if they were not compressed
 halves = (numpy.arange(331 * 101).reshape(331, 101) * 37 % 1009 / 8).astype(numpy.float16)
-numpy.savez_compressed("f16.npz", first=halves[:1], second=halves[1:2], third=halves[2:])
+numpy.savez_compressed("f16.npz", x=halves[:1], b=halves[1:2], c=halves[2:])
 
 
 def save(name, **tensors):
