@@ -507,6 +507,12 @@ static enum status list_parts(struct rows_device *rows, const struct embeddings 
     return STATUS_OK;
 }
 
+/* Implements rows_device_copy for rows that must be decoded. */
+static enum status read_decoded(void *context, uint64_t first, uint64_t count, void *to)
+{
+    return embeddings_read(static_cast<const struct embeddings *>(context), first, count, to);
+}
+
 static enum status open_rows(struct rows_device *rows, const struct rows_device_request *request)
 {
     const struct embeddings *set = request->set;
@@ -515,8 +521,12 @@ static enum status open_rows(struct rows_device *rows, const struct rows_device_
     rows->info.device = request->device;
     rows->target.copy = request->copy;
     rows->target.context = request->context;
-    if (set)
+    if (set && embeddings_in_place(set))
         TRY(list_parts(rows, set));
+    if (set && !embeddings_in_place(set)) {
+        rows->target.copy = read_decoded;
+        rows->target.context = const_cast<struct embeddings *>(set);
+    }
     TRY(context_acquire(request->device, &rows->context));
     TRY(fill_locked(rows, request->labels, request->memory_limit, request->threads, NULL));
     rows->ops.count = rows->info.input_rows; /* plan_set() may have reduced it */

@@ -226,12 +226,29 @@ static enum status read_labels(const struct embeddings *set, const char *from, u
 
 static const struct embeddings_part *part_of(const struct embeddings *set, uint64_t row)
 {
-    size_t low = 0, high = set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
-    while (high - low > 1) {
-        const size_t middle = low + (high - low) / 2;
-        *(set->parts[middle].first <= row ? &low : &high) = middle;
-    }
-    return &set->parts[low];
+    return &set->parts[embeddings_find(set, row)];
+}
+
+/* A row to decode with guard_run(). */
+struct stored_row {
+    const struct embeddings *set;
+    uint64_t row;
+    uint8_t *to;
+};
+
+static void decode_row(void *context)
+{
+    const struct stored_row *row = context;
+    embeddings_decode(row->set, row->row, row->to);
+}
+
+/* Returns whether the row could be read. */
+static bool read_row(const struct embeddings *set, uint64_t row, size_t row_bytes, uint8_t *to)
+{
+    const struct embeddings_part *part = part_of(set, row);
+    struct stored_row stored = {set, row, to};
+    return part->values ? guard_copy(to, part->values + (row - part->first) * row_bytes, row_bytes)
+                        : guard_run(decode_row, &stored);
 }
 
 /* Returns whether a value of a row is infinite or NaN: all bits of its exponent are set. */
@@ -265,9 +282,8 @@ static void copy_task(void *context, uint64_t task, int thread)
     (void)thread;
     for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < copy->count; i++) {
         const uint64_t row = copy->numbers[copy->samples ? copy->samples[i] : i];
-        const struct embeddings_part *part = part_of(copy->set, row);
         uint8_t *to = copy->to + i * copy->row_bytes;
-        if (!guard_copy(to, part->values + (row - part->first) * copy->row_bytes, copy->row_bytes)) {
+        if (!read_row(copy->set, row, copy->row_bytes, to)) {
             atomic_store(&copy->lost, true);
             return;
         }
