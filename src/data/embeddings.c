@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/array.h"
 #include "core/text.h"
@@ -19,6 +21,7 @@
 /* Linux limits a process to about 65,000 mappings. Therefore, files with at most this many bytes of values
  * are copied instead of mapped. */
 #define COPY_BYTES 65536
+#define OPEN_FILES 256 /* at most this many mapped files stay open for embeddings_read() */
 
 const char *const embeddings_sample_columns[] = {"first_row", "rows", NULL};
 
@@ -27,6 +30,7 @@ struct embeddings_file {
     struct stat info;
     void *mapping;   /* of the whole file, or NULL */
     uint8_t *copies; /* values of its tensors, or NULL; owned */
+    int fd;          /* -1: embeddings_read() opens the file for each read */
 };
 
 static enum status out_of_memory(void)
@@ -125,8 +129,12 @@ static enum status add_part(struct embeddings *set, const struct embeddings_file
     if (!array_grow(&set->parts, set->part_count, sizeof *set->parts) || !(name = strdup(tensor->name)))
         return out_of_memory();
     uint64_t rows = tensor->axes == 2 ? tensor->shape[0] : 1;
-    set->parts[set->part_count++] = (struct embeddings_part){
-        .file = file->path, .tensor = name, .values = values, .first = set->rows, .rows = rows};
+    set->parts[set->part_count++] = (struct embeddings_part){.file = file->path,
+                                                             .tensor = name,
+                                                             .values = values,
+                                                             .first = set->rows,
+                                                             .rows = rows,
+                                                             .number = (size_t)(file - set->files)};
     set->rows += rows;
     set->columns = (uint32_t)tensor->shape[tensor->axes - 1];
     set->dtype = tensor->dtype;
@@ -194,17 +202,29 @@ static enum status add_tensors(struct embeddings *set, const struct tensor_file 
     return STATUS_OK;
 }
 
+/* Returns how many files stay open: not more than a quarter of the descriptors that the process may have. */
+static size_t files_kept_open(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > OPEN_FILES)
+        return OPEN_FILES;
+    return (size_t)(limit.rlim_cur / 4);
+}
+
 static enum status add_file(struct embeddings *set, const char *path, const char *pattern)
 {
     struct embeddings_file *entry = &set->files[set->file_count++];
-    *entry = (struct embeddings_file){.path = strdup(path)};
+    *entry = (struct embeddings_file){.path = strdup(path), .fd = -1};
     if (!entry->path)
         return out_of_memory();
     CLOSED_BY(tensor_file_close) struct tensor_file file;
     TRY(tensor_file_open(entry->path, &file));
     if (fstat(file.fd, &entry->info) != 0)
         return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
-    return add_tensors(set, &file, pattern, entry);
+    TRY(add_tensors(set, &file, pattern, entry));
+    if (entry->mapping && set->file_count <= files_kept_open())
+        entry->fd = fcntl(file.fd, F_DUPFD_CLOEXEC, 0);
+    return STATUS_OK;
 }
 
 /* ---- Opening ---- */
@@ -243,6 +263,8 @@ void embeddings_close(struct embeddings *set)
     for (size_t i = 0; i < set->file_count; i++) {
         if (set->files[i].mapping)
             munmap(set->files[i].mapping, (size_t)set->files[i].info.st_size);
+        if (set->files[i].fd >= 0)
+            close(set->files[i].fd);
         free(set->files[i].copies);
         free(set->files[i].path);
     }
@@ -251,20 +273,95 @@ void embeddings_close(struct embeddings *set)
     free(set);
 }
 
+/* ---- Checking and reading ---- */
+
+/* Returns whether this is the file that was opened, unchanged. */
+static bool is_same(const struct stat *now, const struct stat *before)
+{
+    return now->st_size == before->st_size && now->st_ino == before->st_ino &&
+           now->st_mtim.tv_sec == before->st_mtim.tv_sec && now->st_mtim.tv_nsec == before->st_mtim.tv_nsec;
+}
+
+static enum status changed(const struct embeddings_file *file, const struct stat *now)
+{
+    return status_set(STATUS_FAILED,
+                      "%s was changed while it was read: it had %" PRIu64 " bytes and has %" PRIu64
+                      " now; read it again when nothing writes it",
+                      file->path, (uint64_t)file->info.st_size, (uint64_t)now->st_size);
+}
+
+static enum status unreadable(const struct embeddings_file *file)
+{
+    return status_set(STATUS_FAILED, "%s: cannot be read any more: %s", file->path, strerror(errno));
+}
+
+enum status embeddings_check_file(const struct embeddings *set, size_t number)
+{
+    const struct embeddings_file *file = &set->files[number];
+    struct stat info;
+    if (stat(file->path, &info) != 0)
+        return unreadable(file);
+    return is_same(&info, &file->info) ? STATUS_OK : changed(file, &info);
+}
+
 enum status embeddings_check_files(const struct embeddings *set)
 {
-    for (size_t i = 0; i < set->file_count; i++) {
-        const struct embeddings_file *file = &set->files[i];
-        struct stat info;
-        if (stat(file->path, &info) != 0)
-            return status_set(STATUS_FAILED, "%s: cannot be read any more: %s", file->path, strerror(errno));
-        if (info.st_size != file->info.st_size || info.st_ino != file->info.st_ino ||
-            info.st_mtim.tv_sec != file->info.st_mtim.tv_sec ||
-            info.st_mtim.tv_nsec != file->info.st_mtim.tv_nsec)
-            return status_set(STATUS_FAILED,
-                              "%s was changed while it was read: it had %" PRIu64 " bytes and has %" PRIu64
-                              " now; read it again when nothing writes it",
-                              file->path, (uint64_t)file->info.st_size, (uint64_t)info.st_size);
+    for (size_t i = 0; i < set->file_count; i++)
+        TRY(embeddings_check_file(set, i));
+    return STATUS_OK;
+}
+
+size_t embeddings_find(const struct embeddings *set, uint64_t row)
+{
+    size_t low = 0, high = set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        *(set->parts[middle].first <= row ? &low : &high) = middle;
+    }
+    return low;
+}
+
+static enum status read_open(const struct embeddings_file *file, int fd, uint64_t offset, uint8_t *to,
+                             size_t bytes)
+{
+    const struct tensor_file opened = {.path = file->path, .fd = fd};
+    const enum status status = tensor_file_read(&opened, offset, to, bytes);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", file->path);
+}
+
+/* Reads a file that does not stay open. */
+static enum status read_closed(const struct embeddings_file *file, uint64_t offset, uint8_t *to, size_t bytes)
+{
+    struct stat info;
+    const int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return unreadable(file);
+    enum status status = fstat(fd, &info) == 0 ? STATUS_OK : unreadable(file);
+    if (status == STATUS_OK && !is_same(&info, &file->info))
+        status = changed(file, &info);
+    if (status == STATUS_OK)
+        status = read_open(file, fd, offset, to, bytes);
+    close(fd);
+    return status;
+}
+
+enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64_t count, uint8_t *to)
+{
+    const size_t row_bytes = embeddings_row_bytes(set);
+    for (size_t at = count ? embeddings_find(set, first) : 0; count > 0; at++) {
+        const struct embeddings_part *part = &set->parts[at];
+        const struct embeddings_file *file = &set->files[part->number];
+        const uint64_t left = part->first + part->rows - first, rows = count < left ? count : left;
+        const uint8_t *from = part->values + (first - part->first) * row_bytes;
+        const uint64_t offset = file->mapping ? (uint64_t)(from - (const uint8_t *)file->mapping) : 0;
+        if (!file->mapping)
+            memcpy(to, from, rows * row_bytes);
+        else
+            TRY(file->fd < 0 ? read_closed(file, offset, to, rows * row_bytes)
+                             : read_open(file, file->fd, offset, to, rows * row_bytes));
+        first += rows;
+        count -= rows;
+        to += rows * row_bytes;
     }
     return STATUS_OK;
 }

@@ -20,6 +20,7 @@ struct embeddings_part {
     const char *tensor;    /* name inside the file; "" if the format has no names; owned by the set */
     const uint8_t *values; /* rows x columns in C order, little-endian, read-only; may be unaligned */
     uint64_t first, rows;  /* number of the first row within the set; number of rows, which may be 0 */
+    size_t number;         /* of the file, for embeddings_check_file() */
 };
 
 struct embeddings_file;
@@ -57,6 +58,23 @@ void embeddings_close(struct embeddings *set);
 /* Checks that no file has changed since it was opened: compares inode, size and modification time. If one has
  * changed, STATUS_FAILED with the name of the first such file. */
 enum status embeddings_check_files(const struct embeddings *set);
+
+/* Checks a single file. Thread safe. */
+enum status embeddings_check_file(const struct embeddings *set, size_t number);
+
+/* Returns the number of the part that has a row; row < set->rows. Thread safe. */
+size_t embeddings_find(const struct embeddings *set, uint64_t row);
+
+/* Returns the stored size of a row. */
+static inline size_t embeddings_row_bytes(const struct embeddings *set)
+{
+    return set->columns * dtype_bytes(set->dtype);
+}
+
+/* Copies the rows first .. first + count - 1. Reads the files instead of their mappings, so it needs no
+ * guard: if a file shrinks, the result is STATUS_FAILED with its name. Other changes of the files are not
+ * noticed; call embeddings_check_file() afterwards. Thread safe. */
+enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64_t count, uint8_t *to);
 
 FDSL_C_END
 
