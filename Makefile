@@ -178,7 +178,7 @@ LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/all
                   train/linear.cu common/cub.cu ops/write.cu synth/fused_paint_uji.cu synth/fused_paint_visualatom.cu \
                   synth/ladder.cu train/augment.cu train/allreduce_peer_update.cu train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
-C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
+C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c) $(if $(and $(call on,CUDA),$(call on,XXHASH)),,cuda/ops/rows_device_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/uring.c),$(C_SOURCES))
 # omp_simd.c is compiled once per instruction set: for vectors of 8 floats (AVX2), of 16 (AVX-512) and, in cpu/train, of 4
 # (any machine). Its objects are omp_simd.8.c.o, omp_simd.16.c.o and omp_simd.4.c.o.
