@@ -282,7 +282,7 @@ struct fdsl_source_info {
     /* Only of rows (fdsl_rows_open()); 0 and NULL for images. */
     uint32_t width;      /* values per row as streams deliver them, with the padding */
     uint32_t columns;    /* values per row in the files */
-    const char *dtype;   /* type of the stored values: "f32", "f16" or "bf16"; a constant */
+    const char *dtype;   /* type of the rows: "f32", "f16" or "bf16"; a constant */
     int labelled;        /* 1: the rows have labels */
     uint64_t rows_found; /* number of rows in the files; the numbers below and `samples` add up to it */
     uint64_t filtered;   /* rows that were removed by `keep` or `labels` */
@@ -346,7 +346,10 @@ struct fdsl_select_config {
                       * their order */
     uint64_t seed;   /* of the draw; default 0 */
 
-    int num_threads; /* as in struct fdsl_rows_config */
+    const char *dtype; /* "f32", "f16" or "bf16": the type of the rows of the new source, which its streams
+                        * then deliver. "auto" (default): the type does not change. Converted rows can be
+                        * neither validated nor searched for duplicates afterwards */
+    int num_threads;   /* as in struct fdsl_rows_config */
 };
 
 /* Describes a stream. Set all fields with fdsl_stream_config_init(), then change some. fdsl_stream_open()
