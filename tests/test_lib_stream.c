@@ -68,7 +68,7 @@ static struct fdsl_stream *opened_stream(struct fdsl_source *source, const struc
 static struct fdsl_batch *taken(struct fdsl_stream *stream)
 {
     struct fdsl_batch *batch;
-    good(fdsl_stream_next(stream, &batch));
+    good(fdsl_stream_next(stream, NULL, &batch));
     return batch;
 }
 
@@ -168,9 +168,9 @@ Test(lib_stream, batches_are_those_of_the_trainer)
             for (uint32_t at = 0; at < 6; at++) {
                 struct fdsl_batch *batch = taken(stream);
                 expect_step(&train, &feed, at / 4, at % 4, batch);
-                good(fdsl_batch_release(batch));
+                good(fdsl_batch_release(batch, NULL));
                 if (at == 3)
-                    cr_assert_eq(fdsl_stream_next(stream, &batch), FDSL_END);
+                    cr_assert_eq(fdsl_stream_next(stream, NULL, &batch), FDSL_END);
             }
             feed_stream_close(&feed);
             fdsl_stream_close(stream);
@@ -223,10 +223,10 @@ Test(lib_stream, types_and_layouts_hold_the_same_values)
                 cr_assert(fabsf(have - want) <= step * fabsf(want) + (type == 1 ? 0x1p-25f : 0),
                           "%s %s: value %d: %g, not %g", dtypes[type], layouts[layout], (int)i, have, want);
             }
-            good(fdsl_batch_release(batch));
+            good(fdsl_batch_release(batch, NULL));
             fdsl_stream_close(stream);
         }
-    good(fdsl_batch_release(wanted));
+    good(fdsl_batch_release(wanted, NULL));
     fdsl_stream_close(bytes);
     fdsl_source_close(source);
 }
@@ -250,7 +250,7 @@ Test(lib_stream, images_of_one_size_need_no_fit)
     config.out_res = SIDE;
     config.fit = "center-crop";
     stream = opened_stream(source, &config);
-    good(fdsl_batch_release(taken(stream)));
+    good(fdsl_batch_release(taken(stream), NULL));
     fdsl_stream_close(stream);
     fdsl_source_close(source);
 }
@@ -307,18 +307,18 @@ static bool take_step(struct job *job, int64_t *numbers, uint32_t *count)
 {
     for (uint32_t rank = 0; rank < job->ranks; rank++) {
         struct fdsl_batch *batch;
-        const enum fdsl_status result = fdsl_stream_next(job->streams[rank], &batch);
+        const enum fdsl_status result = fdsl_stream_next(job->streams[rank], NULL, &batch);
         cr_assert(result == FDSL_OK || result == FDSL_END, "%s", fdsl_error());
         if (result == FDSL_END) {
             for (uint32_t other = rank + 1; other < job->ranks; other++)
-                cr_assert_eq(fdsl_stream_next(job->streams[other], &batch), FDSL_END);
+                cr_assert_eq(fdsl_stream_next(job->streams[other], NULL, &batch), FDSL_END);
             cr_assert(rank == 0 && !batch);
             return false;
         }
         const uint32_t own = described(batch).count;
         memcpy(numbers + *count, tensor_of(batch, FDSL_NUMBERS).data, own * sizeof *numbers);
         *count += own;
-        good(fdsl_batch_release(batch));
+        good(fdsl_batch_release(batch, NULL));
     }
     return true;
 }
@@ -385,9 +385,9 @@ Test(lib_stream, drop_last_and_the_order_of_the_files)
         cr_assert_eq(described(batch).count, 50);
         for (int64_t i = 0; i < 50; i++)
             cr_expect_eq(numbers[i], 50 * step + i);
-        good(fdsl_batch_release(batch));
+        good(fdsl_batch_release(batch, NULL));
     }
-    cr_expect_eq(fdsl_stream_next(stream, &batch), FDSL_END);
+    cr_expect_eq(fdsl_stream_next(stream, NULL, &batch), FDSL_END);
     fdsl_stream_close(stream);
     config.batch_size = DIGITS + 1;
     cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_INVALID);
@@ -404,7 +404,7 @@ Test(lib_stream, states_of_other_streams_are_refused)
     const struct fdsl_stream_config first = stream_config();
     struct fdsl_stream *stream = opened_stream(source, &first);
     struct fdsl_state state = {.size = sizeof state}, after = {.size = sizeof after};
-    good(fdsl_batch_release(taken(stream)));
+    good(fdsl_batch_release(taken(stream), NULL));
     good(fdsl_stream_save(stream, &state));
     cr_expect_eq(state.sample, 16);
     for (int fault = 0; fault < 10; fault++) {
@@ -482,7 +482,7 @@ static struct fdsl_stream_stats stats_of(const char *name)
     struct fdsl_source *source = opened_source(name);
     const struct fdsl_stream_config config = stream_config();
     struct fdsl_stream *stream = opened_stream(source, &config);
-    good(fdsl_batch_release(taken(stream)));
+    good(fdsl_batch_release(taken(stream), NULL));
     good(fdsl_stream_stats(stream, &stats));
     fdsl_stream_close(stream);
     fdsl_source_close(source);
@@ -517,7 +517,7 @@ Test(lib_stream, all_parts_of_a_batch_are_aligned)
         *strides = 9; /* reaches no other batch */
     }
     for (int i = 0; i < 3; i++)
-        good(fdsl_batch_release(batches[i]));
+        good(fdsl_batch_release(batches[i], NULL));
     fdsl_stream_close(stream);
     fdsl_source_close(source);
 }
@@ -565,7 +565,7 @@ Test(lib_stream, shards_at_a_url_are_read_in_blocks)
         const enum fdsl_status result = fdsl_stream_open(source, &config, &stream);
         cr_expect_eq(result, i % 2 ? FDSL_INVALID : FDSL_OK, "case %d: %s", i, fdsl_error());
         if (i % 2 == 0)
-            good(fdsl_batch_release(taken(stream)));
+            good(fdsl_batch_release(taken(stream), NULL));
         else
             cr_expect(strstr(fdsl_error(), i == 1 ? "set cache_dir" : "raise cache_bytes"), "%s",
                       fdsl_error());
@@ -604,18 +604,18 @@ Test(lib_stream, broken_samples_fail_or_are_masked)
     uint32_t count, good_steps = 0, masked = 0;
     config.shuffle = 0;
     struct fdsl_stream *stream = opened_stream(source, &config);
-    while (fdsl_stream_fill(stream, images, labels, &count) == FDSL_OK)
+    while (fdsl_stream_fill(stream, images, labels, &count, NULL) == FDSL_OK)
         good_steps++;
     cr_expect_eq(good_steps, 3, "sample 50 is in step 3");
     cr_expect(strstr(fdsl_error(), ".png"), "%s", fdsl_error());
-    cr_expect_eq(fdsl_stream_fill(stream, images, labels, &count), FDSL_FAILED);
+    cr_expect_eq(fdsl_stream_fill(stream, images, labels, &count, NULL), FDSL_FAILED);
     good(fdsl_stream_seek(stream, 0, 4));
-    good(fdsl_stream_fill(stream, images, labels, &count));
+    good(fdsl_stream_fill(stream, images, labels, &count, NULL));
     fdsl_stream_close(stream);
 
     config.on_error = "mask";
     stream = opened_stream(source, &config);
-    for (int step = 0; fdsl_stream_fill(stream, images, labels, &count) == FDSL_OK; step++) {
+    for (int step = 0; fdsl_stream_fill(stream, images, labels, &count, NULL) == FDSL_OK; step++) {
         cr_expect_eq(*fdsl_warnings() != '\0', step == 3, "step %d: %s", step, fdsl_warnings());
         for (uint32_t i = 0; i < count; i++) {
             const bool broken = step == 3 && i == 2;
@@ -665,22 +665,22 @@ Test(lib_stream, batches_outlive_seeks_and_streams)
         good(fdsl_stream_seek(stream, 5, step));
         second = taken(stream);
         cr_expect(described(second).epoch == 5 && described(second).step == step);
-        good(fdsl_batch_release(second));
+        good(fdsl_batch_release(second, NULL));
     }
     good(fdsl_stream_seek(stream, 0, 0));
     second = taken(stream);
     cr_expect_eq(memcmp(tensor_of(second, FDSL_IMAGES).data, kept, 16 * 3 * SIDE * SIDE), 0);
     struct fdsl_batch *third = taken(stream), *fourth = taken(stream);
-    cr_expect_eq(fdsl_stream_next(stream, &none), FDSL_INVALID, "prefetch + held batches are held");
+    cr_expect_eq(fdsl_stream_next(stream, NULL, &none), FDSL_INVALID, "prefetch + held batches are held");
     cr_expect(strstr(fdsl_error(), "release one"), "%s", fdsl_error());
     fdsl_source_close(source);
     fdsl_stream_close(stream);
-    good(fdsl_batch_release(third));
-    good(fdsl_batch_release(fourth));
-    good(fdsl_batch_release(second));
+    good(fdsl_batch_release(third, NULL));
+    good(fdsl_batch_release(fourth, NULL));
+    good(fdsl_batch_release(second, NULL));
     cr_expect_eq(memcmp(images.data, kept, 16 * 3 * SIDE * SIDE), 0);
-    good(fdsl_batch_release(first));
-    good(fdsl_batch_release(NULL));
+    good(fdsl_batch_release(first, NULL));
+    good(fdsl_batch_release(NULL, NULL));
 }
 
 static int threads_now(void)
@@ -705,7 +705,7 @@ Test(lib_stream, streams_leak_neither_memory_nor_threads)
         struct fdsl_batch *batch = taken(stream);
         fdsl_source_close(source);
         fdsl_stream_close(stream);
-        good(fdsl_batch_release(batch));
+        good(fdsl_batch_release(batch, NULL));
         if (i == 99)
             begin = mallinfo2().uordblks;
     }
@@ -725,7 +725,7 @@ static void *read_epochs(void *argument)
     for (int epoch = 0; epoch < 3; epoch++) {
         uint32_t count;
         enum fdsl_status result;
-        while ((result = fdsl_stream_fill(stream, images, NULL, &count)) == FDSL_OK)
+        while ((result = fdsl_stream_fill(stream, images, NULL, &count, NULL)) == FDSL_OK)
             for (uint32_t i = 0; i < count * 3 * SIDE * SIDE; i++)
                 sum = sum * 31 + images[i];
         cr_expect_eq(result, FDSL_END);
@@ -775,12 +775,12 @@ Test(lib_stream, cancel_and_wait)
     cr_assert_eq(pthread_create(&thread, NULL, cancel_soon, stream), 0);
     static uint8_t images[ROOM];
     uint32_t count;
-    while ((result = fdsl_stream_fill(stream, images, NULL, &count)) == FDSL_OK || result == FDSL_END)
+    while ((result = fdsl_stream_fill(stream, images, NULL, &count, NULL)) == FDSL_OK || result == FDSL_END)
         usleep(1000);
     pthread_join(thread, NULL);
     cr_expect(result == FDSL_FAILED && strstr(fdsl_error(), "cancelled"), "%s", fdsl_error());
     cr_expect_eq(fdsl_stream_wait(stream, 100), FDSL_OK, "a cancelled stream does not wait");
-    fdsl_batch_release(batch);
+    fdsl_batch_release(batch, NULL);
     fdsl_stream_close(stream);
     fdsl_source_close(source);
 }
@@ -799,21 +799,22 @@ Test(lib_stream, a_forked_child_needs_a_stream_of_its_own)
         struct fdsl_stream *own;
         struct fdsl_batch *other;
         const struct fdsl_source_config from = source_config("f");
-        int wrong = fdsl_stream_next(stream, &other) != FDSL_FAILED || !strstr(fdsl_error(), "before fork()");
+        int wrong =
+            fdsl_stream_next(stream, NULL, &other) != FDSL_FAILED || !strstr(fdsl_error(), "before fork()");
         wrong |= fdsl_stream_open(source, &config, &own) != FDSL_FAILED ? 2 : 0;
-        wrong |= fdsl_batch_release(batch) != FDSL_FAILED ? 4 : 0;
+        wrong |= fdsl_batch_release(batch, NULL) != FDSL_FAILED ? 4 : 0;
         fdsl_stream_close(stream);
         fdsl_source_close(source);
         wrong |= fdsl_source_open(&from, &own_source) != FDSL_OK ? 8 : 0;
         wrong |= fdsl_stream_open(own_source, &config, &own) != FDSL_OK ? 16 : 0;
-        wrong |= fdsl_stream_next(own, &other) != FDSL_OK ? 32 : 0;
+        wrong |= fdsl_stream_next(own, NULL, &other) != FDSL_OK ? 32 : 0;
         _exit(wrong);
     }
     int result;
     cr_assert_eq(waitpid(child, &result, 0), child);
     cr_expect(WIFEXITED(result) && WEXITSTATUS(result) == 0, "%x", result);
-    good(fdsl_batch_release(batch));
-    good(fdsl_batch_release(taken(stream)));
+    good(fdsl_batch_release(batch, NULL));
+    good(fdsl_batch_release(taken(stream), NULL));
     fdsl_stream_close(stream);
     fdsl_source_close(source);
 }
@@ -967,12 +968,12 @@ Test(lib_stream, messages_name_fields)
         if (result == FDSL_OK)
             result = fdsl_stream_open(source, &config, &stream);
         if (result == FDSL_OK)
-            result = fdsl_stream_next(stream, &batch);
+            result = fdsl_stream_next(stream, NULL, &batch);
         if (result != FDSL_OK)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s", fdsl_error());
         cr_expect(result == FDSL_UNAVAILABLE || (strstr(text, cases[i].words) && !strstr(text, "--")),
                   "case %zu: %s", i, text);
-        fdsl_batch_release(batch);
+        fdsl_batch_release(batch, NULL);
         fdsl_stream_close(stream);
         fdsl_source_close(source);
     }

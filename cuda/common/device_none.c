@@ -1,5 +1,6 @@
 /* Stubs of the functions on devices for builds without CUDA. Every returned status is STATUS_UNAVAILABLE. */
 #include "core/consumer.h"
+#include "data/device_batches.h"
 #include "machine/device.h"
 
 int device_count(void)
@@ -104,4 +105,22 @@ enum status consumer_open(int device, double step_s, struct consumer **consumer)
     (void)step_s;
     *consumer = NULL;
     return status_prefix(device_probe(device), "--compute");
+}
+
+enum status device_set_open(int device, const struct set_stream_request *request, enum decoder wanted,
+                            double share, const struct image_output *output, uint32_t held,
+                            struct device_batches **batches)
+{
+    (void)request, (void)wanted, (void)share, (void)output, (void)held;
+    *batches = NULL;
+    return device_probe(device);
+}
+
+enum status device_images_open(int device, const struct generated_stream_request *request,
+                               const struct device_order *order, struct device_batches **batches)
+{
+    (void)order;
+    generator_close(request->generator);
+    *batches = NULL;
+    return device_probe(device);
 }

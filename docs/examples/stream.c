@@ -38,14 +38,14 @@ int main(int argc, char **argv)
     check(fdsl_stream_open(source, &config, &stream));
 
     for (int epoch = 0; epoch < 2; epoch++) {
-        while ((status = fdsl_stream_next(stream, &batch)) == FDSL_OK) {
+        while ((status = fdsl_stream_next(stream, NULL, &batch)) == FDSL_OK) {
             check(fdsl_batch_describe(batch, &info));
             check(fdsl_batch_tensor(batch, FDSL_IMAGES, &images)); /* (count, 3, 224, 224), float */
             check(fdsl_batch_tensor(batch, FDSL_LABELS, &labels));
             printf("epoch %" PRIu64 ", step %" PRIu64 ": %" PRIu32 " images, the first of class %" PRId64
                    "\n",
                    info.epoch, info.step, info.count, info.count ? ((int64_t *)labels.data)[0] : -1);
-            check(fdsl_batch_release(batch));
+            check(fdsl_batch_release(batch, NULL));
         }
         if (status != FDSL_END)
             check(status);

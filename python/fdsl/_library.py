@@ -82,7 +82,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("out_res", c_uint32), ("fit", c_char_p), ("flip", c_int), ("channels", c_uint32), ("layout", c_char_p),
         ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
-        ("on_error", c_char_p),
+        ("on_error", c_char_p), ("device", c_int), ("decoder", c_char_p), ("device_share", c_double),
     ]  # fmt: skip
 
 
@@ -165,9 +165,9 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_stream_open": (c_int, [c_void_p, POINTER(StreamConfigStruct), POINTER(c_void_p)]),
     "fdsl_stream_close": (None, [c_void_p]),
     "fdsl_stream_describe": (c_int, [c_void_p, POINTER(StreamInfoStruct)]),
-    "fdsl_stream_next": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "fdsl_stream_next": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
     "fdsl_stream_wait": (c_int, [c_void_p, c_double]),
-    "fdsl_stream_fill": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_uint32)]),
+    "fdsl_stream_fill": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p]),
     "fdsl_stream_seek": (c_int, [c_void_p, c_uint64, c_uint64]),
     "fdsl_stream_save": (c_int, [c_void_p, POINTER(StateStruct)]),
     "fdsl_stream_load": (c_int, [c_void_p, POINTER(StateStruct)]),
@@ -175,7 +175,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_stream_cancel": (None, [c_void_p]),
     "fdsl_batch_describe": (c_int, [c_void_p, POINTER(BatchInfoStruct)]),
     "fdsl_batch_tensor": (c_int, [c_void_p, c_int, POINTER(TensorStruct)]),
-    "fdsl_batch_release": (c_int, [c_void_p]),
+    "fdsl_batch_release": (c_int, [c_void_p, c_void_p]),
 }
 
 

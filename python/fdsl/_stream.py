@@ -261,7 +261,7 @@ class _BatchMemory(_Memory):
         batch = self.batch
         if batch and getpid() == self.process:
             self.live.pop(batch, None)
-            free(batch)
+            free(batch, None)
 
 
 class _Batch(NamedTuple):
@@ -316,7 +316,7 @@ class _Stream:
     def next(self) -> Optional[_Batch]:
         """Returns the next batch; None at the end of an epoch."""
         memory = _BatchMemory(self._live)
-        if self._await(lib.fdsl_stream_next, memory.handle) == END:
+        if self._await(lib.fdsl_stream_next, None, memory.handle) == END:
             return None
         self._live[memory.batch] = None
         info = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
@@ -330,7 +330,7 @@ class _Stream:
     def fill(self, images: int, labels: int) -> Optional[int]:
         """Copies the next batch to two addresses. Returns the number of images; None at the end of an epoch."""
         count = ctypes.c_uint32()
-        if self._await(lib.fdsl_stream_fill, images, labels, count) == END:
+        if self._await(lib.fdsl_stream_fill, images, labels, count, None) == END:
             return None
         _warn()
         return count.value

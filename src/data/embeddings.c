@@ -77,7 +77,8 @@ static enum status explain_none(const struct tensor_file *file, const char *patt
         text_append(list, sizeof list, "%s'%.60s' (%s, %" PRIu32 " axes)", i ? ", " : "",
                     file->tensors[i].name, file->tensors[i].type, file->tensors[i].axes);
     if (*pattern)
-        return status_set(STATUS_FAILED, "no tensor matches --tensor '%.80s'; %s%s", pattern, list,
+        return status_set(STATUS_FAILED, "no tensor matches %s '%.80s'; %s%s",
+                          OPTION_OR_FIELD("--tensor", "tensor"), pattern, list,
                           file->count > 4 ? " and more" : "");
     return status_set(STATUS_FAILED,
                       "no tensor of float32, float16 or bfloat16 with 1 or 2 axes; %s%s; convert it, or "
@@ -116,10 +117,11 @@ static enum status check_same(const struct embeddings *set, const struct tensor_
     return status_set(
         STATUS_FAILED,
         "%s%s%.100s has %" PRIu64 " values per row of %s, but %s%s%.100s has %" PRIu32
-        " of %s; a set has one type and number of values per row: select tensors with --tensor, or "
-        "leave a file out",
+        " of %s; a set has one type and number of values per row: select tensors with %s, or leave a file "
+        "out",
         file->path, *tensor->name ? ": " : "", tensor->name, columns, dtype_names[tensor->dtype], first->file,
-        *first->tensor ? ": " : "", first->tensor, set->columns, dtype_names[set->dtype]);
+        *first->tensor ? ": " : "", first->tensor, set->columns, dtype_names[set->dtype],
+        OPTION_OR_FIELD("--tensor", "tensor"));
 }
 
 static enum status add_part(struct embeddings *set, const struct embeddings_file *file,

@@ -270,7 +270,8 @@ static void move_to(struct generated_stream *self, struct stream_position to)
         pthread_cond_wait(&self->done, &self->lock);
     self->draining = self->cancelled = self->failed = false;
     for (uint32_t i = 0; i < self->slot_count; i++)
-        self->slots[i].state = SLOT_FREE;
+        if (self->slots[i].state != SLOT_HELD)
+            self->slots[i].state = SLOT_FREE;
     self->queued = 0;
     self->take_at = self->generate_at = to;
     self->epochs_open = 0;
@@ -282,13 +283,12 @@ static enum status generated_seek(struct stream *stream, struct stream_position 
     struct generated_stream *self = of(stream);
     TRY(stream_check_position(&self->request.plan, to));
     pthread_mutex_lock(&self->lock);
-    const bool held = self->held > 0;
     const bool stays =
         !self->cancelled && !self->failed && to.epoch == self->take_at.epoch && to.step == self->take_at.step;
-    if (!held && !stays)
+    if (!stays)
         move_to(self, to);
     pthread_mutex_unlock(&self->lock);
-    return held ? status_set(STATUS_USAGE, "batches must be released before a seek") : STATUS_OK;
+    return STATUS_OK;
 }
 
 static void generated_stats(struct stream *stream, struct stream_stats *stats)

@@ -42,6 +42,14 @@ static inline uint64_t generated_stream_hash(uint64_t sample, uint32_t number)
     return stream_hash(sample ^ (uint64_t)number << 32);
 }
 
+/* Returns a value of `fresh` with which each epoch has new samples: an increment of sample numbers per epoch.
+ * It is at least 2^32, so the samples of later epochs have numbers above those of all sets. It is a multiple
+ * of the number of classes, so each sample keeps its label. */
+static inline uint64_t generated_stream_fresh(uint32_t classes)
+{
+    return ((UINT64_C(1) << 32) + classes - 1) / classes * classes;
+}
+
 FDSL_C_BEGIN
 
 /* Opens a stream. Generates nothing before the first stream_next(): a caller may seek before it.

@@ -5,6 +5,7 @@
 
 #include <fenv.h>
 #include <locale.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -33,6 +34,7 @@ void lib_leave(struct environment *before);
 /* Checks arguments and fields. STATUS_USAGE with a message that begins with the name of the argument. */
 enum status lib_check_count(const char *field, uint32_t value, uint32_t least, uint32_t most);
 enum status lib_check_size(const char *name, size_t size, size_t own);
+enum status lib_check_flag(const char *name, int value); /* 0 or 1 */
 
 /* Gets the index of `text` in `names`, a list that ends with NULL. */
 enum status lib_find_name(const char *field, const char *text, const char *const *names, int *index);
@@ -43,6 +45,39 @@ enum status lib_check_scale(const double *mean, const double *std, uint32_t chan
 /* Gets the number of CPU threads: `given` if it is not 0, else OMP_NUM_THREADS if it is valid, else all that
  * the process may use. `field` is the name of `given`. */
 enum status lib_threads(const char *field, int given, int *threads);
+
+enum status lib_check_device(int device);
+
+/* ---- Generators of streams (fdsl.c) ---- */
+
+struct generator;
+struct synth;
+
+/* Checks the fields of `config` that describe images, and builds the input. The caller frees the input with
+ * synth_free(), even after an error. */
+enum status lib_images_input(const struct fdsl_config *config, struct synth *synth);
+
+/* Gets the index of a generator by its name; "auto" has index 0. */
+enum status lib_find_generator(const char *name, int *index);
+
+/* Opens a generator by its index, on a device or with its own threads. Messages name the field `num_threads`.
+ * The generator does not use or change the caller's floating-point environment. `synth` must outlive it. The
+ * caller closes it with generator_close(). */
+enum status lib_generator_open(const struct synth *synth, int index, int device, int threads, uint32_t batch,
+                               struct generator **generator);
+
+/* Returns whether a generator on a device needs the image numbers in host memory, too. */
+bool lib_generator_needs_host(int index);
+
+/* Gives a generator on the host its own threads. `*generator` is taken over, also after a failure: it is then
+ * closed. */
+enum status lib_pooled_open(int threads, struct generator **generator);
+
+/* Calls `work(context)`, in which parallel_for() uses this many threads. Returns its status, or that of
+ * starting the threads. */
+enum status lib_on_threads(int threads, enum status (*work)(void *context), void *context);
+
+/* ---- */
 
 /* Opens the libraries that a data set at this path or URL needs: remote_options.prepare of libfdsl.
  * STATUS_UNAVAILABLE with the name of the missing library and the reason. Thread safe. */

@@ -370,9 +370,7 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
     return STATUS_OK;
 }
 
-/* Checks the fields of `config` that describe images, and builds the input. The caller frees the input with
- * synth_free(), even after an error. */
-static enum status config_input(const struct fdsl_config *config, struct synth *synth)
+enum status lib_images_input(const struct fdsl_config *config, struct synth *synth)
 {
     int formula;
     TRY(lib_find_name("formula", config->formula, formulas, &formula));
@@ -398,25 +396,28 @@ extern const struct variant variant_naive, variant_omp, variant_fused, variant_b
 /* All generators. "auto" selects the first entry for the kind of device in the configuration. */
 static const struct {
     const char *name;
-    bool on_device;
+    bool on_device, host_numbers;  /* host_numbers: the host must know the image numbers */
     const struct variant *variant; /* NULL: not in this build */
 } generators[] = {
-    {"omp", false, &variant_omp},
-    {"naive", false, &variant_naive},
-    {"fused", true, CUDA_VARIANT(variant_fused)},
-    {"bat", true, CUDA_VARIANT(variant_bat)},
-    {"gbase", true, CUDA_VARIANT(variant_gbase)},
+    {"omp", false, true, &variant_omp},
+    {"naive", false, true, &variant_naive},
+    {"fused", true, false, CUDA_VARIANT(variant_fused)},
+    {"bat", true, true, CUDA_VARIANT(variant_bat)},
+    {"gbase", true, true, CUDA_VARIANT(variant_gbase)},
 };
 
-/* Finds the variant that config->generator names for config->device. */
-static enum status config_variant(const struct fdsl_config *config, const struct variant **variant)
+enum status lib_find_generator(const char *name, int *index)
 {
     const char *names[COUNT_OF(generators) + 2] = {"auto"};
-    bool on_device = config->device >= 0;
-    int index = 0;
     for (size_t i = 0; i < COUNT_OF(generators); i++)
         names[i + 1] = generators[i].name;
-    TRY(lib_find_name("generator", config->generator, names, &index));
+    return lib_find_name("generator", name, names, index);
+}
+
+/* Finds the variant of a generator, by its index of lib_find_generator(), for a device. */
+static enum status find_variant(int index, int device, const struct variant **variant)
+{
+    const bool on_device = device >= 0;
     size_t chosen = index == 0 ? 0 : (size_t)index - 1;
     while (index == 0 && generators[chosen].on_device != on_device)
         chosen++;
@@ -424,13 +425,13 @@ static enum status config_variant(const struct fdsl_config *config, const struct
         return on_device
                    ? status_set(STATUS_USAGE,
                                 "generator: '%s' works on the CPU, but device is %d; set it to FDSL_CPU",
-                                generators[chosen].name, config->device)
+                                generators[chosen].name, device)
                    : status_set(STATUS_USAGE,
                                 "generator: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 "
                                 "or another CUDA device",
                                 generators[chosen].name);
     *variant = generators[chosen].variant;
-    return *variant ? STATUS_OK : device_probe(config->device);
+    return *variant ? STATUS_OK : device_probe(device);
 }
 
 enum status lib_threads(const char *field, int given, int *threads)
@@ -461,6 +462,12 @@ enum status lib_check_size(const char *name, size_t size, size_t own)
                                     name, size, FDSL_VERSION, own);
 }
 
+enum status lib_check_flag(const char *name, int value)
+{
+    return value == 0 || value == 1 ? STATUS_OK
+                                    : status_set(STATUS_USAGE, "%s: %d is neither 0 nor 1", name, value);
+}
+
 enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
 {
     if (!config)
@@ -483,7 +490,7 @@ enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
     return FDSL_OK;
 }
 
-static enum status check_device(int device)
+enum status lib_check_device(int device)
 {
     if (device >= FDSL_CPU)
         return STATUS_OK;
@@ -495,7 +502,7 @@ static enum status check_device(int device)
  * messages. */
 static enum status check_stream(int device, const char *name, const void *stream)
 {
-    TRY(check_device(device));
+    TRY(lib_check_device(device));
     return device < 0 && stream ? status_set(STATUS_USAGE, "%s: it must be NULL on the CPU", name)
                                 : STATUS_OK;
 }
@@ -505,13 +512,15 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
     const struct variant *variant;
     struct generator_request request = {
         .on_device = config->device >= 0, .batch = config->batch, .background = true};
-    TRY(check_device(config->device));
-    TRY(config_variant(config, &variant));
+    int index;
+    TRY(lib_check_device(config->device));
+    TRY(lib_find_generator(config->generator, &index));
+    TRY(find_variant(index, config->device, &variant));
     TRY(lib_threads("threads", config->threads, &request.resources.threads));
     request.resources.device = request.on_device ? config->device : 0;
     if (variant->probe)
         TRY(variant->probe(&request.resources));
-    TRY(config_input(config, &self->synth));
+    TRY(lib_images_input(config, &self->synth));
     if (request.on_device)
         TRY(device_load(config->device));
     TRY(synth_generator_open(&self->synth, variant, &request, &self->generator));
@@ -565,6 +574,98 @@ void fdsl_close(struct fdsl_generator *generator)
     close_all(generator);
     if (on_device)
         device_restore_capture(mode);
+}
+
+/* ---- Generators of streams ---- */
+
+/* A generator on the host with its own threads. */
+struct pooled_generator {
+    struct generator generator; /* must be the first member */
+    struct generator *inner;
+    struct pool *pool; /* NULL if the variant uses only the caller's thread */
+};
+
+static enum status pooled_make(struct generator *generator, const struct generator_numbers *numbers,
+                               uint32_t count, void *samples, int64_t *labels, void *stream)
+{
+    struct pooled_generator *self = (struct pooled_generator *)generator;
+    fenv_t before;
+    fegetenv(&before);
+    fesetenv(FE_DFL_ENV);
+    current = self->pool;
+    const enum status status = generator_make(self->inner, numbers, count, samples, labels, stream);
+    current = NULL;
+    fesetenv(&before);
+    return status;
+}
+
+static uint64_t pooled_memory_bytes(const struct generator *generator)
+{
+    return generator_memory_bytes(((const struct pooled_generator *)generator)->inner);
+}
+
+static void pooled_close(struct generator *generator)
+{
+    struct pooled_generator *self = (struct pooled_generator *)generator;
+    generator_close(self->inner);
+    pool_close(self->pool);
+    free(self);
+}
+
+static const struct generator_type pooled_type = {pooled_make, pooled_memory_bytes, pooled_close};
+
+enum status lib_pooled_open(int threads, struct generator **generator)
+{
+    struct pooled_generator *self = calloc(1, sizeof *self);
+    enum status status = ALLOCATED(self, "out of memory");
+    if (status == STATUS_OK) {
+        *self = (struct pooled_generator){.generator = {&pooled_type}, .inner = *generator};
+        if (threads > 1)
+            status = pool_open(threads, &self->pool);
+    }
+    struct generator *opened = self ? &self->generator : *generator;
+    if (status != STATUS_OK) {
+        const struct failure failure = status_save(status);
+        generator_close(opened);
+        *generator = NULL;
+        return status_restore(&failure);
+    }
+    *generator = opened;
+    return STATUS_OK;
+}
+
+enum status lib_on_threads(int threads, enum status (*work_on)(void *context), void *context)
+{
+    struct pool *pool = NULL, *const before = current;
+    if (threads > 1)
+        TRY(pool_open(threads, &pool));
+    current = pool;
+    const struct failure result = status_save(work_on(context));
+    current = before;
+    pool_close(pool);
+    return result.status == STATUS_OK ? STATUS_OK : status_restore(&result);
+}
+
+enum status lib_generator_open(const struct synth *synth, int index, int device, int threads, uint32_t batch,
+                               struct generator **generator)
+{
+    const struct variant *variant;
+    struct generator_request request = {.on_device = device >= 0, .batch = batch, .background = true};
+    *generator = NULL;
+    TRY(find_variant(index, device, &variant));
+    TRY(lib_threads("num_threads", threads, &request.resources.threads));
+    request.resources.device = request.on_device ? device : 0;
+    if (variant->probe)
+        TRY(variant->probe(&request.resources));
+    if (request.on_device)
+        return synth_generator_open(synth, variant, &request, generator);
+    TRY(synth_generator_open(synth, variant, &request, generator));
+    return lib_pooled_open(variant->threaded ? request.resources.threads : 1, generator);
+}
+
+bool lib_generator_needs_host(int index)
+{
+    return index > 0 && generators[index - 1].host_numbers;
 }
 
 /* ---- Queries ---- */
@@ -767,7 +868,7 @@ enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory)
     *memory = NULL;
     if (bytes == 0)
         return lib_invalid("bytes: it is 0");
-    enum status status = check_device(device);
+    enum status status = lib_check_device(device);
     if (status == STATUS_OK && device < 0) {
         *memory = bytes > SIZE_MAX - HOST_ALIGNMENT
                       ? NULL

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/philox.h"
 #include "data/checksum.h"
 #include "data/embedding_rows.h"
 #include "data/embeddings.h"
@@ -102,6 +101,16 @@ static enum status open_all(const struct fdsl_rows_config *config, struct rows *
     return STATUS_OK;
 }
 
+enum fdsl_status fdsl_rows_config_init(struct fdsl_rows_config *config, size_t size)
+{
+    if (!config)
+        return lib_invalid("config: it is NULL");
+    const enum status status = lib_check_size("config", size, sizeof *config);
+    if (status == STATUS_OK)
+        *config = (struct fdsl_rows_config){.size = size, .align = 1, .device = FDSL_CPU};
+    return lib_relay(status);
+}
+
 enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows)
 {
 #ifndef HAVE_XXHASH
@@ -152,6 +161,16 @@ void rows_describe(const struct rows *rows, struct fdsl_source_info *info)
 }
 
 /* ---- Selecting ---- */
+
+enum fdsl_status fdsl_select_config_init(struct fdsl_select_config *config, size_t size)
+{
+    if (!config)
+        return lib_invalid("config: it is NULL");
+    const enum status status = lib_check_size("config", size, sizeof *config);
+    if (status == STATUS_OK)
+        *config = (struct fdsl_select_config){.size = size, .norm_max = NORM_MOST, .dtype = "auto"};
+    return lib_relay(status);
+}
 
 /* Gets a floating-point type by its name; "auto" is `automatic`. */
 static enum status find_type(const char *name, enum dtype automatic, enum dtype *type)
@@ -370,6 +389,8 @@ enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_
     TRY(has_default("layout", config->layout && strcmp(config->layout, plain.layout) == 0));
     TRY(has_default("mean and std", !scaled));
     TRY(has_default("shard_bytes", config->shard_bytes == plain.shard_bytes));
+    TRY(has_default("decoder", config->decoder && strcmp(config->decoder, plain.decoder) == 0));
+    TRY(has_default("device_share", config->device_share == plain.device_share));
     TRY(has_default("on_error", config->on_error && strcmp(config->on_error, plain.on_error) == 0));
     TRY(find_type(config->dtype, rows->type, &format->type));
     if (rows->type != stored_type(rows) && format->type != rows->type)

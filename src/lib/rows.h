@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "core/philox.h"
 #include "core/stream.h"
 #include "lib/call.h"
 

@@ -1,5 +1,5 @@
-/* Data sets and streams: checks the configuration, makes the plan of a rank from it, and hands the batches of
- * data/set_stream.h on. */
+/* Data sets and streams: checks the configuration, makes the plan of a rank from it, and hands on the batches
+ * of data/set_stream.h, data/generated_stream.h and data/device_batches.h. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -12,11 +12,15 @@
 #include "core/parallel.h"
 #include "data/checksum.h"
 #include "data/dataset.h"
+#include "data/device_batches.h"
 #include "data/image_output.h"
 #include "data/random_draws.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
 #include "lib/call.h"
+#include "lib/images.h"
+#include "lib/rows.h"
+#include "machine/device.h"
 
 #define SAMPLES_MAX (UINT32_C(1) << 31) /* of a global batch and of a data set: the limit of draw_lanes() */
 #define BATCHES_MAX 1024
@@ -25,6 +29,9 @@
 /* ---- Sources ---- */
 
 struct fdsl_source {
+    bool generates; /* the source is `images`; otherwise it is `rows` or `dataset` */
+    struct images images;
+    struct rows *rows; /* NULL: none */
     struct dataset dataset;
     struct remote_options remote;
     char *path, *cache_dir; /* copies; `dataset` refers to them */
@@ -63,6 +70,8 @@ static void release_source(struct fdsl_source *source)
 {
     if (atomic_fetch_sub(&source->users, 1) > 1)
         return;
+    images_free(&source->images);
+    rows_free(source->rows);
     dataset_close(&source->dataset);
     free(source->path);
     free(source->cache_dir);
@@ -140,6 +149,35 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     return STATUS_OK;
 }
 
+/* Allocates a source, and enters the library. NULL, with a message, if memory runs out. */
+static struct fdsl_source *begin_source(struct environment *before, enum status *status)
+{
+    struct fdsl_source *self = calloc(1, sizeof *self);
+    if (!self) {
+        *status = status_set(STATUS_EXHAUSTED, "out of memory");
+        return NULL;
+    }
+    self->dataset.directory = -1;
+    self->users = 1;
+    self->process = getpid();
+    status_forget_warnings();
+    *status = lib_enter(before);
+    return self;
+}
+
+/* Leaves the library, and hands the source to the caller or closes it. */
+static enum fdsl_status end_source(struct environment *before, enum status status, struct fdsl_source *self,
+                                   struct fdsl_source **source)
+{
+    lib_leave(before);
+    const enum fdsl_status result = lib_relay(status);
+    if (status == STATUS_OK)
+        *source = self;
+    else
+        release_source(self);
+    return result;
+}
+
 enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struct fdsl_source **source)
 {
     struct environment before;
@@ -149,26 +187,78 @@ enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struc
     if (!config)
         return lib_invalid("config: it is NULL");
     enum status status = lib_check_size("config", config->size, sizeof *config);
-    if (status != STATUS_OK)
-        return lib_relay(status);
-    struct fdsl_source *self = calloc(1, sizeof *self);
+    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
     if (!self)
-        return lib_relay(status_set(STATUS_EXHAUSTED, "out of memory"));
-    self->dataset.directory = -1;
-    self->users = 1;
-    self->process = getpid();
-    status_forget_warnings();
-    status = lib_enter(&before);
+        return lib_relay(status);
     if (status == STATUS_OK)
         status = open_source(config, self);
-    lib_leave(&before);
-    if (status == STATUS_OK) {
-        *source = self;
-        return FDSL_OK;
-    }
-    const enum fdsl_status result = lib_relay(status);
-    release_source(self);
-    return result;
+    return end_source(&before, status, self, source);
+}
+
+enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t count, int fresh,
+                                  struct fdsl_source **source)
+{
+    struct environment before;
+    if (!source)
+        return lib_invalid("source: it is NULL");
+    *source = NULL;
+    if (!config)
+        return lib_invalid("config: it is NULL");
+    enum status status = lib_check_size("config", config->size, sizeof *config);
+    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
+    if (!self)
+        return lib_relay(status);
+    self->generates = true;
+    if (status == STATUS_OK)
+        status = images_open(config, count, fresh, &self->images);
+    self->hash = self->images.hash;
+    return end_source(&before, status, self, source);
+}
+
+enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source)
+{
+    struct environment before;
+    if (!source)
+        return lib_invalid("source: it is NULL");
+    *source = NULL;
+    if (!config)
+        return lib_invalid("config: it is NULL");
+    enum status status = lib_check_size("config", config->size, sizeof *config);
+    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
+    if (!self)
+        return lib_relay(status);
+    if (status == STATUS_OK)
+        status = rows_open(config, &self->rows);
+    return end_source(&before, status, self, source);
+}
+
+enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
+                                  struct fdsl_source **source)
+{
+    struct environment before;
+    if (!source)
+        return lib_invalid("source: it is NULL");
+    *source = NULL;
+    if (!from || !config)
+        return lib_invalid(from ? "config: it is NULL" : "from: it is NULL");
+    enum status status = lib_check_size("config", config->size, sizeof *config);
+    if (status == STATUS_OK)
+        status = check_process("from", from->process);
+    if (status == STATUS_OK && !from->rows)
+        status = status_set(STATUS_USAGE, "from: it has images; open rows with fdsl_rows_open()");
+    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
+    if (!self)
+        return lib_relay(status);
+    if (status == STATUS_OK)
+        status = rows_select(from->rows, config, &self->rows);
+    return end_source(&before, status, self, source);
+}
+
+static uint32_t samples_of(const struct fdsl_source *source)
+{
+    return source->generates ? source->images.count
+           : source->rows    ? rows_count(source->rows)
+                             : source->dataset.sample_count;
 }
 
 enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct fdsl_source_info *info)
@@ -179,12 +269,14 @@ enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct f
     if (status != STATUS_OK)
         return lib_relay(status);
     *info = (struct fdsl_source_info){.size = sizeof *info,
-                                      .samples = source->dataset.sample_count,
+                                      .samples = samples_of(source),
                                       .bytes = source->dataset.bytes,
                                       .classes = source->classes,
                                       .files = source->dataset.file_count,
                                       .shards = source->dataset.shards,
                                       .hash = source->hash};
+    if (source->rows)
+        rows_describe(source->rows, info);
     return FDSL_OK;
 }
 
@@ -199,7 +291,8 @@ const char *fdsl_source_class(const struct fdsl_source *source, uint32_t label)
 struct fdsl_batch {
     struct fdsl_stream *owner;
     struct stream_batch batch;
-    int64_t *labels, *numbers;
+    void *images; /* in the memory of the stream, like `labels` */
+    int64_t *labels, *numbers, *host_labels;
     int64_t extents[9]; /* the shape of the images, their strides, and the stride of labels and numbers */
     bool held;
 };
@@ -207,14 +300,20 @@ struct fdsl_batch {
 /* Of the fields of a configuration, those that determine the order. */
 struct order {
     uint64_t seed;
-    uint32_t count, global, lanes, shuffle; /* in samples; `shuffle` 0: the order of the files */
+    uint32_t count, global, lanes, shuffle; /* in samples; `shuffle` 0: the order of the files; `lanes` 0:
+                                               that of draw_order(), or without `shuffle` of the numbers */
     uint32_t rank, ranks;
     bool drop_last;
+    const struct rows *rows; /* NULL: none; otherwise numbers are those of rows in the files */
 };
 
 struct fdsl_stream {
     struct fdsl_source *source;
     struct stream *stream;
+    int device;                       /* FDSL_CPU: batches are in host memory */
+    struct device_batches *on_device; /* NULL on the CPU; `stream` is its stream */
+    const void *checked[2];           /* memory of the latest fdsl_stream_fill(): CUDA's addresses of device
+                                         memory never become those of host memory */
     struct order order;
     struct image_output output;
     struct fdsl_stream_info info;
@@ -246,55 +345,79 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .fit = "resize",
                                               .channels = 3,
                                               .layout = "nchw",
-                                              .dtype = "u8",
+                                              .dtype = "auto",
                                               .std = {1, 1, 1},
                                               .prefetch = 2,
                                               .held = 1,
-                                              .on_error = "fail"};
+                                              .on_error = "fail",
+                                              .device = FDSL_CPU,
+                                              .decoder = "auto",
+                                              .device_share = -1};
     return lib_relay(status);
 }
 
 /* ---- The order ---- */
+
+/* Returns the samples of this rank in a step. */
+static struct share share_of(const struct order *order, uint64_t step)
+{
+    const struct partition ranks = {.rank = order->rank, .ranks = order->ranks, .strong = true};
+    struct share share = partition_step(&ranks, order->count, order->global, (uint32_t)step);
+    share.first += step * order->global;
+    return share;
+}
+
+/* Implements stream_plan.list for rows. */
+static uint32_t list_rows(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    const struct order *order = context;
+    const struct rows_order drawn = rows_order(order->rows, order->shuffle > 0, order->seed, epoch);
+    const struct share share = share_of(order, step);
+    for (uint32_t i = 0; i < share.count; i++)
+        numbers[i] = rows_order_at(&drawn, (uint32_t)share.first + i);
+    return (uint32_t)share.count;
+}
 
 /* Implements stream_plan.list, as the trainer does (train_batch()). */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     const struct order *order = context;
     const struct draw_order drawn =
-        draw_lanes(order->seed, (uint32_t)epoch, order->count, order->lanes, order->shuffle);
-    const struct partition ranks = {.rank = order->rank, .ranks = order->ranks, .strong = true};
-    const struct share share = partition_step(&ranks, order->count, order->global, (uint32_t)step);
-    const uint32_t first = (uint32_t)step * order->global + (uint32_t)share.first;
+        order->lanes ? draw_lanes(order->seed, (uint32_t)epoch, order->count, order->lanes, order->shuffle)
+                     : draw_order(order->seed, (uint32_t)epoch, order->count);
+    const bool drawing = order->lanes || order->shuffle;
+    const struct share share = share_of(order, step);
+    const uint32_t first = (uint32_t)share.first;
     for (uint32_t i = 0; i < share.count; i++)
-        numbers[i] = draw_order_at(&drawn, first + i);
+        numbers[i] = drawing ? draw_order_at(&drawn, first + i) : first + i;
     return (uint32_t)share.count;
-}
-
-static enum status check_flag(const char *name, int value)
-{
-    return value == 0 || value == 1 ? STATUS_OK
-                                    : status_set(STATUS_USAGE, "%s: %d is neither 0 nor 1", name, value);
 }
 
 static enum status set_order(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     struct order *order = &self->order;
-    const uint32_t count = self->source->dataset.sample_count;
+    const uint32_t count = samples_of(self->source);
+    /* Whether an epoch is a permutation of all samples: that of the trainer's generated samples, or of `ops`.
+     */
+    const bool whole = self->source->generates || self->source->rows;
     TRY(lib_check_count("world_size", config->world_size, 1, 1u << 24));
     TRY(lib_check_count("rank", config->rank, 0, config->world_size - 1));
     TRY(lib_check_count("batch_size", config->batch_size, 1, (SAMPLES_MAX - 1) / config->world_size));
     TRY(lib_check_count("lanes", config->lanes, 1, 1u << 20));
     TRY(lib_check_count("shuffle_buffer", config->shuffle_buffer, 1, INT32_MAX));
-    TRY(check_flag("shuffle", config->shuffle));
-    TRY(check_flag("drop_last", config->drop_last));
+    TRY(lib_check_flag("shuffle", config->shuffle));
+    TRY(lib_check_flag("drop_last", config->drop_last));
     *order = (struct order){.seed = config->seed,
                             .count = count,
                             .global = config->batch_size * config->world_size,
-                            .lanes = config->lanes,
-                            .shuffle = config->shuffle ? config->shuffle_buffer : 0,
+                            .lanes = whole ? 0 : config->lanes,
+                            .shuffle = !config->shuffle ? 0
+                                       : whole          ? count
+                                                        : config->shuffle_buffer,
                             .rank = config->rank,
                             .ranks = config->world_size,
-                            .drop_last = config->drop_last};
+                            .drop_last = config->drop_last,
+                            .rows = self->source->rows};
     if (config->drop_last && count < order->global)
         return status_set(STATUS_USAGE,
                           "drop_last: the data set has %u samples, fewer than one step of %u (batch_size * "
@@ -328,9 +451,8 @@ static enum status check_shape(struct set_stream_request *request)
 }
 
 /* Sets the shapes and strides that do not depend on the batch. */
-static void set_shape(struct fdsl_stream *self, const struct set_stream_request *request)
+static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t height, uint32_t width)
 {
-    const uint32_t channels = request->channels, height = request->height, width = request->width;
     const uint32_t planar[] = {channels, height, width}, interleaved[] = {height, width, channels};
     self->info.element_bytes = (uint32_t)dtype_bytes(self->output.type);
     memcpy(self->info.shape, self->output.interleaved ? interleaved : planar, sizeof self->info.shape);
@@ -351,17 +473,29 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
     return hash;
 }
 
+/* Gets the type of images by its name. */
+static enum status find_type(const char *name, enum dtype *type)
+{
+    static const char *const names[] = {"auto", "u8", "f16", "f32", "bf16", NULL};
+    static const enum dtype types[] = {DTYPE_U8, DTYPE_U8, DTYPE_F16, DTYPE_F32, DTYPE_BF16};
+    int index;
+    TRY(lib_find_name("dtype", name, names, &index));
+    *type = types[index];
+    return STATUS_OK;
+}
+
 static enum status set_images(const struct fdsl_stream_config *config, struct fdsl_stream *self,
                               struct set_stream_request *request)
 {
     static const char *const layouts[] = {"nchw", "nhwc", NULL};
     double mean[FDSL_CHANNELS_MAX] = {0}, deviation[FDSL_CHANNELS_MAX] = {1, 1, 1};
-    int fit, layout, dtype;
+    enum dtype dtype;
+    int fit, layout;
     TRY(lib_check_count("out_res", config->out_res, 0, FIT_RES_MAX));
     TRY(lib_find_name("fit", config->fit, fit_choices, &fit));
-    TRY(check_flag("flip", config->flip));
+    TRY(lib_check_flag("flip", config->flip));
     TRY(lib_find_name("layout", config->layout, layouts, &layout));
-    TRY(lib_find_name("dtype", config->dtype, dtype_names, &dtype));
+    TRY(find_type(config->dtype, &dtype));
     if (config->channels != 1 && config->channels != 3)
         return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
     TRY(lib_check_scale(config->mean, config->std, config->channels, dtype == DTYPE_U8));
@@ -369,18 +503,18 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     memcpy(deviation, config->std, config->channels * sizeof *deviation);
     self->output.flip = config->flip;
     self->output.seed = config->seed;
-    image_output_set(&self->output, (enum dtype)dtype, layout == 1, mean, deviation);
+    image_output_set(&self->output, dtype, layout == 1, mean, deviation);
     self->transform = hash_transform(config, fit, &self->output);
     request->channels = config->channels;
     request->depth = 1;
     request->height = request->width = config->out_res;
     request->type = DTYPE_U8;
-    request->output = &self->output;
+    request->output = self->device < 0 ? &self->output : NULL;
     request->fit = (struct image_fit){
         .how = fits[fit], .res = config->out_res, .channels = config->channels, .seed = config->seed};
     if (config->out_res == 0)
         TRY(check_shape(request));
-    set_shape(self, request);
+    set_shape(self, request->channels, request->height, request->width);
     return STATUS_OK;
 }
 
@@ -402,21 +536,27 @@ static enum status check_complete(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-static enum status allocate_batches(const struct set_stream_request *request, struct fdsl_stream *self)
+/* Returns the number of axes of a sample. */
+static int sample_axes(const struct fdsl_stream *self)
+{
+    return self->source->rows ? 1 : 3;
+}
+
+static enum status allocate_batches(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     const size_t unit = ALIGNMENT / sizeof *self->words;
     const size_t capacity = (self->info.capacity + unit - 1) / unit * unit;
-    self->batch_count = request->ahead + request->held;
+    self->batch_count = config->prefetch + config->held;
     self->batches = calloc(self->batch_count, sizeof *self->batches);
     self->words = aligned_alloc(ALIGNMENT, 2 * self->batch_count * capacity * sizeof *self->words);
     TRY(ALLOCATED(self->batches && self->words, "out of memory for %u batches", self->batch_count));
     for (uint32_t i = 0; i < self->batch_count; i++) {
         struct fdsl_batch *batch = &self->batches[i];
         batch->owner = self;
-        batch->labels = self->words + 2 * i * capacity;
-        batch->numbers = batch->labels + capacity;
+        batch->host_labels = self->words + 2 * i * capacity;
+        batch->numbers = batch->host_labels + capacity;
         int64_t step = 1;
-        for (int axis = 3; axis > 0; axis--) {
+        for (int axis = sample_axes(self); axis > 0; axis--) {
             batch->extents[axis] = self->info.shape[axis - 1];
             batch->extents[4 + axis] = step;
             step *= batch->extents[axis];
@@ -427,38 +567,142 @@ static enum status allocate_batches(const struct set_stream_request *request, st
     return STATUS_OK;
 }
 
+/* Checks `decoder` and `device_share`. Sets `*decoder` to the decoder that a stream on a device shall use.
+ * `dataset` is NULL if nothing is decoded. */
+static enum status choose_decoder(const struct fdsl_stream_config *config, const struct dataset *dataset,
+                                  enum decoder *decoder)
+{
+    const bool fitted = config->out_res > 0 && strcmp(config->fit, "center-crop") != 0;
+    const double share = config->device_share;
+    int named;
+    TRY(lib_find_name("decoder", config->decoder, decoder_names, &named));
+    if (!(share <= 1)) /* rejects NaN, too */
+        return status_set(STATUS_USAGE, "device_share: %g is out of range; it must be at most 1", share);
+    *decoder = (enum decoder)named;
+    const bool decodes = *decoder == DECODER_HARDWARE || *decoder == DECODER_HYBRID;
+    if (decodes && config->device < 0)
+        return status_set(
+            STATUS_USAGE,
+            "decoder: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 or another "
+            "CUDA device",
+            config->decoder);
+    if (!dataset)
+        return STATUS_OK;
+    if (decodes && !fitted)
+        return status_set(STATUS_USAGE,
+                          "decoder: '%s' needs out_res, and a fit other than center-crop; use cpu or auto",
+                          config->decoder);
+    bool jpeg = false;
+    for (uint32_t i = 0; *decoder == DECODER_AUTO && !jpeg && i < dataset->sample_count; i++)
+        jpeg = set_stream_is_jpeg(dataset, &dataset->samples[i]);
+    if (*decoder == DECODER_AUTO && (config->device < 0 || !fitted || share == 0 || !jpeg))
+        *decoder = DECODER_CPU;
+    return STATUS_OK;
+}
+
+/* Opens a stream of a data set. */
+static enum status open_set(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                            const struct stream_plan *plan, enum set_stream_error on_error)
+{
+    struct set_stream_request request = {.dataset = &self->source->dataset,
+                                         .plan = *plan,
+                                         .ahead = config->prefetch,
+                                         .held = config->held,
+                                         .lanes = self->order.lanes,
+                                         .shuffle = self->order.shuffle,
+                                         .shard_bytes = config->shard_bytes,
+                                         .on_error = on_error};
+    enum decoder decoder;
+    TRY(set_images(config, self, &request));
+    TRY(choose_decoder(config, request.dataset, &decoder));
+    TRY(lib_threads("num_threads", config->num_threads, &request.threads));
+    if (on_error == SET_STREAM_FAIL)
+        TRY(check_complete(request.dataset));
+    TRY(set_stream_plan_shards(request.dataset, self->order.lanes, self->order.shuffle, request.threads,
+                               &request.shard_bytes));
+    TRY(allocate_batches(config, self));
+    if (self->device < 0)
+        return set_stream_open(&request, &self->stream);
+    TRY(device_set_open(self->device, &request, decoder, config->device_share, &self->output, config->held,
+                        &self->on_device));
+    self->stream = &self->on_device->stream;
+    return STATUS_OK;
+}
+
+/* Opens a stream of generated images. */
+static enum status open_images(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                               const struct stream_plan *plan)
+{
+    const struct images *images = &self->source->images;
+    const struct order *order = &self->order;
+    const struct images_plan with = {
+        .plan = *plan,
+        .order = {.seed = order->seed,
+                  .steps = self->info.steps,
+                  .count = order->count,
+                  .global = order->global,
+                  .rank = order->rank,
+                  .ranks = order->ranks,
+                  .shuffle = order->shuffle > 0},
+        .even = order->count % order->global == 0 || order->drop_last,
+    };
+    enum decoder unused;
+    TRY(images_check_format(images, config, &self->output, &self->transform));
+    TRY(choose_decoder(config, NULL, &unused));
+    set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
+    TRY(allocate_batches(config, self));
+    return images_stream_open(images, config, &with, &self->stream, &self->on_device);
+}
+
+/* Opens a stream of rows. */
+static enum status open_rows(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                             struct stream_plan plan)
+{
+    struct rows_format format;
+    TRY(rows_check_format(self->source->rows, config, &format));
+    self->transform = format.transform;
+    self->output.type = format.type;
+    self->info.element_bytes = (uint32_t)dtype_bytes(format.type);
+    self->info.shape[0] = format.width;
+    self->info.image_bytes = (uint64_t)format.width * self->info.element_bytes;
+    plan.list = list_rows;
+    TRY(allocate_batches(config, self));
+    return rows_stream_open(self->source->rows, config, &format, &plan, &self->stream);
+}
+
 static enum status open_stream(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     static const char *const errors[] = {"fail", "mask", NULL}; /* enum set_stream_error */
-    struct set_stream_request request = {.dataset = &self->source->dataset};
     int on_error;
+    TRY(lib_check_device(config->device));
+    self->device = config->device;
     TRY(set_order(config, self));
     TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
-    request.on_error = (enum set_stream_error)on_error;
-    TRY(set_images(config, self, &request));
-    TRY(lib_threads("num_threads", config->num_threads, &request.threads));
+    TRY(lib_check_flag("resident", config->resident));
     TRY(lib_check_count("prefetch", config->prefetch, 1, BATCHES_MAX));
     TRY(lib_check_count("held", config->held, 1, BATCHES_MAX));
-    if (on_error == SET_STREAM_FAIL)
-        TRY(check_complete(&self->source->dataset));
-    request.shard_bytes = config->shard_bytes;
-    TRY(set_stream_plan_shards(request.dataset, self->order.lanes, self->order.shuffle, request.threads,
-                               &request.shard_bytes));
-    request.plan = (struct stream_plan){.steps = self->info.steps,
-                                        .capacity = self->info.capacity,
-                                        .list = list_step,
-                                        .context = &self->order};
-    request.ahead = config->prefetch;
-    request.held = config->held;
-    request.lanes = self->order.lanes;
-    request.shuffle = self->order.shuffle;
-    TRY(allocate_batches(&request, self));
-    return set_stream_open(&request, &self->stream);
+    const struct stream_plan plan = {.steps = self->info.steps,
+                                     .capacity = self->info.capacity,
+                                     .list = list_step,
+                                     .context = &self->order};
+    if (self->source->rows)
+        return open_rows(config, self, plan);
+    if (config->resident)
+        return status_set(STATUS_USAGE, "resident: it has an effect only on rows");
+    return self->source->generates ? open_images(config, self, &plan)
+                                   : open_set(config, self, &plan, (enum set_stream_error)on_error);
 }
 
+/* On a device, changes no capture of a CUDA stream, and restores the current device. */
 static void free_stream(struct fdsl_stream *self)
 {
+    const bool on_device = self->on_device != NULL;
+    const int before = on_device ? device_current() : -1, mode = on_device ? device_relax_capture() : 0;
     stream_close(self->stream);
+    if (on_device) {
+        device_restore_capture(mode);
+        device_restore(before);
+    }
     release_source(self->source);
     pthread_mutex_destroy(&self->lock);
     free(self->batches);
@@ -544,40 +788,79 @@ enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
     return stream->ended || stream_wait(stream->stream, seconds) ? FDSL_OK : FDSL_PENDING;
 }
 
-/* Takes the next batch from the stream, or returns that the epoch has ended. */
-static enum fdsl_status take(struct fdsl_stream *stream, struct stream_batch *batch)
+static enum status check_cuda_stream(const struct fdsl_stream *stream, const void *cuda_stream)
+{
+    return stream->device < 0 && cuda_stream
+               ? status_set(STATUS_USAGE, "cuda_stream: it must be NULL on the CPU")
+               : STATUS_OK;
+}
+
+/* Begins a call that delivers a batch. FDSL_END if the epoch has ended. Replays of a captured call cannot
+ * report this, so a captured call does not report it either. */
+static enum fdsl_status begin_batch(struct fdsl_stream *stream, void *cuda_stream)
 {
     status_forget_warnings();
     enum status status = check_stream(stream);
-    if (status == STATUS_OK && stream->ended) {
-        stream->ended = false;
-        return FDSL_END;
-    }
     if (status == STATUS_OK)
-        status = stream_next(stream->stream, batch);
-    if (status == STATUS_OK)
-        stream->ended = batch->last;
-    return lib_relay(status);
+        status = check_cuda_stream(stream, cuda_stream);
+    if (status != STATUS_OK || !stream->ended)
+        return lib_relay(status);
+    const bool captured = stream->on_device && device_capturing(stream->device, cuda_stream);
+    stream->ended = false;
+    return captured ? FDSL_OK : FDSL_END;
 }
 
+/* Makes the device of a stream or a batch current. Returns the device for device_restore(): -1 if it was
+ * current already. */
+static int enter_device(const struct fdsl_stream *stream)
+{
+    const int before = stream->on_device ? device_current() : -1;
+    if (before < 0 || before == stream->device)
+        return -1;
+    device_restore(stream->device);
+    return before;
+}
+
+/* Copies labels; STREAM_MASKED is -1. */
 static void copy_labels(const struct stream_batch *batch, int64_t *labels)
 {
     for (uint32_t i = 0; i < batch->samples.count; i++)
-        labels[i] = batch->samples.labels[i]; /* STREAM_MASKED is -1 */
+        labels[i] = batch->samples.labels[i];
 }
 
-enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, struct fdsl_batch **batch)
+/* Takes the next batch, and sets the addresses of its images and labels. */
+static enum status take(struct fdsl_stream *stream, void *cuda_stream, struct stream_batch *batch)
+{
+    struct device_parts parts;
+    if (stream->on_device)
+        TRY(device_batches_next(stream->on_device, cuda_stream, batch, &parts));
+    else
+        TRY(stream_next(stream->stream, batch));
+    struct fdsl_batch *self = &stream->batches[batch->slot];
+    self->images = stream->on_device ? parts.images : (void *)(uintptr_t)batch->samples.values;
+    self->labels = stream->on_device ? parts.labels : self->host_labels;
+    if (!stream->on_device)
+        copy_labels(batch, self->labels);
+    return STATUS_OK;
+}
+
+enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, void *cuda_stream, struct fdsl_batch **batch)
 {
     struct stream_batch taken;
     if (!batch)
         return lib_invalid("batch: it is NULL");
     *batch = NULL;
-    const enum fdsl_status result = take(stream, &taken);
+    const enum fdsl_status result = begin_batch(stream, cuda_stream);
     if (result != FDSL_OK)
         return result;
+    const int before = enter_device(stream);
+    const enum status status = take(stream, cuda_stream, &taken);
+    device_restore(before);
+    if (status != STATUS_OK)
+        return lib_relay(status);
     struct fdsl_batch *self = &stream->batches[taken.slot];
+    stream->ended = taken.last;
     self->batch = taken;
-    copy_labels(&taken, self->labels);
     for (uint32_t i = 0; i < taken.samples.count; i++)
         self->numbers[i] = taken.numbers[i];
     self->extents[0] = taken.samples.count;
@@ -589,21 +872,69 @@ enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, struct fdsl_batch 
     return FDSL_OK;
 }
 
-enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels, uint32_t *count)
+#define DEVICE_ALIGNMENT 16
+
+/* Checks memory of the caller on the device. Asking CUDA takes time, so memory that was checked last time is
+ * not checked again. */
+static enum status check_memory(struct fdsl_stream *stream, int which, const char *name, const void *memory,
+                                size_t alignment)
+{
+    if (memory == stream->checked[which])
+        return STATUS_OK;
+    if ((uintptr_t)memory % alignment != 0)
+        return status_set(STATUS_USAGE, "%s: %p is not aligned to %zu bytes", name, memory, alignment);
+    TRY(device_check_pointer(stream->device, name, memory));
+    stream->checked[which] = memory;
+    return STATUS_OK;
+}
+
+static enum status fill_on_device(struct fdsl_stream *stream, void *images, int64_t *labels,
+                                  void *cuda_stream, struct stream_batch *batch)
+{
+    TRY(check_memory(stream, 0, "images", images, DEVICE_ALIGNMENT));
+    if (labels)
+        TRY(check_memory(stream, 1, "labels", labels, sizeof *labels));
+    return device_batches_fill(stream->on_device, images, labels, cuda_stream, batch);
+}
+
+static enum status fill_on_host(struct fdsl_stream *stream, void *images, int64_t *labels,
+                                struct stream_batch *batch)
+{
+    TRY(stream_next(stream->stream, batch));
+    if (batch->samples.count > 0)
+        memcpy(images, batch->samples.values, batch->samples.bytes);
+    if (labels)
+        copy_labels(batch, labels);
+    return stream_release(stream->stream, batch, NULL);
+}
+
+enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels, uint32_t *count,
+                                  void *cuda_stream)
 {
     struct stream_batch batch;
     if (!images || !count)
         return lib_invalid(images ? "count: it is NULL" : "images: it is NULL");
     *count = 0;
-    const enum fdsl_status result = take(stream, &batch);
+    const enum fdsl_status result = begin_batch(stream, cuda_stream);
     if (result != FDSL_OK)
         return result;
-    if (batch.samples.count > 0)
-        memcpy(images, batch.samples.values, batch.samples.bytes);
-    if (labels)
-        copy_labels(&batch, labels);
-    *count = batch.samples.count;
-    return lib_relay(stream_release(stream->stream, &batch, NULL));
+    const int before = enter_device(stream);
+    const enum status status = stream->on_device ? fill_on_device(stream, images, labels, cuda_stream, &batch)
+                                                 : fill_on_host(stream, images, labels, &batch);
+    device_restore(before);
+    if (status == STATUS_OK) {
+        stream->ended = batch.last;
+        *count = batch.samples.count;
+    }
+    return lib_relay(status);
+}
+
+/* Checks that a stream has labels. */
+static enum status check_labels(const struct fdsl_stream *stream, const char *name)
+{
+    return !stream->source->rows || rows_labelled(stream->source->rows)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s: the rows have no labels", name);
 }
 
 static enum status check_batch(const struct fdsl_batch *batch)
@@ -639,41 +970,63 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
     enum status status = check_batch(batch);
     if (status == STATUS_OK && !tensor)
         status = status_set(STATUS_USAGE, "tensor: it is NULL");
-    if (status == STATUS_OK && field != FDSL_IMAGES && field != FDSL_LABELS && field != FDSL_NUMBERS)
-        status = status_set(STATUS_USAGE, "field: %d is not a part of a batch", (int)field);
     if (status != STATUS_OK)
         return lib_relay(status);
+    const struct fdsl_stream *stream = batch->owner;
+    const enum fdsl_field samples = stream->source->rows ? FDSL_ROWS : FDSL_IMAGES;
+    if (field != samples && field != FDSL_LABELS && field != FDSL_NUMBERS)
+        status = status_set(STATUS_USAGE, "field: %d is not a part of a batch", (int)field);
+    if (status == STATUS_OK && field == FDSL_LABELS)
+        status = check_labels(stream, "field");
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    const bool on_device = stream->on_device && field != FDSL_NUMBERS;
     *tensor = (struct fdsl_tensor){.data = field == FDSL_LABELS ? batch->labels : batch->numbers,
-                                   .device_type = 1,
+                                   .device_type = on_device ? 2 : 1,
+                                   .device_id = on_device ? stream->device : 0,
                                    .ndim = 1,
                                    .bits = 64,
                                    .lanes = 1,
                                    .shape = batch->extents,
                                    .strides = batch->extents + 8};
-    if (field != FDSL_IMAGES)
+    if (field != samples)
         return FDSL_OK;
-    const struct batch *samples = &batch->batch.samples;
-    tensor->data = (void *)(uintptr_t)samples->values;
-    tensor->ndim = 4;
-    tensor->code = samples->type == DTYPE_U8 ? 1 : samples->type == DTYPE_BF16 ? 4 : 2;
-    tensor->bits = (uint8_t)(8 * dtype_bytes(samples->type));
+    const enum dtype type = stream->output.type;
+    tensor->data = batch->images;
+    tensor->ndim = 1 + sample_axes(stream);
+    tensor->code = type == DTYPE_U8 ? 1 : type == DTYPE_BF16 ? 4 : 2;
+    tensor->bits = (uint8_t)(8 * dtype_bytes(type));
     tensor->strides = batch->extents + 4;
     return FDSL_OK;
 }
 
-enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch)
+/* Returns a batch to its stream. */
+static enum status release(struct fdsl_batch *batch, void *cuda_stream)
+{
+    struct fdsl_stream *stream = batch->owner;
+    if (!stream->on_device)
+        return stream_release(stream->stream, &batch->batch, NULL);
+    const int before = enter_device(stream);
+    const enum status status = device_batches_release(stream->on_device, &batch->batch, cuda_stream);
+    device_restore(before);
+    return status;
+}
+
+enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream)
 {
     if (!batch)
         return FDSL_OK;
     struct fdsl_stream *stream = batch->owner;
     enum status status = check_process("batch", stream->process);
+    if (status == STATUS_OK)
+        status = check_cuda_stream(stream, cuda_stream);
     if (status != STATUS_OK)
         return lib_relay(status);
     pthread_mutex_lock(&stream->lock);
     const bool held = batch->held;
     if (held) { /* with the lock, so that no other thread frees the stream */
         batch->held = false;
-        status = stream_release(stream->stream, &batch->batch, NULL);
+        status = release(batch, cuda_stream);
         stream->held--;
     }
     const bool unused = held && stream->closed && stream->held == 0;
@@ -693,15 +1046,27 @@ static enum status seek(struct fdsl_stream *stream, uint64_t epoch, uint64_t ste
     if (step >= stream->info.steps)
         return status_set(STATUS_USAGE, "step: %llu is out of range; an epoch has %llu steps",
                           (unsigned long long)step, (unsigned long long)stream->info.steps);
-    TRY(stream_seek(stream->stream, (struct stream_position){epoch, step}));
-    stream->ended = false;
-    return STATUS_OK;
+    const int before = enter_device(stream);
+    const enum status status = stream_seek(stream->stream, (struct stream_position){epoch, step});
+    device_restore(before);
+    if (status == STATUS_OK)
+        stream->ended = false;
+    return status;
 }
 
 enum fdsl_status fdsl_stream_seek(struct fdsl_stream *stream, uint64_t epoch, uint64_t step)
 {
     const enum status status = check_stream(stream);
     return lib_relay(status == STATUS_OK ? seek(stream, epoch, step) : status);
+}
+
+/* Finds the position of a stream that replays of a captured call may have moved. */
+static enum status locate(const struct fdsl_stream *stream)
+{
+    const int before = enter_device(stream);
+    const enum status status = device_batches_locate(stream->on_device);
+    device_restore(before);
+    return status;
 }
 
 enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_state *state)
@@ -711,6 +1076,8 @@ enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_
         status = status_set(STATUS_USAGE, "state: it is NULL");
     if (status == STATUS_OK)
         status = lib_check_size("state", state->size, sizeof *state);
+    if (status == STATUS_OK && stream->on_device)
+        status = locate(stream);
     if (status != STATUS_OK)
         return lib_relay(status);
     const struct order *order = &stream->order;

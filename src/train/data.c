@@ -130,13 +130,6 @@ static enum status label_all(const struct source_reader *reader, uint64_t count,
     return STATUS_OK;
 }
 
-/* Returns the increment of sample numbers per epoch. It is at least 2^32, so numbers of later epochs are
- * above those of the test set. It is a multiple of the number of classes, so each sample keeps its label. */
-static uint64_t fresh_step(uint32_t classes)
-{
-    return ((UINT64_C(1) << 32) + classes - 1) / classes * classes;
-}
-
 /* Fills both sets from the source `synth`, which the caller has opened. */
 static enum status fill_synth(const struct data_request *request, struct source_reader *reader,
                               struct data *data)
@@ -177,7 +170,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
         data->fit = (struct image_fit){0}; /* the source delivers images of this size */
     data->gray = true;
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
-    data->fresh = request->fresh ? fresh_step(data->classes) : 0;
+    data->fresh = request->fresh ? generated_stream_fresh(data->classes) : 0;
     enum status status =
         source_open("synth", &(struct source_request){.parameters = &values, .resources = request->resources},
                     &source->reader);

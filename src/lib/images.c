@@ -1,0 +1,122 @@
+/* Generated images as a source of streams: the checks of the configuration, and the generator of a stream. */
+#include "lib/images.h"
+
+#include <string.h>
+
+#include "core/generator.h"
+#include "data/checksum.h"
+#include "data/generated_stream.h"
+
+#define COUNT_MAX ((UINT64_C(1) << 31) - 1) /* the limit of draw_order() */
+
+/* Hashes everything that determines the pixels of the canvases, which images they are, and their labels. */
+static uint64_t hash_images(const struct images *images)
+{
+    const struct synth *synth = &images->synth;
+    const uint64_t words[] = {images->count, images->fresh,     synth->seed, (uint64_t)synth->formula,
+                              synth->res,    synth->class_count};
+    const uint64_t hash = checksum_seeded(words, sizeof words, 2);
+    _Static_assert(sizeof *synth->classes == 40, "the parameters of a class have no gaps");
+    return checksum_seeded(synth->classes, synth->class_count * sizeof *synth->classes, hash);
+}
+
+/* Streams hold labels as int32_t, and -1 means that a sample is masked. */
+static enum status check_ids(const struct synth *synth)
+{
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        if (synth->classes[c].id > INT32_MAX)
+            return status_set(STATUS_USAGE,
+                              "class_list: class %u is out of range; in streams, an id must be "
+                              "below 2^31",
+                              synth->classes[c].id);
+    return STATUS_OK;
+}
+
+enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh, struct images *images)
+{
+    if (count < 1 || count > COUNT_MAX)
+        return status_set(STATUS_USAGE, "count: %llu is out of range; it must be 1 to %llu",
+                          (unsigned long long)count, (unsigned long long)COUNT_MAX);
+    if (fresh != 0 && fresh != 1)
+        return status_set(STATUS_USAGE, "fresh: %d is neither 0 nor 1", fresh);
+    if (config->device != FDSL_CPU)
+        return status_set(STATUS_USAGE, "device: it is %d; set the device of a stream in its configuration",
+                          config->device);
+    if (config->threads != 0)
+        return status_set(STATUS_USAGE, "threads: it is %d; set num_threads of a stream's configuration",
+                          config->threads);
+    TRY(lib_find_generator(config->generator, &images->generator));
+    TRY(lib_images_input(config, &images->synth));
+    TRY(check_ids(&images->synth));
+    images->count = (uint32_t)count;
+    images->fresh = fresh ? generated_stream_fresh(images->synth.class_count) : 0;
+    images->hash = hash_images(images);
+    return STATUS_OK;
+}
+
+void images_free(struct images *images)
+{
+    synth_free(&images->synth);
+}
+
+/* ---- Streams ---- */
+
+static enum status check_defaults(const struct fdsl_stream_config *config)
+{
+    struct fdsl_stream_config defaults;
+    (void)fdsl_stream_config_init(&defaults, sizeof defaults);
+    const char *field = config->out_res != defaults.out_res                               ? "out_res"
+                        : !config->fit || strcmp(config->fit, defaults.fit) != 0          ? "fit"
+                        : config->flip != defaults.flip                                   ? "flip"
+                        : config->channels != defaults.channels                           ? "channels"
+                        : !config->layout || strcmp(config->layout, defaults.layout) != 0 ? "layout"
+                        : !config->dtype || strcmp(config->dtype, defaults.dtype) != 0    ? "dtype"
+                                                                                          : NULL;
+    for (int c = 0; !field && c < FDSL_CHANNELS_MAX; c++)
+        field = config->mean[c] != 0 ? "mean" : config->std[c] != 1 ? "std" : NULL;
+    return field ? status_set(STATUS_USAGE,
+                              "%s: generated images have the format of their own configuration "
+                              "(fdsl_images_open()); leave the default here",
+                              field)
+                 : STATUS_OK;
+}
+
+enum status images_check_format(const struct images *images, const struct fdsl_stream_config *config,
+                                struct image_output *output, uint64_t *transform)
+{
+    const struct synth_output *own = &images->synth.output;
+    const uint32_t words[] = {own->res, (uint32_t)own->fit, own->channels, (uint32_t)own->layout,
+                              (uint32_t)own->type};
+    TRY(check_defaults(config));
+    output->type = own->type;
+    output->interleaved = own->layout == OUTPUT_NHWC;
+    *transform = checksum_seeded(words, sizeof words, 3);
+    if (own->type != DTYPE_U8) {
+        *transform = checksum_seeded(own->scale, own->channels * sizeof *own->scale, *transform);
+        *transform = checksum_seeded(own->bias, own->channels * sizeof *own->bias, *transform);
+    }
+    return STATUS_OK;
+}
+
+enum status images_stream_open(const struct images *images, const struct fdsl_stream_config *config,
+                               const struct images_plan *plan, struct stream **stream,
+                               struct device_batches **batches)
+{
+    struct generated_stream_request request = {.fresh = images->fresh,
+                                               .count = images->count,
+                                               .sample_bytes = synth_output_bytes(&images->synth),
+                                               .type = images->synth.output.type,
+                                               .plan = plan->plan,
+                                               .ahead = config->prefetch,
+                                               .held = config->held};
+    TRY(lib_generator_open(&images->synth, images->generator, config->device, config->num_threads,
+                           plan->plan.capacity, &request.generator));
+    if (config->device < 0)
+        return generated_stream_open(&request, stream);
+    struct device_order order = plan->order;
+    order.fresh = images->fresh;
+    order.captures = plan->even && !lib_generator_needs_host(images->generator);
+    TRY(device_images_open(config->device, &request, &order, batches));
+    *stream = &(*batches)->stream;
+    return STATUS_OK;
+}

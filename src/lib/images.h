@@ -1,0 +1,40 @@
+/* Generated images as a source of streams (images.c). */
+#ifndef FDSL_LIB_IMAGES_H
+#define FDSL_LIB_IMAGES_H
+
+#include "data/device_batches.h"
+#include "data/image_output.h"
+#include "lib/call.h"
+#include "synth/input.h"
+
+struct images {
+    struct synth synth;
+    int generator; /* index of lib_find_generator() */
+    uint32_t count;
+    uint64_t fresh; /* increment of image numbers per epoch */
+    uint64_t hash;  /* of everything that determines the pixels, but not of the output format */
+};
+
+/* Opens the images of fdsl_images_open(). The caller closes them with images_free(), even after an error. */
+enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh, struct images *images);
+void images_free(struct images *images);
+
+/* Refuses fields of a stream's configuration that the images' own configuration determines. Sets the type of
+ * `output`. Returns the hash of the output format in `*transform`. */
+enum status images_check_format(const struct images *images, const struct fdsl_stream_config *config,
+                                struct image_output *output, uint64_t *transform);
+
+/* What a stream of images needs beside the configuration. */
+struct images_plan {
+    struct stream_plan plan;
+    struct device_order order; /* lists the same samples as `plan`; `captures` and `fresh` are not set */
+    bool even;                 /* all steps have the same number of samples on this rank */
+};
+
+/* Opens a stream in host memory (`*stream`) or on config->device (`*batches`; `*stream` is its stream). The
+ * images must outlive the stream. */
+enum status images_stream_open(const struct images *images, const struct fdsl_stream_config *config,
+                               const struct images_plan *plan, struct stream **stream,
+                               struct device_batches **batches);
+
+#endif
