@@ -142,13 +142,17 @@ bool rows_labelled(const struct rows *rows)
     return rows->shared->labels != NULL;
 }
 
+uint64_t rows_hash(const struct rows *rows)
+{
+    return rows->hash;
+}
+
 void rows_describe(const struct rows *rows, struct fdsl_source_info *info)
 {
     const struct embeddings *set = rows->shared->set;
     info->samples = rows->count;
     info->bytes = rows->count * embeddings_row_bytes(set);
     info->files = (uint32_t)set->file_count;
-    info->hash = rows->hash;
     info->width = embedding_width(set->columns, rows->shared->align);
     info->columns = set->columns;
     info->dtype = dtype_names[rows->type];
@@ -375,11 +379,8 @@ enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_
                               struct rows_format *format)
 {
     struct fdsl_stream_config plain;
-    bool scaled = false;
     if (fdsl_stream_config_init(&plain, sizeof plain) != FDSL_OK)
         return status_set(STATUS_FAILED, "the configuration has no defaults");
-    for (int c = 0; c < FDSL_CHANNELS_MAX; c++)
-        scaled |= config->mean[c] != plain.mean[c] || config->std[c] != plain.std[c];
     TRY(has_default("shuffle_buffer", config->shuffle_buffer == plain.shuffle_buffer));
     TRY(has_default("lanes", config->lanes == plain.lanes));
     TRY(has_default("out_res", config->out_res == plain.out_res));
@@ -387,7 +388,10 @@ enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_
     TRY(has_default("flip", config->flip == plain.flip));
     TRY(has_default("channels", config->channels == plain.channels));
     TRY(has_default("layout", config->layout && strcmp(config->layout, plain.layout) == 0));
-    TRY(has_default("mean and std", !scaled));
+    for (int c = 0; c < FDSL_CHANNELS_MAX; c++) {
+        TRY(has_default("mean", config->mean[c] == plain.mean[c]));
+        TRY(has_default("std", config->std[c] == plain.std[c]));
+    }
     TRY(has_default("shard_bytes", config->shard_bytes == plain.shard_bytes));
     TRY(has_default("decoder", config->decoder && strcmp(config->decoder, plain.decoder) == 0));
     TRY(has_default("device_share", config->device_share == plain.device_share));

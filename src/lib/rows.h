@@ -21,8 +21,9 @@ void rows_free(struct rows *rows);
 
 uint32_t rows_count(const struct rows *rows); /* at least 1 */
 bool rows_labelled(const struct rows *rows);
+uint64_t rows_hash(const struct rows *rows); /* struct fdsl_source_info.hash */
 
-/* Sets the fields of `info` that describe rows, and `samples`, `bytes`, `files` and `hash`. */
+/* Sets the fields of `info` that describe rows, and `samples`, `bytes` and `files`. */
 void rows_describe(const struct rows *rows, struct fdsl_source_info *info);
 
 /* What a stream of rows delivers. */

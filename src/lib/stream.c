@@ -229,6 +229,7 @@ enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fd
         return lib_relay(status);
     if (status == STATUS_OK)
         status = rows_open(config, &self->rows);
+    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
     return end_source(&before, status, self, source);
 }
 
@@ -251,6 +252,7 @@ enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_se
         return lib_relay(status);
     if (status == STATUS_OK)
         status = rows_select(from->rows, config, &self->rows);
+    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
     return end_source(&before, status, self, source);
 }
 
@@ -685,10 +687,10 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
                                      .capacity = self->info.capacity,
                                      .list = list_step,
                                      .context = &self->order};
+    if (config->resident && (!self->source->rows || config->device < 0))
+        return status_set(STATUS_USAGE, "resident: it has an effect only on rows on a device");
     if (self->source->rows)
         return open_rows(config, self, plan);
-    if (config->resident)
-        return status_set(STATUS_USAGE, "resident: it has an effect only on rows");
     return self->source->generates ? open_images(config, self, &plan)
                                    : open_set(config, self, &plan, (enum set_stream_error)on_error);
 }
@@ -786,6 +788,14 @@ enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
         return lib_relay(
             status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
     return stream->ended || stream_wait(stream->stream, seconds) ? FDSL_OK : FDSL_PENDING;
+}
+
+/* Checks that a stream has labels. */
+static enum status check_labels(const struct fdsl_stream *stream, const char *name)
+{
+    return !stream->source->rows || rows_labelled(stream->source->rows)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s: the rows have no labels", name);
 }
 
 static enum status check_cuda_stream(const struct fdsl_stream *stream, const void *cuda_stream)
@@ -915,6 +925,8 @@ enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int6
     if (!images || !count)
         return lib_invalid(images ? "count: it is NULL" : "images: it is NULL");
     *count = 0;
+    if (labels && stream && check_labels(stream, "labels") != STATUS_OK)
+        return lib_relay(STATUS_USAGE);
     const enum fdsl_status result = begin_batch(stream, cuda_stream);
     if (result != FDSL_OK)
         return result;
@@ -927,14 +939,6 @@ enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int6
         *count = batch.samples.count;
     }
     return lib_relay(status);
-}
-
-/* Checks that a stream has labels. */
-static enum status check_labels(const struct fdsl_stream *stream, const char *name)
-{
-    return !stream->source->rows || rows_labelled(stream->source->rows)
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "%s: the rows have no labels", name);
 }
 
 static enum status check_batch(const struct fdsl_batch *batch)
@@ -1115,7 +1119,7 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *sta
         return status_set(
             STATUS_USAGE,
             "state: it belongs to another transform; out_res, fit, flip, channels, layout, dtype, "
-            "mean and std must be the same");
+            "mean and std must be the same, of rows dtype and align");
     TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
     TRY(check_same("seed", state->seed, own.seed));
     TRY(check_same("shuffle_buffer (0: no shuffle)", state->shuffle_buffer, own.shuffle_buffer));
