@@ -6,13 +6,13 @@ import ctypes
 import os
 import warnings
 from _thread import allocate_lock
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Optional, Union
 
 from ._array import Array, _Memory
 from ._generator import _NAMES, _dtype, _path, _per_channel, _text
 from ._library import (
-    CPU, END, IMAGES, LABELS, PENDING, BatchInfoStruct, Error, SourceConfigStruct,
+    CPU, END, IMAGES, LABELS, PENDING, ROWS, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
     integer, lib,
 )  # fmt: skip
@@ -53,8 +53,9 @@ class _Source:
 
     __slots__ = ("_handle", "_process", "_arguments", "_info", "__weakref__")
     _kind = b"auto"
+    _rows = False  # whether the samples are rows of fdsl.Embeddings
 
-    def _open(self, path: Any, **arguments: Any) -> None:
+    def _open_path(self, path: Any, **arguments: Any) -> None:
         c = SourceConfigStruct()
         check(lib.fdsl_source_config_init(c, ctypes.sizeof(c)))
         name = _path("path", path)
@@ -66,10 +67,12 @@ class _Source:
             setattr(c, field, None if value is None else _text(field, value))
         c.cache_dir = _path("cache_dir", arguments.get("cache_dir"))
         c.cache_bytes = _bytes("cache_bytes", arguments.get("cache_bytes"))
+        self._open(lambda handle: lib.fdsl_source_open(c, handle), {"path": path, **arguments})
+
+    def _open(self, function: Callable[[Any], int], arguments: dict[str, Any]) -> None:
         handle = ctypes.c_void_p()
-        check(lib.fdsl_source_open(c, handle))
-        self._handle, self._process = handle.value or 0, os.getpid()
-        self._arguments = {"path": path, **arguments}
+        check(function(handle))
+        self._handle, self._process, self._arguments = handle.value or 0, os.getpid(), arguments
         self._info = SourceInfoStruct(ctypes.sizeof(SourceInfoStruct))
         check(lib.fdsl_source_describe(self._handle, self._info))
         _warn()
@@ -116,6 +119,11 @@ class _Source:
         if handle:
             close(handle)  # does nothing in a forked child
 
+    def _set_format(self, c: StreamConfigStruct, transforms: Any, dtype: Any, channels: Any, layout: Any) -> None:
+        """Sets the fields of a stream that describe its samples."""
+        dtype = "uint8" if dtype is None else dtype
+        _set_transform(c, transforms, dtype, 3 if channels is None else channels, "nchw" if layout is None else layout)
+
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
         return _reopen_source, (type(self), self._arguments)
@@ -155,7 +163,7 @@ class Shards(_Source):
         cache_dir: Optional[Path] = None,
         cache_bytes: Union[None, int, str] = None,
     ) -> None:
-        self._open(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes)
+        self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes)
 
 
 class Folder(_Source):
@@ -167,7 +175,7 @@ class Folder(_Source):
     _kind = b"folder"
 
     def __init__(self, path: Path) -> None:
-        self._open(path)
+        self._open_path(path)
 
 
 # ---- Transforms ----
@@ -288,8 +296,11 @@ class _Stream:
         self._handle = handle.value or 0
         self.info = StreamInfoStruct(ctypes.sizeof(StreamInfoStruct))
         check(lib.fdsl_stream_describe(self._handle, self.info))
-        self.shape = tuple(self.info.shape)
-        self.dtype = _NAMES[config.dtype.decode()]
+        self.field = ROWS if source._rows else IMAGES
+        self.shape = tuple(self.info.shape)[: 1 if source._rows else 3]
+        self.labelled = not source._rows or bool(source._info.labelled)
+        name = source._info.dtype if config.dtype == b"auto" else config.dtype
+        self.dtype = _NAMES[name.decode()]
 
     def check_open(self) -> None:
         if os.getpid() != self._process:  # checked before locking, because the parent may have held the lock at fork()
@@ -321,7 +332,7 @@ class _Stream:
         self._live[memory.batch] = None
         info = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
         check(lib.fdsl_batch_describe(memory.batch, info))
-        memory.pointer = self.address(memory, IMAGES)
+        memory.pointer = self.address(memory, self.field)
         if info.masked:
             _warn()
         after = (info.epoch + 1, 0) if info.last else (info.epoch, info.step + 1)
@@ -387,7 +398,7 @@ class _Stream:
 class Loader:
     """An iterable of (images, labels): the samples of a data set, decoded ahead by threads of the library.
 
-    source            an fdsl.Shards or fdsl.Folder, opened in this process
+    source            an fdsl.Shards, fdsl.Folder or fdsl.Embeddings, opened in this process
     batch_size        images per batch and rank
     rank              number of this process, below world_size; never taken from the environment
     world_size        number of processes
@@ -399,11 +410,15 @@ class Loader:
     num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
     prefetch          number of batches that are prepared ahead, 1 to 1024
     transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop; None: all images have one size already
-    dtype             "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or NumPy
-    channels          3 (RGB) or 1 (gray)
-    layout            "nchw" or "nhwc"
+    dtype             None ("uint8" for images, the stored type for rows), "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or NumPy
+    channels          3 (RGB; None) or 1 (gray)
+    layout            "nchw" (None) or "nhwc"
     on_error          an image or label that cannot be decoded: "fail" raises an Error; "mask" gives it zeros and the label
                       -1, with a RuntimeWarning for each of the first 8 such batches
+    resident          rows on a device: copy them to its memory once, as many as fit
+
+    fdsl.Embeddings takes none of the arguments for images; an epoch is a permutation of all its rows, and an item is a
+    pair of the rows, of shape (count, width), and their labels, or None if they have none.
 
     Each item is a pair of fdsl.Array on the CPU: images of shape (count, *loader.shape), and int64 labels of shape
     (count,). The caller may keep and change both. NumPy, PyTorch and others use their memory without a copy.
@@ -426,7 +441,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Union[Shards, Folder],
+        source: Any,
         batch_size: int = 256,
         *,
         rank: int = 0,
@@ -439,13 +454,14 @@ class Loader:
         num_threads: Optional[int] = None,
         prefetch: int = 2,
         transforms: Optional[Transform] = None,
-        dtype: Any = "uint8",
-        channels: int = 3,
-        layout: str = "nchw",
+        dtype: Any = None,
+        channels: Optional[int] = None,
+        layout: Optional[str] = None,
         on_error: str = "fail",
+        resident: bool = False,
     ) -> None:
         if not isinstance(source, _Source):
-            raise TypeError(f"source: it must be an fdsl.Shards or fdsl.Folder, not {type(source).__name__}")
+            raise TypeError(f"source: it must be an fdsl.Shards, fdsl.Folder or fdsl.Embeddings, not {type(source).__name__}")
         c = StreamConfigStruct()
         check(lib.fdsl_stream_config_init(c, ctypes.sizeof(c)))
         c.batch_size = integer("batch_size", batch_size, 1, (1 << 31) - 1)
@@ -458,14 +474,15 @@ class Loader:
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
         c.prefetch, c.held = integer("prefetch", prefetch, 1, 1024), _HELD
         c.on_error = _text("on_error", on_error)
-        _set_transform(c, transforms, dtype, channels, layout)
+        c.resident = _flag("resident", resident)
+        source._set_format(c, transforms, dtype, channels, layout)
         self.source = source
         self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
         self._arguments: dict[str, Any] = {
             "batch_size": c.batch_size, "rank": c.rank, "world_size": c.world_size, "seed": c.seed, "shuffle": shuffle,
             "shuffle_buffer": c.shuffle_buffer, "lanes": c.lanes, "drop_last": drop_last, "num_threads": num_threads,
-            "prefetch": c.prefetch, "transforms": transforms, "dtype": _NAMES[c.dtype.decode()], "channels": c.channels,
-            "layout": layout, "on_error": on_error,
+            "prefetch": c.prefetch, "transforms": transforms, "dtype": _NAMES.get(c.dtype.decode()), "channels": channels,
+            "layout": layout, "on_error": on_error, "resident": resident,
         }  # fmt: skip
         self._stream = _Stream(source, c)
         self._epoch = self._step = 0  # position of the next batch that the caller receives
@@ -596,8 +613,8 @@ class Loader:
 
     def _deliver(self, batch: _Batch) -> Any:
         """Returns what the caller receives of a batch."""
-        labels = self._stream.values(batch, LABELS)
-        if batch.masked and self._label_of_masked != -1:
+        labels = self._stream.values(batch, LABELS) if self._stream.labelled else None
+        if labels is not None and batch.masked and self._label_of_masked != -1:
             values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)
             values[:] = [self._label_of_masked if value == -1 else value for value in values]
         return self._stream.images(batch), labels

@@ -41,13 +41,13 @@ class Loader:
     """An iterable of (images, labels): PyTorch tensors, prepared ahead of the training step.
 
     Loader(generator, ...) generates images on the generator's device; its arguments are those of GeneratorLoader.
-    Loader(source, ...) reads an fdsl.Shards or fdsl.Folder; its arguments are those of StreamLoader.
+    Loader(source, ...) reads an fdsl.Shards, fdsl.Folder or fdsl.Embeddings; its arguments are those of StreamLoader.
     """
 
     def __new__(cls, source: Any = None, *arguments: Any, **named: Any) -> Any:
         kind: Any = cls
         if cls is Loader:
-            kind = StreamLoader if isinstance(source, (Shards, Folder)) else GeneratorLoader
+            kind = StreamLoader if isinstance(source, _stream._Source) else GeneratorLoader
         return object.__new__(kind)
 
     if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class StreamLoader(_stream.Loader, Loader):
 
     def _deliver(self, batch: Any) -> Batch:
         images, labels = super()._deliver(batch)
-        return torch.from_dlpack(images), torch.from_dlpack(labels)
+        return torch.from_dlpack(images), labels if labels is None else torch.from_dlpack(labels)
 
     def _produce(self, epoch: int, step: int) -> Iterator[tuple[Batch, tuple[int, int]]]:
         return super()._produce(epoch, step) if self.device.type == "cpu" else self._produce_cuda(epoch, step)
