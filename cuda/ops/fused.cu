@@ -166,7 +166,7 @@ static __device__ __forceinline__ void begin_load(const struct fused_job &fused,
 {
     uint64_t i = (uint64_t)tile * fused.plan.tile_rows + self.row;
     if (fused.plan.loads_bulk && threadIdx.x % WARP_LANES == 0 && tile < fused.tiles && i < fused.chunk.count)
-        bulk_load(self.buffer, fused.chunk.rows + i * fused.job.row_bytes, fused.job.row_bytes, self.loaded);
+        bulk_load(self.buffer, fused.chunk.rows + i * fused.job.row_stride, fused.job.row_bytes, self.loaded);
 }
 
 /* Takes the row that was copied to the buffer, and begins to copy the consumer's row of tile `next`. */
@@ -261,12 +261,14 @@ process_row(const struct fused_job &fused, struct pipeline &pipeline, const stru
         *(fused.lists ? &pipeline.hashes[slot][self.row] : arrays.hashes + i) = hash;
     if (first_lane && arrays.order && !fused.lists)
         arrays.order[i] = number_of(job, i);
-    if (arrays.values)
-        warp_convert<KIND, FP4>(job.format, window, row,
-                                fused.lists ? values_in_tile(fused.plan, outputs, slot, self.row)
-                                            : arrays.values + i * job.value_bytes,
+    if (arrays.values) {
+        uint8_t *values = fused.lists ? values_in_tile(fused.plan, outputs, slot, self.row)
+                                      : arrays.values + i * job.value_bytes;
+        warp_convert<KIND, FP4>(job.format, window, row, values,
                                 fused.lists ? scales_in_tile(fused.plan, outputs, slot, self.row)
                                             : arrays.scales + i * job.scale_bytes);
+        warp_pad(values, job.value_bytes, job.pad_bytes);
+    }
 }
 
 /* Hands the warp's row of the output tile to the writer. */
@@ -293,7 +295,7 @@ static __device__ void consume(const struct fused_job &fused, struct pipeline &p
     for (uint32_t turn = group; tile_of_turn(turn) < fused.tiles; turn += plan.groups) {
         uint32_t tile = tile_of_turn(turn);
         uint64_t i = (uint64_t)tile * plan.tile_rows + self.row;
-        const uint8_t *row = fused.chunk.rows + i * fused.job.row_bytes;
+        const uint8_t *row = fused.chunk.rows + i * fused.job.row_stride;
         bool exists = i < fused.chunk.count;
         struct window<TYPE, QUADS> window;
         if (KIND != ROW_ANY && plan.loads_bulk && exists)
@@ -346,6 +348,14 @@ static __device__ __forceinline__ void write_values(const struct fused_job &fuse
     }
 }
 
+/* Returns the lowest `most` set bits of a word. */
+static __device__ __forceinline__ uint32_t first_bits(uint32_t word, uint64_t most)
+{
+    while (__popc(word) > most)
+        word &= ~(1u << (31 - __clz((int)word)));
+    return word;
+}
+
 /* Writes output tile number `turn` of this block. `before` is the number of kept rows before this tile. Lane
  * l writes the order, the list entry and the hash of row l. */
 static __device__ __forceinline__ void write_tile(const struct fused_job &fused,
@@ -368,8 +378,10 @@ static __device__ __forceinline__ void write_tile(const struct fused_job &fused,
         if (arrays.hashes)
             arrays.hashes[j] = pipeline.hashes[slot][lane];
     }
+    if (!arrays.values || before >= job.outputs)
+        return;
     uint64_t j = before;
-    for (uint32_t left = arrays.values ? kept : 0, count; left; j += count) {
+    for (uint32_t left = first_bits(kept, job.outputs - before), count; left; j += count) {
         uint32_t row = __ffs((int)left) - 1;
         count = __ffs((int)~(left >> row)) - 1; /* consecutive kept rows, which are adjacent in the output */
         left &= left + (1u << row);
@@ -458,7 +470,8 @@ static struct fused_plan make_plan(const struct gpu_ops *gpu)
     shape.stores = gpu->lists && gpu->one_pass;
     shape.columns = ops->format.columns;
     shape.row_bytes = ops->row_bytes;
-    shape.value_bytes = ops_array_bytes(ops, OPS_VALUES);
+    shape.value_bytes = gpu_value_bytes(gpu);
+    shape.unaligned = gpu->target && gpu->target->unaligned;
     shape.scale_bytes = ops_array_bytes(ops, OPS_SCALES);
     return fused_plan(&shape);
 }
@@ -534,11 +547,11 @@ static enum status fused_write(struct gpu_ops *gpu, const struct chunk *chunk)
     return gpu_write(gpu, chunk, &gpu->arrays);
 }
 
-static const struct gpu_steps steps = {.fused = true, .read = fused_read, .write = fused_write};
+const struct gpu_steps gpu_fused_steps = {.fused = true, .read = fused_read, .write = fused_write};
 
 static enum status fused_setup(const struct resources *resources, const void *input, void **state)
 {
-    return gpu_ops_open(resources, input, &steps, state);
+    return gpu_ops_open(resources, input, &gpu_fused_steps, state);
 }
 
 extern "C" const struct variant variant_ops_fused = {.platform = "cuda",

@@ -34,6 +34,7 @@ static inline enum row_kind row_kind_of(uint64_t row_bytes, uint32_t columns)
 struct fused_shape {
     uint64_t shared_bytes; /* maximum shared memory per block */
     bool bulk;             /* the GPU has bulk copies */
+    bool unaligned;        /* input rows are not aligned to 16 bytes */
     bool stores;           /* the kernel drops rows and writes results: it needs output tiles */
     uint32_t columns;
     uint64_t row_bytes, value_bytes, scale_bytes; /* per row, and per output row */
@@ -62,7 +63,7 @@ static inline struct fused_plan fused_plan_for(const struct fused_shape *shape, 
     struct fused_plan plan = {false};
     plan.tile_rows = tile_rows;
     plan.groups = groups;
-    plan.loads_bulk = shape->bulk && shape->columns <= ROW_VALUES_MAX &&
+    plan.loads_bulk = shape->bulk && !shape->unaligned && shape->columns <= ROW_VALUES_MAX &&
                       row_kind_of(shape->row_bytes, shape->columns) != ROW_ANY;
     plan.stores_bulk = shape->bulk && shape->value_bytes % 16 == 0;
     plan.arrivals = plan.stores_bulk && !shape->scale_bytes ? 1 : WARP_LANES;

@@ -165,15 +165,17 @@ static size_t list_parts(struct gpu_ops *gpu, struct part parts[PARTS_MAX], size
     struct gpu_arrays *arrays = &gpu->arrays;
     uint64_t count = ops->count, outputs = ops_outputs(ops, count);
     bool dedup = ops->steps[OPS_DEDUP], tiles = gpu->steps->fused && gpu->lists && !dedup;
+    bool results =
+        !gpu->target; /* all results are in the arena; a target has its own memory for its results */
     const struct part all[] = {
         {(void **)&arrays->words, sizeof *arrays->words},
         {(void **)&gpu->counts, tiles ? gpu_fused_tiles(gpu) : 0},
-        {(void **)&arrays->kept, count * ops_array_bytes(ops, OPS_KEPT)},
-        {(void **)&arrays->order, outputs * ops_array_bytes(ops, OPS_ORDER)},
-        {(void **)&arrays->values, outputs * ops_array_bytes(ops, OPS_VALUES)},
-        {(void **)&arrays->scales, outputs * ops_array_bytes(ops, OPS_SCALES)},
-        {(void **)&arrays->hashes, outputs * ops_array_bytes(ops, OPS_HASHES)},
-        {(void **)&arrays->rows, gpu->lists && !gpu->one_pass ? count * sizeof *arrays->rows : 0},
+        {(void **)&arrays->kept, results || dedup ? count * ops_array_bytes(ops, OPS_KEPT) : 0},
+        {(void **)&arrays->order, results ? outputs * ops_array_bytes(ops, OPS_ORDER) : 0},
+        {(void **)&arrays->values, results ? outputs * ops_array_bytes(ops, OPS_VALUES) : 0},
+        {(void **)&arrays->scales, results ? outputs * ops_array_bytes(ops, OPS_SCALES) : 0},
+        {(void **)&arrays->hashes, results ? outputs * ops_array_bytes(ops, OPS_HASHES) : 0},
+        {(void **)&arrays->rows, results && gpu->lists && !gpu->one_pass ? count * sizeof *arrays->rows : 0},
         {(void **)&arrays->row_hashes, dedup ? count * sizeof *arrays->row_hashes : 0},
         {(void **)&arrays->row_largest, gpu->scaled ? count * sizeof *arrays->row_largest : 0},
         {(void **)&gpu->sorted_hashes[0], dedup ? count * sizeof *gpu->sorted_hashes[0] : 0},
@@ -200,6 +202,10 @@ static void place_parts(struct gpu_ops *gpu, uint8_t *base)
             gpu->cleared_bytes = at;
     }
     gpu->arena_bytes = at;
+    if (gpu->target) {
+        gpu->arrays.values = gpu->target->values;
+        gpu->arrays.rows = gpu->target->rows;
+    }
 }
 
 /* Computes the size of the arena. */
@@ -232,13 +238,10 @@ static enum status gpu_check_memory(const struct gpu_ops *gpu)
                                     : "use --sample, a smaller --to, or a smaller --chunk or --ring");
 }
 
-/* Creates a private memory pool, which keeps freed memory for the next run. */
-static enum status gpu_results_open(struct gpu_ops *gpu)
+enum status gpu_pool_open(struct gpu_ops *gpu)
 {
     cudaMemPoolProps properties = {};
     uint64_t threshold = UINT64_MAX;
-    if (!gpu->ops->pool)
-        return STATUS_OK;
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location.type = cudaMemLocationTypeDevice;
     properties.location.id = gpu->device;
@@ -247,7 +250,7 @@ static enum status gpu_results_open(struct gpu_ops *gpu)
     return STATUS_OK;
 }
 
-static enum status free_arena(struct gpu_ops *gpu)
+enum status gpu_arena_free(struct gpu_ops *gpu)
 {
     uint8_t *arena = gpu->arena;
     gpu->arena = NULL;
@@ -260,20 +263,11 @@ static enum status free_arena(struct gpu_ops *gpu)
     return STATUS_OK;
 }
 
-static void gpu_results_close(struct gpu_ops *gpu)
-{
-    (void)free_arena(gpu);
-    if (gpu->compute)
-        (void)cudaStreamSynchronize(gpu->compute);
-    if (gpu->pool)
-        (void)cudaMemPoolDestroy(gpu->pool);
-}
-
 /* Allocates a new arena. If there is a first pass, clears the arena's words and counts. */
 static enum status gpu_results_renew(struct gpu_ops *gpu)
 {
     void *arena = NULL;
-    TRY(free_arena(gpu));
+    TRY(gpu_arena_free(gpu));
     if (gpu->pool)
         CUDA_TRY(cudaMallocFromPoolAsync(&arena, gpu->arena_bytes, gpu->pool, gpu->compute));
     else
@@ -298,7 +292,19 @@ static void plan_passes(struct gpu_ops *gpu)
     gpu->reads = gpu->one_pass || steps[OPS_MASK] || steps[OPS_DEDUP] || gpu->scaled;
 }
 
-static enum status open_device(struct gpu_ops *gpu)
+uint64_t gpu_value_bytes(const struct gpu_ops *gpu)
+{
+    return gpu->target ? gpu->target->value_bytes : ops_array_bytes(gpu->ops, OPS_VALUES);
+}
+
+enum status gpu_plan(struct gpu_ops *gpu)
+{
+    plan_passes(gpu);
+    TRY(gpu_input_plan(gpu));
+    return gpu_results_plan(gpu);
+}
+
+enum status gpu_device_open(struct gpu_ops *gpu)
 {
     int architecture;
     bool at_load;
@@ -313,6 +319,16 @@ static enum status open_device(struct gpu_ops *gpu)
     CUDA_TRY(cudaEventCreate(&gpu->end));
     CUDA_TRY(cudaMallocHost(&gpu->host_words, sizeof *gpu->host_words));
     return STATUS_OK;
+}
+
+void gpu_device_close(struct gpu_ops *gpu)
+{
+    if (gpu->compute)
+        (void)cudaStreamSynchronize(gpu->compute);
+    if (gpu->pool)
+        (void)cudaMemPoolDestroy(gpu->pool);
+    (void)cudaFreeHost(gpu->host_words);
+    destroy(gpu->begin, gpu->end, gpu->compute, gpu->copies);
 }
 
 enum status gpu_ops_open(const struct resources *resources, const void *input, const struct gpu_steps *steps,
@@ -333,12 +349,11 @@ enum status gpu_ops_open(const struct resources *resources, const void *input, c
                           "ranks or a smaller set",
                           (unsigned long long)ops->count, (unsigned long long)ROWS_MAX);
     CUDA_TRY(cudaSetDevice(gpu->device));
-    TRY(open_device(gpu));
-    plan_passes(gpu);
-    TRY(gpu_input_plan(gpu));
-    TRY(gpu_results_plan(gpu));
+    TRY(gpu_device_open(gpu));
+    TRY(gpu_plan(gpu));
     TRY(gpu_check_memory(gpu));
-    TRY(gpu_results_open(gpu));
+    if (ops->pool)
+        TRY(gpu_pool_open(gpu));
     return gpu_input_open(gpu);
 }
 
@@ -347,10 +362,9 @@ void gpu_ops_teardown(void *state)
     struct gpu_ops *gpu = static_cast<struct gpu_ops *>(state);
     (void)cudaSetDevice(gpu->device);
     gpu_input_close(gpu);
-    gpu_results_close(gpu);
-    (void)cudaFreeHost(gpu->host_words);
+    (void)gpu_arena_free(gpu);
+    gpu_device_close(gpu);
     (void)cudaFree(gpu->copy_target);
-    destroy(gpu->begin, gpu->end, gpu->compute, gpu->copies);
     delete gpu;
 }
 
@@ -391,11 +405,15 @@ static void begin_job(struct gpu_ops *gpu, uint64_t number)
     job->masks = ops->steps[OPS_MASK];
     job->permutes = ops->steps[OPS_PERMUTE];
     job->row_bytes = (uint32_t)ops->row_bytes;
-    job->value_bytes = ops_array_bytes(ops, OPS_VALUES);
+    job->row_stride = gpu->target && gpu->target->input ? gpu->target->stride : ops->row_bytes;
+    job->unaligned = gpu->target && gpu->target->unaligned;
+    job->value_bytes = gpu_value_bytes(gpu);
+    job->pad_bytes = gpu->target ? (uint32_t)gpu->target->pad_bytes : 0;
     job->scale_bytes = ops_array_bytes(ops, OPS_SCALES);
     job->first = ops->first;
     job->count = ops->count;
     job->shift = ops_shift(ops, number);
+    job->outputs = ops_outputs(ops, ops->count);
     job->arrays = gpu->arrays;
     gpu->summary.number = number;
     gpu->summary.kept = ops->count;
@@ -444,25 +462,43 @@ static enum status do_steps(struct gpu_ops *gpu)
     return second_pass(gpu);
 }
 
-enum status gpu_ops_run(void *state, uint64_t number, struct run_time *time)
+static enum status begin_run(struct gpu_ops *gpu, uint64_t number)
 {
-    struct gpu_ops *gpu = static_cast<struct gpu_ops *>(state);
-    const bool *steps = gpu->ops->steps;
-    float elapsed_ms;
-    CUDA_TRY(cudaSetDevice(gpu->device));
-    TRY(begin_timing(gpu));
     TRY(gpu_results_renew(gpu));
     begin_job(gpu, number);
-    TRY(do_steps(gpu));
-    CUDA_TRY(cudaEventRecord(gpu->end, gpu->compute));
+    return do_steps(gpu);
+}
+
+/* Waits for the end of the run, and completes the summary. */
+static enum status end_run(struct gpu_ops *gpu)
+{
+    const bool *steps = gpu->ops->steps;
     if (steps[OPS_MASK] || steps[OPS_DEDUP]) {
         TRY(gpu_fetch_words(gpu));
         gpu->summary.kept = gpu->host_words->kept;
     }
     CUDA_TRY(cudaStreamSynchronize(gpu->compute));
+    gpu->summary.outputs = ops_outputs(gpu->ops, gpu->summary.kept);
+    return STATUS_OK;
+}
+
+enum status gpu_run_once(struct gpu_ops *gpu)
+{
+    TRY(begin_run(gpu, 0));
+    return end_run(gpu);
+}
+
+enum status gpu_ops_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct gpu_ops *gpu = static_cast<struct gpu_ops *>(state);
+    float elapsed_ms;
+    CUDA_TRY(cudaSetDevice(gpu->device));
+    TRY(begin_timing(gpu));
+    TRY(begin_run(gpu, number));
+    CUDA_TRY(cudaEventRecord(gpu->end, gpu->compute));
+    TRY(end_run(gpu));
     CUDA_TRY(cudaEventElapsedTime(&elapsed_ms, gpu->begin, gpu->end));
     time->device_s = gpu->resident ? 1e-3 * (double)elapsed_ms : -1;
-    gpu->summary.outputs = ops_outputs(gpu->ops, gpu->summary.kept);
     return STATUS_OK;
 }
 

@@ -1,5 +1,7 @@
 /* The variants of `ops` on a GPU: the arguments of their kernels, and the code that they share for input,
- * results and timing. A variant implements struct gpu_steps. docs/ops.md describes the variants. */
+ * results and timing. A variant implements struct gpu_steps. docs/ops.md describes the variants. Sets in
+ * device memory (rows_device.cu) use the same code; struct gpu_target says where their rows come from and go
+ * to. */
 #ifndef FDSL_CUDA_OPS_GPU_CUH
 #define FDSL_CUDA_OPS_GPU_CUH
 
@@ -7,6 +9,7 @@
 #include <stdint.h>
 
 #include "common/check.cuh"
+#include "core/parallel.h"
 #include "core/variant.h"
 #include "ops/job.h"
 
@@ -41,19 +44,26 @@ struct gpu_arrays {
     uint64_t *row_hashes;  /* per row of the run; only for dedup */
     uint32_t *row_largest; /* largest finite magnitude per row of the run; only for nvfp4 */
     struct run_words *words;
+    const int32_t *row_labels; /* per row that is gathered; only for gpu_gather() */
+    int32_t *labels;
 };
 
 /* The arguments of the kernels of a run. */
 struct gpu_job {
     struct ops_format format;
     float norm_min, norm_max;
-    bool masks; /* rows with a norm out of bounds are not kept */
+    bool masks;     /* rows with a norm out of bounds are not kept */
+    bool unaligned; /* rows can only be read one value at a time (ROW_ANY in row.cuh) */
     uint32_t row_bytes;
+    uint64_t row_stride;               /* bytes from one input row to the next */
     uint64_t value_bytes, scale_bytes; /* per output row */
+    uint32_t pad_bytes;                /* of the values of an output row: zeros at its end */
     uint64_t first, shift, count;      /* see struct ops */
     uint64_t candidates, outputs;      /* rows that the permutation permutes; output rows */
     bool permutes;
     struct ops_draw draw; /* valid if `permutes` is set */
+    uint64_t seed;        /* only with `step` */
+    const uint64_t *step; /* gpu_gather(): the number of the batch, in device memory; NULL: `draw` says it */
     struct gpu_arrays arrays;
 };
 
@@ -71,6 +81,19 @@ struct gpu_steps {
     gpu_chunk_function *write;
 };
 
+/* A set in device memory, which takes the results of one run: only the values and the list of kept rows. */
+struct gpu_target {
+    uint8_t *values;                 /* room for ops_outputs() rows */
+    uint32_t *rows;                  /* room for all rows; NULL if all rows are kept */
+    uint64_t value_bytes, pad_bytes; /* per output row; the padding is included in value_bytes */
+    const uint8_t *input; /* rows that are already in device memory; NULL: they are in host memory */
+    uint64_t stride;      /* of `input` */
+    bool unaligned;       /* rows of `input`, or padded output rows, are not aligned to 16 bytes */
+    enum status (*copy)(void *context, uint64_t first, uint64_t count, void *to); /* NULL: ops->parts */
+    void *context;
+    void (*parallel)(int threads, uint64_t count, parallel_task *task, void *context);
+};
+
 /* A ring of chunks in pinned and in device memory; see input.cu. */
 struct chunk_ring {
     uint32_t buffers;
@@ -82,6 +105,7 @@ struct chunk_ring {
 struct gpu_ops {
     const struct ops *ops;
     const struct gpu_steps *steps;
+    const struct gpu_target *target;                    /* NULL for variants */
     int device, threads, multiprocessors, shared_bytes; /* shared_bytes: maximum shared memory per block */
     bool bulk;                                          /* kernels may use bulk copies */
     cudaStream_t compute, copies;
@@ -126,6 +150,25 @@ extern const struct ops_traits gpu_ops_traits;
 enum status gpu_ops_open(const struct resources *resources, const void *input, const struct gpu_steps *steps,
                          void **state);
 
+/* Creates the streams, events and pinned memory of gpu->device, which is current; and a memory pool, which
+ * keeps freed memory. The caller closes the device, even after a failure, when no input and no arena is open.
+ */
+enum status gpu_device_open(struct gpu_ops *gpu);
+enum status gpu_pool_open(struct gpu_ops *gpu);
+void gpu_device_close(struct gpu_ops *gpu);
+
+/* Computes the passes and the sizes of ring and arena from gpu->ops, gpu->steps and gpu->target. */
+enum status gpu_plan(struct gpu_ops *gpu);
+
+/* Runs all steps once and waits for the end. Fills gpu->summary. */
+enum status gpu_run_once(struct gpu_ops *gpu);
+
+/* Frees the arena, in the order of gpu->compute. */
+enum status gpu_arena_free(struct gpu_ops *gpu);
+
+/* Returns the bytes of the values of an output row. */
+uint64_t gpu_value_bytes(const struct gpu_ops *gpu);
+
 /* If the times of steps are measured, begins to measure a step. */
 void gpu_step_begin(struct gpu_ops *gpu);
 
@@ -160,12 +203,43 @@ enum status gpu_write(struct gpu_ops *gpu, const struct chunk *chunk, const stru
 /* Writes the order of all output rows. */
 enum status gpu_write_order(struct gpu_ops *gpu);
 
+/* ---- Gathering rows that are only copied: gather.cu ---- */
+
+/* Rows of a batch that are not in device memory: row j of `rows` becomes output row j. */
+struct gpu_staged {
+    const uint8_t *rows; /* NULL: none */
+    uint64_t stride;
+    struct ops_format format;
+    uint32_t row_bytes, pad_bytes;
+};
+
+/* Returns whether gpu_gather_bulk() can write the output rows. `bulk`: the GPU has bulk copies. */
+bool gpu_gather_fits(const struct gpu_job *job, bool bulk);
+
+/* Enqueues one kernel that copies input rows to output rows and, unless their pointers are NULL, writes the
+ * order and the labels. A row whose number is not below chunk->count becomes a row of NaN with the label -1.
+ * Rows are only copied: job->row_bytes equals job->value_bytes. */
+enum status gpu_gather_bulk(const struct gpu_job *job, const struct chunk *chunk, cudaStream_t stream);
+
+/* Does the same for rows of any size and alignment. Rows of `staged` are converted; they are those whose
+ * number is at least chunk->count, but below job->candidates. */
+enum status gpu_gather_any(const struct gpu_job *job, const struct chunk *chunk,
+                           const struct gpu_staged *staged, cudaStream_t stream);
+
+/* Loads the kernels that gather without staged rows on the current device: a first launch must not be
+ * captured.
+ */
+enum status gpu_gather_load(void);
+
 /* ---- The first pass with one kernel per step: steps.cu ---- */
 
 /* Implements read() of struct gpu_steps. */
 enum status gpu_read_steps(struct gpu_ops *gpu, const struct chunk *chunk);
 
 /* ---- The fused kernel: fused.cu ---- */
+
+/* The steps of `ops-fused`. */
+extern const struct gpu_steps gpu_fused_steps;
 
 /* Returns whether output rows fit into shared memory, so that one pass is possible. */
 bool gpu_fused_fits(const struct gpu_ops *gpu);

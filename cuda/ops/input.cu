@@ -111,6 +111,9 @@ static void launch_complete(struct stream *stream, std::unique_lock<std::mutex> 
 static enum status copy_rows(const struct stream *stream, uint64_t begin, uint64_t count, uint8_t *to)
 {
     const struct ops *ops = stream->gpu->ops;
+    const struct gpu_target *target = stream->gpu->target;
+    if (target && target->copy)
+        return target->copy(target->context, begin, count, to);
     while (count > 0) {
         uint64_t span;
         const uint8_t *rows = ops_span(ops, ops_position(ops, stream->shift, begin), &span);
@@ -190,7 +193,7 @@ static enum status stream_rows(struct gpu_ops *gpu, gpu_chunk_function *pass, ui
     stream.slices = stream.chunks * stream.slices_per_chunk;
     stream.copied.reset(new (std::nothrow) uint64_t[gpu->ring.buffers]());
     TRY(ALLOCATED(stream.copied, "out of memory"));
-    parallel_for(gpu->threads, (uint64_t)gpu->threads, fill, &stream);
+    (gpu->target ? gpu->target->parallel : parallel_for)(gpu->threads, (uint64_t)gpu->threads, fill, &stream);
     if (!target)
         gpu->summary.copied_bytes += gpu->ops->count * gpu->ops->row_bytes;
     if (stream.failed)
@@ -206,7 +209,8 @@ static enum status open_ring(struct gpu_ops *gpu, bool with_device)
 {
     struct chunk_ring *ring = &gpu->ring;
     uint64_t bytes = ring->buffers * ring->chunk_bytes;
-    TRY(memory_check(bytes, "the ring of chunks", "lower --chunk or --ring"));
+    TRY(memory_check(bytes, "the ring of chunks",
+                     OPTION_OR_FIELD("lower --chunk or --ring", "free host memory")));
     ring->copied = new (std::nothrow) cudaEvent_t[ring->buffers]();
     ring->computed = new (std::nothrow) cudaEvent_t[ring->buffers]();
     TRY(ALLOCATED(ring->copied && ring->computed, "out of memory"));
@@ -261,6 +265,10 @@ enum status gpu_input_open(struct gpu_ops *gpu)
 {
     if (!gpu->ops->resident)
         return open_ring(gpu, true);
+    if (gpu->target) { /* the caller's rows */
+        gpu->resident = const_cast<uint8_t *>(gpu->target->input);
+        return STATUS_OK;
+    }
     CUDA_TRY(cudaMalloc(&gpu->resident, gpu_input_bytes(gpu)));
     TRY(open_ring(gpu, false));
     TRY(stream_rows(gpu, NULL, gpu->resident, 0));
@@ -275,7 +283,9 @@ void gpu_input_close(struct gpu_ops *gpu)
     if (gpu->compute)
         (void)cudaStreamSynchronize(gpu->compute);
     close_ring(&gpu->ring);
-    (void)cudaFree(gpu->resident);
+    if (!gpu->target)
+        (void)cudaFree(gpu->resident);
+    gpu->resident = NULL;
 }
 
 /* Passes resident rows as two chunks, or as one if the second is empty. The first chunk has the rows from the

@@ -11,7 +11,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     uint32_t kept = 0;
     for (uint64_t k = WARP_OF_GRID; k < chunk.count; k += WARPS_OF_GRID) {
         struct window<TYPE, LOADS> window;
-        float sum = warp_square_sum<KIND>(window, chunk_row(chunk, k, job.row_bytes), job.format.columns);
+        float sum = warp_square_sum<KIND>(window, chunk_row(job, chunk, k), job.format.columns);
         bool valid = ops_in_bounds(sum, job.norm_min, job.norm_max);
         kept += valid;
         if (threadIdx.x % WARP_LANES == 0)
@@ -34,7 +34,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
         if (!job.arrays.kept[chunk.first + k])
             continue;
         struct window<TYPE, LOADS> window;
-        uint64_t hash = warp_hash<KIND>(keys, window, chunk_row(chunk, k, job.row_bytes), job.row_bytes);
+        uint64_t hash = warp_hash<KIND>(keys, window, chunk_row(job, chunk, k), job.row_bytes);
         if (threadIdx.x % WARP_LANES == 0)
             job.arrays.row_hashes[chunk.first + k] = hash;
     }
@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     measure_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk)
 {
     for (uint64_t k = WARP_OF_GRID; k < chunk.count; k += WARPS_OF_GRID) {
-        uint32_t largest = warp_largest<TYPE>(chunk_row(chunk, k, job.row_bytes), job.format.columns);
+        uint32_t largest = warp_largest<TYPE>(chunk_row(job, chunk, k), job.format.columns);
         if (threadIdx.x % WARP_LANES == 0)
             job.arrays.row_largest[chunk.first + k] = largest;
     }

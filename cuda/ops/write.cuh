@@ -9,18 +9,33 @@
 #define WARPS_OF_GRID (gridDim.x * BLOCK_WARPS)
 
 /* Returns row `k` of a chunk. */
-static __device__ __forceinline__ const uint8_t *chunk_row(const struct chunk &chunk, uint64_t k,
-                                                           uint32_t row_bytes)
+static __device__ __forceinline__ const uint8_t *chunk_row(const struct gpu_job &job,
+                                                           const struct chunk &chunk, uint64_t k)
 {
     uint64_t at = k + chunk.shift;
-    return chunk.rows + (at < chunk.count ? at : at - chunk.count) * row_bytes;
+    return chunk.rows + (at < chunk.count ? at : at - chunk.count) * job.row_stride;
 }
 
-/* Returns the index in the run of the row that becomes output row `j`. */
+/* Writes the zeros at the end of an output row. */
+static __device__ __forceinline__ void warp_pad(uint8_t *values, uint64_t value_bytes, uint32_t pad_bytes)
+{
+    uint16_t *zeros = reinterpret_cast<uint16_t *>(values + value_bytes - pad_bytes);
+    for (uint32_t i = threadIdx.x % WARP_LANES; i < pad_bytes / 2; i += WARP_LANES)
+        zeros[i] = 0;
+}
+
+/* Returns the index in the run of the row that becomes output row `j`. `draw` is job.draw, or a copy of it.
+ */
+static __device__ __forceinline__ uint64_t source_by(const struct gpu_job &job, const struct ops_draw &draw,
+                                                     uint64_t j)
+{
+    uint64_t at = job.permutes ? ops_drawn(&draw, j) : j;
+    return job.arrays.rows ? job.arrays.rows[at] : at;
+}
+
 static __device__ __forceinline__ uint64_t source_of(const struct gpu_job &job, uint64_t j)
 {
-    uint64_t at = job.permutes ? ops_drawn(&job.draw, j) : j;
-    return job.arrays.rows ? job.arrays.rows[at] : at;
+    return source_by(job, job.draw, j);
 }
 
 /* Returns the index in the set of row `i` of the run. */
@@ -35,7 +50,7 @@ static __device__ __forceinline__ uint64_t number_of(const struct gpu_job &job, 
 template <enum dtype TYPE, bool FP4, class LAUNCH>
 static enum status for_rows_of(const struct gpu_job &job, LAUNCH launch)
 {
-    enum row_kind kind = row_kind_of(job.row_bytes, job.format.columns);
+    enum row_kind kind = job.unaligned ? ROW_ANY : row_kind_of(job.row_bytes, job.format.columns);
     if (kind == ROW_ANY)
         return launch.template operator()<TYPE, ROW_ANY, false>();
     if (kind == ROW_ALIGNED)

@@ -106,6 +106,16 @@ struct permutation {
     uint32_t keys[PERMUTATION_ROUNDS][2];
 };
 
+/* Computes the key of a round for permutation_begin(). Rounds may be computed in any order, also in parallel.
+ */
+FDSL_HD void permutation_key(uint64_t seed, uint64_t count, uint32_t round, uint32_t key[2])
+{
+    struct philox_block block =
+        philox(philox_key(seed), round, (uint32_t)count, (uint32_t)(count >> 32), 0x7065726du);
+    key[0] = block.word[0];
+    key[1] = block.word[1];
+}
+
 /* Returns the permutation of 0 .. count - 1 that `seed` selects. */
 FDSL_HD struct permutation permutation_begin(uint64_t seed, uint64_t count)
 {
@@ -114,12 +124,8 @@ FDSL_HD struct permutation permutation_begin(uint64_t seed, uint64_t count)
     permutation.half = 4;
     while (permutation.half < 32 && count > UINT64_C(1) << 2 * permutation.half)
         permutation.half++;
-    for (uint32_t round = 0; round < PERMUTATION_ROUNDS; round++) {
-        struct philox_block block =
-            philox(philox_key(seed), round, (uint32_t)count, (uint32_t)(count >> 32), 0x7065726du);
-        permutation.keys[round][0] = block.word[0];
-        permutation.keys[round][1] = block.word[1];
-    }
+    for (uint32_t round = 0; round < PERMUTATION_ROUNDS; round++)
+        permutation_key(seed, count, round, permutation.keys[round]);
     return permutation;
 }
 
