@@ -414,8 +414,9 @@ Test(lib_rows, selections_can_be_repeated)
     one.sample = 100;
     one.seed = 4;
     steps[4] = selected(steps[3], &one);
-    steps[5] = selected(steps[4],
-                        &(struct fdsl_select_config){.size = sizeof one, .norm_max = 1e19, .dtype = "auto"});
+    steps[5] =
+        selected(steps[4], &(struct fdsl_select_config){
+                               .size = sizeof one, .norm_max = 1e19, .dtype = "auto", .device = FDSL_CPU});
     fdsl_source_close(source); /* the others keep the files */
     const struct fdsl_source_info a = info_of(together), b = info_of(steps[5]);
     cr_expect(a.samples == 100 && a.hash == b.hash && a.filtered == b.filtered && a.invalid == b.invalid);
@@ -836,7 +837,6 @@ Test(lib_rows, every_field_is_checked)
     REFUSED_ROWS(align, 65);
     REFUSED_ROWS(num_threads, -1);
     REFUSED_ROWS(num_threads, 8193);
-    REFUSED_ROWS(device, -2);
     config = rows_config("empty.npy", NULL);
     expect_refused_rows(&config, "path: ");
     config = rows_config("empty", NULL);
@@ -871,6 +871,7 @@ Test(lib_rows, every_field_is_checked)
     REFUSED_SELECT(dtype, NULL);
     REFUSED_SELECT(dtype, "u8");
     REFUSED_SELECT(num_threads, -1);
+    REFUSED_SELECT(device, -2);
     select.norm_min = 1;
     expect_refused_select(source, &select, "validate: ");
     select.validate = 1;
@@ -949,6 +950,16 @@ Test(lib_rows, fields_of_images_are_refused)
     stream.batch_size = ROWS + 1;
     REFUSED_STREAM(drop_last, 1);
     stream = stream_config();
+    if (fdsl_cuda_devices() == 0) {
+        struct fdsl_select_config select = select_config();
+        struct fdsl_source *none = NULL;
+        struct fdsl_stream *absent = NULL;
+        stream.device = select.device = 0;
+        cr_expect(fdsl_rows_select(source, &select, &none) == FDSL_UNAVAILABLE && !none, "%s", fdsl_error());
+        cr_expect(fdsl_stream_open(source, &stream, &absent) == FDSL_UNAVAILABLE && !absent);
+        cr_expect(strncmp(fdsl_error(), "device: ", 8) == 0, "%s", fdsl_error());
+        stream.device = FDSL_CPU;
+    }
     struct fdsl_stream *opened = opened_stream(source, &stream);
     static float room[64 * WIDTH];
     int64_t given[64];

@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
-from ._generator import _NAMES, _dtype, _path, _text
+from ._array import device_name
+from ._generator import _NAMES, _device, _dtype, _path, _text
 from ._library import (
-    RowsConfigStruct, SelectConfigStruct, StreamConfigStruct, check, integer, lib,
+    CPU, RowsConfigStruct, SelectConfigStruct, StreamConfigStruct, check, integer, lib,
 )  # fmt: skip
 from ._stream import _U64, Path, _Source
 
@@ -57,7 +58,7 @@ def _labels(labels: Any) -> list[int]:
 
 class Embeddings(_Source):
     """A set of embeddings: rows of values in files, and perhaps a label per row. It does not change: validate(), dedup(),
-    sample(), filter() and convert() return new sets, which share the files.
+    sample(), filter(), convert() and to() return new sets, which share the files.
 
     path           a .npy, .safetensors, .pt or .pth file, a folder with such files, a pattern, or several of these
                    separated by ","; files of PyTorch are read as data, nothing in them is executed
@@ -91,7 +92,7 @@ class Embeddings(_Source):
     [[3.0, 4.0]] None
     """
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_steps", "_device")
     _rows = True
 
     def __init__(
@@ -115,6 +116,7 @@ class Embeddings(_Source):
         arguments = {"path": path, "tensor": tensor, "labels": labels, "align": align, "num_threads": num_threads}
         self._open(lambda handle: lib.fdsl_rows_open(c, handle), arguments)
         self._steps: tuple[dict[str, Any], ...] = ()
+        self._device = CPU
 
     def _select(self, **step: Any) -> Embeddings:
         """Returns the rows that a step keeps."""
@@ -132,11 +134,11 @@ class Embeddings(_Source):
             c.validate = 1
             c.norm_min, c.norm_max = step["norm"]
         c.dedup, c.sample, c.seed = step.get("dedup", False), step.get("sample", 0), step.get("seed", 0)
-        c.dtype = step.get("dtype", b"auto")
+        c.dtype, c.device = step.get("dtype", b"auto"), step.get("device", self._device)
         c.num_threads = self._arguments["num_threads"] or 0
         result = object.__new__(type(self))
         result._open(lambda handle: lib.fdsl_rows_select(self._handle, c, handle), self._arguments)
-        result._steps = (*self._steps, step)
+        result._steps, result._device = (*self._steps, step), int(c.device)
         return result
 
     # ---- Methods that return other rows ----
@@ -180,6 +182,13 @@ class Embeddings(_Source):
             raise TypeError("dtype: it must be a type, not None")
         return self._select(dtype=_float_type(dtype))
 
+    def to(self, device: Any) -> Embeddings:
+        """Returns the same rows in the memory of a CUDA device ("cuda", "cuda:1" or a number), or with "cpu" in their files.
+
+        All rows are copied, and must fit. validate(), dedup() and convert() of the result run on the device and keep what
+        they return there; a Loader of this device gathers its batches from there. The other methods read the files again."""
+        return self._select(device=_device(device))
+
     # ---- Properties ----
 
     @property
@@ -198,6 +207,11 @@ class Embeddings(_Source):
         return _NAMES[self._info.dtype.decode()]
 
     @property
+    def device(self) -> str:
+        """Where the rows are: "cpu" (in their files) or "cuda:N"."""
+        return device_name(self._device)
+
+    @property
     def labelled(self) -> bool:
         """Whether the rows have labels."""
         return bool(self._info.labelled)
@@ -210,7 +224,8 @@ class Embeddings(_Source):
     def __repr__(self) -> str:
         words = super().__repr__()
         kept = "" if not self._steps else f": {len(self)} of {self._info.rows_found} rows"
-        return f"<{words}{kept}, width={self.width}, dtype={self.dtype!r}>" if self._handle else words
+        where = "" if self._device == CPU else f", device={self.device!r}"
+        return f"<{words}{kept}, width={self.width}, dtype={self.dtype!r}{where}>" if self._handle else words
 
     # ---- For Loader ----
 

@@ -80,7 +80,7 @@ class RowsConfigStruct(ctypes.Structure):
 
     _fields_ = [
         ("size", c_size_t), ("path", c_char_p), ("tensor", c_char_p), ("labels", c_char_p), ("align", c_uint32),
-        ("device", c_int), ("num_threads", c_int),
+        ("num_threads", c_int),
     ]  # fmt: skip
 
 
@@ -90,7 +90,7 @@ class SelectConfigStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("keep", POINTER(c_uint8)), ("keep_count", c_uint64), ("labels", POINTER(c_int64)),
         ("label_count", c_uint64), ("validate", c_int), ("norm_min", c_double), ("norm_max", c_double), ("dedup", c_int),
-        ("sample", c_uint64), ("seed", c_uint64), ("dtype", c_char_p), ("num_threads", c_int),
+        ("sample", c_uint64), ("seed", c_uint64), ("dtype", c_char_p), ("device", c_int), ("num_threads", c_int),
     ]  # fmt: skip
 
 

@@ -323,8 +323,6 @@ struct fdsl_rows_config {
     const char *labels; /* integers, one per row: the name of a tensor in the files, or the path of files
                          * whose names end as above. NULL (default): no labels */
     uint32_t align;     /* streams pad rows with zeros to a multiple of this many values: 1 (default) to 64 */
-    int device;         /* FDSL_CPU (default): the rows stay in their files. A CUDA device: they are copied
-                         * to its memory now, and fdsl_rows_select() works there. They must fit */
     int num_threads; /* threads that read; 0 (default): OMP_NUM_THREADS, else all that the process may use */
 };
 
@@ -355,7 +353,12 @@ struct fdsl_select_config {
     const char *dtype; /* "f32", "f16" or "bf16": the type of the rows of the new source, which its streams
                         * then deliver. "auto" (default): the type does not change. Converted rows can be
                         * neither validated nor searched for duplicates afterwards */
-    int num_threads;   /* as in struct fdsl_rows_config */
+    int device; /* FDSL_CPU (default): the rows stay in their files. A CUDA device: the rows that are left
+                 * are copied to its memory, where streams of this device gather them, and later
+                 * selections work. All must fit. The steps then run on the device, in one pass over the
+                 * rows, or in two with `dedup`; but with `sample`, and with `keep` or `labels` if the
+                 * rows of `from` are on a device already, the CPU reads the files again */
+    int num_threads; /* as in struct fdsl_rows_config */
 };
 
 /* Describes a stream. Set all fields with fdsl_stream_config_init(), then change some. fdsl_stream_open()
@@ -414,8 +417,9 @@ struct fdsl_stream_config {
                           * are depends only on their numbers. Below 0 (default -1): 0.7 with "hardware", 0.25
                           * with "hybrid". With a share above 0, all files are decoded at their full size */
 
-    int resident; /* rows on a device. 1: copy the rows to the device's memory once, as many as fit, and read
-                   * only the others for each batch. 0 (default): read all rows for each batch */
+    int resident; /* rows on a device, whose source is not there already. 1: copy the rows to its memory once,
+                   * as many as fit, and read only the others for each batch. 0 (default): use at most 256 MiB
+                   * of its memory for this */
 };
 
 /* The shapes of a stream. They do not change. */
@@ -530,16 +534,16 @@ FDSL_API enum fdsl_status fdsl_select_config_init(struct fdsl_select_config *con
 
 /* Opens a set of embeddings. Reads the headers of the files, the labels, and the first and the last row of
  * each tensor. The caller closes the source with fdsl_source_close(). `*source` becomes NULL after an error.
- * FDSL_INVALID if a field is not valid, nothing is found, or the rows do not fit on the device; FDSL_FAILED
- * if a file is broken or cannot be read; FDSL_UNAVAILABLE if this build or machine lacks the format or the
- * device. Thread-safe. */
+ * FDSL_INVALID if a field is not valid or nothing is found; FDSL_FAILED if a file is broken or cannot be
+ * read; FDSL_UNAVAILABLE if this build lacks the format. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source);
 
 /* Makes a source with some of the rows of `from`, which does not change and may be closed before. Reads all
  * rows of `from` once if it validates or removes duplicates. Needs 4 bytes of memory per row that is left, 1
  * byte per row of `from`, and about 40 bytes per row of `from` while it removes duplicates. `*source` becomes
- * NULL after an error. FDSL_INVALID if a field is not valid, no row is left, or fewer than `sample` are left;
- * FDSL_FAILED if a file cannot be read or has changed; the error names it. Thread-safe. */
+ * NULL after an error. FDSL_INVALID if a field is not valid, no row is left, fewer than `sample` are left, or
+ * the rows do not fit on the device; FDSL_FAILED if a file cannot be read or has changed (the error names
+ * it); FDSL_UNAVAILABLE if this build or machine lacks the device. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
                                            struct fdsl_source **source);
 

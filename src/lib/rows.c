@@ -11,10 +11,14 @@
 #include "data/embedding_rows.h"
 #include "data/embeddings.h"
 #include "data/generated_stream.h"
+#include "ops/row_batches.h"
+#include "ops/rows_device.h"
 #include "ops/select.h"
 
-#define NORM_LEAST 1e-15 /* the square of a smaller norm is not a normal float */
-#define NORM_MOST  1e19
+#define NORM_LEAST     1e-15 /* the square of a smaller norm is not a normal float */
+#define NORM_MOST      1e19
+
+#define STREAMED_BYTES ((uint64_t)256 << 20) /* of device memory, for rows that are not resident */
 
 /* What all rows of one set share. */
 struct rows_set {
@@ -25,6 +29,13 @@ struct rows_set {
     atomic_uint users;
 };
 
+/* Rows in the memory of a device. */
+struct resident {
+    struct rows_device *rows; /* all are resident */
+    int device;
+    atomic_uint users;
+};
+
 struct rows {
     struct rows_set *shared;
     uint32_t *numbers; /* of the rows in the set; NULL: all rows in their order */
@@ -32,6 +43,7 @@ struct rows {
     enum dtype type; /* of the rows; differs from that of the set if fdsl_rows_select() converts them */
     uint64_t hash;
     uint64_t filtered, invalid, duplicates, unsampled; /* rows that were removed */
+    struct resident *resident;                         /* NULL: the rows are in their files */
 };
 
 static enum dtype stored_type(const struct rows *rows)
@@ -48,10 +60,19 @@ static void release_set(struct rows_set *shared)
     free(shared);
 }
 
+static void release_resident(struct resident *resident)
+{
+    if (!resident || atomic_fetch_sub(&resident->users, 1) > 1)
+        return;
+    rows_device_close(resident->rows);
+    free(resident);
+}
+
 void rows_free(struct rows *rows)
 {
     if (!rows)
         return;
+    release_resident(rows->resident);
     if (rows->shared)
         release_set(rows->shared);
     free(rows->numbers);
@@ -107,7 +128,7 @@ enum fdsl_status fdsl_rows_config_init(struct fdsl_rows_config *config, size_t s
         return lib_invalid("config: it is NULL");
     const enum status status = lib_check_size("config", size, sizeof *config);
     if (status == STATUS_OK)
-        *config = (struct fdsl_rows_config){.size = size, .align = 1, .device = FDSL_CPU};
+        *config = (struct fdsl_rows_config){.size = size, .align = 1};
     return lib_relay(status);
 }
 
@@ -172,7 +193,8 @@ enum fdsl_status fdsl_select_config_init(struct fdsl_select_config *config, size
         return lib_invalid("config: it is NULL");
     const enum status status = lib_check_size("config", size, sizeof *config);
     if (status == STATUS_OK)
-        *config = (struct fdsl_select_config){.size = size, .norm_max = NORM_MOST, .dtype = "auto"};
+        *config = (struct fdsl_select_config){
+            .size = size, .norm_max = NORM_MOST, .dtype = "auto", .device = FDSL_CPU};
     return lib_relay(status);
 }
 
@@ -289,6 +311,17 @@ static enum status run_steps(void *context)
                       self->count, selecting->how, &selecting->selected);
 }
 
+static enum status check_left(const struct rows *from, const struct rows *self)
+{
+    return self->count > 0
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "no row is left of %llu: %llu were removed by `keep` or `labels`, %llu are invalid",
+                     (unsigned long long)from->count, (unsigned long long)(self->filtered - from->filtered),
+                     (unsigned long long)(self->invalid - from->invalid));
+}
+
 /* Runs the steps of `ops` on the rows that were chosen. */
 static enum status select_rows(const struct rows *from, const struct ops_select *how, struct rows *self)
 {
@@ -300,13 +333,7 @@ static enum status select_rows(const struct rows *from, const struct ops_select 
     self->invalid += selecting.selected.invalid;
     self->duplicates += selecting.selected.duplicates;
     self->unsampled += selecting.selected.unsampled;
-    return self->count > 0 ? STATUS_OK
-                           : status_set(STATUS_USAGE,
-                                        "no row is left of %llu: %llu were removed by `keep` or `labels`, "
-                                        "%llu are invalid",
-                                        (unsigned long long)from->count,
-                                        (unsigned long long)(self->filtered - from->filtered),
-                                        (unsigned long long)selecting.selected.invalid);
+    return check_left(from, self);
 }
 
 /* Hashes which rows of the set were chosen, and their type. */
@@ -314,7 +341,7 @@ static void set_hash(struct rows *self)
 {
     const struct rows_set *shared = self->shared;
     uint64_t i = 0;
-    while (self->count == shared->set->rows && i < self->count && self->numbers[i] == i)
+    while (self->count == shared->set->rows && i < self->count && number_at(self, i) == i)
         i++;
     if (i == shared->set->rows) { /* all rows in their order */
         free(self->numbers);
@@ -325,6 +352,166 @@ static void set_hash(struct rows *self)
         self->hash = checksum_seeded(self->numbers, self->count * sizeof *self->numbers, self->hash);
     if (self->type != stored_type(self))
         self->hash = checksum_seeded(&self->type, sizeof self->type, self->hash);
+}
+
+/* ---- Rows on a device ---- */
+
+/* Implements rows_device_copy: copies rows first .. first + count - 1 of `context`, a struct rows. */
+static enum status copy_rows(void *context, uint64_t first, uint64_t count, void *to)
+{
+    const struct rows *rows = context;
+    const struct embeddings *set = rows->shared->set;
+    const size_t row_bytes = embeddings_row_bytes(set);
+    for (uint64_t i = 0, run; i < count; i += run) {
+        const uint64_t number = number_at(rows, first + i);
+        const struct embeddings_part *part = &set->parts[embeddings_find(set, number)];
+        const uint64_t left = part->first + part->rows - number;
+        run = 1;
+        while (run < left && i + run < count && number_at(rows, first + i + run) == number + run)
+            run++;
+        TRY(embeddings_read(set, number, run, (uint8_t *)to + i * row_bytes));
+        TRY(embeddings_check_file(set, part->number));
+    }
+    return STATUS_OK;
+}
+
+/* Lists the labels of all rows. */
+static enum status list_labels(const struct rows *rows, int32_t **labels)
+{
+    *labels = NULL;
+    if (!rows_labelled(rows))
+        return STATUS_OK;
+    *labels = malloc(rows->count * sizeof **labels);
+    TRY(ALLOCATED(*labels, "out of memory for the labels"));
+    for (uint64_t i = 0; i < rows->count; i++)
+        (*labels)[i] = rows->shared->labels[number_at(rows, i)];
+    return STATUS_OK;
+}
+
+/* Copies rows to a device, and runs steps on them there. `limit` 0: all free memory. */
+static enum status send_rows(const struct rows *rows, const struct rows_device_steps *steps, int device,
+                             uint64_t limit, int threads, struct rows_device **sent)
+{
+    const struct embeddings *set = rows->shared->set;
+    FREED int32_t *labels = NULL;
+    TRY(list_labels(rows, &labels));
+    const struct rows_device_request request = {.copy = copy_rows,
+                                                .context = (void *)(uintptr_t)rows,
+                                                .rows = rows->count,
+                                                .width = set->columns,
+                                                .dtype = set->dtype,
+                                                .labels = labels,
+                                                .steps = *steps,
+                                                .device = device,
+                                                .memory_limit = limit,
+                                                .threads = threads};
+    const enum status status = rows_device_open(&request, sent);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "device");
+}
+
+/* Runs steps on rows that are on a device. */
+static enum status wrap_rows(const struct rows_device *from, const struct rows_device_steps *steps,
+                             struct rows_device **wrapped)
+{
+    const struct rows_device_info info = rows_device_info(from);
+    const struct rows_device_tensor tensor = {.values = info.values,
+                                              .rows = info.rows,
+                                              .stride = info.stride,
+                                              .width = info.width,
+                                              .dtype = info.dtype,
+                                              .labels = info.labels,
+                                              .device = info.device};
+    const enum status status = rows_device_wrap(&tensor, steps, 0, NULL, wrapped);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "device");
+}
+
+/* Replaces self->resident by `rows`, whose input were the rows of `self`, and self->numbers by those of the
+ * rows that are left. Takes `rows` over. Sets `*removed` to the number of the others. */
+static enum status accept(struct rows *self, struct rows_device *rows, int device, uint64_t *removed)
+{
+    struct resident *resident = malloc(sizeof *resident);
+    if (!resident) {
+        rows_device_close(rows);
+        return status_set(STATUS_EXHAUSTED, "out of memory");
+    }
+    *resident = (struct resident){rows, device, 1};
+    release_resident(self->resident);
+    self->resident = resident;
+    const struct rows_device_info info = rows_device_info(rows);
+    if (info.resident_rows < info.rows)
+        return status_set(STATUS_TOO_LARGE, "device: its memory has room for %llu of the %llu rows",
+                          (unsigned long long)info.resident_rows, (unsigned long long)info.rows);
+    *removed = self->count - info.rows;
+    if (*removed == 0)
+        return STATUS_OK;
+    uint32_t *numbers = malloc((info.rows + 1) * sizeof *numbers);
+    TRY(ALLOCATED(numbers, "out of memory for a list of rows"));
+    const enum status status = rows_device_numbers(rows, 0, info.rows, numbers);
+    for (uint64_t i = 0; status == STATUS_OK && i < info.rows; i++)
+        numbers[i] = number_at(self, numbers[i]);
+    free(self->numbers);
+    self->numbers = numbers;
+    self->count = info.rows;
+    return status;
+}
+
+/* Runs one step on a device: on the rows that are there, or on those in the files. */
+static enum status run_on_device(struct rows *self, const struct rows_device_steps *steps, int device,
+                                 int threads, uint64_t *removed)
+{
+    struct rows_device *rows = NULL;
+    const struct resident *there = self->resident;
+    TRY(there && there->device == device ? wrap_rows(there->rows, steps, &rows)
+                                         : send_rows(self, steps, device, 0, threads, &rows));
+    return accept(self, rows, device, removed);
+}
+
+/* Runs the mask and dedup on the device, and converts the rows. The numbers of invalid rows and of duplicates
+ * are counted apart, so both steps need two passes. */
+static enum status select_on_device(struct rows *self, const struct ops_select *how, int device)
+{
+    const enum dtype to = self->type;
+    const struct rows_device_steps none = {.to = to, .align = self->shared->align};
+    struct rows_device_steps mask = none, dedup = none;
+    uint64_t invalid = 0, duplicates = 0;
+    mask.mask = true;
+    mask.norm_min = how->norm_min;
+    mask.norm_max = how->norm_max;
+    dedup.dedup = true;
+    if (how->dedup)
+        mask.to = DTYPE_STORED;
+    if (how->mask)
+        TRY(run_on_device(self, &mask, device, how->threads, &invalid));
+    if (how->dedup && self->count > 0)
+        TRY(run_on_device(self, &dedup, device, how->threads, &duplicates));
+    const bool there = self->resident && rows_device_info(self->resident->rows).dtype == to;
+    if (!how->mask && !how->dedup && !there)
+        TRY(run_on_device(self, &none, device, how->threads, &invalid));
+    self->invalid += invalid;
+    self->duplicates += duplicates;
+    return STATUS_OK;
+}
+
+/* Chooses rows that go to a device. The CPU draws samples. */
+static enum status select_for_device(const struct rows *from, const struct fdsl_select_config *config,
+                                     struct ops_select how, struct rows *self)
+{
+    if (from->resident && from->resident->device == config->device && !config->keep && !config->labels &&
+        !config->sample) {
+        atomic_fetch_add(&from->resident->users, 1);
+        self->resident = from->resident;
+    }
+    if (config->sample) {
+        TRY(select_rows(from, &how, self));
+        how.mask = how.dedup = false;
+    } else if (!self->numbers && from->numbers) {
+        self->numbers = malloc(self->count * sizeof *self->numbers);
+        TRY(ALLOCATED(self->numbers, "out of memory for a list of rows"));
+        memcpy(self->numbers, from->numbers, self->count * sizeof *self->numbers);
+    }
+    TRY(check_left(from, self));
+    TRY(select_on_device(self, &how, config->device));
+    return check_left(from, self);
 }
 
 static enum status select_from(const struct rows *from, const struct fdsl_select_config *config,
@@ -342,8 +529,9 @@ static enum status select_from(const struct rows *from, const struct fdsl_select
         return status_set(STATUS_USAGE, "dtype: the rows were converted to %s already",
                           dtype_names[from->type]);
     TRY(lib_threads("num_threads", config->num_threads, &how.threads));
+    TRY(lib_check_device(config->device));
     TRY(choose(from, config, self));
-    TRY(select_rows(from, &how, self));
+    TRY(config->device < 0 ? select_rows(from, &how, self) : select_for_device(from, config, how, self));
     set_hash(self);
     return STATUS_OK;
 }
@@ -416,9 +604,40 @@ uint32_t rows_order_at(const struct rows_order *order, uint32_t position)
     return number_at(order->rows, order->shuffle ? permutation_at(&order->permutation, position) : position);
 }
 
+/* Opens a stream in the memory of a device. */
+static enum status open_device_stream(const struct rows *rows, const struct fdsl_stream_config *config,
+                                      const struct rows_format *format, const struct rows_plan *plan,
+                                      struct device_batches **batches)
+{
+    const struct rows_device_steps steps = {.to = format->type, .align = rows->shared->align};
+    const struct resident *there =
+        rows->resident && rows->resident->device == config->device ? rows->resident : NULL;
+    struct row_batches_request request = {.owned = true,
+                                          .labels = rows_labelled(rows),
+                                          .seed = plan->seed,
+                                          .shuffle = plan->shuffle,
+                                          .global = plan->global,
+                                          .rank = plan->rank,
+                                          .ranks = plan->ranks,
+                                          .steps = plan->plan.steps,
+                                          .capacity = plan->plan.capacity,
+                                          .slots = config->prefetch + config->held};
+    int threads;
+    TRY(lib_threads("num_threads", config->num_threads, &threads));
+    if (there && format->type == rows_device_info(there->rows).dtype) {
+        request.rows = there->rows;
+        request.owned = false;
+    } else if (there)
+        TRY(wrap_rows(there->rows, &steps, &request.rows));
+    else
+        TRY(send_rows(rows, &steps, config->device, config->resident ? 0 : STREAMED_BYTES, threads,
+                      &request.rows));
+    return row_batches_open(&request, batches);
+}
+
 enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_config *config,
-                             const struct rows_format *format, const struct stream_plan *plan,
-                             struct stream **stream)
+                             const struct rows_format *format, const struct rows_plan *plan,
+                             struct stream **stream, struct device_batches **batches)
 {
     const struct rows_set *shared = rows->shared;
     struct embedding_rows reader = {
@@ -426,10 +645,15 @@ enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_c
     struct generated_stream_request request = {.count = (uint32_t)shared->set->rows,
                                                .sample_bytes = format->width * dtype_bytes(format->type),
                                                .type = format->type,
-                                               .plan = *plan,
+                                               .plan = plan->plan,
                                                .ahead = config->prefetch,
                                                .held = config->held};
     *stream = NULL;
+    if (config->device >= 0) {
+        TRY(open_device_stream(rows, config, format, plan, batches));
+        *stream = &(*batches)->stream;
+        return STATUS_OK;
+    }
     TRY(lib_threads("num_threads", config->num_threads, &reader.threads));
     TRY(embedding_rows_open(&reader, &request.generator));
     TRY(lib_pooled_open(reader.threads, &request.generator));

@@ -6,6 +6,7 @@
 
 #include "core/philox.h"
 #include "core/stream.h"
+#include "data/device_batches.h"
 #include "lib/call.h"
 
 /* Some rows of a set of embeddings. They do not change; threads may share them. */
@@ -48,10 +49,18 @@ struct rows_order {
 struct rows_order rows_order(const struct rows *rows, bool shuffle, uint64_t seed, uint64_t epoch);
 uint32_t rows_order_at(const struct rows_order *order, uint32_t position);
 
-/* Opens a stream in host memory. The plan lists numbers of rows in the files (rows_order_at()). `rows` must
- * outlive the stream. */
+/* The order of a stream. */
+struct rows_plan {
+    struct stream_plan plan; /* lists numbers of rows in the files (rows_order_at()) */
+    uint64_t seed;
+    bool shuffle;
+    uint32_t global, rank, ranks; /* rows of a step of all ranks */
+};
+
+/* Opens a stream in host memory (`*stream`) or on config->device (`*batches`; `*stream` is its stream, and
+ * batches have no list of numbers). `rows` must outlive the stream. */
 enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_config *config,
-                             const struct rows_format *format, const struct stream_plan *plan,
-                             struct stream **stream);
+                             const struct rows_format *format, const struct rows_plan *plan,
+                             struct stream **stream, struct device_batches **batches);
 
 #endif

@@ -658,8 +658,15 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
 
 /* Opens a stream of rows. */
 static enum status open_rows(const struct fdsl_stream_config *config, struct fdsl_stream *self,
-                             struct stream_plan plan)
+                             const struct stream_plan *plan)
 {
+    const struct order *order = &self->order;
+    struct rows_plan with = {.plan = *plan,
+                             .seed = order->seed,
+                             .shuffle = order->shuffle > 0,
+                             .global = order->global,
+                             .rank = order->rank,
+                             .ranks = order->ranks};
     struct rows_format format;
     TRY(rows_check_format(self->source->rows, config, &format));
     self->transform = format.transform;
@@ -667,9 +674,9 @@ static enum status open_rows(const struct fdsl_stream_config *config, struct fds
     self->info.element_bytes = (uint32_t)dtype_bytes(format.type);
     self->info.shape[0] = format.width;
     self->info.image_bytes = (uint64_t)format.width * self->info.element_bytes;
-    plan.list = list_rows;
+    with.plan.list = list_rows;
     TRY(allocate_batches(config, self));
-    return rows_stream_open(self->source->rows, config, &format, &plan, &self->stream);
+    return rows_stream_open(self->source->rows, config, &format, &with, &self->stream, &self->on_device);
 }
 
 static enum status open_stream(const struct fdsl_stream_config *config, struct fdsl_stream *self)
@@ -690,7 +697,7 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     if (config->resident && (!self->source->rows || config->device < 0))
         return status_set(STATUS_USAGE, "resident: it has an effect only on rows on a device");
     if (self->source->rows)
-        return open_rows(config, self, plan);
+        return open_rows(config, self, &plan);
     return self->source->generates ? open_images(config, self, &plan)
                                    : open_set(config, self, &plan, (enum set_stream_error)on_error);
 }
@@ -871,7 +878,7 @@ enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, void *cuda_stream,
     struct fdsl_batch *self = &stream->batches[taken.slot];
     stream->ended = taken.last;
     self->batch = taken;
-    for (uint32_t i = 0; i < taken.samples.count; i++)
+    for (uint32_t i = 0; taken.numbers && i < taken.samples.count; i++)
         self->numbers[i] = taken.numbers[i];
     self->extents[0] = taken.samples.count;
     pthread_mutex_lock(&stream->lock);
@@ -968,6 +975,19 @@ enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl
     return lib_relay(status);
 }
 
+/* Lists the numbers of a batch of rows on a device, which its stream does not list: few callers need them. */
+static void list_numbers(struct fdsl_batch *batch)
+{
+    const struct order *order = &batch->owner->order;
+    const struct rows_order drawn =
+        rows_order(order->rows, order->shuffle > 0, order->seed, batch->batch.epoch);
+    const struct share share = share_of(order, batch->batch.step);
+    pthread_mutex_lock(&batch->owner->lock);
+    for (uint32_t i = 0; i < share.count; i++)
+        batch->numbers[i] = rows_order_at(&drawn, (uint32_t)share.first + i);
+    pthread_mutex_unlock(&batch->owner->lock);
+}
+
 enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field field,
                                    struct fdsl_tensor *tensor)
 {
@@ -985,6 +1005,8 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
     if (status != STATUS_OK)
         return lib_relay(status);
     const bool on_device = stream->on_device && field != FDSL_NUMBERS;
+    if (field == FDSL_NUMBERS && !batch->batch.numbers)
+        list_numbers(batch);
     *tensor = (struct fdsl_tensor){.data = field == FDSL_LABELS ? batch->labels : batch->numbers,
                                    .device_type = on_device ? 2 : 1,
                                    .device_id = on_device ? stream->device : 0,
