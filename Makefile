@@ -351,6 +351,9 @@ LIB_TESTS := $(filter $(BUILD)/tests/test_lib%,$(TESTS))
 $(LIB_TESTS): $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 $(LIB_TESTS): private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
+$(BUILD)/tests/gpu_lib_rows: $(BUILD)/lib/libfdsl.so
+$(BUILD)/tests/gpu_lib_rows: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
+
 # The examples of docs/library.md
 EXAMPLES := $(BUILD)/examples/generate $(BUILD)/examples/stream $(if $(call on,CUDA),$(BUILD)/examples/replay)
 $(BUILD)/examples/%: docs/examples/%.c $(BUILD)/lib/libfdsl.so
