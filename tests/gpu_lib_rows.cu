@@ -212,6 +212,9 @@ static void compare(struct fdsl_source *host_source, struct fdsl_source *source,
                     struct fdsl_stream_config config, const std::string &what)
 {
     struct fdsl_stream *stream = open_stream(source, config);
+    const bool warned = strstr(fdsl_warnings(), "align: ") != NULL;
+    if (warned != (info_of(source).width % 8 != 0))
+        tell(false, what + ": the warning about tensor cores");
     struct fdsl_state states[2] = {};
     const std::vector<struct taken> given = take(stream, config.device);
     states[0].size = states[1].size = sizeof states[0];

@@ -322,7 +322,8 @@ struct fdsl_rows_config {
                          * tensors with two axes of each file; if it has none, those with one axis */
     const char *labels; /* integers, one per row: the name of a tensor in the files, or the path of files
                          * whose names end as above. NULL (default): no labels */
-    uint32_t align;     /* streams pad rows with zeros to a multiple of this many values: 1 (default) to 64 */
+    uint32_t align;     /* streams pad rows with zeros to a multiple of this many values: 1 (default) to 64. A
+                         * stream on a device warns (fdsl_warnings()) if the width is no multiple of 8 */
     int num_threads; /* threads that read; 0 (default): OMP_NUM_THREADS, else all that the process may use */
 };
 

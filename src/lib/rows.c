@@ -15,10 +15,11 @@
 #include "ops/rows_device.h"
 #include "ops/select.h"
 
-#define NORM_LEAST     1e-15 /* the square of a smaller norm is not a normal float */
-#define NORM_MOST      1e19
+#define NORM_LEAST         1e-15 /* the square of a smaller norm is not a normal float */
+#define NORM_MOST          1e19
 
-#define STREAMED_BYTES ((uint64_t)256 << 20) /* of device memory, for rows that are not resident */
+#define TENSOR_CORE_VALUES 8
+#define STREAMED_BYTES     ((uint64_t)256 << 20) /* of device memory, for rows that are not resident */
 
 /* What all rows of one set share. */
 struct rows_set {
@@ -624,6 +625,10 @@ static enum status open_device_stream(const struct rows *rows, const struct fdsl
                                           .slots = config->prefetch + config->held};
     int threads;
     TRY(lib_threads("num_threads", config->num_threads, &threads));
+    if (format->width % TENSOR_CORE_VALUES != 0)
+        status_warn(
+            "align: rows have %u values, but tensor cores need a multiple of %d; set align to 8 or 16",
+            format->width, TENSOR_CORE_VALUES);
     if (there && format->type == rows_device_info(there->rows).dtype) {
         request.rows = there->rows;
         request.owned = false;
