@@ -835,8 +835,6 @@ Test(lib_rows, every_field_is_checked)
     REFUSED_ROWS(labels, "");
     REFUSED_ROWS(align, 0);
     REFUSED_ROWS(align, 65);
-    REFUSED_ROWS(num_threads, -1);
-    REFUSED_ROWS(num_threads, 8193);
     config = rows_config("empty.npy", NULL);
     expect_refused_rows(&config, "path: ");
     config = rows_config("empty", NULL);

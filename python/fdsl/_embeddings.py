@@ -112,8 +112,8 @@ class Embeddings(_Source):
         c.path, c.tensor = name, None if tensor is None else _text("tensor", tensor)
         c.labels = _path("labels", labels)
         c.align = 1 if align is None else integer("align", align, 1, 64)
-        c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
-        arguments = {"path": path, "tensor": tensor, "labels": labels, "align": align, "num_threads": num_threads}
+        threads = None if num_threads is None else integer("num_threads", num_threads, 1, 8192)
+        arguments = {"path": path, "tensor": tensor, "labels": labels, "align": align, "num_threads": threads}
         self._open(lambda handle: lib.fdsl_rows_open(c, handle), arguments)
         self._steps: tuple[dict[str, Any], ...] = ()
         self._device = CPU

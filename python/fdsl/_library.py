@@ -80,7 +80,6 @@ class RowsConfigStruct(ctypes.Structure):
 
     _fields_ = [
         ("size", c_size_t), ("path", c_char_p), ("tensor", c_char_p), ("labels", c_char_p), ("align", c_uint32),
-        ("num_threads", c_int),
     ]  # fmt: skip
 
 

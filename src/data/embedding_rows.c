@@ -184,8 +184,8 @@ enum status embedding_hash(const struct embeddings *set, const int32_t *labels, 
         *hash = checksum_seeded(words, sizeof words, *hash);
         if (part->rows == 0)
             continue;
-        TRY(embeddings_read(set, part->first, 1, rows));
-        TRY(embeddings_read(set, part->first + part->rows - 1, 1, rows + row_bytes));
+        TRY(embeddings_copy(set, part->first, 1, rows));
+        TRY(embeddings_copy(set, part->first + part->rows - 1, 1, rows + row_bytes));
         *hash = checksum_seeded(rows, 2 * row_bytes, *hash);
     }
     if (labels)
@@ -258,10 +258,11 @@ static void deliver(const struct row_generator *self, const uint8_t *row, uint8_
 static void note_files(struct row_generator *self, uint64_t first, uint64_t count)
 {
     const struct embeddings *set = self->rows.set;
-    for (size_t at = embeddings_find(set, first); at < set->part_count; at++) {
-        if (set->parts[at].first >= first + count)
+    const struct embeddings_part *end = set->parts + set->part_count;
+    for (const struct embeddings_part *part = embeddings_find(set, first); part < end; part++) {
+        if (part->first >= first + count)
             return;
-        atomic_store_explicit(&self->used[set->parts[at].number], self->call, memory_order_relaxed);
+        atomic_store_explicit(&self->used[part->number], self->call, memory_order_relaxed);
     }
 }
 
@@ -270,7 +271,7 @@ static bool read_run(struct row_generator *self, uint64_t first, uint64_t count,
 {
     const bool direct = self->rows.set->dtype == self->rows.to && self->row_bytes == self->out_bytes;
     note_files(self, first, count);
-    if (embeddings_read(self->rows.set, first, count, direct ? out : room) != STATUS_OK)
+    if (embeddings_copy(self->rows.set, first, count, direct ? out : room) != STATUS_OK)
         return false;
     for (uint64_t i = 0; !direct && i < count; i++)
         deliver(self, room + i * self->row_bytes, out + i * self->out_bytes);
@@ -325,7 +326,7 @@ static enum status rows_make(struct generator *generator, const struct generator
     parallel_for(self->rows.threads, (count + TASK_ROWS - 1) / TASK_ROWS, read_task, &call);
     TRY(check_used(self));
     if (call.failed != UINT64_MAX) { /* the message is that of another thread: read the row again */
-        TRY(embeddings_read(self->rows.set, numbers->list[call.failed], 1, self->rooms));
+        TRY(embeddings_copy(self->rows.set, numbers->list[call.failed], 1, self->rooms));
         return status_set(STATUS_FAILED, "row %" PRIu64 " of the set could not be read",
                           numbers->list[call.failed]);
     }

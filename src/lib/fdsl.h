@@ -324,7 +324,6 @@ struct fdsl_rows_config {
                          * whose names end as above. NULL (default): no labels */
     uint32_t align;     /* streams pad rows with zeros to a multiple of this many values: 1 (default) to 64. A
                          * stream on a device warns (fdsl_warnings()) if the width is no multiple of 8 */
-    int num_threads; /* threads that read; 0 (default): OMP_NUM_THREADS, else all that the process may use */
 };
 
 /* Which rows to keep. The steps run in the order of the fields; each sees only the rows that are left. Set
@@ -359,7 +358,8 @@ struct fdsl_select_config {
                  * selections work. All must fit. The steps then run on the device, in one pass over the
                  * rows, or in two with `dedup`; but with `sample`, and with `keep` or `labels` if the
                  * rows of `from` are on a device already, the CPU reads the files again */
-    int num_threads; /* as in struct fdsl_rows_config */
+    int num_threads; /* threads that read and compute; 0 (default): OMP_NUM_THREADS, else all that the process
+                      * may use */
 };
 
 /* Describes a stream. Set all fields with fdsl_stream_config_init(), then change some. fdsl_stream_open()
