@@ -888,9 +888,9 @@ Test(lib_rows, every_field_is_checked)
     expect_refused_select(source, &select, "no row is left");
     select.size--;
     expect_refused_select(source, &select, "config->size");
-    cr_expect_eq(fdsl_rows_select(NULL, &select, &source), FDSL_INVALID);
-    source = opened_rows("x.npy", NULL);
-    cr_expect_eq(fdsl_rows_select(source, NULL, &(struct fdsl_source *){NULL}), FDSL_INVALID);
+    struct fdsl_source *none_opened;
+    cr_expect_eq(fdsl_rows_select(NULL, &select, &none_opened), FDSL_INVALID);
+    cr_expect_eq(fdsl_rows_select(source, NULL, &none_opened), FDSL_INVALID);
     cr_expect_eq(fdsl_rows_select(source, &select, NULL), FDSL_INVALID);
     cr_expect_eq(fdsl_select_config_init(NULL, sizeof select), FDSL_INVALID);
 
