@@ -45,6 +45,7 @@ static void scan_close(struct scan *scan)
     generator_close(scan->reader);
     free(scan->numbers);
     free(scan->memory);
+    free(scan->kept);
     free(scan->hashes);
 }
 
@@ -93,13 +94,15 @@ static enum status scan_open(const struct embeddings *set, struct scan *scan)
     scan->chunk_rows = rows < scan->count ? rows : scan->count;
     scan->numbers = malloc(scan->chunk_rows * sizeof *scan->numbers);
     scan->memory = ops_allocate(scan->chunk_rows * row_bytes);
+    scan->kept = malloc(scan->count);
     if (scan->how->dedup) {
         TRY(memory_check((duplicates_slots(scan->count) + scan->count) * sizeof *scan->hashes,
                          "the hashes of the rows", "select fewer rows at a time"));
         scan->hashes = malloc(scan->count * sizeof *scan->hashes);
     }
-    TRY(ALLOCATED(scan->numbers && scan->memory && (scan->hashes || !scan->how->dedup),
+    TRY(ALLOCATED(scan->numbers && scan->memory && scan->kept && (scan->hashes || !scan->how->dedup),
                   "out of memory to select rows"));
+    memset(scan->kept, 1, scan->count);
     scan->ops = (struct ops){.steps = {[OPS_MASK] = scan->how->mask, [OPS_HASH] = scan->how->dedup},
                              .format = {.from = set->dtype, .columns = set->columns},
                              .norm_min = scan->how->norm_min,
@@ -174,16 +177,11 @@ enum status ops_select(const struct embeddings *set, const uint32_t *rows, uint6
     struct scan scan = {.how = how, .rows = rows, .count = count};
     enum status status = STATUS_OK;
     *selected = (struct ops_selected){0};
-    if (count > 0 && (how->mask || how->dedup)) {
-        scan.kept = malloc(count);
-        TRY(ALLOCATED(scan.kept, "out of memory to select rows"));
-        memset(scan.kept, 1, count);
+    if (count > 0 && (how->mask || how->dedup))
         status = choose(set, &scan, selected);
-        scan_close(&scan);
-    }
     if (status == STATUS_OK)
         status = list(&scan, selected);
-    free(scan.kept);
+    scan_close(&scan);
     return status;
 }
 
