@@ -71,7 +71,8 @@ class Embeddings(_Source):
     num_threads    threads that read rows for the methods, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
 
     The values stay in the files, which must not change. An fdsl.Loader delivers batches of rows. len() is the number of
-    rows. Raises ValueError or TypeError, whose message names the argument, Error if a file cannot be read or has changed,
+    rows; `dtype` is the type of their values ("float32", "float16" or "bfloat16"), and `labelled` says whether they have
+    labels. Raises ValueError or TypeError, whose message names the argument, Error if a file cannot be read or has changed,
     and Unavailable if the build cannot read the format. Thread-safe. Several loaders may share a set. Pickling stores the
     arguments and the steps; unpickling opens the files and repeats the steps.
 
@@ -92,7 +93,7 @@ class Embeddings(_Source):
     [[3.0, 4.0]] None
     """
 
-    __slots__ = ("_steps", "_device")
+    __slots__ = ("_steps", "_device", "dtype", "labelled")
     _rows = True
 
     def __init__(
@@ -115,8 +116,7 @@ class Embeddings(_Source):
         threads = None if num_threads is None else integer("num_threads", num_threads, 1, 8192)
         arguments = {"path": path, "tensor": tensor, "labels": labels, "align": align, "num_threads": threads}
         self._open(lambda handle: lib.fdsl_rows_open(c, handle), arguments)
-        self._steps: tuple[dict[str, Any], ...] = ()
-        self._device = CPU
+        self._describe((), CPU)
 
     def _select(self, **step: Any) -> Embeddings:
         """Returns the rows that a step keeps."""
@@ -138,8 +138,12 @@ class Embeddings(_Source):
         c.num_threads = self._arguments["num_threads"] or 0
         result = object.__new__(type(self))
         result._open(lambda handle: lib.fdsl_rows_select(self._handle, c, handle), self._arguments)
-        result._steps, result._device = (*self._steps, step), int(c.device)
+        result._describe((*self._steps, step), int(c.device))
         return result
+
+    def _describe(self, steps: tuple[dict[str, Any], ...], device: int) -> None:
+        self._steps, self._device = steps, device
+        self.dtype, self.labelled = _NAMES[self._info.dtype.decode()], bool(self._info.labelled)
 
     # ---- Methods that return other rows ----
 
@@ -202,19 +206,9 @@ class Embeddings(_Source):
         return int(self._info.columns)
 
     @property
-    def dtype(self) -> str:
-        """The type of the values: "float32", "float16" or "bfloat16"."""
-        return _NAMES[self._info.dtype.decode()]
-
-    @property
     def device(self) -> str:
         """Where the rows are: "cpu" (in their files) or "cuda:N"."""
         return device_name(self._device)
-
-    @property
-    def labelled(self) -> bool:
-        """Whether the rows have labels."""
-        return bool(self._info.labelled)
 
     @property
     def removed(self) -> dict[str, int]:

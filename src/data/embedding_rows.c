@@ -43,24 +43,22 @@ struct labels {
     uint64_t count, room;
 };
 
-#define BLOCK 8192 /* labels that are read at a time */
-
-/* Returns label `i` of a block. Values beyond the range of int64_t become its maximum. */
-static int64_t label_at(const struct integers *type, const uint8_t *block, size_t i)
+/* Returns label `i` of a tensor. Values beyond the range of int64_t become its maximum. */
+static int64_t label_at(const struct integers *type, const uint8_t *values, uint64_t i)
 {
     uint64_t bits = 0;
-    memcpy(&bits, block + i * type->bytes, type->bytes); /* little-endian, like this machine */
+    memcpy(&bits, values + i * type->bytes, type->bytes); /* little-endian, like this machine */
     const unsigned unused = 64 - 8 * type->bytes;
     if (type->is_signed)
         return (int64_t)(bits << unused) >> unused;
     return bits > INT64_MAX ? INT64_MAX : (int64_t)bits;
 }
 
-static enum status add_block(const struct integers *type, const uint8_t *block, size_t count,
-                             struct labels *labels)
+static enum status add_labels(const struct integers *type, const uint8_t *values, uint64_t count,
+                              struct labels *labels)
 {
-    for (size_t i = 0; i < count; i++) {
-        const int64_t label = label_at(type, block, i);
+    for (uint64_t i = 0; i < count; i++) {
+        const int64_t label = label_at(type, values, i);
         if (label < INT32_MIN || label > INT32_MAX)
             return status_set(STATUS_FAILED,
                               "the label of row %" PRIu64 ", %" PRId64
@@ -85,14 +83,10 @@ static enum status read_labels(const struct tensor_file *file, const struct tens
                           tensor->axes);
     if (tensor->shape[0] > labels->room - labels->count)
         return status_set(STATUS_USAGE, "there are more labels than the %" PRIu64 " rows", labels->room);
-    FREED uint8_t *block = malloc(BLOCK * sizeof(int64_t));
-    TRY(ALLOCATED(block, "out of memory for the labels"));
-    for (uint64_t first = 0, count; first < tensor->shape[0]; first += count) {
-        count = tensor->shape[0] - first < BLOCK ? tensor->shape[0] - first : BLOCK;
-        TRY(tensor_file_read(file, tensor->offset + first * type->bytes, block, count * type->bytes));
-        TRY(add_block(type, block, count, labels));
-    }
-    return STATUS_OK;
+    FREED uint8_t *values = malloc(tensor->bytes + 1);
+    TRY(ALLOCATED(values, "out of memory for the labels"));
+    TRY(tensor_file_read(file, tensor->offset, values, tensor->bytes));
+    return add_labels(type, values, tensor->shape[0], labels);
 }
 
 /* Finds the tensor with this name; NULL: the only tensor of integers. */
@@ -184,8 +178,8 @@ enum status embedding_hash(const struct embeddings *set, const int32_t *labels, 
         *hash = checksum_seeded(words, sizeof words, *hash);
         if (part->rows == 0)
             continue;
-        TRY(embeddings_copy(set, part->first, 1, rows));
-        TRY(embeddings_copy(set, part->first + part->rows - 1, 1, rows + row_bytes));
+        TRY(embeddings_read(set, part->first, 1, rows));
+        TRY(embeddings_read(set, part->first + part->rows - 1, 1, rows + row_bytes));
         *hash = checksum_seeded(rows, 2 * row_bytes, *hash);
     }
     if (labels)
@@ -258,11 +252,10 @@ static void deliver(const struct row_generator *self, const uint8_t *row, uint8_
 static void note_files(struct row_generator *self, uint64_t first, uint64_t count)
 {
     const struct embeddings *set = self->rows.set;
-    const struct embeddings_part *end = set->parts + set->part_count;
-    for (const struct embeddings_part *part = embeddings_find(set, first); part < end; part++) {
-        if (part->first >= first + count)
+    for (size_t at = embeddings_find(set, first); at < set->part_count; at++) {
+        if (set->parts[at].first >= first + count)
             return;
-        atomic_store_explicit(&self->used[part->number], self->call, memory_order_relaxed);
+        atomic_store_explicit(&self->used[set->parts[at].number], self->call, memory_order_relaxed);
     }
 }
 
@@ -271,7 +264,7 @@ static bool read_run(struct row_generator *self, uint64_t first, uint64_t count,
 {
     const bool direct = self->rows.set->dtype == self->rows.to && self->row_bytes == self->out_bytes;
     note_files(self, first, count);
-    if (embeddings_copy(self->rows.set, first, count, direct ? out : room) != STATUS_OK)
+    if (embeddings_read(self->rows.set, first, count, direct ? out : room) != STATUS_OK)
         return false;
     for (uint64_t i = 0; !direct && i < count; i++)
         deliver(self, room + i * self->row_bytes, out + i * self->out_bytes);
@@ -326,7 +319,7 @@ static enum status rows_make(struct generator *generator, const struct generator
     parallel_for(self->rows.threads, (count + TASK_ROWS - 1) / TASK_ROWS, read_task, &call);
     TRY(check_used(self));
     if (call.failed != UINT64_MAX) { /* the message is that of another thread: read the row again */
-        TRY(embeddings_copy(self->rows.set, numbers->list[call.failed], 1, self->rooms));
+        TRY(embeddings_read(self->rows.set, numbers->list[call.failed], 1, self->rooms));
         return status_set(STATUS_FAILED, "row %" PRIu64 " of the set could not be read",
                           numbers->list[call.failed]);
     }

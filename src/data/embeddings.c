@@ -313,15 +313,14 @@ enum status embeddings_check_files(const struct embeddings *set)
     return STATUS_OK;
 }
 
-const struct embeddings_part *embeddings_find(const struct embeddings *set, uint64_t row)
+size_t embeddings_find(const struct embeddings *set, uint64_t row)
 {
-    const struct embeddings_part *parts = set->parts;
     size_t low = 0, high = set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
     while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        *(parts[middle].first <= row ? &low : &high) = middle;
+        const size_t middle = low + (high - low) / 2;
+        *(set->parts[middle].first <= row ? &low : &high) = middle;
     }
-    return &parts[low];
+    return low;
 }
 
 static enum status read_open(const struct embeddings_file *file, int fd, uint64_t offset, uint8_t *to,
@@ -348,30 +347,24 @@ static enum status read_closed(const struct embeddings_file *file, uint64_t offs
     return status;
 }
 
-/* Copies rows of one part. */
-static enum status copy_part(const struct embeddings *set, const struct embeddings_part *part, uint64_t first,
-                             uint64_t count, uint8_t *to)
+enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64_t count, void *to_)
 {
-    const struct embeddings_file *file = &set->files[part->number];
-    const size_t row_bytes = embeddings_row_bytes(set), bytes = count * row_bytes;
-    const uint8_t *from = part->values + first * row_bytes;
-    if (!file->mapping) {
-        memcpy(to, from, bytes);
-        return STATUS_OK;
-    }
-    const uint64_t offset = (uint64_t)(from - (const uint8_t *)file->mapping);
-    return file->fd < 0 ? read_closed(file, offset, to, bytes) : read_open(file, file->fd, offset, to, bytes);
-}
-
-enum status embeddings_copy(const struct embeddings *set, uint64_t first, uint64_t count, uint8_t *to)
-{
-    const struct embeddings_part *part = count ? embeddings_find(set, first) : NULL;
-    for (; count > 0; part++) {
-        const uint64_t at = first - part->first, left = part->rows - at, rows = count < left ? count : left;
-        TRY(copy_part(set, part, at, rows, to));
+    uint8_t *to = to_;
+    const size_t row_bytes = embeddings_row_bytes(set);
+    for (size_t at = count ? embeddings_find(set, first) : 0; count > 0; at++) {
+        const struct embeddings_part *part = &set->parts[at];
+        const struct embeddings_file *file = &set->files[part->number];
+        const uint64_t left = part->first + part->rows - first, rows = count < left ? count : left;
+        const uint8_t *from = part->values + (first - part->first) * row_bytes;
+        const uint64_t offset = file->mapping ? (uint64_t)(from - (const uint8_t *)file->mapping) : 0;
+        if (!file->mapping)
+            memcpy(to, from, rows * row_bytes);
+        else
+            TRY(file->fd < 0 ? read_closed(file, offset, to, rows * row_bytes)
+                             : read_open(file, file->fd, offset, to, rows * row_bytes));
         first += rows;
         count -= rows;
-        to += rows * embeddings_row_bytes(set);
+        to += rows * row_bytes;
     }
     return STATUS_OK;
 }

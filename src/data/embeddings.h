@@ -62,19 +62,19 @@ enum status embeddings_check_files(const struct embeddings *set);
 /* Checks a single file. Thread safe. */
 enum status embeddings_check_file(const struct embeddings *set, size_t number);
 
-/* Returns the bytes of a row: set->columns values of the type set->dtype. */
+/* Returns the number of the part that has a row; row < set->rows. Thread safe. */
+size_t embeddings_find(const struct embeddings *set, uint64_t row);
+
+/* Returns the stored size of a row. */
 static inline size_t embeddings_row_bytes(const struct embeddings *set)
 {
     return set->columns * dtype_bytes(set->dtype);
 }
 
-/* Returns the part that has row `row`, which must exist. Thread safe. */
-const struct embeddings_part *embeddings_find(const struct embeddings *set, uint64_t row);
-
-/* Copies rows first .. first + count - 1. Reads the files instead of their mappings, so it needs no guard: if
- * a file shrinks, the result is STATUS_FAILED with its name. Other changes of the files are not noticed; call
- * embeddings_check_file() afterwards. Thread safe. */
-enum status embeddings_copy(const struct embeddings *set, uint64_t first, uint64_t count, uint8_t *to);
+/* Copies the rows first .. first + count - 1. Reads the files instead of their mappings, so it needs no
+ * guard: if a file shrinks, the result is STATUS_FAILED with its name. Other changes of the files are not
+ * noticed; call embeddings_check_file() afterwards. Thread safe. */
+enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64_t count, void *to);
 
 FDSL_C_END
 

@@ -363,12 +363,12 @@ static enum status copy_rows(void *context, uint64_t first, uint64_t count, void
     const size_t row_bytes = embeddings_row_bytes(set);
     for (uint64_t i = 0, run; i < count; i += run) {
         const uint64_t number = number_at(rows, first + i);
-        const struct embeddings_part *part = embeddings_find(set, number);
+        const struct embeddings_part *part = &set->parts[embeddings_find(set, number)];
         const uint64_t left = part->first + part->rows - number;
         run = 1;
         while (run < left && i + run < count && number_at(rows, first + i + run) == number + run)
             run++;
-        TRY(embeddings_copy(set, number, run, (uint8_t *)to + i * row_bytes));
+        TRY(embeddings_read(set, number, run, (uint8_t *)to + i * row_bytes));
         TRY(embeddings_check_file(set, part->number));
     }
     return STATUS_OK;

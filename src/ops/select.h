@@ -30,7 +30,7 @@ FDSL_C_BEGIN
 
 /* Chooses among the rows rows[0] .. rows[count - 1] of the set (NULL: rows 0 to count - 1). The set has at
  * most 2^32 - 1 rows. The result has the order of `rows`, with `sample` that of the draw. Reads all these
- * rows with embeddings_copy(), but only for a mask or dedup; the values pass through a buffer of at most 16
+ * rows with embeddings_read(), but only for a mask or dedup; the values pass through a buffer of at most 16
  * MiB.
  *
  * The caller frees selected->rows; NULL after a failure. STATUS_USAGE if fewer than `sample` rows
