@@ -354,6 +354,9 @@ $(LIB_TESTS): private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,
 $(BUILD)/tests/gpu_lib: $(BUILD)/lib/libfdsl.so
 $(BUILD)/tests/gpu_lib: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
+$(BUILD)/tests/gpu_lib_rows: $(BUILD)/lib/libfdsl.so
+$(BUILD)/tests/gpu_lib_rows: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
+
 # The examples of docs/library.md
 EXAMPLES := $(BUILD)/examples/generate $(BUILD)/examples/stream $(if $(call on,CUDA),$(BUILD)/examples/replay)
 $(BUILD)/examples/%: docs/examples/%.c $(BUILD)/lib/libfdsl.so

@@ -1,5 +1,6 @@
-/* The functions of ops/rows_device.h for builds without CUDA or without xxHash: no set can be opened. */
-#include "ops/rows_device.h"
+/* The functions of ops/rows_device.h and ops/row_batches.h for builds without CUDA or without xxHash: no set
+ * can be opened. */
+#include "ops/row_batches.h"
 
 static enum status unavailable(struct rows_device **rows)
 {
@@ -62,5 +63,13 @@ enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t 
                                        uint64_t count, void *out, int32_t *labels, void *stream)
 {
     (void)rows, (void)numbers, (void)on_device, (void)count, (void)out, (void)labels, (void)stream;
+    return unavailable(NULL);
+}
+
+enum status row_batches_open(const struct row_batches_request *request, struct device_batches **batches)
+{
+    if (request->owned)
+        rows_device_close(request->rows);
+    *batches = NULL;
     return unavailable(NULL);
 }

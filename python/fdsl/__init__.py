@@ -1,6 +1,6 @@
 """Images for training: the Python package of libfdsl. A Generator makes VisualAtom images by number, on the CPU or a CUDA
-GPU. A Loader delivers batches of data sets, on either: class folders (Folder), tar shards (Shards), or generated images
-(Images). It prepares them ahead.
+GPU. A Loader delivers batches of data sets, on either: class folders (Folder), tar shards (Shards), generated images
+(Images), or rows of embeddings (Embeddings). It prepares them ahead.
 
 >>> import fdsl
 >>> generator = fdsl.Generator(classes=10, res=64)
@@ -13,6 +13,7 @@ fdsl.torch.Loader is the same for PyTorch. Importing needs neither NumPy nor PyT
 """
 
 from ._array import Array
+from ._embeddings import Embeddings
 from ._generator import Class, Generator
 from ._images import Images
 from ._library import Error, Unavailable, cuda_devices, library_path
@@ -20,6 +21,6 @@ from ._library import version as __version__
 from ._stream import CenterCrop, Folder, Loader, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
 
 __all__ = [
-    "Array", "CenterCrop", "Class", "Error", "Folder", "Generator", "Images", "Loader", "RandAugment", "RandomErasing",
+    "Array", "CenterCrop", "Class", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "RandAugment", "RandomErasing",
     "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices", "library_path",
 ]  # fmt: skip

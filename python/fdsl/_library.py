@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
 from ctypes import c_void_p
 from typing import NoReturn
 
@@ -70,6 +70,26 @@ class SourceInfoStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("samples", c_uint64), ("bytes", c_uint64), ("classes", c_uint32), ("files", c_uint32),
         ("shards", c_int), ("hash", c_uint64),
+        ("width", c_uint32), ("columns", c_uint32), ("dtype", c_char_p), ("labelled", c_int), ("rows_found", c_uint64),
+        ("filtered", c_uint64), ("invalid", c_uint64), ("duplicates", c_uint64), ("unsampled", c_uint64),
+    ]  # fmt: skip
+
+
+class RowsConfigStruct(ctypes.Structure):
+    """struct fdsl_rows_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("path", c_char_p), ("tensor", c_char_p), ("labels", c_char_p), ("align", c_uint32),
+    ]  # fmt: skip
+
+
+class SelectConfigStruct(ctypes.Structure):
+    """struct fdsl_select_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("keep", POINTER(c_uint8)), ("keep_count", c_uint64), ("labels", POINTER(c_int64)),
+        ("label_count", c_uint64), ("validate", c_int), ("norm_min", c_double), ("norm_max", c_double), ("dedup", c_int),
+        ("sample", c_uint64), ("seed", c_uint64), ("dtype", c_char_p), ("device", c_int), ("num_threads", c_int),
     ]  # fmt: skip
 
 
@@ -84,6 +104,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
         ("on_error", c_char_p), ("device", c_int), ("decoder", c_char_p), ("device_share", c_double),
         ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
+        ("resident", c_int),
     ]  # fmt: skip
 
 
@@ -160,6 +181,10 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_source_config_init": (c_int, [POINTER(SourceConfigStruct), c_size_t]),
     "fdsl_source_open": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
     "fdsl_images_open": (c_int, [POINTER(ConfigStruct), c_uint64, c_int, POINTER(c_void_p)]),
+    "fdsl_rows_config_init": (c_int, [POINTER(RowsConfigStruct), c_size_t]),
+    "fdsl_rows_open": (c_int, [POINTER(RowsConfigStruct), POINTER(c_void_p)]),
+    "fdsl_select_config_init": (c_int, [POINTER(SelectConfigStruct), c_size_t]),
+    "fdsl_rows_select": (c_int, [c_void_p, POINTER(SelectConfigStruct), POINTER(c_void_p)]),
     "fdsl_source_close": (None, [c_void_p]),
     "fdsl_source_describe": (c_int, [c_void_p, POINTER(SourceInfoStruct)]),
     "fdsl_source_class": (c_char_p, [c_void_p, c_uint32]),

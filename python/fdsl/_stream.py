@@ -433,14 +433,14 @@ class _Stream:
 class Loader:
     """An iterable of (images, labels): the samples of a data set, prepared ahead by threads of the library.
 
-    source            an fdsl.Shards, fdsl.Folder or fdsl.Images, opened in this process
+    source            an fdsl.Shards, fdsl.Folder, fdsl.Images or fdsl.Embeddings, opened in this process
     batch_size        images per batch and rank
     device            where the batches are: "cpu", "cuda:1" or a CUDA device number; "cuda": PyTorch's current device if
                       PyTorch is imported, else device 0
     decoder           who decodes JPEG files for a CUDA device: "hardware" (the engines of the GPU) or "hybrid" (nvJPEG's
                       kernels), each together with the threads; "cpu": only the threads, with the bits of batches on the
                       CPU; "auto": the first of these that is there
-    device_share      share of the samples whose files that decoder takes, 0 to 1; None: 0.7 of the engines, 0.25 of kernels
+    device_share      share of the samples whose files that decoder takes, 0 to 1; None: 0.85 of the engines, 0.25 of kernels
     rank              number of this process, below world_size; never taken from the environment
     world_size        number of processes
     seed              seed of the order and of all random transforms, 0 to 2^64 - 1
@@ -458,6 +458,10 @@ class Loader:
     layout            "nchw" (None) or "nhwc"
     on_error          an image or label that cannot be decoded: "fail" raises an Error; "mask" gives it zeros and the label
                       -1, with a RuntimeWarning for each of the first 8 such batches
+    resident          rows on a device: copy them to its memory once, as many as fit
+
+    fdsl.Embeddings takes none of the arguments for images; an epoch is a permutation of all its rows, and an item is a
+    pair of the rows, of shape (count, width), and their labels, or None if they have none.
 
     The last four but on_error describe images of files. fdsl.Images has its own format, and takes none of them.
 
@@ -504,10 +508,11 @@ class Loader:
         channels: Optional[int] = None,
         layout: Optional[str] = None,
         on_error: str = "fail",
+        resident: bool = False,
     ) -> None:
         if not isinstance(source, _Source):
             raise TypeError(
-                f"source: it must be a data set, such as fdsl.Folder, fdsl.Shards or fdsl.Images, not {type(source).__name__}"
+                f"source: it must be a data set, such as fdsl.Folder, fdsl.Shards, fdsl.Images or fdsl.Embeddings, not {type(source).__name__}"
             )
         c = StreamConfigStruct()
         check(lib.fdsl_stream_config_init(c, ctypes.sizeof(c)))
@@ -523,6 +528,7 @@ class Loader:
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
         c.prefetch, c.held = integer("prefetch", prefetch, 1, 1024), _HELD
         c.on_error = _text("on_error", on_error)
+        c.resident = flag("resident", resident)
         source._set_format(c, transforms, dtype, channels, layout)
         self.source = source
         self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
@@ -531,7 +537,7 @@ class Loader:
             "rank": c.rank, "world_size": c.world_size, "seed": c.seed, "shuffle": shuffle,
             "shuffle_buffer": c.shuffle_buffer, "lanes": c.lanes, "drop_last": drop_last, "num_threads": num_threads,
             "prefetch": c.prefetch, "transforms": transforms, "dtype": None if dtype is None else _NAMES[_dtype(dtype)],
-            "channels": channels, "layout": layout, "on_error": on_error,
+            "channels": channels, "layout": layout, "on_error": on_error, "resident": resident,
         }  # fmt: skip
         self._stream = _Stream(source, c)
         _warn()

@@ -217,8 +217,8 @@ for words in dict(classes=0), dict(generator='none'), dict(device='none'), dict(
 
 def test_doctests() -> None:
     code = """
-import doctest, fdsl, fdsl._array, fdsl._generator, fdsl._memory
-for module in fdsl, fdsl._array, fdsl._generator, fdsl._memory:
+import doctest, fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._memory
+for module in fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._memory:
     print(doctest.testmod(module).failed)
 """
     pytest.importorskip("numpy")

@@ -34,6 +34,7 @@ void lib_leave(struct environment *before);
 /* Checks arguments and fields. STATUS_USAGE with a message that begins with the name of the argument. */
 enum status lib_check_count(const char *field, uint32_t value, uint32_t least, uint32_t most);
 enum status lib_check_size(const char *name, size_t size, size_t own);
+enum status lib_check_flag(const char *name, int value); /* 0 or 1 */
 
 /* Gets the index of `text` in `names`, a list that ends with NULL. */
 enum status lib_find_name(const char *field, const char *text, const char *const *names, int *index);
@@ -67,6 +68,14 @@ enum status lib_generator_open(const struct synth *synth, int index, int device,
 
 /* Returns whether a generator on a device needs the image numbers in host memory, too. */
 bool lib_generator_needs_host(int index);
+
+/* Gives a generator on the host its own threads. `*generator` is taken over, also after a failure: it is then
+ * closed. */
+enum status lib_pooled_open(int threads, struct generator **generator);
+
+/* Calls `work(context)`, in which parallel_for() uses this many threads. Returns its status, or that of
+ * starting the threads. */
+enum status lib_on_threads(int threads, enum status (*work)(void *context), void *context);
 
 /* ---- */
 

@@ -462,6 +462,12 @@ enum status lib_check_size(const char *name, size_t size, size_t own)
                                     name, size, FDSL_VERSION, own);
 }
 
+enum status lib_check_flag(const char *name, int value)
+{
+    return value == 0 || value == 1 ? STATUS_OK
+                                    : status_set(STATUS_USAGE, "%s: %d is neither 0 nor 1", name, value);
+}
+
 enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
 {
     if (!config)
@@ -608,6 +614,38 @@ static void pooled_close(struct generator *generator)
 
 static const struct generator_type pooled_type = {pooled_make, pooled_memory_bytes, pooled_close};
 
+enum status lib_pooled_open(int threads, struct generator **generator)
+{
+    struct pooled_generator *self = calloc(1, sizeof *self);
+    enum status status = ALLOCATED(self, "out of memory");
+    if (status == STATUS_OK) {
+        *self = (struct pooled_generator){.generator = {&pooled_type}, .inner = *generator};
+        if (threads > 1)
+            status = pool_open(threads, &self->pool);
+    }
+    struct generator *opened = self ? &self->generator : *generator;
+    if (status != STATUS_OK) {
+        const struct failure failure = status_save(status);
+        generator_close(opened);
+        *generator = NULL;
+        return status_restore(&failure);
+    }
+    *generator = opened;
+    return STATUS_OK;
+}
+
+enum status lib_on_threads(int threads, enum status (*work_on)(void *context), void *context)
+{
+    struct pool *pool = NULL, *const before = current;
+    if (threads > 1)
+        TRY(pool_open(threads, &pool));
+    current = pool;
+    const struct failure result = status_save(work_on(context));
+    current = before;
+    pool_close(pool);
+    return result.status == STATUS_OK ? STATUS_OK : status_restore(&result);
+}
+
 enum status lib_generator_open(const struct synth *synth, int index, int device, int threads, uint32_t batch,
                                struct generator **generator)
 {
@@ -621,17 +659,8 @@ enum status lib_generator_open(const struct synth *synth, int index, int device,
         TRY(variant->probe(&request.resources));
     if (request.on_device)
         return synth_generator_open(synth, variant, &request, generator);
-    struct pooled_generator *self = calloc(1, sizeof *self);
-    TRY(ALLOCATED(self, "out of memory"));
-    self->generator.type = &pooled_type;
-    enum status status = synth_generator_open(synth, variant, &request, &self->inner);
-    if (status == STATUS_OK && variant->threaded)
-        status = pool_open(request.resources.threads, &self->pool);
-    if (status == STATUS_OK)
-        *generator = &self->generator;
-    else
-        pooled_close(&self->generator);
-    return status;
+    TRY(synth_generator_open(synth, variant, &request, generator));
+    return lib_pooled_open(variant->threaded ? request.resources.threads : 1, generator);
 }
 
 bool lib_generator_needs_host(int index)

@@ -284,6 +284,82 @@ struct fdsl_source_info {
     uint64_t hash;    /* of the names of the samples, of the sizes, the first and the last bytes of their
                        * members, and of which members are the image and the label; of generated images: of
                        * the parameters from which they are drawn */
+
+    /* Only of rows (fdsl_rows_open()); 0 and NULL for images. */
+    uint32_t width;      /* values per row as streams deliver them, with the padding */
+    uint32_t columns;    /* values per row in the files */
+    const char *dtype;   /* type of the rows: "f32", "f16" or "bf16"; a constant */
+    int labelled;        /* 1: the rows have labels */
+    uint64_t rows_found; /* number of rows in the files; the numbers below and `samples` add up to it */
+    uint64_t filtered;   /* rows that were removed by `keep` or `labels` */
+    uint64_t invalid;    /* rows whose norm is out of range or not finite */
+    uint64_t duplicates; /* rows that are equal to an earlier row */
+    uint64_t unsampled;  /* rows that were not drawn */
+};
+
+/* ---- Embeddings: rows of values ---- */
+
+/* A source of rows is a set of embeddings in files: N rows of D values each, and perhaps one label per row.
+ * fdsl_rows_select() returns another source with some of the rows; it copies no values. Streams
+ * (fdsl_stream_open()) deliver batches of rows, FDSL_ROWS instead of FDSL_IMAGES, padded to `width` values
+ * and converted to their `dtype` (rounded to nearest, ties to even; NaN becomes 0x7FFFFFFF or 0x7FFF, as in
+ * `fdsl-bench --workload ops`). The fields of struct fdsl_stream_config that describe images, shards, lanes
+ * and broken samples must have their defaults. Rows without labels have no FDSL_LABELS.
+ *
+ * Order: with `shuffle`, epoch e is the permutation of all rows of the source that `ops` uses, with the seed
+ * `seed` + e. Step s of the epoch is run e * (steps per epoch) + s of `ops --steps mask,compact,permute
+ * --sample G` if drop_last is 1. Without `shuffle`, it is the order of the source. FDSL_NUMBERS are the
+ * numbers of the rows in the files, counted from 0. */
+
+/* Describes a set of embeddings. Set all fields with fdsl_rows_config_init(), then change some.
+ * fdsl_rows_open() copies strings. */
+struct fdsl_rows_config {
+    size_t size; /* sizeof(struct fdsl_rows_config) of the caller */
+
+    const char *path;   /* a file (.npy, .safetensors, .pt, .pth, .pth.tar), a folder with such files, a
+                         * pattern of the shell, or several of these separated by ',' */
+    const char *tensor; /* the tensors to read: a name or a pattern. NULL (default): the floating-point
+                         * tensors with two axes of each file; if it has none, those with one axis */
+    const char *labels; /* integers, one per row: the name of a tensor in the files, or the path of files
+                         * whose names end as above. NULL (default): no labels */
+    uint32_t align;     /* streams pad rows with zeros to a multiple of this many values: 1 (default) to 64. A
+                         * stream on a device warns (fdsl_warnings()) if the width is no multiple of 8 */
+};
+
+/* Which rows to keep. The steps run in the order of the fields; each sees only the rows that are left. Set
+ * all fields with fdsl_select_config_init(), then change some. */
+struct fdsl_select_config {
+    size_t size; /* sizeof(struct fdsl_select_config) of the caller */
+
+    /* By the caller's choice. */
+    const uint8_t *keep;   /* one byte per row of the source, in its order; 0: remove the row. NULL
+                            * (default): keep all */
+    uint64_t keep_count;   /* number of bytes in `keep` */
+    const int64_t *labels; /* keep the rows that have one of these labels; NULL (default): any label */
+    uint64_t label_count;  /* number of labels in `labels` */
+
+    /* By values, as the steps `mask` and --dedup of `fdsl-bench --workload ops`: the same rows. */
+    int validate; /* 1: remove rows with NaN or infinity, and rows whose norm is below norm_min or
+                   * above norm_max; default 0 */
+    double norm_min, norm_max; /* 0 or at least 1e-15, and at most 1e19; default 0 and 1e19 */
+    int dedup;                 /* 1: of rows with the same bytes (XXH3-64), keep the first; default 0 */
+
+    /* By chance. */
+    uint64_t sample; /* draw this many of the rows that are left, as `ops --steps ...,permute --sample` does
+                      * in run 0: the source then has them in the order of the draw. 0 (default): all rows, in
+                      * their order */
+    uint64_t seed;   /* of the draw; default 0 */
+
+    const char *dtype; /* "f32", "f16" or "bf16": the type of the rows of the new source, which its streams
+                        * then deliver. "auto" (default): the type does not change. Converted rows can be
+                        * neither validated nor searched for duplicates afterwards */
+    int device; /* FDSL_CPU (default): the rows stay in their files. A CUDA device: the rows that are left
+                 * are copied to its memory, where streams of this device gather them, and later
+                 * selections work. All must fit. The steps then run on the device, in one pass over the
+                 * rows, or in two with `dedup`; but with `sample`, and with `keep` or `labels` if the
+                 * rows of `from` are on a device already, the CPU reads the files again */
+    int num_threads; /* threads that read and compute; 0 (default): OMP_NUM_THREADS, else all that the process
+                      * may use */
 };
 
 /* Describes a stream. Set all fields with fdsl_stream_config_init(), then change some. fdsl_stream_open()
@@ -312,8 +388,8 @@ struct fdsl_stream_config {
     int flip;           /* 1: mirror each image horizontally with probability 1/2; default 0 */
     uint32_t channels;  /* 1 (gray) or 3 (RGB, default) */
     const char *layout; /* "nchw" (default) or "nhwc" */
-    const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; floating-point values are (byte / 255 -
-                         * mean) / std */
+    const char *dtype;  /* "u8", "f16", "bf16" or "f32"; floating-point values are (byte / 255 - mean) / std.
+                         * "auto" (default): "u8" for images, the stored type for rows */
     double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0; must be 0 for u8 */
     double std[FDSL_CHANNELS_MAX];  /* per channel; default 1; must be 1 for u8 */
 
@@ -339,7 +415,7 @@ struct fdsl_stream_config {
                           * 0. Bytes differ from those of "cpu" by at most 1 with "hardware", by at most 3
                           * with "hybrid". On the CPU: "auto" or "cpu" */
     double device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
-                          * are depends only on their numbers. Below 0 (default -1): 0.7 with "hardware", 0.25
+                          * are depends only on their numbers. Below 0 (default -1): 0.85 with "hardware", 0.25
                           * with "hybrid". With a share above 0, all files are decoded at their full size */
 
     /* Random changes of images of a data set, with the bits of --rand-augment and --erasing of fdsl-bench. */
@@ -349,12 +425,17 @@ struct fdsl_stream_config {
     uint32_t rand_augment_ops; /* operations per image, 1 to 16; default 2 */
     double erasing;            /* probability that a random rectangle of an image becomes normal noise, after
                                 * normalising; default 0. Not for u8, nor on a CUDA device */
+
+    int resident; /* rows on a device, whose source is not there already. 1: copy the rows to its memory once,
+                   * as many as fit, and read only the others for each batch. 0 (default): use at most 256 MiB
+                   * of its memory for this */
 };
 
 /* The shapes of a stream. They do not change. */
 struct fdsl_stream_info {
     size_t size;            /* sizeof(struct fdsl_stream_info) of the caller; set it before the call */
-    uint32_t shape[3];      /* of an image: (channels, height, width), or (height, width, channels) */
+    uint32_t shape[3];      /* of an image: (channels, height, width), or (height, width, channels); of a row:
+                             * (width, 0, 0) */
     uint32_t element_bytes; /* 1, 2 or 4 */
     uint64_t image_bytes;   /* of one image; the images of a batch are contiguous */
     uint32_t capacity;      /* largest number of images in a batch of this rank */
@@ -372,10 +453,11 @@ struct fdsl_batch_info {
 
 /* The parts of a batch. */
 enum fdsl_field {
-    FDSL_IMAGES = 0, /* (count, shape...) in the dtype of the stream */
-    FDSL_LABELS = 1, /* (count) in int64; -1: the sample is masked */
-    FDSL_NUMBERS = 2 /* (count) in int64: the numbers of the samples, in the order of the data set; always in
-                        host memory */
+    FDSL_IMAGES = 0,  /* (count, shape...) in the dtype of the stream */
+    FDSL_LABELS = 1,  /* (count) in int64; -1: the sample is masked */
+    FDSL_NUMBERS = 2, /* (count) in int64: the numbers of the samples, in the order of the data set; always in
+                       * host memory */
+    FDSL_ROWS = 3     /* (count, width) in the dtype of the stream, instead of FDSL_IMAGES */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */
@@ -452,6 +534,26 @@ FDSL_API enum fdsl_status fdsl_source_open(const struct fdsl_source_config *conf
  * always does. The images of the default generators have the same bits on the CPU and on a CUDA device.
  * FDSL_INVALID if an argument or a field is not valid. Otherwise as fdsl_source_open(). Thread-safe. */
 FDSL_API enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t count, int fresh,
+                                           struct fdsl_source **source);
+
+/* Set the defaults. `size` is the size of the struct. FDSL_INVALID if the pointer is NULL or the library does
+ * not know that size. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_rows_config_init(struct fdsl_rows_config *config, size_t size);
+FDSL_API enum fdsl_status fdsl_select_config_init(struct fdsl_select_config *config, size_t size);
+
+/* Opens a set of embeddings. Reads the headers of the files, the labels, and the first and the last row of
+ * each tensor. The caller closes the source with fdsl_source_close(). `*source` becomes NULL after an error.
+ * FDSL_INVALID if a field is not valid or nothing is found; FDSL_FAILED if a file is broken or cannot be
+ * read; FDSL_UNAVAILABLE if this build lacks the format. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source);
+
+/* Makes a source with some of the rows of `from`, which does not change and may be closed before. Reads all
+ * rows of `from` once if it validates or removes duplicates. Needs 4 bytes of memory per row that is left, 1
+ * byte per row of `from`, and about 40 bytes per row of `from` while it removes duplicates. `*source` becomes
+ * NULL after an error. FDSL_INVALID if a field is not valid, no row is left, fewer than `sample` are left, or
+ * the rows do not fit on the device; FDSL_FAILED if a file cannot be read or has changed (the error names
+ * it); FDSL_UNAVAILABLE if this build or machine lacks the device. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
                                            struct fdsl_source **source);
 
 /* Closes a source; NULL is allowed. Streams that use the source keep it open. Does nothing in a child after

@@ -19,6 +19,7 @@
 #include "data/set_stream.h"
 #include "lib/call.h"
 #include "lib/images.h"
+#include "lib/rows.h"
 #include "machine/device.h"
 
 #define SAMPLES_MAX (UINT32_C(1) << 31) /* of a global batch and of a data set: the limit of draw_lanes() */
@@ -28,8 +29,9 @@
 /* ---- Sources ---- */
 
 struct fdsl_source {
-    bool generates; /* the source is `images`; otherwise it is `dataset` */
+    bool generates; /* the source is `images`; otherwise it is `rows` or `dataset` */
     struct images images;
+    struct rows *rows; /* NULL: none */
     struct dataset dataset;
     struct remote_options remote;
     char *path, *cache_dir; /* copies; `dataset` refers to them */
@@ -69,6 +71,7 @@ static void release_source(struct fdsl_source *source)
     if (atomic_fetch_sub(&source->users, 1) > 1)
         return;
     images_free(&source->images);
+    rows_free(source->rows);
     dataset_close(&source->dataset);
     free(source->path);
     free(source->cache_dir);
@@ -212,9 +215,52 @@ enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t cou
     return end_source(&before, status, self, source);
 }
 
+enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source)
+{
+    struct environment before;
+    if (!source)
+        return lib_invalid("source: it is NULL");
+    *source = NULL;
+    if (!config)
+        return lib_invalid("config: it is NULL");
+    enum status status = lib_check_size("config", config->size, sizeof *config);
+    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
+    if (!self)
+        return lib_relay(status);
+    if (status == STATUS_OK)
+        status = rows_open(config, &self->rows);
+    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
+    return end_source(&before, status, self, source);
+}
+
+enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
+                                  struct fdsl_source **source)
+{
+    struct environment before;
+    if (!source)
+        return lib_invalid("source: it is NULL");
+    *source = NULL;
+    if (!from || !config)
+        return lib_invalid(from ? "config: it is NULL" : "from: it is NULL");
+    enum status status = lib_check_size("config", config->size, sizeof *config);
+    if (status == STATUS_OK)
+        status = check_process("from", from->process);
+    if (status == STATUS_OK && !from->rows)
+        status = status_set(STATUS_USAGE, "from: it has images; open rows with fdsl_rows_open()");
+    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
+    if (!self)
+        return lib_relay(status);
+    if (status == STATUS_OK)
+        status = rows_select(from->rows, config, &self->rows);
+    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
+    return end_source(&before, status, self, source);
+}
+
 static uint32_t samples_of(const struct fdsl_source *source)
 {
-    return source->generates ? source->images.count : source->dataset.sample_count;
+    return source->generates ? source->images.count
+           : source->rows    ? rows_count(source->rows)
+                             : source->dataset.sample_count;
 }
 
 enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct fdsl_source_info *info)
@@ -231,6 +277,8 @@ enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct f
                                       .files = source->dataset.file_count,
                                       .shards = source->dataset.shards,
                                       .hash = source->hash};
+    if (source->rows)
+        rows_describe(source->rows, info);
     return FDSL_OK;
 }
 
@@ -258,6 +306,7 @@ struct order {
                                                that of draw_order(), or without `shuffle` of the numbers */
     uint32_t rank, ranks;
     bool drop_last;
+    const struct rows *rows; /* NULL: none; otherwise numbers are those of rows in the files */
 };
 
 struct fdsl_stream {
@@ -299,7 +348,7 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .fit = "resize",
                                               .channels = 3,
                                               .layout = "nchw",
-                                              .dtype = "u8",
+                                              .dtype = "auto",
                                               .std = {1, 1, 1},
                                               .prefetch = 2,
                                               .held = 1,
@@ -314,6 +363,26 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
 
 /* ---- The order ---- */
 
+/* Returns the samples of this rank in a step. */
+static struct share share_of(const struct order *order, uint64_t step)
+{
+    const struct partition ranks = {.rank = order->rank, .ranks = order->ranks, .strong = true};
+    struct share share = partition_step(&ranks, order->count, order->global, (uint32_t)step);
+    share.first += step * order->global;
+    return share;
+}
+
+/* Implements stream_plan.list for rows. */
+static uint32_t list_rows(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    const struct order *order = context;
+    const struct rows_order drawn = rows_order(order->rows, order->shuffle > 0, order->seed, epoch);
+    const struct share share = share_of(order, step);
+    for (uint32_t i = 0; i < share.count; i++)
+        numbers[i] = rows_order_at(&drawn, (uint32_t)share.first + i);
+    return (uint32_t)share.count;
+}
+
 /* Implements stream_plan.list, as the trainer does (train_batch()). */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
@@ -322,42 +391,38 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
         order->lanes ? draw_lanes(order->seed, (uint32_t)epoch, order->count, order->lanes, order->shuffle)
                      : draw_order(order->seed, (uint32_t)epoch, order->count);
     const bool drawing = order->lanes || order->shuffle;
-    const struct partition ranks = {.rank = order->rank, .ranks = order->ranks, .strong = true};
-    const struct share share = partition_step(&ranks, order->count, order->global, (uint32_t)step);
-    const uint32_t first = (uint32_t)step * order->global + (uint32_t)share.first;
+    const struct share share = share_of(order, step);
+    const uint32_t first = (uint32_t)share.first;
     for (uint32_t i = 0; i < share.count; i++)
         numbers[i] = drawing ? draw_order_at(&drawn, first + i) : first + i;
     return (uint32_t)share.count;
-}
-
-static enum status check_flag(const char *name, int value)
-{
-    return value == 0 || value == 1 ? STATUS_OK
-                                    : status_set(STATUS_USAGE, "%s: %d is neither 0 nor 1", name, value);
 }
 
 static enum status set_order(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     struct order *order = &self->order;
     const uint32_t count = samples_of(self->source);
-    const bool generates = self->source->generates; /* the order of the trainer's generated samples */
+    /* Whether an epoch is a permutation of all samples: that of the trainer's generated samples, or of `ops`.
+     */
+    const bool whole = self->source->generates || self->source->rows;
     TRY(lib_check_count("world_size", config->world_size, 1, 1u << 24));
     TRY(lib_check_count("rank", config->rank, 0, config->world_size - 1));
     TRY(lib_check_count("batch_size", config->batch_size, 1, (SAMPLES_MAX - 1) / config->world_size));
     TRY(lib_check_count("lanes", config->lanes, 1, 1u << 20));
     TRY(lib_check_count("shuffle_buffer", config->shuffle_buffer, 1, INT32_MAX));
-    TRY(check_flag("shuffle", config->shuffle));
-    TRY(check_flag("drop_last", config->drop_last));
+    TRY(lib_check_flag("shuffle", config->shuffle));
+    TRY(lib_check_flag("drop_last", config->drop_last));
     *order = (struct order){.seed = config->seed,
                             .count = count,
                             .global = config->batch_size * config->world_size,
-                            .lanes = generates ? 0 : config->lanes,
+                            .lanes = whole ? 0 : config->lanes,
                             .shuffle = !config->shuffle ? 0
-                                       : generates      ? count
+                                       : whole          ? count
                                                         : config->shuffle_buffer,
                             .rank = config->rank,
                             .ranks = config->world_size,
-                            .drop_last = config->drop_last};
+                            .drop_last = config->drop_last,
+                            .rows = self->source->rows};
     if (config->drop_last && count < order->global)
         return status_set(STATUS_USAGE,
                           "drop_last: the data set has %u samples, fewer than one step of %u (batch_size * "
@@ -452,17 +517,29 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
     return STATUS_OK;
 }
 
+/* Gets the type of images by its name. */
+static enum status find_type(const char *name, enum dtype *type)
+{
+    static const char *const names[] = {"auto", "u8", "f16", "f32", "bf16", NULL};
+    static const enum dtype types[] = {DTYPE_U8, DTYPE_U8, DTYPE_F16, DTYPE_F32, DTYPE_BF16};
+    int index;
+    TRY(lib_find_name("dtype", name, names, &index));
+    *type = types[index];
+    return STATUS_OK;
+}
+
 static enum status set_images(const struct fdsl_stream_config *config, struct fdsl_stream *self,
                               struct set_stream_request *request)
 {
     static const char *const layouts[] = {"nchw", "nhwc", NULL};
     double mean[FDSL_CHANNELS_MAX] = {0}, deviation[FDSL_CHANNELS_MAX] = {1, 1, 1};
-    int fit, layout, dtype;
+    enum dtype dtype;
+    int fit, layout;
     TRY(lib_check_count("out_res", config->out_res, 0, FIT_RES_MAX));
     TRY(lib_find_name("fit", config->fit, fit_choices, &fit));
-    TRY(check_flag("flip", config->flip));
+    TRY(lib_check_flag("flip", config->flip));
     TRY(lib_find_name("layout", config->layout, layouts, &layout));
-    TRY(lib_find_name("dtype", config->dtype, dtype_names, &dtype));
+    TRY(find_type(config->dtype, &dtype));
     if (config->channels != 1 && config->channels != 3)
         return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
     TRY(lib_check_scale(config->mean, config->std, config->channels, dtype == DTYPE_U8));
@@ -470,7 +547,7 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     memcpy(deviation, config->std, config->channels * sizeof *deviation);
     self->output.flip = config->flip;
     self->output.seed = config->seed;
-    image_output_set(&self->output, (enum dtype)dtype, layout == 1, mean, deviation);
+    image_output_set(&self->output, dtype, layout == 1, mean, deviation);
     request->channels = config->channels;
     request->depth = 1;
     request->height = request->width = config->out_res;
@@ -504,6 +581,12 @@ static enum status check_complete(const struct dataset *dataset)
     return STATUS_OK;
 }
 
+/* Returns the number of axes of a sample. */
+static int sample_axes(const struct fdsl_stream *self)
+{
+    return self->source->rows ? 1 : 3;
+}
+
 static enum status allocate_batches(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     const size_t unit = ALIGNMENT / sizeof *self->words;
@@ -518,7 +601,7 @@ static enum status allocate_batches(const struct fdsl_stream_config *config, str
         batch->host_labels = self->words + 2 * i * capacity;
         batch->numbers = batch->host_labels + capacity;
         int64_t step = 1;
-        for (int axis = 3; axis > 0; axis--) {
+        for (int axis = sample_axes(self); axis > 0; axis--) {
             batch->extents[axis] = self->info.shape[axis - 1];
             batch->extents[4 + axis] = step;
             step *= batch->extents[axis];
@@ -626,6 +709,29 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
     return images_stream_open(images, config, &with, &self->stream, &self->on_device);
 }
 
+/* Opens a stream of rows. */
+static enum status open_rows(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                             const struct stream_plan *plan)
+{
+    const struct order *order = &self->order;
+    struct rows_plan with = {.plan = *plan,
+                             .seed = order->seed,
+                             .shuffle = order->shuffle > 0,
+                             .global = order->global,
+                             .rank = order->rank,
+                             .ranks = order->ranks};
+    struct rows_format format;
+    TRY(rows_check_format(self->source->rows, config, &format));
+    self->transform = format.transform;
+    self->output.type = format.type;
+    self->info.element_bytes = (uint32_t)dtype_bytes(format.type);
+    self->info.shape[0] = format.width;
+    self->info.image_bytes = (uint64_t)format.width * self->info.element_bytes;
+    with.plan.list = list_rows;
+    TRY(allocate_batches(config, self));
+    return rows_stream_open(self->source->rows, config, &format, &with, &self->stream, &self->on_device);
+}
+
 static enum status open_stream(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     static const char *const errors[] = {"fail", "mask", NULL}; /* enum set_stream_error */
@@ -634,12 +740,17 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     self->device = config->device;
     TRY(set_order(config, self));
     TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
+    TRY(lib_check_flag("resident", config->resident));
     TRY(lib_check_count("prefetch", config->prefetch, 1, BATCHES_MAX));
     TRY(lib_check_count("held", config->held, 1, BATCHES_MAX));
     const struct stream_plan plan = {.steps = self->info.steps,
                                      .capacity = self->info.capacity,
                                      .list = list_step,
                                      .context = &self->order};
+    if (config->resident && (!self->source->rows || config->device < 0))
+        return status_set(STATUS_USAGE, "resident: it has an effect only on rows on a device");
+    if (self->source->rows)
+        return open_rows(config, self, &plan);
     return self->source->generates ? open_images(config, self, &plan)
                                    : open_set(config, self, &plan, (enum set_stream_error)on_error);
 }
@@ -739,6 +850,14 @@ enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
     return stream->ended || stream_wait(stream->stream, seconds) ? FDSL_OK : FDSL_PENDING;
 }
 
+/* Checks that a stream has labels. */
+static enum status check_labels(const struct fdsl_stream *stream, const char *name)
+{
+    return !stream->source->rows || rows_labelled(stream->source->rows)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s: the rows have no labels", name);
+}
+
 static enum status check_cuda_stream(const struct fdsl_stream *stream, const void *cuda_stream)
 {
     return stream->device < 0 && cuda_stream
@@ -812,7 +931,7 @@ enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, void *cuda_stream,
     struct fdsl_batch *self = &stream->batches[taken.slot];
     stream->ended = taken.last;
     self->batch = taken;
-    for (uint32_t i = 0; i < taken.samples.count; i++)
+    for (uint32_t i = 0; taken.numbers && i < taken.samples.count; i++)
         self->numbers[i] = taken.numbers[i];
     self->extents[0] = taken.samples.count;
     pthread_mutex_lock(&stream->lock);
@@ -866,6 +985,8 @@ enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int6
     if (!images || !count)
         return lib_invalid(images ? "count: it is NULL" : "images: it is NULL");
     *count = 0;
+    if (labels && stream && check_labels(stream, "labels") != STATUS_OK)
+        return lib_relay(STATUS_USAGE);
     const enum fdsl_status result = begin_batch(stream, cuda_stream);
     if (result != FDSL_OK)
         return result;
@@ -907,18 +1028,38 @@ enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl
     return lib_relay(status);
 }
 
+/* Lists the numbers of a batch of rows on a device, which its stream does not list: few callers need them. */
+static void list_numbers(struct fdsl_batch *batch)
+{
+    const struct order *order = &batch->owner->order;
+    const struct rows_order drawn =
+        rows_order(order->rows, order->shuffle > 0, order->seed, batch->batch.epoch);
+    const struct share share = share_of(order, batch->batch.step);
+    pthread_mutex_lock(&batch->owner->lock);
+    for (uint32_t i = 0; i < share.count; i++)
+        batch->numbers[i] = rows_order_at(&drawn, (uint32_t)share.first + i);
+    pthread_mutex_unlock(&batch->owner->lock);
+}
+
 enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field field,
                                    struct fdsl_tensor *tensor)
 {
     enum status status = check_batch(batch);
     if (status == STATUS_OK && !tensor)
         status = status_set(STATUS_USAGE, "tensor: it is NULL");
-    if (status == STATUS_OK && field != FDSL_IMAGES && field != FDSL_LABELS && field != FDSL_NUMBERS)
-        status = status_set(STATUS_USAGE, "field: %d is not a part of a batch", (int)field);
     if (status != STATUS_OK)
         return lib_relay(status);
     const struct fdsl_stream *stream = batch->owner;
+    const enum fdsl_field samples = stream->source->rows ? FDSL_ROWS : FDSL_IMAGES;
+    if (field != samples && field != FDSL_LABELS && field != FDSL_NUMBERS)
+        status = status_set(STATUS_USAGE, "field: %d is not a part of a batch", (int)field);
+    if (status == STATUS_OK && field == FDSL_LABELS)
+        status = check_labels(stream, "field");
+    if (status != STATUS_OK)
+        return lib_relay(status);
     const bool on_device = stream->on_device && field != FDSL_NUMBERS;
+    if (field == FDSL_NUMBERS && !batch->batch.numbers)
+        list_numbers(batch);
     *tensor = (struct fdsl_tensor){.data = field == FDSL_LABELS ? batch->labels : batch->numbers,
                                    .device_type = on_device ? 2 : 1,
                                    .device_id = on_device ? stream->device : 0,
@@ -927,11 +1068,11 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
                                    .lanes = 1,
                                    .shape = batch->extents,
                                    .strides = batch->extents + 8};
-    if (field != FDSL_IMAGES)
+    if (field != samples)
         return FDSL_OK;
     const enum dtype type = stream->output.type;
     tensor->data = batch->images;
-    tensor->ndim = 4;
+    tensor->ndim = 1 + sample_axes(stream);
     tensor->code = type == DTYPE_U8 ? 1 : type == DTYPE_BF16 ? 4 : 2;
     tensor->bits = (uint8_t)(8 * dtype_bytes(type));
     tensor->strides = batch->extents + 4;
@@ -1053,7 +1194,7 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *sta
     if (state->transform != own.transform)
         return status_set(STATUS_USAGE, "state: it belongs to another transform; out_res, fit, flip, "
                                         "rand_augment, erasing, channels, layout, dtype, "
-                                        "mean and std must be the same");
+                                        "mean and std must be the same, of rows dtype and align");
     TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
     TRY(check_same("seed", state->seed, own.seed));
     TRY(check_same("shuffle_buffer (0: no shuffle)", state->shuffle_buffer, own.shuffle_buffer));

@@ -1,13 +1,36 @@
-/* What variants on the CPU share: the results of a run (sizes, and arrays in host memory), rows with equal
- * hashes, and the memory bandwidth. */
+/* What variants share: access to the rows, the results of a run (sizes, and arrays in host memory), rows with
+ * equal hashes, and the memory bandwidth. libfdsl links this file, too. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "machine/guard.h"
 #include "machine/host.h"
 #include "core/parallel.h"
 #include "core/timer.h"
 #include "ops/job.h"
+
+/* ---- The rows ---- */
+
+const uint8_t *ops_span(const struct ops *ops, uint64_t position, uint64_t *count)
+{
+    size_t low = 0, high = ops->part_count; /* invariant: parts[low].first <= position < parts[high].first */
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        *(ops->parts[middle].first <= position ? &low : &high) = middle;
+    }
+    uint64_t at = position - ops->parts[low].first;
+    *count = ops->parts[low].count - at;
+    return ops->parts[low].rows + at * ops->row_bytes;
+}
+
+enum status ops_check_rows(const struct ops *ops)
+{
+    if (!ops->set || !guard_filled())
+        return STATUS_OK;
+    TRY(embeddings_check_files(ops->set));
+    return status_set(STATUS_FAILED, "a file of the set could not be read: input/output error");
+}
 
 /* ---- Sizes ---- */
 

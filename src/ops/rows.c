@@ -15,26 +15,6 @@
 #define TASK_ROWS  256
 #define PAGE_BYTES 4096
 
-const uint8_t *ops_span(const struct ops *ops, uint64_t position, uint64_t *count)
-{
-    size_t low = 0, high = ops->part_count; /* invariant: parts[low].first <= position < parts[high].first */
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        *(ops->parts[middle].first <= position ? &low : &high) = middle;
-    }
-    uint64_t at = position - ops->parts[low].first;
-    *count = ops->parts[low].count - at;
-    return ops->parts[low].rows + at * ops->row_bytes;
-}
-
-enum status ops_check_rows(const struct ops *ops)
-{
-    if (!ops->set || !guard_filled())
-        return STATUS_OK;
-    TRY(embeddings_check_files(ops->set));
-    return status_set(STATUS_FAILED, "a file of the set could not be read: input/output error");
-}
-
 static int threads(void)
 {
 #ifdef _OPENMP

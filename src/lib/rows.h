@@ -1,0 +1,66 @@
+/* Rows of embeddings as a source of streams (rows.c). */
+#ifndef FDSL_LIB_ROWS_H
+#define FDSL_LIB_ROWS_H
+
+#include <stdbool.h>
+
+#include "core/philox.h"
+#include "core/stream.h"
+#include "data/device_batches.h"
+#include "lib/call.h"
+
+/* Some rows of a set of embeddings. They do not change; threads may share them. */
+struct rows;
+
+/* Open the rows of fdsl_rows_open() and fdsl_rows_select(). Both check the fields of `config`. `*rows` is
+ * NULL after an error. */
+enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows);
+enum status rows_select(const struct rows *from, const struct fdsl_select_config *config, struct rows **rows);
+
+/* Frees rows; NULL is allowed. What other rows share with them stays. */
+void rows_free(struct rows *rows);
+
+uint32_t rows_count(const struct rows *rows); /* at least 1 */
+bool rows_labelled(const struct rows *rows);
+uint64_t rows_hash(const struct rows *rows); /* struct fdsl_source_info.hash */
+
+/* Sets the fields of `info` that describe rows, and `samples`, `bytes` and `files`. */
+void rows_describe(const struct rows *rows, struct fdsl_source_info *info);
+
+/* What a stream of rows delivers. */
+struct rows_format {
+    enum dtype type;
+    uint32_t width;     /* values per row, with the padding */
+    uint64_t transform; /* hash of both */
+};
+
+/* Refuses the fields of a stream's configuration that describe images, shards and lanes, unless they have
+ * their defaults. Describes what the stream delivers. */
+enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_config *config,
+                              struct rows_format *format);
+
+/* The order of epoch `epoch`: which row of the files is at a position. Without `shuffle`, the order of
+ * `rows`. Otherwise a permutation, as ops_draw() computes it. */
+struct rows_order {
+    const struct rows *rows;
+    bool shuffle;
+    struct permutation permutation;
+};
+struct rows_order rows_order(const struct rows *rows, bool shuffle, uint64_t seed, uint64_t epoch);
+uint32_t rows_order_at(const struct rows_order *order, uint32_t position);
+
+/* The order of a stream. */
+struct rows_plan {
+    struct stream_plan plan; /* lists numbers of rows in the files (rows_order_at()) */
+    uint64_t seed;
+    bool shuffle;
+    uint32_t global, rank, ranks; /* rows of a step of all ranks */
+};
+
+/* Opens a stream in host memory (`*stream`) or on config->device (`*batches`; `*stream` is its stream, and
+ * batches have no list of numbers). `rows` must outlive the stream. */
+enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_config *config,
+                             const struct rows_format *format, const struct rows_plan *plan,
+                             struct stream **stream, struct device_batches **batches);
+
+#endif

@@ -1,0 +1,44 @@
+/* Chooses rows of a set of embeddings, as the steps of `ops` do, for programs that use the rows themselves.
+ * The code is that of the variant `ops-omp` (in builds without OpenMP: `ops-naive`). */
+#ifndef FDSL_OPS_SELECT_H
+#define FDSL_OPS_SELECT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "data/embeddings.h"
+
+/* The steps, in the order in which they run. */
+struct ops_select {
+    bool mask;                /* remove rows whose norm is out of bounds or not finite */
+    float norm_min, norm_max; /* both inclusive; only with `mask` */
+    bool dedup;               /* remove rows whose hash equals that of an earlier row that was kept */
+    uint64_t sample; /* draw this many of the remaining rows, as run 0 does with --sample; 0: keep all */
+    uint64_t seed;   /* of the draw */
+    int threads;     /* at least 1 */
+};
+
+struct ops_selected {
+    uint32_t *rows; /* numbers of the kept rows in the set; owned */
+    uint64_t count;
+    uint64_t invalid, duplicates, unsampled; /* rows that each step removed */
+};
+
+FDSL_C_BEGIN
+
+/* Chooses among the rows rows[0] .. rows[count - 1] of the set (NULL: rows 0 to count - 1). The set has at
+ * most 2^32 - 1 rows. The result has the order of `rows`, with `sample` that of the draw. Reads all these
+ * rows with embeddings_read(), but only for a mask or dedup; the values pass through a buffer of at most 16
+ * MiB.
+ *
+ * The caller frees selected->rows; NULL after a failure. STATUS_USAGE if fewer than `sample` rows
+ * remain. STATUS_FAILED if a file cannot be read or has changed. STATUS_TOO_LARGE or
+ * STATUS_EXHAUSTED if memory runs out. STATUS_UNAVAILABLE in builds without xxHash. */
+enum status ops_select(const struct embeddings *set, const uint32_t *rows, uint64_t count,
+                       const struct ops_select *how, struct ops_selected *selected);
+
+FDSL_C_END
+
+#endif
