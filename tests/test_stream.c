@@ -1511,6 +1511,87 @@ static void *read_block(void *context)
     return NULL;
 }
 
+/* Threads that wait for the same bytes. */
+struct waiting_read {
+    pthread_t thread;
+    struct remote_blocks *blocks; /* or: */
+    struct set_files *files;
+    enum status status;
+    char text[256];
+};
+
+static void *read_same(void *context)
+{
+    struct waiting_read *read = context;
+    uint8_t byte;
+    const struct dataset_member member = {.size = 1};
+    read->status = read->blocks ? remote_blocks_read(read->blocks, 0, 0, 1, &byte)
+                                : set_files_read(read->files, &member, 1, &byte);
+    snprintf(read->text, sizeof read->text, "%s", status_text());
+    return NULL;
+}
+
+/* Returns how many requests the server has refused. */
+static int refused_at(int port)
+{
+    int count = -1;
+    EXPECT(0,
+           "python3 -c 'import urllib.request; print(urllib.request.urlopen(\"http://127.0.0.1:%d/refused\")"
+           ".read().decode())'",
+           port);
+    cr_assert_eq(sscanf(out, "%d", &count), 1, "%s", out);
+    return count;
+}
+
+/* All threads that wait for a block, or for a whole shard, report the failure of one request with its six
+ * attempts. The next read makes another request. */
+Test(stream, a_failure_is_reported_to_all_that_wait)
+{
+    enum { THREADS = 6, ATTEMPTS = 6 };
+    const int port = start_server();
+    int refused = 0;
+    EXPECT(0, "$P --prepare m --from synth --samples 40 --res 64 --store shards --shards 1 --name m");
+    for (int whole = 0; whole < 2; whole++) {
+        struct waiting_read reads[THREADS] = {0}, again = {0};
+        struct remote_blocks *blocks = NULL;
+        struct set_files *files = NULL;
+        const struct set_files_order order = {0};
+        char url[128];
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m/m-000000.tar", port,
+                 whole ? "wholegate" : "gate");
+        open_set(&opened, url);
+        if (whole)
+            must(set_files_open(&opened.dataset, THREADS, UINT64_C(1) << 30, &order, &files));
+        else
+            must(remote_blocks_open(&opened.dataset, 2 * REMOTE_BLOCK_BYTES, &blocks));
+        set_gate("busy");
+        for (int i = 0; i < THREADS; i++) {
+            reads[i].blocks = blocks;
+            reads[i].files = files;
+            cr_assert_eq(pthread_create(&reads[i].thread, NULL, read_same, &reads[i]), 0);
+        }
+        for (int i = 0; i < THREADS; i++) {
+            pthread_join(reads[i].thread, NULL);
+            cr_expect_eq(reads[i].status, STATUS_FAILED);
+            cr_expect(strstr(reads[i].text, "tried 6 times") && strcmp(reads[i].text, reads[0].text) == 0,
+                      "%s", reads[i].text);
+        }
+        const int now = refused_at(port);
+        cr_expect_eq(now - refused, ATTEMPTS, "%s: %d requests", url, now - refused);
+        refused = now;
+        set_gate(NULL);
+        again.blocks = blocks;
+        again.files = files;
+        read_same(&again);
+        must(again.status);
+        remote_blocks_close(blocks);
+        set_files_close(files);
+        dataset_close(&opened.dataset);
+    }
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
+}
+
 /* The first block was asked for, the second one is read, and the third one needs room: its thread waits for
  * the first block. Other threads can use the blocks in the meantime. */
 Test(stream, a_thread_that_waits_for_room_blocks_no_other)

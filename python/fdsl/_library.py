@@ -158,6 +158,8 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_warnings": (c_char_p, []),
     "fdsl_source_config_init": (c_int, [POINTER(SourceConfigStruct), c_size_t]),
     "fdsl_source_open": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
+    "fdsl_source_begin": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
+    "fdsl_source_wait": (c_int, [c_void_p, c_double]),
     "fdsl_source_close": (None, [c_void_p]),
     "fdsl_source_describe": (c_int, [c_void_p, POINTER(SourceInfoStruct)]),
     "fdsl_source_class": (c_char_p, [c_void_p, c_uint32]),

@@ -67,7 +67,14 @@ class _Source:
         c.cache_dir = _path("cache_dir", arguments.get("cache_dir"))
         c.cache_bytes = _bytes("cache_bytes", arguments.get("cache_bytes"))
         handle = ctypes.c_void_p()
-        check(lib.fdsl_source_open(c, handle))
+        try:  # in a thread of the library, so that a KeyboardInterrupt ends it
+            check(lib.fdsl_source_begin(c, handle))
+            while (status := int(lib.fdsl_source_wait(handle, _WAIT_S))) == PENDING:
+                pass
+            check(status)
+        except BaseException:
+            lib.fdsl_source_close(handle)
+            raise
         self._handle, self._process = handle.value or 0, os.getpid()
         self._arguments = {"path": path, **arguments}
         self._info = SourceInfoStruct(ctypes.sizeof(SourceInfoStruct))

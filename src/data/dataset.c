@@ -122,6 +122,14 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
     return STATUS_OK;
 }
 
+enum status dataset_check_cancelled(const struct dataset *dataset)
+{
+    const atomic_bool *cancelled = dataset->options ? dataset->options->cancelled : NULL;
+    return cancelled && atomic_load(cancelled)
+               ? status_set(STATUS_FAILED, "%s: reading was stopped", dataset->path)
+               : STATUS_OK;
+}
+
 /* Opens a file of a remote data set. */
 static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, const bool *stopped,
                                int *fd)
@@ -556,6 +564,9 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
         }
         if (!is_wanted(dataset, sample))
             continue;
+        status = dataset_check_cancelled(dataset);
+        if (status != STATUS_OK)
+            break;
         bool said = closed && dataset->members[sample->member].file == plain.file;
         status = choose_members(dataset, sample);
         const bool chosen = status == STATUS_OK;

@@ -136,6 +136,10 @@ enum status dataset_refuse_skip(const char *stream);
 /* Appends to the message of `status` that --on-error mask gives such samples weight 0. Returns `status`. */
 enum status dataset_advise_mask(enum status status);
 
+/* Returns STATUS_FAILED if dataset->options->cancelled is set. Loops over files and samples call this function.
+ */
+enum status dataset_check_cancelled(const struct dataset *dataset);
+
 /* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);
 

@@ -218,7 +218,9 @@ enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_name
         walk.to_do = branch->next;
         branch->next = walk.done;
         walk.done = branch;
-        status = list_branch(&walk, branch);
+        status = dataset_check_cancelled(dataset);
+        if (status == STATUS_OK)
+            status = list_branch(&walk, branch);
     }
     free_branches(walk.to_do);
     free_branches(walk.done);

@@ -490,6 +490,7 @@ static enum status scan_shards(struct dataset *dataset, const char *place, const
         remote_ask_size(remote, names[i]);
     for (size_t i = 0; i < count; i++) {
         const char *md5 = NULL;
+        TRY(dataset_check_cancelled(dataset));
         if (remote && i + 1 < count)
             remote_ask(remote, names[i + 1]);
         if (wids && *wids->shards[i].md5)

@@ -37,7 +37,8 @@ struct entry {
     uint64_t used;  /* time of the latest use, by a counter of uses */
     int fd;
     bool opening;
-    uint64_t inode; /* of the open file */
+    uint64_t inode;         /* of the open file */
+    struct failure failure; /* why it could not be opened, for the threads that waited for that */
 };
 
 /* A block of a shard in memory. Threads find blocks in a group of BLOCK_WAYS blocks. */
@@ -277,7 +278,18 @@ static struct entry *make_room(struct set_files *files, uint32_t file)
     return NULL;
 }
 
-/* Opens a shard in a free entry. Releases the lock while it opens the file. */
+/* Frees an entry whose shard could not be opened, after the last thread that waited for it has seen that. */
+static void leave_failed(struct set_files *files, struct entry *entry)
+{
+    if (--entry->users > 0)
+        return;
+    entry->file = NONE;
+    files->count--;
+    pthread_cond_broadcast(&files->changed);
+}
+
+/* Opens a shard in a free entry. Releases the lock while it opens the file. After a failure, the shard is not
+ * open, and the entry is free when all threads that wait for it have seen the failure. */
 static enum status open_shard(struct set_files *files, uint32_t file, struct entry *entry)
 {
     struct stat info;
@@ -294,16 +306,17 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     entry->inode = inode;
     entry->opening = false;
     if (status != STATUS_OK) {
+        entry->failure = status_save(status);
         files->bytes -= files->dataset->files[file].bytes;
         files->entry_of[file] = NONE;
-        files->count--;
-        entry->file = NONE;
+        leave_failed(files, entry);
     }
     pthread_cond_broadcast(&files->changed);
     return status;
 }
 
-/* Opens a shard, unless it is open. The caller returns the entry with release_shard(). */
+/* Opens a shard, unless it is open. If several threads wait until it is open and that fails, all of them
+ * return that failure; the next call tries again. The caller returns the entry with release_shard(). */
 static enum status take_shard(struct set_files *files, uint32_t file, struct entry **taken)
 {
     enum status status = STATUS_OK;
@@ -315,11 +328,15 @@ static enum status take_shard(struct set_files *files, uint32_t file, struct ent
         if (at == NONE && entry) {
             status = open_shard(files, file, entry);
             *taken = entry;
-        } else if (at != NONE && entry->opening) {
-            pthread_cond_wait(&files->changed, &files->lock);
         } else if (at != NONE) {
             entry->users++;
-            *taken = entry;
+            while (entry->opening)
+                pthread_cond_wait(&files->changed, &files->lock);
+            if (entry->failure.status != STATUS_OK) {
+                status = status_restore(&entry->failure);
+                leave_failed(files, entry);
+            } else
+                *taken = entry;
         }
     }
     if (status == STATUS_OK)

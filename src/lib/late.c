@@ -2,10 +2,10 @@
  * loaded, and used for everything else, on machines without them. The functions below have the names of the
  * functions of these libraries, and jump to them. They are visible only within libfdsl. */
 #include <dlfcn.h>
-#include <pthread.h>
 #include <string.h>
 
 #include "core/portable.h"
+#include "data/http.h"
 #include "data/remote.h"
 #include "lib/call.h"
 
@@ -111,18 +111,22 @@ static void open_library(struct late_library *library)
            (size_t)(library->last - library->first + 1) * sizeof *found);
 }
 
+/* Opens all libraries once. A child that begins meanwhile would inherit the locks of the loader. */
 static void open_all(void)
 {
-    for (size_t i = 0; i < COUNT_OF(libraries); i++)
+    static bool opened;
+    http_lock_process();
+    for (size_t i = 0; !opened && i < COUNT_OF(libraries); i++)
         open_library(&libraries[i]);
+    opened = true;
+    http_unlock_process();
 }
 
 enum status late_open(const char *url)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (!remote_is(url) || remote_local(url))
         return STATUS_OK;
-    pthread_once(&once, open_all);
+    open_all();
     const bool lists = strncmp(url, "s3://", 5) == 0 || (strstr(url, "sig=") && strstr(url, "sv="));
     for (size_t i = 0; i < COUNT_OF(libraries); i++)
         if (*libraries[i].reason && (lists || !libraries[i].needed_for_lists))

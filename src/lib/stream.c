@@ -1,5 +1,6 @@
 /* Data sets and streams: checks the configuration, makes the plan of a rank from it, and hands the batches of
  * data/set_stream.h on. */
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -33,6 +34,21 @@ struct fdsl_source {
     uint64_t hash;
     atomic_uint users; /* the caller, and each stream */
     pid_t process;
+    atomic_bool cancelled;   /* for struct remote_options */
+    struct opening *opening; /* of fdsl_source_begin(); NULL when fdsl_source_wait() has returned FDSL_OK */
+};
+
+/* A source that a thread opens. */
+struct opening {
+    struct fdsl_source_config config;
+    char *texts[5]; /* copies of its strings */
+    pthread_t thread;
+    bool joined; /* the thread has ended */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done;              /* everything below is set; protected by `lock` */
+    struct failure failure; /* STATUS_OK: the source is open */
+    char warnings[4096];
 };
 
 const char *fdsl_warnings(void)
@@ -59,10 +75,32 @@ enum fdsl_status fdsl_source_config_init(struct fdsl_source_config *config, size
     return lib_relay(status);
 }
 
+static void join_opening(struct opening *opening)
+{
+    if (!opening->joined)
+        pthread_join(opening->thread, NULL);
+    opening->joined = true;
+}
+
+/* Ignores NULL. */
+static void free_opening(struct opening *opening)
+{
+    if (!opening)
+        return;
+    join_opening(opening);
+    pthread_mutex_destroy(&opening->lock);
+    pthread_cond_destroy(&opening->changed);
+    for (size_t i = 0; i < COUNT_OF(opening->texts); i++)
+        free(opening->texts[i]);
+    free(opening);
+}
+
 static void release_source(struct fdsl_source *source)
 {
     if (atomic_fetch_sub(&source->users, 1) > 1)
         return;
+    atomic_store(&source->cancelled, true);
+    free_opening(source->opening);
     dataset_close(&source->dataset);
     free(source->path);
     free(source->cache_dir);
@@ -125,6 +163,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     self->remote = (struct remote_options){.option = "path",
                                            .cache_dir = self->cache_dir,
                                            .cache_bytes = config->cache_bytes,
+                                           .cancelled = &self->cancelled,
                                            .prepare = late_open};
     TRY(members_parse(config->image, config->label, NULL, &members));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
@@ -140,28 +179,44 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     return STATUS_OK;
 }
 
-enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struct fdsl_source **source)
+/* Opens a source in the environment that the library needs. */
+static enum status enter_and_open(const struct fdsl_source_config *config, struct fdsl_source *self)
 {
     struct environment before;
-    if (!source)
-        return lib_invalid("source: it is NULL");
-    *source = NULL;
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
-    if (status != STATUS_OK)
-        return lib_relay(status);
-    struct fdsl_source *self = calloc(1, sizeof *self);
-    if (!self)
-        return lib_relay(status_set(STATUS_EXHAUSTED, "out of memory"));
-    self->dataset.directory = -1;
-    self->users = 1;
-    self->process = getpid();
     status_forget_warnings();
-    status = lib_enter(&before);
+    enum status status = lib_enter(&before);
     if (status == STATUS_OK)
         status = open_source(config, self);
     lib_leave(&before);
+    return status;
+}
+
+/* Checks the arguments, and allocates a source that is not open. */
+static enum status new_source(const struct fdsl_source_config *config, struct fdsl_source **source)
+{
+    if (!source)
+        return status_set(STATUS_USAGE, "source: it is NULL");
+    *source = NULL;
+    if (!config)
+        return status_set(STATUS_USAGE, "config: it is NULL");
+    TRY(lib_check_size("config", config->size, sizeof *config));
+    struct fdsl_source *self = calloc(1, sizeof *self);
+    TRY(ALLOCATED(self, "out of memory"));
+    self->dataset.directory = -1;
+    self->users = 1;
+    self->process = getpid();
+    *source = self;
+    return STATUS_OK;
+}
+
+enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struct fdsl_source **source)
+{
+    enum status status = new_source(config, source);
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    struct fdsl_source *self = *source;
+    *source = NULL;
+    status = enter_and_open(config, self);
     if (status == STATUS_OK) {
         *source = self;
         return FDSL_OK;
@@ -171,11 +226,129 @@ enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struc
     return result;
 }
 
+/* ---- Opening in a thread ---- */
+
+static void *open_in_thread(void *context)
+{
+    struct fdsl_source *self = context;
+    struct opening *opening = self->opening;
+    const enum status status = enter_and_open(&opening->config, self);
+    const struct failure failure = status_save(status);
+    pthread_mutex_lock(&opening->lock);
+    opening->failure = failure;
+    snprintf(opening->warnings, sizeof opening->warnings, "%s", status_warnings());
+    opening->done = true;
+    pthread_cond_signal(&opening->changed);
+    pthread_mutex_unlock(&opening->lock);
+    return NULL;
+}
+
+static enum status copy_config(const struct fdsl_source_config *config, struct opening *opening)
+{
+    struct fdsl_source_config *copy = &opening->config;
+    const char **const fields[] = {&copy->path, &copy->kind, &copy->image, &copy->label, &copy->cache_dir};
+    *copy = *config;
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        if (*fields[i]) {
+            *fields[i] = opening->texts[i] = strdup(*fields[i]);
+            TRY(ALLOCATED(opening->texts[i], "out of memory"));
+        }
+    return STATUS_OK;
+}
+
+static enum status begin_opening(const struct fdsl_source_config *config, struct fdsl_source *self)
+{
+    struct opening *opening = self->opening = calloc(1, sizeof *opening);
+    TRY(ALLOCATED(opening, "out of memory"));
+    pthread_condattr_t attributes;
+    opening->joined = true; /* there is no thread yet */
+    pthread_mutex_init(&opening->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&opening->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    TRY(copy_config(config, opening));
+    const int error = parallel_start(&opening->thread, open_in_thread, self);
+    opening->joined = error != 0;
+    return error == 0 ? STATUS_OK
+                      : status_set(STATUS_EXHAUSTED, "cannot start a thread: %s", strerror(error));
+}
+
+enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, struct fdsl_source **source)
+{
+    enum status status = new_source(config, source);
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    status = begin_opening(config, *source);
+    const enum fdsl_status result = lib_relay(status);
+    if (status != STATUS_OK) {
+        release_source(*source);
+        *source = NULL;
+    }
+    return result;
+}
+
+/* Issues warnings, one per line, as warnings of the calling thread's call. */
+static void repeat_warnings(const char *text)
+{
+    status_forget_warnings();
+    for (size_t length; *text; text += length + (text[length] == '\n')) {
+        length = strcspn(text, "\n");
+        status_warn("%.*s", (int)length, text);
+    }
+}
+
+enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
+{
+    const enum status status =
+        source ? check_process("source", source->process) : status_set(STATUS_USAGE, "source: it is NULL");
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    if (!(seconds >= 0 && seconds <= 1e6)) /* rejects NaN, too */
+        return lib_relay(
+            status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
+    struct opening *opening = source->opening;
+    if (!opening)
+        return FDSL_OK;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)seconds;
+    until.tv_nsec += (long)((seconds - floor(seconds)) * 1e9);
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&opening->lock);
+    while (!opening->done && pthread_cond_timedwait(&opening->changed, &opening->lock, &until) != ETIMEDOUT) {
+    }
+    const bool done = opening->done;
+    pthread_mutex_unlock(&opening->lock);
+    if (!done)
+        return FDSL_PENDING;
+    join_opening(opening);
+    repeat_warnings(opening->warnings);
+    if (opening->failure.status != STATUS_OK)
+        return lib_relay(status_restore(&opening->failure));
+    source->opening = NULL;
+    free_opening(opening);
+    return FDSL_OK;
+}
+
+/* Checks that a source is open. */
+static enum status check_open(const struct fdsl_source *source)
+{
+    if (!source)
+        return status_set(STATUS_USAGE, "source: it is NULL");
+    return source->opening ? status_set(STATUS_USAGE, "source: it is not open; call fdsl_source_wait() until "
+                                                      "it returns FDSL_OK")
+                           : STATUS_OK;
+}
+
 enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct fdsl_source_info *info)
 {
-    if (!source || !info)
-        return lib_invalid(source ? "info: it is NULL" : "source: it is NULL");
-    const enum status status = lib_check_size("info", info->size, sizeof *info);
+    enum status status = check_open(source);
+    if (status == STATUS_OK && !info)
+        status = status_set(STATUS_USAGE, "info: it is NULL");
+    if (status == STATUS_OK)
+        status = lib_check_size("info", info->size, sizeof *info);
     if (status != STATUS_OK)
         return lib_relay(status);
     *info = (struct fdsl_source_info){.size = sizeof *info,
@@ -190,7 +363,7 @@ enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct f
 
 const char *fdsl_source_class(const struct fdsl_source *source, uint32_t label)
 {
-    return source && label < source->classes ? source->class_names[label] : NULL;
+    return source && !source->opening && label < source->classes ? source->class_names[label] : NULL;
 }
 
 /* ---- Streams ---- */
@@ -473,9 +646,11 @@ enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_
     if (!stream)
         return lib_invalid("stream: it is NULL");
     *stream = NULL;
-    if (!source || !config)
-        return lib_invalid(source ? "config: it is NULL" : "source: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
+    enum status status = check_open(source);
+    if (status == STATUS_OK && !config)
+        status = status_set(STATUS_USAGE, "config: it is NULL");
+    if (status == STATUS_OK)
+        status = lib_check_size("config", config->size, sizeof *config);
     if (status == STATUS_OK)
         status = check_process("source", source->process);
     if (status != STATUS_OK)
