@@ -636,6 +636,23 @@ Test(lib_stream, broken_samples_fail_or_are_masked)
     fdsl_stream_close(stream);
     fdsl_source_close(source);
 
+    /* a link whose target does not exist */
+    EXPECT(0, "ln -sf /none/x.png $(ls f/*/*.png | sed -n 51p)");
+    source = opened_source("f");
+    config.on_error = "fail";
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_FAILED);
+    cr_expect(strstr(fdsl_error(), "a symbolic link to '/none/x.png'") &&
+                  strstr(fdsl_error(), "on_error \"mask\""),
+              "%s", fdsl_error());
+    config.on_error = "mask";
+    stream = opened_stream(source, &config);
+    for (masked = 0; fdsl_stream_fill(stream, images, labels, &count) == FDSL_OK;)
+        for (uint32_t i = 0; i < count; i++)
+            masked += labels[i] == -1;
+    cr_expect_eq(masked, 1);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+
     /* a sample without a label */
     EXPECT(0, "mkdir u && cd u && tar xf ../m/s-000000.tar && rm $(ls *.cls | head -1) && "
               "mkdir ../n && tar cf ../n/s.tar --sort=name *");

@@ -656,6 +656,37 @@ Test(stream, broken_samples_are_masked)
     dataset_close(&opened.dataset);
 }
 
+/* A symbolic link to a file that does not exist is a broken sample: the error names the link, skipped samples
+ * and masked ones are counted. A dangling link that is not an image may be a class folder, so it is an error.
+ */
+Test(stream, links_without_a_target_are_broken_samples)
+{
+    static const char *const links[] = {"ln -sf /none/x.png $L", "ln -sfn $(basename $L) $L"};
+    static const char *const causes[] = {"/none/x.png', which cannot be opened: No such file",
+                                         ".png', which cannot be opened: Too many levels of symbolic links"};
+    char link[64], words[256];
+    EXPECT(0, "$P --prepare all --from digits --samples 120 --store imagefolder >/dev/null && mkdir f && "
+              "cp -r all/*/ f && ls f/*/*.png | sed -n 51p");
+    snprintf(link, sizeof link, "%.*s", (int)strcspn(out, "\n"), out);
+    setenv("L", link, 1);
+    setenv("R", "--data f --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
+    setenv("S", "--variant stream --out-res 20 --channels 1", 1);
+    for (size_t i = 0; i < COUNT_OF(links); i++) {
+        EXPECT(0, "%s", links[i]);
+        snprintf(words, sizeof words, "%s: a symbolic link to '", link);
+        EXPECT_PRINTS(1, words, "$P $R $S");
+        EXPECT_OUT(causes[i]);
+        EXPECT_PRINTS(1, words, "$P $R --variant files");
+        EXPECT_PRINTS(0, words, "$P $R $S --on-error mask --verify");
+        EXPECT_PRINTS(0, words, "$P $R --variant files --on-error skip --verify");
+        EXPECT_PRINTS(0, "broken training sample was masked",
+                      "$P --variant train-omp --model lenet --data f --feed load --on-error mask --epochs 1 "
+                      "--out-res 28 --verbose");
+    }
+    EXPECT(0, "cp all/0000/000000.png y && mv y $L && ln -s ../none f/0010");
+    EXPECT_PRINTS(1, "f/0010: a symbolic link to '../none'", "$P $R --variant files");
+}
+
 #ifdef HAVE_JPEG
 /* Half of the files end at 80 % of their bytes. Most random parts end above the missing rows. */
 Test(stream, whether_a_jpeg_is_broken_does_not_depend_on_its_crop)
@@ -838,6 +869,9 @@ Test(stream, shards_that_change_are_failures)
     expect_change("cp m/m-000002.tar x/y && mv x/y x/m-000002.tar", &all);
     expect_change("cat m/m-000001.tar > x/m-000002.tar", &all);
     expect_change("cat m/m-000002.tar > x/m-000002.tar", &all); /* the same bytes, but written again */
+    expect_change("touch -r x/m-000002.tar ref && cat m/m-000002.tar >x/m-000002.tar && touch -r ref "
+                  "x/m-000002.tar",
+                  &all); /* the time of modification is that of before */
     expect_change("rm x/*.tar", &all);
     expect_change("ln x/m-000002.tar x/old && cp m/m-000002.tar x/y && mv x/y x/m-000002.tar", &all);
     forget(&all);

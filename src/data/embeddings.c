@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "core/array.h"
+#include "core/file.h"
 #include "core/text.h"
 #include "data/file_list.h"
 #include "data/tensor_file.h"
@@ -258,9 +259,8 @@ enum status embeddings_check_files(const struct embeddings *set)
         struct stat info;
         if (stat(file->path, &info) != 0)
             return status_set(STATUS_FAILED, "%s: cannot be read any more: %s", file->path, strerror(errno));
-        if (info.st_size != file->info.st_size || info.st_ino != file->info.st_ino ||
-            info.st_mtim.tv_sec != file->info.st_mtim.tv_sec ||
-            info.st_mtim.tv_nsec != file->info.st_mtim.tv_nsec)
+        const struct file_identity before = file_identify(&file->info), now = file_identify(&info);
+        if (file_compare(&before, &now) != 0)
             return status_set(STATUS_FAILED,
                               "%s was changed while it was read: it had %" PRIu64 " bytes and has %" PRIu64
                               " now; read it again when nothing writes it",

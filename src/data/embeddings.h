@@ -54,7 +54,7 @@ FDSL_C_BEGIN
 enum status embeddings_open(const char *path, const char *tensor, struct embeddings **set);
 void embeddings_close(struct embeddings *set);
 
-/* Checks that no file has changed since it was opened: compares inode, size and modification time. If one has
+/* Checks that no file has changed since it was opened: compares their identities (core/file.h). If one has
  * changed, STATUS_FAILED with the name of the first such file. */
 enum status embeddings_check_files(const struct embeddings *set);
 

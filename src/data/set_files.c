@@ -37,7 +37,7 @@ struct entry {
     uint64_t used;  /* time of the latest use, by a counter of uses */
     int fd;
     bool opening;
-    uint64_t inode;         /* of the open file */
+    uint64_t device, inode; /* of the open file */
     struct failure failure; /* why it could not be opened, for the threads that waited for that */
 };
 
@@ -300,10 +300,11 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     pthread_mutex_unlock(&files->lock);
     int fd;
     enum status status = dataset_file_await(files->dataset, file, &files->stopped, &fd);
-    const uint64_t inode = status == STATUS_OK && fstat(fd, &info) == 0 ? info.st_ino : 0;
+    const bool known = status == STATUS_OK && fstat(fd, &info) == 0;
     pthread_mutex_lock(&files->lock);
     entry->fd = fd;
-    entry->inode = inode;
+    entry->device = known ? info.st_dev : 0;
+    entry->inode = known ? info.st_ino : 0;
     entry->opening = false;
     if (status != STATUS_OK) {
         entry->failure = status_save(status);
@@ -385,14 +386,15 @@ static enum status check_unchanged(const struct set_files *files, const struct d
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
     const bool local = !files->dataset->remote && !file->unpacked;
-    struct stat info = {.st_size = -1}; /* of a file that was removed */
+    struct stat info = {.st_size = -1}; /* for a file that was removed */
     if (local && entry ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
                        : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
-    bool same = (uint64_t)info.st_size == file->bytes;
+    const struct file_identity identity = file_identify(&info);
+    bool same = identity.bytes == file->bytes;
     if (local)
-        same = same && info.st_ino == file->inode && (!entry || entry->inode == file->inode) &&
-               info.st_mtim.tv_sec * INT64_C(1000000000) + info.st_mtim.tv_nsec == file->modified_ns;
+        same = file_compare(&identity, &file->identity) == 0 &&
+               (!entry || (entry->device == identity.device && entry->inode == identity.inode));
     return same ? STATUS_OK
                 : fail(files, member,
                        "the file changed after the data set was opened; start again when it is complete");

@@ -559,12 +559,15 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
 
 /* ---- Opening ---- */
 
-/* Refuses samples without an image or a label. */
+/* Refuses samples without an image or a label, or with a dangling link. */
 static enum status check_complete(const struct dataset *dataset)
 {
     for (uint32_t i = 0; i < dataset->sample_count; i++) {
         const struct dataset_sample *sample = &dataset->samples[i];
         const bool lacks_image = sample->image == sample->members;
+        const enum status links = dataset_check_links(dataset, sample);
+        if (links != STATUS_OK)
+            return dataset_advise_mask(links);
         if (!lacks_image && sample->rule)
             continue;
         const enum status status = lacks_image
