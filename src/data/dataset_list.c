@@ -964,8 +964,8 @@ static enum status open_listed(struct dataset *dataset, struct dataset_names *na
     }
     if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
         return status_set(STATUS_USAGE,
-                          "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
-                          dataset->path);
+                          "%s is incomplete: %s was interrupted; repeat that command to continue",
+                          dataset->path, OPTION_OR_FIELD("its --prepare", "the command that prepares it"));
     TRY(find_one(dataset, names, ".wids.json", "name one of them in place of the folder", &wids));
     if (!wids && !shard)
         return dataset->remote ? refuse_files(dataset) : dataset_open_files(dataset);
