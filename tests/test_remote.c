@@ -13,6 +13,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -432,26 +433,47 @@ static pid_t server_pid;
 /* True if openssl could create a certificate for the server. */
 static bool has_certificate;
 
-/* Starts a server that serves the folder files/. The shell variable $U is its URL, and $T its URL with TLS.
- * Four data sets are in files/: set/ has an index, plain/ and "a=1% b"/ have only tars, and one/ has a single
+/* What all tests begin with: the folder files/, and a certificate if openssl can create one. */
+static char template[] = "/tmp/fdsl-remote-files-XXXXXX";
+
+/* Four data sets are in files/: set/ has an index, plain/ and "a=1% b"/ have only tars, and one/ has a single
  * file per sample. */
+ReportHook(PRE_ALL)(struct criterion_test_set *tests)
+{
+    (void)tests;
+    find_program(program);
+    cr_assert_not_null(mkdtemp(template));
+    setenv("TEMPLATE", template, 1); /* each test is a process of its own */
+    setenv("P", program, 1);
+    SHELL(0,
+          "cd %s && $P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
+          "3,40,40 --dtype u8 && "
+          "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
+          "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
+          "$P --prepare files/one --store files --samples 3",
+          template);
+    shell("cd %s && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "
+          "key.pem -out certificate.pem -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1",
+          template);
+}
+
+ReportHook(POST_ALL)(struct criterion_global_stats *stats)
+{
+    (void)stats;
+    shell("rm -rf %s", template);
+}
+
+/* Starts a server that serves the folder files/. The shell variable $U is its URL, and $T its URL with TLS.
+ */
 static void start_server(void)
 {
     char script[PATH_MAX], ports[32], url[64];
     int port = 0, tls_port = 0;
-    find_program(program);
     cr_assert_not_null(realpath("tests/remote_server.py", script));
     enter_folder(home);
-    setenv("P", program, 1);
-    SHELL(0, "$P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
-             "3,40,40 --dtype u8 && "
-             "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
-             "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
-             "$P --prepare files/one --store files --samples 3");
-    has_certificate =
-        shell("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "
-              "key.pem -out certificate.pem -days 2 -subj /CN=test -addext "
-              "subjectAltName=IP:127.0.0.1") == 0;
+    find_program(program);
+    SHELL(0, "cp -r $TEMPLATE/. .");
+    has_certificate = access("certificate.pem", F_OK) == 0;
     int to[2], from[2];
     cr_assert(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
     server_pid = fork();
@@ -895,13 +917,32 @@ Test(servers, headers_have_a_limit)
     }
 }
 
+/* While `slow_s` is not 0, it stands for the time after which libcurl ends a slow transfer. `wanted_slow_s`
+ * is the time that the program asked for. */
+static long slow_s, wanted_slow_s;
+
+CURLcode(curl_easy_setopt)(CURL *curl, CURLoption option, ...)
+{
+    CURLcode (*real)(CURL *, CURLoption, ...) =
+        (CURLcode(*)(CURL *, CURLoption, ...))dlsym(RTLD_NEXT, "curl_easy_setopt");
+    va_list arguments;
+    va_start(arguments, option);
+    const long value = va_arg(arguments, long); /* a number or a pointer, which has the same size */
+    va_end(arguments);
+    if (option == CURLOPT_LOW_SPEED_TIME)
+        wanted_slow_s = value;
+    return real(curl, option, option == CURLOPT_LOW_SPEED_TIME && slow_s ? slow_s : value);
+}
+
 /* A server that sends some bytes now and then would never let a run end. */
 Test(servers, slow_transfers_stall)
 {
     struct http_reply reply;
+    slow_s = 2;
     cr_expect_eq(get_first("drip/x", 600, &reply), STATUS_FAILED);
     cr_expect(strstr(status_text(), "Operation too slow"), "%s", status_text());
     cr_expect(reply.got > 0 && reply.got < 600);
+    cr_expect_eq(wanted_slow_s, 30);
 }
 
 Test(servers, servers_with_odd_ranges_are_read_or_refused)
@@ -1373,25 +1414,26 @@ Test(servers, braces_that_stand_for_too_much_are_refused)
 /* The main thread and the threads of connections have stacks of 64 KiB. */
 Test(servers, small_stacks_suffice)
 {
-    static const char *const urls[] = {"$U/web/set/counter.index", "$T/web/set/counter.wids.json",
-                                       "$T/web/plain/counter-{000000..000004}.tar",
-                                       "$U/account/box/plain/?sv=1&sig=se%2Bcret%2F",
+    static const struct {
+        const char *url, *options;
+    } cases[] = {{"$U/web/set/counter.index", ""},
+                 {"$T/web/set/counter.wids.json", "--cache-dir cache"},
+                 {"$U/web/plain/counter-{000000..000004}.tar", "--cache-dir cache"},
+                 {"$U/account/box/plain/?sv=1&sig=se%2Bcret%2F", ""},
 #ifdef HAVE_CRYPTO
-                                       "s3://bucket/plain/"
+                 {"s3://bucket/plain/", ""}
 #endif
     };
     if (strstr(program, "/san/"))
         cr_skip_test("a sanitizer needs larger stacks");
     set_credentials();
     setenv("SSL_CERT_FILE", "certificate.pem", 1);
-    for (size_t i = 0; i < 2 * (sizeof urls / sizeof *urls); i++) {
-        if (urls[i / 2][1] == 'T' && !has_certificate)
-            continue;
-        SHELL(0,
-              "V=shards,shards-mmap,shards-omp,stream; X=\"%s\"; ulimit -s 64 && exec env -i "
-              "$(env | grep -E '^(AWS|SSL|no_proxy)') $P --variant $V $M --data \"$X\" %s",
-              urls[i / 2], i % 2 ? "--cache-dir cache" : "");
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (cases[i].url[1] != 'T' || has_certificate)
+            SHELL(0,
+                  "V=shards,shards-omp,stream; X=\"%s\"; ulimit -s 64 && exec env -i "
+                  "$(env | grep -E '^(AWS|SSL|no_proxy)') $P --variant $V $M --data \"$X\" %s",
+                  cases[i].url, cases[i].options);
 }
 
 /* ---- fork() ---- */

@@ -61,11 +61,13 @@ void http_unlock_process(void)
 #define DELAY_FIRST_S 0.1
 #define DELAY_MAX_S   5.0
 #define DELAY_STEP_S  0.05 /* while it waits, a thread looks this often whether the request was abandoned */
-#define ASKED_MAX_S   60.0 /* a longer Retry-After is shortened to this */
+#define IDLE_NS       5000000 /* wait if libcurl has nothing to wait for, for example while it resolves a name */
+#define ASKED_MAX_S   60.0    /* a longer Retry-After is shortened to this */
 #define PROGRESS      (64 << 10) /* an attempt that receives so many bytes is not counted */
 
 struct http {
     CURL *curl;
+    CURLM *transfers; /* holds the open connections */
     char error[CURL_ERROR_SIZE];
     uint64_t random; /* state of the generator of delays */
 
@@ -106,17 +108,25 @@ enum status http_open(struct http **http)
 {
     initialise();
     *http = calloc(1, sizeof **http);
-    if (*http)
+    if (*http) {
         (*http)->curl = curl_easy_init();
-    TRY(ALLOCATED(*http && (*http)->curl, "out of memory for a connection"));
+        (*http)->transfers = curl_multi_init();
+    }
+    if (!*http || !(*http)->curl || !(*http)->transfers) {
+        http_close(*http);
+        *http = NULL;
+        return status_set(STATUS_EXHAUSTED, "out of memory for a connection");
+    }
     (*http)->random = (uint64_t)(uintptr_t)*http ^ (uint64_t)time(NULL);
     return STATUS_OK;
 }
 
 void http_close(struct http *http)
 {
-    if (http)
+    if (http && http->curl)
         curl_easy_cleanup(http->curl);
+    if (http && http->transfers)
+        curl_multi_cleanup(http->transfers);
     free(http);
 }
 
@@ -253,13 +263,6 @@ static bool is_abandoned(const struct http *http)
 static enum status report_abandoned(const struct http *http)
 {
     return status_set(STATUS_FAILED, "%s: reading was stopped", http->request->shown);
-}
-
-/* Ends an abandoned request. libcurl calls this about once per second, also while nothing arrives. */
-static int watch(void *context, curl_off_t size, curl_off_t received, curl_off_t length, curl_off_t sent)
-{
-    (void)size, (void)received, (void)length, (void)sent;
-    return is_abandoned(context);
 }
 
 static bool has_strong_tag(const struct http_version *version)
@@ -564,11 +567,6 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, http);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-    if (request->abandoned || request->cancelled) {
-        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
-        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, watch);
-        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, http);
-    }
     if (*range)
         curl_easy_setopt(curl, CURLOPT_RANGE, range);
     if (authorities && *authorities)
@@ -583,6 +581,27 @@ static void free_headers(struct curl_slist *headers)
     curl_slist_free_all(headers);
 }
 
+/* Does what curl_easy_perform() does, but ends soon if the request is abandoned. */
+static CURLcode perform(struct http *http)
+{
+    CURLcode code = CURLE_OK;
+    CURLMcode failed = curl_multi_add_handle(http->transfers, http->curl);
+    int running = 1, ready, left;
+    while (failed == CURLM_OK && running > 0 && code == CURLE_OK) {
+        failed = curl_multi_perform(http->transfers, &running);
+        if (failed == CURLM_OK && running > 0)
+            failed = curl_multi_wait(http->transfers, NULL, 0, (int)(1e3 * DELAY_STEP_S), &ready);
+        if (failed == CURLM_OK && running > 0 && ready == 0)
+            nanosleep(&(struct timespec){.tv_nsec = IDLE_NS}, NULL);
+        if (running > 0 && is_abandoned(http))
+            code = CURLE_ABORTED_BY_CALLBACK;
+    }
+    for (CURLMsg *ended; (ended = curl_multi_info_read(http->transfers, &left));)
+        code = ended->msg == CURLMSG_DONE ? ended->data.result : code;
+    curl_multi_remove_handle(http->transfers, http->curl);
+    return failed == CURLM_OK ? code : CURLE_OUT_OF_MEMORY;
+}
+
 /* Sends the request, and receives the reply. `range` may be "". */
 static enum status exchange(struct http *http, const char *range, CURLcode *code)
 {
@@ -595,7 +614,7 @@ static enum status exchange(struct http *http, const char *range, CURLcode *code
     enum status status = set_headers(http->request, range, &headers);
     if (status == STATUS_OK) {
         set_options(http, range, headers);
-        *code = curl_easy_perform(http->curl);
+        *code = perform(http);
         judge_version(http);
     }
     free_headers(headers);
