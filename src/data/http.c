@@ -63,7 +63,7 @@ void http_unlock_process(void)
 #define DELAY_STEP_S  0.05 /* while it waits, a thread looks this often whether the request was abandoned */
 #define IDLE_NS       5000000 /* wait if libcurl has nothing to wait for, for example while it resolves a name */
 #define ASKED_MAX_S   60.0    /* a longer Retry-After is shortened to this */
-#define PROGRESS      (64 << 10) /* an attempt that receives so many bytes is not counted */
+#define PROGRESS      (64 << 10) /* an attempt that receives this many bytes is not counted */
 
 struct http {
     CURL *curl;
@@ -93,7 +93,8 @@ struct http {
 
 /* ---- Connections ---- */
 
-/* Initialises libcurl once. A child that begins meanwhile would inherit the locks of libcurl. */
+/* Initialises libcurl once. Without the lock, a child that begins in this time would inherit the locks of
+ * libcurl. */
 static void initialise(void)
 {
     static bool initialised;

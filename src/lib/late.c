@@ -117,7 +117,8 @@ static void open_library(struct late_library *library)
            (size_t)(library->last - library->first + 1) * sizeof *found);
 }
 
-/* Opens all libraries once. A child that begins meanwhile would inherit the locks of the loader. */
+/* Opens all libraries once. Without the lock, a child that begins in this time would inherit the locks of the
+ * loader. */
 static void open_all(void)
 {
     static bool opened;
