@@ -8,7 +8,10 @@ certificate, also serves the folder over TLS, and prints that port after the fir
 /norange/NAME        the whole file, even if a range is requested
 /faulty/NAME         the file; every tenth answer is delayed, truncated, reset, or 503
 /busy/NAME           503
+/breaking/NAME       the file; each connection breaks after 1,000,000 bytes of the body
+/retry-CODE-X/NAME   the file; CODE with Retry-After: X for the first request with this path; "date": a date in 30 s
 /gate/NAME           the file; while the folder has a file "gate": no answer, or 503 if its content is "busy"
+/refused             the number of answers 503 of /gate/
 /wholegate/NAME      the same, without ranges
 /changing/NAME       the file, with another ETag in each answer
 /slow/NAME           the file, after 50 ms
@@ -75,7 +78,7 @@ ERRORS = {  # status, message, further elements and headers
 }
 seen = set()  # paths of requests
 slow = []  # per request for a file in /slow/: number of such requests in progress when it arrived
-running = 0
+running = refused = 0
 LOCK = threading.Lock()
 
 
@@ -152,7 +155,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def give(self, name, ranges=True, tag=None, cut=False, modified=None, partial=True, data=None):
+    def give(self, name, ranges=True, tag=None, cut=False, modified=None, partial=True, data=None, most=None):
         path = os.path.join(sys.argv[1], name)
         if not data and not os.path.isfile(path):
             return self.answer(404)
@@ -177,8 +180,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         headers = {"Content_Length": str(len(body)), **version}
         if partial:
             headers["Content_Range"] = "bytes %d-%d/%d" % (first, last, len(data))
-        self.answer(206, body[:len(body) // 2] if cut and len(body) > 1 else body, **headers)
-        self.close_connection |= cut
+        self.answer(206, body[:len(body) // 2] if cut and len(body) > 1 else body[:most], **headers)
+        self.close_connection |= cut or most is not None
 
     def mixed(self, kind, name):
         later = not (self.headers["Range"] or "bytes=0-").startswith("bytes=0-")
@@ -207,7 +210,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(0.2)
         return self.give(name, cut=kind == "cut")
 
+    def retry(self, code, after, name):
+        if not self.is_first():
+            return self.give(name)
+        return self.answer(int(code), Retry_After=after if after != "date" else email.utils.formatdate(time.time() + 30, usegmt=True))
+
     def gate(self, name, ranges):
+        global refused
         path = os.path.join(sys.argv[1], "gate")
         try:
             with open(path, encoding="ascii") as stream:
@@ -215,6 +224,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except FileNotFoundError:
             return self.give(name, ranges=ranges)
         if busy:
+            with LOCK:
+                refused += 1
             return self.answer(503)
         self.close_connection = True
         return time.sleep(STALL_S)
@@ -305,6 +316,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(200, b"%d %d\n" % (len(slow), max(slow[-int(name):], default=0)))
         if kind in ("gate", "wholegate"):
             return self.gate(name, kind == "gate")
+        if kind == "refused":
+            return self.answer(200, b"%d" % refused)
+        if kind == "breaking":
+            return self.give(name, most=1000000)
+        if kind.startswith("retry-"):
+            return self.retry(*kind.split("-")[1:], name)
         if kind == "busy":
             return self.answer(503)
         if kind == "changing":

@@ -2,6 +2,8 @@
  * bad files with one message that names the file. */
 #include "embeddings_support.h"
 
+#include <fcntl.h>
+
 TestSuite(embeddings, .init = set_up, .fini = tear_down, .timeout = 60);
 
 /* ---- Round trips ---- */
@@ -207,6 +209,24 @@ Test(embeddings, a_file_that_shrinks_is_an_error)
     cr_assert_eq(embeddings_check_files(reading.set), STATUS_FAILED);
     cr_assert(strstr(status_text(), "large.npy was changed") && strstr(status_text(), "has 1000 now"));
     embeddings_close((struct embeddings *)reading.set);
+}
+
+/* A file that is written again in place, with its time of modification set back, has another time of change.
+ */
+Test(embeddings, a_file_that_is_rewritten_is_an_error)
+{
+    struct stat info;
+    put_npy("same.npy", "<f4", "40, 1000", 160000);
+    struct embeddings *set = open_well("same.npy", "");
+    cr_assert_eq(embeddings_check_files(set), STATUS_OK, "%s", status_text());
+    cr_assert_eq(stat("same.npy", &info), 0);
+    usleep(20000); /* the clock of files advances at intervals */
+    put_npy("new.npy", "<f4", "40, 1000", 160000);
+    cr_assert_eq(system("cat new.npy >same.npy"), 0);
+    cr_assert_eq(utimensat(AT_FDCWD, "same.npy", (struct timespec[]){info.st_atim, info.st_mtim}, 0), 0);
+    cr_expect_eq(embeddings_check_files(set), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "same.npy was changed"), "%s", status_text());
+    embeddings_close(set);
 }
 
 /* ---- Bad files ---- */

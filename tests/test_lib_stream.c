@@ -1,5 +1,7 @@
 /* Tests the sources and streams of libfdsl.so: their batches are those of the trainer, each sample occurs
  * once, states continue on other numbers of ranks, and every wrong argument is an error that names it. */
+#include <arpa/inet.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <math.h>
@@ -7,6 +9,7 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 
+#include "core/timer.h"
 #include "must.h"
 #include "train/augment.h"
 #include "train/feed.h"
@@ -661,6 +664,23 @@ Test(lib_stream, broken_samples_fail_or_are_masked)
     fdsl_stream_close(stream);
     fdsl_source_close(source);
 
+    /* a link whose target does not exist */
+    EXPECT(0, "ln -sf /none/x.png $(ls f/*/*.png | sed -n 51p)");
+    source = opened_source("f");
+    config.on_error = "fail";
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_FAILED);
+    cr_expect(strstr(fdsl_error(), "a symbolic link to '/none/x.png'") &&
+                  strstr(fdsl_error(), "on_error \"mask\""),
+              "%s", fdsl_error());
+    config.on_error = "mask";
+    stream = opened_stream(source, &config);
+    for (masked = 0; fdsl_stream_fill(stream, images, labels, &count, NULL) == FDSL_OK;)
+        for (uint32_t i = 0; i < count; i++)
+            masked += labels[i] == -1;
+    cr_expect_eq(masked, 1);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+
     /* a sample without a label */
     EXPECT(0, "mkdir u && cd u && tar xf ../m/s-000000.tar && rm $(ls *.cls | head -1) && "
               "mkdir ../n && tar cf ../n/s.tar --sort=name *");
@@ -955,6 +975,119 @@ Test(lib_stream, sources_are_checked)
     config.path = NULL;
     config.cache_bytes = 0;
     cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "path: ", 6) == 0);
+}
+
+/* Waits until a source is open. */
+static enum fdsl_status opening_ends(struct fdsl_source *source)
+{
+    enum fdsl_status result;
+    while ((result = fdsl_source_wait(source, 0.01)) == FDSL_PENDING) {
+    }
+    return result;
+}
+
+static struct fdsl_source *begun_source(const char *name)
+{
+    struct fdsl_source_config config = source_config(name);
+    struct fdsl_source *source;
+    good(fdsl_source_begin(&config, &source));
+    memset(path, 'x', sizeof path - 1); /* the library has copied the string */
+    return source;
+}
+
+Test(lib_stream, a_source_may_be_opened_in_a_thread)
+{
+    prepare();
+    EXPECT(0, "mkdir w && cp -r f/* w && touch w/0000/readme.txt");
+    struct fdsl_source_info info = {.size = sizeof info}, same = {.size = sizeof same};
+    struct fdsl_source *direct = opened_source("m"), *source = begun_source("m"), *none;
+    good(opening_ends(source));
+    good(opening_ends(source));
+    good(fdsl_source_describe(direct, &same));
+    good(fdsl_source_describe(source, &info));
+    cr_expect_eq(memcmp(&info, &same, sizeof info), 0);
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    fdsl_source_close(source);
+    good(fdsl_batch_release(taken(stream), NULL));
+    fdsl_stream_close(stream);
+    good(fdsl_source_wait(direct, 0));
+    fdsl_source_close(direct);
+    source = begun_source("w");
+    good(opening_ends(source));
+    cr_expect(strstr(fdsl_warnings(), "ignored 1 of"), "%s", fdsl_warnings());
+    cr_expect_eq(fdsl_source_wait(source, -1), FDSL_INVALID);
+    cr_expect(strncmp(fdsl_error(), "seconds: ", 9) == 0, "%s", fdsl_error());
+    cr_expect_eq(fdsl_source_wait(source, NAN), FDSL_INVALID);
+    fdsl_source_close(source);
+    source = begun_source("none");
+    for (int i = 0; i < 2; i++) {
+        cr_expect_eq(opening_ends(source), FDSL_INVALID);
+        cr_expect(strstr(fdsl_error(), "none: No such file"), "%s", fdsl_error());
+    }
+    cr_expect_eq(fdsl_source_describe(source, &info), FDSL_INVALID);
+    fdsl_source_close(source);
+    cr_expect(fdsl_source_begin(NULL, &none) == FDSL_INVALID && !none);
+    cr_expect_eq(fdsl_source_begin(NULL, NULL), FDSL_INVALID);
+    cr_expect_eq(fdsl_source_wait(NULL, 0), FDSL_INVALID);
+}
+
+/* Returns a port that accepts connections, but no program answers. */
+static int silent_port(int *to)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    *to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert(bind(*to, (struct sockaddr *)&address, size) == 0 && listen(*to, 9) == 0 &&
+              getsockname(*to, (struct sockaddr *)&address, &size) == 0);
+    return ntohs(address.sin_port);
+}
+
+static int files_now(void)
+{
+    int count = 0;
+    DIR *files = opendir("/proc/self/fd");
+    while (readdir(files))
+        count++;
+    closedir(files);
+    return count;
+}
+
+/* A server accepts the connection and does not answer. Closing ends the opening, its threads and its
+ * connection. */
+Test(lib_stream, an_opening_can_be_given_up)
+{
+    int to;
+    char url[64];
+    struct fdsl_source_config config = source_config("none");
+    const struct fdsl_stream_config stream = stream_config();
+    struct fdsl_source_info info = {.size = sizeof info};
+    struct fdsl_source *source;
+    struct fdsl_stream *opened;
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/a-{0..3}.tar", silent_port(&to));
+    setenv("no_proxy", "127.0.0.1", 1);
+    config.path = url;
+    for (int i = 0, files = 0, threads = 0; i < 3; i++) {
+        good(fdsl_source_begin(&config, &source));
+        const enum fdsl_status result = fdsl_source_wait(source, i * 0.3);
+        if (result == FDSL_UNAVAILABLE)
+            cr_skip_test("%s", fdsl_error());
+        cr_expect_eq(result, FDSL_PENDING);
+        cr_expect_eq(fdsl_source_describe(source, &info), FDSL_INVALID);
+        cr_expect(strncmp(fdsl_error(), "source: it is not open", 22) == 0, "%s", fdsl_error());
+        cr_expect_eq(fdsl_stream_open(source, &stream, &opened), FDSL_INVALID);
+        cr_expect_null(fdsl_source_class(source, 0));
+        const double begin_s = timer_now_s();
+        fdsl_source_close(source);
+        cr_expect_lt(timer_now_s() - begin_s, 2);
+        if (i > 0) { /* the first opening loads the libraries */
+            cr_expect_eq(files_now(), files);
+            cr_expect_eq(threads_now(), threads);
+        }
+        files = files_now();
+        threads = threads_now();
+    }
+    close(to);
 }
 
 /* A message names fields of a struct, never options of the program. Each case ends with an error or a warning

@@ -37,10 +37,9 @@ Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini 
     char shard[64];
     snprintf(shard, sizeof shard, "%s", dataset.files[member->file].name);
     overwrite(shard, (long)(member->offset + member->size / 2), "\xff", 1);
-    const int64_t second = 1000000000, modified = dataset.files[member->file].modified_ns;
-    const struct timespec time = {.tv_sec = modified / second, .tv_nsec = modified % second};
-    cr_assert_eq(utimensat(AT_FDCWD, in_folder(shard), (struct timespec[]){time, time}, 0),
-                 0); /* decay leaves it */
+    struct stat info; /* decay of the disk changes no time */
+    cr_assert_eq(stat(in_folder(shard), &info), 0);
+    dataset_know_file(&dataset.files[member->file], &info);
     cr_assert_eq(dataset_hash(&dataset), STATUS_FAILED);
     cr_assert(strstr(status_text(), shard) && strstr(status_text(), "offset "), "%s", status_text());
     dataset_close(&dataset);
@@ -339,7 +338,7 @@ Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remo
 {
     make_files(101);
     cr_assert_eq(symlink("nowhere", in_folder("dead.bin")), 0);
-    expect_refused("dead.bin: No such file");
+    expect_refused("dead.bin: a symbolic link to 'nowhere', which cannot be opened: No such file");
     expect_skipped(101, "");
     renew_folder();
     make_shards(101);

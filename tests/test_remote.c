@@ -8,18 +8,25 @@
 #include "folder.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
+#ifdef HAVE_CURL
+#include <curl/curl.h>
+#endif
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
 
+#include "core/timer.h"
 #include "data/http.h"
 #include "data/remote.h"
 #include "data/remote_cache.h"
@@ -426,26 +433,47 @@ static pid_t server_pid;
 /* True if openssl could create a certificate for the server. */
 static bool has_certificate;
 
-/* Starts a server that serves the folder files/. The shell variable $U is its URL, and $T its URL with TLS.
- * Four data sets are in files/: set/ has an index, plain/ and "a=1% b"/ have only tars, and one/ has a single
+/* What all tests begin with: the folder files/, and a certificate if openssl can create one. */
+static char template[] = "/tmp/fdsl-remote-files-XXXXXX";
+
+/* Four data sets are in files/: set/ has an index, plain/ and "a=1% b"/ have only tars, and one/ has a single
  * file per sample. */
+ReportHook(PRE_ALL)(struct criterion_test_set *tests)
+{
+    (void)tests;
+    find_program(program);
+    cr_assert_not_null(mkdtemp(template));
+    setenv("TEMPLATE", template, 1); /* each test is a process of its own */
+    setenv("P", program, 1);
+    SHELL(0,
+          "cd %s && $P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
+          "3,40,40 --dtype u8 && "
+          "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
+          "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
+          "$P --prepare files/one --store files --samples 3",
+          template);
+    shell("cd %s && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "
+          "key.pem -out certificate.pem -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1",
+          template);
+}
+
+ReportHook(POST_ALL)(struct criterion_global_stats *stats)
+{
+    (void)stats;
+    shell("rm -rf %s", template);
+}
+
+/* Starts a server that serves the folder files/. The shell variable $U is its URL, and $T its URL with TLS.
+ */
 static void start_server(void)
 {
     char script[PATH_MAX], ports[32], url[64];
     int port = 0, tls_port = 0;
-    find_program(program);
     cr_assert_not_null(realpath("tests/remote_server.py", script));
     enter_folder(home);
-    setenv("P", program, 1);
-    SHELL(0, "$P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
-             "3,40,40 --dtype u8 && "
-             "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
-             "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
-             "$P --prepare files/one --store files --samples 3");
-    has_certificate =
-        shell("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "
-              "key.pem -out certificate.pem -days 2 -subj /CN=test -addext "
-              "subjectAltName=IP:127.0.0.1") == 0;
+    find_program(program);
+    SHELL(0, "cp -r $TEMPLATE/. .");
+    has_certificate = access("certificate.pem", F_OK) == 0;
     int to[2], from[2];
     cr_assert(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
     server_pid = fork();
@@ -889,13 +917,32 @@ Test(servers, headers_have_a_limit)
     }
 }
 
+/* While `slow_s` is not 0, it stands for the time after which libcurl ends a slow transfer. `wanted_slow_s`
+ * is the time that the program asked for. */
+static long slow_s, wanted_slow_s;
+
+CURLcode(curl_easy_setopt)(CURL *curl, CURLoption option, ...)
+{
+    CURLcode (*real)(CURL *, CURLoption, ...) =
+        (CURLcode(*)(CURL *, CURLoption, ...))dlsym(RTLD_NEXT, "curl_easy_setopt");
+    va_list arguments;
+    va_start(arguments, option);
+    const long value = va_arg(arguments, long); /* a number or a pointer, which has the same size */
+    va_end(arguments);
+    if (option == CURLOPT_LOW_SPEED_TIME)
+        wanted_slow_s = value;
+    return real(curl, option, option == CURLOPT_LOW_SPEED_TIME && slow_s ? slow_s : value);
+}
+
 /* A server that sends some bytes now and then would never let a run end. */
 Test(servers, slow_transfers_stall)
 {
     struct http_reply reply;
+    slow_s = 2;
     cr_expect_eq(get_first("drip/x", 600, &reply), STATUS_FAILED);
     cr_expect(strstr(status_text(), "Operation too slow"), "%s", status_text());
     cr_expect(reply.got > 0 && reply.got < 600);
+    cr_expect_eq(wanted_slow_s, 30);
 }
 
 Test(servers, servers_with_odd_ranges_are_read_or_refused)
@@ -1252,6 +1299,185 @@ Test(servers, entries_with_names_of_earlier_versions_are_not_read)
     cr_expect_eq(count_files(".data"), 2);
 }
 
+/* ---- Attempts ---- */
+
+/* While `slept_s` is not negative, nanosleep() only adds up the times. */
+static _Atomic double slept_s = -1;
+
+int nanosleep(const struct timespec *wanted, struct timespec *left)
+{
+    if (slept_s < 0)
+        return clock_nanosleep(CLOCK_REALTIME, 0, wanted, left);
+    slept_s = slept_s + (double)wanted->tv_sec + 1e-9 * (double)wanted->tv_nsec;
+    return 0;
+}
+
+/* The delay before the second attempt is 0.05 to 0.1 s after what the server asks for, which is at most 60 s
+ * for a status that says "later". */
+Test(servers, the_server_may_ask_for_a_delay)
+{
+    static const struct {
+        const char *answer;
+        double least_s, most_s;
+    } cases[] = {{"503-3", 3.05, 3.1},    {"429-1", 1.05, 1.1},   {"503-100000", 60.05, 60.1},
+                 {"503-0", 0.05, 0.1},    {"503-date", 28, 30.1}, {"500-5", 0.05, 0.1},
+                 {"503-soon", 0.05, 0.1}, {"503-3+s", 0.05, 0.1}, {"429-18446744073709551617", 0.05, 0.1},
+                 {"408-5", 0.05, 0.1}};
+    struct http *http;
+    cr_assert_eq(http_open(&http), STATUS_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char url[128];
+        uint8_t byte;
+        struct http_reply reply;
+        const struct http_request request = {.url = url, .shown = "x", .wanted = 1, .to = &byte};
+        snprintf(url, sizeof url, "%s/retry-%s/plain/counter-000000.tar", getenv("U"), cases[i].answer);
+        slept_s = 0;
+        cr_expect_eq(http_get(http, &request, 2, &reply), STATUS_OK, "%s: %s", cases[i].answer,
+                     status_text());
+        const double slept = slept_s;
+        slept_s = -1;
+        cr_expect(slept > cases[i].least_s - 1e-6 && slept < cases[i].most_s + 1e-6, "%s: %g s",
+                  cases[i].answer, slept);
+    }
+    http_close(http);
+}
+
+/* A connection that breaks after each megabyte still transfers a shard that needs more connections than a
+ * request has attempts. Without ranges, each attempt begins again, so that is a failure. */
+Test(servers, attempts_that_bring_bytes_are_not_counted)
+{
+    enum { BYTES = 15000000 };
+    const struct remote_options one = {.connections = 1};
+    struct remote *remote;
+    char url[128], *text;
+    size_t size;
+    SHELL(
+        0,
+        "python3 -c 'import random; open(\"files/large.bin\", \"wb\").write(random.Random(1).randbytes(%d))'",
+        BYTES);
+    snprintf(url, sizeof url, "%s/breaking/large.bin", getenv("U"));
+    cr_assert_eq(remote_open(url, &one, &remote), STATUS_OK, "%s", status_text());
+    cr_assert_eq(remote_text(remote, "large.bin", BYTES, &text, &size), STATUS_OK, "%s", status_text());
+    FILE *file = fopen("got.bin", "w");
+    cr_assert(fwrite(text, 1, size, file) == size && fclose(file) == 0);
+    SHELL(0, "cmp got.bin files/large.bin");
+    free(text);
+    remote_close(remote);
+}
+
+/* ---- Braces ---- */
+
+static void expect_names(const char *leaf, const char *names)
+{
+    struct remote *remote;
+    char *url = NULL, found[1024] = "";
+    cr_assert(asprintf(&url, "%s/turning/%s", getenv("U"), leaf) > 0);
+    cr_expect_eq(remote_open(url, NULL, &remote), STATUS_OK, "%.200s: %s", leaf, status_text());
+    for (uint32_t i = 0; remote && i < remote_count(remote); i++)
+        sprintf(found + strlen(found), "%s;", remote_name(remote, i));
+    cr_expect_str_eq(found, names);
+    remote_close(remote);
+    free(url);
+}
+
+Test(servers, braces_stand_for_all_combinations)
+{
+    char many[4096] = "a{1..2}.b", *end = many + strlen(many);
+    for (int i = 0; i < 1300; i++)
+        end = stpcpy(end, "{}");
+    expect_names("x.{b,a}-{08..11}{x,}", "x.b-08x;x.b-08;x.b-09x;x.b-09;x.b-10x;x.b-10;x.b-11x;x.b-11;"
+                                         "x.a-08x;x.a-08;x.a-09x;x.a-09;x.a-10x;x.a-10;x.a-11x;x.a-11;");
+    expect_names("x{9..11}.tar", "x9.tar;x10.tar;x11.tar;");
+    expect_names("{one,}.{}", "one.;.;");
+    expect_names(many,
+                 "a1.b;a2.b;"); /* a function that calls itself for each group would need 10 MB of stack */
+}
+
+Test(servers, braces_that_stand_for_too_much_are_refused)
+{
+    static const struct {
+        const char *leaf, *words;
+    } cases[] = {{"{a{b,c}}", "a brace without its counterpart"},
+                 {"{0..999}{0..999}{a,b}", "stand for more than 1000000 files"},
+                 {"a}{b,c}", "a brace without its counterpart"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        SHELL_PRINTS(2, cases[i].words, "$P $N --data \"$U/web/%s\"", cases[i].leaf);
+    char url[10000];
+    struct remote *remote;
+    snprintf(url, sizeof url, "%s/web/{a,b}%09000d.tar", getenv("U"), 0);
+    cr_expect_eq(remote_open(url, NULL, &remote), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "the address is too long"), "%s", status_text());
+}
+
+/* ---- Small stacks ---- */
+
+/* The main thread and the threads of connections have stacks of 64 KiB. */
+Test(servers, small_stacks_suffice)
+{
+    static const struct {
+        const char *url, *options;
+    } cases[] = {{"$U/web/set/counter.index", ""},
+                 {"$T/web/set/counter.wids.json", "--cache-dir cache"},
+                 {"$U/web/plain/counter-{000000..000004}.tar", "--cache-dir cache"},
+                 {"$U/account/box/plain/?sv=1&sig=se%2Bcret%2F", ""},
+#ifdef HAVE_CRYPTO
+                 {"s3://bucket/plain/", ""}
+#endif
+    };
+    if (strstr(program, "/san/"))
+        cr_skip_test("a sanitizer needs larger stacks");
+    set_credentials();
+    setenv("SSL_CERT_FILE", "certificate.pem", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (cases[i].url[1] != 'T' || has_certificate)
+            SHELL(0,
+                  "V=shards,shards-omp,stream; X=\"%s\"; ulimit -s 64 && exec env -i "
+                  "$(env | grep -E '^(AWS|SSL|no_proxy)') $P --variant $V $M --data \"$X\" %s",
+                  cases[i].url, cases[i].options);
+}
+
+/* ---- fork() ---- */
+
+static pthread_mutex_t lock_of_curl = PTHREAD_MUTEX_INITIALIZER;
+
+/* Stands for libcurl's function, which holds a lock while it initialises the library. */
+CURLcode curl_global_init(long flags)
+{
+    CURLcode (*real)(long) = (CURLcode(*)(long))dlsym(RTLD_NEXT, "curl_global_init");
+    pthread_mutex_lock(&lock_of_curl);
+    usleep(300000);
+    const CURLcode code = real(flags);
+    pthread_mutex_unlock(&lock_of_curl);
+    return code;
+}
+
+static void *open_first(void *context)
+{
+    (void)context;
+    struct http *http;
+    if (http_open(&http) == STATUS_OK)
+        http_close(http);
+    return NULL;
+}
+
+/* A child that begins while another thread initialises libcurl can use URLs. */
+Test(remote, a_fork_during_the_first_use_leaves_no_lock, .timeout = 20)
+{
+    pthread_t thread;
+    int ended;
+    cr_assert_eq(pthread_create(&thread, NULL, open_first, NULL), 0);
+    usleep(100000);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        alarm(5);
+        (void)open_first(NULL);
+        _exit(0);
+    }
+    cr_assert(waitpid(pid, &ended, 0) == pid);
+    cr_expect_eq(ended, 0, "the child waits for a lock");
+    pthread_join(thread, NULL);
+}
+
 /* ---- The folder of the cache ---- */
 
 static const struct cache_entry entry = {.source = 7, .bytes = 5};
@@ -1263,9 +1489,9 @@ static void write_entry(uint64_t limit)
     struct cache_draft draft;
     int fd;
     char text[5] = "", same[32];
-    cr_assert_eq(cache_begin("cache", &entry, limit, &draft, &fd), STATUS_OK, "%s", status_text());
+    cr_assert_eq(cache_begin("cache", &entry, limit, NULL, &draft, &fd), STATUS_OK, "%s", status_text());
     cr_assert(fd < 0 && write(draft.fd, "abcde", 5) == 5);
-    cr_assert_eq(cache_complete("cache", &entry, &draft, &fd), STATUS_OK, "%s", status_text());
+    cr_assert_eq(cache_complete("cache", &entry, NULL, &draft, &fd), STATUS_OK, "%s", status_text());
     snprintf(same, sizeof same, "/proc/self/fd/%d", fd);
     int other = open(same, O_RDONLY);
     cr_expect(other >= 0 && flock(other, LOCK_EX | LOCK_NB) == 0, "the entry is locked");
@@ -1288,9 +1514,9 @@ Test(remote, an_entry_is_hashed_once_per_process, .timeout = 20)
     char *zeros = calloc(1, large.bytes);
     enter_folder(home);
     SHELL(0, "mkdir cache");
-    cr_assert_eq(cache_begin("cache", &large, 0, &draft, &fd), STATUS_OK, "%s", status_text());
+    cr_assert_eq(cache_begin("cache", &large, 0, NULL, &draft, &fd), STATUS_OK, "%s", status_text());
     cr_assert(fd < 0 && write(draft.fd, zeros, large.bytes) == (ssize_t)large.bytes);
-    cr_assert_eq(cache_complete("cache", &large, &draft, &fd), STATUS_OK, "%s", status_text());
+    cr_assert_eq(cache_complete("cache", &large, NULL, &draft, &fd), STATUS_OK, "%s", status_text());
     close(fd);
     getrusage(RUSAGE_SELF, &before);
     cr_assert_eq(cache_find("cache", &large, false, &fd), STATUS_OK, "%s", status_text());
@@ -1312,7 +1538,7 @@ Test(remote, odd_files_in_a_cache_are_replaced, .timeout = 20)
     for (size_t i = 0; i < sizeof makes / sizeof *makes; i++) {
         int fd;
         SHELL(0, "rm -rf cache; mkdir cache; %s $D-0000000000000001.data; %s $D.part", makes[i], makes[i]);
-        cr_assert_eq(cache_trim("cache", 100), STATUS_OK, "%s", status_text());
+        cr_assert_eq(cache_trim("cache", 100, NULL), STATUS_OK, "%s", status_text());
         cr_assert_eq(cache_find("cache", &entry, true, &fd), STATUS_OK, "%s: %s", makes[i], status_text());
         cr_expect_eq(fd, -1);
         SHELL(0, "test -e $D-0000000000000001.data -o -L $D-0000000000000001.data");
@@ -1340,11 +1566,11 @@ Test(remote, folders_in_a_cache_are_refused, .timeout = 20)
         struct cache_draft draft;
         int fd;
         SHELL(0, "rm -rf cache; mkdir -p cache/%s; touch cache/%s/mine", name, name);
-        cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 1) == STATUS_OK, "%s",
+        cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 1, NULL) == STATUS_OK, "%s",
                   status_text());
         cr_expect_eq(cache_find("cache", &entry, i, &fd), i ? STATUS_OK : STATUS_EXHAUSTED);
         cr_expect_eq(fd, -1);
-        cr_expect_eq(cache_begin("cache", &entry, 10, &draft, &fd), STATUS_EXHAUSTED);
+        cr_expect_eq(cache_begin("cache", &entry, 10, NULL, &draft, &fd), STATUS_EXHAUSTED);
         cr_expect(strstr(status_text(), name) && strstr(status_text(), "remove or rename the folder"), "%s",
                   status_text());
         cr_expect_eq(fd, -1);
@@ -1382,10 +1608,10 @@ Test(remote, other_files_in_the_folder_of_a_cache_stay, .timeout = 20)
     /* Links of our form, although only a process of this program would write such a name */
     SHELL(0, "printf data > mine; cd cache; ln -s ../mine 0000000000000009.part; "
              "ln -s ../mine 0000000000000009-0000000000000001.data; mkfifo 000000000000000a.part");
-    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 5) == STATUS_OK, "%s",
+    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 5, NULL) == STATUS_OK, "%s",
               status_text());
     write_entry(5); /* as large as the limit, so no other file counts */
-    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 1) == STATUS_OK, "%s",
+    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 1, NULL) == STATUS_OK, "%s",
               status_text());
     for (size_t i = 0; i < count; i++)
         SHELL(0, "test \"$(cat 'cache/%s')\" = 'twenty bytes of data'", names[i]);
@@ -1393,6 +1619,89 @@ Test(remote, other_files_in_the_folder_of_a_cache_stay, .timeout = 20)
              "-p 000000000000000a.part -a \"$(cat ../mine)\" = data; "
              "test $? = 0 -a -z \"$(ls | grep -x '0000000000000007-[0-9a-f]\\{16\\}.data')\"");
     leave_folder(home);
+}
+
+/* ---- Waits for other processes ---- */
+
+static _Atomic bool stops;
+
+static bool is_set(void *context)
+{
+    (void)context;
+    return stops;
+}
+
+static void *stop_soon(void *context)
+{
+    (void)context;
+    usleep(200000);
+    stops = true;
+    return NULL;
+}
+
+/* Another process writes the entry, holds the lock of the folder, or leaves no room: such waits can be ended.
+ */
+Test(remote, waits_for_a_cache_can_be_ended, .timeout = 20)
+{
+    static const char *const held[] = {"cache/0000000000000007.part", "cache/lock",
+                                       "cache/0000000000000008.part"};
+    const struct cache_entry own = {.source = 7, .bytes = 5};
+    const struct cache_stop stop = {is_set, NULL};
+    enter_folder(home);
+    cr_assert_eq(cache_open("cache", false), STATUS_OK);
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+        struct cache_draft draft;
+        pthread_t thread;
+        int fd;
+        const int other = open(held[i], O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        cr_assert(other >= 0 && flock(other, LOCK_EX) == 0 && ftruncate(other, 8) == 0);
+        stops = false;
+        cr_assert_eq(pthread_create(&thread, NULL, stop_soon, NULL), 0);
+        const double begin_s = timer_now_s();
+        cr_expect_eq(cache_begin("cache", &own, 10, &stop, &draft, &fd), STATUS_FAILED, "%s", held[i]);
+        const double took_s = timer_now_s() - begin_s;
+        cr_expect(took_s > 0.15 && took_s < 1, "%s: %g s", held[i], took_s);
+        cr_expect(strstr(status_text(), "reading was stopped"), "%s", status_text());
+        cache_abandon(&draft);
+        pthread_join(thread, NULL);
+        unlink(held[i]);
+        close(other);
+    }
+    write_entry(10);
+    leave_folder(home);
+}
+
+/* A stream that is closed does not wait for a process that holds the lock of the cache. */
+static void *stop_remote(void *context)
+{
+    static bool *stopped;
+    usleep(200000);
+    stopped = ((void **)context)[1];
+    remote_stop(((void **)context)[0], stopped, true);
+    return NULL;
+}
+
+Test(servers, reading_to_a_cache_can_be_ended)
+{
+    const struct remote_options options = {.cache_dir = "cache"};
+    struct remote *remote;
+    bool stopped = false;
+    char url[128];
+    pthread_t thread;
+    int fd;
+    snprintf(url, sizeof url, "%s/web/plain/counter-000000.tar", getenv("U"));
+    cr_assert_eq(remote_open(url, &options, &remote), STATUS_OK, "%s", status_text());
+    const int lock = open("cache/lock", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert(lock >= 0 && flock(lock, LOCK_EX) == 0);
+    void *context[] = {remote, &stopped};
+    cr_assert_eq(pthread_create(&thread, NULL, stop_remote, context), 0);
+    const double begin_s = timer_now_s();
+    cr_expect_eq(remote_fd(remote, "counter-000000.tar", &stopped, &fd), STATUS_FAILED);
+    cr_expect_lt(timer_now_s() - begin_s, 1);
+    pthread_join(thread, NULL);
+    close(lock);
+    cr_expect_eq(count_files(".part"), 0);
+    remote_close(remote);
 }
 
 /* A draft that a killed process left neither mixes with the new bytes nor takes room. */
@@ -1414,9 +1723,9 @@ static void fill_cache(int process, int rounds)
                                         .bytes = (uint64_t)(3 + (process + round) % 3)};
         struct cache_draft draft;
         int fd;
-        if (cache_begin("cache", &own, LIMIT, &draft, &fd) != STATUS_OK || fd >= 0 ||
+        if (cache_begin("cache", &own, LIMIT, NULL, &draft, &fd) != STATUS_OK || fd >= 0 ||
             pwrite(draft.fd, "abcdef", own.bytes, 0) != (ssize_t)own.bytes ||
-            cache_complete("cache", &own, &draft, &fd) != STATUS_OK)
+            cache_complete("cache", &own, NULL, &draft, &fd) != STATUS_OK)
             _exit(1);
         close(fd);
     }
@@ -1450,7 +1759,7 @@ Test(remote, processes_together_keep_the_limit, .timeout = 100)
     uint64_t most = 0, names, later_names;
     int running = PROCESSES, ended, checks = 0;
     enter_folder(home);
-    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", LIMIT) == STATUS_OK);
+    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", LIMIT, NULL) == STATUS_OK);
     const int lock = open("cache/lock", O_RDWR | O_CLOEXEC);
     cr_assert(lock >= 0 && flock(lock, LOCK_EX) == 0); /* until all processes have started */
     for (int i = 0; i < PROCESSES; i++) {
@@ -1470,6 +1779,7 @@ Test(remote, processes_together_keep_the_limit, .timeout = 100)
         most = bytes > most ? bytes : most;
         checks++;
         flock(lock, LOCK_UN);
+        usleep(5000); /* the processes try at intervals */
         while (waitpid(-1, &ended, WNOHANG) > 0) {
             cr_expect_eq(ended, 0);
             running--;

@@ -656,6 +656,37 @@ Test(stream, broken_samples_are_masked)
     dataset_close(&opened.dataset);
 }
 
+/* A symbolic link to a file that does not exist is a broken sample: the error names the link, skipped samples
+ * and masked ones are counted. A dangling link that is not an image may be a class folder, so it is an error.
+ */
+Test(stream, links_without_a_target_are_broken_samples)
+{
+    static const char *const links[] = {"ln -sf /none/x.png $L", "ln -sfn $(basename $L) $L"};
+    static const char *const causes[] = {"/none/x.png', which cannot be opened: No such file",
+                                         ".png', which cannot be opened: Too many levels of symbolic links"};
+    char link[64], words[256];
+    EXPECT(0, "$P --prepare all --from digits --samples 120 --store imagefolder >/dev/null && mkdir f && "
+              "cp -r all/*/ f && ls f/*/*.png | sed -n 51p");
+    snprintf(link, sizeof link, "%.*s", (int)strcspn(out, "\n"), out);
+    setenv("L", link, 1);
+    setenv("R", "--data f --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
+    setenv("S", "--variant stream --out-res 20 --channels 1", 1);
+    for (size_t i = 0; i < COUNT_OF(links); i++) {
+        EXPECT(0, "%s", links[i]);
+        snprintf(words, sizeof words, "%s: a symbolic link to '", link);
+        EXPECT_PRINTS(1, words, "$P $R $S");
+        EXPECT_OUT(causes[i]);
+        EXPECT_PRINTS(0, words, "$P $R $S --on-error mask --verify");
+    }
+    EXPECT_PRINTS(1, words, "$P $R --variant files");
+    EXPECT_PRINTS(0, words, "$P $R --variant files --on-error skip --verify");
+    EXPECT_PRINTS(0, "broken training sample was masked",
+                  "$P --variant train-omp --model lenet --data f --feed load --on-error mask --epochs 1 "
+                  "--out-res 28 --verbose");
+    EXPECT(0, "cp all/0000/000000.png y && mv y $L && ln -s ../none f/0010");
+    EXPECT_PRINTS(1, "f/0010: a symbolic link to '../none'", "$P $R --variant files");
+}
+
 #ifdef HAVE_JPEG
 /* Half of the files end at 80 % of their bytes. Most random parts end above the missing rows. */
 Test(stream, whether_a_jpeg_is_broken_does_not_depend_on_its_crop)
@@ -838,6 +869,9 @@ Test(stream, shards_that_change_are_failures)
     expect_change("cp m/m-000002.tar x/y && mv x/y x/m-000002.tar", &all);
     expect_change("cat m/m-000001.tar > x/m-000002.tar", &all);
     expect_change("cat m/m-000002.tar > x/m-000002.tar", &all); /* the same bytes, but written again */
+    expect_change("touch -r x/m-000002.tar ref && cat m/m-000002.tar >x/m-000002.tar && touch -r ref "
+                  "x/m-000002.tar",
+                  &all); /* the time of modification is that of before */
     expect_change("rm x/*.tar", &all);
     expect_change("ln x/m-000002.tar x/old && cp m/m-000002.tar x/y && mv x/y x/m-000002.tar", &all);
     forget(&all);
@@ -1423,7 +1457,7 @@ static void open_waiting(const struct waiting *waiting, int port)
     start(&opened);
     EXPECT(0, "rm -rf cache/*"); /* the shards are there since they were listed */
     set_gate(waiting->how);
-    cr_expect_not(stream_wait(opened.stream, 0.3), "%s: %s", waiting->place, waiting->how);
+    cr_expect_not(stream_wait(opened.stream, 0.15), "%s: %s", waiting->place, waiting->how);
 }
 
 /* Closes the stream, which must neither wait for the server nor change the latest message. */
@@ -1509,6 +1543,99 @@ static void *read_block(void *context)
     uint8_t byte;
     read->status = remote_blocks_read(read->blocks, 0, read->offset, 1, &byte);
     return NULL;
+}
+
+/* The delays between attempts are a quarter as long. */
+static atomic_bool hurries;
+
+int nanosleep(const struct timespec *wanted, struct timespec *left)
+{
+    const long part = hurries ? 4 : 1;
+    const struct timespec shorter = {wanted->tv_sec / part, wanted->tv_nsec / part};
+    return clock_nanosleep(CLOCK_REALTIME, 0, &shorter, left);
+}
+
+/* Threads that wait for the same bytes. */
+struct waiting_read {
+    pthread_t thread;
+    struct remote_blocks *blocks; /* or: */
+    struct set_files *files;
+    enum status status;
+    char text[256];
+};
+
+static void *read_same(void *context)
+{
+    struct waiting_read *read = context;
+    uint8_t byte;
+    const struct dataset_member member = {.size = 1};
+    read->status = read->blocks ? remote_blocks_read(read->blocks, 0, 0, 1, &byte)
+                                : set_files_read(read->files, &member, 1, &byte);
+    snprintf(read->text, sizeof read->text, "%s", status_text());
+    return NULL;
+}
+
+/* Returns how many requests the server has refused. */
+static int refused_at(int port)
+{
+    int count = -1;
+    EXPECT(0,
+           "python3 -c 'import urllib.request; print(urllib.request.urlopen(\"http://127.0.0.1:%d/refused\")"
+           ".read().decode())'",
+           port);
+    cr_assert_eq(sscanf(out, "%d", &count), 1, "%s", out);
+    return count;
+}
+
+/* All threads that wait for a block, or for a whole shard, report the failure of one request with its six
+ * attempts. The next read makes another request. */
+Test(stream, a_failure_is_reported_to_all_that_wait)
+{
+    enum { THREADS = 6, ATTEMPTS = 6 };
+    const int port = start_server();
+    int refused = 0;
+    EXPECT(0, "$P --prepare m --from synth --samples 40 --res 64 --store shards --shards 1 --name m");
+    for (int whole = 0; whole < 2; whole++) {
+        struct waiting_read reads[THREADS] = {0}, again = {0};
+        struct remote_blocks *blocks = NULL;
+        struct set_files *files = NULL;
+        const struct set_files_order order = {0};
+        char url[128];
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/%s/m/m-000000.tar", port,
+                 whole ? "wholegate" : "gate");
+        open_set(&opened, url);
+        if (whole)
+            must(set_files_open(&opened.dataset, THREADS, UINT64_C(1) << 30, &order, &files));
+        else
+            must(remote_blocks_open(&opened.dataset, 2 * REMOTE_BLOCK_BYTES, &blocks));
+        set_gate("busy");
+        hurries = true;
+        for (int i = 0; i < THREADS; i++) {
+            reads[i].blocks = blocks;
+            reads[i].files = files;
+            cr_assert_eq(pthread_create(&reads[i].thread, NULL, read_same, &reads[i]), 0);
+        }
+        for (int i = 0; i < THREADS; i++) {
+            pthread_join(reads[i].thread, NULL);
+            cr_expect_eq(reads[i].status, STATUS_FAILED);
+            cr_expect(strstr(reads[i].text, "tried 6 times") && strcmp(reads[i].text, reads[0].text) == 0,
+                      "%s", reads[i].text);
+        }
+        const int now = refused_at(port);
+        cr_expect_eq(now - refused, ATTEMPTS, "%s: %d requests", url, now - refused);
+        refused = now;
+        hurries = false;
+        set_gate(NULL);
+        again.blocks = blocks;
+        again.files = files;
+        read_same(&again);
+        must(again.status);
+        remote_blocks_close(blocks);
+        set_files_close(files);
+        dataset_close(&opened.dataset);
+    }
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
 }
 
 /* The first block was asked for, the second one is read, and the third one needs room: its thread waits for

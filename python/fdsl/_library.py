@@ -185,6 +185,8 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_rows_open": (c_int, [POINTER(RowsConfigStruct), POINTER(c_void_p)]),
     "fdsl_select_config_init": (c_int, [POINTER(SelectConfigStruct), c_size_t]),
     "fdsl_rows_select": (c_int, [c_void_p, POINTER(SelectConfigStruct), POINTER(c_void_p)]),
+    "fdsl_source_begin": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
+    "fdsl_source_wait": (c_int, [c_void_p, c_double]),
     "fdsl_source_close": (None, [c_void_p]),
     "fdsl_source_describe": (c_int, [c_void_p, POINTER(SourceInfoStruct)]),
     "fdsl_source_class": (c_char_p, [c_void_p, c_uint32]),
@@ -245,10 +247,23 @@ def cuda_devices() -> int:
     return int(lib.fdsl_cuda_devices())
 
 
+# Words of the library's messages that have another name in Python.
+_WORDS = {
+    "FDSL_CPU": '"cpu"',
+    'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
+    "set out_res and channels": "set transforms and channels",
+    "out_res, fit, flip, channels, layout, dtype, mean and std must": "transforms, channels, layout and dtype must",
+    "lower out_res": "lower the size of transforms",
+}
+
+
 def fail(status: int) -> NoReturn:
     """Raises the library's latest error in the calling thread. `status`: the return value of the call that failed."""
     kind = {2: ValueError, 4: Unavailable}.get(status, Error)
-    raise kind(lib.fdsl_error().decode(errors="replace").replace("FDSL_CPU", '"cpu"'))
+    text = lib.fdsl_error().decode(errors="replace")
+    for word, here in _WORDS.items():
+        text = text.replace(word, here)
+    raise kind(text)
 
 
 def check(status: int) -> None:

@@ -75,11 +75,19 @@ class _Source:
             setattr(c, field, None if value is None else _text(field, value))
         c.cache_dir = _path("cache_dir", arguments.get("cache_dir"))
         c.cache_bytes = _bytes("cache_bytes", arguments.get("cache_bytes"))
-        self._open(lambda handle: lib.fdsl_source_open(c, handle), {"path": path, **arguments})
+        begin = lib.fdsl_source_begin  # opens in a thread of the library, so that a KeyboardInterrupt ends it
+        self._open(lambda handle: begin(c, handle) or PENDING, {"path": path, **arguments})
 
     def _open(self, function: Callable[[Any], int], arguments: dict[str, Any]) -> None:
         handle = ctypes.c_void_p()
-        check(function(handle))
+        try:
+            status = int(function(handle))
+            while status == PENDING:
+                status = int(lib.fdsl_source_wait(handle, _WAIT_S))
+            check(status)
+        except BaseException:
+            lib.fdsl_source_close(handle)
+            raise
         self._handle, self._process, self._arguments = handle.value or 0, os.getpid(), arguments
         self._info = SourceInfoStruct(ctypes.sizeof(SourceInfoStruct))
         check(lib.fdsl_source_describe(self._handle, self._info))

@@ -295,3 +295,30 @@ for attempt in (lambda: __import__("fdsl.torch"), lambda: fdsl.Generator(2, res=
         assert done.stdout == f"ImportError fdsl.torch: {reason}\nTypeError images: {reason}\n"
     else:
         assert "PyTorch" not in done.stdout and "ImportError" not in done.stdout
+
+
+def test_ctrl_c_ends_the_opening_of_a_url() -> None:
+    """A server accepts the connection and does not answer. No thread and no connection is left."""
+    code = (
+        "import os, signal, socket, threading, time\n"
+        "import fdsl\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "url = f'http://127.0.0.1:{server.getsockname()[1]}/a.tar'\n"
+        "def count(what): return len(os.listdir(f'/proc/self/{what}'))\n"
+        "for attempt in range(2):\n"  # the first one opens the libraries
+        "    threads, files = count('task'), count('fd')\n"
+        "    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))\n"
+        "    timer.start()\n"
+        "    begin = time.monotonic()\n"
+        "    try:\n"
+        "        fdsl.Shards(url)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print(attempt, time.monotonic() - begin < 3)\n"
+        "    except fdsl.Unavailable:\n"
+        "        print('unavailable')\n"
+        "        os._exit(0)\n"
+        "    timer.join()\n"
+        "print(count('task') - threads, count('fd') - files)\n"
+    )
+    result = run_python(code, no_proxy="127.0.0.1")
+    assert result.stdout in ("0 True\n1 True\n0 0\n", "unavailable\n"), result.stderr

@@ -37,8 +37,8 @@ export CRITERION_VERBOSITY_LEVEL=1 # prints the name of each test that begins; s
 export OMPI_MCA_odls_base_sigkill_timeout=0
 
 # The longest suites start first, so that no long suite runs alone at the end.
-longest_first=(test_memory test_remote test_docs test_prepare test_train_cli test_figures test_choice test_mpi_train
-    test_stream test_train_load test_variants test_advise test_mpi test_train_data test_load_others test_break_even
+longest_first=(test_memory test_remote test_docs test_prepare_killed test_train_cli test_figures test_choice test_mpi_train
+    test_stream test_prepare test_train_load test_variants test_advise test_mpi test_train_data test_load_others test_break_even
     test_hostile test_pretrain test_report test_train_optim test_sweep test_command test_mpi_shares test_mpi_pipeline
     test_lib test_cli_runs test_output_variants test_output test_ops test_train_omp test_compare_ratio
     test_figures_load test_figures_train test_train_net test_lib_process test_interrupt test_cli test_lib_stream
@@ -65,7 +65,7 @@ restored=(env '--default-signal=INT,HUP')
 # Suites create and remove many thousands of small files in /tmp. Some file systems need more processor time for that than
 # the tests. These suites stay on the disk: those of `load` drop files from the page cache and read with O_DIRECT, and
 # others kill a program while it writes.
-on_disk='test_(load.*|mpi_load|memory|advise.*|figures_load|bench|compute|prepare|interrupt|file_sync|live|remote|docs'
+on_disk='test_(load.*|mpi_load|memory|advise.*|figures_load|bench|compute|prepare_killed|interrupt|file_sync|live|remote|docs'
 on_disk+='|variants|combinations|hostile|profile|timed|config)'
 in_memory=()
 # A /tmp in memory would hide a build in /tmp.

@@ -4,6 +4,9 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
 
 #include "core/portable.h"
 #include "core/status.h"
@@ -33,6 +36,31 @@ struct file_kind {
  * be a regular file that is empty or has the magic number of `kind`. Changes nothing. STATUS_USAGE with the
  * reason and a remedy if not. */
 enum status file_check_kind(const char *path, const struct file_kind *kind);
+
+/* What tells a file from others, and its content from earlier ones. Programs can set the time of the latest
+ * modification back, but not the time of the latest change of the content, the permissions, the name or the
+ * number of links. */
+struct file_identity {
+    uint64_t device, inode, bytes;
+    int64_t modified_ns, changed_ns; /* since the epoch of the clock */
+};
+
+static inline struct file_identity file_identify(const struct stat *info)
+{
+    struct file_identity identity;
+    identity.device = info->st_dev;
+    identity.inode = info->st_ino;
+    identity.bytes = (uint64_t)info->st_size;
+    identity.modified_ns = info->st_mtim.tv_sec * INT64_C(1000000000) + info->st_mtim.tv_nsec;
+    identity.changed_ns = info->st_ctim.tv_sec * INT64_C(1000000000) + info->st_ctim.tv_nsec;
+    return identity;
+}
+
+/* Compares two identities as memcmp() does; 0: the same file with the same content. */
+static inline int file_compare(const struct file_identity *a, const struct file_identity *b)
+{
+    return memcmp(a, b, sizeof *a); /* the struct has no padding */
+}
 
 /* Returns whether two paths name the same file, existing or not. */
 bool file_same(const char *a, const char *b);

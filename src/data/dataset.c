@@ -122,6 +122,14 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
     return STATUS_OK;
 }
 
+enum status dataset_check_cancelled(const struct dataset *dataset)
+{
+    const atomic_bool *cancelled = dataset->options ? dataset->options->cancelled : NULL;
+    return cancelled && atomic_load(cancelled)
+               ? status_set(STATUS_FAILED, "%s: reading was stopped", dataset->path)
+               : STATUS_OK;
+}
+
 /* Opens a file of a remote data set. */
 static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, const bool *stopped,
                                int *fd)
@@ -199,6 +207,37 @@ bool dataset_ask_ahead(const struct dataset *dataset, uint32_t reached, uint32_t
     return true;
 }
 
+bool dataset_dangles(const struct dataset *dataset, const char *name)
+{
+    char target[256];
+    struct stat info;
+    const ssize_t length = readlinkat(dataset->directory, name, target, sizeof target - 1);
+    if (length < 0 || fstatat(dataset->directory, name, &info, 0) == 0 ||
+        (errno != ENOENT && errno != ENOTDIR && errno != ELOOP))
+        return false;
+    const int cause = errno;
+    target[length] = '\0';
+    status_set(STATUS_FAILED, "%s/%s: a symbolic link to '%s', which cannot be opened: %s", dataset->path,
+               name, target, strerror(cause));
+    return true;
+}
+
+enum status dataset_check_links(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    for (uint32_t m = 0; !dataset->shards && m < sample->members; m++) {
+        const struct dataset_file *file = &dataset->files[dataset->members[sample->member + m].file];
+        if (file->dangling)
+            return dataset_dangles(dataset, file->name)
+                       ? STATUS_FAILED
+                       : status_set(
+                             STATUS_FAILED,
+                             "%s/%s: a symbolic link, whose target did not exist when the data set was "
+                             "opened",
+                             dataset->path, file->name);
+    }
+    return STATUS_OK;
+}
+
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd)
 {
     const char *name = dataset->files[file].name;
@@ -218,6 +257,10 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     if (!failure && fcntl(*fd, F_SETFL, flags) != 0)
         failure = errno;
     bool known = *fd < 0 ? fstatat(dataset->directory, name, &info, 0) == 0 : fstat(*fd, &info) == 0;
+    if (failure && dataset_dangles(dataset, name)) {
+        errno = failure;
+        return STATUS_FAILED;
+    }
     if (known && !S_ISREG(info.st_mode)) {
         failure = S_ISDIR(info.st_mode) ? EISDIR : ESPIPE;
         status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, name);
@@ -556,6 +599,9 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
         }
         if (!is_wanted(dataset, sample))
             continue;
+        status = dataset_check_cancelled(dataset);
+        if (status != STATUS_OK)
+            break;
         bool said = closed && dataset->members[sample->member].file == plain.file;
         status = choose_members(dataset, sample);
         const bool chosen = status == STATUS_OK;

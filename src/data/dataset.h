@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
+#include "core/file.h"
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/image.h"
@@ -24,12 +25,12 @@
 struct dataset_file {
     const char *name; /* relative to the directory */
     uint64_t bytes;
-    uint64_t inode;      /* `inode` and `modified_ns` are set when the file is opened for the first time */
-    int64_t modified_ns; /* time of the last modification, since the epoch of the clock */
-    bool known;          /* the file was opened to list its members; dataset_check() compares it */
-    const char *md5;     /* from a wids index, or NULL */
-    bool unpacked;       /* the file was gzipped, and its contents are in memory */
-    int memory;          /* `unpacked` only: descriptor of the contents; owned */
+    struct file_identity identity; /* set when the file is opened for the first time */
+    bool known;                    /* the file was opened to list its members; dataset_check() compares it */
+    bool dangling;                 /* a symbolic link whose target does not exist: its samples are broken */
+    const char *md5;               /* from a wids index, or NULL */
+    bool unpacked;                 /* the file was gzipped, and its contents are in memory */
+    int memory;                    /* `unpacked` only: descriptor of the contents; owned */
     bool global; /* the shard may contain a global pax header, which applies to all following members */
 };
 
@@ -86,7 +87,7 @@ struct dataset {
     const char *empty_class;  /* the first class folder without a sample */
     uint32_t empty_classes;   /* number of class folders of images without a sample */
     bool allow_empty;         /* class folders may be empty */
-    bool incomplete;          /* samples without an image or a label are kept */
+    bool incomplete;          /* samples without an image or a label, or with a dangling link, are kept */
     bool streamed;            /* messages about such samples advise --on-error mask */
     const char **class_names; /* from classes.txt beside an index or shards; NULL if there is none */
     uint32_t class_name_count;
@@ -111,8 +112,7 @@ struct dataset {
 static inline void dataset_know_file(struct dataset_file *file, const struct stat *info)
 {
     file->bytes = (uint64_t)info->st_size;
-    file->inode = info->st_ino;
-    file->modified_ns = info->st_mtim.tv_sec * INT64_C(1000000000) + info->st_mtim.tv_nsec;
+    file->identity = file_identify(info);
     file->known = true;
 }
 
@@ -135,6 +135,11 @@ enum status dataset_refuse_skip(const char *stream);
 
 /* Appends to the message of `status` that --on-error mask gives such samples weight 0. Returns `status`. */
 enum status dataset_advise_mask(enum status status);
+
+/* Returns STATUS_FAILED if dataset->options->cancelled is set. Loops over files and samples call this
+ * function.
+ */
+enum status dataset_check_cancelled(const struct dataset *dataset);
 
 /* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);
@@ -167,6 +172,13 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file);
  * not been opened; `*next`, at first 0, is the first that has not been requested. Returns false if enough
  * shards are requested, or if the data set is not remote. Does not wait for a shard. */
 bool dataset_ask_ahead(const struct dataset *dataset, uint32_t reached, uint32_t file, uint32_t *next);
+
+/* If a name is a symbolic link whose target does not exist, sets the message that says so, and returns true.
+ */
+bool dataset_dangles(const struct dataset *dataset, const char *name);
+
+/* Returns STATUS_FAILED, with the link, if a file of a sample is a dangling link. */
+enum status dataset_check_links(const struct dataset *dataset, const struct dataset_sample *sample);
 
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
  * one. STATUS_FAILED if the sample has no label, or if the label is not a class from 0 to `classes` - 1. If

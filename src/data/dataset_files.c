@@ -114,9 +114,13 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
     int length = snprintf(path, sizeof path, "%s%s", branch->path, name);
     if (length >= (int)sizeof path - 1) /* leave room for a slash */
         return lose(walk, branch, name, ENAMETOOLONG);
-    if (fstatat(fd, name, &info, 0) != 0)
-        return lose(walk, branch, name, errno);
-    bool image = walk->deep && dataset_is_image(walk->dataset, name);
+    const int cause = fstatat(fd, name, &info, 0) == 0 ? 0 : errno;
+    const bool image = walk->deep && dataset_is_image(walk->dataset, name);
+    if (cause && dataset_dangles(walk->dataset, path))
+        return image ? add_file(walk, path) /* a broken sample */
+                     : dataset_skip(walk->dataset, STATUS_FAILED, DATASET_UNKNOWN);
+    if (cause)
+        return lose(walk, branch, name, cause);
     if (S_ISREG(info.st_mode) || (image && !S_ISDIR(info.st_mode))) /* opening a pipe is an error */
         return add_file(walk, path);
     if (S_ISDIR(info.st_mode) && walk->deep)
@@ -218,7 +222,9 @@ enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_name
         walk.to_do = branch->next;
         branch->next = walk.done;
         walk.done = branch;
-        status = list_branch(&walk, branch);
+        status = dataset_check_cancelled(dataset);
+        if (status == STATUS_OK)
+            status = list_branch(&walk, branch);
     }
     free_branches(walk.to_do);
     free_branches(walk.done);

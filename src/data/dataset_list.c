@@ -490,6 +490,7 @@ static enum status scan_shards(struct dataset *dataset, const char *place, const
         remote_ask_size(remote, names[i]);
     for (size_t i = 0; i < count; i++) {
         const char *md5 = NULL;
+        TRY(dataset_check_cancelled(dataset));
         if (remote && i + 1 < count)
             remote_ask(remote, names[i + 1]);
         if (wids && *wids->shards[i].md5)
@@ -963,8 +964,8 @@ static enum status open_listed(struct dataset *dataset, struct dataset_names *na
     }
     if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
         return status_set(STATUS_USAGE,
-                          "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
-                          dataset->path);
+                          "%s is incomplete: %s was interrupted; repeat that command to continue",
+                          dataset->path, OPTION_OR_FIELD("its --prepare", "the command that prepares it"));
     TRY(find_one(dataset, names, ".wids.json", "name one of them in place of the folder", &wids));
     if (!wids && !shard)
         return dataset->remote ? refuse_files(dataset) : dataset_open_files(dataset);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/file.h"
 #include "core/text.h"
 #include "data/file_list.h"
 #include "data/tensor_file.h"
@@ -691,8 +692,8 @@ void embeddings_close(struct embeddings *set)
 /* Returns whether this is the file that was opened, unchanged. */
 static bool is_same(const struct stat *now, const struct stat *before)
 {
-    return now->st_size == before->st_size && now->st_ino == before->st_ino &&
-           now->st_mtim.tv_sec == before->st_mtim.tv_sec && now->st_mtim.tv_nsec == before->st_mtim.tv_nsec;
+    const struct file_identity one = file_identify(before), other = file_identify(now);
+    return file_compare(&one, &other) == 0;
 }
 
 static enum status changed(const struct embeddings_file *file, const struct stat *now)

@@ -114,7 +114,7 @@ enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64
  * where tensor cores would be used. `remedy` says how to pad the rows. */
 void embeddings_warn_idle(uint64_t columns, uint64_t batch, const char *remedy);
 
-/* Checks that no file has changed since it was opened: compares inode, size and modification time. If one has
+/* Checks that no file has changed since it was opened: compares their identities (core/file.h). If one has
  * changed, STATUS_FAILED with the name of the first such file. */
 enum status embeddings_check_files(const struct embeddings *set);
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/file.h"
 #include "core/portable.h"
 #include "core/text.h"
 
@@ -97,20 +98,22 @@ static enum status add_pattern(const char *pattern, bool (*wanted)(const char *p
 
 /* ---- Files that are named twice ---- */
 
-/* Identifies a file. Some file systems give several files the same number, so size and time count, too. */
-struct identity {
+/* A file and its identity. Some file systems give several files the same number, so size and times count,
+ * too.
+ */
+struct named {
     const char *name;
-    uint64_t values[5]; /* whether it exists, device, number, size, time */
+    bool exists;
+    struct file_identity identity;
 };
 
 /* Files that do not exist are compared by their names. */
-static int compare_identities(const void *a, const void *b)
+static int compare_files(const void *a, const void *b)
 {
-    const struct identity *one = a, *two = b;
-    for (size_t i = 0; i < COUNT_OF(one->values); i++)
-        if (one->values[i] != two->values[i])
-            return one->values[i] < two->values[i] ? -1 : 1;
-    return one->values[0] ? 0 : strcmp(one->name, two->name);
+    const struct named *one = a, *two = b;
+    if (one->exists != two->exists)
+        return one->exists ? 1 : -1;
+    return one->exists ? file_compare(&one->identity, &two->identity) : strcmp(one->name, two->name);
 }
 
 enum status paths_refuse_twice(const char *one, const char *two)
@@ -124,18 +127,16 @@ enum status paths_refuse_twice(const char *one, const char *two)
 
 enum status paths_check_distinct(int directory, const char *const names[], size_t count)
 {
-    FREED struct identity *files = calloc(count + 1, sizeof *files);
+    FREED struct named *files = calloc(count + 1, sizeof *files);
     struct stat info;
     TRY(ALLOCATED(files, "out of memory for the list of files"));
     for (size_t i = 0; i < count; i++)
         files[i] = fstatat(directory, names[i], &info, 0) == 0
-                       ? (struct identity){names[i],
-                                           {1, info.st_dev, info.st_ino, (uint64_t)info.st_size,
-                                            (uint64_t)info.st_mtim.tv_sec}}
-                       : (struct identity){.name = names[i]};
-    qsort(files, count, sizeof *files, compare_identities);
+                       ? (struct named){names[i], true, file_identify(&info)}
+                       : (struct named){.name = names[i]};
+    qsort(files, count, sizeof *files, compare_files);
     for (size_t i = 1; i < count; i++)
-        if (compare_identities(&files[i - 1], &files[i]) == 0)
+        if (compare_files(&files[i - 1], &files[i]) == 0)
             return paths_refuse_twice(files[i - 1].name, files[i].name);
     return STATUS_OK;
 }

@@ -1,10 +1,42 @@
 #include "data/http.h"
 
+#include <pthread.h>
+
+/* ---- The lock of the process ---- */
+
+static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void take_process_lock(void)
+{
+    pthread_mutex_lock(&process_lock);
+}
+
+static void return_process_lock(void)
+{
+    pthread_mutex_unlock(&process_lock);
+}
+
+static void protect_children(void)
+{
+    pthread_atfork(take_process_lock, return_process_lock, return_process_lock);
+}
+
+void http_lock_process(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, protect_children);
+    take_process_lock();
+}
+
+void http_unlock_process(void)
+{
+    return_process_lock();
+}
+
 #ifdef HAVE_CURL
 
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,9 +61,13 @@
 #define DELAY_FIRST_S 0.1
 #define DELAY_MAX_S   5.0
 #define DELAY_STEP_S  0.05 /* while it waits, a thread looks this often whether the request was abandoned */
+#define IDLE_NS       5000000 /* wait if libcurl has nothing to wait for, for example while it resolves a name */
+#define ASKED_MAX_S   60.0    /* a longer Retry-After is shortened to this */
+#define PROGRESS      (64 << 10) /* an attempt that receives this many bytes is not counted */
 
 struct http {
     CURL *curl;
+    CURLM *transfers; /* holds the open connections */
     char error[CURL_ERROR_SIZE];
     uint64_t random; /* state of the generator of delays */
 
@@ -43,6 +79,8 @@ struct http {
     uint64_t begin;        /* from Content-Range: offset of the first byte of the body */
     uint64_t promised;     /* from Content-Length */
     time_t date;           /* from Date */
+    uint64_t asked_s;      /* from Retry-After, as a number of seconds; 0: none */
+    time_t asked_until;    /* from Retry-After, as a date; 0: none */
     size_t headers;        /* bytes of headers */
     bool overflows, other; /* the body is too long; the reply is for another range or version */
     bool encoded;          /* the body is compressed */
@@ -55,28 +93,41 @@ struct http {
 
 /* ---- Connections ---- */
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
+/* Initialises libcurl once. Without the lock, a child that begins in this time would inherit the locks of
+ * libcurl. */
 static void initialise(void)
 {
-    curl_global_init(CURL_GLOBAL_DEFAULT);
+    static bool initialised;
+    http_lock_process();
+    if (!initialised)
+        curl_global_init(CURL_GLOBAL_DEFAULT);
+    initialised = true;
+    http_unlock_process();
 }
 
 enum status http_open(struct http **http)
 {
-    pthread_once(&once, initialise);
+    initialise();
     *http = calloc(1, sizeof **http);
-    if (*http)
+    if (*http) {
         (*http)->curl = curl_easy_init();
-    TRY(ALLOCATED(*http && (*http)->curl, "out of memory for a connection"));
+        (*http)->transfers = curl_multi_init();
+    }
+    if (!*http || !(*http)->curl || !(*http)->transfers) {
+        http_close(*http);
+        *http = NULL;
+        return status_set(STATUS_EXHAUSTED, "out of memory for a connection");
+    }
     (*http)->random = (uint64_t)(uintptr_t)*http ^ (uint64_t)time(NULL);
     return STATUS_OK;
 }
 
 void http_close(struct http *http)
 {
-    if (http)
+    if (http && http->curl)
         curl_easy_cleanup(http->curl);
+    if (http && http->transfers)
+        curl_multi_cleanup(http->transfers);
     free(http);
 }
 
@@ -106,7 +157,8 @@ static void begin_reply(struct http *http, long code)
 {
     http->code = code;
     http->begin = http->promised = HTTP_UNKNOWN;
-    http->date = 0;
+    http->date = http->asked_until = 0;
+    http->asked_s = 0;
     http->page_bytes = 0;
     http->encoded = false;
     *http->url = *http->region = '\0';
@@ -129,6 +181,16 @@ static bool number(const char **text, uint64_t *value)
     const bool found = at > *text && !(*at >= '0' && *at <= '9');
     *text = at;
     return found;
+}
+
+/* Reads the value of Retry-After: a number of seconds, or a date. */
+static void read_delay(struct http *http, const char *text)
+{
+    const char *end = text;
+    if (!number(&end, &http->asked_s) || *end) {
+        http->asked_s = 0;
+        http->asked_until = date_of(text);
+    }
 }
 
 /* Reads the value of Content-Range, "bytes FIRST-LAST/SIZE", in which either the range or the size may be
@@ -182,6 +244,8 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
         version->modified = date_of(value);
     else if (field(line, size, "Date:", value, sizeof value))
         http->date = date_of(value);
+    else if (field(line, size, "Retry-After:", value, sizeof value))
+        read_delay(http, value);
     else if (field(line, size, "Content-Encoding:", value, sizeof value))
         http->encoded = strcasecmp(value, "identity") != 0;
     else if (field(line, size, "Location:", http->url, sizeof http->url) ||
@@ -192,14 +256,14 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
 
 static bool is_abandoned(const struct http *http)
 {
-    return http->request->abandoned && atomic_load(http->request->abandoned);
+    const struct http_request *request = http->request;
+    return (request->abandoned && atomic_load(request->abandoned)) ||
+           (request->cancelled && atomic_load(request->cancelled));
 }
 
-/* Ends an abandoned request. libcurl calls this about once per second, also while nothing arrives. */
-static int watch(void *context, curl_off_t size, curl_off_t received, curl_off_t length, curl_off_t sent)
+static enum status report_abandoned(const struct http *http)
 {
-    (void)size, (void)received, (void)length, (void)sent;
-    return is_abandoned(context);
+    return status_set(STATUS_FAILED, "%s: reading was stopped", http->request->shown);
 }
 
 static bool has_strong_tag(const struct http_version *version)
@@ -388,6 +452,8 @@ static enum status explain(const struct http *http, CURLcode code)
 {
     const char *reason = *http->error ? http->error : curl_easy_strerror(code);
     const char *shown = http->request->shown;
+    if (code == CURLE_ABORTED_BY_CALLBACK)
+        return report_abandoned(http);
     if (http->unwritten)
         return status_set(STATUS_EXHAUSTED, "%s: cannot store it: %s", shown, strerror(http->unwritten));
     if (http->overflows)
@@ -502,11 +568,6 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, http);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-    if (request->abandoned) {
-        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
-        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, watch);
-        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, http);
-    }
     if (*range)
         curl_easy_setopt(curl, CURLOPT_RANGE, range);
     if (authorities && *authorities)
@@ -521,6 +582,27 @@ static void free_headers(struct curl_slist *headers)
     curl_slist_free_all(headers);
 }
 
+/* Does what curl_easy_perform() does, but ends soon if the request is abandoned. */
+static CURLcode perform(struct http *http)
+{
+    CURLcode code = CURLE_OK;
+    CURLMcode failed = curl_multi_add_handle(http->transfers, http->curl);
+    int running = 1, ready, left;
+    while (failed == CURLM_OK && running > 0 && code == CURLE_OK) {
+        failed = curl_multi_perform(http->transfers, &running);
+        if (failed == CURLM_OK && running > 0)
+            failed = curl_multi_wait(http->transfers, NULL, 0, (int)(1e3 * DELAY_STEP_S), &ready);
+        if (failed == CURLM_OK && running > 0 && ready == 0)
+            nanosleep(&(struct timespec){.tv_nsec = IDLE_NS}, NULL);
+        if (running > 0 && is_abandoned(http))
+            code = CURLE_ABORTED_BY_CALLBACK;
+    }
+    for (CURLMsg *ended; (ended = curl_multi_info_read(http->transfers, &left));)
+        code = ended->msg == CURLMSG_DONE ? ended->data.result : code;
+    curl_multi_remove_handle(http->transfers, http->curl);
+    return failed == CURLM_OK ? code : CURLE_OUT_OF_MEMORY;
+}
+
 /* Sends the request, and receives the reply. `range` may be "". */
 static enum status exchange(struct http *http, const char *range, CURLcode *code)
 {
@@ -533,7 +615,7 @@ static enum status exchange(struct http *http, const char *range, CURLcode *code
     enum status status = set_headers(http->request, range, &headers);
     if (status == STATUS_OK) {
         set_options(http, range, headers);
-        *code = curl_easy_perform(http->curl);
+        *code = perform(http);
         judge_version(http);
     }
     free_headers(headers);
@@ -596,8 +678,18 @@ static enum status attempt(struct http *http, bool *again)
                   : STATUS_OK;
 }
 
-/* Waits before the next attempt: a random time between half and all of a delay that doubles each time.
- * Returns early if the request is abandoned. */
+/* Returns how long the server asks to wait before the next attempt. */
+static double asked_delay_s(const struct http *http)
+{
+    double asked_s = (double)http->asked_s;
+    if (http->asked_until)
+        asked_s = difftime(http->asked_until, http->date ? http->date : time(NULL));
+    const bool asks = (http->code == 429 || http->code == 503) && asked_s > 0;
+    return !asks ? 0 : asked_s < ASKED_MAX_S ? asked_s : ASKED_MAX_S;
+}
+
+/* Waits before the next attempt: a random time between half and all of a delay that doubles each time, after
+ * the time that the server asks for. Returns early if the request is abandoned. */
 static void wait_before(struct http *http, int tries)
 {
     double delay_s = DELAY_FIRST_S;
@@ -606,6 +698,7 @@ static void wait_before(struct http *http, int tries)
     delay_s = delay_s < DELAY_MAX_S ? delay_s : DELAY_MAX_S;
     http->random = http->random * 6364136223846793005u + 1442695040888963407u;
     delay_s *= 0.5 + (double)(http->random >> 33) * 0x1p-32;
+    delay_s += asked_delay_s(http);
     for (; delay_s > 0 && !is_abandoned(http); delay_s -= DELAY_STEP_S) {
         const double step_s = delay_s < DELAY_STEP_S ? delay_s : DELAY_STEP_S;
         struct timespec left = {.tv_nsec = (long)(step_s * 1e9)};
@@ -622,12 +715,14 @@ enum status http_get(struct http *http, const struct http_request *request, int 
     *reply = (struct http_reply){0};
     http->request = request;
     http->reply = reply;
-    for (int i = 0; again && i < tries; i++) {
-        if (i > 0)
-            wait_before(http, i - 1);
-        if (i > 0 && is_abandoned(http))
-            return status; /* of the latest attempt */
+    for (int failed = 0; again && failed < tries;) { /* attempts since the latest that received bytes */
+        const uint64_t before = reply->got;
+        if (status != STATUS_OK)
+            wait_before(http, failed > 0 ? failed - 1 : 0);
+        if (is_abandoned(http))
+            return status == STATUS_OK ? report_abandoned(http) : status; /* of the latest attempt */
         status = attempt(http, &again);
+        failed = !request->whole && reply->got >= before + PROGRESS ? 0 : failed + 1;
     }
     return again ? status_prefix(status, "tried %d times", tries) : status;
 }

@@ -49,9 +49,16 @@ struct http_request {
     const void *signer; /* for sign() */
 
     /* When another thread sets this flag, the request fails within about a second, and is not tried again.
-     * NULL: it cannot be stopped. */
-    const atomic_bool *abandoned;
+     * The same for the second flag. NULL: it cannot be stopped. */
+    const atomic_bool *abandoned, *cancelled;
 };
+
+/* A lock of this process, which fork() takes, too: no child begins while another thread holds it. It protects
+ * state that a child uses further, such as whether libcurl is initialised. Take no other lock while holding
+ * it.
+ */
+void http_lock_process(void);
+void http_unlock_process(void);
 
 struct http_reply {
     uint64_t got;                /* bytes written */
@@ -67,9 +74,11 @@ void http_close(struct http *http);
 
 /* Reads a part of a file. If the server is busy (408, 429, or 5xx except 501 and 505) or the connection
  * breaks, tries again and continues at the first missing byte (with `whole`, at the first byte). The delay
- * before a try is random, and grows with each try. Makes at most `tries` attempts in all. If the server
- * ignores or refuses ranges and `request->version` is NULL, `ranged` is false and nothing is read; if a
- * version is given, that is a failure.
+ * before a try is random, and grows with each try. With status 429 or 503 and a Retry-After, waits in
+ * addition for that time, but at most 60 s. Gives up after `tries` attempts in succession of which none
+ * received 64 KiB; with `whole`, after `tries` attempts. If the server ignores or refuses ranges and
+ * `request->version` is NULL, `ranged` is false and nothing is read; if a version is given, that is a
+ * failure.
  *
  * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, if access is denied, if the
  * file does not have the version `request->version` or an answer does not say so, or if the body's length

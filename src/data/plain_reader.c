@@ -52,8 +52,8 @@ static enum status refuse_pointer(const struct plain *plain, const struct datase
                                plain->dataset->files[plain->file].name, (unsigned long long)member->offset);
 }
 
-/* If the member's file is not open yet, opens it and records its size, inode and time of modification. If
- * there is an index, a single file must have the size that the index gives. */
+/* If the member's file is not open yet, opens it and records its identity. If there is an index, a single
+ * file must have the size that the index gives. */
 static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
     const struct dataset *dataset = plain->dataset;
@@ -66,8 +66,7 @@ static enum status plain_open_new(struct plain *plain, struct dataset_member *me
     const struct dataset_file listed = *file;
     dataset_know_file(file, &info);
     if (listed.known && !dataset->remote && !file->unpacked &&
-        (listed.bytes != file->bytes || listed.inode != file->inode ||
-         listed.modified_ns != file->modified_ns))
+        file_compare(&listed.identity, &file->identity) != 0)
         return status_set(
             STATUS_FAILED,
             "%s/%s: the file changed while the data set was opened; start again when it is complete",
@@ -233,6 +232,28 @@ enum status plain_member(struct plain *plain, const struct dataset_sample *sampl
     return dataset->indexed ? compare_whole(plain, member, checksum_whole(bytes, member->size)) : STATUS_OK;
 }
 
+/* Reads the edges of a member, or all of it. A dangling link becomes a member without bytes if the data set
+ * keeps incomplete samples. */
+static enum status read_member(struct plain *plain, const struct dataset_sample *sample,
+                               struct dataset_member *member, bool whole)
+{
+    const struct dataset *dataset = plain->dataset;
+    struct dataset_file *file = &dataset->files[member->file];
+    const enum status status = plain_open_new(plain, member);
+    if (status == STATUS_FAILED && dataset->incomplete && !dataset->shards &&
+        dataset_dangles(dataset, file->name)) {
+        file->dangling = true;
+        member->size = 0;
+        member->edges = checksum_edges(NULL, 0);
+        member->whole = checksum_whole(NULL, 0);
+        return STATUS_OK;
+    }
+    TRY(status);
+    if (whole && dataset->shards && dataset->indexed)
+        TRY(plain_headers(plain, sample, member));
+    return (whole ? plain_whole : plain_edges)(plain, member);
+}
+
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)
 {
     const struct dataset *dataset = plain->dataset;
@@ -240,10 +261,7 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
     sample->bytes = 0;
     for (uint32_t m = 0; m < sample->members; m++) {
         struct dataset_member *member = &dataset->members[sample->member + m];
-        TRY(plain_open_new(plain, member));
-        if (whole && dataset->shards && dataset->indexed)
-            TRY(plain_headers(plain, sample, member));
-        TRY((whole ? plain_whole : plain_edges)(plain, member));
+        TRY(read_member(plain, sample, member, whole));
         sample->bytes += member->size;
         edges[m] = member->edges;
         wholes[m] = member->whole;

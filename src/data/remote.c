@@ -204,10 +204,13 @@ static enum status find_s3(struct remote *remote, char *leaf)
     const char *endpoint = getenv("AWS_ENDPOINT_URL_S3");
     const char *bucket = remote->base + strlen("s3://"), *slash = strchr(bucket, '/');
     int length = slash ? (int)(slash - bucket) : 0;
-    char encoded[URL_MAX] = "", *base = NULL;
+    FREED char *encoded = calloc(1, URL_MAX);
+    char *base = NULL;
     endpoint = endpoint ? endpoint : getenv("AWS_ENDPOINT_URL");
+    if (!encoded)
+        return out_of_memory();
     TRY(s3_find_region(remote->region));
-    if (length == 0 || !s3_encode(slash + 1, true, encoded, sizeof encoded))
+    if (length == 0 || !s3_encode(slash + 1, true, encoded, URL_MAX))
         return status_set(STATUS_USAGE, "%s%s %s: name a bucket: s3://BUCKET/PREFIX/", OPTION_DASHES,
                           remote->options.option, remote->shown);
     if (endpoint) { /* path style */
@@ -354,9 +357,19 @@ static enum status find_service(struct remote *remote, char *leaf)
 
 /* ---- Requests ---- */
 
-/* Writes the URL of a file. STATUS_FAILED if it is too long. */
-static enum status url_of(const struct remote *remote, const char *name, char url[URL_MAX])
+/* The URL of a file, and the same without secrets, for messages. Too large for small stacks. */
+struct address {
+    char url[URL_MAX], shown[URL_MAX];
+};
+
+/* Sets `*address`, which the caller frees, even after a failure. STATUS_FAILED if the URL is too long. */
+static enum status find_address(const struct remote *remote, const char *name, struct address **address)
 {
+    *address = malloc(sizeof **address);
+    if (!*address)
+        return out_of_memory();
+    char *url = (*address)->url;
+    snprintf((*address)->shown, sizeof(*address)->shown, "%s/%s", remote->shown, name);
     bool fits = snprintf(url, URL_MAX, "%s", remote->base) < URL_MAX;
     if (remote->service == SERVICE_WEB)
         fits = fits && (strncat(url, name, URL_MAX - 1 - strlen(url)), strlen(url) < URL_MAX - 1);
@@ -379,9 +392,11 @@ static enum status sign(const struct http_request *request, const char *range,
                         char *headers[HTTP_HEADERS_MAX])
 {
     const struct remote *remote = request->signer;
-    char date[S3_DATE_MAX], authorization[S3_AUTHORIZATION_MAX], value[80] = "", path[URL_MAX];
+    char date[S3_DATE_MAX], authorization[S3_AUTHORIZATION_MAX], value[80] = "";
     const char *begin = strchr(strstr(request->url, "://") + 3, '/'), *query = strchr(begin, '?');
-    snprintf(path, sizeof path, "%.*s", query ? (int)(query - begin) : (int)strlen(begin), begin);
+    FREED char *path = strndup(begin, query ? (size_t)(query - begin) : strlen(begin));
+    if (!path)
+        return out_of_memory();
     if (*range)
         snprintf(value, sizeof value, "bytes=%s", range);
     struct s3_request signed_ = {.host = remote->host,
@@ -412,6 +427,7 @@ static struct http_request request_for(const struct remote *remote, const char *
                                  .explained = remote->service != SERVICE_WEB,
                                  .region = remote->service == SERVICE_S3 ? remote->region : NULL,
                                  .sign = is_signed ? sign : NULL,
+                                 .cancelled = remote->options.cancelled,
                                  .signer = remote};
 }
 
@@ -468,14 +484,13 @@ static void set_version(struct remote *remote, struct remote_file *file, const s
  * If another thread has found them, does nothing. */
 static enum status examine(struct remote *remote, struct http *http, struct remote_file *file, int tries)
 {
-    char url[URL_MAX], shown[URL_MAX];
+    FREED struct address *address = NULL;
     uint8_t byte;
     struct http_reply reply;
     if (is_known(remote, file))
         return STATUS_OK;
-    snprintf(shown, sizeof shown, "%s/%s", remote->shown, file->name);
-    TRY(url_of(remote, file->name, url));
-    struct http_request request = request_for(remote, url, shown);
+    TRY(find_address(remote, file->name, &address));
+    struct http_request request = request_for(remote, address->url, address->shown);
     request.wanted = 1;
     request.to = &byte;
     if (strpbrk(file->name, "*["))
@@ -491,7 +506,7 @@ static enum status examine(struct remote *remote, struct http *http, struct remo
         TRY(http_get(http, &request, tries, &reply));
     }
     if (reply.version.bytes == HTTP_UNKNOWN)
-        return status_set(STATUS_FAILED, "%s: the server does not say how long the file is", shown);
+        return status_set(STATUS_FAILED, "%s: the server does not say how long the file is", address->shown);
     set_version(remote, file, &reply);
     return STATUS_OK;
 }
@@ -527,48 +542,132 @@ static enum status list_file(struct remote *remote, const char *name, struct rem
     return STATUS_OK;
 }
 
-/* Expands the braces in `text`, such as {a,b} or {000..123}, and adds the resulting names to the list. */
-static enum status expand(struct remote *remote, const char *text)
+/* A group of braces in a name: a range such as {000..123}, or a list of words such as {a,b}. */
+struct brace_group {
+    const char *open, *close;
+    uint64_t first, count,
+        chosen; /* the first number of a range; the number of choices; the current choice */
+    int digits; /* of a range; 0: a list */
+};
+
+static enum status refuse_brace(const struct remote *remote, const char *text)
 {
-    char name[URL_MAX];
-    struct remote_file *file;
-    const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
-    if (!open && !strchr(text, '}'))
-        return list_file(remote, text, &file);
-    remote->braces = true;
-    if (!close)
-        return status_set(STATUS_USAGE, "%s%s: '%.80s' has a brace without its counterpart", OPTION_DASHES,
-                          remote->options.option, text);
+    return status_set(STATUS_USAGE, "%s%s: '%.80s' has a brace without its counterpart", OPTION_DASHES,
+                      remote->options.option, text);
+}
+
+/* Sets what the braces from group->open to group->close stand for. */
+static enum status read_group(const struct remote *remote, struct brace_group *group)
+{
+    const char *open = group->open;
+    const char *option = remote->options.option;
+    const int length = (int)(group->close + 1 - open);
     unsigned long long first, last;
-    int begin, end, length = (int)(open - text);
-    if (sscanf(open, "{%n%llu..%n%llu}", &begin, &first, &end, &last) == 2) {
-        int digits = end - 2 - begin;
+    int begin, end, whole = 0;
+    if (sscanf(open, "{%n%llu..%n%llu}%n", &begin, &first, &end, &last, &whole) == 2 && whole == length) {
         if (first > last)
             return status_set(STATUS_USAGE, "%s%s: the range %.*s counts down; write {FIRST..LAST}",
-                              OPTION_DASHES, remote->options.option, (int)(close + 1 - open), open);
+                              OPTION_DASHES, option, length, open);
         if (last - first >= NAMES_MAX)
             return status_set(STATUS_USAGE, "%s%s: the range %.*s has more than %d files", OPTION_DASHES,
-                              remote->options.option, (int)(close + 1 - open), open, NAMES_MAX);
-        for (; first <= last; first++) {
-            snprintf(name, sizeof name, "%.*s%0*llu%s", length, text, digits, first, close + 1);
-            TRY(expand(remote, name));
-        }
+                              option, length, open, NAMES_MAX);
+        group->first = first;
+        group->count = last - first + 1;
+        group->digits = end - 2 - begin;
         return STATUS_OK;
     }
-    for (const char *at = open + 1; at <= close;) {
-        int part = (int)strcspn(at, ",}");
-        snprintf(name, sizeof name, "%.*s%.*s%s", length, text, part, at, close + 1);
-        TRY(expand(remote, name));
-        at += part + 1;
+    group->count = 1;
+    for (const char *at = open; at < group->close; at++)
+        group->count += *at == ',';
+    return STATUS_OK;
+}
+
+/* Finds the groups in `text`, from left to right. The caller frees `*groups`. */
+static enum status find_groups(const struct remote *remote, const char *text, struct brace_group **groups,
+                               size_t *count)
+{
+    uint64_t names = 1;
+    for (const char *at = text; *(at += strcspn(at, "{}"));) {
+        struct brace_group group = {.open = at, .close = at + 1 + strcspn(at + 1, "{}")};
+        if (*at == '}' || *group.close != '}')
+            return refuse_brace(remote, text);
+        TRY(read_group(remote, &group));
+        names *= group.count; /* both are at most NAMES_MAX or the length of the text */
+        if (names > NAMES_MAX)
+            return status_set(STATUS_USAGE, "%s%s: the braces in '%.80s' stand for more than %d files",
+                              OPTION_DASHES, remote->options.option, text, NAMES_MAX);
+        struct brace_group *larger = realloc(*groups, (*count + 1) * sizeof **groups);
+        if (!larger)
+            return out_of_memory();
+        *groups = larger;
+        larger[(*count)++] = group;
+        at = group.close + 1;
     }
     return STATUS_OK;
 }
 
-/* State while the pages of a list are read. */
+/* Appends `length` bytes of `part` to a name, as far as there is room. Returns whether all fit. */
+static bool append_part(char name[URL_MAX], const char *part, size_t length)
+{
+    const size_t used = strlen(name);
+    return snprintf(name + used, URL_MAX - used, "%.*s", (int)length, part) < (int)(URL_MAX - used);
+}
+
+/* Writes the name for the current choice of each group. */
+static enum status write_name(const struct remote *remote, const char *text, const struct brace_group *groups,
+                              size_t count, char name[URL_MAX])
+{
+    bool fits = true;
+    *name = '\0';
+    for (size_t i = 0; fits && i < count; i++) {
+        const struct brace_group *group = &groups[i];
+        const char *word = group->open + 1;
+        char number[32];
+        fits = append_part(name, text, (size_t)(group->open - text));
+        for (uint64_t w = 0; !group->digits && w < group->chosen; w++)
+            word = strchr(word, ',') + 1;
+        if (group->digits) {
+            const int length =
+                snprintf(number, sizeof number, "%0*" PRIu64, group->digits, group->first + group->chosen);
+            fits = fits && length < (int)sizeof number && append_part(name, number, (size_t)length);
+        } else
+            fits = fits && append_part(name, word, strcspn(word, ",}"));
+        text = group->close + 1;
+    }
+    return fits && append_part(name, text, strlen(text))
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "%s/%.80s: the address is too long", remote->shown, name);
+}
+
+/* Adds the names to the list that `text` stands for. The choices of the last group change first. */
+static enum status expand(struct remote *remote, const char *text)
+{
+    FREED struct brace_group *groups = NULL;
+    FREED char *name = malloc(URL_MAX);
+    size_t count = 0, changed;
+    if (!name)
+        return out_of_memory();
+    TRY(find_groups(remote, text, &groups, &count));
+    remote->braces = count > 0;
+    do {
+        struct remote_file *file;
+        TRY(write_name(remote, text, groups, count, name));
+        TRY(list_file(remote, name, &file));
+        for (changed = count; changed > 0 && ++groups[changed - 1].chosen == groups[changed - 1].count;)
+            groups[--changed].chosen = 0;
+    } while (changed > 0);
+    return STATUS_OK;
+}
+
+/* State while the pages of a list are read. Too large for small stacks. */
 struct listing {
     struct remote *remote;
-    char last[S3_TOKEN_MAX]; /* the latest key */
-    bool empty;              /* the page has no objects */
+    char last[S3_TOKEN_MAX];    /* the latest key */
+    char next[S3_TOKEN_MAX];    /* token of the next page */
+    char url[URL_MAX];          /* of the current page */
+    uint64_t tokens[EMPTY_MAX]; /* hashes of the tokens of the latest page and of empty pages before it */
+    bool empty;                 /* the page has no objects */
+    uint8_t page[LIST_BYTES_MAX];
 };
 
 static enum status add_object(void *context, const struct s3_object *object)
@@ -638,31 +737,30 @@ static bool holds(const uint64_t *hashes, int count, uint64_t hash)
 
 static enum status list_objects(struct remote *remote)
 {
-    char next[S3_TOKEN_MAX] = "", url[URL_MAX];
-    struct listing listing = {.remote = remote};
-    uint64_t tokens[EMPTY_MAX]; /* hashes of the tokens of the latest page and of empty pages before it */
-    int count = 0;
-    if (s3_list("", 0, add_object, &listing, next) == STATUS_UNAVAILABLE)
-        return STATUS_UNAVAILABLE; /* before anything is requested */
-    FREED uint8_t *page = malloc(LIST_BYTES_MAX);
-    if (!page)
+    FREED struct listing *listing = calloc(1, sizeof *listing);
+    if (!listing)
         return out_of_memory();
-    int tries = TRIES_FIRST;
+    char *next = listing->next;
+    int count = 0, tries = TRIES_FIRST;
+    listing->remote = remote;
+    if (s3_list("", 0, add_object, listing, next) == STATUS_UNAVAILABLE)
+        return STATUS_UNAVAILABLE; /* before anything is requested */
+    *next = '\0';
     do {
         struct http_reply reply;
-        TRY(list_url(remote, next, url));
-        struct http_request request = request_for(remote, url, remote->shown);
+        TRY(list_url(remote, next, listing->url));
+        struct http_request request = request_for(remote, listing->url, remote->shown);
         request.whole = true;
-        request.wanted = LIST_BYTES_MAX;
-        request.to = page;
+        request.wanted = sizeof listing->page;
+        request.to = listing->page;
         TRY(http_get(remote->http, &request, tries, &reply));
-        tokens[count++] = fnv_add(FNV_BEGIN, next, strlen(next));
-        listing.empty = true;
-        enum status status = s3_list((char *)page, reply.got, add_object, &listing, next);
+        listing->tokens[count++] = fnv_add(FNV_BEGIN, next, strlen(next));
+        listing->empty = true;
+        enum status status = s3_list((char *)listing->page, reply.got, add_object, listing, next);
         if (status != STATUS_OK)
             return status_prefix(status, "%s", remote->shown);
-        const bool again = holds(tokens, count, fnv_add(FNV_BEGIN, next, strlen(next)));
-        if (!listing.empty)
+        const bool again = holds(listing->tokens, count, fnv_add(FNV_BEGIN, next, strlen(next)));
+        if (!listing->empty)
             count = 0;
         if (*next && (again || count == EMPTY_MAX))
             return status_set(STATUS_FAILED,
@@ -719,11 +817,10 @@ static enum status read_piece(struct remote *remote, struct http *http, const st
                               uint64_t first, uint64_t bytes)
 {
     const struct remote_file *file = transfer->file;
-    char url[URL_MAX], shown[URL_MAX];
+    FREED struct address *address = NULL;
     struct http_reply reply;
-    snprintf(shown, sizeof shown, "%s/%s", remote->shown, file->name);
-    TRY(url_of(remote, file->name, url));
-    struct http_request request = request_for(remote, url, shown);
+    TRY(find_address(remote, file->name, &address));
+    struct http_request request = request_for(remote, address->url, address->shown);
     request.first = first;
     request.wanted = bytes;
     request.whole = !file->ranged;
@@ -735,7 +832,7 @@ static enum status read_piece(struct remote *remote, struct http *http, const st
     if (reply.got != bytes)
         return status_set(STATUS_FAILED,
                           "%s: the file has %" PRIu64 " bytes, not %" PRIu64 ": it changed while it was read",
-                          shown, reply.got, bytes);
+                          address->shown, reply.got, bytes);
     return STATUS_OK;
 }
 
@@ -976,18 +1073,22 @@ static enum status start_threads(struct remote *remote)
 
 /* The name in the cache is a hash of a text that says which bytes are meant. The text begins with a number,
  * which changes with its format. URLs begin with a letter, and texts before number 2 began with the URL. */
-static struct cache_entry entry_of(const struct remote *remote, const struct remote_file *file)
+static enum status find_entry(const struct remote *remote, const struct remote_file *file,
+                              struct cache_entry *entry)
 {
-    char text[3 * URL_MAX];
+    char *text = NULL;
     const struct http_version *version = &file->version;
     const bool strong = *version->tag && strncmp(version->tag, "W/", 2) != 0; /* the date does not matter */
-    struct cache_entry entry = {.bytes = version->bytes};
-    int length =
-        snprintf(text, sizeof text, "2\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, remote->base, file->name,
+    const int length =
+        asprintf(&text, "2\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, remote->base, file->name,
                  remote->identity, version->tag, strong ? 0 : (long long)version->modified, version->bytes,
                  version->exact ? 0 : remote->run);
-    entry.source = checksum_seeded(text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1, 0);
-    return entry;
+    if (length < 0)
+        return out_of_memory();
+    *entry =
+        (struct cache_entry){.source = checksum_seeded(text, (size_t)length, 0), .bytes = version->bytes};
+    free(text);
+    return STATUS_OK;
 }
 
 /* Records that a file is cached for this run only, and warns about the first. */
@@ -1026,11 +1127,32 @@ static enum status fill_draft(struct remote *remote, struct remote_file *file,
     return status;
 }
 
+/* Who waits for other processes that use the cache. */
+struct waiter {
+    struct remote *remote;
+    const bool *stopped; /* may be NULL */
+};
+
+/* Implements cache_stop.is_set(). */
+static bool is_stopped(void *context)
+{
+    const struct waiter *waiter = context;
+    pthread_mutex_t *lock = &waiter->remote->lock;
+    const atomic_bool *cancelled = waiter->remote->options.cancelled;
+    pthread_mutex_lock(lock);
+    const bool stopped = waiter->stopped && *waiter->stopped;
+    pthread_mutex_unlock(lock);
+    return stopped || (cancelled && atomic_load(cancelled));
+}
+
 static enum status read_to_cache(struct remote *remote, struct remote_file *file, const bool *stopped,
                                  int *fd)
 {
     const char *folder = remote->options.cache_dir;
-    const struct cache_entry entry = entry_of(remote, file);
+    struct waiter waiter = {remote, stopped};
+    const struct cache_stop stop = {is_stopped, &waiter};
+    struct cache_entry entry;
+    TRY(find_entry(remote, file, &entry));
     TRY(cache_check_fits(&entry, remote->options.cache_bytes));
     TRY(cache_find(folder, &entry, remote->options.frozen, fd));
     if (*fd >= 0)
@@ -1040,25 +1162,27 @@ static enum status read_to_cache(struct remote *remote, struct remote_file *file
     if (!file->version.exact)
         note_passing(remote, file);
     CLOSED_BY(cache_abandon) struct cache_draft draft;
-    TRY(cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd));
+    TRY(cache_begin(folder, &entry, remote->options.cache_bytes, &stop, &draft, fd));
     if (*fd >= 0)
         return STATUS_OK;
     TRY(fill_draft(remote, file, &draft, stopped));
-    return cache_complete(folder, &entry, &draft, fd);
+    return cache_complete(folder, &entry, &stop, &draft, fd);
 }
 
 /* ---- Opening and closing ---- */
 
 /* Removes entries of the cache that exceed the limit, unless a file of this data set is itself larger than
  * the limit: such a limit is a mistake, and reading the file fails. */
-static enum status trim_cache(const struct remote *remote)
+static enum status trim_cache(struct remote *remote)
 {
+    struct waiter waiter = {remote, NULL};
+    const struct cache_stop stop = {is_stopped, &waiter};
     const struct remote_options *options = &remote->options;
     bool fits = !options->frozen && !options->unlisted;
     for (uint32_t i = 0; i < remote->count; i++)
         fits = fits && (!remote->files[i]->known || !options->cache_bytes ||
                         remote->files[i]->version.bytes <= options->cache_bytes);
-    return fits ? cache_trim(options->cache_dir, options->cache_bytes) : STATUS_OK;
+    return fits ? cache_trim(options->cache_dir, options->cache_bytes, &stop) : STATUS_OK;
 }
 
 static enum status open_all(const char *url, struct remote *remote)
@@ -1098,8 +1222,9 @@ void remote_close(struct remote *remote)
     for (uint32_t i = 0; i < remote->thread_count; i++)
         pthread_join(remote->threads[i], NULL);
     for (struct remote_file *file = remote->passing; file; file = file->passing_later) {
-        const struct cache_entry entry = entry_of(remote, file);
-        cache_remove(remote->options.cache_dir, &entry);
+        struct cache_entry entry;
+        if (find_entry(remote, file, &entry) == STATUS_OK)
+            cache_remove(remote->options.cache_dir, &entry);
     }
     tdestroy(remote->tree, free_file);
     while (remote->spare_count > 0)

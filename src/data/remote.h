@@ -3,6 +3,7 @@
 #ifndef FDSL_DATA_REMOTE_H
 #define FDSL_DATA_REMOTE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,6 +26,10 @@ struct remote_options {
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
     bool frozen;           /* read from the cache, but do not change it: read other files into memory */
     bool unlisted;         /* the URL is a folder whose files the caller names; do not list it */
+
+    /* When another thread sets this flag, all functions below that wait return STATUS_FAILED within about a
+     * second. It must be valid until remote_close(). NULL: they cannot be stopped. */
+    const atomic_bool *cancelled;
 
     /* Called by remote_open() before it uses another library; a failure is relayed. NULL: nothing to do. */
     enum status (*prepare)(const char *url);

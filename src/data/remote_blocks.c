@@ -13,6 +13,7 @@ struct block {
     uint64_t size;
     struct transfer *transfer; /* set until a thread waits for the block */
     bool arrived, failed;      /* seen by the thread that waited for it */
+    struct failure failure;    /* why it failed, for all threads that wait for it */
     uint32_t users;            /* threads that copy from the block, or wait for it */
     bool unread;               /* it was asked for, and nobody has used it */
     uint8_t bytes[];
@@ -148,9 +149,9 @@ static void give_back(struct remote_blocks *blocks, struct block *block)
     pthread_cond_broadcast(&blocks->changed);
 }
 
-/* Waits until a block has arrived, and releases the lock for that time. The caller is a user of it. If the
- * request fails, removes the block from the list. */
-static enum status receive(struct remote_blocks *blocks, struct block *block)
+/* Waits until a block has arrived or failed, and releases the lock for that time. The caller is a user of it.
+ * If the request fails, removes the block from the list. */
+static void receive(struct remote_blocks *blocks, struct block *block)
 {
     struct transfer *transfer = block->transfer;
     block->transfer = NULL;
@@ -160,13 +161,13 @@ static enum status receive(struct remote_blocks *blocks, struct block *block)
     block->arrived = status == STATUS_OK;
     block->failed = status != STATUS_OK;
     if (block->failed) {
+        block->failure = status_save(status);
         blocks->unread -= block->unread ? block->size : 0;
         unlink_block(blocks, block);
         blocks->at[block->number] = NULL;
         blocks->held -= block->size;
     }
     pthread_cond_broadcast(&blocks->changed);
-    return status;
 }
 
 /* Makes the caller a user of a block that nobody has waited for, waits for it, and drops it, unless other
@@ -175,7 +176,7 @@ static void discard(struct remote_blocks *blocks, struct block *block)
 {
     const struct failure latest = status_save(STATUS_FAILED); /* the caller may be about to report it */
     block->users++;
-    (void)receive(blocks, block); /* a thread that needs the block makes its own request */
+    receive(blocks, block); /* a thread that needs the block later makes another request */
     (void)status_restore(&latest);
     const bool drops = block->users == 1 && block->arrived;
     give_back(blocks, block);
@@ -219,23 +220,21 @@ static enum status use(struct remote_blocks *blocks, uint32_t file, uint64_t num
     return STATUS_OK;
 }
 
-/* Makes the caller a user of a block that has arrived. If another thread's request for it fails, makes one of
- * its own, whose message it can return. */
+/* Makes the caller a user of a block that has arrived. If the request for it fails, all threads that wait for
+ * the block return its message; the next call makes another request. */
 static enum status take(struct remote_blocks *blocks, uint32_t file, uint64_t number, struct block **taken)
 {
-    enum status status = STATUS_OK;
-    for (;;) {
-        TRY(use(blocks, file, number, taken));
-        struct block *block = *taken;
-        if (block->transfer)
-            status = receive(blocks, block);
-        while (!block->arrived && !block->failed)
-            pthread_cond_wait(&blocks->changed, &blocks->lock);
-        if (block->arrived)
-            return STATUS_OK;
-        give_back(blocks, block);
-        TRY(status);
-    }
+    TRY(use(blocks, file, number, taken));
+    struct block *block = *taken;
+    if (block->transfer)
+        receive(blocks, block);
+    while (!block->arrived && !block->failed)
+        pthread_cond_wait(&blocks->changed, &blocks->lock);
+    if (block->arrived)
+        return STATUS_OK;
+    const enum status status = status_restore(&block->failure);
+    give_back(blocks, block);
+    return status;
 }
 
 enum status remote_blocks_read(struct remote_blocks *blocks, uint32_t file, uint64_t offset, uint64_t size,

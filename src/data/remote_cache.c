@@ -5,8 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <libgen.h>
-#include <limits.h>
-#include <pthread.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,17 +18,19 @@
 
 #include "core/file.h"
 #include "data/checksum.h"
+#include "data/http.h"
 #include "data/remote.h"
 
-#define LOCK_NAME   "lock"
-#define DRAFT_END   ".part"
-#define ENTRY_END   ".data"
-#define WAIT_NS     50000000      /* between attempts to reserve room */
-#define WAITS_QUIET 600           /* attempts before a warning */
-#define NAME_CHARS  (16 + 1 + 16) /* two hashes in hex, and a dash */
+#define LOCK_NAME    "lock"
+#define DRAFT_END    ".part"
+#define ENTRY_END    ".data"
+#define WAIT_NS      50000000 /* between attempts to reserve room, and the most between those to lock a draft */
+#define WAIT_LOCK_NS 5000000       /* the most between attempts to lock the folder, which is soon unlocked */
+#define WAIT_MIN_NS  500000        /* after the first attempt to lock; then doubles */
+#define WAITS_QUIET  600           /* attempts before a warning */
+#define NAME_CHARS   (16 + 1 + 16) /* two hashes in hex, and a dash */
 
-/* The entries that this process has verified. */
-static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+/* The entries that this process has verified; protected by http_lock_process(). */
 static uint64_t *verified;
 static size_t verified_count, verified_room;
 
@@ -70,6 +71,18 @@ static enum status failed(const char *path, const char *what)
                       strerror(errno), remedy(errno));
 }
 
+/* Writes a path into `*path`, which the caller frees. Small stacks have no room for paths. */
+__attribute__((format(printf, 2, 3))) static enum status make_path(char **path, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    const int length = vasprintf(path, format, arguments);
+    va_end(arguments);
+    if (length < 0)
+        *path = NULL;
+    return ALLOCATED(*path, "out of memory for a name in the cache");
+}
+
 /* ---- Content ---- */
 
 /* Hashes the content of an open file. */
@@ -90,7 +103,7 @@ static enum status hash_file(int fd, uint64_t bytes, const char *path, uint64_t 
 static bool is_verified(uint64_t source, bool add)
 {
     bool found = false;
-    pthread_mutex_lock(&guard);
+    http_lock_process();
     for (size_t i = 0; i < verified_count && !found; i++)
         found = verified[i] == source;
     if (add && !found && verified_count == verified_room) {
@@ -101,31 +114,32 @@ static bool is_verified(uint64_t source, bool add)
     }
     if (add && !found && verified_count < verified_room)
         verified[verified_count++] = source;
-    pthread_mutex_unlock(&guard);
+    http_unlock_process();
     return found;
 }
 
 /* ---- Finding ---- */
 
-/* Finds the name of an entry. Returns false if there is none. */
-static bool find_name(const char *folder, uint64_t source, char path[PATH_MAX])
+/* Sets `*path`, which the caller frees, to that of an entry; NULL if there is none. */
+static enum status find_path(const char *folder, uint64_t source, char **path)
 {
     char begin[32];
-    bool found = false;
+    enum status status = STATUS_OK;
     DIR *stream = opendir(folder);
+    *path = NULL;
     snprintf(begin, sizeof begin, "%016" PRIx64 "-", source);
-    for (struct dirent *entry; !found && stream && (entry = readdir(stream));)
+    for (struct dirent *entry; status == STATUS_OK && !*path && stream && (entry = readdir(stream));)
         if (strncmp(entry->d_name, begin, strlen(begin)) == 0 && is_name(entry->d_name, 2, ENTRY_END))
-            found = snprintf(path, PATH_MAX, "%s/%s", folder, entry->d_name) < PATH_MAX;
+            status = make_path(path, "%s/%s", folder, entry->d_name);
     if (stream)
         closedir(stream);
-    return found;
+    return status;
 }
 
 void cache_remove(const char *folder, const struct cache_entry *entry)
 {
-    char path[PATH_MAX];
-    if (find_name(folder, entry->source, path))
+    FREED char *path = NULL;
+    if (find_path(folder, entry->source, &path) == STATUS_OK && path)
         unlink(path);
 }
 
@@ -172,9 +186,10 @@ static enum status verify(const char *path, const struct cache_entry *entry, boo
 
 enum status cache_find(const char *folder, const struct cache_entry *entry, bool frozen, int *fd)
 {
-    char path[PATH_MAX];
+    FREED char *path = NULL;
     *fd = -1;
-    if (!find_name(folder, entry->source, path))
+    TRY(find_path(folder, entry->source, &path));
+    if (!path)
         return STATUS_OK;
     *fd = open_file(path, O_RDONLY);
     if (*fd < 0 && errno != ELOOP && errno != ENXIO)               /* a link, or a socket */
@@ -269,26 +284,52 @@ static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit,
     return status;
 }
 
+/* Waits for `ns`, unless the caller is to stop. */
+static enum status wait_for_others(const struct cache_stop *stop, const char *path, long ns)
+{
+    if (stop && stop->is_set(stop->context))
+        return status_set(STATUS_FAILED, "%s: reading was stopped", path);
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+    return STATUS_OK;
+}
+
+/* Locks an open file. Tries again at intervals of at most `most_ns` while another process holds the lock.
+ * Sets
+ * `*locked` to false, and errno, if the file system has no locks. */
+static enum status lock_file(int fd, const char *path, long most_ns, const struct cache_stop *stop,
+                             bool *locked)
+{
+    for (long ns = WAIT_MIN_NS;; ns = ns < most_ns / 2 ? 2 * ns : most_ns) {
+        *locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+        if (*locked || (errno != EWOULDBLOCK && errno != EINTR))
+            return STATUS_OK;
+        TRY(wait_for_others(stop, path, ns));
+    }
+}
+
 /* Locks the folder. While a process holds the lock, no other process adds bytes to the folder or renames a
  * file in it. If the file system has no locks, the cache may exceed its limit. close() releases the lock. */
-static enum status lock_folder(const char *folder, int *fd)
+static enum status lock_folder(const char *folder, const struct cache_stop *stop, int *fd)
 {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/" LOCK_NAME, folder);
+    bool locked;
+    FREED char *path = NULL;
+    TRY(make_path(&path, "%s/" LOCK_NAME, folder));
     *fd = open_file(path, O_RDWR | O_CREAT);
     if (*fd < 0)
         return failed(path, "create");
-    flock(*fd, LOCK_EX);
-    return STATUS_OK;
+    const enum status status = lock_file(*fd, path, WAIT_LOCK_NS, stop, &locked);
+    if (status != STATUS_OK)
+        close(*fd);
+    return status;
 }
 
 /* Gives a draft its size, and makes room for it. Fails to (`*fits`) while the drafts of other processes leave
  * too little room: their sizes count already. */
-static enum status reserve(const char *folder, uint64_t bytes, uint64_t limit,
+static enum status reserve(const char *folder, uint64_t bytes, uint64_t limit, const struct cache_stop *stop,
                            const struct cache_draft *draft, bool *fits)
 {
     int lock;
-    TRY(lock_folder(folder, &lock));
+    TRY(lock_folder(folder, stop, &lock));
     enum status status =
         ftruncate(draft->fd, 0) == 0 ? make_room(folder, bytes, limit, fits) : failed(draft->path, "write");
     if (status == STATUS_OK && *fits && ftruncate(draft->fd, (off_t)bytes) != 0)
@@ -307,8 +348,8 @@ enum status cache_open(const char *folder, bool frozen)
     if (!frozen && mkdir(folder, 0777) != 0 && errno != EEXIST) {
         const int cause = errno;
         /* File systems that allow no new folders, such as /proc, report ENOENT too. */
-        char parent[PATH_MAX];
-        snprintf(parent, sizeof parent, "%s", folder);
+        FREED char *parent = NULL;
+        TRY(make_path(&parent, "%s", folder));
         const bool forbids = cause == ENOENT && access(dirname(parent), F_OK) == 0;
         return status_set(STATUS_USAGE, "%s %s: cannot create the folder: %s%s", REMOTE_CACHE_DIR, folder,
                           strerror(cause), remedy(forbids ? EPERM : cause));
@@ -321,11 +362,11 @@ enum status cache_open(const char *folder, bool frozen)
     return STATUS_OK;
 }
 
-enum status cache_trim(const char *folder, uint64_t limit)
+enum status cache_trim(const char *folder, uint64_t limit, const struct cache_stop *stop)
 {
     int lock;
     bool fits;
-    TRY(lock_folder(folder, &lock));
+    TRY(lock_folder(folder, stop, &lock));
     enum status status = make_room(folder, 0, limit, &fits);
     close(lock);
     return status;
@@ -335,16 +376,19 @@ enum status cache_trim(const char *folder, uint64_t limit)
 
 /* Opens and locks the draft. Opens it again if another process renames or removes the file before this
  * process has locked it, and after removing something that is not a regular file. */
-static enum status lock_draft(struct cache_draft *draft)
+static enum status lock_draft(struct cache_draft *draft, const struct cache_stop *stop)
 {
     struct stat opened, named;
+    bool locked = true;
     for (;;) {
         draft->fd = open_file(draft->path, O_RDWR | O_CREAT);
         const bool odd = draft->fd < 0 ? errno == ELOOP || errno == ENXIO
                                        : fstat(draft->fd, &opened) == 0 && !S_ISREG(opened.st_mode);
         if (draft->fd < 0 && !odd)
             return failed(draft->path, "create");
-        if (!odd && flock(draft->fd, LOCK_EX) != 0)
+        if (!odd)
+            TRY(lock_file(draft->fd, draft->path, WAIT_NS, stop, &locked));
+        if (!locked)
             return failed(draft->path, "lock");
         if (odd && unlink(draft->path) != 0 && errno != ENOENT)
             return failed(draft->path, "remove");
@@ -366,15 +410,12 @@ enum status cache_check_fits(const struct cache_entry *entry, uint64_t limit)
 }
 
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
-                        struct cache_draft *draft, int *fd)
+                        const struct cache_stop *stop, struct cache_draft *draft, int *fd)
 {
     *draft = (struct cache_draft){.fd = -1};
     *fd = -1;
-    if (asprintf(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source) < 0) {
-        draft->path = NULL;
-        return status_set(STATUS_EXHAUSTED, "out of memory for a name in the cache");
-    }
-    TRY(lock_draft(draft));
+    TRY(make_path(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source));
+    TRY(lock_draft(draft, stop));
     TRY(cache_find(folder, entry, false, fd));
     if (*fd >= 0) {
         cache_abandon(draft);
@@ -386,8 +427,8 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
             status_say("%s: waiting for room below %s, which other processes are filling", folder,
                        REMOTE_CACHE_BYTES);
         if (i > 0)
-            nanosleep(&(struct timespec){.tv_nsec = WAIT_NS}, NULL);
-        TRY(reserve(folder, entry->bytes, limit, draft, &fits));
+            TRY(wait_for_others(stop, draft->path, WAIT_NS));
+        TRY(reserve(folder, entry->bytes, limit, stop, draft, &fits));
     }
     int failure = posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1);
     if (failure != 0)
@@ -397,18 +438,18 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
     return STATUS_OK;
 }
 
-enum status cache_complete(const char *folder, const struct cache_entry *entry, struct cache_draft *draft,
-                           int *fd)
+enum status cache_complete(const char *folder, const struct cache_entry *entry, const struct cache_stop *stop,
+                           struct cache_draft *draft, int *fd)
 {
-    char path[PATH_MAX];
+    FREED char *path = NULL;
     uint64_t hash;
     *fd = -1;
     TRY(hash_file(draft->fd, entry->bytes, draft->path, &hash));
-    snprintf(path, sizeof path, "%s/%016" PRIx64 "-%016" PRIx64 ENTRY_END, folder, entry->source, hash);
+    TRY(make_path(&path, "%s/%016" PRIx64 "-%016" PRIx64 ENTRY_END, folder, entry->source, hash));
     if (fsync(draft->fd) != 0)
         return failed(draft->path, "store");
     int lock;
-    TRY(lock_folder(folder, &lock));
+    TRY(lock_folder(folder, stop, &lock));
     const bool stored = rename(draft->path, path) == 0;
     const int cause = errno;
     close(lock);

@@ -21,12 +21,19 @@ struct cache_draft {
     char *path;
 };
 
+/* Ends the waits of a function: it then returns STATUS_FAILED within 50 ms. is_set() is called while the
+ * function waits for another process. NULL in place of the struct: waits until the other process is ready. */
+struct cache_stop {
+    bool (*is_set)(void *context);
+    void *context;
+};
+
 /* Creates the folder if it does not exist. If `frozen` is true, only checks the folder. STATUS_USAGE if the
  * folder cannot be created or used. */
 enum status cache_open(const char *folder, bool frozen);
 
 /* Removes the least recently used entries until the rest fits into `limit` bytes (0: unlimited). */
-enum status cache_trim(const char *folder, uint64_t limit);
+enum status cache_trim(const char *folder, uint64_t limit, const struct cache_stop *stop);
 
 /* STATUS_USAGE if `entry` alone exceeds the limit (0: unlimited). Removes nothing. */
 enum status cache_check_fits(const struct cache_entry *entry, uint64_t limit);
@@ -44,11 +51,11 @@ enum status cache_find(const char *folder, const struct cache_entry *entry, bool
  * `entry` fits into `limit` bytes (0: unlimited), and waits while the drafts of other processes leave too
  * little room. cache_check_fits() has accepted `entry`. */
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
-                        struct cache_draft *draft, int *fd);
+                        const struct cache_stop *stop, struct cache_draft *draft, int *fd);
 
 /* Completes the draft: hashes, syncs and renames it. Sets `*fd` to the entry, opened for reading. */
-enum status cache_complete(const char *folder, const struct cache_entry *entry, struct cache_draft *draft,
-                           int *fd);
+enum status cache_complete(const char *folder, const struct cache_entry *entry, const struct cache_stop *stop,
+                           struct cache_draft *draft, int *fd);
 
 /* Removes the draft. */
 void cache_abandon(struct cache_draft *draft);

@@ -300,7 +300,7 @@ static const struct {
 };
 enum { FIELDS = sizeof fields / sizeof *fields, FIELDS_OF_OBJECT = 6, FIELD_NONE = FIELDS };
 
-/* State while an answer is parsed. */
+/* State while an answer is parsed. Too large for small stacks. */
 struct reader {
     XML_Parser parser;
     enum status (*add)(void *context, const struct s3_object *object); /* NULL: read an error */
@@ -445,10 +445,13 @@ enum status s3_list(const char *text, size_t size,
                     enum status (*add)(void *context, const struct s3_object *object), void *context,
                     char next[S3_TOKEN_MAX])
 {
-    struct reader reader = {.add = add, .context = context};
-    const struct texts *texts = &reader.texts;
+    FREED struct reader *reader = calloc(1, sizeof *reader);
     *next = '\0';
-    TRY(parse(text, size, &reader));
+    TRY(ALLOCATED(reader, "out of memory for a list"));
+    reader->add = add;
+    reader->context = context;
+    TRY(parse(text, size, reader));
+    const struct texts *texts = &reader->texts;
     if (*texts->error.code)
         return status_set(STATUS_FAILED, "the server answers with the error %s: %s", texts->error.code,
                           texts->error.message);
@@ -471,9 +474,12 @@ enum status s3_list(const char *text, size_t size,
 
 void s3_read_error(const char *text, size_t size, struct s3_error *error)
 {
-    struct reader reader = {.add = NULL};
-    (void)parse(text, size, &reader); /* a damaged text may still have a code */
-    *error = reader.texts.error;
+    FREED struct reader *reader = calloc(1, sizeof *reader);
+    *error = (struct s3_error){0};
+    if (!reader)
+        return;
+    (void)parse(text, size, reader); /* a damaged text may still have a code */
+    *error = reader->texts.error;
 }
 
 #else

@@ -37,7 +37,8 @@ struct entry {
     uint64_t used;  /* time of the latest use, by a counter of uses */
     int fd;
     bool opening;
-    uint64_t inode; /* of the open file */
+    uint64_t device, inode; /* of the open file */
+    struct failure failure; /* why it could not be opened, for the threads that waited for that */
 };
 
 /* A block of a shard in memory. Threads find blocks in a group of BLOCK_WAYS blocks. */
@@ -277,7 +278,18 @@ static struct entry *make_room(struct set_files *files, uint32_t file)
     return NULL;
 }
 
-/* Opens a shard in a free entry. Releases the lock while it opens the file. */
+/* Frees an entry whose shard could not be opened, after the last thread that waited for it has seen that. */
+static void leave_failed(struct set_files *files, struct entry *entry)
+{
+    if (--entry->users > 0)
+        return;
+    entry->file = NONE;
+    files->count--;
+    pthread_cond_broadcast(&files->changed);
+}
+
+/* Opens a shard in a free entry. Releases the lock while it opens the file. After a failure, the shard is not
+ * open, and the entry is free when all threads that wait for it have seen the failure. */
 static enum status open_shard(struct set_files *files, uint32_t file, struct entry *entry)
 {
     struct stat info;
@@ -288,22 +300,24 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     pthread_mutex_unlock(&files->lock);
     int fd;
     enum status status = dataset_file_await(files->dataset, file, &files->stopped, &fd);
-    const uint64_t inode = status == STATUS_OK && fstat(fd, &info) == 0 ? info.st_ino : 0;
+    const bool known = status == STATUS_OK && fstat(fd, &info) == 0;
     pthread_mutex_lock(&files->lock);
     entry->fd = fd;
-    entry->inode = inode;
+    entry->device = known ? info.st_dev : 0;
+    entry->inode = known ? info.st_ino : 0;
     entry->opening = false;
     if (status != STATUS_OK) {
+        entry->failure = status_save(status);
         files->bytes -= files->dataset->files[file].bytes;
         files->entry_of[file] = NONE;
-        files->count--;
-        entry->file = NONE;
+        leave_failed(files, entry);
     }
     pthread_cond_broadcast(&files->changed);
     return status;
 }
 
-/* Opens a shard, unless it is open. The caller returns the entry with release_shard(). */
+/* Opens a shard, unless it is open. If several threads wait until it is open and that fails, all of them
+ * return that failure; the next call tries again. The caller returns the entry with release_shard(). */
 static enum status take_shard(struct set_files *files, uint32_t file, struct entry **taken)
 {
     enum status status = STATUS_OK;
@@ -315,11 +329,15 @@ static enum status take_shard(struct set_files *files, uint32_t file, struct ent
         if (at == NONE && entry) {
             status = open_shard(files, file, entry);
             *taken = entry;
-        } else if (at != NONE && entry->opening) {
-            pthread_cond_wait(&files->changed, &files->lock);
         } else if (at != NONE) {
             entry->users++;
-            *taken = entry;
+            while (entry->opening)
+                pthread_cond_wait(&files->changed, &files->lock);
+            if (entry->failure.status != STATUS_OK) {
+                status = status_restore(&entry->failure);
+                leave_failed(files, entry);
+            } else
+                *taken = entry;
         }
     }
     if (status == STATUS_OK)
@@ -368,14 +386,15 @@ static enum status check_unchanged(const struct set_files *files, const struct d
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
     const bool local = !files->dataset->remote && !file->unpacked;
-    struct stat info = {.st_size = -1}; /* of a file that was removed */
+    struct stat info = {.st_size = -1}; /* for a file that was removed */
     if (local && entry ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
                        : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
-    bool same = (uint64_t)info.st_size == file->bytes;
+    const struct file_identity identity = file_identify(&info);
+    bool same = identity.bytes == file->bytes;
     if (local)
-        same = same && info.st_ino == file->inode && (!entry || entry->inode == file->inode) &&
-               info.st_mtim.tv_sec * INT64_C(1000000000) + info.st_mtim.tv_nsec == file->modified_ns;
+        same = file_compare(&identity, &file->identity) == 0 &&
+               (!entry || (entry->device == identity.device && entry->inode == identity.inode));
     return same ? STATUS_OK
                 : fail(files, member,
                        "the file changed after the data set was opened; start again when it is complete");

@@ -38,8 +38,8 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
 /* Begins a new round of comparisons. Call it once per batch. Thread safe. */
 void set_files_next_round(struct set_files *files);
 
-/* Reads the first `size` bytes of a member. The size, inode and time of modification of the file must be
- * those that dataset_check() recorded. They are compared after the bytes are read from the file, and if the
+/* Reads the first `size` bytes of a member. The identity of the file (core/file.h) must be the one that
+ * dataset_check() recorded. It is compared after the bytes are read from the file, and if the
  * bytes come from a block of a file on a disk, once per file and round. STATUS_FAILED, with the file and the
  * reason, if they differ or if the file cannot be read. Thread safe. */
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,

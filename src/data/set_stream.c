@@ -306,6 +306,9 @@ static enum status load_sample(struct worker *worker, struct slot *slot, uint32_
         return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
                           status_set(STATUS_FAILED, "its label cannot be read"));
     }
+    const enum status links = dataset_check_links(request->dataset, sample);
+    worker->broken = links != STATUS_OK;
+    TRY(links);
     if (sample->image == sample->members) {
         worker->broken = true;
         return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],

@@ -556,6 +556,16 @@ FDSL_API enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, 
 FDSL_API enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
                                            struct fdsl_source **source);
 
+/* Does what fdsl_source_open() does, in a thread of the library, so that the caller can handle signals, or
+ * give up. fdsl_source_begin() returns at once and copies the strings of `config`. fdsl_source_wait() waits
+ * for at most `seconds`: FDSL_PENDING if the source is not open yet, else the result of opening it, also when
+ * it is called again. The caller closes the source in any case; fdsl_source_close() ends an unfinished
+ * opening within about a second. Until fdsl_source_wait() has returned FDSL_OK, other functions refuse the
+ * source. Only one thread at a time may wait for a source. */
+FDSL_API enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config,
+                                            struct fdsl_source **source);
+FDSL_API enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds);
+
 /* Closes a source; NULL is allowed. Streams that use the source keep it open. Does nothing in a child after
  * fork(). Thread-safe. */
 FDSL_API void fdsl_source_close(struct fdsl_source *source);

@@ -2,47 +2,53 @@
  * loaded, and used for everything else, on machines without them. The functions below have the names of the
  * functions of these libraries, and jump to them. They are visible only within libfdsl. */
 #include <dlfcn.h>
-#include <pthread.h>
 #include <string.h>
 
 #include "core/portable.h"
+#include "data/http.h"
 #include "data/remote.h"
 #include "lib/call.h"
 
-#define CURL_FUNCTIONS(X)    \
-    X(0, curl_easy_cleanup)  \
-    X(1, curl_easy_init)     \
-    X(2, curl_easy_perform)  \
-    X(3, curl_easy_reset)    \
-    X(4, curl_easy_setopt)   \
-    X(5, curl_easy_strerror) \
-    X(6, curl_getdate)       \
-    X(7, curl_global_init)   \
-    X(8, curl_slist_append)  \
-    X(9, curl_slist_free_all)
+#define CURL_FUNCTIONS(X)           \
+    X(0, curl_easy_cleanup)         \
+    X(1, curl_easy_init)            \
+    X(2, curl_easy_reset)           \
+    X(3, curl_easy_setopt)          \
+    X(4, curl_easy_strerror)        \
+    X(5, curl_getdate)              \
+    X(6, curl_global_init)          \
+    X(7, curl_multi_add_handle)     \
+    X(8, curl_multi_cleanup)        \
+    X(9, curl_multi_info_read)      \
+    X(10, curl_multi_init)          \
+    X(11, curl_multi_perform)       \
+    X(12, curl_multi_remove_handle) \
+    X(13, curl_multi_wait)          \
+    X(14, curl_slist_append)        \
+    X(15, curl_slist_free_all)
 #define EXPAT_FUNCTIONS(X)                \
-    X(10, XML_ErrorString)                \
-    X(11, XML_GetCurrentByteIndex)        \
-    X(12, XML_GetErrorCode)               \
-    X(13, XML_Parse)                      \
-    X(14, XML_ParserCreateNS)             \
-    X(15, XML_ParserFree)                 \
-    X(16, XML_SetCharacterDataHandler)    \
-    X(17, XML_SetElementHandler)          \
-    X(18, XML_SetStartDoctypeDeclHandler) \
-    X(19, XML_SetUserData)                \
-    X(20, XML_StopParser)
+    X(16, XML_ErrorString)                \
+    X(17, XML_GetCurrentByteIndex)        \
+    X(18, XML_GetErrorCode)               \
+    X(19, XML_Parse)                      \
+    X(20, XML_ParserCreateNS)             \
+    X(21, XML_ParserFree)                 \
+    X(22, XML_SetCharacterDataHandler)    \
+    X(23, XML_SetElementHandler)          \
+    X(24, XML_SetStartDoctypeDeclHandler) \
+    X(25, XML_SetUserData)                \
+    X(26, XML_StopParser)
 #define CRYPTO_FUNCTIONS(X)   \
-    X(21, EVP_Digest)         \
-    X(22, EVP_DigestFinal_ex) \
-    X(23, EVP_DigestInit_ex)  \
-    X(24, EVP_DigestUpdate)   \
-    X(25, EVP_MD_CTX_free)    \
-    X(26, EVP_MD_CTX_new)     \
-    X(27, EVP_md5)            \
-    X(28, EVP_sha256)         \
-    X(29, HMAC)
-#define FUNCTIONS 30
+    X(27, EVP_Digest)         \
+    X(28, EVP_DigestFinal_ex) \
+    X(29, EVP_DigestInit_ex)  \
+    X(30, EVP_DigestUpdate)   \
+    X(31, EVP_MD_CTX_free)    \
+    X(32, EVP_MD_CTX_new)     \
+    X(33, EVP_md5)            \
+    X(34, EVP_sha256)         \
+    X(35, HMAC)
+#define FUNCTIONS 36
 
 /* Stands for each function before its library is open. Callers treat NULL as a failure. */
 static void *absent(void)
@@ -84,9 +90,9 @@ static struct late_library {
     bool needed_for_lists; /* only for S3 and Azure, whose lists are in XML and whose requests are signed */
     char reason[256];      /* why it is not open; "" if it is */
 } libraries[] = {
-    {"libcurl", {"libcurl.so.4", "libcurl-gnutls.so.4"}, 0, 9, false, ""},
-    {"Expat", {"libexpat.so.1", NULL}, 10, 20, true, ""},
-    {"libcrypto", {"libcrypto.so.3", "libcrypto.so.1.1"}, 21, 29, true, ""},
+    {"libcurl", {"libcurl.so.4", "libcurl-gnutls.so.4"}, 0, 15, false, ""},
+    {"Expat", {"libexpat.so.1", NULL}, 16, 26, true, ""},
+    {"libcrypto", {"libcrypto.so.3", "libcrypto.so.1.1"}, 27, 35, true, ""},
 };
 
 /* Sets the addresses of all functions of a library, or of none. */
@@ -111,18 +117,23 @@ static void open_library(struct late_library *library)
            (size_t)(library->last - library->first + 1) * sizeof *found);
 }
 
+/* Opens all libraries once. Without the lock, a child that begins in this time would inherit the locks of the
+ * loader. */
 static void open_all(void)
 {
-    for (size_t i = 0; i < COUNT_OF(libraries); i++)
+    static bool opened;
+    http_lock_process();
+    for (size_t i = 0; !opened && i < COUNT_OF(libraries); i++)
         open_library(&libraries[i]);
+    opened = true;
+    http_unlock_process();
 }
 
 enum status late_open(const char *url)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (!remote_is(url) || remote_local(url))
         return STATUS_OK;
-    pthread_once(&once, open_all);
+    open_all();
     const bool lists = strncmp(url, "s3://", 5) == 0 || (strstr(url, "sig=") && strstr(url, "sv="));
     for (size_t i = 0; i < COUNT_OF(libraries); i++)
         if (*libraries[i].reason && (lists || !libraries[i].needed_for_lists))

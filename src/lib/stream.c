@@ -1,5 +1,6 @@
 /* Data sets and streams: checks the configuration, makes the plan of a rank from it, and hands on the batches
  * of data/set_stream.h, data/generated_stream.h and data/device_batches.h. */
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -40,6 +41,21 @@ struct fdsl_source {
     uint64_t hash;
     atomic_uint users; /* the caller, and each stream */
     pid_t process;
+    atomic_bool cancelled;   /* for struct remote_options */
+    struct opening *opening; /* of fdsl_source_begin(); NULL when fdsl_source_wait() has returned FDSL_OK */
+};
+
+/* A source that a thread opens. */
+struct opening {
+    struct fdsl_source_config config;
+    char *texts[5]; /* copies of its strings */
+    pthread_t thread;
+    bool joined; /* the thread has ended */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done;              /* everything below is set; protected by `lock` */
+    struct failure failure; /* STATUS_OK: the source is open */
+    char warnings[4096];
 };
 
 const char *fdsl_warnings(void)
@@ -66,10 +82,32 @@ enum fdsl_status fdsl_source_config_init(struct fdsl_source_config *config, size
     return lib_relay(status);
 }
 
+static void join_opening(struct opening *opening)
+{
+    if (!opening->joined)
+        pthread_join(opening->thread, NULL);
+    opening->joined = true;
+}
+
+/* Ignores NULL. */
+static void free_opening(struct opening *opening)
+{
+    if (!opening)
+        return;
+    join_opening(opening);
+    pthread_mutex_destroy(&opening->lock);
+    pthread_cond_destroy(&opening->changed);
+    for (size_t i = 0; i < COUNT_OF(opening->texts); i++)
+        free(opening->texts[i]);
+    free(opening);
+}
+
 static void release_source(struct fdsl_source *source)
 {
     if (atomic_fetch_sub(&source->users, 1) > 1)
         return;
+    atomic_store(&source->cancelled, true);
+    free_opening(source->opening);
     images_free(&source->images);
     rows_free(source->rows);
     dataset_close(&source->dataset);
@@ -134,6 +172,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     self->remote = (struct remote_options){.option = "path",
                                            .cache_dir = self->cache_dir,
                                            .cache_bytes = config->cache_bytes,
+                                           .cancelled = &self->cancelled,
                                            .prepare = late_open};
     TRY(members_parse(config->image, config->label, NULL, &members));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
@@ -149,111 +188,233 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     return STATUS_OK;
 }
 
-/* Allocates a source, and enters the library. NULL, with a message, if memory runs out. */
-static struct fdsl_source *begin_source(struct environment *before, enum status *status)
+/* ---- Opening ---- */
+
+/* Checks the arguments, and allocates a source that is not open. `size` is the size of the configuration, and
+ * `given` what the caller says about it. */
+static enum status new_source(const void *config, size_t given, size_t size, struct fdsl_source **source)
 {
+    if (!source)
+        return status_set(STATUS_USAGE, "source: it is NULL");
+    *source = NULL;
+    if (!config)
+        return status_set(STATUS_USAGE, "config: it is NULL");
+    TRY(lib_check_size("config", given, size));
     struct fdsl_source *self = calloc(1, sizeof *self);
-    if (!self) {
-        *status = status_set(STATUS_EXHAUSTED, "out of memory");
-        return NULL;
-    }
+    TRY(ALLOCATED(self, "out of memory"));
     self->dataset.directory = -1;
     self->users = 1;
     self->process = getpid();
-    status_forget_warnings();
-    *status = lib_enter(before);
-    return self;
+    *source = self;
+    return STATUS_OK;
 }
 
-/* Leaves the library, and hands the source to the caller or closes it. */
-static enum fdsl_status end_source(struct environment *before, enum status status, struct fdsl_source *self,
-                                   struct fdsl_source **source)
+#define NEW_SOURCE(config, source) new_source(config, (config) ? (config)->size : 0, sizeof *(config), source)
+
+/* Returns the result of opening a source. If opening failed, closes the source, if there is one. */
+static enum fdsl_status end_source(enum status status, struct fdsl_source **source)
 {
-    lib_leave(before);
     const enum fdsl_status result = lib_relay(status);
-    if (status == STATUS_OK)
-        *source = self;
-    else
-        release_source(self);
+    if (status != STATUS_OK && source && *source) {
+        release_source(*source);
+        *source = NULL;
+    }
     return result;
+}
+
+static enum status enter(struct environment *before)
+{
+    status_forget_warnings();
+    return lib_enter(before);
+}
+
+/* Opens a data set in the environment that the library needs. */
+static enum status enter_and_open(const struct fdsl_source_config *config, struct fdsl_source *self)
+{
+    struct environment before;
+    enum status status = enter(&before);
+    if (status == STATUS_OK)
+        status = open_source(config, self);
+    lib_leave(&before);
+    return status;
 }
 
 enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struct fdsl_source **source)
 {
-    struct environment before;
-    if (!source)
-        return lib_invalid("source: it is NULL");
-    *source = NULL;
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
-    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
-    if (!self)
-        return lib_relay(status);
+    enum status status = NEW_SOURCE(config, source);
     if (status == STATUS_OK)
-        status = open_source(config, self);
-    return end_source(&before, status, self, source);
+        status = enter_and_open(config, *source);
+    return end_source(status, source);
 }
 
 enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t count, int fresh,
                                   struct fdsl_source **source)
 {
     struct environment before;
-    if (!source)
-        return lib_invalid("source: it is NULL");
-    *source = NULL;
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
-    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
-    if (!self)
-        return lib_relay(status);
+    enum status status = NEW_SOURCE(config, source);
+    if (status != STATUS_OK)
+        return end_source(status, source);
+    struct fdsl_source *self = *source;
     self->generates = true;
+    status = enter(&before);
     if (status == STATUS_OK)
         status = images_open(config, count, fresh, &self->images);
     self->hash = self->images.hash;
-    return end_source(&before, status, self, source);
+    lib_leave(&before);
+    return end_source(status, source);
 }
 
 enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source)
 {
     struct environment before;
-    if (!source)
-        return lib_invalid("source: it is NULL");
-    *source = NULL;
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
-    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
-    if (!self)
-        return lib_relay(status);
+    enum status status = NEW_SOURCE(config, source);
+    if (status != STATUS_OK)
+        return end_source(status, source);
+    struct fdsl_source *self = *source;
+    status = enter(&before);
     if (status == STATUS_OK)
         status = rows_open(config, &self->rows);
     self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
-    return end_source(&before, status, self, source);
+    lib_leave(&before);
+    return end_source(status, source);
+}
+
+/* Returns STATUS_OK if `from` is an open source of rows. */
+static enum status check_rows(const struct fdsl_source *from)
+{
+    if (!from)
+        return status_set(STATUS_USAGE, "from: it is NULL");
+    TRY(check_process("from", from->process));
+    return from->rows ? STATUS_OK
+                      : status_set(STATUS_USAGE, "from: it has images; open rows with fdsl_rows_open()");
 }
 
 enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
                                   struct fdsl_source **source)
 {
     struct environment before;
-    if (!source)
-        return lib_invalid("source: it is NULL");
-    *source = NULL;
-    if (!from || !config)
-        return lib_invalid(from ? "config: it is NULL" : "from: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
+    enum status status = NEW_SOURCE(config, source);
     if (status == STATUS_OK)
-        status = check_process("from", from->process);
-    if (status == STATUS_OK && !from->rows)
-        status = status_set(STATUS_USAGE, "from: it has images; open rows with fdsl_rows_open()");
-    struct fdsl_source *self = status == STATUS_OK ? begin_source(&before, &status) : NULL;
-    if (!self)
-        return lib_relay(status);
+        status = check_rows(from);
+    if (status != STATUS_OK)
+        return end_source(status, source);
+    struct fdsl_source *self = *source;
+    status = enter(&before);
     if (status == STATUS_OK)
         status = rows_select(from->rows, config, &self->rows);
     self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
-    return end_source(&before, status, self, source);
+    lib_leave(&before);
+    return end_source(status, source);
+}
+
+/* ---- Opening in a thread ---- */
+
+static void *open_in_thread(void *context)
+{
+    struct fdsl_source *self = context;
+    struct opening *opening = self->opening;
+    const enum status status = enter_and_open(&opening->config, self);
+    const struct failure failure = status_save(status);
+    pthread_mutex_lock(&opening->lock);
+    opening->failure = failure;
+    snprintf(opening->warnings, sizeof opening->warnings, "%s", status_warnings());
+    opening->done = true;
+    pthread_cond_signal(&opening->changed);
+    pthread_mutex_unlock(&opening->lock);
+    return NULL;
+}
+
+static enum status copy_config(const struct fdsl_source_config *config, struct opening *opening)
+{
+    struct fdsl_source_config *copy = &opening->config;
+    const char **const fields[] = {&copy->path, &copy->kind, &copy->image, &copy->label, &copy->cache_dir};
+    *copy = *config;
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        if (*fields[i]) {
+            *fields[i] = opening->texts[i] = strdup(*fields[i]);
+            TRY(ALLOCATED(opening->texts[i], "out of memory"));
+        }
+    return STATUS_OK;
+}
+
+static enum status begin_opening(const struct fdsl_source_config *config, struct fdsl_source *self)
+{
+    struct opening *opening = self->opening = calloc(1, sizeof *opening);
+    TRY(ALLOCATED(opening, "out of memory"));
+    pthread_condattr_t attributes;
+    opening->joined = true; /* there is no thread yet */
+    pthread_mutex_init(&opening->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&opening->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    TRY(copy_config(config, opening));
+    const int error = parallel_start(&opening->thread, open_in_thread, self);
+    opening->joined = error != 0;
+    return error == 0 ? STATUS_OK
+                      : status_set(STATUS_EXHAUSTED, "cannot start a thread: %s", strerror(error));
+}
+
+enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, struct fdsl_source **source)
+{
+    enum status status = NEW_SOURCE(config, source);
+    if (status == STATUS_OK)
+        status = begin_opening(config, *source);
+    return end_source(status, source);
+}
+
+/* Issues warnings, one per line, as warnings of the calling thread's call. */
+static void repeat_warnings(const char *text)
+{
+    status_forget_warnings();
+    for (size_t length; *text; text += length + (text[length] == '\n')) {
+        length = strcspn(text, "\n");
+        status_warn("%.*s", (int)length, text);
+    }
+}
+
+enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
+{
+    const enum status status =
+        source ? check_process("source", source->process) : status_set(STATUS_USAGE, "source: it is NULL");
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    if (!(seconds >= 0 && seconds <= 1e6)) /* rejects NaN, too */
+        return lib_relay(
+            status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
+    struct opening *opening = source->opening;
+    if (!opening)
+        return FDSL_OK;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)seconds;
+    until.tv_nsec += (long)((seconds - floor(seconds)) * 1e9);
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&opening->lock);
+    while (!opening->done && pthread_cond_timedwait(&opening->changed, &opening->lock, &until) != ETIMEDOUT) {
+    }
+    const bool done = opening->done;
+    pthread_mutex_unlock(&opening->lock);
+    if (!done)
+        return FDSL_PENDING;
+    join_opening(opening);
+    repeat_warnings(opening->warnings);
+    if (opening->failure.status != STATUS_OK)
+        return lib_relay(status_restore(&opening->failure));
+    source->opening = NULL;
+    free_opening(opening);
+    return FDSL_OK;
+}
+
+/* Checks that a source is open. */
+static enum status check_open(const struct fdsl_source *source)
+{
+    if (!source)
+        return status_set(STATUS_USAGE, "source: it is NULL");
+    return source->opening ? status_set(STATUS_USAGE, "source: it is not open; call fdsl_source_wait() until "
+                                                      "it returns FDSL_OK")
+                           : STATUS_OK;
 }
 
 static uint32_t samples_of(const struct fdsl_source *source)
@@ -265,9 +426,11 @@ static uint32_t samples_of(const struct fdsl_source *source)
 
 enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct fdsl_source_info *info)
 {
-    if (!source || !info)
-        return lib_invalid(source ? "info: it is NULL" : "source: it is NULL");
-    const enum status status = lib_check_size("info", info->size, sizeof *info);
+    enum status status = check_open(source);
+    if (status == STATUS_OK && !info)
+        status = status_set(STATUS_USAGE, "info: it is NULL");
+    if (status == STATUS_OK)
+        status = lib_check_size("info", info->size, sizeof *info);
     if (status != STATUS_OK)
         return lib_relay(status);
     *info = (struct fdsl_source_info){.size = sizeof *info,
@@ -284,7 +447,7 @@ enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct f
 
 const char *fdsl_source_class(const struct fdsl_source *source, uint32_t label)
 {
-    return source && label < source->classes ? source->class_names[label] : NULL;
+    return source && !source->opening && label < source->classes ? source->class_names[label] : NULL;
 }
 
 /* ---- Streams ---- */
@@ -565,12 +728,15 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
 
 /* ---- Opening ---- */
 
-/* Refuses samples without an image or a label. */
+/* Refuses samples without an image or a label, or with a dangling link. */
 static enum status check_complete(const struct dataset *dataset)
 {
     for (uint32_t i = 0; i < dataset->sample_count; i++) {
         const struct dataset_sample *sample = &dataset->samples[i];
         const bool lacks_image = sample->image == sample->members;
+        const enum status links = dataset_check_links(dataset, sample);
+        if (links != STATUS_OK)
+            return dataset_advise_mask(links);
         if (!lacks_image && sample->rule)
             continue;
         const enum status status = lacks_image
@@ -779,9 +945,11 @@ enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_
     if (!stream)
         return lib_invalid("stream: it is NULL");
     *stream = NULL;
-    if (!source || !config)
-        return lib_invalid(source ? "config: it is NULL" : "source: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
+    enum status status = check_open(source);
+    if (status == STATUS_OK && !config)
+        status = status_set(STATUS_USAGE, "config: it is NULL");
+    if (status == STATUS_OK)
+        status = lib_check_size("config", config->size, sizeof *config);
     if (status == STATUS_OK)
         status = check_process("source", source->process);
     if (status != STATUS_OK)

@@ -146,6 +146,8 @@ static enum status each_file(const struct load *load,
     const struct dataset *dataset = load->dataset;
     for (uint32_t f = 0; f < dataset->file_count; f++) {
         int fd;
+        if (dataset->files[f].dangling)
+            continue;
         enum status status = dataset_file_open(dataset, f, 0, &fd);
         if (status == STATUS_FAILED && load_skips(load))
             continue;

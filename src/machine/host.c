@@ -13,13 +13,14 @@
 
 bool system_field(const char *path, const char *key, char *value, size_t size)
 {
-    char line[PATH_MAX + 64];
+    FREED char *line = NULL; /* small stacks have no room for paths */
+    size_t room = 0;
     bool found = false;
     value[0] = '\0';
     FILE *file = fopen(path, "re");
     if (!file)
         return false;
-    while (!found && fgets(line, sizeof line, file))
+    while (!found && getline(&line, &room, file) > 0)
         found = strncmp(line, key, strlen(key)) == 0;
     fclose(file);
     if (!found)
@@ -49,9 +50,10 @@ uint64_t system_memory_bytes(const char *key)
 
 static bool read_group(const char *directory, const char *file, const char *key, uint64_t *number)
 {
-    char path[PATH_MAX];
-    int length = snprintf(path, sizeof path, "%s/%s", directory, file);
-    return length < (int)sizeof path && system_number(path, key, number);
+    char *path = NULL;
+    const bool found = asprintf(&path, "%s/%s", directory, file) >= 0 && system_number(path, key, number);
+    free(path);
+    return found;
 }
 
 /* Returns the bytes that can still be allocated under the limit of one cgroup, ignoring its ancestors.
@@ -72,10 +74,12 @@ static uint64_t group_headroom_bytes(const char *directory)
 
 uint64_t memory_cgroup_headroom_bytes(const char *root, const char *group)
 {
-    char directory[PATH_MAX];
     uint64_t least = UINT64_MAX;
-    if (snprintf(directory, sizeof directory, "%s%s", root, group) >= (int)sizeof directory)
+    FREED char *directory = NULL;
+    if (asprintf(&directory, "%s%s", root, group) < 0) {
+        directory = NULL;
         return least;
+    }
     for (;;) {
         uint64_t headroom = group_headroom_bytes(directory);
         least = headroom < least ? headroom : least;

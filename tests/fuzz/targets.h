@@ -692,9 +692,9 @@ static inline void fuzz_cache(const uint8_t *data, size_t size)
     }
     if (intact)
         unlink(path);
-    const enum status begun = cache_begin(folder, &entry, limited & 1 ? length + 1 : 0, &draft, &fd);
+    const enum status begun = cache_begin(folder, &entry, limited & 1 ? length + 1 : 0, NULL, &draft, &fd);
     if (begun != STATUS_OK || fd >= 0 || pwrite(draft.fd, bytes.at, length, 0) != (ssize_t)length ||
-        cache_complete(folder, &entry, &draft, &fd) != STATUS_OK)
+        cache_complete(folder, &entry, NULL, &draft, &fd) != STATUS_OK)
         abort();
     fuzz_same(fd, bytes.at, length);
     if (cache_find(folder, &entry, false, &fd) != STATUS_OK || fd < 0)
