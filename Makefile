@@ -218,7 +218,7 @@ report-parts:
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index, no .safetensors files, no labels in JSON)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading, no ops)' \
-	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,no gzipped IDX files)' \
+	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,no gzipped IDX files and no .npz)' \
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index, no signed requests to S3)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
@@ -431,7 +431,7 @@ FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/rem
                 src/synth/class.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/option_values.c \
                 src/data/set_stream.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
                 src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/image_output.c src/data/records.c
+                src/data/image_output.c src/data/records.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -123,6 +123,7 @@ Test(train_init, starts_from_the_inner_tensors_of_a_file)
     }
 }
 
+#ifdef HAVE_ZLIB
 /* The same tensors in an archive of NumPy, compressed. */
 Test(train_init, starts_from_an_archive_of_numpy)
 {
@@ -141,6 +142,7 @@ Test(train_init, starts_from_an_archive_of_numpy)
     EXPECT(0, "cp a.npz c.npz && printf '\\001' | dd of=c.npz bs=1 seek=3000 conv=notrunc status=none");
     EXPECT_PRINTS(1, "c.npz: ", VIT "--data digits --init c.npz 2>&1");
 }
+#endif
 
 /* Writes x.safetensors: a.safetensors without the tensors whose names begin with `prefix`. Their values are
  * at the end of the file. */

@@ -23,6 +23,8 @@
 
 enum status tensor_file_read(const struct tensor_file *file, uint64_t offset, void *bytes, size_t count)
 {
+    if (offset == UINT64_MAX)
+        return status_set(STATUS_FAILED, "its values are compressed; save them with numpy.savez()");
     for (size_t done = 0; done < count;) {
         ssize_t got = pread(file->fd, (char *)bytes + done, count - done, (off_t)(offset + done));
         if (got < 0 && errno != EINTR)

@@ -199,8 +199,9 @@ static enum status read_member(uint8_t **at, const uint8_t *end, bool deflated, 
 static enum status read_local(const struct tensor_file *file, uint64_t end, struct zip_member *member)
 {
     uint8_t local[LOCAL_BYTES];
-    char name[UINT16_MAX];
     size_t length = strlen(member->name);
+    FREED char *name = malloc(length + 1);
+    TRY(ALLOCATED(name, "out of memory"));
     if (member->begin > end || end - member->begin < LOCAL_BYTES + length)
         return status_set(STATUS_FAILED, "its member '%.200s' at offset %" PRIu64 " is outside the archive",
                           member->name, member->begin);

@@ -29,6 +29,7 @@
 #include "data/members.h"
 #include "data/npy.h"
 #include "data/image_formats.h"
+#include "data/embeddings.h"
 #include "data/tensor_file.h"
 #include "data/tar.h"
 #include "core/record.h"
@@ -306,6 +307,34 @@ static inline void fuzz_safetensors(const uint8_t *data, size_t size)
 static inline void fuzz_torch(const uint8_t *data, size_t size)
 {
     fuzz_list(data, size, torch_list);
+}
+
+/* Opens a .safetensors as a set of embeddings, and decodes its rows, from the mapping and from the file. */
+static inline void fuzz_embeddings(const uint8_t *data, size_t size)
+{
+    char path[64], link[64];
+    int fd;
+    struct embeddings *set = NULL;
+    snprintf(link, sizeof link, "/tmp/fdsl-fuzz-%d.safetensors", (int)getpid());
+    unlink(link);
+    if (fuzz_file(data, size, &fd, path) && symlink(path, link) == 0 &&
+        embeddings_open(link, "", &set) == STATUS_OK && embeddings_align(set, 3) == STATUS_OK) {
+        float *values = malloc(set->columns * sizeof *values);
+        void *row = malloc(embeddings_row_bytes(set));
+        for (uint64_t i = 0; values && row && i < set->rows && i < 1000; i++) {
+            embeddings_row(set, i, values);
+            if (embeddings_read(set, i, 1, row) != STATUS_OK)
+                abort();
+            embeddings_decode(set, i, values);
+            if (memcmp(row, values, embeddings_row_bytes(set)) != 0)
+                abort();
+        }
+        free(values);
+        free(row);
+    }
+    embeddings_close(set);
+    unlink(link);
+    close(fd);
 }
 
 /* Parses a .npz, and unpacks its arrays. Arrays of more than 1 MiB are refused for their size, because a
@@ -758,9 +787,10 @@ static const struct {
                     {"rows", fuzz_rows},       {"checkpoint", fuzz_checkpoint},
                     {"table", fuzz_table},     {"safetensors", fuzz_safetensors},
                     {"torch", fuzz_torch},     {"pickle", fuzz_pickle},
-                    {"npz", fuzz_npz},         {"members", fuzz_members},
-                    {"objects", fuzz_objects}, {"jpeg", fuzz_jpeg},
-                    {"webp", fuzz_webp},       {"lists", fuzz_lists},
-                    {"cache", fuzz_cache},     {"stream", fuzz_stream}};
+                    {"npz", fuzz_npz},         {"embeddings", fuzz_embeddings},
+                    {"members", fuzz_members}, {"objects", fuzz_objects},
+                    {"jpeg", fuzz_jpeg},       {"webp", fuzz_webp},
+                    {"lists", fuzz_lists},     {"cache", fuzz_cache},
+                    {"stream", fuzz_stream}};
 
 #endif
