@@ -377,7 +377,7 @@ static inline void make_pictures(bool shard)
  * row_free(). */
 static inline struct row row_of(const struct job *job)
 {
-    static struct column columns[64] = {{"shuffle", VALUE_INTEGER, COMBINE_FIRST, ""}};
+    static struct column columns[64] = {{.name = "shuffle", .type = VALUE_INTEGER}};
     struct row row;
     for (size_t i = 0; i + 2 < COUNT_OF(columns) && job->workload->columns[i].name; i++)
         columns[i + 1] = job->workload->columns[i];
