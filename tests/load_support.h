@@ -373,11 +373,15 @@ static inline void make_pictures(bool shard)
 
 /* ---- Columns of a row ---- */
 
-/* Makes a row of the columns that only this workload has, after a run. The caller calls row_free(). */
+/* Makes a row of the columns that only this workload has, and of --shuffle, after a run. The caller calls
+ * row_free(). */
 static inline struct row row_of(const struct job *job)
 {
+    static struct column columns[64] = {{.name = "shuffle", .type = VALUE_INTEGER}};
     struct row row;
-    row_open(&row, job->workload->columns);
+    for (size_t i = 0; i + 2 < COUNT_OF(columns) && job->workload->columns[i].name; i++)
+        columns[i + 1] = job->workload->columns[i];
+    row_open(&row, columns);
     must(job->workload->observe(job->input, job->variant, job->state, &row));
     must(job->workload->measure(job->input, job->variant, job->state, &row));
     return row;

@@ -727,15 +727,6 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
     return STATUS_OK;
 }
 
-enum status options_set(struct options *options, const char *name, const char *text)
-{
-    const struct entry entry = entry_named(options, name);
-    if (!entry.spec)
-        return status_set(STATUS_FAILED, "there is no option --%s", name);
-    options->given[entry.index] = GIVEN_HERE;
-    return status_about(option_set(entry.spec, entry.values, text), name);
-}
-
 void options_free(struct options *options)
 {
     free(options->given);

@@ -119,10 +119,6 @@ struct options {
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 
-/* Sets an option that takes a value, after options_parse(), as if it were on the command line. A text value
- * points to `text`. STATUS_USAGE as from options_parse(); STATUS_FAILED if no table has the option. */
-enum status options_set(struct options *options, const char *name, const char *text);
-
 /* Parses `text` and stores the value in the struct `values`. Texts are not copied. STATUS_USAGE with a
  * message that begins with the option's name. */
 enum status option_set(const struct option_spec *spec, void *values, const char *text);

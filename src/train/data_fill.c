@@ -230,6 +230,7 @@ struct intake {
     uint64_t numbers[CHUNK]; /* of the samples in their source */
     struct source_sample samples[CHUNK];
     bool failed[CHUNK];
+    bool measured; /* the samples are only measured; a stream reads them again, and reports broken ones */
     int threads;
     struct image_scratch *scratch; /* of each thread */
 };
@@ -264,11 +265,21 @@ static enum status name_sample(const struct intake *batch, uint64_t i, enum stat
                                   : status_prefix(status, "sample %" PRIu64, batch->numbers[i]);
 }
 
+/* Handles a failure of a sample that a stream would read; the message names the sample. */
+static enum status tolerate(const struct data *data, enum status status)
+{
+    if (status == STATUS_FAILED && data->masks)
+        return STATUS_OK;
+    return status == STATUS_FAILED ? dataset_advise_mask(status) : status;
+}
+
 /* Handles a failure of a sample, whose message is set and names the sample. Counts a broken sample as skipped
  * if the reader skips such samples; otherwise returns `status`. */
 static enum status skip(const struct intake *batch, enum status status)
 {
     struct data_set *set = &batch->data->sets[batch->part];
+    if (batch->measured)
+        return tolerate(batch->data, status);
     if (status != STATUS_FAILED)
         return status;
     if (!batch->reader->skip && batch->reader->source->locate)
@@ -286,7 +297,7 @@ static enum status read_batch(struct intake *batch)
 {
     const struct source_reader *reader = batch->reader;
     uint64_t kept = 0;
-    if (!reader->skip)
+    if (!reader->skip && !batch->measured)
         return source_make_listed(reader->source, reader->state, batch->numbers, batch->count,
                                   batch->samples);
     for (uint64_t i = 0; i < batch->count; i++) {
@@ -337,6 +348,18 @@ static void move_sample(const struct intake *batch, uint64_t to, uint64_t from)
     set->labels[set->count + to] = set->labels[set->count + from];
 }
 
+/* Sets the shape of both sets, if it is not known yet. Removes broken samples from the batch. */
+static enum status find_shape(struct intake *batch)
+{
+    while (batch->data->sample_values == 0 && batch->count > 0) {
+        TRY(take_shape(batch));
+        batch->scratch->jpeg_warnings = 0; /* store() decodes this sample again */
+        if (batch->data->sample_values == 0)
+            remove_first(batch);
+    }
+    return STATUS_OK;
+}
+
 /* Adds all samples of a batch to their set, except for skipped ones. Error messages are per thread. The
  * calling thread therefore decodes each failed sample again, to set its own message. */
 static enum status add_batch(struct intake *batch, bool known, struct room *room)
@@ -344,12 +367,7 @@ static enum status add_batch(struct intake *batch, bool known, struct room *room
     struct data *data = batch->data;
     struct data_set *set = &data->sets[batch->part];
     uint32_t kept = 0;
-    while (data->sample_values == 0 && batch->count > 0) {
-        TRY(take_shape(batch));
-        batch->scratch->jpeg_warnings = 0; /* store() decodes this sample again */
-        if (data->sample_values == 0)
-            remove_first(batch);
-    }
+    TRY(find_shape(batch));
     if (batch->count == 0)
         return STATUS_OK;
     enum status status = make_room(data, batch->part, set, batch->count, known, room);
@@ -561,14 +579,6 @@ static uint64_t count_taken(const struct source_reader *reader, struct data_rang
     return count;
 }
 
-/* Handles a failure of a sample that a stream would read; the message names the sample. */
-static enum status tolerate(const struct data *data, enum status status)
-{
-    if (status == STATUS_FAILED && data->masks)
-        return STATUS_OK;
-    return status == STATUS_FAILED ? dataset_advise_mask(status) : status;
-}
-
 /* Sets `*label` to DATA_MASKED if the label of a sample is broken, and the data mask such samples. The
  * message then says what is wrong. A sample that cannot be read is an error. */
 static enum status mask_label(const struct source_reader *reader, uint64_t number, const struct data *data,
@@ -639,63 +649,26 @@ enum status data_list_samples(struct source_reader *reader, struct data_range ra
     return STATUS_OK;
 }
 
-/* Reads the samples in batch->numbers. Removes broken ones from the batch if they are masked. */
-static enum status read_measured(struct intake *batch)
-{
-    const struct source_reader *reader = batch->reader;
-    uint64_t kept = 0;
-    for (uint64_t i = 0; i < batch->count; i++) {
-        struct source_sample *sample = &batch->samples[kept];
-        const enum status status = source_make(reader->source, reader->state, batch->numbers[i], 1, sample);
-        batch->numbers[kept] = batch->numbers[i];
-        if (status == STATUS_OK)
-            kept++;
-        else
-            source_sample_free(sample);
-        TRY(tolerate(batch->data, status));
-    }
-    batch->count = kept;
-    return STATUS_OK;
-}
-
-/* Sets the shape and the type from the first sample of the batch that can be decoded, and makes room for
- * MEASURED_AT_ONCE samples. Leaves the batch empty if no sample can be decoded. */
-static enum status begin_measuring(struct intake *batch)
-{
-    struct data *data = batch->data;
-    struct data_set *set = &data->sets[DATA_TRAIN];
-    while (data->sample_values == 0 && batch->count > 0) {
-        struct image image;
-        enum status status =
-            decode(data, DATA_TRAIN, &batch->samples[0], batch->numbers[0], batch->scratch, &image);
-        if (status == STATUS_OK)
-            status = set_shape(data, DATA_TRAIN, &image);
-        if (status != STATUS_OK)
-            TRY(tolerate(data, name_sample(batch, 0, status)));
-        if (data->sample_values == 0)
-            remove_first(batch);
-    }
-    if (batch->count == 0 || set->values)
-        return STATUS_OK;
-    set->values = malloc(MEASURED_AT_ONCE * data->sample_bytes);
-    set->labels = malloc(MEASURED_AT_ONCE * sizeof *set->labels);
-    return ALLOCATED(set->values && set->labels, "out of memory for %d samples", MEASURED_AT_ONCE);
-}
-
 /* Decodes the samples in batch->numbers, and adds them to data->sums in their order. */
 static enum status measure_batch(struct intake *batch)
 {
     struct data *data = batch->data;
-    TRY(read_measured(batch));
-    TRY(begin_measuring(batch));
+    struct data_set *set = &data->sets[DATA_TRAIN];
+    TRY(read_batch(batch));
+    TRY(find_shape(batch));
+    if (batch->count > 0 && !set->values) {
+        set->values = malloc(MEASURED_AT_ONCE * data->sample_bytes);
+        set->labels = malloc(MEASURED_AT_ONCE * sizeof *set->labels);
+        TRY(ALLOCATED(set->values && set->labels, "out of memory for %d samples", MEASURED_AT_ONCE));
+    }
     parallel_for(batch->threads, batch->count, try_to_store, batch);
     for (uint64_t i = 0; i < batch->count; i++) {
         enum status status = batch->failed[i] ? store(batch, i, batch->scratch) : STATUS_OK;
         if (status != STATUS_OK) {
-            TRY(tolerate(data, name_sample(batch, i, status)));
+            TRY(skip(batch, name_sample(batch, i, status)));
             continue;
         }
-        const uint8_t *values = (uint8_t *)data->sets[DATA_TRAIN].values + i * data->sample_bytes;
+        const uint8_t *values = (uint8_t *)set->values + i * data->sample_bytes;
         for (uint32_t c = 0; c < data->shape.channels; c++)
             data_add_sums(data, values, c, &data->sums[c]);
         data->measured++;
@@ -730,6 +703,7 @@ enum status data_measure(struct source_reader *reader, const struct data_list *l
     batch->reader = reader;
     batch->data = data;
     batch->part = DATA_TRAIN;
+    batch->measured = true;
     batch->threads = threads;
     batch->scratch = scratch;
     enum status status = measure_all(list, batch);
