@@ -104,7 +104,7 @@ Test(config, names_of_other_commands_are_explained)
         const char *options, *words;
     } cases[] = {
         {"--variant shards --depth 3", "unknown option '--depth'; did you mean '--iodepth'?"},
-        {"--variant shards --tensor raw", "--tensor is an option of the workload ops"},
+        {"--variant shards --norm-min 1", "--norm-min is an option of the workload ops"},
         {"--prepare x --samples 2 --layout nhwc", "--layout is an option of --from synth"},
         {"--workload load --variant all --store shards",
          "--store is an option of --prepare; --prepare --help lists its options"},
