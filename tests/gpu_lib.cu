@@ -352,7 +352,7 @@ static void plant_faults(struct fdsl_source *source)
     std::vector<struct taken> other = right;
     other[3].images[77] ^= 1;
     const bool value = !(other == right);
-    std::swap(other = right, other);
+    other = right;
     std::swap(other[1], other[2]);
     const bool order = !(other == right);
     bool early = false, unwaited = false;

@@ -423,9 +423,9 @@ struct fdsl_source;
 struct fdsl_stream;
 struct fdsl_batch;
 
-/* Returns the warnings of the calling thread's latest fdsl_source_open(), fdsl_stream_open(),
- * fdsl_stream_next() or fdsl_stream_fill(), one per line; "" if there were none. The library prints nothing.
- */
+/* Returns the warnings of the calling thread's latest fdsl_source_open(), fdsl_images_open(),
+ * fdsl_stream_open(), fdsl_stream_next() or fdsl_stream_fill(), one per line; "" if there were none. The
+ * library prints nothing. */
 FDSL_API const char *fdsl_warnings(void);
 
 /* Set the defaults. `size` is the size of the struct. FDSL_INVALID if the pointer is NULL or the library does

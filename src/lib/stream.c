@@ -962,9 +962,10 @@ enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream)
         return lib_relay(status);
     pthread_mutex_lock(&stream->lock);
     const bool held = batch->held;
-    if (held) { /* with the lock, so that no other thread frees the stream */
-        batch->held = false;
+    if (held) /* with the lock, so that no other thread frees the stream */
         status = release(batch, cuda_stream);
+    if (held && status == STATUS_OK) {
+        batch->held = false;
         stream->held--;
     }
     const bool unused = held && stream->closed && stream->held == 0;
