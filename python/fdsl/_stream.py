@@ -386,8 +386,8 @@ class _Stream:
             _warn()
         return _Batch(memory, info.count, info.masked)
 
-    def fill(self, images: int, labels: int, stream: Optional[int]) -> Optional[int]:
-        """Copies the next batch to two addresses, on a CUDA stream. Returns the number of images; None at the end of an
+    def fill(self, images: int, labels: Optional[int], stream: Optional[int]) -> Optional[int]:
+        """Copies the next batch to two addresses, on a CUDA stream. Returns the number of samples; None at the end of an
         epoch."""
         count = ctypes.c_uint32()
         if self._await(lib.fdsl_stream_fill, images, labels, count, stream) == END:
