@@ -314,12 +314,12 @@ class _BatchMemory(_Memory):
     def batch(self) -> int:
         return self.handle.value or 0
 
-    def __del__(self, free: Any = lib.fdsl_batch_release, getpid: Any = os.getpid) -> None:
+    def __del__(self, free: Any = lib.fdsl_batch_release, getpid: Any = os.getpid, allocate: Any = _Memory) -> None:
         batch = self.batch
         if batch and getpid() == self.process:
             self.live.pop(batch, None)
             if self.shared:
-                _Memory(self.device, 1)  # CUDA waits for the work on all streams when it frees this memory
+                allocate(self.device, 1)  # CUDA waits for the work on all streams when it frees this memory
             free(batch, None)
 
 
