@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 import pytest
-from conftest import DIGITS, PROGRAM, broken_digits, resident_bytes, run_python
-from test_gpu import busy, free_bytes, gpu, small, with_torch
+from conftest import DIGITS, PROGRAM, broken_digits, resident_bytes, run_python, small
+from test_gpu import busy, free_bytes, gpu, with_torch
 
 import fdsl
 
