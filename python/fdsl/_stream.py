@@ -322,12 +322,12 @@ class _BatchMemory(_Memory):
     def batch(self) -> int:
         return self.handle.value or 0
 
-    def __del__(self, free: Any = lib.fdsl_batch_release, getpid: Any = os.getpid) -> None:
+    def __del__(self, free: Any = lib.fdsl_batch_release, getpid: Any = os.getpid, allocate: Any = _Memory) -> None:
         batch = self.batch
         if batch and getpid() == self.process:
             self.live.pop(batch, None)
             if self.shared:
-                _Memory(self.device, 1)  # CUDA waits for the work on all streams when it frees this memory
+                allocate(self.device, 1)  # CUDA waits for the work on all streams when it frees this memory
             free(batch, None)
 
 
@@ -394,8 +394,8 @@ class _Stream:
             _warn()
         return _Batch(memory, info.count, info.masked)
 
-    def fill(self, images: int, labels: int, stream: Optional[int]) -> Optional[int]:
-        """Copies the next batch to two addresses, on a CUDA stream. Returns the number of images; None at the end of an
+    def fill(self, images: int, labels: Optional[int], stream: Optional[int]) -> Optional[int]:
+        """Copies the next batch to two addresses, on a CUDA stream. Returns the number of samples; None at the end of an
         epoch."""
         count = ctypes.c_uint32()
         if self._await(lib.fdsl_stream_fill, images, labels, count, stream) == END:

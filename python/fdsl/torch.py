@@ -90,8 +90,8 @@ class Loader(_stream.Loader):
             stream = torch.cuda.current_stream(device).cuda_stream
         dtype: torch.dtype = getattr(torch, self.dtype)
         images = torch.empty((capacity, *self.shape), dtype=dtype, device=device, **pinned)
-        labels = torch.empty(capacity, dtype=torch.int64, device=device, **pinned)
-        count = self._stream.fill(images.data_ptr(), labels.data_ptr(), stream)
+        labels = torch.empty(capacity if self._stream.labelled else 0, dtype=torch.int64, device=device, **pinned)
+        count = self._stream.fill(images.data_ptr(), labels.data_ptr() if self._stream.labelled else None, stream)
         if count is None:
             return None
         if self._arguments["on_error"] == "mask":

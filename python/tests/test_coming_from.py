@@ -73,13 +73,13 @@ def test_an_example_runs(when: str, name: str, code: str, folder: pathlib.Path) 
     for library in name.split(",") if when == "before" else []:
         if not installed(library):
             pytest.skip(f"{library} is not installed")
-    if "train.beton" in code:
-        write_beton(folder)
     cuda = REAL and bool(__import__("torch").cuda.is_available())
     if not cuda:
-        if "nvidia.dali" in name and when == "before":
-            pytest.skip("DALI needs a GPU")
+        if when == "before" and name in ("nvidia.dali", "ffcv"):
+            pytest.skip(f"the example of {name} needs a GPU")
         code = code.replace('"cuda"', '"cpu"')
+    if "train.beton" in code:
+        write_beton(folder)
     preamble = next(text for kind, _, text in BLOCKS if not kind)
     setting = SETTING.format(tests=str(ROOT / "python" / "tests"), real=REAL)
     check = f"\nassert len(seen) == {PHOTOS} and sorted(seen) == sorted(list(range(10)) * {PHOTOS // 10}), sorted(seen)\n"

@@ -97,11 +97,18 @@ def test_kernels_of_the_paper_take_consecutive_numbers(name: str) -> None:
                 torch.empty((2, *g.shape), dtype=torch.uint8, device="cuda:0"),
                 next=torch.zeros(1, dtype=torch.int64, device="cuda:0"),
             )
-        from fdsl.torch import Loader
 
-        with pytest.raises((ValueError, fdsl.Unavailable), match="shuffle: "):
-            Loader(g, 3)
-        assert len(list(Loader(g, 3, shuffle=False))) == 3
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("name", ["gbase", "bat"])
+def test_loaders_use_the_kernels_of_the_paper(name: str, shuffle: bool) -> None:
+    words: dict[str, Any] = {"classes": 7, "res": 96, "count": 40}
+    loader = fdsl.Loader(fdsl.Images(**words, generator=name), 16, device=0, seed=2, shuffle=shuffle)
+    cpu = fdsl.Loader(fdsl.Images(**words), 16, seed=2, shuffle=shuffle)
+    for (images, labels), (_, numbers) in zip(loader, cpu):
+        assert labels.tolist() == numbers.tolist() and images.numpy().any(axis=(1, 2, 3)).all()
+    with pytest.raises((ValueError, fdsl.Unavailable), match="generator: "):
+        fdsl.Loader(fdsl.Images(**words, generator=name), 16)
 
 
 def test_arrays_outlive_their_generator() -> None:

@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 import pytest
-from conftest import DIGITS, PROGRAM, broken_digits, resident_bytes, run_python
-from test_gpu import busy, free_bytes, gpu, small, with_torch
+from conftest import DIGITS, PROGRAM, broken_digits, resident_bytes, run_python, small
+from test_gpu import busy, free_bytes, gpu, with_torch
 
 import fdsl
 
@@ -303,12 +303,11 @@ def test_torch_does_not_wait_for_the_gpu(digits: pathlib.Path) -> None:
         (fdsl.Images(5, count=DIGITS, res=64), {"seed": 9}),
     ):
         loader = Loader(source, 16, device="cuda", prefetch=4, **words)
-        iterator = iter(loader)
-        next(iterator)
-        time.sleep(0.5)  # batches are ready
-        torch.cuda.synchronize()
-        stream = torch.cuda.Stream()
+        iterator, stream = iter(loader), torch.cuda.Stream()
         with torch.cuda.stream(stream):
+            next(iterator)  # PyTorch allocates memory for this stream
+            time.sleep(0.5)  # batches are ready
+            torch.cuda.synchronize()
             busy(torch)
             next(iterator)
             assert not stream.query(), type(source)
@@ -418,26 +417,31 @@ def test_torch_host_time_per_batch() -> None:
 
 
 def test_torch_rate(photos: pathlib.Path) -> None:
-    """Prints the rate of JPEG shards to tensors, and that of the program."""
+    """From JPEG shards to tensors, compared with the program. Both in turn, because the machine may be busy at times."""
     torch = with_torch()
     from fdsl.torch import Loader
 
     crop = fdsl.RandomResizedCrop(224, flip=True)
-    loader = Loader(fdsl.Shards(photos / "m"), 256, seed=1, transforms=crop, device="cuda", prefetch=4)
+    loader = Loader(fdsl.Shards(photos / "m"), 100, seed=1, transforms=crop, device="cuda", prefetch=4)
     list(loader)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    count = sum(len(labels) for _ in range(40) for _, labels in loader)
-    torch.cuda.synchronize()
-    rate = count / (time.perf_counter() - begin)
-    assert count == 40 * PHOTOS
     words = (
-        f"--workload load --variant stream-gpu --data {photos / 'm'} --batch 256 --seed 1 --out-res 224 --channels 3 "
-        "--fit random-resized-crop --augment --epochs 40 --prefetch 4 --max-time 10 --format json"
+        f"--workload load --variant stream-gpu --data {photos / 'm'} --batch 100 --seed 1 --out-res 224 --channels 3 "
+        "--fit random-resized-crop --epochs 40 --prefetch 4 --max-time 6 --format json"
     )
-    done = subprocess.run([PROGRAM, *words.split()], capture_output=True, text=True)
-    print(f"\nJPEG shards to tensors of 224 x 224: {rate:.0f} images/s in Python; the program: {done.stdout or done.stderr}")
-    assert rate > 100
+    shares = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        count = sum(len(labels) for _ in range(40) for _, labels in loader)
+        torch.cuda.synchronize()
+        rate = count / (time.perf_counter() - begin)
+        assert count == 40 * PHOTOS
+        done = subprocess.run([PROGRAM, *words.split()], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        program = json.loads(done.stdout)["rows"][-1]["items_per_s"]
+        shares.append(rate / program)
+        print(f"\nJPEG shards to tensors of 224 x 224: {rate:.0f} images/s in Python, {program:.0f} in the program")
+    assert statistics.median(shares) > 0.8
 
 
 # ---- CuPy and JAX ----

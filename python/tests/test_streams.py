@@ -196,7 +196,7 @@ def streams(recorder: Recorder, monkeypatch: Any) -> Recorder:
         recorder.calls.append(("release", stream))
         lib.fdsl_batch_release(batch, None)
 
-    monkeypatch.setattr(_stream._BatchMemory.__del__, "__defaults__", (release, os.getpid))
+    monkeypatch.setattr(_stream._BatchMemory.__del__, "__defaults__", (release, os.getpid, _array._Memory))
     return recorder
 
 
