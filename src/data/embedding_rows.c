@@ -235,8 +235,7 @@ static inline void store(float value, enum dtype type, uint8_t *out, uint32_t i)
 }
 
 /* Converts a row. Each case is a loop of its own, without a test per value. */
-static void convert(const uint8_t *restrict row, enum dtype from, enum dtype to, uint32_t columns,
-                    uint8_t *restrict out)
+static void convert_plainly(const void *row, enum dtype from, enum dtype to, uint32_t columns, void *out)
 {
 #define CASE(FROM, TO)                         \
     if (from == (FROM) && to == (TO))          \
@@ -261,7 +260,7 @@ static void deliver(const struct row_generator *self, const uint8_t *row, uint8_
     if (from == to)
         memcpy(out, row, bytes);
     else
-        convert(row, from, to, columns, out);
+        rows->convert(row, from, to, columns, out);
     memset(out + bytes, 0, self->out_bytes - bytes);
 }
 
@@ -369,6 +368,7 @@ enum status embedding_rows_open(const struct embedding_rows *rows, struct genera
     TRY(ALLOCATED(self, "out of memory"));
     self->generator.type = &row_generator_type;
     self->rows = *rows;
+    self->rows.convert = rows->convert ? rows->convert : convert_plainly;
     self->row_bytes = embeddings_row_bytes(rows->set);
     self->out_bytes = rows->width * dtype_bytes(rows->to);
     self->read_rows = self->row_bytes < READ_BYTES ? READ_BYTES / self->row_bytes : 1;
