@@ -859,6 +859,30 @@ Test(lib_rows, threads_share_a_source)
     fdsl_source_close(source);
 }
 
+#ifndef FDSL_SANITIZED
+static void *use_all(void *context)
+{
+    (void)context;
+    struct fdsl_source *source = opened_rows("x.npy", "y.npy");
+    open_and_leave(source);
+    fdsl_source_close(source);
+    return NULL;
+}
+
+/* Programs may call the library in threads with small stacks. */
+Test(lib_rows, a_stack_of_64_kib_is_enough)
+{
+    prepare();
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    cr_assert_eq(pthread_attr_setstacksize(&attributes, 65536), 0);
+    cr_assert_eq(pthread_create(&thread, &attributes, use_all, NULL), 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attributes);
+}
+#endif
+
 Test(lib_rows, a_forked_child_gets_an_error)
 {
     prepare();

@@ -77,6 +77,17 @@ static const struct ops_kernel *const kernels[ISAS] = {
 #endif
 };
 
+void ops_convert_fast(const struct ops_format *format, const void *row, uint8_t *values, uint8_t *scales)
+{
+    static const struct ops_kernel *fastest; /* isa_best() takes longer than a row */
+    const struct ops_kernel *kernel = __atomic_load_n(&fastest, __ATOMIC_RELAXED);
+    if (!kernel) {
+        kernel = kernels[isa_best()];
+        __atomic_store_n(&fastest, kernel, __ATOMIC_RELAXED);
+    }
+    kernel->convert(format, row, values, scales);
+}
+
 /* ---- Set-up ---- */
 
 /* Returns whether no step writes results per output row. */

@@ -211,7 +211,7 @@ struct call {
     atomic_uint_least64_t failed; /* least position of a row that could not be read; UINT64_MAX: none */
 };
 
-static float load(const uint8_t *row, enum dtype type, uint32_t i)
+static inline float load(const uint8_t *row, enum dtype type, uint32_t i)
 {
     float value;
     uint16_t bits;
@@ -223,7 +223,7 @@ static float load(const uint8_t *row, enum dtype type, uint32_t i)
     return type == DTYPE_F16 ? half_to_float(bits) : bf16_to_float(bits);
 }
 
-static void store(float value, enum dtype type, uint8_t *out, uint32_t i)
+static inline void store(float value, enum dtype type, uint8_t *out, uint32_t i)
 {
     if (type == DTYPE_F32) {
         const uint32_t bits = value != value ? 0x7FFFFFFF : float_bits(value);
@@ -232,6 +232,22 @@ static void store(float value, enum dtype type, uint8_t *out, uint32_t i)
     }
     const uint16_t bits = type == DTYPE_F16 ? half_from_float(value) : bf16_from_float(value);
     memcpy(out + 2 * (size_t)i, &bits, sizeof bits);
+}
+
+/* Converts a row. Each case is a loop of its own, without a test per value. */
+static void convert_plainly(const void *row, enum dtype from, enum dtype to, uint32_t columns, void *out)
+{
+#define CASE(FROM, TO)                         \
+    if (from == (FROM) && to == (TO))          \
+        for (uint32_t i = 0; i < columns; i++) \
+    store(load(row, FROM, i), TO, out, i)
+    CASE(DTYPE_F32, DTYPE_F16);
+    CASE(DTYPE_F32, DTYPE_BF16);
+    CASE(DTYPE_F16, DTYPE_F32);
+    CASE(DTYPE_F16, DTYPE_BF16);
+    CASE(DTYPE_BF16, DTYPE_F32);
+    CASE(DTYPE_BF16, DTYPE_F16);
+#undef CASE
 }
 
 /* Converts and pads a row. */
@@ -243,8 +259,8 @@ static void deliver(const struct row_generator *self, const uint8_t *row, uint8_
     const size_t bytes = columns * dtype_bytes(to);
     if (from == to)
         memcpy(out, row, bytes);
-    for (uint32_t i = 0; from != to && i < columns; i++)
-        store(load(row, from, i), to, out, i);
+    else
+        rows->convert(row, from, to, columns, out);
     memset(out + bytes, 0, self->out_bytes - bytes);
 }
 
@@ -352,6 +368,7 @@ enum status embedding_rows_open(const struct embedding_rows *rows, struct genera
     TRY(ALLOCATED(self, "out of memory"));
     self->generator.type = &row_generator_type;
     self->rows = *rows;
+    self->rows.convert = rows->convert ? rows->convert : convert_plainly;
     self->row_bytes = embeddings_row_bytes(rows->set);
     self->out_bytes = rows->width * dtype_bytes(rows->to);
     self->read_rows = self->row_bytes < READ_BYTES ? READ_BYTES / self->row_bytes : 1;

@@ -40,6 +40,9 @@ struct embedding_rows {
     enum dtype to;         /* DTYPE_F32, DTYPE_F16 or DTYPE_BF16 */
     uint32_t width;        /* values per row that is delivered, at least set->columns; the rest is 0 */
     int threads;           /* at least 1 */
+
+    /* Converts `columns` values; NULL: a plain loop. Must give the same bits. Thread safe. */
+    void (*convert)(const void *row, enum dtype from, enum dtype to, uint32_t columns, void *out);
 };
 
 /* Opens the generator. Its calls take a list of numbers below set->rows. They round to nearest, ties to even;

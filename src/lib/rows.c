@@ -11,6 +11,7 @@
 #include "data/embedding_rows.h"
 #include "data/embeddings.h"
 #include "data/generated_stream.h"
+#include "ops/job.h"
 #include "ops/row_batches.h"
 #include "ops/rows_device.h"
 #include "ops/select.h"
@@ -603,6 +604,20 @@ uint32_t rows_order_at(const struct rows_order *order, uint32_t position)
     return number_at(order->rows, order->shuffle ? permutation_at(&order->permutation, position) : position);
 }
 
+#if defined(_OPENMP) && defined(HAVE_XXHASH)
+static void convert_fast(const void *row, enum dtype from, enum dtype to, uint32_t columns, void *out)
+{
+    const struct ops_format format = {.from = from,
+                                      .to = to == DTYPE_F32   ? OPS_F32
+                                            : to == DTYPE_F16 ? OPS_F16
+                                                              : OPS_BF16,
+                                      .columns = columns};
+    ops_convert_fast(&format, row, out, NULL);
+}
+#else
+#define convert_fast NULL
+#endif
+
 /* Opens a stream in the memory of a device. */
 static enum status open_device_stream(const struct rows *rows, const struct fdsl_stream_config *config,
                                       const struct rows_format *format, const struct rows_plan *plan,
@@ -643,8 +658,11 @@ enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_c
                              struct stream **stream, struct device_batches **batches)
 {
     const struct rows_set *shared = rows->shared;
-    struct embedding_rows reader = {
-        .set = shared->set, .labels = shared->labels, .to = format->type, .width = format->width};
+    struct embedding_rows reader = {.set = shared->set,
+                                    .labels = shared->labels,
+                                    .to = format->type,
+                                    .width = format->width,
+                                    .convert = convert_fast};
     struct generated_stream_request request = {.count = (uint32_t)shared->set->rows,
                                                .sample_bytes = format->width * dtype_bytes(format->type),
                                                .type = format->type,

@@ -193,6 +193,10 @@ static inline uint64_t duplicates_slots(uint64_t count)
  */
 void duplicates_drop(int threads, const uint64_t *hashes, uint64_t count, uint8_t *kept, uint64_t *table);
 
+/* Converts a row with the vector instructions of this machine: the bits of ops_convert_row(). Only in builds
+ * with OpenMP and xxHash. Thread safe. */
+void ops_convert_fast(const struct ops_format *format, const void *row, uint8_t *values, uint8_t *scales);
+
 /* Measures STREAM triad, a[i] = b[i] + 3 c[i], on `threads` threads: 24 bytes per element, the best of a few
  * repetitions. The three arrays together have `bytes` bytes, but at least 192 KiB and at most 384 MiB.
  * STATUS_EXHAUSTED if memory runs out. */
