@@ -264,7 +264,7 @@ Test(lib_process, exports_only_its_functions_and_needs_few_libraries)
            root);
     cr_expect_str_eq(out, "");
     EXPECT(0, "nm -D --defined-only %s/build/lib/libfdsl.so | grep -c ' T fdsl_'", root);
-    cr_expect_str_eq(out, "39\n");
+    cr_expect_str_eq(out, "41\n");
     EXPECT(0,
            "readelf -d %s/build/lib/libfdsl.so | grep NEEDED | grep -vE "
            "'\\[(lib(c|m|dl|rt|pthread|png16|jpeg|webp|jansson|z)[.]so|ld-linux)'; :",
