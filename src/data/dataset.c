@@ -124,8 +124,7 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 
 enum status dataset_check_cancelled(const struct dataset *dataset)
 {
-    const atomic_bool *cancelled = dataset->options ? dataset->options->cancelled : NULL;
-    return cancelled && atomic_load(cancelled)
+    return dataset->cancel && atomic_load(&dataset->cancel->set)
                ? status_set(STATUS_FAILED, "%s: reading was stopped", dataset->path)
                : STATUS_OK;
 }
@@ -716,6 +715,7 @@ static enum status begin(const char *path, bool skip, const struct members *choi
                                 .option = options && options->option ? options->option : "data",
                                 .skip = skip,
                                 .options = options,
+                                .cancel = options ? options->cancel : NULL,
                                 .url = path};
     if (!dataset->path)
         return dataset_out_of_memory();

@@ -427,7 +427,7 @@ static struct http_request request_for(const struct remote *remote, const char *
                                  .explained = remote->service != SERVICE_WEB,
                                  .region = remote->service == SERVICE_S3 ? remote->region : NULL,
                                  .sign = is_signed ? sign : NULL,
-                                 .cancelled = remote->options.cancelled,
+                                 .cancelled = remote->options.cancel ? &remote->options.cancel->set : NULL,
                                  .signer = remote};
 }
 
@@ -1138,11 +1138,11 @@ static bool is_stopped(void *context)
 {
     const struct waiter *waiter = context;
     pthread_mutex_t *lock = &waiter->remote->lock;
-    const atomic_bool *cancelled = waiter->remote->options.cancelled;
+    const struct remote_cancel *cancel = waiter->remote->options.cancel;
     pthread_mutex_lock(lock);
     const bool stopped = waiter->stopped && *waiter->stopped;
     pthread_mutex_unlock(lock);
-    return stopped || (cancelled && atomic_load(cancelled));
+    return stopped || (cancel && atomic_load(&cancel->set));
 }
 
 static enum status read_to_cache(struct remote *remote, struct remote_file *file, const bool *stopped,

@@ -19,6 +19,12 @@
 #define REMOTE_CACHE_DIR   OPTION_OR_FIELD("--cache-dir", "cache_dir")
 #define REMOTE_CACHE_BYTES OPTION_OR_FIELD("--cache-bytes", "cache_bytes")
 
+/* Another thread sets `set` to end all functions below that wait: they return STATUS_FAILED within about a
+ * second. */
+struct remote_cancel {
+    atomic_bool set;
+};
+
 struct remote_options {
     const char *option;    /* the option that names the data set, for messages; NULL: "data" */
     uint32_t connections;  /* 0: REMOTE_CONNECTIONS */
@@ -27,9 +33,7 @@ struct remote_options {
     bool frozen;           /* read from the cache, but do not change it: read other files into memory */
     bool unlisted;         /* the URL is a folder whose files the caller names; do not list it */
 
-    /* When another thread sets this flag, all functions below that wait return STATUS_FAILED within about a
-     * second. It must be valid until remote_close(). NULL: they cannot be stopped. */
-    const atomic_bool *cancelled;
+    const struct remote_cancel *cancel; /* valid until remote_close(); NULL: the functions cannot be ended */
 
     /* Called by remote_open() before it uses another library; a failure is relayed. NULL: nothing to do. */
     enum status (*prepare)(const char *url);

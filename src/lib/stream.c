@@ -41,7 +41,7 @@ struct fdsl_source {
     uint64_t hash;
     atomic_uint users; /* the caller, and each stream */
     pid_t process;
-    atomic_bool cancelled;   /* for struct remote_options */
+    struct remote_cancel cancel;
     struct opening *opening; /* of fdsl_source_begin(); NULL when fdsl_source_wait() has returned FDSL_OK */
 };
 
@@ -106,7 +106,7 @@ static void release_source(struct fdsl_source *source)
 {
     if (atomic_fetch_sub(&source->users, 1) > 1)
         return;
-    atomic_store(&source->cancelled, true);
+    atomic_store(&source->cancel.set, true);
     free_opening(source->opening);
     images_free(&source->images);
     rows_free(source->rows);
@@ -172,7 +172,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     self->remote = (struct remote_options){.option = "path",
                                            .cache_dir = self->cache_dir,
                                            .cache_bytes = config->cache_bytes,
-                                           .cancelled = &self->cancelled,
+                                           .cancel = &self->cancel,
                                            .prepare = late_open};
     TRY(members_parse(config->image, config->label, NULL, &members));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
