@@ -21,6 +21,8 @@ struct generated_rows {
     uint64_t bad, duplicates; /* shares of the rows, times 2^32 */
 };
 
+FDSL_C_BEGIN
+
 /* Returns the definition of the rows. `bad` and `duplicates` are shares of the rows, from 0 to 1. */
 struct generated_rows generated_begin(uint64_t seed, uint32_t columns, enum dtype dtype, double bad,
                                       double duplicates);
@@ -35,6 +37,8 @@ uint64_t generated_source(const struct generated_rows *rows, uint64_t row);
 
 /* Writes the `columns` values of a row, in the type `dtype`. */
 void generated_fill(const struct generated_rows *rows, uint64_t row, void *values);
+
+FDSL_C_END
 
 /* ---- Verification ---- */
 
