@@ -136,6 +136,19 @@ def test_half_files_and_tensors_by_name(tmp_path: pathlib.Path) -> None:
     assert len(fdsl.Embeddings(os.fspath(tmp_path), tensor="o*")) == 2
 
 
+@pytest.mark.parametrize("save", [numpy.savez, numpy.savez_compressed])
+def test_archives_have_rows_and_labels(tmp_path: pathlib.Path, values: Any, labels: Any, save: Any) -> None:
+    save(tmp_path / "x.npz", emb=values, y=labels)
+    rows, given = all_rows(fdsl.Embeddings(tmp_path / "x.npz", "emb", "y"))
+    assert same(rows, values) and (given == labels).all()
+
+
+def test_doubles_become_floats(tmp_path: pathlib.Path, values: Any) -> None:
+    finite = values[numpy.isfinite(values).all(axis=1)].astype("f8") * (1 + 1e-9)
+    numpy.save(tmp_path / "d.npy", finite)
+    assert same(all_rows(fdsl.Embeddings(tmp_path / "d.npy"))[0], finite.astype("f4"))
+
+
 def test_shuffled_batches_are_a_permutation(path: pathlib.Path, values: Any) -> None:
     data = fdsl.Embeddings(path)
     epochs = []

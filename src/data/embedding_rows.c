@@ -85,7 +85,7 @@ static enum status read_labels(const struct tensor_file *file, const struct tens
         return status_set(STATUS_USAGE, "there are more labels than the %" PRIu64 " rows", labels->room);
     FREED uint8_t *values = malloc(tensor->bytes + 1);
     TRY(ALLOCATED(values, "out of memory for the labels"));
-    TRY(tensor_file_read(file, tensor->offset, values, tensor->bytes));
+    TRY(tensor_read(file, tensor, values));
     return add_labels(type, values, tensor->shape[0], labels);
 }
 
