@@ -37,6 +37,7 @@ struct entry {
     uint64_t used;  /* time of the latest use, by a counter of uses */
     int fd;
     bool opening;
+    atomic_bool ready;      /* with keeps_all: the shard is open, and stays open until the end */
     uint64_t device, inode; /* of the open file */
     struct failure failure; /* why it could not be opened, for the threads that waited for that */
 };
@@ -74,6 +75,7 @@ struct set_files {
     uint32_t *entry_of; /* by the number of the file; NONE: the file is not open. NULL: no shards */
     struct entry *entries;
     uint32_t capacity, count; /* entries, and those that are not free */
+    bool keeps_all;           /* each shard has the entry of its number, and stays open */
     uint64_t bytes, clock;    /* total size of the files in entries; counter of uses */
 };
 
@@ -123,7 +125,6 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
     const uint64_t limit = lanes_bytes < BLOCKS_MAX ? lanes_bytes : BLOCKS_MAX;
     if (order->lanes == 0 || dataset->sample_count == 0)
         return STATUS_OK;
-    atomic_init(&self->round, 1);
     self->block_bytes = choose_block(dataset, order, limit);
     if (self->block_bytes == 0)
         return STATUS_OK;
@@ -143,7 +144,6 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
     if (self->group_count == 0)
         return STATUS_OK;
     self->groups = aligned_alloc(64, self->group_count * sizeof *self->groups);
-    self->compared = calloc(dataset->file_count, sizeof *self->compared);
     const uint64_t bytes = (set_files_block_bytes(self) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     self->block_memory = aligned_alloc(HUGE_PAGE, bytes);
     if (self->block_memory) /* samples are copied from all over the memory; a failure changes only the speed
@@ -155,8 +155,7 @@ static enum status open_blocks(struct set_files *self, const struct set_files_or
         for (uint32_t w = 0; w < BLOCK_WAYS; w++)
             self->groups[g].blocks[w] = (struct block){.name = NO_BLOCK};
     }
-    return ALLOCATED(self->groups && self->compared && self->block_memory,
-                     "out of memory for blocks of shards");
+    return ALLOCATED(self->groups && self->block_memory, "out of memory for blocks of shards");
 }
 
 static void close_blocks(struct set_files *files)
@@ -164,7 +163,6 @@ static void close_blocks(struct set_files *files)
     for (uint32_t g = 0; files->groups && g < files->group_count; g++)
         pthread_mutex_destroy(&files->groups[g].lock);
     free(files->groups);
-    free(files->compared);
     free(files->first_block);
     free(files->block_memory);
 }
@@ -173,10 +171,12 @@ static void close_blocks(struct set_files *files)
 static enum status open_entries(struct set_files *self, uint32_t threads)
 {
     self->capacity = capacity_of(self->dataset, threads);
+    self->keeps_all = !self->dataset->remote && self->capacity >= self->dataset->file_count;
     self->entries = calloc(self->capacity, sizeof *self->entries);
+    self->compared = calloc((size_t)self->dataset->file_count + 1, sizeof *self->compared);
     self->entry_of = malloc(((size_t)self->dataset->file_count + 1) * sizeof *self->entry_of);
-    TRY(ALLOCATED(self->entries && self->entry_of, "out of memory for the list of %u shards",
-                  self->dataset->file_count));
+    TRY(ALLOCATED(self->entries && self->entry_of && self->compared,
+                  "out of memory for the list of %u shards", self->dataset->file_count));
     memset(self->entry_of, 0xFF, self->dataset->file_count * sizeof *self->entry_of);
     for (uint32_t e = 0; e < self->capacity; e++)
         self->entries[e].file = NONE;
@@ -189,6 +189,7 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
     struct set_files *self = *files = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
     self->dataset = dataset;
+    atomic_init(&self->round, 1);
     self->in_memory = dataset->remote && !remote_cached(dataset->remote);
     self->limit = self->in_memory ? memory_bytes : dataset->remote ? remote_cache_bytes(dataset->remote) : 0;
     pthread_mutex_init(&self->lock, NULL);
@@ -233,6 +234,7 @@ void set_files_close(struct set_files *files)
     pthread_mutex_destroy(&files->lock);
     free(files->entry_of);
     free(files->entries);
+    free(files->compared);
     free(files);
 }
 
@@ -266,7 +268,7 @@ static struct entry *make_room(struct set_files *files, uint32_t file)
     const uint64_t bytes = files->dataset->files[file].bytes;
     while (files->entry_of[file] == NONE) {
         const bool fits = !files->limit || files->count == 0 || files->bytes + bytes <= files->limit;
-        struct entry *entry = fits ? find_free(files) : NULL;
+        struct entry *entry = files->keeps_all ? &files->entries[file] : fits ? find_free(files) : NULL;
         struct entry *oldest = entry ? NULL : find_oldest(files);
         if (entry)
             return entry;
@@ -306,6 +308,7 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
     entry->device = known ? info.st_dev : 0;
     entry->inode = known ? info.st_ino : 0;
     entry->opening = false;
+    atomic_store(&entry->ready, files->keeps_all && status == STATUS_OK);
     if (status != STATUS_OK) {
         entry->failure = status_save(status);
         files->bytes -= files->dataset->files[file].bytes;
@@ -321,6 +324,9 @@ static enum status open_shard(struct set_files *files, uint32_t file, struct ent
 static enum status take_shard(struct set_files *files, uint32_t file, struct entry **taken)
 {
     enum status status = STATUS_OK;
+    *taken = files->keeps_all ? &files->entries[file] : NULL;
+    if (*taken && atomic_load(&(*taken)->ready))
+        return STATUS_OK;
     *taken = NULL;
     pthread_mutex_lock(&files->lock);
     while (!*taken && status == STATUS_OK) {
@@ -348,6 +354,8 @@ static enum status take_shard(struct set_files *files, uint32_t file, struct ent
 
 static void release_shard(struct set_files *files, struct entry *entry)
 {
+    if (atomic_load(&entry->ready)) /* it stays open, so its users are not counted */
+        return;
     pthread_mutex_lock(&files->lock);
     if (--entry->users == 0)
         pthread_cond_broadcast(&files->changed);
@@ -378,30 +386,35 @@ static enum status fail(const struct set_files *files, const struct dataset_memb
                       files->dataset->files[member->file].name, (unsigned long long)member->offset, reason);
 }
 
-/* Compares a file with the one that dataset_check() read. `entry` is that of a local shard, which stays open:
- * the file with its name must still be the open one, because the old bytes of a shard that was replaced can
- * still be read, but the set has changed. NULL: the file was opened for this read. */
-static enum status check_unchanged(const struct set_files *files, const struct dataset_member *member, int fd,
+/* Compares a file with the one that dataset_check() read. `entry` is that of a shard that stays open; NULL:
+ * the file was opened for this read. Once per round, the file with the name of a local shard must also still
+ * be the open one: the old bytes of a shard that was replaced can still be read, but the set has changed. */
+static enum status check_unchanged(struct set_files *files, const struct dataset_member *member, int fd,
                                    const struct entry *entry)
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
     const bool local = !files->dataset->remote && !file->unpacked;
+    const uint64_t round = atomic_load(&files->round);
+    const bool by_name = local && entry && atomic_load(&files->compared[member->file]) < round;
     struct stat info = {.st_size = -1}; /* for a file that was removed */
-    if (local && entry ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
-                       : fstat(fd, &info) != 0)
+    if (by_name ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
+                : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
     const struct file_identity identity = file_identify(&info);
     bool same = identity.bytes == file->bytes;
     if (local)
         same = file_compare(&identity, &file->identity) == 0 &&
                (!entry || (entry->device == identity.device && entry->inode == identity.inode));
-    return same ? STATUS_OK
-                : fail(files, member,
-                       "the file changed after the data set was opened; start again when it is complete");
+    if (!same)
+        return fail(files, member,
+                    "the file changed after the data set was opened; start again when it is complete");
+    if (by_name)
+        atomic_store(&files->compared[member->file], round);
+    return STATUS_OK;
 }
 
 /* Reads `size` bytes of a file from the member's offset on. */
-static enum status read_at(const struct set_files *files, const struct dataset_member *member, int fd,
+static enum status read_at(struct set_files *files, const struct dataset_member *member, int fd,
                            const struct entry *entry, uint64_t size, uint8_t *bytes)
 {
     for (uint64_t done = 0; done < size;) {
@@ -553,8 +566,6 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
     TRY(take_shard(files, member->file, &entry));
     const enum status status = check_unchanged(files, member, entry->fd, entry);
     release_shard(files, entry);
-    if (status == STATUS_OK)
-        atomic_store(&files->compared[member->file], round);
     return status;
 }
 
