@@ -59,7 +59,7 @@ enum fdsl_status {
     FDSL_INVALID = 2,     /* an argument, a configuration or an input file is not valid */
     FDSL_UNAVAILABLE = 4, /* not supported by this build or this machine */
     FDSL_END = 5,         /* no error: the epoch has ended (fdsl_stream_next()) */
-    FDSL_PENDING = 6      /* no error: the next batch is not complete yet (fdsl_stream_wait()) */
+    FDSL_PENDING = 6      /* no error: the next batch is not complete yet (fdsl_stream_wait(), `wait_s`) */
 };
 
 #define FDSL_CPU          (-1) /* the device number of the CPU */
@@ -414,9 +414,10 @@ struct fdsl_stream_config {
                           * warning), if no file is named as a JPEG, or if fit is "center-crop" or out_res is
                           * 0. Bytes differ from those of "cpu" by at most 1 with "hardware", by at most 3
                           * with "hybrid". On the CPU: "auto" or "cpu" */
-    double device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
-                          * are depends only on their numbers. Below 0 (default -1): 0.85 with "hardware", 0.25
-                          * with "hybrid". With a share above 0, all files are decoded at their full size */
+    double
+        device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
+                       * are depends only on their numbers. Below 0 (default -1): 0.85 with "hardware", 0.25
+                       * with "hybrid". With a share above 0, all files are decoded at their full size */
 
     /* Random changes of images of a data set, with the bits of --rand-augment and --erasing of fdsl-bench. */
     double rand_augment; /* magnitude of RandAugment, 0 to 30; below 0 (default -1): none. CPU threads apply
@@ -429,6 +430,10 @@ struct fdsl_stream_config {
     int resident; /* rows on a device, whose source is not there already. 1: copy the rows to its memory once,
                    * as many as fit, and read only the others for each batch. 0 (default): use at most 256 MiB
                    * of its memory for this */
+
+    double wait_s; /* above 0: fdsl_stream_next() and fdsl_stream_fill() return FDSL_PENDING if the next
+                    * batch is not complete after this many seconds, at most 1e6, so that the caller can
+                    * handle signals. 0 (default): they wait as long as it takes */
 };
 
 /* The shapes of a stream. They do not change. */
