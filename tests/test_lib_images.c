@@ -318,10 +318,10 @@ Test(lib_images, states_of_other_images_are_refused)
     good(fdsl_images_open(&images, SAMPLES - 1, 0, &other));
     expect_other(other, &config, &state, "number of samples");
     images.fit = "crop";
-    expect_other(opened_images(&images, 0), &config, &state, "another format");
+    expect_other(opened_images(&images, 0), &config, &state, "another transform");
     images = images_config();
     images.dtype = "f32";
-    expect_other(opened_images(&images, 0), &config, &state, "another format");
+    expect_other(opened_images(&images, 0), &config, &state, "another transform");
     images = images_config();
     config.shuffle = 0;
     expect_other(opened_images(&images, 0), &config, &state, "shuffle_buffer");

@@ -1417,8 +1417,8 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *sta
     if (state->transform != own.transform)
         return status_set(STATUS_USAGE,
                           stream->source->rows
-                              ? "state: its rows have another format; dtype and align must be the same"
-                              : "state: its images have another format; out_res, fit, flip, rand_augment, "
+                              ? "state: it belongs to another transform; dtype and align must be the same"
+                              : "state: it belongs to another transform; out_res, fit, flip, rand_augment, "
                                 "erasing, channels, layout, dtype, mean and std must be the same");
     TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
     TRY(check_same("seed", state->seed, own.seed));
