@@ -468,15 +468,15 @@ Test(lib_images, fields_of_streams_are_checked)
 {
     struct fdsl_config images = images_config();
     struct fdsl_source *source = opened_images(&images, 0);
-    REFUSED(out_res, 24, FDSL_INVALID, "out_res: generated images");
-    REFUSED(fit, "crop", FDSL_INVALID, "fit: generated images");
+    REFUSED(out_res, 24, FDSL_INVALID, "out_res: it has no effect on generated images");
+    REFUSED(fit, "crop", FDSL_INVALID, "fit: it has no effect on generated images");
     REFUSED(fit, NULL, FDSL_INVALID, "fit: ");
-    REFUSED(flip, 1, FDSL_INVALID, "flip: generated images");
-    REFUSED(channels, 1, FDSL_INVALID, "channels: generated images");
-    REFUSED(layout, "nhwc", FDSL_INVALID, "layout: generated images");
-    REFUSED(dtype, "f32", FDSL_INVALID, "dtype: generated images");
-    REFUSED(mean[2], 0.5, FDSL_INVALID, "mean: generated images");
-    REFUSED(std[1], NAN, FDSL_INVALID, "std: generated images");
+    REFUSED(flip, 1, FDSL_INVALID, "flip: it has no effect on generated images");
+    REFUSED(channels, 1, FDSL_INVALID, "channels: it has no effect on generated images");
+    REFUSED(layout, "nhwc", FDSL_INVALID, "layout: it has no effect on generated images");
+    REFUSED(dtype, "f32", FDSL_INVALID, "dtype: it has no effect on generated images");
+    REFUSED(mean[2], 0.5, FDSL_INVALID, "mean: it has no effect on generated images");
+    REFUSED(std[1], NAN, FDSL_INVALID, "std: it has no effect on generated images");
     REFUSED(batch_size, SAMPLES + UINT32_C(4000000000), FDSL_INVALID, "batch_size: ");
     REFUSED(num_threads, -1, FDSL_INVALID, "num_threads: ");
     REFUSED(device, -2, FDSL_INVALID, "device: ");
@@ -485,6 +485,14 @@ Test(lib_images, fields_of_streams_are_checked)
     REFUSED(decoder, "hybrid", FDSL_INVALID, "decoder: ");
     REFUSED(device_share, 1.5, FDSL_INVALID, "device_share: ");
     REFUSED(device_share, NAN, FDSL_INVALID, "device_share: ");
+    REFUSED(shuffle_buffer, 100, FDSL_INVALID, "shuffle_buffer: it has no effect on generated images");
+    REFUSED(lanes, 1, FDSL_INVALID, "lanes: it has no effect on generated images");
+    REFUSED(on_error, "mask", FDSL_INVALID, "on_error: it has no effect on generated images");
+    REFUSED(shard_bytes, 1, FDSL_INVALID, "shard_bytes: it has no effect on generated images");
+    REFUSED(rand_augment, 9, FDSL_INVALID, "rand_augment: it has no effect on generated images");
+    REFUSED(rand_augment_ops, 3, FDSL_INVALID, "rand_augment_ops: it has no effect on generated images");
+    REFUSED(erasing, 0.5, FDSL_INVALID, "erasing: it has no effect on generated images");
+    REFUSED(wait_s, -1, FDSL_INVALID, "wait_s: ");
     if (fdsl_cuda_devices() == 0)
         REFUSED(device, 0, FDSL_UNAVAILABLE, "");
     fdsl_source_close(source);

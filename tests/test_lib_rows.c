@@ -1069,6 +1069,10 @@ Test(lib_rows, fields_of_images_are_refused)
     REFUSED_STREAM(on_error, "mask");
     REFUSED_STREAM(decoder, "cpu");
     REFUSED_STREAM(device_share, 0.5);
+    REFUSED_STREAM(rand_augment, 9);
+    REFUSED_STREAM(rand_augment_ops, 3);
+    REFUSED_STREAM(erasing, 0.5);
+    REFUSED_STREAM(wait_s, NAN);
     REFUSED_STREAM(resident, 2);
     REFUSED_STREAM(resident, 1); /* on the CPU */
     REFUSED_STREAM(device, -2);

@@ -833,6 +833,46 @@ Test(lib_stream, cancel_and_wait)
     fdsl_source_close(source);
 }
 
+/* With `wait_s`, calls return instead of waiting, and lose no batch. */
+Test(lib_stream, calls_that_wait_for_a_limited_time)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *patient = opened_stream(source, &config);
+    config.wait_s = 1e-9;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    struct fdsl_stream_info info = {.size = sizeof info};
+    good(fdsl_stream_describe(stream, &info));
+    static uint8_t images[ROOM], wanted[ROOM];
+    uint32_t count, others, pending = 0, turn = 0;
+    enum fdsl_status result, other;
+    do {
+        struct fdsl_batch *batch = NULL;
+        other = fdsl_stream_fill(patient, wanted, NULL, &others, NULL);
+        while ((result = turn % 2 ? fdsl_stream_next(stream, NULL, &batch)
+                                  : fdsl_stream_fill(stream, images, NULL, &count, NULL)) == FDSL_PENDING) {
+            cr_assert_null(batch);
+            pending++;
+            usleep(100);
+        }
+        cr_assert_eq(result, other);
+        if (batch) {
+            struct fdsl_tensor tensor;
+            good(fdsl_batch_tensor(batch, FDSL_IMAGES, &tensor));
+            count = (uint32_t)tensor.shape[0];
+            memcpy(images, tensor.data, (size_t)count * info.image_bytes);
+            good(fdsl_batch_release(batch, NULL));
+        }
+        cr_assert(count == others && memcmp(images, wanted, (size_t)count * info.image_bytes) == 0);
+        turn++;
+    } while (result == FDSL_OK);
+    cr_expect(result == FDSL_END && pending > 0);
+    fdsl_stream_close(stream);
+    fdsl_stream_close(patient);
+    fdsl_source_close(source);
+}
+
 Test(lib_stream, a_forked_child_needs_a_stream_of_its_own)
 {
     prepare();

@@ -21,6 +21,6 @@ from ._library import version as __version__
 from ._stream import CenterCrop, Folder, Loader, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
 
 __all__ = [
-    "Array", "CenterCrop", "Class", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "RandAugment", "RandomErasing",
-    "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices", "library_path",
+    "Array", "CenterCrop", "Class", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "RandAugment",
+    "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices", "library_path",
 ]  # fmt: skip

@@ -32,36 +32,51 @@ def _norm(norm: Any) -> tuple[float, float]:
         low, high = norm
         low, high = float(low), float(high)
     except (TypeError, ValueError):
-        raise TypeError(f"norm: it must be a pair of numbers, the smallest and the largest norm, not {norm!r}") from None
+        raise TypeError(f"norm: it must be a pair of numbers, the smallest and the largest, not {norm!r}") from None
     if not 0 <= low <= high:
         raise ValueError(f"norm: {norm!r} are not a smallest and a largest norm")
     return low, min(high, _NORM_MAX)
 
 
-def _mask(keep: Any, rows: int) -> Any:
+def _is_list(values: Any) -> bool:
+    """Returns whether an argument has several values; an array without axes has one."""
+    return hasattr(values, "__len__") and not isinstance(values, (str, bytes)) and getattr(values, "shape", None) != ()
+
+
+def _bools(keep: Any) -> Optional[memoryview]:
+    """Returns the memory of an array of bools with one axis; None if `keep` is anything else."""
+    try:
+        view = memoryview(keep.numpy() if hasattr(keep, "numpy") else keep)
+    except (TypeError, ValueError, RuntimeError, ImportError):  # a list, a tensor on a GPU, or no NumPy
+        return None
+    return view if view.format == "?" and view.ndim == 1 else None
+
+
+def _mask(keep: Any, rows: int) -> bytes:
     """Returns one byte per row: 1 if the row is kept."""
-    if isinstance(keep, (str, bytes)) or not hasattr(keep, "__len__"):
+    if not _is_list(keep):
         raise TypeError(f"keep: it must be a sequence of bools, one per row, not {type(keep).__name__}")
     if len(keep) != rows:
         raise ValueError(f"keep: it has {len(keep)} values for {rows} rows")
-    values = keep.tolist() if hasattr(keep, "tolist") else list(keep)  # a list is faster than an array of NumPy
+    view = _bools(keep)
+    if view is not None:
+        return view.tobytes()
+    values = keep.tolist() if hasattr(keep, "tolist") else list(keep)
     if not all(isinstance(value, bool) for value in values):
         raise TypeError("keep: its values must be bools; compare scores or labels with a bound first")
-    return (ctypes.c_uint8 * rows).from_buffer_copy(bytes(values))
+    return bytes(values)
 
 
 def _labels(labels: Any) -> list[int]:
-    if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
-        labels = [labels]
-    return [integer("labels", label, -(1 << 63), (1 << 63) - 1) for label in labels]
+    return [integer("labels", label, -(1 << 63), (1 << 63) - 1) for label in (labels if _is_list(labels) else [labels])]
 
 
 class Embeddings(_Source):
     """A set of embeddings: rows of values in files, and perhaps a label per row. It does not change: validate(), dedup(),
     sample(), filter(), convert() and to() return new sets, which share the files.
 
-    path           a .npy, .safetensors, .pt or .pth file, a folder with such files, a pattern, or several of these
-                   separated by ","; files of PyTorch are read as data, nothing in them is executed
+    path           a .npy, .npz, .safetensors, .pt or .pth file, a folder with such files, a pattern, or several of
+                   these separated by ","; files of PyTorch are read as data, nothing in them is executed
     tensor         the tensors to read: a name or a pattern; None: the floating-point tensors with two axes of each file, or
                    if it has none, those with one axis, each as one row
     labels         integers, one per row: the name of a tensor in the files, or the path of files such as "labels.npy";
@@ -176,7 +191,7 @@ class Embeddings(_Source):
         several. Raises ValueError if no row is left."""
         if keep is None and labels is None:
             raise ValueError("keep: name the rows with keep or labels")
-        step: dict[str, Any] = {} if keep is None else {"keep": bytes(_mask(keep, len(self)))}
+        step: dict[str, Any] = {} if keep is None else {"keep": _mask(keep, len(self))}
         return self._select(**step, **({} if labels is None else {"labels": _labels(labels)}))
 
     def convert(self, dtype: Any) -> Embeddings:

@@ -62,7 +62,7 @@ class Images(_Source):
 
 def of_generator(
     generator: Generator,
-    batches_per_epoch: int,
+    batches_per_epoch: Optional[int] = None,
     rank: int = 0,
     world_size: int = 1,
     seed: int = 0,

@@ -104,7 +104,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
         ("on_error", c_char_p), ("device", c_int), ("decoder", c_char_p), ("device_share", c_double),
         ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
-        ("resident", c_int),
+        ("resident", c_int), ("wait_s", c_double),
     ]  # fmt: skip
 
 
@@ -252,7 +252,8 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, channels, layout, dtype, mean and std must": "transforms, channels, layout and dtype must",
+    "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std must":
+        "transforms, channels, layout and dtype must",
     "lower out_res": "lower the size of transforms",
 }
 

@@ -23,7 +23,16 @@ Scale = Union[None, float, Sequence[float]]
 
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _WAIT_S = 0.1  # Python handles signals, such as that of Ctrl-C, between two waits
+_process = os.getpid()
 _HELD = 2  # batches that the caller uses without a copy: the one of the loop, and the previous one
+
+
+def _after_fork() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork)  # asking the system for each batch takes longer
 
 
 def _warn() -> None:
@@ -315,7 +324,7 @@ class _BatchMemory(_Memory):
     __slots__ = ("handle", "live")
 
     def __init__(self, device: int, live: dict[int, None]) -> None:
-        self.device, self.pointer, self.process = device, 0, os.getpid()
+        self.device, self.pointer, self.process = device, 0, _process
         self.shared, self.live, self.handle = False, live, ctypes.c_void_p()
 
     @property
@@ -346,12 +355,15 @@ class _Stream:
         source._check_open()
         handle = ctypes.c_void_p()
         self._handle = 0
-        self._process = os.getpid()
+        self._process = _process
         self._lock = allocate_lock()
         self._closing = allocate_lock()  # keeps the handle valid while close() uses it without the other lock
         self._live: dict[int, None] = {}  # batches that the caller has
         check(lib.fdsl_stream_open(source._handle, config, handle))
         self._handle = handle.value or 0
+        self._count, self._tensor = ctypes.c_uint32(), TensorStruct()
+        self._batch = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
+        self.masks = config.on_error == b"mask"
         self.info = StreamInfoStruct(ctypes.sizeof(StreamInfoStruct))
         check(lib.fdsl_stream_describe(self._handle, self.info))
         self.device = int(config.device)
@@ -361,7 +373,7 @@ class _Stream:
         self.labelled, self.field = source.labelled, ROWS if source._rows else IMAGES
 
     def check_open(self) -> None:
-        if os.getpid() != self._process:  # checked before locking, because the parent may have held the lock at fork()
+        if _process != self._process:  # checked before locking, because the parent may have held the lock at fork()
             raise Error(
                 "loader: it was opened before fork(); open another one in this process, or iterate over the loader "
                 "itself, without torch.utils.data.DataLoader"
@@ -370,26 +382,27 @@ class _Stream:
             raise ValueError("loader: it is closed")
 
     def _await(self, function: Any, *arguments: Any) -> int:
-        """Waits for the next batch, and calls a function that takes it. Returns its status, FDSL_OK or FDSL_END."""
-        while True:
-            self.check_open()
-            with self._lock:
+        """Calls a function that takes the next batch until there is one. Returns its status, FDSL_OK or FDSL_END."""
+        status: int = PENDING
+        while status == PENDING:  # after _WAIT_S
+            if _process != self._process:
                 self.check_open()
-                status = int(lib.fdsl_stream_wait(self._handle, _WAIT_S))
-                if status != PENDING:
-                    status = status or int(function(self._handle, *arguments))
-                    if status not in (0, END):
-                        fail(status)
-                    return status
+            with self._lock:
+                if not self._handle:
+                    self.check_open()
+                status = function(self._handle, *arguments)
+        if status and status != END:
+            fail(status)
+        return status
 
     def next(self) -> Optional[_Batch]:
         """Returns the next batch, for which CUDA's default stream waits; None at the end of an epoch."""
         memory = _BatchMemory(self.device, self._live)
         if self._await(lib.fdsl_stream_next, None, memory.handle) == END:
             return None
-        self._live[memory.batch] = None
-        info = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
-        check(lib.fdsl_batch_describe(memory.batch, info))
+        handle, info = memory.batch, self._batch
+        self._live[handle] = None
+        check(lib.fdsl_batch_describe(handle, info))
         if info.masked:
             _warn()
         return _Batch(memory, info.count, info.masked)
@@ -397,15 +410,15 @@ class _Stream:
     def fill(self, images: int, labels: Optional[int], stream: Optional[int]) -> Optional[int]:
         """Copies the next batch to two addresses, on a CUDA stream. Returns the number of samples; None at the end of an
         epoch."""
-        count = ctypes.c_uint32()
-        if self._await(lib.fdsl_stream_fill, images, labels, count, stream) == END:
+        if self._await(lib.fdsl_stream_fill, images, labels, self._count, stream) == END:
             return None
-        _warn()
-        return count.value
+        if self.masks:
+            _warn()
+        return int(self._count.value)
 
     def array(self, batch: _Batch, field: int) -> Array:
         """Returns a part of a batch: without a copy, unless the caller has several batches already."""
-        tensor = TensorStruct()
+        tensor = self._tensor
         check(lib.fdsl_batch_tensor(batch.memory.batch, field, tensor))
         shape, dtype = ((batch.size, *self.shape), self.dtype) if field == self.field else ((batch.size,), "int64")
         device = int(tensor.device_id) if tensor.device_type != 1 else CPU
@@ -453,8 +466,8 @@ class Loader:
     world_size        number of processes
     seed              seed of the order and of all random transforms, 0 to 2^64 - 1
     shuffle           False: the order of the files
-    shuffle_buffer    number of samples in all shuffle windows together; not used for fdsl.Images
-    lanes             number of places of the data set that are read at the same time; not used for fdsl.Images
+    shuffle_buffer    number of samples in all shuffle windows together
+    lanes             number of places of the data set that are read at the same time
     drop_last         leave out the last batch of an epoch if it is not full
     num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
     prefetch          number of batches that are prepared ahead, 1 to 1024
@@ -468,10 +481,10 @@ class Loader:
                       -1, with a RuntimeWarning for each of the first 8 such batches
     resident          rows on a device: copy them to its memory once, as many as fit
 
-    fdsl.Embeddings takes none of the arguments for images; an epoch is a permutation of all its rows, and an item is a
-    pair of the rows, of shape (count, width), and their labels, or None if they have none.
-
-    The last four but on_error describe images of files. fdsl.Images has its own format, and takes none of them.
+    decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout and on_error are for fdsl.Folder and
+    fdsl.Shards. fdsl.Images and fdsl.Embeddings take none of them: an epoch of theirs is a permutation of all samples.
+    fdsl.Images has its own format, and does not take dtype either. An item of fdsl.Embeddings is a pair of the rows, of
+    shape (count, width), and their labels, or None if they have none.
 
     Each item is a pair of fdsl.Array on the device: images of shape (count, *loader.shape), and int64 labels of shape
     (count,). The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On
@@ -520,7 +533,8 @@ class Loader:
     ) -> None:
         if not isinstance(source, _Source):
             raise TypeError(
-                f"source: it must be a data set, such as fdsl.Folder, fdsl.Shards, fdsl.Images or fdsl.Embeddings, not {type(source).__name__}"
+                "source: it must be a data set, such as fdsl.Folder, fdsl.Shards, fdsl.Images or fdsl.Embeddings, not "
+                f"{type(source).__name__}"
             )
         c = StreamConfigStruct()
         check(lib.fdsl_stream_config_init(c, ctypes.sizeof(c)))
@@ -534,7 +548,7 @@ class Loader:
         c.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 1, (1 << 31) - 1)
         c.lanes = integer("lanes", lanes, 1, 1 << 20)
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
-        c.prefetch, c.held = integer("prefetch", prefetch, 1, 1024), _HELD
+        c.prefetch, c.held, c.wait_s = integer("prefetch", prefetch, 1, 1024), _HELD, _WAIT_S
         c.on_error = _text("on_error", on_error)
         c.resident = flag("resident", resident)
         source._set_format(c, transforms, dtype, channels, layout)
@@ -668,9 +682,11 @@ class Loader:
         self._iteration += 1
         own = self._iteration
         self._stream.call(lib.fdsl_stream_seek, self._epoch, self._step)
-        while (item := self._take()) is not None:
-            last = self._step + 1 == len(self)
-            self._epoch, self._step = (self._epoch + 1, 0) if last else (self._epoch, self._step + 1)
+        take, steps = self._take, len(self)
+        while (item := take()) is not None:
+            self._step += 1
+            if self._step == steps:
+                self._epoch, self._step = self._epoch + 1, 0
             yield item
             del item  # so that the caller can free this batch while it waits for the next one
             if self._iteration != own:

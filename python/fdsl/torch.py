@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 try:
     import torch
@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 from . import _stream
 from ._generator import Generator
 from ._images import of_generator
-from ._memory import old_torch
+from ._memory import old_torch, raw_torch_stream
 
 if reason := old_torch(torch):
     raise ImportError(f"fdsl.torch: {reason}")
@@ -37,9 +37,9 @@ class Loader(_stream.Loader):
     pin_memory    for the CPU: the tensors are in pinned memory, from which PyTorch copies to a GPU without waiting
     labels        the label of a masked sample is -100, which cross_entropy() ignores
 
-    On the CPU, tensors use the memory of the library without a copy, unless pin_memory is set. On CUDA, PyTorch allocates the
-    tensors, and the library copies each batch into them on the current stream, which waits for the batch. The host never
-    waits for the GPU; it waits only if no batch is ready. The caller owns all tensors, and may keep or change them.
+    On the CPU, tensors use the memory of the library without a copy, unless pin_memory is set. On CUDA, PyTorch allocates
+    the tensors, and the library copies each batch into them on the current stream, which waits for the batch. The host
+    never waits for the GPU; it waits only if no batch is ready. The caller owns all tensors, and may keep or change them.
 
     Loader(generator, batches_per_epoch, rank=0, world_size=1, seed=0, prefetch=2, shuffle=True, count=None) delivers the
     images of a generator, on its device, in batches of `count` images (None: generator.batch). With E = batches_per_epoch *
@@ -56,25 +56,25 @@ class Loader(_stream.Loader):
 
     _label_of_masked = -100
 
-    def __init__(
-        self, source: Any, batch_size: int = 256, *positional: Any, pin_memory: bool = False, **named: Any
-    ) -> None:
+    def __init__(self, source: Any, *positional: Any, pin_memory: bool = False, **named: Any) -> None:
         if isinstance(source, Generator):
-            source, batch_size, named = of_generator(source, batch_size, *positional, **named)
-        elif positional:
+            source, batch_size, named = of_generator(source, *positional, **named)
+            positional = (batch_size,)
+        elif len(positional) > 1:
             raise TypeError("rank: give the arguments after batch_size by name")
-        super().__init__(source, batch_size, **named)
+        super().__init__(source, *positional, **named)
         if _stream.flag("pin_memory", pin_memory) and self.device != "cpu":
             self.close()
             raise ValueError(f'pin_memory: the tensors are on {self.device}; use it only with device="cpu"')
         self._arguments["pin_memory"] = pin_memory
+        self._fill = self._filler() if pin_memory or self.device != "cpu" else None
 
     if TYPE_CHECKING:
 
         def __iter__(self) -> Iterator[Batch]: ...
 
     def _take(self) -> Optional[Batch]:
-        if self.device != "cpu" or self._arguments["pin_memory"]:
+        if self._fill is not None:
             return self._fill()
         arrays = super()._take()
         if arrays is None:
@@ -82,20 +82,25 @@ class Loader(_stream.Loader):
         images, labels = arrays
         return torch.from_dlpack(images), None if labels is None else torch.from_dlpack(labels)
 
-    def _fill(self) -> Optional[Batch]:
-        """Returns the next batch in new tensors."""
-        device, capacity = torch.device(self.device), int(self._stream.info.capacity)
-        pinned, stream = {"pin_memory": device.type == "cpu"}, None
-        if device.type == "cuda":
-            stream = torch.cuda.current_stream(device).cuda_stream
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        images = torch.empty((capacity, *self.shape), dtype=dtype, device=device, **pinned)
-        labels = torch.empty(capacity if self._stream.labelled else 0, dtype=torch.int64, device=device, **pinned)
-        count = self._stream.fill(images.data_ptr(), labels.data_ptr() if self._stream.labelled else None, stream)
-        if count is None:
-            return None
-        if self._arguments["on_error"] == "mask":
-            labels.masked_fill_(labels == -1, self._label_of_masked)
-        if count < capacity:
-            images, labels = images[:count], labels[:count]
-        return images, labels if self._stream.labelled else None
+    def _filler(self) -> Callable[[], Optional[Batch]]:
+        """Returns a function that returns the next batch in new tensors. All that does not change is computed here."""
+        stream, device, empty = self._stream, torch.device(self.device), torch.empty
+        capacity, labelled, masked = int(stream.info.capacity), stream.labelled, self._label_of_masked
+        shape, dtype, index = (capacity, *self.shape), getattr(torch, self.dtype), torch.int64
+        where: dict[str, Any] = {"device": device, **({"pin_memory": True} if device.type == "cpu" else {})}
+        current = raw_torch_stream(torch) if device.type == "cuda" else lambda _: None
+
+        def fill() -> Optional[Batch]:
+            images = empty(shape, dtype=dtype, **where)
+            labels = empty(capacity, dtype=index, **where) if labelled else None
+            to = None if labels is None else labels.data_ptr()
+            count = stream.fill(images.data_ptr(), to, current(stream.device))
+            if count is None:
+                return None
+            if labels is not None and stream.masks:
+                labels.masked_fill_(labels == -1, masked)
+            if count < capacity:
+                return images[:count], None if labels is None else labels[:count]
+            return images, labels
+
+        return fill

@@ -15,6 +15,7 @@ import pytest
 from conftest import PROGRAM, resident_bytes, run_python
 
 import fdsl
+from fdsl import _embeddings
 
 numpy = pytest.importorskip("numpy")
 
@@ -218,6 +219,7 @@ def test_filter_and_sample(path: pathlib.Path, values: Any, labels: Any) -> None
     assert same(rows, values[wanted]) and (given == labels[wanted]).all()
     assert same(all_rows(data.filter([i % 2 == 0 for i in range(ROWS)]))[0], values[::2])
     assert (all_rows(data.filter(labels=4))[1] == 4).all()
+    assert (all_rows(data.filter(labels=numpy.array(4)))[1] == 4).all()
     drawn = data.sample(1000, seed=8)
     numbers = [row.tobytes() for row in all_rows(drawn)[0]]
     assert len(drawn) == 1000 and drawn.removed["unsampled"] == ROWS - 1000
@@ -226,6 +228,32 @@ def test_filter_and_sample(path: pathlib.Path, values: Any, labels: Any) -> None
     together = data.sample(ROWS, seed=8)
     assert [row.tobytes() for row in all_rows(together)[0]][:1000] == numbers
     assert sorted(row.tobytes() for row in all_rows(together)[0]) == sorted(row.tobytes() for row in values)
+
+
+def test_arrays_of_bools_need_no_list(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, even = fdsl.Embeddings(path), numpy.arange(ROWS) % 2 == 0
+    wanted = all_rows(data.filter(even.tolist()))[0]
+
+    class Tensor:
+        """As in PyTorch, without the buffer protocol."""
+
+        shape, numpy, __len__ = even.shape, lambda self: even, lambda self: ROWS
+
+    class OnGpu(Tensor):
+        def numpy(self) -> Any:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+        def tolist(self) -> Any:
+            return even.tolist()
+
+    strided = numpy.zeros((ROWS, 3), bool)
+    strided[:, 1] = even
+    for keep in (even, strided[:, 1], Tensor(), OnGpu(), tuple(even.tolist())):
+        assert same(all_rows(data.filter(keep))[0], wanted)
+    assert _embeddings._bools(even) is not None and _embeddings._bools(Tensor()) is not None
+    for wrong in (even.astype("uint8"), even.reshape(-1, 1), even.astype(float)):
+        with pytest.raises(TypeError, match="^keep: "):
+            data.filter(wrong)
 
 
 @pytest.mark.parametrize("steps", ["mask,compact", "mask,compact,hash --dedup", "mask,compact,permute,hash --dedup"])
@@ -372,9 +400,11 @@ def test_wrong_arguments(path: pathlib.Path, arguments: dict[str, Any], error: A
         ("filter", {"keep": [1] * ROWS}, TypeError, "keep"),
         ("filter", {"keep": "x" * ROWS}, TypeError, "keep"),
         ("filter", {"keep": 5}, TypeError, "keep"),
+        ("filter", {"keep": numpy.array(True)}, TypeError, "keep"),
         ("filter", {"keep": [False] * ROWS}, ValueError, "no row is left"),
         ("filter", {"labels": "3"}, TypeError, "labels"),
         ("filter", {"labels": [0.5]}, TypeError, "labels"),
+        ("filter", {"labels": numpy.array(0.5)}, TypeError, "labels: it must be an integer"),
         ("filter", {"labels": 3}, ValueError, "labels: the rows have no labels"),
         ("convert", {"dtype": "int64"}, ValueError, "dtype"),
         ("convert", {"dtype": None}, TypeError, "dtype"),

@@ -18,6 +18,7 @@ import pytest
 from conftest import DIGITS, PROGRAM, ROOT
 
 import fdsl
+from fdsl import _library
 
 SERVER = ROOT / "tests" / "remote_server.py"
 FOREIGN = re.compile(r"(^|[^-\w])--[a-z]|out_res|\bset fit\b|shard_bytes|\bheld\b|FDSL_|fdsl_")
@@ -171,6 +172,12 @@ def test_images(files: Files) -> None:
         arguments = {"batch_size": 1, "transforms": small, **changes}
         loader = fdsl.Loader(source, **arguments)
         assert "state: " in message_of(lambda: loader.load_state_dict(state))  # noqa: B023
+
+
+def test_every_text_that_is_replaced_is_one_of_the_library() -> None:
+    library = pathlib.Path(fdsl.library_path()).read_bytes()
+    for text in _library._WORDS:
+        assert text.encode() in library, text
 
 
 @pytest.fixture

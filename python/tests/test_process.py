@@ -7,6 +7,7 @@ import gc
 import json
 import multiprocessing
 import os
+import pathlib
 import pickle
 import statistics
 import subprocess
@@ -166,24 +167,28 @@ def test_generators_are_collected() -> None:
         gc.enable()
 
 
-def test_import_is_light() -> None:
+def test_import_is_light(tmp_path: pathlib.Path) -> None:
+    """Compares the CPU time of the import with that of starting the interpreter; compiled files are kept, as after pip."""
     code = """
 import json, sys, time
 begin = time.process_time(); before = set(sys.modules)
 import fdsl
-elapsed = 1e3 * (time.process_time() - begin)
+elapsed = time.process_time() - begin
 threads = sum(line.startswith('Threads') and int(line.split()[1]) for line in open('/proc/self/status'))
 maps = open('/proc/self/maps').read()
-print(json.dumps([elapsed, threads, 'libcuda' in maps, sorted(set(sys.modules) - before)]))
+print(json.dumps([begin, elapsed, threads, 'libcuda' in maps, sorted(set(sys.modules) - before)]))
 """
-    times = []
-    for _ in range(7):
-        elapsed, threads, cuda, modules = json.loads(run_python(code).stdout)
-        times.append(elapsed)
+    compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    run_python("import fdsl", **compiled)
+    ratios, times = [], []
+    for _ in range(9):
+        begin, elapsed, threads, cuda, modules = json.loads(run_python(code, **compiled).stdout)
+        ratios.append(elapsed / begin)
+        times.append(1e3 * elapsed)
         assert threads == 1 and not cuda
         assert not {"numpy", "torch", "threading", "subprocess", "multiprocessing"} & set(modules)
-    print(f"import fdsl: median {statistics.median(times):.1f} ms, minimum {min(times):.1f} ms")
-    assert min(times) < 30
+    print(f"import fdsl: median {statistics.median(times):.1f} ms, {statistics.median(ratios):.1f} starts of the interpreter")
+    assert statistics.median(ratios) < 3
 
 
 def test_works_without_numpy() -> None:

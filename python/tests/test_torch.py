@@ -193,6 +193,14 @@ def test_an_epoch_is_a_permutation(prefetch: int) -> None:
     assert labels_of(other) == epochs[1] and labels_of(other) == epochs[2] and other.epoch == 3
 
 
+def test_batches_per_epoch_has_a_name() -> None:
+    assert labels_of(Loader(numbered(), batches_per_epoch=2)) == labels_of(Loader(numbered(), 2))
+    with pytest.raises(TypeError, match="batches_per_epoch"):
+        Loader(numbered())
+    with pytest.raises(TypeError, match="batch_size"):
+        Loader(numbered(), 5, batch_size=2)
+
+
 def test_the_order_is_that_of_the_program() -> None:
     """scripts/compare/pretrain_order.py computes it independently of the library."""
     path = ROOT / "scripts" / "compare" / "pretrain_order.py"
@@ -325,6 +333,8 @@ def test_wrong_arguments_of_generated_images() -> None:
         ((closed, 5), {}, ValueError, "generator: it is closed"),
         ((g, "5"), {}, TypeError, "batches_per_epoch: it must be an integer, not str"),
         ((g, 10**12), {}, ValueError, "batches_per_epoch: an epoch would have 6000000000000 images"),
+        ((fdsl.Images(3, count=9, res=8), 5), {"lanes": 3}, ValueError, "lanes: it has no effect on generated images"),
+        ((fdsl.Images(3, count=9, res=8), 5), {"on_error": "mask"}, ValueError, "on_error: it has no effect"),
         ((g, 5), {"dtype": "f16"}, ValueError, "dtype: fdsl.Images decides about the format"),
         ((g, 5), {"transforms": fdsl.Resize(8)}, ValueError, "transforms: fdsl.Images decides"),
         ((g, 5), {"pin_memory": 1}, TypeError, "pin_memory: it must be a bool, not int"),

@@ -61,35 +61,11 @@ void images_free(struct images *images)
 
 /* ---- Streams ---- */
 
-static enum status check_defaults(const struct fdsl_stream_config *config)
-{
-    struct fdsl_stream_config defaults;
-    (void)fdsl_stream_config_init(&defaults, sizeof defaults);
-    const char *field = config->out_res != defaults.out_res                               ? "out_res"
-                        : !config->fit || strcmp(config->fit, defaults.fit) != 0          ? "fit"
-                        : config->flip != defaults.flip                                   ? "flip"
-                        : config->channels != defaults.channels                           ? "channels"
-                        : !config->layout || strcmp(config->layout, defaults.layout) != 0 ? "layout"
-                        : !config->dtype || strcmp(config->dtype, defaults.dtype) != 0    ? "dtype"
-                        : config->rand_augment >= 0                                       ? "rand_augment"
-                        : config->erasing != 0                                            ? "erasing"
-                                                                                          : NULL;
-    for (int c = 0; !field && c < FDSL_CHANNELS_MAX; c++)
-        field = config->mean[c] != 0 ? "mean" : config->std[c] != 1 ? "std" : NULL;
-    return field ? status_set(STATUS_USAGE,
-                              "%s: generated images have the format of their own configuration "
-                              "(fdsl_images_open()); leave the default here",
-                              field)
-                 : STATUS_OK;
-}
-
-enum status images_check_format(const struct images *images, const struct fdsl_stream_config *config,
-                                struct image_output *output, uint64_t *transform)
+void images_get_format(const struct images *images, struct image_output *output, uint64_t *transform)
 {
     const struct synth_output *own = &images->synth.output;
     const uint32_t words[] = {own->res, (uint32_t)own->fit, own->channels, (uint32_t)own->layout,
                               (uint32_t)own->type};
-    TRY(check_defaults(config));
     output->type = own->type;
     output->interleaved = own->layout == OUTPUT_NHWC;
     *transform = checksum_seeded(words, sizeof words, 3);
@@ -97,7 +73,6 @@ enum status images_check_format(const struct images *images, const struct fdsl_s
         *transform = checksum_seeded(own->scale, own->channels * sizeof *own->scale, *transform);
         *transform = checksum_seeded(own->bias, own->channels * sizeof *own->bias, *transform);
     }
-    return STATUS_OK;
 }
 
 enum status images_stream_open(const struct images *images, const struct fdsl_stream_config *config,

@@ -19,10 +19,8 @@ struct images {
 enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh, struct images *images);
 void images_free(struct images *images);
 
-/* Refuses fields of a stream's configuration that the images' own configuration determines. Sets the type of
- * `output`. Returns the hash of the output format in `*transform`. */
-enum status images_check_format(const struct images *images, const struct fdsl_stream_config *config,
-                                struct image_output *output, uint64_t *transform);
+/* Sets the type and the layout of `output`, and `*transform` to the hash of the output format. */
+void images_get_format(const struct images *images, struct image_output *output, uint64_t *transform);
 
 /* What a stream of images needs beside the configuration. */
 struct images_plan {

@@ -557,33 +557,9 @@ enum status rows_select(const struct rows *from, const struct fdsl_select_config
 
 /* ---- Streams ---- */
 
-static enum status has_default(const char *field, bool same)
-{
-    return same ? STATUS_OK
-                : status_set(STATUS_USAGE, "%s: it has no effect on rows; leave it at its default", field);
-}
-
 enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_config *config,
                               struct rows_format *format)
 {
-    struct fdsl_stream_config plain;
-    if (fdsl_stream_config_init(&plain, sizeof plain) != FDSL_OK)
-        return status_set(STATUS_FAILED, "the configuration has no defaults");
-    TRY(has_default("shuffle_buffer", config->shuffle_buffer == plain.shuffle_buffer));
-    TRY(has_default("lanes", config->lanes == plain.lanes));
-    TRY(has_default("out_res", config->out_res == plain.out_res));
-    TRY(has_default("fit", config->fit && strcmp(config->fit, plain.fit) == 0));
-    TRY(has_default("flip", config->flip == plain.flip));
-    TRY(has_default("channels", config->channels == plain.channels));
-    TRY(has_default("layout", config->layout && strcmp(config->layout, plain.layout) == 0));
-    for (int c = 0; c < FDSL_CHANNELS_MAX; c++) {
-        TRY(has_default("mean", config->mean[c] == plain.mean[c]));
-        TRY(has_default("std", config->std[c] == plain.std[c]));
-    }
-    TRY(has_default("shard_bytes", config->shard_bytes == plain.shard_bytes));
-    TRY(has_default("decoder", config->decoder && strcmp(config->decoder, plain.decoder) == 0));
-    TRY(has_default("device_share", config->device_share == plain.device_share));
-    TRY(has_default("on_error", config->on_error && strcmp(config->on_error, plain.on_error) == 0));
     TRY(find_type(config->dtype, rows->type, &format->type));
     if (rows->type != stored_type(rows) && format->type != rows->type)
         return status_set(STATUS_USAGE, "dtype: the rows were converted to %s; set it to \"auto\"",

@@ -34,8 +34,7 @@ struct rows_format {
     uint64_t transform; /* hash of both */
 };
 
-/* Refuses the fields of a stream's configuration that describe images, shards and lanes, unless they have
- * their defaults. Describes what the stream delivers. */
+/* Checks `dtype`, and describes what the stream delivers. */
 enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_config *config,
                               struct rows_format *format);
 

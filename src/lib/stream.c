@@ -72,6 +72,13 @@ static enum status check_process(const char *name, pid_t process)
                             "%s: it was opened before fork(); open another one in this process", name);
 }
 
+static enum status check_seconds(const char *name, double seconds)
+{
+    if (!(seconds >= 0 && seconds <= 1e6)) /* rejects NaN, too */
+        return status_set(STATUS_USAGE, "%s: %g is out of range; it must be 0 to 1e6", name, seconds);
+    return STATUS_OK;
+}
+
 enum fdsl_status fdsl_source_config_init(struct fdsl_source_config *config, size_t size)
 {
     if (!config)
@@ -375,13 +382,12 @@ static void repeat_warnings(const char *text)
 
 enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
 {
-    const enum status status =
+    enum status status =
         source ? check_process("source", source->process) : status_set(STATUS_USAGE, "source: it is NULL");
+    if (status == STATUS_OK)
+        status = check_seconds("seconds", seconds);
     if (status != STATUS_OK)
         return lib_relay(status);
-    if (!(seconds >= 0 && seconds <= 1e6)) /* rejects NaN, too */
-        return lib_relay(
-            status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
     struct opening *opening = source->opening;
     if (!opening)
         return FDSL_OK;
@@ -484,7 +490,8 @@ struct fdsl_stream {
     struct image_output changes; /* what CPU threads do before the device stores images as `output` says */
     struct fdsl_stream_info info;
     uint64_t transform;
-    bool ended; /* the last batch of an epoch was delivered, but not the end of the epoch */
+    double wait_s; /* 0: calls wait as long as it takes */
+    bool ended;    /* the last batch of an epoch was delivered, but not the end of the epoch */
     pid_t process;
 
     struct fdsl_batch *batches;
@@ -778,8 +785,7 @@ static enum status allocate_batches(const struct fdsl_stream_config *config, str
     return STATUS_OK;
 }
 
-/* Checks `decoder` and `device_share`. Sets `*decoder` to the decoder that a stream on a device shall use.
- * `dataset` is NULL if nothing is decoded. */
+/* Checks `decoder` and `device_share`. Sets `*decoder` to the decoder that a stream on a device shall use. */
 static enum status choose_decoder(const struct fdsl_stream_config *config, const struct dataset *dataset,
                                   enum decoder *decoder)
 {
@@ -802,8 +808,6 @@ static enum status choose_decoder(const struct fdsl_stream_config *config, const
             STATUS_USAGE,
             "device_share: it is %g, but device is FDSL_CPU, which decodes all samples; leave it at -1",
             share);
-    if (!dataset)
-        return STATUS_OK;
     if (decodes && !fitted)
         return status_set(STATUS_USAGE,
                           "decoder: '%s' needs out_res, and a fit other than center-crop; use cpu or auto",
@@ -833,7 +837,7 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .shuffle = self->order.shuffle,
                                          .shard_bytes = config->shard_bytes,
                                          .on_error = on_error};
-    enum decoder decoder;
+    enum decoder decoder = DECODER_CPU;
     TRY(set_images(config, self, &request));
     TRY(choose_decoder(config, request.dataset, &decoder));
     TRY(lib_threads("num_threads", config->num_threads, &request.threads));
@@ -847,6 +851,49 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
     TRY(device_set_open(self->device, &request, decoder, config->device_share, &self->output, config->held,
                         &self->on_device));
     self->stream = &self->on_device->stream;
+    return STATUS_OK;
+}
+
+/* Which sources ignore a field of a configuration, which must then have its default. */
+enum { IMAGES_IGNORE = 1, ROWS_IGNORE = 2, BOTH_IGNORE = 3 };
+
+static bool same_text(const char *text, const char *other)
+{
+    return text && strcmp(text, other) == 0;
+}
+
+/* `ignoring`: one of the above. `what` names the samples. */
+static enum status check_defaults(const struct fdsl_stream_config *config, const char *what, int ignoring)
+{
+    struct fdsl_stream_config plain;
+    (void)fdsl_stream_config_init(&plain, sizeof plain);
+    const struct {
+        const char *field;
+        bool is_default;
+        int ignored;
+    } fields[] = {
+        {"shuffle_buffer", config->shuffle_buffer == plain.shuffle_buffer, BOTH_IGNORE},
+        {"lanes", config->lanes == plain.lanes, BOTH_IGNORE},
+        {"out_res", config->out_res == plain.out_res, BOTH_IGNORE},
+        {"fit", same_text(config->fit, plain.fit), BOTH_IGNORE},
+        {"flip", config->flip == plain.flip, BOTH_IGNORE},
+        {"channels", config->channels == plain.channels, BOTH_IGNORE},
+        {"layout", same_text(config->layout, plain.layout), BOTH_IGNORE},
+        {"dtype", same_text(config->dtype, plain.dtype), IMAGES_IGNORE},
+        {"mean", memcmp(config->mean, plain.mean, sizeof plain.mean) == 0, BOTH_IGNORE},
+        {"std", memcmp(config->std, plain.std, sizeof plain.std) == 0, BOTH_IGNORE},
+        {"shard_bytes", config->shard_bytes == plain.shard_bytes, BOTH_IGNORE},
+        {"on_error", same_text(config->on_error, plain.on_error), BOTH_IGNORE},
+        {"decoder", same_text(config->decoder, plain.decoder), BOTH_IGNORE},
+        {"device_share", config->device_share == plain.device_share, BOTH_IGNORE},
+        {"rand_augment", config->rand_augment == plain.rand_augment, BOTH_IGNORE},
+        {"rand_augment_ops", config->rand_augment_ops == plain.rand_augment_ops, BOTH_IGNORE},
+        {"erasing", config->erasing == plain.erasing, BOTH_IGNORE},
+    };
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        if ((fields[i].ignored & ignoring) && !fields[i].is_default)
+            return status_set(STATUS_USAGE, "%s: it has no effect on %s; leave it at its default",
+                              fields[i].field, what);
     return STATUS_OK;
 }
 
@@ -867,9 +914,8 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
                   .shuffle = order->shuffle > 0},
         .even = order->count % order->global == 0 || order->drop_last,
     };
-    enum decoder unused;
-    TRY(images_check_format(images, config, &self->output, &self->transform));
-    TRY(choose_decoder(config, NULL, &unused));
+    TRY(check_defaults(config, "generated images", IMAGES_IGNORE));
+    images_get_format(images, &self->output, &self->transform);
     set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
     TRY(allocate_batches(config, self));
     return images_stream_open(images, config, &with, &self->stream, &self->on_device);
@@ -887,6 +933,7 @@ static enum status open_rows(const struct fdsl_stream_config *config, struct fds
                              .rank = order->rank,
                              .ranks = order->ranks};
     struct rows_format format;
+    TRY(check_defaults(config, "rows", ROWS_IGNORE));
     TRY(rows_check_format(self->source->rows, config, &format));
     self->transform = format.transform;
     self->output.type = format.type;
@@ -904,6 +951,8 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     int on_error;
     TRY(lib_check_device(config->device));
     self->device = config->device;
+    TRY(check_seconds("wait_s", config->wait_s));
+    self->wait_s = config->wait_s;
     TRY(set_order(config, self));
     TRY(lib_find_name("on_error", config->on_error, errors, &on_error));
     TRY(lib_check_flag("resident", config->resident));
@@ -1009,12 +1058,11 @@ static enum status check_stream(const struct fdsl_stream *stream)
 
 enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
 {
-    const enum status status = check_stream(stream);
+    enum status status = check_stream(stream);
+    if (status == STATUS_OK)
+        status = check_seconds("seconds", seconds);
     if (status != STATUS_OK)
         return lib_relay(status);
-    if (!(seconds >= 0 && seconds <= 1e6)) /* rejects NaN, too */
-        return lib_relay(
-            status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
     return stream->ended || stream_wait(stream->stream, seconds) ? FDSL_OK : FDSL_PENDING;
 }
 
@@ -1033,16 +1081,18 @@ static enum status check_cuda_stream(const struct fdsl_stream *stream, const voi
                : STATUS_OK;
 }
 
-/* Begins a call that delivers a batch. FDSL_END if the epoch has ended. Replays of a captured call cannot
- * report this, so a captured call does not report it either. */
+/* Begins a call that delivers a batch. FDSL_PENDING if there is none after `wait_s`. FDSL_END if the epoch
+ * has ended. Replays of a captured call cannot report this, so a captured call does not report it either. */
 static enum fdsl_status begin_batch(struct fdsl_stream *stream, void *cuda_stream)
 {
     status_forget_warnings();
     enum status status = check_stream(stream);
     if (status == STATUS_OK)
         status = check_cuda_stream(stream, cuda_stream);
-    if (status != STATUS_OK || !stream->ended)
+    if (status != STATUS_OK)
         return lib_relay(status);
+    if (!stream->ended)
+        return stream->wait_s == 0 || stream_wait(stream->stream, stream->wait_s) ? FDSL_OK : FDSL_PENDING;
     const bool captured = stream->on_device && device_capturing(stream->device, cuda_stream);
     stream->ended = false;
     return captured ? FDSL_OK : FDSL_END;
@@ -1317,17 +1367,17 @@ static enum status locate(const struct fdsl_stream *stream)
     return status;
 }
 
-enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_state *state)
+static enum status check_state(const struct fdsl_stream *stream, const struct fdsl_state *state)
 {
-    enum status status = check_stream(stream);
-    if (status == STATUS_OK && !state)
-        status = status_set(STATUS_USAGE, "state: it is NULL");
-    if (status == STATUS_OK)
-        status = lib_check_size("state", state->size, sizeof *state);
-    if (status == STATUS_OK && stream->on_device)
-        status = locate(stream);
-    if (status != STATUS_OK)
-        return lib_relay(status);
+    TRY(check_stream(stream));
+    return state ? lib_check_size("state", state->size, sizeof *state)
+                 : status_set(STATUS_USAGE, "state: it is NULL");
+}
+
+static enum status save(const struct fdsl_stream *stream, struct fdsl_state *state)
+{
+    if (stream->on_device)
+        TRY(locate(stream));
     const struct order *order = &stream->order;
     *state = (struct fdsl_state){.size = sizeof *state,
                                  .epoch = stream->stream->at.epoch,
@@ -1340,7 +1390,13 @@ enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_
                                  .lanes = order->shuffle ? order->lanes : 0,
                                  .shuffle_buffer = order->shuffle,
                                  .drop_last = order->drop_last};
-    return FDSL_OK;
+    return STATUS_OK;
+}
+
+enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_state *state)
+{
+    const enum status status = check_state(stream, state);
+    return lib_relay(status == STATUS_OK ? save(stream, state) : status);
 }
 
 /* Compares a field of a state with that of the stream. */
@@ -1353,16 +1409,17 @@ static enum status check_same(const char *name, uint64_t state, uint64_t own)
 
 static enum status load(struct fdsl_stream *stream, const struct fdsl_state *state)
 {
-    struct fdsl_state own = {.size = sizeof own};
-    if (fdsl_stream_save(stream, &own) != FDSL_OK)
-        return status_set(STATUS_FAILED, "the stream has no state");
+    struct fdsl_state own;
+    TRY(save(stream, &own));
     TRY(check_same("number of samples", state->samples, own.samples));
     if (state->data != own.data)
         return status_set(STATUS_USAGE, "state: it belongs to another data set, or to another version of it");
     if (state->transform != own.transform)
-        return status_set(STATUS_USAGE, "state: it belongs to another transform; out_res, fit, flip, "
-                                        "rand_augment, erasing, channels, layout, dtype, "
-                                        "mean and std must be the same, of rows dtype and align");
+        return status_set(STATUS_USAGE,
+                          stream->source->rows
+                              ? "state: it belongs to another transform; dtype and align must be the same"
+                              : "state: it belongs to another transform; out_res, fit, flip, rand_augment, "
+                                "erasing, channels, layout, dtype, mean and std must be the same");
     TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
     TRY(check_same("seed", state->seed, own.seed));
     TRY(check_same("shuffle_buffer (0: no shuffle)", state->shuffle_buffer, own.shuffle_buffer));
@@ -1376,11 +1433,7 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *sta
 
 enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_state *state)
 {
-    enum status status = check_stream(stream);
-    if (status == STATUS_OK && !state)
-        status = status_set(STATUS_USAGE, "state: it is NULL");
-    if (status == STATUS_OK)
-        status = lib_check_size("state", state->size, sizeof *state);
+    const enum status status = check_state(stream, state);
     return lib_relay(status == STATUS_OK ? load(stream, state) : status);
 }
 
