@@ -264,8 +264,9 @@ Test(embedding_set, rows_are_aligned)
     EXPECT_PRINTS(0, "\"shape\":[50,32]", "head -c 200 set/000/000000.safetensors | tail -c +9");
     expect_packed((struct ops_format){.from = DTYPE_F32, .to = OPS_F32, .columns = COLUMNS}, 32);
     EXPECT_PRINTS(2, "other options (--align=16 there, none now)", PREPARE "--dedup");
-    EXPECT_PRINTS(0, "the rows have 19 values, which is not a multiple of 8, so tensor cores would be idle",
-                  "$P --prepare half --from embeddings --source a.npy --to f16 2>&1");
+    EXPECT_PRINTS(
+        0, "the rows have 19 values, which is not a multiple of 8, so tensor cores would be partly idle",
+        "$P --prepare half --from embeddings --source a.npy --to f16 2>&1");
     EXPECT(0, "$P --prepare full --from embeddings --source a.npy 2>&1");
     cr_assert(!strstr(out, "tensor cores"), "%s", out);
     EXPECT(0, "$P --prepare even --from embeddings --source a.npy --to f16 --align 8 2>&1");

@@ -321,7 +321,8 @@ struct fdsl_rows_config {
     const char *tensor; /* the tensors to read: a name or a pattern. NULL (default): the floating-point
                          * tensors with two axes of each file; if it has none, those with one axis */
     const char *labels; /* integers, one per row: the name of a tensor in the files, or the path of files
-                         * whose names end as above. NULL (default): no labels */
+                         * as above, which have the tensor "labels" or only one tensor of integers. NULL
+                         * (default): no labels */
     uint32_t align;     /* streams pad rows with zeros to a multiple of this many values: 1 (default) to 64. A
                          * stream on a device warns (fdsl_warnings()) if the width is no multiple of 8 */
 };
@@ -414,9 +415,10 @@ struct fdsl_stream_config {
                           * warning), if no file is named as a JPEG, or if fit is "center-crop" or out_res is
                           * 0. Bytes differ from those of "cpu" by at most 1 with "hardware", by at most 3
                           * with "hybrid". On the CPU: "auto" or "cpu" */
-    double device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
-                          * are depends only on their numbers. Below 0 (default -1): 0.85 with "hardware", 0.25
-                          * with "hybrid". With a share above 0, all files are decoded at their full size */
+    double
+        device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
+                       * are depends only on their numbers. Below 0 (default -1): 0.85 with "hardware", 0.25
+                       * with "hybrid". With a share above 0, all files are decoded at their full size */
 
     /* Random changes of images of a data set, with the bits of --rand-augment and --erasing of fdsl-bench. */
     double rand_augment; /* magnitude of RandAugment, 0 to 30; below 0 (default -1): none. CPU threads apply

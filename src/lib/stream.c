@@ -507,7 +507,7 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .world_size = 1,
                                               .shuffle = 1,
                                               .shuffle_buffer = STREAM_SHUFFLE,
-                                              .lanes = 64,
+                                              .lanes = STREAM_LANES,
                                               .fit = "resize",
                                               .channels = 3,
                                               .layout = "nchw",

@@ -153,7 +153,7 @@ static enum status take_rows(struct cleaner *cleaner, uint64_t first, const uint
     TRY(allocate_parts(cleaner, runs + set->part_count));
     for (uint64_t i = 0, next; i < count; i = next) {
         const uint64_t row = numbers ? numbers[i] : first + i;
-        const struct embeddings_part *part = &set->parts[embeddings_find(set, row)];
+        const struct embeddings_part *part = embeddings_part_of(set, row);
         uint64_t most = part->first + part->rows - row;
         most = most < count - i ? most : count - i;
         for (next = numbers ? i + 1 : i + most; next - i < most && numbers[next] == row + (next - i);)
@@ -213,7 +213,7 @@ static void scan_rows(void *context, uint64_t task, int thread)
     const size_t bytes = cleaner->ops.row_bytes;
     uint8_t *copy = scan->rows + (size_t)thread * bytes;
     for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < set->rows; i++) {
-        const struct embeddings_part *part = &set->parts[embeddings_find(set, i)];
+        const struct embeddings_part *part = embeddings_part_of(set, i);
         if (!cleaner->kept[i])
             continue;
         if (!part->values)
@@ -561,8 +561,7 @@ static enum status open_set(const struct embeddings_parameters *parameters, stru
         return status_prefix(status, "--align");
     TRY(fill_cleaner(parameters, cleaner));
     if (cleaner->format.to != OPS_F32)
-        embeddings_warn_idle(cleaner->format.columns, 0,
-                             "pad them with --align 8, if a GPU will train on them");
+        embeddings_warn_idle(cleaner->format.columns, "pad them with --align 8, if a GPU will train on them");
     return STATUS_OK;
 }
 

@@ -447,22 +447,30 @@ static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS]
                      format, train->height, train->width, test->height, test->width);
 }
 
-/* Rejects --train-size and --test-size if there are fewer samples, before samples are read. */
+/* Rejects --train-size or --test-size if a part has fewer samples. */
+static enum status check_size(const struct data_request *request, int part, uint64_t count, bool split)
+{
+    const uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
+    return count >= wanted
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "%s %" PRIu64 ": there are only %" PRIu64 " samples%s; give at most this number",
+                            data_size_options[part], wanted, count,
+                            split && part == DATA_TEST
+                                ? ", the part of the set that is held out (--test-share)"
+                                : "");
+}
+
+/* Checks the sizes of both parts before samples are read. */
 static enum status check_sizes(const struct data_request *request,
                                const struct source_reader readers[DATA_PARTS], bool split)
 {
     for (int part = first_part(request); part < DATA_PARTS; part++) {
         const struct source_facts *facts = &readers[split ? DATA_TRAIN : part].facts;
-        const uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         uint64_t count = split ? 0 : facts->samples;
         for (uint64_t i = 0; split && i < facts->samples; i++)
             count += (facts->held && facts->held[i]) == (part == DATA_TEST);
-        if (count < wanted)
-            return status_set(
-                STATUS_USAGE,
-                "%s %" PRIu64 ": there are only %" PRIu64 " samples%s; give at most this number",
-                data_size_options[part], wanted, count,
-                split && part == DATA_TEST ? ", the part of the set that is held out (--test-share)" : "");
+        TRY(check_size(request, part, count, split));
     }
     return STATUS_OK;
 }
@@ -653,6 +661,15 @@ static enum status check_no_test(const struct data_request *request, const struc
                             records ? records->name : "");
 }
 
+/* Opens both sets from rows of embeddings. */
+static enum status open_rows(const struct data_request *request, struct data *data)
+{
+    TRY(rows_open(request, data));
+    for (int part = first_part(request); part < DATA_PARTS; part++)
+        TRY(check_size(request, part, data->sets[part].count, data->split));
+    return STATUS_OK;
+}
+
 /* Opens both sets. Chooses their source by name, or by the contents of the folder. */
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
@@ -666,7 +683,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
                           "--feed load reads files, but --data %s has generated samples; use --feed %s",
                           request->name, synth ? "live" : "stored");
     if (rows_named(request))
-        return rows_open(request, data);
+        return open_rows(request, data);
     if (digit || clip || synth || records)
         TRY(check_no_test(request, records));
     if (data->classes == 0)
