@@ -428,7 +428,8 @@ Test(train_rows, wrong_options_and_files_are_named)
         {2, "--labels needs --data with rows of embeddings", "--data digits --labels y.npy"},
         {2, " is a URL, but rows of embeddings are read from local files",
          "--data http://x/y --labels y.npy"},
-        {2, "the label 1, the largest of the data, but there are only 1 classes; give --classes 2 or more",
+        {2,
+         ": its label is 1, the largest of the data, but there are only 1 classes; give --classes 2 or more",
          "--data emb --classes 1"},
         {2, "--train-size 1081: there are only 1080 samples", "--data emb --train-size 1081"},
         {1, "nan.npy: row 2 has a value that is not finite", "--data nan.npy --labels short.npy"},
@@ -447,6 +448,27 @@ Test(train_rows, wrong_options_and_files_are_named)
         run("timeout 60 $P --variant train-naive --epochs 1 %s %s",
             strstr(cases[i].options, "--model") ? "" : "--model logreg", cases[i].options);
         expect_line(cases[i].status, cases[i].words);
+    }
+}
+
+Test(train_rows, labels_set_the_number_of_classes)
+{
+    static const uint32_t classes[] = {1, 5, 500};
+    static const char *const feeds[] = {"stored", "load"};
+    char wanted[200];
+    put_clouds();
+    for (size_t i = 0; i < COUNT_OF(classes); i++) {
+        for (uint32_t row = 0; row < ROWS; row++)
+            labels[row] = row % classes[i];
+        put_array("y.npy", "<i8", TEXT(ROWS) ",", labels, sizeof labels);
+        for (size_t k = 0; k < COUNT_OF(feeds); k++) {
+            EXPECT(0, TRAIN "--model logreg " ARRAYS "--feed %s", feeds[k]);
+            cr_expect_eq(number(out, 1, "parameters"), classes[i] * (COLUMNS + 1), "%s", out);
+            run(TRAIN "--model logreg " ARRAYS "--feed %s --classes %u", feeds[k], classes[i] / 2 + 1);
+            snprintf(wanted, sizeof wanted, ": its label is %u, the largest of the data", classes[i] - 1);
+            if (classes[i] > 1)
+                expect_line(2, wanted);
+        }
     }
 }
 

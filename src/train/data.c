@@ -475,23 +475,27 @@ static enum status check_sizes(const struct data_request *request,
     return STATUS_OK;
 }
 
-/* If the number of classes is not known yet, sets it to the largest label plus one. Otherwise checks that all
- * labels are below the number of classes. */
-static enum status count_classes(const struct source_reader readers[DATA_PARTS], struct data *data)
+enum status data_count_classes(struct data *data)
 {
-    const int part = data->sets[DATA_TEST].largest > data->sets[DATA_TRAIN].largest ? DATA_TEST : DATA_TRAIN;
-    const struct source_reader *reader = &readers[data->split ? DATA_TRAIN : part];
-    const struct data_set *set = &data->sets[part];
+    const struct data_set *set = data_largest(data);
     if (data->classes == 0)
         data->classes = set->largest + 1;
     if (set->largest < data->classes)
         return STATUS_OK;
-    return reader->source->locate(reader->state, set->largest_number,
-                                  status_set(STATUS_USAGE,
-                                             "its label is %" PRIu32 ", the largest of the data, but there "
-                                             "are only %" PRIu32 " classes; give --classes %" PRIu32
-                                             " or more",
-                                             set->largest, data->classes, set->largest + 1));
+    return status_set(STATUS_USAGE,
+                      "its label is %" PRIu32 ", the largest of the data, but there are only %" PRIu32
+                      " classes; give --classes %" PRIu32 " or more",
+                      set->largest, data->classes, set->largest + 1);
+}
+
+/* Counts the classes. A failure names the sample. */
+static enum status count_classes(const struct source_reader readers[DATA_PARTS], struct data *data)
+{
+    const struct data_set *set = data_largest(data);
+    const struct source_reader *reader = &readers[data->split ? DATA_TRAIN : set - data->sets];
+    const enum status status = data_count_classes(data);
+    return status == STATUS_OK ? STATUS_OK
+                               : reader->source->locate(reader->state, set->largest_number, status);
 }
 
 /* Reads both sets from two data sets, or divides one. `paths` and `records` are as for open_readers(). */

@@ -250,23 +250,16 @@ static enum status open_parts(const struct data_request *request, struct data *d
     return fill_part(request, DATA_TEST, sets[from], labels[from], *flags, data);
 }
 
-/* If the number of classes is not known yet, sets it to the largest label plus one. Otherwise checks that all
- * labels are below the number of classes. */
+/* Counts the classes. A failure names the row. */
 static enum status count_classes(struct data *data)
 {
-    const int from = data->sets[DATA_TEST].largest > data->sets[DATA_TRAIN].largest ? DATA_TEST : DATA_TRAIN;
-    const struct data_set *set = &data->sets[from];
-    if (data->classes == 0)
-        data->classes = set->largest + 1;
-    if (set->largest < data->classes)
+    const struct data_set *set = data_largest(data);
+    const enum status status = data_count_classes(data);
+    if (status == STATUS_OK)
         return STATUS_OK;
-    const struct embeddings *rows = data->rows->sets[data->split ? DATA_TRAIN : from];
+    const struct embeddings *rows = data->rows->sets[data->split ? DATA_TRAIN : set - data->sets];
     const struct embeddings_part *part = embeddings_part_of(rows, set->largest_number);
-    return status_set(STATUS_USAGE,
-                      "%s: row %" PRIu64 " has the label %" PRIu32 ", the largest of the data, but there are "
-                      "only %" PRIu32 " classes; give --classes %" PRIu32 " or more",
-                      part->file, set->largest_number - part->first, set->largest, data->classes,
-                      set->largest + 1);
+    return status_prefix(status, "%s: row %" PRIu64, part->file, set->largest_number - part->first);
 }
 
 enum status rows_open(const struct data_request *request, struct data *data)
