@@ -165,14 +165,18 @@ Test(embedding_set, all_variants_write_the_same_bytes)
         EXPECT_PRINTS(0, sets[i].values,
                       "for file in set/000/*.safetensors; do tail -c 400 $file; done | cksum");
         EXPECT(0,
-               "for variant in ops-naive ops-omp; do for threads in 1 3; do rm -rf other; $P --prepare other "
+               "for variant in ops-naive ops-omp auto; do for threads in 1 3; do rm -rf other; $P --prepare "
+               "other "
                "--name embeddings --from embeddings --source a.npy,b.npy --rows-per-file 50 --to %s "
                "--variant $variant "
                "--threads $threads && diff -r other set || exit; done; done; rm -rf set",
                to);
     }
     EXPECT_PRINTS(2, "--variant omp: not a variant of ops", PREPARE "--variant omp");
-    EXPECT_PRINTS(2, "--variant nothing: not a variant of ops", PREPARE "--variant nothing");
+    EXPECT_PRINTS(2, "--variant: unknown variant 'nothing'", PREPARE "--variant nothing");
+    EXPECT_PRINTS(2, "one variant writes the files; name one, or auto",
+                  PREPARE "--variant ops-naive,ops-omp");
+    EXPECT_PRINTS(2, "--variant all: one variant writes the files", PREPARE "--variant all");
 }
 
 /* ---- Reading sets back ---- */
@@ -273,8 +277,8 @@ Test(embedding_set, rows_are_aligned)
     cr_assert(!strstr(out, "tensor cores"), "%s", out);
     EXPECT_PRINTS(2, "--align: '0' is out of range",
                   "$P --prepare none --from embeddings --source a.npy --align 0");
-    EXPECT_PRINTS(2, "--align: '1025' is out of range",
-                  "$P --prepare none --from embeddings --source a.npy --align 1025");
+    EXPECT_PRINTS(2, "--align: '65' is out of range",
+                  "$P --prepare none --from embeddings --source a.npy --align 65");
 }
 
 Test(embedding_set, invalid_options_and_sources_are_refused)
