@@ -165,14 +165,18 @@ Test(embedding_set, all_variants_write_the_same_bytes)
         EXPECT_PRINTS(0, sets[i].values,
                       "for file in set/000/*.safetensors; do tail -c 400 $file; done | cksum");
         EXPECT(0,
-               "for variant in ops-naive ops-omp; do for threads in 1 3; do rm -rf other; $P --prepare other "
+               "for variant in ops-naive ops-omp auto; do for threads in 1 3; do rm -rf other; $P --prepare "
+               "other "
                "--name embeddings --from embeddings --source a.npy,b.npy --rows-per-file 50 --to %s "
                "--variant $variant "
                "--threads $threads && diff -r other set || exit; done; done; rm -rf set",
                to);
     }
     EXPECT_PRINTS(2, "--variant omp: not a variant of ops", PREPARE "--variant omp");
-    EXPECT_PRINTS(2, "--variant nothing: not a variant of ops", PREPARE "--variant nothing");
+    EXPECT_PRINTS(2, "--variant: unknown variant 'nothing'", PREPARE "--variant nothing");
+    EXPECT_PRINTS(2, "one variant writes the files; name one, or auto",
+                  PREPARE "--variant ops-naive,ops-omp");
+    EXPECT_PRINTS(2, "--variant all: one variant writes the files", PREPARE "--variant all");
 }
 
 /* ---- Reading sets back ---- */
@@ -264,16 +268,17 @@ Test(embedding_set, rows_are_aligned)
     EXPECT_PRINTS(0, "\"shape\":[50,32]", "head -c 200 set/000/000000.safetensors | tail -c +9");
     expect_packed((struct ops_format){.from = DTYPE_F32, .to = OPS_F32, .columns = COLUMNS}, 32);
     EXPECT_PRINTS(2, "other options (--align=16 there, none now)", PREPARE "--dedup");
-    EXPECT_PRINTS(0, "the rows have 19 values, which is not a multiple of 8, so tensor cores would be idle",
-                  "$P --prepare half --from embeddings --source a.npy --to f16 2>&1");
+    EXPECT_PRINTS(
+        0, "the rows have 19 values, which is not a multiple of 8, so tensor cores would be partly idle",
+        "$P --prepare half --from embeddings --source a.npy --to f16 2>&1");
     EXPECT(0, "$P --prepare full --from embeddings --source a.npy 2>&1");
     cr_assert(!strstr(out, "tensor cores"), "%s", out);
     EXPECT(0, "$P --prepare even --from embeddings --source a.npy --to f16 --align 8 2>&1");
     cr_assert(!strstr(out, "tensor cores"), "%s", out);
     EXPECT_PRINTS(2, "--align: '0' is out of range",
                   "$P --prepare none --from embeddings --source a.npy --align 0");
-    EXPECT_PRINTS(2, "--align: '1025' is out of range",
-                  "$P --prepare none --from embeddings --source a.npy --align 1025");
+    EXPECT_PRINTS(2, "--align: '65' is out of range",
+                  "$P --prepare none --from embeddings --source a.npy --align 65");
 }
 
 Test(embedding_set, invalid_options_and_sources_are_refused)

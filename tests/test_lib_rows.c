@@ -14,6 +14,7 @@
 #include "data/tensor_file.h"
 #include "must.h"
 #include "ops/ops.h"
+#include "train/feed.h"
 
 #include "lib_support.h" /* included last, because `out` and `status` would shadow names in other headers */
 
@@ -230,6 +231,88 @@ Test(lib_rows, order_is_the_permutation_of_ops)
             fdsl_stream_close(stream);
         }
     fdsl_source_close(source);
+}
+
+/* Returns the rows of z.npy with labels z-y.npy, as `train --feed load` opens them. No row is held out. */
+static void open_training(struct data *data)
+{
+    static char label_path[PATH_MAX];
+    snprintf(paths[0], sizeof paths[0], "%s/z.npy", folder);
+    snprintf(label_path, sizeof label_path, "%s/z-y.npy", folder);
+    const struct data_request request = {.name = paths[0],
+                                         .test_name = paths[0],
+                                         .labels = label_path,
+                                         .test_labels = label_path,
+                                         .feed = DATA_LOAD,
+                                         .batch = 70,
+                                         .lanes = 3,
+                                         .shuffle = 60,
+                                         .ahead = 2,
+                                         .resources = {.threads = 2}};
+    must(data_open(&request, data));
+}
+
+/* One and two ranks, over the end of an epoch. */
+Test(lib_rows, batches_are_those_of_the_trainer)
+{
+    static int64_t classes[ROWS];
+    struct data data;
+    const struct model model = {.classes = CLASSES_OF_ROWS};
+    char shape[64];
+    prepare();
+    for (uint32_t i = 0; i < ROWS * COLUMNS; i++)
+        rows[i] = isfinite(rows[i]) ? rows[i] : 0;
+    for (uint32_t i = 0; i < ROWS; i++)
+        classes[i] = labels[i] + 1;
+    snprintf(shape, sizeof shape, "%d, %d", ROWS, COLUMNS);
+    put_npy("z.npy", "<f4", shape, rows, sizeof rows);
+    snprintf(shape, sizeof shape, "%d,", ROWS);
+    put_npy("z-y.npy", "<i8", shape, classes, sizeof classes);
+    open_training(&data);
+    for (uint32_t ranks = 1; ranks <= 2; ranks++)
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            const struct train train = {
+                .model = &model, .data = &data, .seed = 9, .batch = 70, .rank = rank, .ranks = ranks};
+            struct fdsl_stream_config config = stream_config();
+            struct feed_stream feed;
+            config.batch_size = 70 / ranks;
+            config.rank = rank;
+            config.world_size = ranks;
+            struct fdsl_rows_config opened = rows_config("z.npy", "z-y.npy");
+            struct fdsl_source *source;
+            good(fdsl_rows_open(&opened, &source));
+            struct fdsl_stream *stream = opened_stream(source, &config);
+            must(feed_stream_open(&train, 2, 1, DECODER_CPU, NULL, NULL, &feed));
+            const uint32_t steps = ROWS / 70 + 1;
+            for (uint32_t at = 0; at < 2 * steps; at++) {
+                const uint32_t epoch = at / steps, step = at % steps;
+                const struct draw_order order = train_order(&train, epoch);
+                uint32_t numbers[70];
+                struct stream_batch wanted;
+                struct fdsl_batch *batch;
+                const uint32_t count = train_batch(&train, &order, step, numbers);
+                must(feed_stream_next(&feed, epoch, step, numbers, count, &wanted));
+                good(fdsl_stream_next(stream, NULL, &batch));
+                const int64_t *given = tensor_of(batch, FDSL_LABELS).data;
+                const int64_t *listed = tensor_of(batch, FDSL_NUMBERS).data;
+                const struct fdsl_tensor tensor = tensor_of(batch, FDSL_ROWS);
+                cr_assert_eq(tensor.shape[0], count, "step %u", at);
+                cr_assert_eq(memcmp(tensor.data, wanted.samples.values, count * COLUMNS * sizeof *rows), 0);
+                for (uint32_t j = 0; j < count; j++) {
+                    cr_assert_eq(listed[j], numbers[j], "step %u, row %u", at, j);
+                    cr_assert_eq(given[j], wanted.samples.labels[j]);
+                    cr_assert_eq(given[j], classes[numbers[j]]);
+                }
+                must(stream_release(feed.stream, &wanted, NULL));
+                good(fdsl_batch_release(batch, NULL));
+                if (step + 1 == steps)
+                    cr_assert_eq(fdsl_stream_next(stream, NULL, &batch), FDSL_END);
+            }
+            feed_stream_close(&feed);
+            fdsl_stream_close(stream);
+            fdsl_source_close(source);
+        }
+    data_close(&data);
 }
 
 /* ---- Selecting ---- */
@@ -615,10 +698,15 @@ Test(lib_rows, wrong_labels_are_refused)
     static const struct {
         const char *name, *words;
         enum fdsl_status wanted;
-    } cases[] = {{"short.npy", "3 labels", FDSL_INVALID}, {"long.npy", "more labels", FDSL_INVALID},
-                 {"axes.npy", "2 axes", FDSL_INVALID},    {"large.npy", "row 77", FDSL_FAILED},
-                 {"huge.npy", "32 bits", FDSL_FAILED},    {"x.npy", "0 tensors of integers", FDSL_INVALID},
-                 {"none.npy", "none.npy", FDSL_INVALID},  {"nothing", "no tensor", FDSL_INVALID}};
+    } cases[] = {
+        {"short.npy", "3 labels", FDSL_INVALID},
+        {"long.npy", "1502 labels", FDSL_INVALID},
+        {"axes.npy", "2 axes", FDSL_INVALID},
+        {"large.npy", "label 77 is 2147483648", FDSL_FAILED},
+        {"huge.npy", "label 0 is 9223372036854775807; labels are -2147483648 to 2147483647", FDSL_FAILED},
+        {"x.npy", "the type <f4", FDSL_INVALID},
+        {"none.npy", "none.npy", FDSL_INVALID},
+        {"nothing", "no tensor", FDSL_INVALID}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct fdsl_rows_config config = rows_config("x.npy", cases[i].name);
         struct fdsl_source *source = (struct fdsl_source *)1;

@@ -1004,6 +1004,20 @@ Test(lib_stream, sources_are_checked)
     config = source_config("none");
     cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "path ", 5) == 0,
               "%s", fdsl_error());
+    /* The images of two classes in one folder. */
+    config = source_config("flat");
+    EXPECT(0, "mkdir flat && cp f/0000/* f/0001/* flat");
+    good(fdsl_source_open(&config, &source));
+    cr_expect_null(fdsl_source_class(source, 0));
+    fdsl_source_close(source);
+    config.kind = "folder";
+    cr_expect_eq(fdsl_source_open(&config, &source), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "flat has no class folders") && strstr(fdsl_error(), "/flat/CLASS/IMAGE"),
+              "%s", fdsl_error());
+    config = source_config("m");
+    config.cache_dir = folder;
+    cr_expect_eq(fdsl_source_open(&config, &source), FDSL_INVALID);
+    cr_expect_eq(strncmp(fdsl_error(), "cache_dir: it is for data at a URL", 34), 0, "%s", fdsl_error());
     config = source_config("m");
     config.label = "json:a;cls:b;";
     cr_expect(fdsl_source_open(&config, &source) == FDSL_INVALID && strncmp(fdsl_error(), "label: ", 7) == 0,
@@ -1147,7 +1161,7 @@ Test(lib_stream, messages_name_fields)
         {"two.tar", "png:a", NULL, "resize", NULL, "which only label can"},
         {"empty", NULL, NULL, "resize", NULL, "no samples found"},
         {"lacks", NULL, NULL, "resize", NULL, "read the data set as shards"},
-        {"w", NULL, NULL, "resize", NULL, "with image"},
+        {"w", NULL, NULL, "resize", NULL, "which are not images in class folders; the first is"},
         {"http://127.0.0.1:9/a.tar", NULL, NULL, "resize", "two.tar", "cache_dir"},
         {"http://127.0.0.1:9/a.tar", NULL, NULL, "resize", "none/cache", "cache_dir"},
     };

@@ -270,6 +270,30 @@ Test(train_rows, a_dictionary_of_pytorch_has_rows_and_labels)
     cr_expect_str_eq(loss_of("--data torch"), wanted);
 }
 
+#ifdef HAVE_ZLIB
+/* Labels in an .npz, which may be compressed: beside the rows, or in a file of their own. */
+Test(train_rows, npz_files_have_labels)
+{
+    static const char *const methods[] = {"ZIP_STORED", "ZIP_DEFLATED"};
+    char wanted[64], options[64];
+    put_clouds();
+    snprintf(wanted, sizeof wanted, "%s", loss_of("--data emb"));
+    for (size_t i = 0; i < COUNT_OF(methods); i++) {
+        EXPECT(0,
+               "python3 -c 'import zipfile as z\n"
+               "f = z.ZipFile(\"both%zu.npz\", \"w\", z.%s)\n"
+               "f.write(\"x.npy\", \"x.npy\"), f.write(\"y.npy\", \"labels.npy\"), f.close()\n"
+               "f = z.ZipFile(\"l%zu.npz\", \"w\", z.%s)\n"
+               "f.write(\"x.npy\", \"x.npy\"), f.write(\"y.npy\", \"classes.npy\"), f.close()'",
+               i, methods[i], i, methods[i]);
+        snprintf(options, sizeof options, "--data both%zu.npz", i);
+        cr_expect_str_eq(loss_of(options), wanted, "%s", methods[i]);
+        snprintf(options, sizeof options, "--data emb --labels l%zu.npz", i);
+        cr_expect_str_eq(loss_of(options), wanted, "%s", methods[i]);
+    }
+}
+#endif
+
 /* A file of tensors beside class folders is not a set of rows. */
 Test(train_rows, a_folder_of_images_may_have_a_file_of_tensors)
 {
@@ -280,21 +304,20 @@ Test(train_rows, a_folder_of_images_may_have_a_file_of_tensors)
     cr_expect_str_empty(value(out, 1, "dim"));
 }
 
-/* The order of --feed load depends neither on files nor on threads, nor on how far a thread reads ahead. */
+/* Both feeds have one order. It depends neither on files nor on threads, nor on how far a thread reads ahead.
+ */
 Test(train_rows, rows_that_are_read_have_one_order)
 {
     char wanted[64];
     put_clouds();
-    snprintf(wanted, sizeof wanted, "%s", loss_of("--feed load --lanes 4 --shuffle 256 " ARRAYS));
+    snprintf(wanted, sizeof wanted, "%s", loss_of("--raw --feed load " ARRAYS));
     cr_expect_gt(number(out, 4, "read_bytes_per_s"), 0);
     cr_expect_str_eq(value(out, 4, "decoder"), "cpu");
-    cr_expect_str_eq(loss_of("--feed load --lanes 4 --shuffle 256 --threads 3 --prefetch 5 --data emb"),
-                     wanted);
-    cr_expect_str_neq(loss_of("--feed load --lanes 4 --shuffle 0 --data emb"), wanted);
-    EXPECT(
-        0,
-        "$P --variant train-naive --data emb --model logreg --feed load --lanes 4 --shuffle 256 --epochs 4 "
-        "--lr 0.01 --format csv --verify");
+    cr_expect_str_eq(loss_of("--raw --feed stored " ARRAYS), wanted);
+    cr_expect_str_eq(loss_of("--raw --feed load --threads 3 --prefetch 5 --data emb"), wanted);
+    cr_expect_str_neq(loss_of("--raw --feed load --shuffle 0 --data emb"), wanted);
+    EXPECT(0, "$P --variant train-naive --data emb --model logreg --raw --feed load --epochs 4 --lr 0.01 "
+              "--format csv --verify");
     cr_expect_float_eq(number(out, 4, "train_loss"), atof(wanted), 1e-6);
 }
 
@@ -384,14 +407,20 @@ Test(train_rows, wrong_options_and_files_are_named)
         {2, "--label is for images, but --data x.npy has rows of embeddings; drop --label, or use --labels",
          ARRAYS "--label cls"},
         {2, "--on-error is for images", ARRAYS "--on-error skip"},
-        {2, "x.npy has no labels; name a file of labels with --labels", "--data x.npy"},
+        {2, "--lanes is for images, but --data x.npy has rows", ARRAYS "--feed load --lanes 4"},
+        {2, "--shuffle is for images, but --data x.npy has rows", ARRAYS "--feed load --shuffle 256"},
+        {2,
+         "x.npy: it has no tensor 'labels' for the labels, but one without a name; name the tensor, or a "
+         "file of labels, with --labels",
+         "--data x.npy"},
         {2, "--data: gone.npy: No such file", "--data gone.npy --labels y.npy"},
-        {1, "gone.npy: ", "--data x.npy --labels gone.npy"},
-        {1, "x.npy: the labels have the type <f4; convert them to integers", "--data x.npy --labels x.npy"},
-        {1, "short.npy: there are 5 labels for 1200 rows", "--data x.npy --labels short.npy"},
+        {2, "gone.npy: ", "--data x.npy --labels gone.npy"},
+        {2, "x.npy: the labels have the type <f4; convert them to integers", "--data x.npy --labels x.npy"},
+        {2, "short.npy: there are 5 labels for 1200 rows", "--data x.npy --labels short.npy"},
+        {2, "there are 7 labels for 5 rows", "--data nan.npy --labels short.npy,two.npy"},
         {1, "negative.npy: label 3 is -7; labels are 0 to 16777215", "--data x.npy --labels negative.npy"},
-        {1, "wide.npy: the labels have 2 axes", "--data x.npy --labels wide.npy"},
-        {1, "it has no tensor 'z' for the labels, but 'rows', 'labels'", "--data emb --labels z"},
+        {2, "wide.npy: the labels have 2 axes", "--data x.npy --labels wide.npy"},
+        {2, "it has no tensor 'z' for the labels, but 'rows', 'labels'", "--data emb --labels z"},
         {2, "--test-labels needs --test-data", ARRAYS "--test-labels y.npy"},
         {2, "--test-data emb: name the labels of its rows with --test-labels", ARRAYS "--test-data emb"},
         {2, "the training set has rows of 37 values of f32, but the test set has rows of 37 values of f16",
@@ -399,7 +428,10 @@ Test(train_rows, wrong_options_and_files_are_named)
         {2, "--labels needs --data with rows of embeddings", "--data digits --labels y.npy"},
         {2, " is a URL, but rows of embeddings are read from local files",
          "--data http://x/y --labels y.npy"},
-        {2, "--data emb: its largest label is 1, but there are only 1 classes", "--data emb --classes 1"},
+        {2,
+         ": its label is 1, the largest of the data, but there are only 1 classes; give --classes 2 or more",
+         "--data emb --classes 1"},
+        {2, "--train-size 1081: there are only 1080 samples", "--data emb --train-size 1081"},
         {1, "nan.npy: row 2 has a value that is not finite", "--data nan.npy --labels short.npy"},
         {1, "nan.npy: row 2 has a value that is not finite", "--data nan.npy --labels short.npy --feed load"},
     };
@@ -408,6 +440,7 @@ Test(train_rows, wrong_options_and_files_are_named)
     put_clouds();
     put_tensors("h.safetensors", DTYPE_F16, 0, ROWS);
     put_array("short.npy", "<i8", "5,", labels, 5 * sizeof *labels);
+    put_array("two.npy", "<i8", "2,", labels, 2 * sizeof *labels);
     put_array("negative.npy", "|i1", TEXT(ROWS) ",", negative, sizeof negative);
     put_array("wide.npy", "<i8", "600, 2", labels, sizeof labels);
     put_array("nan.npy", "<f4", "5, 3", bad, sizeof bad);
@@ -415,6 +448,27 @@ Test(train_rows, wrong_options_and_files_are_named)
         run("timeout 60 $P --variant train-naive --epochs 1 %s %s",
             strstr(cases[i].options, "--model") ? "" : "--model logreg", cases[i].options);
         expect_line(cases[i].status, cases[i].words);
+    }
+}
+
+Test(train_rows, labels_set_the_number_of_classes)
+{
+    static const uint32_t classes[] = {1, 5, 500};
+    static const char *const feeds[] = {"stored", "load"};
+    char wanted[200];
+    put_clouds();
+    for (size_t i = 0; i < COUNT_OF(classes); i++) {
+        for (uint32_t row = 0; row < ROWS; row++)
+            labels[row] = row % classes[i];
+        put_array("y.npy", "<i8", TEXT(ROWS) ",", labels, sizeof labels);
+        for (size_t k = 0; k < COUNT_OF(feeds); k++) {
+            EXPECT(0, TRAIN "--model logreg " ARRAYS "--feed %s", feeds[k]);
+            cr_expect_eq(number(out, 1, "parameters"), classes[i] * (COLUMNS + 1), "%s", out);
+            run(TRAIN "--model logreg " ARRAYS "--feed %s --classes %u", feeds[k], classes[i] / 2 + 1);
+            snprintf(wanted, sizeof wanted, ": its label is %u, the largest of the data", classes[i] - 1);
+            if (classes[i] > 1)
+                expect_line(2, wanted);
+        }
     }
 }
 
@@ -511,7 +565,7 @@ Test(train_rows, a_stream_delivers_the_stored_rows)
     data_close(&loaded);
 }
 
-/* A mapped file that changes ends the stream with its name. */
+/* A file that changes ends the stream with its name. */
 Test(train_rows, a_file_that_changes_is_named)
 {
     struct data data;
@@ -527,7 +581,6 @@ Test(train_rows, a_file_that_changes_is_named)
     data_close(&data);
 }
 
-/* Access to the lost rows raises SIGBUS. */
 Test(train_rows, a_file_that_shrinks_is_named)
 {
     struct data data;
@@ -538,7 +591,7 @@ Test(train_rows, a_file_that_shrinks_is_named)
     open_data(DATA_LOAD, &data);
     snprintf(path, sizeof path, "%s/x.npy", folder);
     open_rows_stream(&data, &stream);
-    must(stream_next(stream, &batch)); /* the files are compared now, and then not for some time */
+    must(stream_next(stream, &batch));
     must(stream_release(stream, &batch, NULL));
     cr_assert_eq(truncate(path, 8192), 0);
     enum status last = STATUS_OK;

@@ -166,9 +166,11 @@ class Embeddings(_Source):
         self, norm: Optional[tuple[float, float]] = None, *, dedup: bool = False, dtype: Any = None
     ) -> Embeddings:
         """Returns the rows without NaN and infinity, whose norm is at least norm[0] and at most norm[1]. None: any norm up
-        to 1e19. Rows and bits are those of the step `mask` of `fdsl-bench --workload ops`.
+        to 1e19, the largest norm that is computed; a larger norm[1] means 1e19. Rows and bits are those of the step `mask` of `fdsl-bench --workload ops`.
 
-        dedup, dtype: also remove duplicates (dedup()) and convert the rows (convert()), in the same pass.
+        dedup, dtype: also remove duplicates (dedup()) and convert the rows (convert()), in the same pass. The values in the
+        files decide which rows are valid, so dtype="float16" turns a valid 7e4 into infinity; a norm of at most 65504 excludes
+        such rows.
         Reads all rows once. Raises ValueError if no row is left."""
         step = {"norm": (0.0, _NORM_MAX) if norm is None else _norm(norm), "dedup": dedup}
         if not isinstance(dedup, bool):
@@ -196,7 +198,7 @@ class Embeddings(_Source):
 
     def convert(self, dtype: Any) -> Embeddings:
         """Returns the same rows as "float32", "float16" or "bfloat16", rounded to nearest, ties to even. A loader converts
-        each batch; convert rows after validate() and dedup()."""
+        each batch. Call it last: converted rows can be neither validated, searched for duplicates nor converted again."""
         if dtype is None:
             raise TypeError("dtype: it must be a type, not None")
         return self._select(dtype=_float_type(dtype))

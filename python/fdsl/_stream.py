@@ -502,7 +502,7 @@ class Loader:
     Not thread-safe, except close(). Raises ValueError or TypeError, whose message names the argument; Unavailable if the
     build or the machine lacks the device or the decoder; and Error if a sample cannot be read, with the file and the
     reason, in a forked process, or in a worker of PyTorch's DataLoader. Ctrl-C ends a wait. Pickling stores the arguments
-    and the position, and unpickling opens the loader again.
+    and the position; unpickling opens the loader again, and it continues there, as after load_state_dict().
     """
 
     _label_of_masked = -1
@@ -621,7 +621,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._stream.check_open()
-        return _reopen_loader, (type(self), self.source, self._arguments, self.state_dict(), self._resumed)
+        return _reopen_loader, (type(self), self.source, self._arguments, self.state_dict())
 
     # ---- Position ----
 
@@ -707,8 +707,7 @@ class Loader:
 _DEFAULTS: dict[str, Any] = dict(Loader.__init__.__kwdefaults__ or {}, batch_size=256)
 
 
-def _reopen_loader(kind: Any, source: Any, arguments: dict[str, Any], state: dict[str, Any], resumed: bool) -> Any:
+def _reopen_loader(kind: Any, source: Any, arguments: dict[str, Any], state: dict[str, Any]) -> Any:
     loader = kind(source, **arguments)
     loader.load_state_dict(state)
-    loader._resumed = resumed
     return loader

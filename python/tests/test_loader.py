@@ -295,13 +295,16 @@ def test_spawned_workers_open_the_loader_again(digits: pathlib.Path) -> None:
     worker = context.Process(target=work, args=(loader, there))
     worker.start()
     assert here.poll(60)
-    assert here.recv() == batches_of(opened(digits))  # the epoch that was left begins again
+    wanted = batches_of(opened(digits))[1:]
+    assert here.recv() == wanted  # it continues, although the epoch was left
     worker.join()
     resumed = opened(digits)
     resumed.load_state_dict(loader.state_dict())
-    wanted = batches_of(opened(digits))[1:]
     assert batches_of(pickle.loads(pickle.dumps(resumed))) == wanted == batches_of(resumed)
-    assert repr(pickle.loads(pickle.dumps(loader))) == repr(loader)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert repr(copy) == repr(loader) and copy.state_dict() == loader.state_dict()
+    assert batches_of(copy) == wanted and batches_of(loader) == batches_of(opened(digits))
+    assert batches_of(copy) != wanted  # the next epoch
 
 
 def test_a_forked_child_needs_its_own_loader(digits: pathlib.Path) -> None:
@@ -485,12 +488,23 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         fdsl.Loader(source, **SMALL)
 
 
+def test_a_folder_without_class_folders(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "flat").mkdir()
+    for i, file in enumerate(sorted((digits / "f").glob("*/*.png"))[:5]):
+        shutil.copy(file, tmp_path / "flat" / f"{i}.png")
+    with pytest.raises(ValueError, match="^path: .*flat has no class folders; move .*flat/CLASS/IMAGE$"):
+        fdsl.Folder(tmp_path / "flat")
+    with pytest.raises(ValueError, match="^cache_dir: it is for data at a URL"):
+        fdsl.Shards(digits / "m", cache_dir=tmp_path)
+
+
 def test_opening_prints_nothing(digits: pathlib.Path, capfd: Any, tmp_path: pathlib.Path) -> None:
     shutil.copytree(digits / "f", tmp_path / "f")
     (tmp_path / "f" / "0000" / "readme.txt").write_text("")
     with pytest.warns(RuntimeWarning, match="ignored 1 of") as warned:
         fdsl.Folder(tmp_path / "f")
     assert [pathlib.Path(one.filename).name for one in warned] == ["test_loader.py"]
+    assert "image;" not in str(warned[0].message)  # Folder has no such argument
     shutil.copytree(digits / "f", tmp_path / "p" / "train")
     shutil.copytree(digits / "f", tmp_path / "p" / "val")
     with pytest.warns(RuntimeWarning, match="folders train and val become classes.*such as .*/train"):

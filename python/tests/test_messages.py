@@ -128,7 +128,7 @@ def test_data_sets_on_a_disk(files: Files) -> None:
         text = message_of(lambda path=path, kind=kind: kind(path))
         assert words in text, (str(path), text)
     images = folder("f", one__a_png=image, one__notes_txt=b"")
-    assert "with image" in message_of(lambda: fdsl.Folder(images))
+    assert "not images" in message_of(lambda: fdsl.Folder(images))
     assert "class folders" in message_of(lambda: fdsl.Shards(images))
     shard = tar("s/a.tar", a_png=image, a_txt=b"one", a_json=b'{"a": "b"}')
     assert "class folders" in message_of(lambda: fdsl.Folder(shard.parent))

@@ -593,7 +593,7 @@ row_weights() { # the same weights with 1 and 5 threads, and resumed
 }
 check 'rows: the same weights for any number of threads, resumed or not' row_weights
 warns_of_width() { # of 37, not of 64, and only on tensor cores
-    local run=("$bench" --variant "train-$engine" --model logreg --epochs 1) warning='a part of the tensor cores idles' wanted=1
+    local run=("$bench" --variant "train-$engine" --model logreg --epochs 1) warning='tensor cores would be partly idle' wanted=1
     [[ $engine != cuda ]] || wanted=0
     [[ $("${run[@]}" --data "$work/rows-f32-37" 2>&1 | grep -c "$warning") == "$wanted" ]] &&
         [[ $("${run[@]}" --data "$work/rows-f32-64" 2>&1 | grep -c "$warning") == 0 ]]

@@ -426,10 +426,11 @@ static void warn_of_others(struct dataset *dataset, const struct dataset_names *
     if ((!others && !hidden) || !dataset_warns(dataset))
         return;
     if (others)
-        status_warn("%s: ignored %u of %u files, which are not images%s; to read other files, such as .npy, "
-                    "name their extension with %simage; the first is %s",
-                    dataset->path, others, files->samples + others,
-                    dataset->classes ? " in class folders" : "", OPTION_DASHES, first);
+        status_warn(
+            "%s: ignored %u of %u files, which are not images%s%s; the first is %s", dataset->path, others,
+            files->samples + others, dataset->classes ? " in class folders" : "",
+            OPTION_OR_FIELD("; to read other files, such as .npy, name their extension with --image", ""),
+            first);
     if (hidden)
         status_warn("%s: skipped folders or images whose names begin with a dot (%u; the first is %s); "
                     "ImageFolder reads them, and counts such folders as classes, so its labels may differ",

@@ -8,43 +8,47 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/parallel.h"
+#include "core/text.h"
 #include "data/checksum.h"
 #include "data/file_list.h"
 #include "data/tensor_file.h"
 
 /* ---- Labels ---- */
 
-/* The names of the types of integers in .npy, .safetensors and .pt files. */
-static const struct integers {
+#define LABELS_TENSOR "labels" /* default name of the tensor with the labels */
+
+/* Integer types, as .npy, .safetensors and .pt files name them. */
+static const struct label_type {
     const char *names[3];
     uint32_t bytes;
     bool is_signed;
-} integer_types[] = {
-    {{"<i8", "I64", "int64"}, 8, true},  {{"<i4", "I32", "int32"}, 4, true},
-    {{"<i2", "I16", "int16"}, 2, true},  {{"|i1", "I8", "int8"}, 1, true},
-    {{"<u8", "U64", ""}, 8, false},      {{"<u4", "U32", ""}, 4, false},
-    {{"<u2", "U16", ""}, 2, false},      {{"|u1", "U8", "uint8"}, 1, false},
-    {{"|b1", "BOOL", "bool"}, 1, false},
-};
+} label_types[] = {{{"|u1", "U8", "uint8"}, 1, false},  {{"|i1", "I8", "int8"}, 1, true},
+                   {{"|b1", "BOOL", "bool"}, 1, false}, {{"<u2", "U16", "uint16"}, 2, false},
+                   {{"<i2", "I16", "int16"}, 2, true},  {{"<u4", "U32", "uint32"}, 4, false},
+                   {{"<i4", "I32", "int32"}, 4, true},  {{"<u8", "U64", "uint64"}, 8, false},
+                   {{"<i8", "I64", "int64"}, 8, true}};
 
 /* Returns NULL if the values of a tensor are not integers. */
-static const struct integers *integers_of(const struct tensor *tensor)
+static const struct label_type *type_of(const struct tensor *tensor)
 {
-    for (size_t i = 0; i < COUNT_OF(integer_types); i++)
-        for (size_t j = 0; j < COUNT_OF(integer_types[i].names); j++)
-            if (strcmp(tensor->type, integer_types[i].names[j]) == 0)
-                return &integer_types[i];
+    for (size_t i = 0; i < COUNT_OF(label_types); i++)
+        for (size_t k = 0; k < COUNT_OF(label_types[i].names); k++)
+            if (strcmp(label_types[i].names[k], tensor->type) == 0)
+                return &label_types[i];
     return NULL;
 }
 
+/* The labels of `room` rows. The first `count` were read. */
 struct labels {
     int32_t *values;
     uint64_t count, room;
+    int32_t least, most; /* the labels that are allowed */
 };
 
 /* Returns label `i` of a tensor. Values beyond the range of int64_t become its maximum. */
-static int64_t label_at(const struct integers *type, const uint8_t *values, uint64_t i)
+static int64_t label_at(const struct label_type *type, const uint8_t *values, uint64_t i)
 {
     uint64_t bits = 0;
     memcpy(&bits, values + i * type->bytes, type->bytes); /* little-endian, like this machine */
@@ -54,57 +58,83 @@ static int64_t label_at(const struct integers *type, const uint8_t *values, uint
     return bits > INT64_MAX ? INT64_MAX : (int64_t)bits;
 }
 
-static enum status add_labels(const struct integers *type, const uint8_t *values, uint64_t count,
+static enum status wrong_count(uint64_t count, uint64_t rows)
+{
+    return status_set(STATUS_USAGE,
+                      "there are %" PRIu64 " labels for %" PRIu64
+                      " rows; give one label per row, in the order of the rows",
+                      count, rows);
+}
+
+/* Checks that a tensor is a list of integers: of one axis, or of two axes of which one has length 1. */
+static enum status check_tensor(const struct tensor *tensor, const struct labels *labels, uint64_t *count)
+{
+    if (!type_of(tensor))
+        return status_set(STATUS_USAGE,
+                          "the labels have the type %s; convert them to integers, such as int64",
+                          tensor->type);
+    if (tensor->fault && strcmp(tensor->type, "<u2") != 0) /* <u2 is only in doubt for values of bfloat16 */
+        return status_set(STATUS_FAILED, "%s", tensor->fault);
+    if (tensor->axes < 1 || tensor->axes > 2 || !tensor_values(tensor->shape, tensor->axes, count) ||
+        (tensor->axes == 2 && tensor->shape[0] != 1 && tensor->shape[1] != 1))
+        return status_set(STATUS_USAGE,
+                          "the labels have %" PRIu32 " axes; they need one, with a label per row",
+                          tensor->axes);
+    return *count <= labels->room - labels->count ? STATUS_OK
+                                                  : wrong_count(labels->count + *count, labels->room);
+}
+
+/* Appends the labels of a tensor. */
+static enum status add_tensor(const struct tensor_file *file, const struct tensor *tensor,
                               struct labels *labels)
 {
+    uint64_t count;
+    TRY(check_tensor(tensor, labels, &count));
+    FREED uint8_t *values = malloc(tensor->bytes + 1);
+    TRY(ALLOCATED(values, "out of memory for the labels"));
+    TRY(tensor_read(file, tensor, values));
     for (uint64_t i = 0; i < count; i++) {
-        const int64_t label = label_at(type, values, i);
-        if (label < INT32_MIN || label > INT32_MAX)
+        const int64_t label = label_at(type_of(tensor), values, i);
+        if (label < labels->least || label > labels->most)
             return status_set(STATUS_FAILED,
-                              "the label of row %" PRIu64 ", %" PRId64
-                              ", does not fit into 32 bits; number the classes from 0",
-                              labels->count, label);
+                              "label %" PRIu64 " is %" PRId64 "; labels are %" PRId32 " to %" PRId32, i,
+                              label, labels->least, labels->most);
         labels->values[labels->count++] = (int32_t)label;
     }
     return STATUS_OK;
 }
 
-/* Appends the labels of a tensor. */
-static enum status read_labels(const struct tensor_file *file, const struct tensor *tensor,
-                               struct labels *labels)
+static enum status no_labels(const struct tensor_file *file, const char *name)
 {
-    const struct integers *type = integers_of(tensor);
-    if (!type)
-        return status_set(STATUS_USAGE, "its values have the type %s; labels are integers", tensor->type);
-    if (tensor->fault && strcmp(tensor->type, "<u2") != 0) /* <u2 is refused as rows only */
-        return status_set(STATUS_FAILED, "%s", tensor->fault);
-    if (tensor->axes != 1 && (tensor->axes != 2 || tensor->shape[1] != 1))
-        return status_set(STATUS_USAGE, "it has %" PRIu32 " axes; labels need one, with a label per row",
-                          tensor->axes);
-    if (tensor->shape[0] > labels->room - labels->count)
-        return status_set(STATUS_USAGE, "there are more labels than the %" PRIu64 " rows", labels->room);
-    FREED uint8_t *values = malloc(tensor->bytes + 1);
-    TRY(ALLOCATED(values, "out of memory for the labels"));
-    TRY(tensor_read(file, tensor, values));
-    return add_labels(type, values, tensor->shape[0], labels);
+    char list[400] = "";
+    for (size_t i = 0; i < file->count && i < 4; i++) {
+        const struct tensor *tensor = &file->tensors[i];
+        text_append(list, sizeof list, *tensor->name ? "%s'%.60s'" : "%sone without a name", i ? ", " : "",
+                    tensor->name);
+    }
+    return status_set(STATUS_USAGE,
+                      "it has no tensor '%.80s' for the labels, but %s%s; name the tensor, or a file of "
+                      "labels, with %s",
+                      name, *list ? list : "none", file->count > 4 ? " and more" : "",
+                      OPTION_OR_FIELD("--labels", "labels"));
 }
 
-/* Finds the tensor with this name; NULL: the only tensor of integers. */
+/* Finds the tensor with this name. NULL: "labels", or else the only tensor, or the only one of integers. */
 static enum status find_labels(const struct tensor_file *file, const char *name, const struct tensor **found)
 {
+    const struct tensor *integers = NULL;
     size_t count = 0;
     for (size_t i = 0; i < file->count; i++) {
-        const struct tensor *tensor = &file->tensors[i];
-        if (name ? strcmp(tensor->name, name) == 0 : integers_of(tensor) != NULL) {
-            *found = tensor;
+        const struct tensor *tensor = *found = &file->tensors[i];
+        if (strcmp(tensor->name, name ? name : LABELS_TENSOR) == 0 || (!name && file->count == 1))
+            return STATUS_OK;
+        if (type_of(tensor)) {
+            integers = tensor;
             count++;
         }
     }
-    if (count == 1)
-        return STATUS_OK;
-    if (name)
-        return status_set(STATUS_USAGE, "it has no tensor '%.80s'", name);
-    return status_set(STATUS_USAGE, "it has %zu tensors of integers; labels need a file with one", count);
+    *found = integers;
+    return !name && count == 1 ? STATUS_OK : no_labels(file, name ? name : LABELS_TENSOR);
 }
 
 /* Appends the labels of a file. */
@@ -115,22 +145,27 @@ static enum status add_file(const char *path, const char *name, struct labels *l
     TRY(tensor_file_open(path, &file));
     enum status status = find_labels(&file, name, &tensor);
     if (status == STATUS_OK)
-        status = read_labels(&file, tensor, labels);
+        status = add_tensor(&file, tensor, labels);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
 }
 
-/* Reads a tensor of each file of the set. Each file must have as many labels as rows. */
-static enum status labels_of_set(const struct embeddings *set, const char *name, struct labels *labels)
+static enum status check_count(const struct labels *labels, const char *path)
 {
-    for (size_t i = 0; i < set->part_count; i++) {
-        const struct embeddings_part *part = &set->parts[i];
-        if (i == 0 || part->number != part[-1].number)
-            TRY(add_file(part->file, name, labels));
-        const bool last = i + 1 == set->part_count || part[1].number != part->number;
-        if (last && labels->count != part->first + part->rows)
-            return status_set(STATUS_USAGE,
-                              "%s: after this file there are %" PRIu64 " labels for %" PRIu64 " rows",
-                              part->file, labels->count, part->first + part->rows);
+    return labels->count == labels->room
+               ? STATUS_OK
+               : status_prefix(wrong_count(labels->count, labels->room), "%s", path);
+}
+
+/* Reads a tensor of each file of the set. Each file must have as many labels as rows. */
+static enum status labels_of_set(const struct embeddings *set, const char *name, const struct labels *all)
+{
+    for (size_t first = 0, next; first < set->part_count; first = next) {
+        const struct embeddings_part *part = &set->parts[first];
+        struct labels labels = {all->values + part->first, 0, 0, all->least, all->most};
+        for (next = first; next < set->part_count && set->parts[next].number == part->number; next++)
+            labels.room += set->parts[next].rows;
+        TRY(add_file(part->file, name, &labels));
+        TRY(check_count(&labels, part->file));
     }
     return STATUS_OK;
 }
@@ -143,20 +178,23 @@ static enum status labels_of_files(const char *path, struct labels *labels)
         status = add_file(paths.names[i], NULL, labels);
     paths_free(&paths);
     TRY(status);
-    return labels->count == labels->room
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "%s: it has %" PRIu64 " labels, but there are %" PRIu64 " rows",
-                            path, labels->count, labels->room);
+    return check_count(labels, path);
 }
 
-enum status embedding_labels(const struct embeddings *set, const char *name, int32_t **result)
+bool embedding_labels_are_files(const char *name)
 {
-    struct labels labels = {.values = malloc((set->rows + 1) * sizeof *labels.values), .room = set->rows};
+    return name && (tensor_file_named(name) || access(name, F_OK) == 0);
+}
+
+enum status embedding_labels(const struct embeddings *set, const char *name, int32_t least, int32_t most,
+                             int32_t **result)
+{
+    struct labels labels = {malloc((set->rows + 1) * sizeof *labels.values), 0, set->rows, least, most};
     *result = NULL;
     TRY(ALLOCATED(labels.values, "out of memory for the labels"));
-    const enum status status = tensor_file_named(name) || access(name, F_OK) == 0
+    const enum status status = embedding_labels_are_files(name)
                                    ? labels_of_files(name, &labels)
-                                   : labels_of_set(set, name, &labels);
+                                   : labels_of_set(set, name ? name : LABELS_TENSOR, &labels);
     if (status == STATUS_OK)
         *result = labels.values;
     else
@@ -205,11 +243,31 @@ struct row_generator {
 /* One call of the generator. */
 struct call {
     struct row_generator *self;
-    const uint64_t *numbers;
+    const struct generator_numbers *numbers;
     uint64_t count;
     uint8_t *out;
-    atomic_uint_least64_t failed; /* least position of a row that could not be read; UINT64_MAX: none */
+    atomic_uint_least64_t failed; /* least position of a row that cannot be delivered; UINT64_MAX: none */
 };
+
+/* Returns the row of the set at a position of the batch. */
+static uint64_t row_at(const struct call *call, uint64_t position)
+{
+    const struct generator_numbers *numbers = call->numbers;
+    const uint64_t sample = numbers->list ? numbers->list[position] : numbers->first + position;
+    return call->self->rows.numbers ? call->self->rows.numbers[sample] : sample;
+}
+
+/* Returns whether a value of a row is infinite or NaN: all bits of its exponent are set. */
+FDSL_FMA_CLONES static bool has_bad(enum dtype type, const void *row, uint32_t columns)
+{
+    const uint16_t exponent = type == DTYPE_F16 ? 0x7C00 : 0x7F80;
+    uint32_t bad = 0;
+    for (uint32_t i = 0; type == DTYPE_F32 && i < columns; i++)
+        bad |= (((const uint32_t *)row)[i] & FLOAT_INFINITE) == FLOAT_INFINITE;
+    for (uint32_t i = 0; type != DTYPE_F32 && i < columns; i++)
+        bad |= (((const uint16_t *)row)[i] & exponent) == exponent;
+    return bad;
+}
 
 static inline float load(const uint8_t *row, enum dtype type, uint32_t i)
 {
@@ -268,23 +326,29 @@ static void deliver(const struct row_generator *self, const uint8_t *row, uint8_
 static void note_files(struct row_generator *self, uint64_t first, uint64_t count)
 {
     const struct embeddings *set = self->rows.set;
-    for (size_t at = embeddings_find(set, first); at < set->part_count; at++) {
-        if (set->parts[at].first >= first + count)
-            return;
-        atomic_store_explicit(&self->used[set->parts[at].number], self->call, memory_order_relaxed);
-    }
+    const struct embeddings_part *part = embeddings_part_of(set, first);
+    for (; part < set->parts + set->part_count && part->first < first + count; part++)
+        atomic_store_explicit(&self->used[part->number], self->call, memory_order_relaxed);
 }
 
-/* Reads `count` consecutive rows and delivers them. */
-static bool read_run(struct row_generator *self, uint64_t first, uint64_t count, uint8_t *room, uint8_t *out)
+/* Reads `count` consecutive rows and delivers them. Returns how many come before one that cannot be read or
+ * has a value that is refused. */
+static uint64_t read_run(struct row_generator *self, uint64_t first, uint64_t count, uint8_t *room,
+                         uint8_t *out)
 {
-    const bool direct = self->rows.set->dtype == self->rows.to && self->row_bytes == self->out_bytes;
+    const struct embedding_rows *rows = &self->rows;
+    const bool direct = rows->set->dtype == rows->to && self->row_bytes == self->out_bytes;
+    uint8_t *row = direct ? out : room;
     note_files(self, first, count);
-    if (embeddings_read(self->rows.set, first, count, direct ? out : room) != STATUS_OK)
-        return false;
-    for (uint64_t i = 0; !direct && i < count; i++)
-        deliver(self, room + i * self->row_bytes, out + i * self->out_bytes);
-    return true;
+    if (embeddings_read(rows->set, first, count, row) != STATUS_OK)
+        return 0;
+    for (uint64_t i = 0; i < count; i++, row += self->row_bytes) {
+        if (rows->finite && has_bad(rows->set->dtype, row, rows->set->columns))
+            return i;
+        if (!direct)
+            deliver(self, row, out + i * self->out_bytes);
+    }
+    return count;
 }
 
 static void fail_at(struct call *call, uint64_t position)
@@ -301,12 +365,13 @@ static void read_task(void *context, uint64_t task, int thread)
     uint8_t *room = self->rooms + (size_t)thread * self->read_rows * self->row_bytes;
     const uint64_t end = (task + 1) * TASK_ROWS < call->count ? (task + 1) * TASK_ROWS : call->count;
     for (uint64_t j = task * TASK_ROWS, count; j < end; j += count) {
+        const uint64_t first = row_at(call, j);
         count = 1;
-        while (count < self->read_rows && j + count < end &&
-               call->numbers[j + count] == call->numbers[j] + count)
+        while (count < self->read_rows && j + count < end && row_at(call, j + count) == first + count)
             count++;
-        if (!read_run(self, call->numbers[j], count, room, call->out + j * self->out_bytes)) {
-            fail_at(call, j);
+        const uint64_t read = read_run(self, first, count, room, call->out + j * self->out_bytes);
+        if (read < count) {
+            fail_at(call, j + read);
             return;
         }
     }
@@ -321,26 +386,39 @@ static enum status check_used(struct row_generator *self)
     return STATUS_OK;
 }
 
+/* Says why a row was not delivered. Messages stay with the thread that sets them, so the row is read again.
+ */
+static enum status explain(const struct call *call)
+{
+    const struct row_generator *self = call->self;
+    const struct embeddings *set = self->rows.set;
+    const uint64_t row = row_at(call, call->failed);
+    const struct embeddings_part *part = embeddings_part_of(set, row);
+    TRY(embeddings_read(set, row, 1, self->rooms));
+    const bool bad = self->rows.finite && has_bad(set->dtype, self->rooms, set->columns);
+    return status_set(STATUS_FAILED, "%s%s%s: row %" PRIu64 " %s", part->file, *part->tensor ? ": " : "",
+                      part->tensor, row - part->first,
+                      bad ? "has a value that is not finite; remove the row and its label"
+                          : "could not be read");
+}
+
 static enum status rows_make(struct generator *generator, const struct generator_numbers *numbers,
                              uint32_t count, void *samples, int64_t *labels, void *stream)
 {
     struct row_generator *self = (struct row_generator *)generator;
-    struct call call = {self, numbers->list, count, samples, UINT64_MAX};
+    struct call call = {self, numbers, count, samples, UINT64_MAX};
     (void)stream;
     self->call++;
     for (uint32_t j = 0; j < count; j++)
-        if (numbers->list[j] >= self->rows.set->rows)
+        if (row_at(&call, j) >= self->rows.set->rows)
             return status_set(STATUS_USAGE, "row %" PRIu64 " does not exist: the set has %" PRIu64 " rows",
-                              numbers->list[j], self->rows.set->rows);
+                              row_at(&call, j), self->rows.set->rows);
     parallel_for(self->rows.threads, (count + TASK_ROWS - 1) / TASK_ROWS, read_task, &call);
     TRY(check_used(self));
-    if (call.failed != UINT64_MAX) { /* the message is that of another thread: read the row again */
-        TRY(embeddings_read(self->rows.set, numbers->list[call.failed], 1, self->rooms));
-        return status_set(STATUS_FAILED, "row %" PRIu64 " of the set could not be read",
-                          numbers->list[call.failed]);
-    }
+    if (call.failed != UINT64_MAX)
+        return explain(&call);
     for (uint32_t j = 0; labels && j < count; j++)
-        labels[j] = self->rows.labels ? self->rows.labels[numbers->list[j]] : 0;
+        labels[j] = self->rows.labels ? self->rows.labels[row_at(&call, j)] : 0;
     return STATUS_OK;
 }
 

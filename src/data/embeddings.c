@@ -509,7 +509,7 @@ bool embeddings_in_place(const struct embeddings *set)
 
 enum status embeddings_align(struct embeddings *set, uint32_t multiple)
 {
-    uint64_t columns = ((uint64_t)set->columns + multiple - 1) / multiple * multiple;
+    const uint64_t columns = embeddings_width(set->columns, multiple);
     if (columns > EMBEDDINGS_COLUMNS_MAX)
         return status_set(STATUS_USAGE,
                           "rows of %" PRIu32 " values cannot be padded to a multiple of %" PRIu32
@@ -521,27 +521,22 @@ enum status embeddings_align(struct embeddings *set, uint32_t multiple)
     return STATUS_OK;
 }
 
-void embeddings_warn_idle(uint64_t columns, uint64_t batch, const char *remedy)
+void embeddings_warn_idle(uint64_t columns, const char *remedy)
 {
     if (columns % TENSOR_CORE_VALUES != 0)
         status_warn("the rows have %" PRIu64
-                    " values, which is not a multiple of %d, so tensor cores would be idle; %s",
+                    " values, which is not a multiple of %d, so tensor cores would be partly idle; %s",
                     columns, TENSOR_CORE_VALUES, remedy);
-    if (batch % TENSOR_CORE_VALUES != 0)
-        status_warn("a batch has %" PRIu64
-                    " rows, which is not a multiple of %d, so tensor cores would be idle; use %" PRIu64,
-                    batch, TENSOR_CORE_VALUES,
-                    (batch + TENSOR_CORE_VALUES - 1) / TENSOR_CORE_VALUES * TENSOR_CORE_VALUES);
 }
 
-size_t embeddings_find(const struct embeddings *set, uint64_t row)
+const struct embeddings_part *embeddings_part_of(const struct embeddings *set, uint64_t row)
 {
     size_t low = 0, high = set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
     while (high - low > 1) {
         const size_t middle = low + (high - low) / 2;
         *(set->parts[middle].first <= row ? &low : &high) = middle;
     }
-    return low;
+    return &set->parts[low];
 }
 
 /* decode_f64() to decode_mxfp4() write `count` values of a stored row. */
@@ -615,7 +610,7 @@ static void decode_row(const struct embeddings *set, const struct embeddings_par
 
 void embeddings_decode(const struct embeddings *set, uint64_t row, void *to)
 {
-    const struct embeddings_part *part = &set->parts[embeddings_find(set, row)];
+    const struct embeddings_part *part = embeddings_part_of(set, row);
     const uint64_t i = row - part->first;
     decode_row(set, part, part->stored + i * part->value_bytes,
                part->scales ? part->scales + i * part->scale_bytes : NULL, to);
@@ -790,8 +785,7 @@ enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64
 {
     const size_t row_bytes = embeddings_row_bytes(set);
     uint8_t *at = to;
-    for (size_t i = count ? embeddings_find(set, first) : 0; count > 0; i++) {
-        const struct embeddings_part *part = &set->parts[i];
+    for (const struct embeddings_part *part = embeddings_part_of(set, first); count > 0; part++) {
         const uint64_t inside = first - part->first, left = part->rows - inside;
         const uint64_t rows = count < left ? count : left;
         if (part->values)

@@ -12,6 +12,7 @@
 #include "core/status.h"
 
 #define EMBEDDINGS_COLUMNS_MAX 65536
+#define EMBEDDINGS_ALIGN_MAX   64 /* largest number of values to whose multiple rows are padded */
 
 /* Columns of samples.csv in a prepared set: the first row and the number of rows of each file. */
 extern const char *const embeddings_sample_columns[];
@@ -79,6 +80,12 @@ FDSL_C_BEGIN
 enum status embeddings_open(const char *path, const char *tensor, struct embeddings **set);
 void embeddings_close(struct embeddings *set);
 
+/* Returns the number of values of a row that is padded to a multiple of `multiple`, at least 1. */
+static inline uint64_t embeddings_width(uint64_t columns, uint32_t multiple)
+{
+    return (columns + multiple - 1) / multiple * multiple;
+}
+
 /* Pads the rows with zeros, so that their number of values is a multiple of `multiple`, at least 1. Rows that
  * get padding must be decoded. Call it at most once, before rows are read. STATUS_USAGE if rows would have
  * more than EMBEDDINGS_COLUMNS_MAX values. */
@@ -93,8 +100,9 @@ static inline size_t embeddings_row_bytes(const struct embeddings *set)
     return set->columns * dtype_bytes(set->dtype);
 }
 
-/* Returns the number of the part that has a row; row < set->rows. Thread safe. */
-size_t embeddings_find(const struct embeddings *set, uint64_t row);
+/* Returns the part that has a row; row < set->rows. The parts after it are next in set->parts. Thread safe.
+ */
+const struct embeddings_part *embeddings_part_of(const struct embeddings *set, uint64_t row);
 
 /* Reads row `row` from the mapped file, and writes its embeddings_row_bytes() bytes to `to`, which is aligned
  * to values of set->dtype. Thread safe. */
@@ -109,10 +117,10 @@ void embeddings_row(const struct embeddings *set, uint64_t row, float *to);
  * STATUS_EXHAUSTED if memory runs out. Thread safe. */
 enum status embeddings_read(const struct embeddings *set, uint64_t first, uint64_t count, void *to);
 
-/* Prints a warning if matrix products of rows with `columns` values, in batches of `batch` rows (0: not
- * known), would leave the tensor cores of a GPU idle, because a length is not a multiple of 8. Call it only
- * where tensor cores would be used. `remedy` says how to pad the rows. */
-void embeddings_warn_idle(uint64_t columns, uint64_t batch, const char *remedy);
+/* Warns if matrix products of rows with `columns` values would leave tensor cores of a GPU partly idle,
+ * because `columns` is not a multiple of 8. Call it only where tensor cores would be used. `remedy` says how
+ * to pad the rows. */
+void embeddings_warn_idle(uint64_t columns, const char *remedy);
 
 /* Checks that no file has changed since it was opened: compares their identities (core/file.h). If one has
  * changed, STATUS_FAILED with the name of the first such file. */

@@ -97,16 +97,16 @@ FDSL_HD float draw_path(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t
 
 struct draw_memo;
 
-/* The order of the samples in an epoch: draw_order() or draw_lanes(). */
+/* The order of the samples in an epoch: draw_order(), draw_lanes() or draw_rows(). */
 struct draw_order {
-    uint32_t count, half_bits;
+    uint32_t count, half_bits; /* half_bits: 0 for draw_rows() */
     uint32_t keys[ORDER_ROUNDS];
+    struct permutation blocks; /* draw_rows(): of all rows; draw_lanes(): of the blocks */
 
     /* Only draw_lanes(); lanes is 0 otherwise. */
     uint32_t lanes, window, block; /* block, window: in samples */
     uint32_t epoch, short_at;      /* short_at: index of the short block in `blocks` */
     uint64_t seed;
-    struct permutation blocks;
     struct draw_memo *memo; /* on the host; NULL: none */
 };
 
@@ -140,6 +140,17 @@ FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t cou
         for (uint32_t j = 0; j < 4; j++)
             order.keys[i + j] = philox_word(block, j);
     }
+    return order;
+}
+
+/* The order of `count` rows of embeddings, which are read in any order at the same cost: the permutation of
+ * the workload `ops` (core/philox.h), which also the kernels for rows on a device compute. Requires
+ * 1 <= count. */
+FDSL_HD struct draw_order draw_rows(uint64_t seed, uint64_t epoch, uint32_t count)
+{
+    struct draw_order order = {0};
+    order.count = count;
+    order.blocks = permutation_begin(seed + epoch, count);
     return order;
 }
 
@@ -257,6 +268,8 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 {
     if (order->lanes)
         return draw_lanes_at(order, index);
+    if (order->half_bits == 0)
+        return (uint32_t)permutation_at(&order->blocks, index);
     uint32_t bits = order->half_bits, mask = (UINT32_C(1) << bits) - 1;
     do {
         uint32_t left = index >> bits, right = index & mask;

@@ -157,14 +157,15 @@ FDSL_C_END
 /* Rows of the option tables of workloads that open a stream; `at`: offset of the uint64_t in the workload's
  * parameters. `stream` names what reads the stream. */
 #define STREAM_SHUFFLE        16384 /* default of --shuffle of streams, in samples */
+#define STREAM_LANES          64    /* default of --lanes of streams */
 #define STREAM_TEXT(tokens)   #tokens
 #define STREAM_TEXT_OF(macro) STREAM_TEXT(macro)
-#define STREAM_LANES_OPTION(at, stream)                                                               \
-    {                                                                                                 \
-        "lanes", "N", OPTION_COUNT, at,                                                               \
-            .fallback = "64", .minimum = 1, .maximum = 1 << 20, .column = COLUMN,                     \
-            .help = "number of positions from which " stream                                          \
-                    " reads the data set in parallel; a batch takes samples from all of them in turn" \
+#define STREAM_LANES_OPTION(at, stream)                                                                   \
+    {                                                                                                     \
+        "lanes", "N", OPTION_COUNT, at,                                                                   \
+            .fallback = STREAM_TEXT_OF(STREAM_LANES), .minimum = 1, .maximum = 1 << 20, .column = COLUMN, \
+            .help = "number of positions from which " stream                                              \
+                    " reads the data set in parallel; a batch takes samples from all of them in turn"     \
     }
 #define STREAM_SHARE_OPTION(at, apart)                                                                      \
     {                                                                                                       \

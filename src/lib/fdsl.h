@@ -260,8 +260,8 @@ struct fdsl_source_config {
     size_t size; /* sizeof(struct fdsl_source_config) of the caller */
 
     const char *path; /* a folder, a shard (.tar), a wids index, or a URL: https://, s3://, file:// */
-    const char
-        *kind; /* "auto" (default), "shards" or "folder": FDSL_INVALID if the data set is another kind */
+    const char *kind; /* "auto" (default), "shards" or "folder": FDSL_INVALID if the data set is another
+                       * kind, or if "folder" has no class folders: path/CLASS/IMAGE */
 
     /* The members of a sample in a shard; docs/load.md of fdsl-bench describes both lists. */
     const char *image; /* extensions of the image, separated by ';'; NULL (default): all known formats */
@@ -322,7 +322,8 @@ struct fdsl_rows_config {
     const char *tensor; /* the tensors to read: a name or a pattern. NULL (default): the floating-point
                          * tensors with two axes of each file; if it has none, those with one axis */
     const char *labels; /* integers, one per row: the name of a tensor in the files, or the path of files
-                         * whose names end as above. NULL (default): no labels */
+                         * as above, which have the tensor "labels" or only one tensor of integers. NULL
+                         * (default): no labels */
     uint32_t align;     /* streams pad rows with zeros to a multiple of this many values: 1 (default) to 64. A
                          * stream on a device warns (fdsl_warnings()) if the width is no multiple of 8 */
 };
@@ -341,7 +342,8 @@ struct fdsl_select_config {
 
     /* By values, as the steps `mask` and --dedup of `fdsl-bench --workload ops`: the same rows. */
     int validate; /* 1: remove rows with NaN or infinity, and rows whose norm is below norm_min or
-                   * above norm_max; default 0 */
+                   * above norm_max; default 0. The values of the files count, before `dtype` converts
+                   * them: f16 turns values above 65504 into infinity */
     double norm_min, norm_max; /* 0 or at least 1e-15, and at most 1e19; default 0 and 1e19 */
     int dedup;                 /* 1: of rows with the same bytes (XXH3-64), keep the first; default 0 */
 

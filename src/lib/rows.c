@@ -16,11 +16,10 @@
 #include "ops/rows_device.h"
 #include "ops/select.h"
 
-#define NORM_LEAST         1e-15 /* the square of a smaller norm is not a normal float */
-#define NORM_MOST          1e19
+#define NORM_LEAST     1e-15 /* the square of a smaller norm is not a normal float */
+#define NORM_MOST      1e19
 
-#define TENSOR_CORE_VALUES 8
-#define STREAMED_BYTES     ((uint64_t)256 << 20) /* of device memory, for rows that are not resident */
+#define STREAMED_BYTES ((uint64_t)256 << 20) /* of device memory, for rows that are not resident */
 
 /* What all rows of one set share. */
 struct rows_set {
@@ -98,7 +97,7 @@ static enum status open_set(const struct fdsl_rows_config *config, struct rows_s
     if (shared->set->rows > UINT32_MAX)
         return status_set(STATUS_TOO_LARGE, "path: %s has more than 2^32 - 1 rows", config->path);
     if (config->labels) {
-        status = embedding_labels(shared->set, config->labels, &shared->labels);
+        status = embedding_labels(shared->set, config->labels, INT32_MIN, INT32_MAX, &shared->labels);
         if (status != STATUS_OK)
             return status_prefix(status, "labels");
     }
@@ -110,7 +109,7 @@ static enum status open_all(const struct fdsl_rows_config *config, struct rows *
 {
     if (!config->path || !*config->path)
         return status_set(STATUS_USAGE, "path: it is %s", config->path ? "empty" : "NULL");
-    TRY(lib_check_count("align", config->align, 1, EMBEDDING_ALIGN_MAX));
+    TRY(lib_check_count("align", config->align, 1, EMBEDDINGS_ALIGN_MAX));
     self->shared = calloc(1, sizeof *self->shared);
     TRY(ALLOCATED(self->shared, "out of memory"));
     self->shared->users = 1;
@@ -174,7 +173,7 @@ void rows_describe(const struct rows *rows, struct fdsl_source_info *info)
     info->samples = rows->count;
     info->bytes = rows->count * embeddings_row_bytes(set);
     info->files = (uint32_t)set->file_count;
-    info->width = embedding_width(set->columns, rows->shared->align);
+    info->width = (uint32_t)embeddings_width(set->columns, rows->shared->align);
     info->columns = set->columns;
     info->dtype = dtype_names[rows->type];
     info->labelled = rows_labelled(rows);
@@ -364,7 +363,7 @@ static enum status copy_rows(void *context, uint64_t first, uint64_t count, void
     const size_t row_bytes = embeddings_row_bytes(set);
     for (uint64_t i = 0, run; i < count; i += run) {
         const uint64_t number = number_at(rows, first + i);
-        const struct embeddings_part *part = &set->parts[embeddings_find(set, number)];
+        const struct embeddings_part *part = embeddings_part_of(set, number);
         const uint64_t left = part->first + part->rows - number;
         run = 1;
         while (run < left && i + run < count && number_at(rows, first + i + run) == number + run)
@@ -564,7 +563,7 @@ enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_
     if (rows->type != stored_type(rows) && format->type != rows->type)
         return status_set(STATUS_USAGE, "dtype: the rows were converted to %s; set it to \"auto\"",
                           dtype_names[rows->type]);
-    format->width = embedding_width(rows->shared->set->columns, rows->shared->align);
+    format->width = (uint32_t)embeddings_width(rows->shared->set->columns, rows->shared->align);
     const uint32_t words[] = {(uint32_t)format->type, format->width};
     format->transform = checksum_seeded(words, sizeof words, 2);
     return STATUS_OK;
@@ -572,12 +571,12 @@ enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_
 
 struct rows_order rows_order(const struct rows *rows, bool shuffle, uint64_t seed, uint64_t epoch)
 {
-    return (struct rows_order){rows, shuffle, permutation_begin(seed + epoch, rows->count)};
+    return (struct rows_order){rows, shuffle, draw_rows(seed, epoch, (uint32_t)rows->count)};
 }
 
 uint32_t rows_order_at(const struct rows_order *order, uint32_t position)
 {
-    return number_at(order->rows, order->shuffle ? permutation_at(&order->permutation, position) : position);
+    return number_at(order->rows, order->shuffle ? draw_order_at(&order->order, position) : position);
 }
 
 #if defined(_OPENMP) && defined(HAVE_XXHASH)
@@ -614,10 +613,7 @@ static enum status open_device_stream(const struct rows *rows, const struct fdsl
                                           .slots = config->prefetch + config->held};
     int threads;
     TRY(lib_threads("num_threads", config->num_threads, &threads));
-    if (format->width % TENSOR_CORE_VALUES != 0)
-        status_warn(
-            "align: rows have %u values, but tensor cores need a multiple of %d; set align to 8 or 16",
-            format->width, TENSOR_CORE_VALUES);
+    embeddings_warn_idle(format->width, "set align to 8 or 16");
     if (there && format->type == rows_device_info(there->rows).dtype) {
         request.rows = there->rows;
         request.owned = false;

@@ -4,9 +4,9 @@
 
 #include <stdbool.h>
 
-#include "core/philox.h"
 #include "core/stream.h"
 #include "data/device_batches.h"
+#include "data/random_draws.h"
 #include "lib/call.h"
 
 /* Some rows of a set of embeddings. They do not change; threads may share them. */
@@ -39,11 +39,11 @@ enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_
                               struct rows_format *format);
 
 /* The order of epoch `epoch`: which row of the files is at a position. Without `shuffle`, the order of
- * `rows`. Otherwise a permutation, as ops_draw() computes it. */
+ * `rows`. */
 struct rows_order {
     const struct rows *rows;
     bool shuffle;
-    struct permutation permutation;
+    struct draw_order order;
 };
 struct rows_order rows_order(const struct rows *rows, bool shuffle, uint64_t seed, uint64_t epoch);
 uint32_t rows_order_at(const struct rows_order *order, uint32_t position);

@@ -142,6 +142,21 @@ static enum status check_kind(const struct fdsl_source *source, const char *kind
                       source->dataset.path);
 }
 
+/* Refuses a folder of kind "folder" that has no label at all. */
+static enum status check_class_folders(const struct fdsl_source *source, const char *kind)
+{
+    const struct dataset *dataset = &source->dataset;
+    bool labelled = strcmp(kind, "folder") != 0;
+    for (uint32_t i = 0; !labelled && i < dataset->sample_count; i++)
+        labelled = dataset->samples[i].rule != NULL;
+    return labelled
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "path: %s has no class folders; move the images of each class into a folder: "
+                            "%s/CLASS/IMAGE",
+                            dataset->path, dataset->path);
+}
+
 /* Combines the hashes of all samples, in their order, and which of their members are the image and the label.
  */
 static uint64_t hash_samples(const struct dataset *dataset)
@@ -187,6 +202,11 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
     self->dataset.incomplete =
         true; /* fdsl_stream_open() decides about samples without an image or a label */
     TRY(dataset_check(self->path, &self->dataset));
+    TRY(check_class_folders(self, config->kind));
+    if (config->cache_dir && !self->dataset.remote)
+        return status_set(STATUS_USAGE,
+                          "cache_dir: it is for data at a URL, but %s is on this machine; leave it out",
+                          self->dataset.path);
     if (self->dataset.sample_count >= SAMPLES_MAX)
         return status_set(STATUS_TOO_LARGE, "path: %s has more than %u samples", self->dataset.path,
                           SAMPLES_MAX - 1);
@@ -514,7 +534,7 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .world_size = 1,
                                               .shuffle = 1,
                                               .shuffle_buffer = STREAM_SHUFFLE,
-                                              .lanes = 64,
+                                              .lanes = STREAM_LANES,
                                               .fit = "resize",
                                               .channels = 3,
                                               .layout = "nchw",

@@ -24,13 +24,12 @@ static const struct variant *const variant = &variant_ops_naive;
 /* Reads all rows, in chunks, and runs the variant on each chunk. */
 struct scan {
     const struct ops_select *how;
-    struct generator *reader; /* its sample n is row n of the set */
+    struct generator *reader; /* its samples are the rows to select from */
     const uint32_t *rows;     /* NULL: rows 0, 1, ... */
-    uint64_t count;
-    uint64_t chunk_rows, *numbers; /* room for the numbers of a chunk */
-    uint8_t *memory;               /* room for the rows of a chunk */
-    uint8_t *kept;                 /* one per row */
-    uint64_t *hashes;              /* one per row; NULL without dedup */
+    uint64_t count, chunk_rows;
+    uint8_t *memory;  /* room for the rows of a chunk */
+    uint8_t *kept;    /* one per row */
+    uint64_t *hashes; /* one per row; NULL without dedup */
 
     struct ops ops; /* the input of the variant: a chunk */
     struct ops_control control;
@@ -43,7 +42,6 @@ static void scan_close(struct scan *scan)
     if (scan->state)
         variant->teardown(scan->state);
     generator_close(scan->reader);
-    free(scan->numbers);
     free(scan->memory);
     free(scan->kept);
     free(scan->hashes);
@@ -51,10 +49,8 @@ static void scan_close(struct scan *scan)
 
 static enum status read_chunk(struct scan *scan, uint64_t first, uint64_t count)
 {
-    for (uint64_t i = 0; i < count; i++)
-        scan->numbers[i] = scan->rows ? scan->rows[first + i] : first + i;
-    const struct generator_numbers listed = {.list = scan->numbers};
-    return generator_make(scan->reader, &listed, (uint32_t)count, scan->memory, NULL, NULL);
+    const struct generator_numbers numbers = {.first = first};
+    return generator_make(scan->reader, &numbers, (uint32_t)count, scan->memory, NULL, NULL);
 }
 
 /* Sets the variant up for chunks of `count` rows. */
@@ -86,13 +82,15 @@ static enum status scan_chunk(struct scan *scan, uint64_t first, uint64_t count)
 
 static enum status scan_open(const struct embeddings *set, struct scan *scan)
 {
-    const struct embedding_rows reader = {
-        .set = set, .to = set->dtype, .width = set->columns, .threads = scan->how->threads};
+    const struct embedding_rows reader = {.set = set,
+                                          .numbers = scan->rows,
+                                          .to = set->dtype,
+                                          .width = set->columns,
+                                          .threads = scan->how->threads};
     const size_t row_bytes = embeddings_row_bytes(set);
     uint64_t rows = CHUNK_BYTES / row_bytes;
     rows = rows > CHUNK_ROWS ? CHUNK_ROWS : rows > 0 ? rows : 1;
     scan->chunk_rows = rows < scan->count ? rows : scan->count;
-    scan->numbers = malloc(scan->chunk_rows * sizeof *scan->numbers);
     scan->memory = ops_allocate(scan->chunk_rows * row_bytes);
     scan->kept = malloc(scan->count);
     if (scan->how->dedup) {
@@ -100,7 +98,7 @@ static enum status scan_open(const struct embeddings *set, struct scan *scan)
                          "the hashes of the rows", "select fewer rows at a time"));
         scan->hashes = malloc(scan->count * sizeof *scan->hashes);
     }
-    TRY(ALLOCATED(scan->numbers && scan->memory && scan->kept && (scan->hashes || !scan->how->dedup),
+    TRY(ALLOCATED(scan->memory && scan->kept && (scan->hashes || !scan->how->dedup),
                   "out of memory to select rows"));
     memset(scan->kept, 1, scan->count);
     scan->ops = (struct ops){.steps = {[OPS_MASK] = scan->how->mask, [OPS_HASH] = scan->how->dedup},

@@ -153,7 +153,7 @@ static enum status take_rows(struct cleaner *cleaner, uint64_t first, const uint
     TRY(allocate_parts(cleaner, runs + set->part_count));
     for (uint64_t i = 0, next; i < count; i = next) {
         const uint64_t row = numbers ? numbers[i] : first + i;
-        const struct embeddings_part *part = &set->parts[embeddings_find(set, row)];
+        const struct embeddings_part *part = embeddings_part_of(set, row);
         uint64_t most = part->first + part->rows - row;
         most = most < count - i ? most : count - i;
         for (next = numbers ? i + 1 : i + most; next - i < most && numbers[next] == row + (next - i);)
@@ -213,7 +213,7 @@ static void scan_rows(void *context, uint64_t task, int thread)
     const size_t bytes = cleaner->ops.row_bytes;
     uint8_t *copy = scan->rows + (size_t)thread * bytes;
     for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < set->rows; i++) {
-        const struct embeddings_part *part = &set->parts[embeddings_find(set, i)];
+        const struct embeddings_part *part = embeddings_part_of(set, i);
         if (!cleaner->kept[i])
             continue;
         if (!part->values)
@@ -475,18 +475,42 @@ static enum status check_options(const struct source_request *request)
     return source_check_target(parameters->source, request->target);
 }
 
+/* Sets cleaner->variant, if a variant of ops can run. */
+static enum status take_variant(struct cleaner *cleaner, const struct variant_entry *entry)
+{
+    if (strcmp(entry->workload, "ops") != 0)
+        return status_set(STATUS_USAGE, "--variant %s: not a variant of ops; --list shows all variants",
+                          entry->name);
+    const enum status status = variant_available(entry, &cleaner->resources);
+    cleaner->variant = entry->variant;
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--variant %s", entry->name);
+}
+
+/* Selects the first variant for --variant auto that can run. */
+static enum status choose_automatically(struct cleaner *cleaner)
+{
+    const struct variant_entry **candidates;
+    size_t count;
+    TRY(variant_select("auto", "ops", &candidates, &count));
+    enum status status = STATUS_UNAVAILABLE;
+    for (size_t i = 0; i < count && status != STATUS_OK; i++)
+        status = take_variant(cleaner, candidates[i]);
+    free(candidates);
+    return status;
+}
+
 /* Selects the requested variant. The default is ops-omp, or ops-naive if the build lacks ops-omp. */
 static enum status choose_variant(struct cleaner *cleaner, const char *name)
 {
+    if (name && variant_is_auto(name))
+        return choose_automatically(cleaner);
+    if (name && (strchr(name, ',') || strcmp(name, "all") == 0))
+        return status_set(STATUS_USAGE, "--variant %.80s: one variant writes the files; name one, or auto",
+                          name);
     const struct variant_entry *entry = variant_find(name ? name : "ops-omp");
     if (!name && !entry->variant)
         entry = variant_find("ops-naive");
-    if (!entry || strcmp(entry->workload, "ops") != 0)
-        return status_set(STATUS_USAGE, "--variant %.80s: not a variant of ops; --list shows all variants",
-                          name);
-    enum status status = variant_available(entry, &cleaner->resources);
-    cleaner->variant = entry->variant;
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--variant %s", entry->name);
+    return entry ? take_variant(cleaner, entry) : variant_unknown("--variant: ", name);
 }
 
 static enum status check_encoding(const struct cleaner *cleaner)
@@ -561,8 +585,7 @@ static enum status open_set(const struct embeddings_parameters *parameters, stru
         return status_prefix(status, "--align");
     TRY(fill_cleaner(parameters, cleaner));
     if (cleaner->format.to != OPS_F32)
-        embeddings_warn_idle(cleaner->format.columns, 0,
-                             "pad them with --align 8, if a GPU will train on them");
+        embeddings_warn_idle(cleaner->format.columns, "pad them with --align 8, if a GPU will train on them");
     return STATUS_OK;
 }
 
@@ -611,8 +634,8 @@ static const struct option_spec options[] = {
      .help = "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
     {"variant", "NAME", OPTION_TEXT, AT(variant),
      .help = "variant of ops that checks, hashes and converts the rows: ops-naive, ops-omp, ops-cuda or "
-             "ops-fused; the files are the same (default: ops-omp)"},
-    {"align", "N", OPTION_COUNT, AT(align), .minimum = 1, .maximum = 1024, .column = COLUMN,
+             "ops-fused; auto: the best one that can run here. The files are the same (default: ops-omp)"},
+    {"align", "N", OPTION_COUNT, AT(align), .minimum = 1, .maximum = EMBEDDINGS_ALIGN_MAX, .column = COLUMN,
      .help = "pad rows with zeros to a multiple of N values, as tensor cores need it: 8 or 16"},
     {"norm-min", "X", OPTION_REAL, AT(norm_min), .fallback = "0.1", .maximum = OPS_NORM_MOST,
      .column = COLUMN, .help = "smallest valid norm: 0, or at least 1e-15; other rows are dropped"},

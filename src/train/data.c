@@ -447,43 +447,55 @@ static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS]
                      format, train->height, train->width, test->height, test->width);
 }
 
-/* Rejects --train-size and --test-size if there are fewer samples, before samples are read. */
+/* Rejects --train-size or --test-size if a part has fewer samples. */
+static enum status check_size(const struct data_request *request, int part, uint64_t count, bool split)
+{
+    const uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
+    return count >= wanted
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "%s %" PRIu64 ": there are only %" PRIu64 " samples%s; give at most this number",
+                            data_size_options[part], wanted, count,
+                            split && part == DATA_TEST
+                                ? ", the part of the set that is held out (--test-share)"
+                                : "");
+}
+
+/* Checks the sizes of both parts before samples are read. */
 static enum status check_sizes(const struct data_request *request,
                                const struct source_reader readers[DATA_PARTS], bool split)
 {
     for (int part = first_part(request); part < DATA_PARTS; part++) {
         const struct source_facts *facts = &readers[split ? DATA_TRAIN : part].facts;
-        const uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         uint64_t count = split ? 0 : facts->samples;
         for (uint64_t i = 0; split && i < facts->samples; i++)
             count += (facts->held && facts->held[i]) == (part == DATA_TEST);
-        if (count < wanted)
-            return status_set(
-                STATUS_USAGE,
-                "%s %" PRIu64 ": there are only %" PRIu64 " samples%s; give at most this number",
-                data_size_options[part], wanted, count,
-                split && part == DATA_TEST ? ", the part of the set that is held out (--test-share)" : "");
+        TRY(check_size(request, part, count, split));
     }
     return STATUS_OK;
 }
 
-/* If the number of classes is not known yet, sets it to the largest label plus one. Otherwise checks that all
- * labels are below the number of classes. */
-static enum status count_classes(const struct source_reader readers[DATA_PARTS], struct data *data)
+enum status data_count_classes(struct data *data)
 {
-    const int part = data->sets[DATA_TEST].largest > data->sets[DATA_TRAIN].largest ? DATA_TEST : DATA_TRAIN;
-    const struct source_reader *reader = &readers[data->split ? DATA_TRAIN : part];
-    const struct data_set *set = &data->sets[part];
+    const struct data_set *set = data_largest(data);
     if (data->classes == 0)
         data->classes = set->largest + 1;
     if (set->largest < data->classes)
         return STATUS_OK;
-    return reader->source->locate(reader->state, set->largest_number,
-                                  status_set(STATUS_USAGE,
-                                             "its label is %" PRIu32 ", the largest of the data, but there "
-                                             "are only %" PRIu32 " classes; give --classes %" PRIu32
-                                             " or more",
-                                             set->largest, data->classes, set->largest + 1));
+    return status_set(STATUS_USAGE,
+                      "its label is %" PRIu32 ", the largest of the data, but there are only %" PRIu32
+                      " classes; give --classes %" PRIu32 " or more",
+                      set->largest, data->classes, set->largest + 1);
+}
+
+/* Counts the classes. A failure names the sample. */
+static enum status count_classes(const struct source_reader readers[DATA_PARTS], struct data *data)
+{
+    const struct data_set *set = data_largest(data);
+    const struct source_reader *reader = &readers[data->split ? DATA_TRAIN : set - data->sets];
+    const enum status status = data_count_classes(data);
+    return status == STATUS_OK ? STATUS_OK
+                               : reader->source->locate(reader->state, set->largest_number, status);
 }
 
 /* Reads both sets from two data sets, or divides one. `paths` and `records` are as for open_readers(). */
@@ -653,6 +665,15 @@ static enum status check_no_test(const struct data_request *request, const struc
                             records ? records->name : "");
 }
 
+/* Opens both sets from rows of embeddings. */
+static enum status open_rows(const struct data_request *request, struct data *data)
+{
+    TRY(rows_open(request, data));
+    for (int part = first_part(request); part < DATA_PARTS; part++)
+        TRY(check_size(request, part, data->sets[part].count, data->split));
+    return STATUS_OK;
+}
+
 /* Opens both sets. Chooses their source by name, or by the contents of the folder. */
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
@@ -666,7 +687,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
                           "--feed load reads files, but --data %s has generated samples; use --feed %s",
                           request->name, synth ? "live" : "stored");
     if (rows_named(request))
-        return rows_open(request, data);
+        return open_rows(request, data);
     if (digit || clip || synth || records)
         TRY(check_no_test(request, records));
     if (data->classes == 0)

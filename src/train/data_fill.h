@@ -39,6 +39,18 @@ static inline void data_note_label(struct data_set *set, uint32_t label, uint64_
     set->largest_number = number;
 }
 
+/* Returns the set that has the largest label. */
+static inline const struct data_set *data_largest(const struct data *data)
+{
+    const bool test = data->sets[DATA_TEST].largest > data->sets[DATA_TRAIN].largest;
+    return &data->sets[test ? DATA_TEST : DATA_TRAIN];
+}
+
+/* Sets the number of classes to the largest label plus one, unless it is known. STATUS_USAGE if the largest
+ * label is not below the number of classes; the caller puts the location of sample
+ * data_largest()->largest_number before the message. Both sets are complete, with data_note_label(). */
+enum status data_count_classes(struct data *data);
+
 /* Appends the samples in `range` of an open source to set `part`, at most `limit` of them. For class folders,
  * chooses `limit` samples by taking the classes in turn, and adds them in the order of the source. The first
  * sample of `data` sets the shape and the type. `threads` threads decode. STATUS_FAILED, with the sample's

@@ -234,6 +234,8 @@ static inline struct draw_order train_order(const struct train *train, uint32_t 
 {
     const struct data *data = train->data;
     const uint32_t count = data->sets[DATA_TRAIN].count;
+    if (data->rows && (data->feed != DATA_LOAD || data->shuffle > 0))
+        return draw_rows(train->seed, epoch, count);
     return data->feed == DATA_LOAD ? draw_lanes(train->seed, epoch, count, data->lanes, data->shuffle)
                                    : draw_order(train->seed, epoch, count);
 }

@@ -12,6 +12,7 @@
 #include "core/array.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "data/embeddings.h"
 #include "machine/comm.h"
 #include "machine/device.h"
 #include "machine/host.h"
@@ -566,21 +567,14 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
     return comm_agree(status);
 }
 
-#define TENSOR_CORE_VALUES 8 /* tensor cores multiply groups of this many values */
-
 /* Warns once if tensor cores multiply rows of embeddings whose width they cannot fill. */
 static void warn_of_width(const struct engine *engine, const struct data *data)
 {
     static bool told;
-    const size_t rest = data->sample_values % TENSOR_CORE_VALUES;
-    if (told || !data->rows || rest == 0 || (engine->unit != UNIT_TF32 && engine->unit != UNIT_HALF))
+    if (told || !data->rows || (engine->unit != UNIT_TF32 && engine->unit != UNIT_HALF))
         return;
     told = true;
-    status_warn(
-        "%s: rows of %zu values do not fill groups of %d values, so a part of the tensor cores idles; "
-        "pad the rows with zeros to %zu values",
-        engine->name, data->sample_values, TENSOR_CORE_VALUES,
-        data->sample_values - rest + TENSOR_CORE_VALUES);
+    embeddings_warn_idle(data->sample_values, "pad them with zeros to a multiple of 8 values");
 }
 
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
