@@ -266,7 +266,7 @@ static std::string check_epoch(struct rows_device *rows, const struct reference 
     for (uint64_t first = 0; first < count; first += batch) {
         uint64_t size = count - first < batch ? count - first : batch;
         out.poison();
-        if (rows_device_gather(rows, seed, epoch, first, size, out.values(), labels ? out.labels : NULL,
+        if (rows_device_gather(rows, true, seed, epoch, first, size, out.values(), labels ? out.labels : NULL,
                                NULL) != STATUS_OK)
             return status_text();
         out.read();
@@ -326,8 +326,8 @@ static std::string check_steps(struct rows_device *rows, const struct reference 
     for (uint64_t number : {(uint64_t)0, batches - 1, batches, 5 * batches + batches / 2}) {
         struct permutation permutation = permutation_begin(99 + number / batches, count);
         MUST(cudaMemcpy(step, &number, sizeof number, cudaMemcpyHostToDevice));
-        if (rows_device_gather_step(rows, 99, step, size, out.values(), labels ? out.labels : NULL, NULL) !=
-            STATUS_OK)
+        if (rows_device_gather_step(rows, true, 99, step, size, out.values(), labels ? out.labels : NULL,
+                                    NULL) != STATUS_OK)
             wrong = status_text();
         out.read();
         for (uint64_t j = 0; wrong.empty() && j < size; j++)
@@ -622,9 +622,10 @@ static void check_graph(void)
     enum status status = device_load(0);
     MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     if (status == STATUS_OK)
-        status = rows_device_gather(opened.rows, 1, 2, 3, size, fixed.values(), fixed.labels, stream);
+        status = rows_device_gather(opened.rows, true, 1, 2, 3, size, fixed.values(), fixed.labels, stream);
     if (status == STATUS_OK)
-        status = rows_device_gather_step(opened.rows, 5, step, size, next.values(), next.labels, stream);
+        status =
+            rows_device_gather_step(opened.rows, true, 5, step, size, next.values(), next.labels, stream);
     if (status == STATUS_OK)
         status = rows_device_gather_numbers(opened.rows, numbers, true, size, listed.values(), listed.labels,
                                             stream);
@@ -692,7 +693,7 @@ static void check_slots(void)
     for (uint64_t n = 0; wrong.empty() && n < outs.size(); n++) {
         hold<<<1, 1, 0, stream>>>();
         MUST(cudaGetLastError());
-        if (rows_device_gather(opened.rows, 3, n / batches, n % batches * size, size, outs[n]->values(),
+        if (rows_device_gather(opened.rows, true, 3, n / batches, n % batches * size, size, outs[n]->values(),
                                outs[n]->labels, stream) != STATUS_OK)
             wrong = status_text();
     }
@@ -753,7 +754,7 @@ static void check_memory(void)
         struct output out(100, 768 * 2);
         one.limit = i % 3 < 2 && i % 7 == 0 ? 2500000 : 0;
         if (open_case(one, &opened) != STATUS_OK ||
-            rows_device_gather(opened.rows, 0, 0, 0, 100, out.values(), out.labels, NULL) != STATUS_OK)
+            rows_device_gather(opened.rows, true, 0, 0, 0, 100, out.values(), out.labels, NULL) != STATUS_OK)
             wrong = status_text();
     }
     MUST(cudaDeviceSynchronize());
@@ -782,7 +783,7 @@ static void check_devices(void)
         struct output out(10, wanted.stride);
         MUST(cudaSetDevice(0));
         if (wrong.empty() &&
-            rows_device_gather(opened.rows, 0, 0, 0, 10, out.values(), NULL, NULL) != STATUS_OK)
+            rows_device_gather(opened.rows, true, 0, 0, 0, 10, out.values(), NULL, NULL) != STATUS_OK)
             wrong = status_text();
         if (wrong.empty() && device_current() != 0)
             wrong = "gathering has changed the current device";
@@ -803,12 +804,13 @@ static void check_failures(void)
     if (!works(open_case(one, &opened), "rows that cannot be read"))
         return;
     opened.copied.fails_at = 0;
-    const enum status first = rows_device_gather(opened.rows, 0, 0, 0, 1000, out.values(), NULL, NULL);
+    const enum status first = rows_device_gather(opened.rows, true, 0, 0, 0, 1000, out.values(), NULL, NULL);
     if (first != STATUS_FAILED || !strstr(status_text(), "cannot be read"))
         wrong = "a batch must return the failure of its rows";
     opened.copied.fails_at = UINT64_MAX;
     for (uint64_t at = 0; wrong.empty() && at < 2; at++)
-        if (rows_device_gather(opened.rows, 0, 0, at * 1000, 1000, out.values(), NULL, NULL) != STATUS_OK)
+        if (rows_device_gather(opened.rows, true, 0, 0, at * 1000, 1000, out.values(), NULL, NULL) !=
+            STATUS_OK)
             wrong = std::string("a later batch must succeed: ") + status_text();
     refused.bytes = opened.bytes;
     struct rows_device_request request = {};
@@ -909,14 +911,15 @@ static void check_errors(void)
     uint64_t all = rows_device_info(opened.rows).rows;
     uint8_t *to = out.values();
     uint32_t none[1];
-    refuses(rows_device_gather(opened.rows, 0, 0, all, 1, to, NULL, NULL), STATUS_USAGE, "count");
-    refuses(rows_device_gather(opened.rows, 0, 0, UINT64_MAX, 2, to, NULL, NULL), STATUS_USAGE, "count");
-    refuses(rows_device_gather(opened.rows, 0, 0, 0, 1, to + 1, NULL, NULL), STATUS_USAGE, "out");
-    refuses(rows_device_gather(opened.rows, 0, 0, 0, 1, to, out.labels, NULL), STATUS_USAGE, "labels");
-    refuses(rows_device_gather_step(opened.rows, 0, (uint64_t *)to, 0, to, NULL, NULL), STATUS_USAGE,
+    refuses(rows_device_gather(opened.rows, true, 0, 0, all, 1, to, NULL, NULL), STATUS_USAGE, "count");
+    refuses(rows_device_gather(opened.rows, true, 0, 0, UINT64_MAX, 2, to, NULL, NULL), STATUS_USAGE,
             "count");
-    refuses(rows_device_gather_step(opened.rows, 0, (uint64_t *)to, all + 1, to, NULL, NULL), STATUS_USAGE,
+    refuses(rows_device_gather(opened.rows, true, 0, 0, 0, 1, to + 1, NULL, NULL), STATUS_USAGE, "out");
+    refuses(rows_device_gather(opened.rows, true, 0, 0, 0, 1, to, out.labels, NULL), STATUS_USAGE, "labels");
+    refuses(rows_device_gather_step(opened.rows, true, 0, (uint64_t *)to, 0, to, NULL, NULL), STATUS_USAGE,
             "count");
+    refuses(rows_device_gather_step(opened.rows, true, 0, (uint64_t *)to, all + 1, to, NULL, NULL),
+            STATUS_USAGE, "count");
     refuses(rows_device_numbers(opened.rows, all, 1, none), STATUS_USAGE, "count");
 }
 
@@ -1073,7 +1076,8 @@ static void time_batches(struct rows_device *rows, uint8_t *const outs[OUTPUTS])
         list[j] = (uint32_t)permutation_at(&permutation, j);
     MUST(cudaMemcpy(numbers, list.data(), BATCH * sizeof *numbers, cudaMemcpyHostToDevice));
     const auto gather = [&](unsigned i) {
-        must(rows_device_gather(rows, 1, 0, i % batches * BATCH, BATCH, outs[i % OUTPUTS], NULL, stream));
+        must(rows_device_gather(rows, true, 1, 0, i % batches * BATCH, BATCH, outs[i % OUTPUTS], NULL,
+                                stream));
     };
     printf("batches of %d x %u %s: %.1f MB moved, floor %.1f us (4.1 TB/s)\n", BATCH,
            rows_device_info(rows).padded_width, dtype_names[rows_device_info(rows).dtype], 1e-6 * bytes,
@@ -1095,7 +1099,7 @@ static void time_batches(struct rows_device *rows, uint8_t *const outs[OUTPUTS])
     MUST(cudaGraphDestroy(graph));
     must(device_load(0));
     MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    must(rows_device_gather_step(rows, 1, step, BATCH, outs[0], NULL, stream));
+    must(rows_device_gather_step(rows, true, 1, step, BATCH, outs[0], NULL, stream));
     must(device_add(0, step, 1, stream));
     MUST(cudaStreamEndCapture(stream, &graph));
     MUST(cudaGraphInstantiate(&exec, graph, 0));
@@ -1149,7 +1153,8 @@ static void time_host(const uint8_t *device_rows, uint8_t *const outs[OUTPUTS])
                (unsigned long long)rows_device_info(rows).rows);
         if (limit) {
             double us = time_calls(NULL, 40, [&](unsigned i) {
-                must(rows_device_gather(rows, 1, 0, i * BATCH, BATCH, outs[i % OUTPUTS], NULL, NULL));
+                must(rows_device_gather(rows, true, 1, 0, i * BATCH, BATCH, outs[i % OUTPUTS], NULL, NULL));
+                rows_device_ahead(rows, true, 1, 0, (i + 1) * BATCH, BATCH);
             });
             printf("  batch of %d, half of its rows from the host: %.0f us (floor %.0f us at 55 GB/s)\n",
                    BATCH, us, 0.5 * BATCH * (double)row_bytes / 55e3);

@@ -8,7 +8,8 @@
  * on the caller's stream. next() draws batches ahead into slots, on a stream of its own.
  *
  * A captured fill() reads the position from device memory and moves it on. The host then no longer knows the
- * position: `moves` is set, and locate() waits for the device and reads it. */
+ * position: `moves` is set, and locate() waits for the latest replay and reads it. cudaDeviceSynchronize()
+ * would end captures of other threads, so the event `moved` follows all work that writes the position. */
 #include "data/device_batches.h"
 
 #include <new>
@@ -252,10 +253,10 @@ static enum status store_batch(const struct set_batches *self, const struct stre
     return CUDA_LAUNCHED("store_kernel");
 }
 
-/* A CUDA graph would repeat the batch that was captured. */
-static enum status refuse_capture(int device, void *cuda_stream, const char *what)
+/* A CUDA graph would repeat the batch that was captured. The device is current. */
+static enum status refuse_capture(void *cuda_stream, const char *what)
 {
-    return device_capturing(device, cuda_stream)
+    return device_capturing(-1, cuda_stream)
                ? status_set(STATUS_USAGE,
                             "cuda_stream: it is being captured into a CUDA graph, which cannot "
                             "contain %s",
@@ -278,12 +279,25 @@ static enum status allocate_images(struct set_batches *self)
     return STATUS_OK;
 }
 
-/* Takes the next batch, and lets `consumer` wait until it is complete. */
-static enum status take(struct set_batches *self, cudaStream_t consumer, struct stream_batch *batch)
+/* Lets `consumer` wait for an event. Most batches are complete; asking takes less time than waiting. */
+static enum status wait_for(cudaEvent_t event, cudaStream_t consumer)
 {
-    TRY(stream_next(self->inner, batch));
+    {
+        struct relaxed_capture relaxed; /* cudaEventQuery() would end captures */
+        if (cudaEventQuery(event) == cudaSuccess)
+            return STATUS_OK;
+    }
+    (void)cudaGetLastError(); /* it is not complete; another error comes back */
+    return CUDA_STATUS(cudaStreamWaitEvent(consumer, event, 0));
+}
+
+/* Takes the next batch, and lets `consumer` wait until it is complete. `borrows`: it is returned at once. */
+static enum status take(struct set_batches *self, cudaStream_t consumer, bool borrows,
+                        struct stream_batch *batch)
+{
+    TRY(borrows ? device_stream_borrow(self->inner, batch) : stream_next(self->inner, batch));
     self->base.stream.at = self->inner->at;
-    return CUDA_STATUS(cudaStreamWaitEvent(consumer, static_cast<cudaEvent_t>(batch->ready), 0));
+    return wait_for(static_cast<cudaEvent_t>(batch->ready), consumer);
 }
 
 /* Returns a batch after a failure, which is more important than another one. */
@@ -300,9 +314,9 @@ static enum status set_next(struct device_batches *batches, void *cuda_stream, s
     struct set_batches *self = set_of(batches);
     const cudaStream_t consumer = static_cast<cudaStream_t>(cuda_stream);
     batch->ready = NULL;
-    TRY(refuse_capture(self->device, cuda_stream, "batches of data sets"));
+    TRY(refuse_capture(cuda_stream, "batches of data sets"));
     TRY(allocate_images(self));
-    enum status status = take(self, consumer, batch);
+    enum status status = take(self, consumer, false, batch);
     if (status != STATUS_OK && !batch->ready)
         return status;
     const struct set_slot *slot = &self->slots[batch->slot];
@@ -318,21 +332,27 @@ static enum status set_fill(struct device_batches *batches, void *images, int64_
     struct set_batches *self = set_of(batches);
     const cudaStream_t consumer = static_cast<cudaStream_t>(cuda_stream);
     batch->ready = NULL;
-    TRY(refuse_capture(self->device, cuda_stream, "batches of data sets"));
-    enum status status = take(self, consumer, batch);
+    TRY(refuse_capture(cuda_stream, "batches of data sets"));
+    enum status status = take(self, consumer, true, batch);
     if (status != STATUS_OK && !batch->ready)
         return status;
     if (status == STATUS_OK)
         status = store_batch(self, batch, images, labels, consumer);
-    return status == STATUS_OK ? device_stream_give_back(self->inner, batch, consumer)
-                               : abandon(self, batch, status);
+    if (status != STATUS_OK)
+        return abandon(self, batch, status);
+    status = device_stream_give_back(self->inner, batch, consumer);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    struct relaxed_capture relaxed;
+    (void)cudaStreamSynchronize(consumer); /* the kernel that reads the batch */
+    return abandon(self, batch, status);
 }
 
 static enum status set_release(struct device_batches *batches, const struct stream_batch *batch,
                                void *cuda_stream)
 {
     struct set_batches *self = set_of(batches);
-    TRY(refuse_capture(self->device, cuda_stream, "the release of a batch"));
+    TRY(refuse_capture(cuda_stream, "the release of a batch"));
     return device_stream_give_back(self->inner, batch, static_cast<cudaStream_t>(cuda_stream));
 }
 
@@ -408,6 +428,12 @@ static enum status open_inner(struct set_batches *self, const struct set_stream_
     from.deallocate = device_stream_unpin;
     device_stream_use(self->device);
     TRY(set_stream_open(&from, &host));
+    /* Another thread may have called device_stream_use(), and the line above may have used its device. */
+    const enum status current = CUDA_STATUS(cudaSetDevice(self->device));
+    if (current != STATUS_OK) {
+        stream_close(host);
+        return current;
+    }
     const struct device_stream_request to = {.decoder = share > 0 ? self->decoder : nullptr,
                                              .res = request->fit.res,
                                              .channels = request->channels,
@@ -514,10 +540,13 @@ struct image_batches {
     struct device_order order;
     struct share share; /* of this rank in a full step */
     uint32_t slot_count;
-    cudaStream_t own;       /* of next() */
-    cudaEvent_t used;       /* the generator's latest work */
+    cudaStream_t own;        /* of next() */
+    cudaEvent_t used;        /* the generator's latest work */
+    unsigned long long user; /* number of the CUDA stream of this work; valid if `draws` is set */
+    bool draws;
     uint64_t *numbers;      /* device memory: image numbers of a batch */
     uint64_t *position;     /* device memory, after `numbers`: the next batch of captured calls */
+    cudaEvent_t moved;      /* the latest work that writes `position`, also in graphs */
     uint64_t *host_numbers; /* NULL unless the generator needs them */
     uint32_t *listed;       /* room for the numbers of a step; NULL unless the generator needs them */
     bool moves;             /* fill() was captured: replays move `position`, and other calls set it */
@@ -612,30 +641,40 @@ static enum status draw(struct image_batches *self, uint64_t position, bool capt
     return generator_make(self->request.generator, &listed, count, images, labels, stream);
 }
 
-/* As draw(), after the generator's previous work. */
+/* As draw(), after the generator's previous work. On the same CUDA stream, this is the order anyway. */
 static enum status draw_in_turn(struct image_batches *self, uint64_t position, const struct share *share,
                                 void *images, int64_t *labels, cudaStream_t stream)
 {
-    CUDA_TRY(cudaStreamWaitEvent(stream, self->used, 0));
+    unsigned long long user;
+    CUDA_TRY(cudaStreamGetId(stream, &user));
+    if (!self->draws || user != self->user)
+        CUDA_TRY(cudaStreamWaitEvent(stream, self->used, 0));
+    self->draws = false;
     TRY(draw(self, position, false, share, images, labels, stream));
+    self->user = user;
+    self->draws = true;
     return CUDA_STATUS(cudaEventRecord(self->used, stream));
 }
 
-/* Waits for the device, and gets the position that replays have reached. */
+static enum status write_position(struct image_batches *self, uint64_t position)
+{
+    CUDA_TRY(cudaMemcpyAsync(self->position, &position, sizeof position, cudaMemcpyHostToDevice, self->own));
+    return CUDA_STATUS(cudaStreamSynchronize(self->own));
+}
+
+/* Waits for replays, and gets the position that they have reached. */
 static enum status images_locate(struct device_batches *batches)
 {
     struct image_batches *self = images_of(batches);
     uint64_t position;
     if (!self->moves)
         return STATUS_OK;
-    const int mode = device_relax_capture();
-    enum status status = CUDA_STATUS(cudaDeviceSynchronize());
-    if (status == STATUS_OK)
-        status = CUDA_STATUS(cudaMemcpy(&position, self->position, sizeof position, cudaMemcpyDeviceToHost));
-    device_restore_capture(mode);
-    if (status == STATUS_OK)
-        self->base.stream.at = at_position(self, position);
-    return status;
+    struct relaxed_capture relaxed;
+    CUDA_TRY(cudaEventSynchronize(self->moved));
+    CUDA_TRY(cudaMemcpyAsync(&position, self->position, sizeof position, cudaMemcpyDeviceToHost, self->own));
+    CUDA_TRY(cudaStreamSynchronize(self->own));
+    self->base.stream.at = at_position(self, position);
+    return STATUS_OK;
 }
 
 /* Moves the position after a batch was delivered. */
@@ -645,7 +684,8 @@ static enum status move_on(struct image_batches *self, uint64_t position, cudaSt
     if (!self->moves)
         return STATUS_OK;
     set_kernel<<<1, 1, 0, stream>>>(self->position, position + 1);
-    return CUDA_LAUNCHED("set_kernel");
+    TRY(CUDA_LAUNCHED("set_kernel"));
+    return CUDA_STATUS(cudaEventRecord(self->moved, stream));
 }
 
 static void describe(const struct image_batches *self, uint64_t position, uint32_t count,
@@ -689,10 +729,8 @@ static void count_batch(struct image_batches *self, uint32_t count)
 /* Before the first captured call: writes the position to the device, and waits for the generator. */
 static enum status begin_moving(struct image_batches *self)
 {
-    const uint64_t position = position_of(self, self->base.stream.at);
     CUDA_TRY(cudaEventSynchronize(self->used));
-    CUDA_TRY(cudaMemcpyAsync(self->position, &position, sizeof position, cudaMemcpyHostToDevice, self->own));
-    CUDA_TRY(cudaStreamSynchronize(self->own));
+    TRY(write_position(self, position_of(self, self->base.stream.at)));
     self->moves = true;
     return STATUS_OK;
 }
@@ -706,13 +744,12 @@ static enum status fill_captured(struct image_batches *self, void *images, int64
                           "step is not constant, or the generator is gbase or bat; set drop_last, or choose "
                           "the generator fused");
     if (!self->moves) {
-        const int mode = device_relax_capture();
-        const enum status status = begin_moving(self);
-        device_restore_capture(mode);
-        TRY(status);
+        struct relaxed_capture relaxed;
+        TRY(begin_moving(self));
     }
     TRY(draw(self, 0, true, &self->share, images, labels, stream));
     TRY(device_add(self->device, self->position, 1, stream));
+    CUDA_TRY(cudaEventRecordWithFlags(self->moved, stream, cudaEventRecordExternal));
     describe(self, 0, (uint32_t)self->share.count, batch);
     batch->last = false;
     return STATUS_OK;
@@ -724,7 +761,7 @@ static enum status images_fill(struct device_batches *batches, void *images, int
     struct image_batches *self = images_of(batches);
     const cudaStream_t stream = static_cast<cudaStream_t>(cuda_stream);
     TRY(check_cancelled(self));
-    if (device_capturing(self->device, cuda_stream))
+    if (device_capturing(-1, cuda_stream))
         return fill_captured(self, images, labels, stream, batch);
     TRY(images_locate(batches));
     const uint64_t position = position_of(self, self->base.stream.at);
@@ -771,16 +808,16 @@ static void close_image_slot(struct image_slot *slot)
 /* Allocates the slots at the first call. */
 static enum status open_image_slots(struct image_batches *self)
 {
-    enum status status = STATUS_OK;
-    const int mode = device_relax_capture();
-    for (uint32_t i = 0; i < self->slot_count && status == STATUS_OK; i++) {
+    if (self->slots[self->slot_count - 1].done) /* the last one that is opened */
+        return STATUS_OK;
+    struct relaxed_capture relaxed;
+    for (uint32_t i = 0; i < self->slot_count; i++) {
         if (self->slots[i].done)
             continue;
         close_image_slot(&self->slots[i]); /* of an earlier failure */
-        status = open_image_slot(self, &self->slots[i]);
+        TRY(open_image_slot(self, &self->slots[i]));
     }
-    device_restore_capture(mode);
-    return status;
+    return STATUS_OK;
 }
 
 /* Returns a free slot, or NULL. */
@@ -819,7 +856,7 @@ static enum status images_next(struct device_batches *batches, void *cuda_stream
     const cudaStream_t consumer = static_cast<cudaStream_t>(cuda_stream);
     struct image_slot *slot;
     TRY(check_cancelled(self));
-    TRY(refuse_capture(self->device, cuda_stream, "fdsl_stream_next(); use fdsl_stream_fill()"));
+    TRY(refuse_capture(cuda_stream, "fdsl_stream_next(); use fdsl_stream_fill()"));
     TRY(open_image_slots(self));
     TRY(images_locate(batches));
     const uint64_t position = position_of(self, self->base.stream.at);
@@ -856,7 +893,7 @@ static enum status images_release(struct device_batches *batches, const struct s
 {
     struct image_batches *self = images_of(batches);
     struct image_slot *slot = &self->slots[batch->slot];
-    TRY(refuse_capture(self->device, cuda_stream, "the release of a batch"));
+    TRY(refuse_capture(cuda_stream, "the release of a batch"));
     CUDA_TRY(cudaEventRecord(slot->done, static_cast<cudaStream_t>(cuda_stream)));
     pthread_mutex_lock(&self->lock);
     slot->state = SLOT_FREE;
@@ -872,11 +909,9 @@ static enum status images_seek(struct stream *stream, struct stream_position to)
     struct image_batches *self = images_of(stream);
     TRY(stream_check_position(&self->request.plan, to));
     if (self->moves) {
-        const uint64_t position = position_of(self, to);
+        struct relaxed_capture relaxed;
         TRY(images_locate(&self->base)); /* waits for replays */
-        CUDA_TRY(
-            cudaMemcpyAsync(self->position, &position, sizeof position, cudaMemcpyHostToDevice, self->own));
-        CUDA_TRY(cudaStreamSynchronize(self->own));
+        TRY(write_position(self, position_of(self, to)));
     }
     pthread_mutex_lock(&self->lock);
     while (self->queued > 0)
@@ -908,10 +943,9 @@ static void images_close(struct stream *stream)
 {
     struct image_batches *self = images_of(stream);
     (void)cudaSetDevice(self->device);
-    if (self->moves)
-        (void)cudaDeviceSynchronize();
-    if (self->used)
-        (void)cudaEventSynchronize(self->used);
+    for (cudaEvent_t each : {self->moved, self->used})
+        if (each)
+            (void)cudaEventSynchronize(each);
     if (self->own)
         (void)cudaStreamSynchronize(self->own);
     for (uint32_t i = 0; self->slots && i < self->slot_count; i++) {
@@ -921,7 +955,7 @@ static void images_close(struct stream *stream)
     }
     generator_close(self->request.generator);
     (void)cudaFree(self->numbers);
-    destroy(self->own, self->used);
+    destroy(self->own, self->used, self->moved);
     free(self->host_numbers);
     free(self->listed);
     pthread_mutex_destroy(&self->lock);
@@ -955,6 +989,7 @@ static enum status open_images(struct image_batches *self, bool host_numbers)
     self->stats.memory_bytes = (capacity + 1) * sizeof *self->numbers;
     TRY(stream_open(&self->own, true)); /* the generator's own priority; delays training steps least */
     CUDA_TRY(cudaEventCreateWithFlags(&self->used, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&self->moved, cudaEventDisableTiming));
     /* CUDA must not load kernels during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, number_kernel));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, set_kernel));

@@ -56,6 +56,10 @@ enum status device_stream_open(struct stream *host, const struct device_stream_r
 enum status device_stream_give_back(struct stream *stream, const struct stream_batch *batch,
                                     cudaStream_t consumer);
 
+/* As stream_next(), for a consumer that returns the batch before it takes another one: the thread of the
+ * stream is not woken before. */
+enum status device_stream_borrow(struct stream *stream, struct stream_batch *batch);
+
 /* Returns the numbers of the samples of a batch in device memory. They are complete with the batch, if the
  * host stream delivers labels. */
 const uint32_t *device_stream_numbers(struct stream *stream, const struct stream_batch *batch);

@@ -181,8 +181,8 @@ enum status fit_launch(const struct fit *fit, cudaStream_t stream)
         return STATUS_OK;
     if (tiles * fit->count > INT32_MAX)
         return status_set(STATUS_USAGE,
-                          "%u images of %u x %u pixels are too many for one kernel launch; lower --chunk",
-                          fit->count, fit->res, fit->res);
+                          "%u images of %u x %u pixels are too many for one kernel launch; lower %s",
+                          fit->count, fit->res, fit->res, OPTION_OR_FIELD("--chunk", "out_res"));
     RANGE(UNPACK);
     void (*kernel)(const struct fit) = fit->tensor == DTYPE_STORED ? fit_kernel<DTYPE_STORED>
                                        : fit->tensor == DTYPE_F32  ? fit_kernel<DTYPE_F32>

@@ -1,8 +1,21 @@
-/* Opens the streams of producers of batches; destroys streams, events and graphs. */
+/* Opens the streams of producers of batches; destroys streams, events and graphs. Protects captures. */
 #ifndef FDSL_CUDA_COMMON_STREAM_CUH
 #define FDSL_CUDA_COMMON_STREAM_CUH
 
 #include "common/check.cuh"
+#include "machine/device.h"
+
+/* Until the end of a scope, calls of this thread cannot invalidate the capture of any stream. */
+struct relaxed_capture {
+    int mode;
+    relaxed_capture() : mode(device_relax_capture())
+    {
+    }
+    ~relaxed_capture()
+    {
+        device_restore_capture(mode);
+    }
+};
 
 /* Creates a stream on the current device; the caller destroys it. With `background`, the stream has the
  * lowest priority. Otherwise it has the highest priority, so that its kernels take precedence over those of a

@@ -28,6 +28,13 @@ static __device__ __forceinline__ void draw_begin(const struct gpu_job &job, str
     __syncwarp();
 }
 
+/* Returns the row that becomes output row `j`. */
+static __device__ __forceinline__ uint64_t gathered(const struct gpu_job &job, const struct ops_draw &draw,
+                                                    uint64_t j)
+{
+    return job.consecutive ? draw.first + j : source_by(job, draw, j);
+}
+
 /* Writes the order and the label of output row `j`, which is row `i`. */
 static __device__ __forceinline__ void write_about(const struct gpu_job &job, uint64_t i, uint64_t j)
 {
@@ -55,7 +62,7 @@ static __global__ void __launch_bounds__(WARP_LANES)
     }
     __syncwarp();
     if (threadIdx.x < count) {
-        uint64_t i = source_by(job, draw, j);
+        uint64_t i = gathered(job, draw, j);
         uint8_t *to = rows + threadIdx.x * job.row_bytes;
         if (i < chunk.count) {
             bulk_load(to, chunk_row(job, chunk, i), job.row_bytes, &loaded);
@@ -135,7 +142,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     uint64_t j = (uint64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP_LANES;
     if (j >= job.outputs)
         return;
-    uint64_t i = source_by(job, draw, j);
+    uint64_t i = gathered(job, draw, j);
     uint8_t *to = job.arrays.values + j * job.value_bytes;
     if (i < chunk.count) {
         copy_row(to, chunk_row(job, chunk, i), job.row_bytes, unit);

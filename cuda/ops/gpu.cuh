@@ -61,7 +61,8 @@ struct gpu_job {
     uint64_t first, shift, count;      /* see struct ops */
     uint64_t candidates, outputs;      /* rows that the permutation permutes; output rows */
     bool permutes;
-    struct ops_draw draw; /* valid if `permutes` is set */
+    bool consecutive;     /* gpu_gather(): without a permutation, output row j is row draw.first + j */
+    struct ops_draw draw; /* valid if `permutes` or `consecutive` is set */
     uint64_t seed;        /* only with `step` */
     const uint64_t *step; /* gpu_gather(): the number of the batch, in device memory; NULL: `draw` says it */
     struct gpu_arrays arrays;

@@ -153,6 +153,7 @@ static void fill(void *context, uint64_t task, int thread)
     size_t row_bytes = stream->gpu->ops->row_bytes;
     (void)task;
     (void)thread;
+    struct relaxed_capture relaxed;
     (void)cudaSetDevice(stream->gpu->device); /* an error is ignored; the next CUDA call would report it */
     for (;;) {
         std::unique_lock<std::mutex> guard(stream->lock);

@@ -2,7 +2,8 @@
  * slot, fill() into the caller's memory. A second kernel widens the labels.
  *
  * A captured fill() reads its step from device memory and moves it on. The host then no longer knows the
- * position: `moves` is set, and locate() waits for the device and reads it. */
+ * position: `moves` is set, and locate() waits for the latest replay and reads it. cudaDeviceSynchronize()
+ * would end captures of other threads, so the event `moved` follows all work that writes the position. */
 #include "ops/row_batches.h"
 
 #include <new>
@@ -30,10 +31,11 @@ struct row_batches {
     struct row_batches_request request;
     struct rows_device_info info;
     uint64_t row_bytes; /* of a row in a batch */
-    uint32_t *numbers;  /* host memory: the rows of a batch, without `shuffle` */
     int32_t *narrow;    /* device memory: the labels of fill() as they are gathered */
     cudaEvent_t used;   /* the latest work that uses `narrow` */
     uint64_t *step;     /* device memory: the step of captured calls, over all epochs */
+    cudaStream_t own;   /* copies `step` */
+    cudaEvent_t moved;  /* the latest work that writes `step`, also in graphs */
     bool moves;         /* fill() was captured: replays move `step`, and other calls set it */
 
     pthread_mutex_t lock; /* protects everything below */
@@ -78,21 +80,25 @@ static struct stream_position at_step(const struct row_batches *self, uint64_t s
     return {step / self->request.steps, step % self->request.steps};
 }
 
-/* Waits for the device, and gets the position that replays have reached. */
+static enum status write_step(struct row_batches *self, uint64_t step)
+{
+    CUDA_TRY(cudaMemcpyAsync(self->step, &step, sizeof step, cudaMemcpyHostToDevice, self->own));
+    return CUDA_STATUS(cudaStreamSynchronize(self->own));
+}
+
+/* Waits for replays, and gets the position that they have reached. */
 static enum status rows_locate(struct device_batches *batches)
 {
     struct row_batches *self = of(batches);
     uint64_t step;
     if (!self->moves)
         return STATUS_OK;
-    const int mode = device_relax_capture();
-    enum status status = CUDA_STATUS(cudaDeviceSynchronize());
-    if (status == STATUS_OK)
-        status = CUDA_STATUS(cudaMemcpy(&step, self->step, sizeof step, cudaMemcpyDeviceToHost));
-    device_restore_capture(mode);
-    if (status == STATUS_OK)
-        self->base.stream.at = at_step(self, step);
-    return status;
+    struct relaxed_capture relaxed;
+    CUDA_TRY(cudaEventSynchronize(self->moved));
+    CUDA_TRY(cudaMemcpyAsync(&step, self->step, sizeof step, cudaMemcpyDeviceToHost, self->own));
+    CUDA_TRY(cudaStreamSynchronize(self->own));
+    self->base.stream.at = at_step(self, step);
+    return STATUS_OK;
 }
 
 /* Moves the position after a batch was delivered. */
@@ -103,7 +109,8 @@ static enum status move_on(struct row_batches *self, cudaStream_t stream)
     if (!self->moves)
         return STATUS_OK;
     set_kernel<<<1, 1, 0, stream>>>(self->step, next);
-    return CUDA_LAUNCHED("set_kernel");
+    TRY(CUDA_LAUNCHED("set_kernel"));
+    return CUDA_STATUS(cudaEventRecord(self->moved, stream));
 }
 
 /* ---- One batch ---- */
@@ -127,18 +134,19 @@ static struct share share_at(const struct row_batches *self, struct stream_posit
     return share;
 }
 
-/* Enqueues the gathering of the batch at the position. */
+/* Enqueues the gathering of the batch at the position. Begins to copy rows of the next batch that are not on
+ * the device. */
 static enum status gather(struct row_batches *self, const struct share *share, void *rows, int32_t *narrow,
                           cudaStream_t stream)
 {
     const struct row_batches_request *request = &self->request;
-    if (request->shuffle)
-        return rows_device_gather(request->rows, request->seed, self->base.stream.at.epoch, share->first,
-                                  share->count, rows, narrow, stream);
-    for (uint64_t i = 0; i < share->count; i++)
-        self->numbers[i] = (uint32_t)(share->first + i);
-    return rows_device_gather_numbers(request->rows, self->numbers, false, share->count, rows, narrow,
-                                      stream);
+    const struct stream_position at = self->base.stream.at, next = at_step(self, step_of(self, at) + 1);
+    const struct share following = share_at(self, next);
+    TRY(rows_device_gather(request->rows, request->shuffle, request->seed, at.epoch, share->first,
+                           share->count, rows, narrow, stream));
+    rows_device_ahead(request->rows, request->shuffle, request->seed, next.epoch, following.first,
+                      following.count);
+    return STATUS_OK;
 }
 
 /* Enqueues the conversion of labels; `labels` NULL: not wanted. */
@@ -172,9 +180,10 @@ static void count_batch(struct row_batches *self, uint64_t count)
     pthread_mutex_unlock(&self->lock);
 }
 
-static enum status refuse_capture(const struct row_batches *self, void *cuda_stream, const char *what)
+/* The device is current. */
+static enum status refuse_capture(void *cuda_stream, const char *what)
 {
-    return device_capturing(self->info.device, cuda_stream)
+    return device_capturing(-1, cuda_stream)
                ? status_set(STATUS_USAGE,
                             "cuda_stream: it is being captured into a CUDA graph, which cannot "
                             "contain %s",
@@ -187,15 +196,15 @@ static enum status refuse_capture(const struct row_batches *self, void *cuda_str
 static bool captures(const struct row_batches *self)
 {
     const struct row_batches_request *request = &self->request;
-    return request->shuffle && request->ranks == 1 && self->info.resident_rows == self->info.rows &&
+    return request->ranks == 1 && self->info.resident_rows == self->info.rows &&
            self->info.rows / request->global == request->steps;
 }
 
 /* Before the first captured call: writes the position to the device. */
 static enum status begin_moving(struct row_batches *self)
 {
-    const uint64_t step = step_of(self, self->base.stream.at);
-    CUDA_TRY(cudaMemcpy(self->step, &step, sizeof step, cudaMemcpyHostToDevice));
+    CUDA_TRY(cudaEventSynchronize(self->used)); /* replays do not wait for it */
+    TRY(write_step(self, step_of(self, self->base.stream.at)));
     self->moves = true;
     return STATUS_OK;
 }
@@ -207,18 +216,17 @@ static enum status fill_captured(struct row_batches *self, void *rows, int64_t *
     if (!captures(self))
         return status_set(STATUS_USAGE,
                           "cuda_stream: it is being captured into a CUDA graph, which needs one rank, "
-                          "shuffled rows that are all on the device, and steps with equal numbers of rows; "
+                          "rows that are all on the device, and steps with equal numbers of rows; "
                           "set resident and drop_last");
     if (!self->moves) {
-        const int mode = device_relax_capture();
-        const enum status status = begin_moving(self);
-        device_restore_capture(mode);
-        TRY(status);
+        struct relaxed_capture relaxed;
+        TRY(begin_moving(self));
     }
-    TRY(rows_device_gather_step(self->request.rows, self->request.seed, self->step, count, rows,
-                                labels ? self->narrow : nullptr, stream));
+    TRY(rows_device_gather_step(self->request.rows, self->request.shuffle, self->request.seed, self->step,
+                                count, rows, labels ? self->narrow : nullptr, stream));
     TRY(widen(self->narrow, count, labels, stream));
     TRY(device_add(self->info.device, self->step, 1, stream));
+    CUDA_TRY(cudaEventRecordWithFlags(self->moved, stream, cudaEventRecordExternal));
     describe(self, count, batch);
     batch->last = false;
     return STATUS_OK;
@@ -230,7 +238,7 @@ static enum status rows_fill(struct device_batches *batches, void *rows, int64_t
     struct row_batches *self = of(batches);
     const cudaStream_t stream = static_cast<cudaStream_t>(cuda_stream);
     TRY(check_cancelled(self));
-    if (device_capturing(self->info.device, cuda_stream))
+    if (device_capturing(-1, cuda_stream))
         return fill_captured(self, rows, labels, stream, batch);
     TRY(rows_locate(batches));
     const struct share share = share_at(self, self->base.stream.at);
@@ -278,12 +286,10 @@ static enum status take_slot(struct row_batches *self, struct row_slot **taken)
     *taken = slot;
     if (slot->done)
         return STATUS_OK;
-    const int mode = device_relax_capture();
+    struct relaxed_capture relaxed;
     (void)cudaFree(slot->rows); /* of an earlier failure */
     *slot = {};
-    const enum status status = open_slot(self, slot);
-    device_restore_capture(mode);
-    return status;
+    return open_slot(self, slot);
 }
 
 static enum status rows_next(struct device_batches *batches, void *cuda_stream, struct stream_batch *batch,
@@ -293,7 +299,7 @@ static enum status rows_next(struct device_batches *batches, void *cuda_stream, 
     const cudaStream_t stream = static_cast<cudaStream_t>(cuda_stream);
     struct row_slot *slot = nullptr;
     TRY(check_cancelled(self));
-    TRY(refuse_capture(self, cuda_stream, "fdsl_stream_next(); use fdsl_stream_fill()"));
+    TRY(refuse_capture(cuda_stream, "fdsl_stream_next(); use fdsl_stream_fill()"));
     TRY(rows_locate(batches));
     TRY(take_slot(self, &slot));
     const struct share share = share_at(self, self->base.stream.at);
@@ -317,7 +323,7 @@ static enum status rows_release(struct device_batches *batches, const struct str
 {
     struct row_batches *self = of(batches);
     struct row_slot *slot = &self->slots[batch->slot];
-    TRY(refuse_capture(self, cuda_stream, "the release of a batch"));
+    TRY(refuse_capture(cuda_stream, "the release of a batch"));
     CUDA_TRY(cudaEventRecord(slot->done, static_cast<cudaStream_t>(cuda_stream)));
     pthread_mutex_lock(&self->lock);
     slot->held = false;
@@ -334,9 +340,9 @@ static enum status rows_seek(struct stream *stream, struct stream_position to)
     const struct stream_plan plan = {.steps = self->request.steps};
     TRY(stream_check_position(&plan, to));
     if (self->moves) {
-        const uint64_t step = step_of(self, to);
+        struct relaxed_capture relaxed;
         TRY(rows_locate(&self->base)); /* waits for replays */
-        CUDA_TRY(cudaMemcpy(self->step, &step, sizeof step, cudaMemcpyHostToDevice));
+        TRY(write_step(self, step_of(self, to)));
     }
     pthread_mutex_lock(&self->lock);
     self->cancelled = false;
@@ -366,19 +372,22 @@ static void rows_close(struct stream *stream)
 {
     struct row_batches *self = of(stream);
     (void)cudaSetDevice(self->info.device);
-    (void)cudaDeviceSynchronize(); /* batches are gathered on streams of the caller */
+    for (cudaEvent_t each : {self->moved, self->used}) /* on streams of the caller */
+        if (each)
+            (void)cudaEventSynchronize(each);
     for (uint32_t i = 0; self->slots && i < self->request.slots; i++) {
+        if (self->slots[i].done)
+            (void)cudaEventSynchronize(self->slots[i].done);
         (void)cudaFree(self->slots[i].rows);
         destroy(self->slots[i].done);
     }
     (void)cudaFree(self->narrow);
     (void)cudaFree(self->step);
-    destroy(self->used);
+    destroy(self->own, self->used, self->moved);
     if (self->request.owned)
         rows_device_close(self->request.rows);
     pthread_mutex_destroy(&self->lock);
     delete[] self->slots;
-    delete[] self->numbers;
     delete self;
 }
 
@@ -393,15 +402,13 @@ static enum status open_batches(struct row_batches *self)
     cudaFuncAttributes attributes;
     self->slots = new (std::nothrow) row_slot[request->slots]{};
     TRY(ALLOCATED(self->slots, "out of memory for a stream"));
-    if (!request->shuffle) {
-        self->numbers = new (std::nothrow) uint32_t[request->capacity];
-        TRY(ALLOCATED(self->numbers, "out of memory for a stream"));
-    }
     CUDA_TRY(cudaSetDevice(self->info.device));
     if (request->labels)
         CUDA_TRY(cudaMalloc(&self->narrow, request->capacity * sizeof *self->narrow));
     CUDA_TRY(cudaMalloc(&self->step, sizeof *self->step));
+    TRY(stream_open(&self->own));
     CUDA_TRY(cudaEventCreateWithFlags(&self->used, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&self->moved, cudaEventDisableTiming));
     /* CUDA loads kernels at their first launch, and must not do so during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, widen_kernel));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, set_kernel));

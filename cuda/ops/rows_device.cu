@@ -2,6 +2,8 @@
  * results are written to the set's own memory. Batches are gathered by the kernels of gather.cu. */
 #include "ops/rows_device.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <mutex>
@@ -184,20 +186,110 @@ struct rows_device {
     struct gpu_staged staged;
     std::mutex gathering; /* protects `stage` */
     struct stage *stage;
+    std::mutex recording; /* protects `uses` */
+    struct use *uses;
 };
 
+/* ---- Work of the callers that reads a set ---- */
+
+/* An event after the latest work on a CUDA stream, or in a graph. */
+struct use {
+    struct use *next;
+    bool captured;
+    unsigned long long stream; /* its number, which no other stream gets; not in a graph */
+    cudaEvent_t done;
+};
+
+#define USES_MANY 16 /* above this number, events whose work is complete are used for other streams */
+
+/* Returns an entry for a stream, or NULL. */
+static struct use *find_use(const struct rows_device *rows, unsigned long long stream)
+{
+    struct use *complete = NULL;
+    unsigned count = 0;
+    for (struct use *use = rows->uses; use; use = use->next) {
+        if (use->captured)
+            continue;
+        if (use->stream == stream)
+            return use;
+        count++;
+        if (count > USES_MANY && !complete && cudaEventQuery(use->done) == cudaSuccess)
+            complete = use;
+    }
+    (void)cudaGetLastError(); /* of events that are not complete */
+    return complete;
+}
+
+static enum status add_use(struct rows_device *rows, bool captured, struct use **added)
+{
+    struct use *use = *added = new (std::nothrow) struct use();
+    TRY(ALLOCATED(use, "out of memory"));
+    use->next = rows->uses;
+    use->captured = captured;
+    rows->uses = use;
+    return CUDA_STATUS(cudaEventCreateWithFlags(&use->done, cudaEventDisableTiming));
+}
+
+/* Records that work which reads the set was enqueued on a stream. If the stream is being captured, each
+ * launch of the graph records it. */
+static enum status record_use(struct rows_device *rows, cudaStream_t stream)
+{
+    const bool captured = device_capturing(-1, stream);
+    std::lock_guard<std::mutex> guard(rows->recording);
+    unsigned long long number = 0;
+    struct use *use = NULL;
+    if (!captured) {
+        CUDA_TRY(cudaStreamGetId(stream, &number));
+        use = rows->uses && !rows->uses->captured && rows->uses->stream == number ? rows->uses : NULL;
+    }
+    if (!use) { /* seldom */
+        struct relaxed_capture relaxed;
+        use = captured ? NULL : find_use(rows, number);
+        if (!use)
+            TRY(add_use(rows, captured, &use));
+    }
+    use->stream = number;
+    return CUDA_STATUS(captured ? cudaEventRecordWithFlags(use->done, stream, cudaEventRecordExternal)
+                                : cudaEventRecord(use->done, stream));
+}
+
+/* Waits for all work that reads the set. cudaDeviceSynchronize() would end captures of other threads. */
+static void finish_uses(struct rows_device *rows)
+{
+    while (rows->uses) {
+        struct use *use = rows->uses;
+        rows->uses = use->next;
+        if (use->done)
+            (void)cudaEventSynchronize(use->done);
+        destroy(use->done);
+        delete use;
+    }
+}
+
 /* ---- Arguments ---- */
+
+/* Returns a failure whose message begins with the name of a field, which is no option of the program. */
+static enum status __attribute__((format(printf, 3, 4)))
+field_error(enum status code, const char *field, const char *format, ...)
+{
+    char text[256];
+    va_list values;
+    va_start(values, format);
+    (void)vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    return status_about(status_set(code, "%s%s", field, text), field);
+}
 
 static enum status check_shape(uint64_t rows, uint32_t width, enum dtype dtype)
 {
     if (rows > ROWS_MAX)
-        return status_option(STATUS_USAGE, "rows", ": %llu, but a set on a device has at most %llu rows",
-                             (unsigned long long)rows, (unsigned long long)ROWS_MAX);
+        return field_error(STATUS_USAGE, "rows", ": %llu, but a set on a device has at most %llu rows",
+                           (unsigned long long)rows, (unsigned long long)ROWS_MAX);
     if (width < 1 || width > EMBEDDINGS_COLUMNS_MAX)
-        return status_option(STATUS_USAGE, "width", ": %u; it must be from 1 to %d", (unsigned)width,
-                             EMBEDDINGS_COLUMNS_MAX);
+        return field_error(STATUS_USAGE, "width", ": %u; it must be from 1 to %d", (unsigned)width,
+                           EMBEDDINGS_COLUMNS_MAX);
     if (dtype != DTYPE_F32 && dtype != DTYPE_F16 && dtype != DTYPE_BF16)
-        return status_option(STATUS_USAGE, "dtype", ": rows must be f32, f16 or bf16");
+        return field_error(STATUS_USAGE, "dtype", ": rows must be f32, f16 or bf16");
     return STATUS_OK;
 }
 
@@ -206,36 +298,35 @@ static enum status check_steps(const struct rows_device_steps *steps)
 {
     bool low = steps->norm_min == 0 || (steps->norm_min >= 1e-15f && steps->norm_min <= 1e19f);
     if (steps->mask && !low)
-        return status_option(STATUS_USAGE, "norm_min", ": %g; it must be 0, or from 1e-15 to 1e19",
-                             (double)steps->norm_min);
+        return field_error(STATUS_USAGE, "norm_min", ": %g; it must be 0, or from 1e-15 to 1e19",
+                           (double)steps->norm_min);
     if (steps->mask && !(steps->norm_max >= 1e-15f && steps->norm_max <= 1e19f))
-        return status_option(STATUS_USAGE, "norm_max", ": %g; it must be from 1e-15 to 1e19",
-                             (double)steps->norm_max);
+        return field_error(STATUS_USAGE, "norm_max", ": %g; it must be from 1e-15 to 1e19",
+                           (double)steps->norm_max);
     if (steps->mask && steps->norm_min > steps->norm_max)
-        return status_option(STATUS_USAGE, "norm_min", ": %g is larger than norm_max, %g",
-                             (double)steps->norm_min, (double)steps->norm_max);
+        return field_error(STATUS_USAGE, "norm_min", ": %g is larger than norm_max, %g",
+                           (double)steps->norm_min, (double)steps->norm_max);
     if (steps->to != DTYPE_F32 && steps->to != DTYPE_F16 && steps->to != DTYPE_BF16 &&
         steps->to != DTYPE_STORED)
-        return status_option(STATUS_USAGE, "to", ": rows can be converted to f32, f16 or bf16");
+        return field_error(STATUS_USAGE, "to", ": rows can be converted to f32, f16 or bf16");
     if (steps->align > EMBEDDINGS_COLUMNS_MAX)
-        return status_option(STATUS_USAGE, "align", ": %u; it must be at most %d", (unsigned)steps->align,
-                             EMBEDDINGS_COLUMNS_MAX);
+        return field_error(STATUS_USAGE, "align", ": %u; it must be at most %d", (unsigned)steps->align,
+                           EMBEDDINGS_COLUMNS_MAX);
     return STATUS_OK;
 }
 
 static enum status check_device(int device)
 {
-    return device >= 0 ? STATUS_OK
-                       : status_option(STATUS_USAGE, "device", ": %d is not a CUDA device", device);
+    return device >= 0 ? STATUS_OK : field_error(STATUS_USAGE, "device", ": %d is not a CUDA device", device);
 }
 
 static enum status check_request(const struct rows_device_request *request)
 {
     const struct embeddings *set = request->set;
     if (!set == !request->copy)
-        return status_option(STATUS_USAGE, "set", ": give either a set or a function that copies rows");
+        return field_error(STATUS_USAGE, "set", ": give either a set or a function that copies rows");
     if (request->threads < 1)
-        return status_option(STATUS_USAGE, "threads", ": %d; it must be at least 1", request->threads);
+        return field_error(STATUS_USAGE, "threads", ": %d; it must be at least 1", request->threads);
     TRY(check_device(request->device));
     TRY(check_shape(set ? set->rows : request->rows, set ? set->columns : request->width,
                     set ? set->dtype : request->dtype));
@@ -248,12 +339,12 @@ static enum status check_tensor(const struct rows_device_tensor *tensor)
     TRY(check_device(tensor->device));
     TRY(check_shape(tensor->rows, tensor->width, tensor->dtype));
     if (tensor->stride && (tensor->stride < row || tensor->stride % value != 0))
-        return status_option(
+        return field_error(
             STATUS_USAGE, "stride", ": %llu bytes; it must be a multiple of %llu and at least %llu",
             (unsigned long long)tensor->stride, (unsigned long long)value, (unsigned long long)row);
     if ((uintptr_t)tensor->values % value != 0)
-        return status_option(STATUS_USAGE, "values", ": the address must be a multiple of %llu",
-                             (unsigned long long)value);
+        return field_error(STATUS_USAGE, "values", ": the address must be a multiple of %llu",
+                           (unsigned long long)value);
     return STATUS_OK;
 }
 
@@ -267,7 +358,7 @@ static enum status check_memory(const struct rows_device_tensor *tensor)
     if (attributes.type == cudaMemoryTypeManaged ||
         (attributes.type == cudaMemoryTypeDevice && attributes.device == tensor->device))
         return STATUS_OK;
-    return status_option(STATUS_USAGE, "values", ": not in the memory of CUDA device %d", tensor->device);
+    return field_error(STATUS_USAGE, "values", ": not in the memory of CUDA device %d", tensor->device);
 }
 
 /* ---- Opening a set ---- */
@@ -312,32 +403,43 @@ static bool drops(const struct rows_device *rows)
     return rows->ops.steps[OPS_COMPACT];
 }
 
-/* Returns the bytes of device memory that the set needs while it is opened, apart from the values. */
-static uint64_t other_bytes(const struct gpu_ops *gpu, const struct rows_device *rows, bool labels)
+/* Returns the bytes of device memory for the labels while the set is opened. */
+static uint64_t label_bytes(const struct rows_device *rows)
 {
-    uint64_t lists = (drops(rows) ? 1 : 0) + (labels ? 1 : 0) + (labels && drops(rows) ? 1 : 0);
+    return (drops(rows) ? 2 : 1) * rows->info.input_rows * sizeof(uint32_t);
+}
+
+/* Returns the bytes of device memory that the set needs while it is opened, apart from values and labels. */
+static uint64_t other_bytes(const struct gpu_ops *gpu, const struct rows_device *rows)
+{
     uint64_t ring = rows->target.input ? 0 : gpu_input_bytes(gpu);
-    return gpu->arena_bytes + ring + lists * rows->info.input_rows * sizeof(uint32_t);
+    return gpu->arena_bytes + ring + (drops(rows) ? rows->info.input_rows * sizeof(uint32_t) : 0);
 }
 
 /* Plans the run, and computes how many rows the memory has room for. If these are not all rows, the run
- * writes only the first ones. */
+ * writes only the first ones. All labels are in device memory, in addition to the limit. */
 static enum status plan_set(struct rows_device *rows, uint64_t limit, bool labels, uint64_t *capacity)
 {
     struct gpu_ops *gpu = &rows->context->gpu;
-    uint64_t room, count = rows->info.input_rows;
-    TRY(find_room(rows->context, limit, count * (rows->target.value_bytes + ROW_BYTES) + SET_BYTES, &room));
+    uint64_t room, count = rows->info.input_rows, label = labels ? label_bytes(rows) : 0;
+    TRY(find_room(rows->context, limit ? limit + label : 0,
+                  count * (rows->target.value_bytes + ROW_BYTES) + SET_BYTES, &room));
+    room = room > label ? room - label : 0;
     uint64_t chunk = room / LIMIT_CHUNKS;
     rows->ops.chunk_bytes = chunk < CHUNK_BYTES ? chunk : CHUNK_BYTES;
     TRY(gpu_plan(gpu));
-    uint64_t other = other_bytes(gpu, rows, labels);
+    uint64_t other = other_bytes(gpu, rows);
     *capacity = room > other ? (room - other) / rows->target.value_bytes : 0;
     *capacity = *capacity < count ? *capacity : count;
     if (*capacity == 0)
-        return status_option(STATUS_TOO_LARGE, "memory_limit",
-                             ": %.4g MB of device memory, but the set needs %.4g MB for %s and one row",
-                             1e-6 * (double)room, 1e-6 * (double)(other + rows->target.value_bytes),
-                             labels ? "its ring, lists and labels" : "its ring and lists");
+        return status_about(
+            status_set(
+                STATUS_TOO_LARGE,
+                "%.4g MB of device memory remain for rows%s, but one row with its ring and lists needs "
+                "%.4g MB; free device memory, or use another device",
+                1e-6 * (double)room, labels ? " after the labels" : "",
+                1e-6 * (double)(other + rows->target.value_bytes)),
+            "memory_limit");
     if (*capacity == count)
         return STATUS_OK;
     if (drops(rows))
@@ -544,7 +646,7 @@ static enum status wrap_rows(struct rows_device *rows, const struct rows_device_
     TRY(context_acquire(tensor->device, &rows->context));
     TRY(check_memory(tensor));
     if (device_capturing(tensor->device, stream))
-        return status_option(STATUS_USAGE, "stream", ": opening a set cannot be captured into a graph");
+        return field_error(STATUS_USAGE, "stream", ": opening a set cannot be captured into a graph");
     bool copies = drops(rows) || rows->info.dtype != tensor->dtype || rows->target.pad_bytes > 0;
     rows->ops.resident = true;
     rows->target.input = values;
@@ -565,9 +667,12 @@ static enum status wrap_rows(struct rows_device *rows, const struct rows_device_
         }
     }
     if (rows->info.resident_rows < rows->info.rows)
-        return status_option(
-            STATUS_TOO_LARGE, "memory_limit", ": device memory has room for %llu of the %llu rows",
-            (unsigned long long)rows->info.resident_rows, (unsigned long long)rows->info.rows);
+        return status_about(
+            status_set(
+                STATUS_TOO_LARGE,
+                "device memory has room for %llu of the %llu rows; free device memory, or keep fewer rows",
+                (unsigned long long)rows->info.resident_rows, (unsigned long long)rows->info.rows),
+            "memory_limit");
     return begin_batches(rows, values, 1);
 }
 
@@ -613,7 +718,7 @@ void rows_device_close(struct rows_device *rows)
     struct context *context = rows->context;
     if (context) {
         (void)cudaSetDevice(context->device);
-        (void)cudaDeviceSynchronize();
+        finish_uses(rows);
         stage_close(rows->stage);
         context->lock.lock();
         release(context, rows->values);
@@ -639,9 +744,9 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
 {
     struct device_scope scope;
     if (first > rows->info.rows || count > rows->info.rows - first)
-        return status_option(STATUS_USAGE, "count", ": rows %llu to %llu, but the set has %llu",
-                             (unsigned long long)first, (unsigned long long)(first + count),
-                             (unsigned long long)rows->info.rows);
+        return field_error(STATUS_USAGE, "count", ": rows %llu to %llu, but the set has %llu",
+                           (unsigned long long)first, (unsigned long long)(first + count),
+                           (unsigned long long)rows->info.rows);
     for (uint64_t i = 0; !rows->numbers && i < count; i++)
         to[i] = (uint32_t)(first + i);
     return rows->numbers && count ? device_copy(rows->info.device, to, rows->numbers + first,
@@ -675,12 +780,12 @@ static enum status begin_batch(const struct rows_device *rows, uint64_t count, v
                                struct gpu_job *job)
 {
     if (labels && !rows->labels)
-        return status_option(STATUS_USAGE, "labels", ": the set has no labels");
+        return field_error(STATUS_USAGE, "labels", ": the set has no labels");
     if ((uintptr_t)out % dtype_bytes(rows->info.dtype) != 0)
-        return status_option(STATUS_USAGE, "out", ": the address must be a multiple of %zu",
-                             dtype_bytes(rows->info.dtype));
+        return field_error(STATUS_USAGE, "out", ": the address must be a multiple of %zu",
+                           dtype_bytes(rows->info.dtype));
     if (count > ROWS_MAX)
-        return status_option(STATUS_USAGE, "count", ": %llu is too large", (unsigned long long)count);
+        return field_error(STATUS_USAGE, "count", ": %llu is too large", (unsigned long long)count);
     *job = rows->job;
     job->outputs = count;
     job->arrays.values = static_cast<uint8_t *>(out);
@@ -688,14 +793,16 @@ static enum status begin_batch(const struct rows_device *rows, uint64_t count, v
     return STATUS_OK;
 }
 
-static enum status enqueue(const struct rows_device *rows, struct gpu_job *job,
-                           const struct gpu_staged *staged, void *stream)
+static enum status enqueue(struct rows_device *rows, struct gpu_job *job, const struct gpu_staged *staged,
+                           void *stream)
 {
     cudaStream_t on = static_cast<cudaStream_t>(stream);
     job->unaligned = job->unaligned || (uintptr_t)job->arrays.values % 16 != 0;
     if (!staged->rows && gpu_gather_fits(job, rows->context->gpu.bulk))
-        return gpu_gather_bulk(job, &rows->resident, on);
-    return gpu_gather_any(job, &rows->resident, staged, on);
+        TRY(gpu_gather_bulk(job, &rows->resident, on));
+    else
+        TRY(gpu_gather_any(job, &rows->resident, staged, on));
+    return record_use(rows, on);
 }
 
 /* Enqueues a batch that needs rows or numbers from the host. */
@@ -707,8 +814,8 @@ static enum status enqueue_staged(struct rows_device *rows, struct gpu_job *job,
     struct stage_slot slot;
     CUDA_TRY(cudaSetDevice(rows->info.device));
     if (device_capturing(rows->info.device, stream))
-        return status_option(STATUS_USAGE, "stream",
-                             ": a batch that needs host memory cannot be captured into a graph");
+        return field_error(STATUS_USAGE, "stream",
+                           ": a batch that needs host memory cannot be captured into a graph");
     TRY(stage_take(rows->stage, batch, &slot));
     staged.rows = slot.rows;
     job->arrays.rows = slot.numbers;
@@ -716,64 +823,71 @@ static enum status enqueue_staged(struct rows_device *rows, struct gpu_job *job,
     return stage_done(rows->stage, &slot, static_cast<cudaStream_t>(stream));
 }
 
-/* Begins to copy the rows of the batch that probably follows. */
-static void prepare_next(struct rows_device *rows, struct stage_batch batch)
+static bool inside(const struct rows_device *rows, uint64_t first, uint64_t count)
 {
-    batch.first += batch.count;
-    if (batch.count > batch.rows - batch.first) {
-        batch.epoch++;
-        batch.first = 0;
-    }
+    return first <= rows->info.rows && count <= rows->info.rows - first;
+}
+
+void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch, uint64_t first,
+                       uint64_t count)
+{
+    if (!streams(rows) || count == 0 || !inside(rows, first, count))
+        return;
+    std::lock_guard<std::mutex> guard(rows->gathering);
+    const struct stage_batch batch = {rows->info.rows, seed, epoch, first, count, NULL, !shuffle};
     stage_ahead(rows->stage, &batch);
 }
 
-enum status rows_device_gather(struct rows_device *rows, uint64_t seed, uint64_t epoch, uint64_t first,
-                               uint64_t count, void *out, int32_t *labels, void *stream)
+enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
+                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream)
 {
     const struct gpu_staged none = {};
     struct gpu_job job;
     uint64_t all = rows->info.rows;
-    if (first > all || count > all - first)
-        return status_option(STATUS_USAGE, "count", ": elements %llu to %llu, but the set has %llu rows",
-                             (unsigned long long)first, (unsigned long long)(first + count),
-                             (unsigned long long)all);
+    if (!inside(rows, first, count))
+        return field_error(STATUS_USAGE, "count", ": elements %llu to %llu, but the set has %llu rows",
+                           (unsigned long long)first, (unsigned long long)(first + count),
+                           (unsigned long long)all);
     TRY(begin_batch(rows, count, out, labels, &job));
     if (count == 0)
         return STATUS_OK;
-    job.permutes = true;
-    job.draw = {permutation_begin(seed + epoch, all), first};
+    job.permutes = shuffle;
+    job.consecutive = !shuffle;
+    job.draw.first = first;
+    if (shuffle)
+        job.draw.permutation = permutation_begin(seed + epoch, all);
     if (!streams(rows)) {
         struct current_device current(rows->info.device);
         return enqueue(rows, &job, &none, stream);
     }
     std::lock_guard<std::mutex> guard(rows->gathering);
-    struct stage_batch batch = {all, seed, epoch, first, count, NULL};
-    TRY(enqueue_staged(rows, &job, &batch, stream));
-    prepare_next(rows, batch);
-    return STATUS_OK;
+    const struct stage_batch batch = {all, seed, epoch, first, count, NULL, !shuffle};
+    return enqueue_staged(rows, &job, &batch, stream);
 }
 
 /* STATUS_USAGE if rows are not in device memory, which the argument `name` requires. */
 static enum status check_resident(const struct rows_device *rows, const char *name)
 {
     return !streams(rows) ? STATUS_OK
-                          : status_option(STATUS_USAGE, name,
-                                          ": in device memory, but only %llu of %llu rows of the set are",
-                                          (unsigned long long)rows->info.resident_rows,
-                                          (unsigned long long)rows->info.rows);
+                          : field_error(STATUS_USAGE, name,
+                                        ": in device memory, but only %llu of %llu rows of the set are",
+                                        (unsigned long long)rows->info.resident_rows,
+                                        (unsigned long long)rows->info.rows);
 }
 
-enum status rows_device_gather_step(struct rows_device *rows, uint64_t seed, const uint64_t *step,
-                                    uint64_t count, void *out, int32_t *labels, void *stream)
+enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
+                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    void *stream)
 {
     const struct gpu_staged none = {};
     struct gpu_job job;
     if (count < 1 || count > rows->info.rows)
-        return status_option(STATUS_USAGE, "count", ": %llu, but the set has %llu rows",
-                             (unsigned long long)count, (unsigned long long)rows->info.rows);
+        return field_error(STATUS_USAGE, "count", ": %llu, but the set has %llu rows",
+                           (unsigned long long)count, (unsigned long long)rows->info.rows);
     TRY(check_resident(rows, "step"));
     TRY(begin_batch(rows, count, out, labels, &job));
-    job.permutes = true;
+    job.permutes = shuffle;
+    job.consecutive = !shuffle;
     job.draw = {permutation_begin(seed, rows->info.rows), 0};
     job.seed = seed;
     job.step = step;
@@ -791,8 +905,8 @@ enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t 
         TRY(check_resident(rows, "numbers"));
     for (uint64_t j = 0; !on_device && j < count; j++)
         if (numbers[j] >= rows->info.rows)
-            return status_option(STATUS_USAGE, "numbers", ": row %u, but the set has %llu rows",
-                                 (unsigned)numbers[j], (unsigned long long)rows->info.rows);
+            return field_error(STATUS_USAGE, "numbers", ": row %u, but the set has %llu rows",
+                               (unsigned)numbers[j], (unsigned long long)rows->info.rows);
     if (count == 0)
         return STATUS_OK;
     if (on_device) {
@@ -801,6 +915,6 @@ enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t 
         return enqueue(rows, &job, &none, stream);
     }
     std::lock_guard<std::mutex> guard(rows->gathering);
-    struct stage_batch batch = {rows->info.rows, 0, 0, 0, count, numbers};
+    const struct stage_batch batch = {rows->info.rows, 0, 0, 0, count, numbers, false};
     return enqueue_staged(rows, &job, &batch, stream);
 }

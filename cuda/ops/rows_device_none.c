@@ -45,17 +45,25 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
     return unavailable(NULL);
 }
 
-enum status rows_device_gather(struct rows_device *rows, uint64_t seed, uint64_t epoch, uint64_t first,
-                               uint64_t count, void *out, int32_t *labels, void *stream)
+void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch, uint64_t first,
+                       uint64_t count)
 {
-    (void)rows, (void)seed, (void)epoch, (void)first, (void)count, (void)out, (void)labels, (void)stream;
+    (void)rows, (void)shuffle, (void)seed, (void)epoch, (void)first, (void)count;
+}
+
+enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
+                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream)
+{
+    (void)rows, (void)shuffle, (void)seed, (void)epoch, (void)first, (void)count, (void)out, (void)labels,
+        (void)stream;
     return unavailable(NULL);
 }
 
-enum status rows_device_gather_step(struct rows_device *rows, uint64_t seed, const uint64_t *step,
-                                    uint64_t count, void *out, int32_t *labels, void *stream)
+enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
+                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    void *stream)
 {
-    (void)rows, (void)seed, (void)step, (void)count, (void)out, (void)labels, (void)stream;
+    (void)rows, (void)shuffle, (void)seed, (void)step, (void)count, (void)out, (void)labels, (void)stream;
     return unavailable(NULL);
 }
 

@@ -141,8 +141,9 @@ static enum status fill_slice(const struct fill *fill, uint64_t begin, uint64_t 
 {
     const struct stage_batch *batch = fill->batch;
     for (uint64_t j = begin; j < end; j++) {
-        uint64_t k =
-            batch->numbers ? batch->numbers[j] : permutation_at(&fill->permutation, batch->first + j);
+        uint64_t k = batch->numbers       ? batch->numbers[j]
+                     : batch->consecutive ? batch->first + j
+                                          : permutation_at(&fill->permutation, batch->first + j);
         if (k >= fill->source->resident)
             TRY(copy_row(fill->source, k, fill->rows + j * fill->source->stride));
     }
@@ -189,6 +190,7 @@ static enum status fill_slot(const struct stage *stage, struct slot *slot, const
 static void *run_ahead(void *context)
 {
     struct stage *stage = static_cast<struct stage *>(context);
+    struct relaxed_capture relaxed;
     std::unique_lock<std::mutex> guard(stage->lock);
     (void)cudaSetDevice(stage->source.device); /* an error is ignored; the next CUDA call would report it */
     for (;;) {
@@ -214,11 +216,12 @@ static void wait_for_thread(struct stage *stage)
 
 void stage_ahead(struct stage *stage, const struct stage_batch *batch)
 {
-    struct slot *slot = &stage->slots[stage->next];
     if (!stage->started)
         stage->started = parallel_start(&stage->thread, run_ahead, stage) == 0;
     if (!stage->started || batch->count > stage->capacity)
         return;
+    wait_for_thread(stage);
+    struct slot *slot = &stage->slots[stage->next];
     stage->next = (stage->next + 1) % SLOTS;
     slot->batch = *batch;
     slot->ahead = true;
@@ -232,7 +235,7 @@ void stage_ahead(struct stage *stage, const struct stage_batch *batch)
 static bool same(const struct stage_batch *a, const struct stage_batch *b)
 {
     return !b->numbers && a->rows == b->rows && a->seed == b->seed && a->epoch == b->epoch &&
-           a->first == b->first && a->count == b->count;
+           a->first == b->first && a->count == b->count && a->consecutive == b->consecutive;
 }
 
 /* Sets `*found` to the slot that has been filled ahead for `batch`, or to NULL. Forgets the other ones. */

@@ -23,11 +23,12 @@ struct stage_source {
     int device, threads;
 };
 
-/* A batch: `count` elements of permutation_begin(seed + epoch, rows), from element `first` on; or `numbers`.
- */
+/* A batch: `count` elements of permutation_begin(seed + epoch, rows), from element `first` on; or `count`
+ * rows from row `first` on; or `numbers`. */
 struct stage_batch {
     uint64_t rows, seed, epoch, first, count;
-    const uint32_t *numbers; /* in host memory; NULL: the permutation */
+    const uint32_t *numbers; /* in host memory; NULL: the permutation, or consecutive rows */
+    bool consecutive;
 };
 
 /* A filled slot; both pointers are valid on the device too. Row j of the batch is at rows + j * stride if it

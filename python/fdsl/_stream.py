@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from _thread import allocate_lock
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple, NoReturn, Optional, Union
 
@@ -319,9 +320,11 @@ def number(name: str, value: object, least: float, most: float) -> float:
 
 class _BatchMemory(_Memory):
     """The memory of a batch, which goes back to its stream with the object. It exists before the library stores the batch
-    in `handle`, so that a KeyboardInterrupt loses no batch."""
+    in `handle`, so that a KeyboardInterrupt loses no batch. A batch that the library does not take back, for example while
+    the default stream is being captured, goes back later."""
 
     __slots__ = ("handle", "live")
+    _refused: deque[tuple[int, int, bool, int]] = deque()  # batch, device, shared, process
 
     def __init__(self, device: int, live: dict[int, None]) -> None:
         self.device, self.pointer, self.process = device, 0, _process
@@ -335,9 +338,27 @@ class _BatchMemory(_Memory):
         batch = self.batch
         if batch and getpid() == self.process:
             self.live.pop(batch, None)
-            if self.shared:
-                allocate(self.device, 1)  # CUDA waits for the work on all streams when it frees this memory
-            free(batch, None)
+            self._give_back((batch, self.device, self.shared, self.process), free, allocate)
+
+    @classmethod
+    def _give_back(cls, given: tuple[int, int, bool, int], free: Any, allocate: Any) -> None:
+        batch, device, shared, _ = given
+        refused = True
+        try:
+            if shared:
+                allocate(device, 1)  # CUDA waits for the work on all streams when it frees this memory
+            refused = bool(free(batch, None))
+        finally:
+            if refused:
+                cls._refused.append(given)
+
+    @classmethod
+    def retry(cls) -> None:
+        """Gives back the batches that were refused."""
+        for _ in range(len(cls._refused)):
+            given = cls._refused.popleft()
+            if given[-1] == os.getpid():
+                cls._give_back(given, lib.fdsl_batch_release, _Memory)
 
 
 class _Batch(NamedTuple):
@@ -397,6 +418,8 @@ class _Stream:
 
     def next(self) -> Optional[_Batch]:
         """Returns the next batch, for which CUDA's default stream waits; None at the end of an epoch."""
+        if _BatchMemory._refused:
+            _BatchMemory.retry()
         memory = _BatchMemory(self.device, self._live)
         if self._await(lib.fdsl_stream_next, None, memory.handle) == END:
             return None

@@ -218,6 +218,33 @@ def test_batches_of_a_loader_come_on_the_default_stream(streams: Recorder) -> No
         assert streams.take() == calls
 
 
+def test_refused_batches_go_back_later(streams: Recorder, monkeypatch: Any) -> None:
+    """A batch that the library does not take back must not stay held: the stream has only some."""
+    refusals = [1, 1]
+
+    def release(batch: int, stream: Any) -> int:
+        return refusals.pop() if refusals else int(lib.fdsl_batch_release(batch, stream))
+
+    monkeypatch.setattr(_stream._BatchMemory.__del__, "__defaults__", (release, os.getpid, _array._Memory))
+    wanted = [labels.tolist() for _, labels in fdsl.Loader(fdsl.Images(5, count=40, res=16), 8, num_threads=1)]
+    loader = fdsl.Loader(fdsl.Images(5, count=40, res=16), 8, num_threads=1)
+    refusals[:] = [1, 1]
+    assert [labels.tolist() for _, labels in loader] == wanted
+    assert refusals == [] and not _stream._BatchMemory._refused
+
+    def fails(device: int, size: int) -> None:
+        raise MemoryError
+
+    memory = _stream._BatchMemory(0, {})
+    memory.shared = True
+    memory.handle.value = 4711
+    given: list[int] = []
+    with pytest.raises(MemoryError):
+        memory._give_back((4711, 0, True, os.getpid()), given.append, fails)
+    assert _stream._BatchMemory._refused.pop() == (4711, 0, True, os.getpid()) and given == []  # work may use the memory
+    memory.handle.value = None
+
+
 @pytest.mark.parametrize("stream", [None, 1, 2, 64, -1, "interface"])
 def test_memory_is_used_again_after_the_work_of_consumers(streams: Recorder, stream: Any) -> None:
     """A consumer on another stream than the default one may have work in flight when its tensor ends."""

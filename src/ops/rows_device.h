@@ -48,7 +48,7 @@ struct rows_device_request {
     const int32_t *labels; /* one per row, in host memory, read only while the set is opened; NULL: none */
     struct rows_device_steps steps;
     int device;
-    uint64_t memory_limit; /* bytes of device memory for the set; 0: the memory that is free */
+    uint64_t memory_limit; /* bytes of device memory for the set without labels; 0: the memory that is free */
     int threads;           /* threads that copy rows in host memory, at least 1 */
 };
 
@@ -83,11 +83,11 @@ FDSL_C_BEGIN
 
 /* Opens a set of rows in host memory: copies all rows to the device through a ring of pinned memory, applies
  * the steps in one pass (two with `dedup` and for very long rows), and waits for the end. If the kept rows do
- * not fit into the memory limit, the first ones that fit are resident. The memory for labels is taken from
- * the limit first.
+ * not fit into the memory limit, the first ones that fit are resident. All labels are on the device, and are
+ * not counted.
  *
  * STATUS_USAGE (status_subject() names the field), STATUS_UNAVAILABLE (no such device), STATUS_TOO_LARGE (the
- * limit has no room for the labels and the ring), STATUS_EXHAUSTED, or the failure of `copy`. The caller
+ * limit has no room for one row and the ring), STATUS_EXHAUSTED, or the failure of `copy`. The caller
  * closes the rows; after a failure, `*rows` is NULL. */
 enum status rows_device_open(const struct rows_device_request *request, struct rows_device **rows);
 
@@ -98,7 +98,7 @@ enum status rows_device_open(const struct rows_device_request *request, struct r
 enum status rows_device_wrap(const struct rows_device_tensor *tensor, const struct rows_device_steps *steps,
                              uint64_t memory_limit, void *stream, struct rows_device **rows);
 
-/* Waits for all work on the device that the set's memory could be needed for, and frees the set. Does nothing
+/* Waits for all batches that were enqueued, also by launches of graphs, and frees the set. Does nothing
  * if `rows` is NULL. Device memory of a closed set is kept for the next one while any set of the same device
  * is open; rows_device_trim() returns it to the device. Closing the last set of a device returns everything.
  */
@@ -118,24 +118,31 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
  *
  * If all rows are resident: one kernel; no allocation, no synchronisation; thread safe; the call may be
  * captured into a graph. Otherwise: rows that are not resident are copied to pinned memory by threads of the
- * set. The call waits until they are copied, and the batch that follows is copied ahead. Then one thread at a
- * time may gather, and the call cannot be captured. The first call allocates the pinned memory, and a larger
- * count allocates it again. The bits are the same in both cases.
+ * set. The call waits until they are copied, unless rows_device_ahead() has begun before. Then one thread at
+ * a time may gather, and the call cannot be captured. The first call allocates the pinned memory, and a
+ * larger count allocates it again. The bits are the same in both cases.
  *
  * STATUS_USAGE if the set has no labels, or for a capture or an argument that is refused; status_subject()
  * names the argument. */
 
 /* Gathers elements [first, first + count) of the permutation of epoch `epoch`:
- * permutation_begin(seed + epoch, rows) of core/philox.h. first + count <= rows. */
-enum status rows_device_gather(struct rows_device *rows, uint64_t seed, uint64_t epoch, uint64_t first,
-                               uint64_t count, void *out, int32_t *labels, void *stream);
+ * permutation_begin(seed + epoch, rows) of core/philox.h. Without `shuffle`, the rows in their order.
+ * first + count <= rows. */
+enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
+                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream);
+
+/* Begins to copy the rows of the next call of rows_device_gather(), which has the same arguments. Does
+ * nothing if all rows are resident. A failure is returned by that call. */
+void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch, uint64_t first,
+                       uint64_t count);
 
 /* Gathers batch number `*step`, which the kernel reads from device memory: an epoch has rows / count batches,
  * and the batch is the one of rows_device_gather() with epoch = step / batches and
  * first = step % batches * count. In a graph that also adds 1 to `*step` (device_add()), each launch gathers
  * the next batch. All rows must be resident, and 1 <= count <= rows. */
-enum status rows_device_gather_step(struct rows_device *rows, uint64_t seed, const uint64_t *step,
-                                    uint64_t count, void *out, int32_t *labels, void *stream);
+enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
+                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    void *stream);
 
 /* Gathers the rows numbers[0 .. count - 1]; a number may occur more than once.
  * In device memory (`on_device`): all rows must be resident. A number that is not below `rows` gives a row of
