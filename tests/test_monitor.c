@@ -179,6 +179,27 @@ Test(monitor, rows_have_the_variant_and_the_phase)
     cr_expect_gt(count_phase("", "idle"), 0);
 }
 
+Test(monitor, a_phase_may_have_a_name)
+{
+    char name[] = "epoch, 1";
+    open_monitor(10, "");
+    begin_timed();
+    wait_for_samples(1);
+    must(monitor_phase(monitor, name));
+    memset(name, 'x', sizeof name - 1);
+    size_t before = monitor_timed_samples(monitor);
+    wait_for_samples(before + 3);
+    must(monitor_phase(monitor, "epoch, 2"));
+    wait_for_samples(before + 6);
+    end_monitor();
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_gt(count_phase("one", "timed"), 0);
+    cr_expect_gt(count_phase("one", "epoch, 1"), 1);
+    cr_expect_gt(count_phase("one", "epoch, 2"), 1);
+    cr_expect_eq(monitor_phase(NULL, "x"), STATUS_OK);
+}
+
 /* Samples are written when a variant ends. So the file of a killed run has the samples of all variants that
  * were completed. */
 Test(monitor, writes_at_the_end_of_each_variant)

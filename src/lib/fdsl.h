@@ -687,10 +687,10 @@ FDSL_API enum fdsl_status fdsl_monitor_config_init(struct fdsl_monitor_config *c
 
 /* Starts a monitor, whose first phase is "idle". The caller stops it. Several monitors may run at the same
  * time. Each has two threads, which block all signals: one takes samples, the other writes them to the file
- * now and every 60 seconds. Creates no CUDA context. `*monitor` becomes NULL after an error. FDSL_INVALID if
- * a field is not valid, or the file cannot be written or has other columns; FDSL_UNAVAILABLE if the machine
- * lacks the device; FDSL_FAILED if memory or threads run out. fdsl_warnings() says if the columns of GPUs
- * stay empty. Thread-safe. */
+ * every 10 seconds. Creates no CUDA context. `*monitor` becomes NULL after an error. FDSL_INVALID if a field
+ * is not valid, or the file cannot be written or has other columns; FDSL_UNAVAILABLE if the machine lacks the
+ * device; FDSL_FAILED if memory or threads run out. fdsl_warnings() says if the columns of GPUs stay empty.
+ * Thread-safe. */
 FDSL_API enum fdsl_status fdsl_monitor_start(const struct fdsl_monitor_config *config,
                                              struct fdsl_monitor **monitor);
 

@@ -11,7 +11,7 @@
 #include "machine/device.h"
 #include "machine/ticker.h"
 
-#define WRITE_S        60 /* seconds between writes; a killed program loses the samples since the last write */
+#define WRITE_S        10 /* seconds between writes; a killed program loses the samples since the last write */
 #define NAME_MAX_BYTES 255
 
 struct fdsl_monitor {
