@@ -11,7 +11,7 @@
 #include "core/text.h"
 #include "machine/comm.h"
 #include "run/advise.h"
-#include "run/monitor.h"
+#include "run/command.h"
 #include "run/columns.h"
 #include "run/compare.h"
 #include "run/report.h"

@@ -280,6 +280,58 @@ Test(figures, a_monitor_figure_reports_omitted_runs_and_files)
     cr_assert(says("drawn   ") && !says("left out"), "%s", out);
 }
 
+/* The samples of monitor.csv as those of `count` GPUs of a rank: only the rows of the first GPU keep the
+ * values of the process. Columns: 2 time_utc, 6 rank, 7 gpu, 10 phase, 21 cpu_cores, 22 rss_bytes. */
+#define MONITOR_HEAD "head -1 " FIXTURES "/monitor.csv; "
+#define MONITOR_GPUS(count, rank, changes)                                                             \
+    "awk -F, -v OFS=, 'NR > 1 { for (g = 0; g < " count "; g++) { $6 = \"" rank "\"; $7 = g; " changes \
+    " if (g) $21 = $22 = \"\"; print } }' " FIXTURES "/monitor.csv; "
+#define MONITOR_VARS "> $D/results/m.csv; " SELECT "monitor && cat $D/work/monitor.vars"
+
+Test(figures, a_monitor_figure_has_all_gpus)
+{
+    shell("{ " MONITOR_HEAD MONITOR_GPUS("2", "0", "") "} " MONITOR_VARS);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 2\n") && says("array gpu_name[2] = ['GPU 0', 'GPU 1']"), "%s", out);
+    cr_expect(says("array gpu_style[2] = [16, 13]"), "%s", out);
+    /* Lines: one of each GPU in 3 panels, two in those of clocks and PCIe, one in that of memory; the process
+     */
+    cr_expect(says("array line_block[18] = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 0]"), "%s",
+              out);
+    cr_expect(says("[16, 13, 16, 13, 16, 13, 16, 13, 26, 23, 16, 13, 26, 23, 16, 13, 28, 18]"), "%s", out);
+    cr_expect(says("64 samples per GPU at 100 ms intervals."), "%s", out);
+    shell("{ " MONITOR_HEAD MONITOR_GPUS("10", "0", "") "} > $D/results/m.csv; " FIGURES
+                                                        "monitor && cat $D/work/monitor.vars");
+    cr_expect(says("series = 8\n") && says("8 of 10 GPUs") && says("GPU 7; 2 further GPUs left out"), "%s",
+              out);
+}
+
+/* A rank whose last run ended before the run of the lowest rank began belongs to an older run. */
+Test(figures, a_monitor_figure_has_all_ranks_of_the_run)
+{
+    shell("{ " MONITOR_HEAD MONITOR_GPUS("1", "10", "$7 = 3;") MONITOR_GPUS("1", "2", "")
+              MONITOR_GPUS("1", "7", "sub(\"03:04:05\", \"02:04:05\", $2);") "} " MONITOR_VARS);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("array gpu_name[2] = ['rank 2, GPU 0', 'rank 10, GPU 3']"), "%s", out);
+    cr_expect(says("Phases are those of the first") && says("begins at its own start."), "%s", out);
+    cr_expect(says("[16, 13, 16, 13, 16, 13, 16, 13, 26, 23, 16, 13, 26, 23, 16, 13, 26, 23, 16, 13]"), "%s",
+              out);
+}
+
+Test(figures, a_monitor_figure_has_the_phases_of_a_program)
+{
+    shell("{ " MONITOR_HEAD MONITOR_GPUS("1", "0",
+                                         "sub(\"warm-up\", \"load it\", $10); "
+                                         "sub(\"timed\", \"train\", $10);") "} " MONITOR_VARS);
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("['setup', 'verify', 'measure', 'teardown', 'load it', 'train']"), "%s", out);
+    cr_expect(says("array phase_slot[6] = [1, 2, 5, 6, 3, 4]"), "%s", out);
+    /* More phases than shades: the further ones are white and not in the key. */
+    shell("{ " MONITOR_HEAD MONITOR_GPUS("1", "0", "$10 = \"p\" int(NR / 8);") "} " MONITOR_VARS);
+    cr_expect(says("array phase_name[6] = ['p0', 'p1', 'p2', 'p3', 'p4', 'p5']"), "%s", out);
+    cr_expect(says("array band_slot[9] = [1, 2, 3, 4, 5, 6, 7, 7, 7]"), "%s", out);
+}
+
 Test(figures, points_with_different_threads_per_rank_are_not_joined)
 {
     shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")

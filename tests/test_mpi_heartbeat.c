@@ -5,7 +5,7 @@
 #endif
 
 #include "machine/comm.h"
-#include "machine/ticker.h"
+#include "machine/heartbeat.h"
 #include "mpirun.h"
 
 TestSuite(mpi_heartbeat, .init = start, .fini = stop, .timeout = 120);

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "core/portable.h"
-#include "machine/ticker.h"
+#include "machine/heartbeat.h"
 
 #define STOPPED_S    10 /* a rank's process may be suspended this long, unless --rank-timeout is given */
 #define NCCL_LIBRARY "libnccl.so.2"

@@ -156,6 +156,15 @@ class StatsStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class MonitorConfigStruct(ctypes.Structure):
+    """struct fdsl_monitor_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("path", c_char_p), ("interval_s", c_double), ("device", c_int), ("rank", c_uint32),
+        ("name", c_char_p),
+    ]  # fmt: skip
+
+
 END, PENDING = 5, 6  # FDSL_END, FDSL_PENDING
 IMAGES, LABELS, NUMBERS, ROWS = 0, 1, 2, 3  # enum fdsl_field
 
@@ -205,6 +214,10 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_batch_describe": (c_int, [c_void_p, POINTER(BatchInfoStruct)]),
     "fdsl_batch_tensor": (c_int, [c_void_p, c_int, POINTER(TensorStruct)]),
     "fdsl_batch_release": (c_int, [c_void_p, c_void_p]),
+    "fdsl_monitor_config_init": (c_int, [POINTER(MonitorConfigStruct), c_size_t]),
+    "fdsl_monitor_start": (c_int, [POINTER(MonitorConfigStruct), POINTER(c_void_p)]),
+    "fdsl_monitor_phase": (c_int, [c_void_p, c_char_p]),
+    "fdsl_monitor_stop": (c_int, [c_void_p]),
 }
 
 

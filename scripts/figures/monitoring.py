@@ -1,13 +1,18 @@
 """Figures of GPU and CPU load during runs, from files written by --monitor. scripts/figures/draw.py documents the return values."""
 
 import collections
+import datetime
+import itertools
 
 import break_even
 from devices import SLOTS, Missing
-from plot import HEIGHT, WIDTH, Plot, nice_above, text_px
+from plot import HEIGHT, WIDTH, Plot, nice_above, shortened, text_px
 
 PHASES = ("setup", "verify", "warm-up", "timed", "measure", "teardown", "idle")
 SHADES = {"setup": 1, "verify": 2, "warm-up": 3, "timed": 4, "measure": 5, "teardown": 6, "idle": 7}
+COLOURS = (6, 3, 5, 2, 4, 7, 1, 9)  # slots of plots/common.gp for GPUs; the limit of GPUs in the figure
+NEUTRAL = 8  # slot of lines that do not belong to one GPU
+PROCESS = ("rss_bytes", "cpu_cores", "read_bytes_per_s", "write_bytes_per_s")
 PANELS = (  # title, scale, columns with their names, minimum height of the axis
     ("GPU use (%)", 1, (("gpu_utilisation_percent", "GPU"),), 100),
     ("power (W)", 1, (("power_w", "board"),), 0),
@@ -20,16 +25,46 @@ PANELS = (  # title, scale, columns with their names, minimum height of the axis
 )
 
 
-def last_run(samples):
-    """Returns (samples, ranks, gpus, number of runs). The samples are from the last run of the lowest rank, on its first GPU.
-    `ranks` names all ranks in the file. `gpus` names all GPUs of the lowest rank in its last run. The number of runs is that of
-    the lowest rank. A new run begins where the time restarts."""
-    ranks = sorted({sample["rank"] for sample in samples}, key=lambda rank: (len(rank), rank))
-    samples = [sample for sample in samples if sample["rank"] == ranks[0]]
+def rank_order(rank):
+    return len(rank), rank
+
+
+def runs_of(samples):
+    """Splits the samples of one rank into its runs. A new run begins where the time restarts."""
     starts = [i for i, sample in enumerate(samples) if i == 0 or sample["time_s"] < samples[i - 1]["time_s"]]
-    last = samples[starts[-1]:]
-    gpus = list(dict.fromkeys(sample["gpu"] for sample in last))
-    return [sample for sample in last if sample["gpu"] == gpus[0]], ranks, gpus, len(starts)
+    return [samples[start:end] for start, end in zip(starts, [*starts[1:], len(samples)])]
+
+
+def clock_span(run):
+    """Returns the first and the last second of a run, in s since 1970."""
+    try:
+        begin = datetime.datetime.strptime(run[0]["time_utc"], "%Y-%m-%dT%H:%M:%SZ").timestamp()
+    except ValueError:
+        begin = 0
+    return begin, begin + run[-1]["time_s"] + 1
+
+
+def last_run(samples):
+    """Returns ({(rank, gpu): samples}, number of runs): all GPUs of all ranks in the last run of the lowest rank. Another rank
+    takes part with its last run if this overlaps in time. The number of runs is that of the lowest rank."""
+    ranks = collections.defaultdict(list)
+    for sample in samples:
+        ranks[sample["rank"]].append(sample)
+    runs = {rank: runs_of(ranks[rank]) for rank in sorted(ranks, key=rank_order)}
+    lowest = next(iter(runs.values()))
+    begin, end = clock_span(lowest[-1])
+    series = collections.defaultdict(list)
+    for rank, (first, last) in {rank: clock_span(of_rank[-1]) for rank, of_rank in runs.items()}.items():
+        if first <= end and begin <= last:
+            for sample in runs[rank][-1]:
+                series[rank, sample["gpu"]].append(sample)
+    return dict(series), len(lowest)
+
+
+def series_names(series):
+    """Returns the name of each (rank, gpu): the parts that differ."""
+    ranks = {rank for rank, _ in series}
+    return [", ".join([f"rank {rank}"] * (len(ranks) > 1) + [f"GPU {gpu}"] * (gpu != "")) for rank, gpu in series]
 
 
 def left_out(measured, chosen, runs):
@@ -51,42 +86,117 @@ def spans(samples, key, end):
     return found
 
 
+def wide_enough(bands, px_s):
+    """Joins bands that are narrower than half a px to the band before them."""
+    kept = []
+    for name, begin, end in bands:
+        if kept and (end - begin) * px_s < 0.5:
+            kept[-1][2] = end
+        else:
+            kept.append([name, begin, end])
+    return kept
+
+
+def shades_of(bands):
+    """Returns {phase: shade} of the phases in the figure. Phases that a program named get the shades that are left; further
+    ones are white."""
+    present = list(dict.fromkeys(name for name, _, _ in bands))
+    shades = {name: SHADES[name] for name in PHASES if name in present}
+    left = [shade for shade in range(1, SHADES["idle"]) if shade not in shades.values()]
+    named = [name for name in present if name not in shades]
+    return {**shades, **dict(itertools.zip_longest(named, left[:len(named)], fillvalue=SHADES["idle"]))}
+
+
+def key_places(names, left, top):
+    """Returns ([(x, y) in px of each name of a key], y of what follows). The rows of the key begin at `left` and `top`."""
+    places, x, y = [], left, top
+    for name in names:
+        width = text_px(name, 10) + 36
+        if x > left and x + width > WIDTH - 16:
+            x, y = left, y + 18
+        places.append((x, y))
+        x += width
+    return places, y + 22 * bool(names)
+
+
+def panel_lines(series):
+    """Returns the variables that describe the panels and their lines: one line per column and GPU that has values. Colours are
+    those of the GPU; the second column of a panel is dashed. If there is one rank, the lines of its process are gray."""
+    alone, ranks = len(series) == 1, {rank for rank, _ in series}
+    variables, number = collections.defaultdict(list), 1
+    for title, scale, columns, least in PANELS:
+        values = {column: [[scale * sample[column] for sample in samples if sample[column] is not None]
+                           for samples in series.values()] for column, _ in columns}
+        present = [(number + 1 + n, column, name) for n, (column, name) in enumerate(columns) if any(values[column])]
+        number += len(columns)
+        if not present:
+            continue
+        variables["panel_from"].append(len(variables["line_block"]) + 1)
+        for dash, (place, column, _) in enumerate(present):
+            for block, found in enumerate(values[column]):
+                if found:
+                    slot = NEUTRAL if column in PROCESS and len(ranks) == 1 else COLOURS[block]
+                    variables["line_block"].append(block)
+                    variables["line_column"].append(place)
+                    variables["line_style"].append((16, 23)[dash] if alone else 10 * (1 + dash) + slot)
+        variables["panel_to"].append(len(variables["line_block"]))
+        high = max(value for _, column, _ in present for found in values[column] for value in found)
+        variables["panel_title"].append(title)
+        variables["panel_high"].append(nice_above(1.04 * high) if high > least else least or 1)
+        variables["names_first"].append(present[0][2])
+        variables["names_second"].append(present[1][2] if len(present) > 1 else "")
+    key = (16, 23) if alone else (10 + NEUTRAL, 20 + NEUTRAL)
+    return {"panels": len(variables["panel_title"]), "key_first": key[0], "key_second": key[1], **variables}
+
+
 def over_time(measured):
     if not measured.monitors:
         raise Missing("./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
     chosen = measured.monitors[0]
-    samples, ranks, gpus, runs = last_run(chosen["samples"])
+    found, runs = last_run(chosen["samples"])
+    series = dict(itertools.islice(found.items(), len(COLOURS)))
+    first = next(iter(series.values()))
     plot = Plot("GPU and CPU load during a run", height=0)
-    end = samples[-1]["time_s"] * 1.002 or 1
-    panels = [panel for panel in PANELS
-              if any(sample[column] is not None for sample in samples for column, _ in panel[2])]
-    plot.left, plot.right, plot.top = 84, 140, 72
-    columns, variables = panel_variables(samples, panels)
-    plot.blocks = [[(sample["time_s"], *(scale * sample[column] if sample[column] is not None else None
-                                         for column, scale in columns)) for sample in samples]]
+    plot.left, plot.right = 84, 140
+    end = max(samples[-1]["time_s"] for samples in series.values()) * 1.002 or 1
     px_s = (WIDTH - plot.left - plot.right) / end
-    plot.blocks += [fitting_names(spans(samples, lambda sample: sample["variant"], end), px_s, 10.5),
-                    fitting_names(spans(samples, lambda sample: sample["phase"], end), px_s, 9.5)]
-    bands = spans(samples, lambda sample: sample["phase"], end)
-    shown = [phase for phase in PHASES if phase in {band[0] for band in bands}]
-    plot.variables = {**variables, "x_high": end, "bands": len(bands), "band_from": [band[1] for band in bands],
-                      "band_to": [band[2] for band in bands], "band_slot": [SHADES.get(band[0], 7) for band in bands],
-                      "phases": len(shown), "phase_name": shown, "phase_slot": [SHADES[phase] for phase in shown],
-                      "phase_x": [plot.left + sum(text_px(name, 10) + 36 for name in shown[:i])
-                                  for i in range(len(shown))]}
-    plot.height = plot.top + 40 + 88 * len(panels) + 100
-    first = samples[0]
-    period_ms = 1e3 * (samples[-1]["time_s"] - first["time_s"]) / max(1, len(samples) - 1)
-    plot.caption = [f"{len(samples)} samples at {period_ms:.0f} ms intervals"
-                    + (f"; rank {ranks[0]} of {len(ranks)}" if len(ranks) > 1 else "")
-                    + (f"; GPU {gpus[0]} of {len(gpus)}" if len(gpus) > 1 else "")
-                    + f". {device_names(samples)} ({'yours' if chosen['source'] == 'yours' else 'reference'}, "
-                    f"host {first['host']}, revision {first['revision']})."
-                    + (" GPU use is the driver's average over up to one second." if panels[0] is PANELS[0] else "")
+    bands = wide_enough(spans(first, lambda sample: sample["phase"], end), px_s)
+    shades, names = shades_of(bands), series_names(series) if len(series) > 1 else []
+    shown = [phase for phase, shade in shades.items() if shade < SHADES["idle"] or phase == "idle"]
+    phase_names = [shortened(phase, 40) for phase in shown]
+    phase_places, below = key_places(phase_names, plot.left, 50)
+    gpu_places, plot.top = key_places(names, plot.left, below)
+    columns = [(column, scale) for _, scale, lines, _ in PANELS for column, _ in lines]
+    plot.blocks = [[(sample["time_s"], *(None if sample[column] is None else scale * sample[column] for column, scale in columns))
+                    for sample in samples] for samples in series.values()]
+    plot.blocks += [fitting_names(spans(first, lambda sample: sample["variant"], end), px_s, 10.5),
+                    fitting_names(bands, px_s, 9.5)]
+    lines = panel_lines(series)
+    plot.variables = {**lines, "x_high": end, "series": len(series), "bands": len(bands),
+                      "band_from": [band[1] for band in bands], "band_to": [band[2] for band in bands],
+                      "band_slot": [shades[band[0]] for band in bands],
+                      "phases": len(shown), "phase_name": phase_names, "phase_slot": [shades[phase] for phase in shown],
+                      "phase_x": [x for x, _ in phase_places], "phase_y": [y for _, y in phase_places],
+                      "gpus": len(names), "gpu_name": names, "gpu_style": [10 + COLOURS[i] for i in range(len(names))],
+                      "gpu_x": [x for x, _ in gpu_places], "gpu_y": [y for _, y in gpu_places]}
+    plot.height = plot.top + 40 + 88 * lines["panels"] + 100
+    period_ms = 1e3 * (first[-1]["time_s"] - first[0]["time_s"]) / max(1, len(first) - 1)
+    several = len({rank for rank, _ in series}) > 1
+    parts = "GPUs" if any(gpu for _, gpu in found) else "ranks"
+    plot.caption = [f"{len(first)} samples{f' per {parts[:-1]}' * bool(names)} at {period_ms:.0f} ms intervals"
+                    + (f"; {len(series)} of {len(found)} {parts}" if len(found) > len(series) else "")
+                    + f". {device_names([sample for samples in series.values() for sample in samples])} "
+                    + f"({'yours' if chosen['source'] == 'yours' else 'reference'}, "
+                    + f"host {first[0]['host']}, revision {first[0]['revision']})."
+                    + (" Phases are those of the first rank; the time of each rank begins at its own start." if several else "")
+                    + (" GPU use is the driver's average over up to one second."
+                       if lines["panel_title"][:1] == [PANELS[0][0]] else "")
                     + (" The driver samples PCIe for 20 ms per interval and may miss short bursts."
-                       if any(panel[0].startswith("PCIe") for panel in panels) else "")]
+                       if any(title.startswith("PCIe") for title in lines["panel_title"]) else "")]
     note = left_out(measured, chosen, runs)
     plot.notes += [note] * (note is not None)
+    if len(found) > len(series):
+        plot.notes.append(f"drawn: {', '.join(names)}; {len(found) - len(series)} further {parts} left out")
     if chosen["source"] != "yours":
         plot.notes.append("no monitor file of yours; to record one: "
                           "./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
@@ -95,22 +205,6 @@ def over_time(measured):
 
 def device_names(samples):
     return ", ".join(dict.fromkeys(sample["device"] for sample in samples if sample["device"])) or "unnamed device"
-
-
-def panel_variables(samples, panels):
-    """Returns the columns of the first block as (column, scale), and the arrays that describe the panels."""
-    columns, variables = [], collections.defaultdict(list)
-    for title, scale, lines, least in panels:
-        present = [(column, name) for column, name in lines if any(s[column] is not None for s in samples)]
-        columns += [(column, scale) for column, _ in present]
-        high = max(s[column] * scale for s in samples for column, _ in present if s[column] is not None)
-        variables["panel_title"].append(title)
-        variables["panel_high"].append(nice_above(1.04 * high) if high > least else least or 1)
-        variables["panel_second"].append(1 + len(columns) if len(present) > 1 else 0)
-        variables["panel_first"].append(1 + len(columns) - (len(present) > 1))
-        variables["names_first"].append(present[0][1])
-        variables["names_second"].append(present[1][1] if len(present) > 1 else "")
-    return columns, {"panels": len(panels), **variables}
 
 
 def fitting_names(found, px_s, size):

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -446,11 +447,17 @@ enum status file_read(const char *path, char **bytes, size_t *size)
 #define SAY_S   1 /* time until a message names the holder; locks are usually held for milliseconds */
 
 static double timeout_s = LOCK_TIMEOUT_S;
+static _Thread_local double limit_s = INFINITY;
 
-double lock_set_timeout(double seconds)
+void lock_set_timeout(double seconds)
 {
-    double before_s = timeout_s;
     timeout_s = seconds;
+}
+
+double lock_set_limit(double seconds)
+{
+    double before_s = limit_s;
+    limit_s = seconds;
     return before_s;
 }
 
@@ -501,7 +508,7 @@ static const char *describe_holder(int fd, char *text, size_t bytes)
 
 enum status lock_take(int fd, const char *path, int operation, bool *locked)
 {
-    const double begin_s = timer_now_s();
+    const double begin_s = timer_now_s(), most_s = fmin(timeout_s, limit_s);
     for (bool said = false;;) {
         char text[96];
         *locked = flock(fd, operation | LOCK_NB) == 0;
@@ -516,13 +523,13 @@ enum status lock_take(int fd, const char *path, int operation, bool *locked)
         if (file_signal_held())
             return status_set(STATUS_FAILED, "%s: interrupted while waiting for %s, which holds its lock",
                               path, holder);
-        if (waited_s >= timeout_s)
+        if (waited_s >= most_s)
             return status_set(STATUS_FAILED,
-                              "%s is still locked by %s after %g s; end that process, name another file, or "
-                              "wait longer with --lock-timeout",
-                              path, holder, timeout_s);
+                              "%s is still locked by %s after %g s; end that process, or name another file%s",
+                              path, holder, most_s,
+                              OPTION_OR_FIELD(", or wait longer with --lock-timeout", ""));
         if (!said && waited_s >= SAY_S) {
-            status_say("%s: waiting for %s, which holds its lock, for up to %g s", path, holder, timeout_s);
+            status_say("%s: waiting for %s, which holds its lock, for up to %g s", path, holder, most_s);
             said = true;
         }
         nanosleep(&(struct timespec){0, POLL_NS}, NULL);

@@ -124,8 +124,11 @@ enum status file_read(const char *path, char **bytes, size_t *size);
 
 #define LOCK_TIMEOUT_S 60 /* the time that lock_take() waits by default */
 
-/* Sets how many seconds lock_take() waits for a lock, in all threads. Returns the previous value. */
-double lock_set_timeout(double seconds);
+/* Sets how many seconds lock_take() waits for a lock, in all threads. */
+void lock_set_timeout(double seconds);
+
+/* Sets a lower limit of this time for the calling thread, or INFINITY. Returns the previous limit. */
+double lock_set_limit(double seconds);
 
 /* Locks an open file until it is closed; `operation` is LOCK_SH or LOCK_EX of flock(). Waits while another
  * process holds the lock, and after one second names that process on stderr. STATUS_FAILED after the timeout,

@@ -515,8 +515,8 @@ struct fdsl_stream;
 struct fdsl_batch;
 
 /* Returns the warnings of the calling thread's latest fdsl_source_open(), fdsl_images_open(),
- * fdsl_stream_open(), fdsl_stream_next() or fdsl_stream_fill(), one per line; "" if there were none. The
- * library prints nothing. */
+ * fdsl_stream_open(), fdsl_stream_next(), fdsl_stream_fill(), fdsl_monitor_start() or fdsl_monitor_stop(),
+ * one per line; "" if there were none. The library prints nothing. */
 FDSL_API const char *fdsl_warnings(void);
 
 /* Set the defaults. `size` is the size of the struct. FDSL_INVALID if the pointer is NULL or the library does
@@ -667,6 +667,52 @@ FDSL_API enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct f
 /* Ends a waiting fdsl_stream_next() of another thread, and makes later calls fail until fdsl_stream_seek() or
  * fdsl_stream_load(). Returns at once. Thread-safe. */
 FDSL_API void fdsl_stream_cancel(struct fdsl_stream *stream);
+
+/* ---- The monitor ---- */
+
+/* Samples GPUs and this process in a thread, and appends the samples to a CSV file: the rows that
+ * `fdsl-bench --monitor FILE` writes, which the figure `monitor` draws. docs/columns.md describes the columns
+ * of the schema monitor/2. The values of GPUs come from NVML, which is loaded at run time; without NVML or
+ * without a GPU their columns are empty. Values of the process do not include its children. */
+
+#define FDSL_ALL_DEVICES (-2) /* all CUDA devices that this process can use */
+
+/* Set all fields with fdsl_monitor_config_init(), then change some. fdsl_monitor_start() copies strings. */
+struct fdsl_monitor_config {
+    size_t size;      /* sizeof(struct fdsl_monitor_config) of the caller: later versions may append fields */
+    const char *path; /* the CSV file, new or with rows of a monitor; required */
+    double interval_s; /* time between samples, 0.01 to 60, rounded to milliseconds; default 0.5 */
+    int device;        /* which GPUs: FDSL_ALL_DEVICES (default), FDSL_CPU (none), or the number of a CUDA
+                        * device */
+    uint32_t rank;     /* the column `rank`; default 0. Ranks may write to the same file */
+    const char *name;  /* the column `variant`, 1 to 255 bytes; NULL (default): the name of the program */
+};
+
+struct fdsl_monitor;
+
+/* Sets the defaults. `size` is the size of the struct. FDSL_INVALID if the pointer is NULL or the library
+ * does not know that size. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_monitor_config_init(struct fdsl_monitor_config *config, size_t size);
+
+/* Starts a monitor, whose first phase is "idle". The caller stops it. Several monitors may run at the same
+ * time. Each has two threads, which block all signals: one takes samples, the other writes them to the file
+ * every 10 seconds. Creates no CUDA context. `*monitor` becomes NULL after an error. FDSL_INVALID if a field
+ * is not valid, or the file cannot be written or has other columns; FDSL_UNAVAILABLE if the machine lacks the
+ * device; FDSL_FAILED if memory or threads run out. fdsl_warnings() says if the columns of GPUs stay empty.
+ * Thread-safe. */
+FDSL_API enum fdsl_status fdsl_monitor_start(const struct fdsl_monitor_config *config,
+                                             struct fdsl_monitor **monitor);
+
+/* Gives all following samples this value of the column `phase`, 1 to 255 bytes, which the monitor copies. It
+ * keeps each different name until it stops. FDSL_INVALID if an argument is not valid; FDSL_FAILED if memory
+ * runs out, or after fork(). Thread-safe, but not together with fdsl_monitor_stop(). */
+FDSL_API enum fdsl_status fdsl_monitor_phase(struct fdsl_monitor *monitor, const char *name);
+
+/* Stops a monitor after its current sample, writes the remaining samples, and frees it, even after an error;
+ * NULL is allowed. FDSL_FAILED if the file cannot be written; waits up to 60 s for another process that has
+ * locked it. fdsl_warnings() says if the monitor used more than 1 % of a core or missed more than 10 % of
+ * its samples. In a child after fork(), does nothing and returns FDSL_FAILED. */
+FDSL_API enum fdsl_status fdsl_monitor_stop(struct fdsl_monitor *monitor);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifdef HAVE_HWLOC
@@ -18,25 +17,11 @@
 #include "core/text.h"
 #include "machine/host.h"
 
-#ifndef FDSL_REVISION
-#define FDSL_REVISION "unknown"
-#endif
-
 #ifdef __clang__
 #define COMPILER __VERSION__
 #else
 #define COMPILER "gcc " __VERSION__
 #endif
-
-static void capture_job(char *job_id, size_t size)
-{
-    const char *job = getenv("SLURM_JOB_ID");
-    const char *array = getenv("SLURM_ARRAY_JOB_ID"), *task = getenv("SLURM_ARRAY_TASK_ID");
-    if (array && *array && task && *task)
-        snprintf(job_id, size, "%s_%s", array, task);
-    else
-        snprintf(job_id, size, "%s", job ? job : "");
-}
 
 #ifdef HAVE_HWLOC
 
@@ -212,35 +197,15 @@ double env_max_clock_hz(const char *root)
     }
 }
 
-void env_time(char text[ENV_TIME_MAX])
-{
-    time_t now = time(NULL);
-    struct tm utc;
-    *text = '\0';
-    if (gmtime_r(&now, &utc))
-        strftime(text, ENV_TIME_MAX, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
-const char *env_revision(void)
-{
-    return FDSL_REVISION;
-}
-
 void env_capture(struct env *env)
 {
     memset(env, 0, sizeof *env);
 
-    env_time(env->time_utc);
+    env_identify(env);
     struct utsname system;
-    if (uname(&system) == 0) {
-        snprintf(env->host, sizeof env->host, "%s", system.nodename);
+    if (uname(&system) == 0)
         snprintf(env->kernel, sizeof env->kernel, "%.60s %.60s", system.sysname, system.release);
-    }
-    snprintf(env->revision, sizeof env->revision, "%s", env_revision());
     snprintf(env->compiler, sizeof env->compiler, "%s", COMPILER);
-    capture_job(env->job_id, sizeof env->job_id);
-
-    system_field("/proc/cpuinfo", "model name", env->cpu_model, sizeof env->cpu_model);
     snprintf(env->simd, sizeof env->simd, "%s", widest_simd());
     capture_processors(env);
     env->max_clock_hz = env_max_clock_hz("/sys/devices/system/cpu");

@@ -35,6 +35,9 @@ FDSL_C_BEGIN
 /* Writes the current time in the format of env.time_utc. */
 void env_time(char text[ENV_TIME_MAX]);
 
+/* Sets time_utc, host, revision, job_id and cpu_model. Needs no hwloc, so libfdsl can use it. */
+void env_identify(struct env *env);
+
 /* Fills `env`; unknown fields are empty or 0. Counts cores and threads with hwloc if built in, else
  * with sysconf, the affinity mask and /sys. */
 void env_capture(struct env *env);

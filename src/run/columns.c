@@ -7,7 +7,7 @@
 #include "core/options.h"
 #include "core/text.h"
 #include "run/formats.h"
-#include "run/monitor.h"
+#include "machine/monitor.h"
 #include "train/epoch_report.h"
 
 /* ---- The columns of all workloads ---- */

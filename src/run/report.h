@@ -8,7 +8,7 @@
 #include "core/status.h"
 #include "machine/device.h"
 #include "run/bench.h"
-#include "run/monitor.h"
+#include "machine/monitor.h"
 #include "core/record.h"
 #include "run/settings.h"
 

@@ -16,7 +16,7 @@
 #include "machine/gpu_watch.h"
 #include "run/bench.h"
 #include "run/columns.h"
-#include "run/monitor.h"
+#include "machine/monitor.h"
 #include "run/settings.h"
 
 struct report;

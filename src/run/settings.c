@@ -15,7 +15,7 @@
 #include "machine/env.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
-#include "run/monitor.h"
+#include "machine/monitor.h"
 
 static const char *const scalings[] = {"weak", "strong", NULL}; /* indexed by enum scaling */
 static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by enum binding */
@@ -436,7 +436,7 @@ static enum status check_command(struct settings *settings)
     if (!settings->monitor)
         return status_set(STATUS_USAGE, "-- COMMAND needs --monitor FILE, for the samples of '%s'",
                           settings->command[0]);
-    (void)lock_set_timeout(settings->lock_timeout_s);
+    lock_set_timeout(settings->lock_timeout_s);
     return read_monitor(settings);
 }
 
@@ -670,7 +670,7 @@ static enum status derive(struct settings *settings)
     if (!options_given(&settings->options, "threads"))
         settings->threads = env_openmp_threads();
     settings_take_threads(settings);
-    (void)lock_set_timeout(settings->lock_timeout_s);
+    lock_set_timeout(settings->lock_timeout_s);
     return format_check(settings->format);
 }
 

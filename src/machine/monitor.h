@@ -1,12 +1,12 @@
 /* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed intervals
- * while the main thread works.
+ * while other threads work. Used by the program (--monitor) and by libfdsl.
  *
  * Samples stay in memory until monitor_flush(), monitor_try_flush(), monitor_end() or monitor_stop() writes
  * them. The runner calls monitor_end() after each variant and monitor_stop() after the run, while nothing is
- * timed. Only the main thread may call these functions.
+ * timed. Calls on one monitor must not overlap, except those of monitor_phase().
  * All except monitor_check() and monitor_open() accept a NULL monitor and then do nothing. */
-#ifndef FDSL_RUN_MONITOR_H
-#define FDSL_RUN_MONITOR_H
+#ifndef FDSL_MACHINE_MONITOR_H
+#define FDSL_MACHINE_MONITOR_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -48,6 +48,16 @@ struct monitor_gpu {
     const char *pci_bus_id; /* in the form that NVML accepts */
 };
 
+/* GPUs to sample, and the memory of their names. Must not be moved, because `list` points into `texts`. */
+#define MONITOR_GPUS_MAX 64
+struct monitor_gpus {
+    size_t count;
+    struct monitor_gpu list[MONITOR_GPUS_MAX];
+    struct {
+        char name[256], pci_bus_id[32];
+    } texts[MONITOR_GPUS_MAX];
+};
+
 /* The GPUs and processes to sample. All pointers must stay valid as long as the monitor. */
 struct monitor_subject {
     const struct env *env;
@@ -59,7 +69,8 @@ struct monitor_subject {
     const char *variant;       /* variant of the first samples; NULL: none until monitor_begin() */
 };
 
-/* Summary of the samples taken during a variant's timed runs. GPU values are pooled over all sampled GPUs. */
+/* Summary of the samples taken during a variant's timed runs (PHASE_TIMED). GPU values are pooled over all
+ * sampled GPUs. */
 struct monitor_summary {
     const char *variant;
     size_t samples;
@@ -70,7 +81,11 @@ struct monitor_summary {
 };
 
 struct monitor;
-struct settings;
+
+/* Finds CUDA device `device`, or all devices that this process can use (CUDA_VISIBLE_DEVICES) if it is
+ * negative. Creates no CUDA context, because a context would take device memory. Warns about a device whose
+ * PCI bus id is unknown, and leaves it out. */
+void monitor_find_gpus(int device, struct monitor_gpus *gpus);
 
 /* Checks that samples can be appended to the CSV file at `path`. Returns the errors of csv_check(). Call
  * before measuring. */
@@ -85,6 +100,11 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
 /* Assigns all following samples to this variant, whose name must stay valid as long as the monitor.
  * STATUS_EXHAUSTED if memory runs out. */
 enum status monitor_begin(struct monitor *monitor, const char *variant);
+
+/* Gives all following samples this phase, instead of phase_now(). Copies the name, and keeps one copy of each
+ * different name until monitor_free(). STATUS_EXHAUSTED if memory runs out; the phase then does not change.
+ * Thread-safe. */
+enum status monitor_phase(struct monitor *monitor, const char *name);
 
 /* Returns the number of samples taken so far in the timed runs of the current variant. */
 size_t monitor_timed_samples(struct monitor *monitor);
@@ -110,17 +130,5 @@ size_t monitor_summaries(const struct monitor *monitor, const struct monitor_sum
 
 /* Frees the monitor after monitor_stop(). */
 void monitor_free(struct monitor *monitor);
-
-/* fdsl-bench --monitor FILE -- COMMAND: runs any command and samples it in the way that --monitor samples a
- * benchmark run. Starts settings->command with this program's stdin, stdout and stderr. Samples the command
- * and all its descendants until the command ends. SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 are
- * blocked in this program and passed on to the command. Prints a summary line to stderr and nothing to
- * stdout. Does not use MPI: under mpirun, each rank watches its own command, and `rank` is the number of this
- * rank in the rows.
- *
- * `*exit_status` becomes the exit status of the command, or 128 + N if signal N ended it. It becomes 127 if
- * the command is not found, and 126 if it cannot be started for another reason. Returns STATUS_FAILED if the
- * command cannot be started, and STATUS_FAILED or STATUS_USAGE if the samples cannot be written. */
-enum status command_run(const struct settings *settings, int rank, int *exit_status);
 
 #endif

@@ -1,30 +1,22 @@
-#include "run/monitor.h"
+#include "machine/monitor.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "core/array.h"
 #include "core/file.h"
 #include "core/phase.h"
 #include "core/record.h"
-#include "core/text.h"
 #include "core/timer.h"
 #include "machine/device.h"
-#include "machine/env.h"
 #include "machine/nvml.h"
 #include "machine/ticker.h"
-#include "run/settings.h"
 
 #define COST_MAX   0.01 /* warn if the thread uses more than this share of a core */
 #define MISSED_MAX 0.1  /* warn if more than this share of the samples is missed */
@@ -51,12 +43,13 @@ const struct column monitor_columns[] = {
     {"gpu", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of the CUDA device; empty without one"},
     {"device", VALUE_WORD, COMBINE_FIRST, "", .about = "the GPU of this row; without a GPU, the CPU"},
     {"variant", VALUE_WORD, COMBINE_FIRST, "",
-     .about = "the variant that runs, or the name of a command; empty between variants and while rank 0 runs "
+     .about = "the variant that runs, or the name of a command or program; empty between variants and while "
+              "rank 0 runs "
               "alone"},
     {"phase", VALUE_WORD, COMBINE_FIRST, "",
      .about = "what the main thread was doing when the sample began: setup, verify (checking runs, writing "
               "pictures and arrays), warm-up, timed, measure (extra runs that time stages; writing rows), "
-              "teardown, or between variants idle"},
+              "teardown, or between variants idle; in files of libfdsl, the phase that the program named"},
     {"time_s", VALUE_REAL, COMBINE_FIRST, "s", .about = "time from the start of the monitor to the sample"},
     [COLUMN_OF(MONITOR_GPU_UTILISATION_PERCENT)] =
         {"gpu_utilisation_percent",
@@ -98,6 +91,7 @@ struct monitor_sample {
     size_t variant; /* the number of the variant's summary, from 1; 0: none */
     size_t gpu;     /* index in subject.gpus */
     enum phase phase;
+    const char *phase_name;
     uint64_t throttle_reasons;
     double values[MONITOR_VALUES]; /* negative if unknown */
 };
@@ -119,7 +113,10 @@ struct monitor {
 
     /* Shared, protected by the lock */
     pthread_mutex_t lock;
-    size_t variant; /* the number of the current variant's summary, from 1; 0: none */
+    size_t variant;    /* the number of the current variant's summary, from 1; 0: none */
+    const char *phase; /* of monitor_phase(), in `phases`; NULL: that of phase_now() */
+    char **phases;
+    size_t phase_count;
     struct monitor_sample *samples;
     size_t count;                      /* of `samples`, which are not yet written */
     size_t taken;                      /* since the start */
@@ -207,6 +204,7 @@ static void take_one(struct monitor *monitor, size_t gpu)
         .time_s = timer_now_s() - monitor->begin_s, .gpu = gpu, .phase = phase_now()};
     pthread_mutex_lock(&monitor->lock);
     sample.variant = monitor->variant;
+    sample.phase_name = monitor->phase ? monitor->phase : phase_name(sample.phase);
     pthread_mutex_unlock(&monitor->lock);
     for (size_t i = 0; i < MONITOR_VALUES; i++)
         sample.values[i] = -1;
@@ -261,7 +259,7 @@ static enum status make_row(const struct monitor_subject *subject, const char *v
         row_count(row, "gpu", (unsigned long long)gpu->number);
     row_text(row, "device", gpu ? gpu->name : subject->env->cpu_model);
     row_text(row, "variant", variant);
-    row_text(row, "phase", phase_name(sample->phase));
+    row_text(row, "phase", sample->phase_name);
     row_real(row, "time_s", sample->time_s);
     row_text(row, "throttled", nvml_throttle_words(sample->throttle_reasons, throttled, sizeof throttled));
     for (enum monitor_value i = 0; i < MONITOR_VALUES; i++)
@@ -291,7 +289,7 @@ static enum status write_samples(struct monitor *monitor, size_t first, size_t c
 {
     FREED struct monitor_sample *samples = malloc(count * sizeof *samples);
     FREED struct row *rows = calloc(count, sizeof *rows);
-    TRY(ALLOCATED(samples && rows, "--monitor: out of memory for %zu rows", count));
+    TRY(ALLOCATED(samples && rows, "%smonitor: out of memory for %zu rows", OPTION_DASHES, count));
     pthread_mutex_lock(&monitor->lock);
     memcpy(samples, monitor->samples + first, count * sizeof *samples);
     pthread_mutex_unlock(&monitor->lock);
@@ -323,9 +321,9 @@ enum status monitor_flush(struct monitor *monitor)
 
 enum status monitor_try_flush(struct monitor *monitor)
 {
-    double usual_s = lock_set_timeout(TRY_LOCK_S);
+    double usual_s = lock_set_limit(TRY_LOCK_S);
     enum status status = monitor_flush(monitor);
-    (void)lock_set_timeout(usual_s);
+    (void)lock_set_limit(usual_s);
     return status;
 }
 
@@ -334,7 +332,7 @@ enum status monitor_check(const char *path)
     /* csv_check() compares only the columns, so all values can be empty. */
     const struct env env = {0};
     const struct monitor_subject subject = {.env = &env};
-    const struct monitor_sample sample = {0};
+    const struct monitor_sample sample = {.phase_name = ""};
     CLOSED_BY(row_free) struct row row = {0};
     TRY(make_row(&subject, "", &sample, &row));
     return csv_check(path, &row);
@@ -342,12 +340,28 @@ enum status monitor_check(const char *path)
 
 /* ---- Starting and stopping ---- */
 
+void monitor_find_gpus(int device, struct monitor_gpus *gpus)
+{
+    int first = device < 0 ? 0 : device, end = device < 0 ? device_count() : device + 1;
+    gpus->count = 0;
+    for (int i = first; i < end && gpus->count < MONITOR_GPUS_MAX; i++) {
+        char *name = gpus->texts[gpus->count].name, *id = gpus->texts[gpus->count].pci_bus_id;
+        if (device_pci_bus_id(i, id, sizeof gpus->texts->pci_bus_id) != STATUS_OK) {
+            status_warn("%smonitor: no samples of GPU %d: %s", OPTION_DASHES, i, status_text());
+            continue;
+        }
+        if (nvml_gpu_name(id, name, sizeof gpus->texts->name) != STATUS_OK)
+            snprintf(name, sizeof gpus->texts->name, "GPU %d", i);
+        gpus->list[gpus->count++] = (struct monitor_gpu){i, name, id};
+    }
+}
+
 enum status monitor_open(const char *path, uint64_t period_ms, const struct monitor_subject *subject,
                          struct monitor **monitor)
 {
     struct gpu_state unused;
     struct monitor *new = malloc(sizeof *new);
-    TRY(ALLOCATED(new, "--monitor: out of memory"));
+    TRY(ALLOCATED(new, "%smonitor: out of memory", OPTION_DASHES));
     *new = (struct monitor){.path = path,
                             .period_s = 1e-3 * (double)period_ms,
                             .subject = *subject,
@@ -355,7 +369,7 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
                             .traffic = period_ms >= TRAFFIC_PERIOD_MS * subject->gpu_count,
                             .counters = {-1, -1, -1}};
     if (subject->gpu_count > 0 && nvml_gpu_state(subject->gpus[0].pci_bus_id, &unused) != STATUS_OK)
-        status_warn("--monitor: the GPU columns stay empty: %s", status_text());
+        status_warn("%smonitor: the GPU columns stay empty: %s", OPTION_DASHES, status_text());
     pthread_mutex_init(&new->lock, NULL);
     int error = 0;
     if (subject->variant && monitor_begin(new, subject->variant) != STATUS_OK)
@@ -364,7 +378,9 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
         error = ticker_open(new->period_s, tick, new, &new->ticker);
     if (error) {
         monitor_free(new);
-        return status_option(STATUS_FAILED, "monitor", ": cannot start its thread: %s", strerror(error));
+        return status_about(status_set(STATUS_FAILED, "%smonitor: cannot start its thread: %s", OPTION_DASHES,
+                                       strerror(error)),
+                            "monitor");
     }
     *monitor = new;
     return STATUS_OK;
@@ -381,7 +397,25 @@ enum status monitor_begin(struct monitor *monitor, const char *variant)
         monitor->variant = ++monitor->summary_count;
     }
     pthread_mutex_unlock(&monitor->lock);
-    return ALLOCATED(room, "--monitor: out of memory");
+    return ALLOCATED(room, "%smonitor: out of memory", OPTION_DASHES);
+}
+
+enum status monitor_phase(struct monitor *monitor, const char *name)
+{
+    if (!monitor)
+        return STATUS_OK;
+    size_t i = 0;
+    pthread_mutex_lock(&monitor->lock);
+    while (i < monitor->phase_count && strcmp(monitor->phases[i], name) != 0)
+        i++;
+    if (i == monitor->phase_count && array_grow(&monitor->phases, i, sizeof *monitor->phases) &&
+        (monitor->phases[i] = strdup(name)))
+        monitor->phase_count++;
+    bool room = i < monitor->phase_count;
+    if (room)
+        monitor->phase = monitor->phases[i];
+    pthread_mutex_unlock(&monitor->lock);
+    return ALLOCATED(room, "%smonitor: out of memory", OPTION_DASHES);
 }
 
 size_t monitor_timed_samples(struct monitor *monitor)
@@ -413,14 +447,14 @@ static void warn_about_itself(const struct monitor *monitor)
     if (due < MONITOR_SAMPLES_MIN)
         return;
     if (cost > COST_MAX)
-        status_warn_own("--monitor took %.1f %% of a core, which may slow down what it watches; use a longer "
+        status_warn_own("%smonitor took %.1f %% of a core, which may slow down what it watches; use a longer "
                         "period than %.0f ms",
-                        100 * cost, 1e3 * monitor->period_s);
+                        OPTION_DASHES, 100 * cost, 1e3 * monitor->period_s);
     if ((double)monitor->missed > MISSED_MAX * (double)due)
         status_warn_own(
-            "--monitor missed %zu of %zu samples; use a longer period than %.0f ms, or reduce background "
+            "%smonitor missed %zu of %zu samples; use a longer period than %.0f ms, or reduce background "
             "load",
-            monitor->missed, due, 1e3 * monitor->period_s);
+            OPTION_DASHES, monitor->missed, due, 1e3 * monitor->period_s);
 }
 
 enum status monitor_stop(struct monitor *monitor)
@@ -447,249 +481,8 @@ void monitor_free(struct monitor *monitor)
     pthread_mutex_destroy(&monitor->lock);
     free(monitor->samples);
     free(monitor->summaries);
+    for (size_t i = 0; i < monitor->phase_count; i++)
+        free(monitor->phases[i]);
+    free(monitor->phases);
     free(monitor);
-}
-
-#define GPUS_MAX      64
-#define FLUSH_S       60 /* seconds between writes; a killed monitor loses the samples since the last write */
-#define NOT_STARTED   126
-#define NOT_FOUND     127
-#define SIGNAL_OFFSET 128
-
-struct watched_gpu {
-    char name[256], pci_bus_id[32];
-};
-
-/* A command and the state of its monitor. */
-struct watch {
-    const struct settings *settings;
-    const char *name; /* name of the command, without its folder */
-    uint64_t rank;
-    struct env env;
-    struct process_tree *tree;
-    struct watched_gpu gpu_texts[GPUS_MAX];
-    struct monitor_gpu gpus[GPUS_MAX];
-    size_t gpu_count;
-    struct monitor *monitor;
-    pid_t child;
-    sigset_t before;       /* the signal mask before start_command(); the command gets it */
-    void (*on_child)(int); /* the disposition of SIGCHLD before start_command(); the command gets it */
-    double begin_s, end_s;
-};
-
-/* ---- Starting the command ---- */
-
-/* Signals that are blocked in this program and passed on to the command. SIGTSTP is not among them: Ctrl-Z
- * sends it to the command, too, and must also stop this program. */
-static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-
-static void collect_signals(sigset_t *set)
-{
-    sigemptyset(set);
-    sigaddset(set, SIGCHLD);
-    for (size_t i = 0; i < COUNT_OF(passed_on); i++)
-        sigaddset(set, passed_on[i]);
-}
-
-/* Runs in the child process: executes the command. If that fails, writes errno to the pipe `report` and
- * exits. */
-static void become(const struct watch *watch, int report)
-{
-    char *const *command = watch->settings->command;
-    signal(SIGXFSZ, SIG_DFL); /* this program ignores SIGXFSZ; the command must not */
-    signal(SIGCHLD, watch->on_child);
-    sigprocmask(SIG_SETMASK, &watch->before, NULL);
-    execvp(command[0], command);
-    int error = errno;
-    (void)file_write_all(report, (const char *)&error, sizeof error);
-    _exit(NOT_FOUND);
-}
-
-/* Starts the command in this program's process group, so that the terminal's signals reach it. `*error`
- * becomes 0, or the errno of execvp() if it failed. */
-static enum status start_command(struct watch *watch, int *error)
-{
-    char *const *command = watch->settings->command;
-    int report[2];
-    sigset_t set;
-    *error = 0;
-    if (pipe2(report, O_CLOEXEC) != 0)
-        return status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(errno));
-    collect_signals(&set);
-    sigprocmask(SIG_BLOCK, &set, &watch->before);
-    /* If this program ignored SIGCHLD, Linux would discard the exit status of the command. */
-    watch->on_child = signal(SIGCHLD, SIG_DFL);
-    watch->begin_s = timer_now_s();
-    watch->child = fork();
-    if (watch->child == 0)
-        become(watch, report[1]);
-    int fork_error = errno;
-    close(report[1]);
-    if (watch->child > 0 && read(report[0], error, sizeof *error) != (ssize_t)sizeof *error)
-        *error = 0; /* exec closed the pipe */
-    close(report[0]);
-    return watch->child > 0
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(fork_error));
-}
-
-/* ---- Watching the command ---- */
-
-/* Finds the GPUs that the command can use, or only the GPU of --device. Creates no CUDA context, because a
- * context would take memory that the command may need. */
-static void find_gpus(struct watch *watch)
-{
-    const struct settings *settings = watch->settings;
-    bool one = options_given(&settings->options, "device");
-    int first = one ? (int)settings->device : 0, end = one ? first + 1 : device_count();
-    for (int i = first; i < end && watch->gpu_count < GPUS_MAX; i++) {
-        struct watched_gpu *texts = &watch->gpu_texts[watch->gpu_count];
-        if (device_pci_bus_id(i, texts->pci_bus_id, sizeof texts->pci_bus_id) != STATUS_OK) {
-            status_warn("--monitor: no samples of GPU %d: %s", i, status_text());
-            continue;
-        }
-        if (nvml_gpu_name(texts->pci_bus_id, texts->name, sizeof texts->name) != STATUS_OK)
-            snprintf(texts->name, sizeof texts->name, "GPU %d", i);
-        watch->gpus[watch->gpu_count++] = (struct monitor_gpu){i, texts->name, texts->pci_bus_id};
-    }
-}
-
-static enum status begin_monitor(struct watch *watch)
-{
-    const struct settings *settings = watch->settings;
-    env_capture(&watch->env);
-    find_gpus(watch);
-    const struct monitor_subject subject = {.env = &watch->env,
-                                            .rank = watch->rank,
-                                            .gpus = watch->gpus,
-                                            .gpu_count = watch->gpu_count,
-                                            .tree = watch->tree,
-                                            .variant = watch->name};
-    phase_enter(PHASE_TIMED);
-    return monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &watch->monitor);
-}
-
-/* Passes a signal on to the command. A signal from the terminal goes to the whole process group, so the
- * command already has it; it is passed on only if the command left the group. */
-static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
-{
-    bool from_terminal = signal_info->si_code == SI_KERNEL;
-    if (!from_terminal || getpgid(watch->child) != getpgrp())
-        kill(watch->child, signal_info->si_signo);
-}
-
-/* Writes the samples so far. If writing fails, the samples stay in memory for the next call or for
- * monitor_stop(). Warns only at the second failure in a row, because another process may hold the lock for a
- * moment. */
-static void flush_command(const struct watch *watch, size_t *failures)
-{
-    *failures = monitor_try_flush(watch->monitor) == STATUS_OK ? 0 : *failures + 1;
-    if (*failures == 2)
-        status_warn("%s; --monitor keeps the samples in memory and tries again every %d s", status_text(),
-                    FLUSH_S);
-}
-
-/* Waits until the command ends and returns its wait status. Also reaps orphaned descendants of the command.
- * Writes samples every FLUSH_S seconds, because the command may run for days. */
-static int wait_for_end(struct watch *watch)
-{
-    sigset_t set;
-    siginfo_t info;
-    int status = 0;
-    double flushed_s = timer_now_s();
-    size_t failures = 0;
-    collect_signals(&set);
-    while (!process_tree_collect(watch->tree, watch->child, &status)) {
-        const struct timespec most = {FLUSH_S, 0};
-        int signal_number = sigtimedwait(&set, &info, &most);
-        if (signal_number > 0 && signal_number != SIGCHLD)
-            pass_on(watch, &info);
-        if (timer_now_s() - flushed_s < FLUSH_S)
-            continue;
-        flushed_s = timer_now_s();
-        flush_command(watch, &failures);
-    }
-    return status;
-}
-
-/* ---- The summary ---- */
-
-/* Appends a size with three digits, in kB, MB, GB or TB, between the strings `before` and `after`. */
-static void append_size(char *text, size_t size, const char *before, double bytes, const char *after)
-{
-    static const char *const units[] = {"kB", "MB", "GB", "TB"};
-    size_t unit = 0;
-    for (bytes *= 1e-3; bytes >= 999.5 && unit + 1 < COUNT_OF(units); unit++)
-        bytes *= 1e-3;
-    text_append(text, size, "%s%.3g %s%s", before, bytes, units[unit], after);
-}
-
-static void summarise_command(const struct watch *watch, const struct process_use *use)
-{
-    char text[512] = "";
-    const struct monitor_summary *summary;
-    double wall_s = watch->end_s - watch->begin_s;
-    size_t running = process_tree_running(watch->tree);
-    if (monitor_summaries(watch->monitor, &summary) == 0)
-        return;
-    text_append(text, sizeof text, "%.1f s", wall_s);
-    if (use->counters[PROCESS_CPU_S] >= 0)
-        text_append(text, sizeof text, ", %.1f s of CPU time (%.2f cores)", use->counters[PROCESS_CPU_S],
-                    use->counters[PROCESS_CPU_S] / wall_s);
-    if (summary->of[MONITOR_RSS_BYTES].max > 0) /* 0 if the command ended before the first sample */
-        append_size(text, sizeof text, ", at most ", summary->of[MONITOR_RSS_BYTES].max, " of memory");
-    if (use->counters[PROCESS_READ_BYTES] >= 0) {
-        append_size(text, sizeof text, ", ", use->counters[PROCESS_READ_BYTES], " read");
-        append_size(text, sizeof text, " and ", use->counters[PROCESS_WRITTEN_BYTES], " written");
-    }
-    if (summary->of[MONITOR_GPU_UTILISATION_PERCENT].count)
-        text_append(text, sizeof text, ", GPU use %.0f %%",
-                    summary->of[MONITOR_GPU_UTILISATION_PERCENT].sum /
-                        (double)summary->of[MONITOR_GPU_UTILISATION_PERCENT].count);
-    if (running)
-        text_append(text, sizeof text, "; %zu of its processes still run%s but will not be sampled", running,
-                    running == 1 ? "s" : "");
-    status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
-}
-
-static enum status watch_command(struct watch *watch, int *exit_status)
-{
-    struct process_use use;
-    int error;
-    TRY(start_command(watch, &error));
-    if (error) {
-        *exit_status = error == ENOENT ? NOT_FOUND : NOT_STARTED;
-        waitpid(watch->child, NULL, 0);
-        return status_set(STATUS_FAILED, "cannot start '%s': %s", watch->settings->command[0],
-                          strerror(error));
-    }
-    enum status begun = begin_monitor(watch);
-    if (begun != STATUS_OK)
-        status_print(); /* the command continues without samples */
-    int wait_status = wait_for_end(watch);
-    watch->end_s = timer_now_s();
-    *exit_status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : SIGNAL_OFFSET + WTERMSIG(wait_status);
-    enum status written = monitor_stop(watch->monitor);
-    if (written == STATUS_OK && process_tree_use(watch->tree, &use))
-        summarise_command(watch, &use);
-    return begun == STATUS_OK ? written : begun;
-}
-
-enum status command_run(const struct settings *settings, int rank, int *exit_status)
-{
-    struct watch *watch = calloc(1, sizeof *watch);
-    TRY(ALLOCATED(watch, "out of memory"));
-    const char *slash = strrchr(settings->command[0], '/');
-    watch->settings = settings;
-    watch->rank = (uint64_t)rank;
-    watch->name = slash && slash[1] ? slash + 1 : settings->command[0];
-    enum status status = monitor_check(settings->monitor);
-    if (status == STATUS_OK)
-        status = process_tree_open(&watch->tree);
-    if (status == STATUS_OK)
-        status = watch_command(watch, exit_status);
-    monitor_free(watch->monitor);
-    process_tree_free(watch->tree);
-    free(watch);
-    return status;
 }
