@@ -12,7 +12,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from conftest import PROGRAM, resident_bytes, run_python
+from conftest import PROGRAM, content, resident_bytes, run_python
 
 import fdsl
 
@@ -134,6 +134,16 @@ def test_half_files_and_tensors_by_name(tmp_path: pathlib.Path) -> None:
     with pytest.raises(fdsl.Error, match="other"):
         fdsl.Embeddings(tmp_path)  # two widths
     assert len(fdsl.Embeddings(os.fspath(tmp_path), tensor="o*")) == 2
+
+
+def test_fill_copies_rows(path: pathlib.Path) -> None:
+    plain, loader = (fdsl.Loader(fdsl.Embeddings(path, align=8), 500, seed=3, dtype="bf16") for _ in range(2))
+    rows = numpy.zeros((500, 40), "uint16")
+    for batch, _ in plain:
+        assert loader.fill(rows) == batch.shape[0] and content(batch) == rows[: batch.shape[0]].tobytes()
+    assert loader.fill(rows) is None
+    with pytest.raises(ValueError, match="labels: the rows have no labels"):
+        loader.fill(rows, numpy.zeros(500, "int64"))
 
 
 def test_shuffled_batches_are_a_permutation(path: pathlib.Path, values: Any) -> None:
