@@ -494,7 +494,7 @@ Test(lib_images, fields_of_streams_are_checked)
     REFUSED(erasing, 0.5, FDSL_INVALID, "erasing: it has no effect on generated images");
     REFUSED(wait_s, -1, FDSL_INVALID, "wait_s: ");
     if (fdsl_cuda_devices() == 0)
-        REFUSED(device, 0, FDSL_UNAVAILABLE, "");
+        REFUSED(device, 0, FDSL_UNAVAILABLE, "device: ");
     fdsl_source_close(source);
     images.generator = "fused";
     source = opened_images(&images, 0);
