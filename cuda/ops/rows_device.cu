@@ -178,7 +178,8 @@ struct rows_device {
     struct ops_control control;
     struct ops_part *parts;
     struct gpu_target target;
-    uint32_t *kept; /* a copy of `numbers` in host memory, if rows are not resident */
+    rows_device_check *check; /* NULL: none */
+    uint32_t *kept;           /* a copy of `numbers` in host memory, if rows are not resident */
 
     /* Batches. */
     struct gpu_job job;    /* what the gathering of all batches has in common */
@@ -536,6 +537,7 @@ static enum status fill_set(struct rows_device *rows, const int32_t *labels, uin
     rows->target.values = rows->values;
     rows->target.rows = rows->numbers;
     TRY(run_steps(rows));
+    TRY(rows->check ? rows->check(rows->target.context) : STATUS_OK);
     info->rows = drops(rows) ? context->gpu.summary.kept : info->input_rows;
     info->resident_rows = info->rows < capacity ? info->rows : capacity;
     TRY(shrink(rows, capacity));
@@ -588,11 +590,17 @@ static enum status begin_batches(struct rows_device *rows, const uint8_t *values
     rows->staged.row_bytes = (uint32_t)rows->ops.row_bytes;
     rows->staged.stride = (rows->ops.row_bytes + 15) / 16 * 16;
     rows->staged.pad_bytes = (uint32_t)rows->target.pad_bytes;
-    struct stage_source source = {&rows->ops,           rows->target.copy,
-                                  rows->target.context, rows->kept,
-                                  info->resident_rows,  info->resident_rows < info->rows,
-                                  rows->ops.row_bytes,  rows->staged.stride,
-                                  info->device,         threads};
+    struct stage_source source = {&rows->ops,
+                                  rows->target.copy,
+                                  rows->check,
+                                  rows->target.context,
+                                  rows->kept,
+                                  info->resident_rows,
+                                  info->resident_rows < info->rows,
+                                  rows->ops.row_bytes,
+                                  rows->staged.stride,
+                                  info->device,
+                                  threads};
     return stage_open(&source, &rows->stage);
 }
 
@@ -609,10 +617,15 @@ static enum status list_parts(struct rows_device *rows, const struct embeddings 
     return STATUS_OK;
 }
 
-/* Implements rows_device_copy for rows that must be decoded. */
+/* Implement rows_device_copy and rows_device_check for rows that must be decoded. */
 static enum status read_decoded(void *context, uint64_t first, uint64_t count, void *to)
 {
     return embeddings_read(static_cast<const struct embeddings *>(context), first, count, to);
+}
+
+static enum status check_decoded(void *context)
+{
+    return embeddings_check_files(static_cast<const struct embeddings *>(context));
 }
 
 static enum status open_rows(struct rows_device *rows, const struct rows_device_request *request)
@@ -622,11 +635,13 @@ static enum status open_rows(struct rows_device *rows, const struct rows_device_
               set ? set->dtype : request->dtype);
     rows->info.device = request->device;
     rows->target.copy = request->copy;
+    rows->check = request->copy ? request->check : NULL;
     rows->target.context = request->context;
     if (set && embeddings_in_place(set))
         TRY(list_parts(rows, set));
     if (set && !embeddings_in_place(set)) {
         rows->target.copy = read_decoded;
+        rows->check = check_decoded;
         rows->target.context = const_cast<struct embeddings *>(set);
     }
     TRY(context_acquire(request->device, &rows->context));

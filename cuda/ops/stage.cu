@@ -128,24 +128,50 @@ struct fill {
     struct failure failure;
 };
 
-static enum status copy_row(const struct stage_source *source, uint64_t k, uint8_t *to)
+static uint64_t number_of(const struct stage_source *source, uint64_t k)
 {
-    uint64_t number = source->kept ? source->kept[k] : k;
+    return source->kept ? source->kept[k] : k;
+}
+
+/* Copies `count` rows from row `k` on, which are consecutive in the input; without source->copy, one row. */
+static enum status copy_rows(const struct stage_source *source, uint64_t k, uint64_t count, uint8_t *to)
+{
     if (source->copy)
-        return source->copy(source->context, number, 1, to);
-    memcpy(to, ops_row(source->ops, number), source->row_bytes);
+        return source->copy(source->context, number_of(source, k), count, to);
+    memcpy(to, ops_row(source->ops, number_of(source, k)), source->row_bytes);
     return STATUS_OK;
+}
+
+/* Returns the row that is element `j` of a batch. */
+static uint64_t element(const struct fill *fill, uint64_t j)
+{
+    const struct stage_batch *batch = fill->batch;
+    return batch->numbers       ? batch->numbers[j]
+           : batch->consecutive ? batch->first + j
+                                : permutation_at(&fill->permutation, batch->first + j);
+}
+
+/* Returns how many elements from `j` on, row `k`, can be copied at once. */
+static uint64_t run_of(const struct fill *fill, uint64_t k, uint64_t j, uint64_t end)
+{
+    const struct stage_source *source = fill->source;
+    const uint64_t number = number_of(source, k);
+    uint64_t run = 1;
+    if (!source->copy || source->stride != source->row_bytes)
+        return 1;
+    while (j + run < end && element(fill, j + run) == k + run && number_of(source, k + run) == number + run)
+        run++;
+    return run;
 }
 
 static enum status fill_slice(const struct fill *fill, uint64_t begin, uint64_t end)
 {
-    const struct stage_batch *batch = fill->batch;
-    for (uint64_t j = begin; j < end; j++) {
-        uint64_t k = batch->numbers       ? batch->numbers[j]
-                     : batch->consecutive ? batch->first + j
-                                          : permutation_at(&fill->permutation, batch->first + j);
-        if (k >= fill->source->resident)
-            TRY(copy_row(fill->source, k, fill->rows + j * fill->source->stride));
+    const struct stage_source *source = fill->source;
+    for (uint64_t j = begin, run; j < end; j += run) {
+        const uint64_t k = element(fill, j);
+        run = k >= source->resident ? run_of(fill, k, j, end) : 1;
+        if (k >= source->resident)
+            TRY(copy_rows(source, k, run, fill->rows + j * source->stride));
     }
     return STATUS_OK;
 }
@@ -182,7 +208,9 @@ static enum status fill_slot(const struct stage *stage, struct slot *slot, const
     stage_spread(source->threads, (batch->count + SLICE_ROWS - 1) / SLICE_ROWS, fill_task, &fill);
     if (fill.failed)
         return status_restore(&fill.failure);
-    return source->copy ? STATUS_OK : ops_check_rows(source->ops);
+    if (source->copy)
+        return source->check ? source->check(source->context) : STATUS_OK;
+    return ops_check_rows(source->ops);
 }
 
 /* ---- The thread that fills ahead ---- */

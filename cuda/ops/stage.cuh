@@ -15,6 +15,7 @@
 struct stage_source {
     const struct ops *ops; /* the input rows, unless `copy` is set */
     enum status (*copy)(void *context, uint64_t first, uint64_t count, void *to);
+    enum status (*check)(void *context); /* called after each batch, with `copy`; NULL: none */
     void *context;
     const uint32_t *kept;       /* NULL: all rows are kept */
     uint64_t resident;          /* rows before this one are in device memory */

@@ -363,15 +363,19 @@ static enum status copy_rows(void *context, uint64_t first, uint64_t count, void
     const size_t row_bytes = embeddings_row_bytes(set);
     for (uint64_t i = 0, run; i < count; i += run) {
         const uint64_t number = number_at(rows, first + i);
-        const struct embeddings_part *part = embeddings_part_of(set, number);
-        const uint64_t left = part->first + part->rows - number;
         run = 1;
-        while (run < left && i + run < count && number_at(rows, first + i + run) == number + run)
+        while (i + run < count && number_at(rows, first + i + run) == number + run)
             run++;
         TRY(embeddings_read(set, number, run, (uint8_t *)to + i * row_bytes));
-        TRY(embeddings_check_file(set, part->number));
     }
     return STATUS_OK;
+}
+
+/* Implements rows_device_check. */
+static enum status check_rows(void *context)
+{
+    const struct rows *rows = context;
+    return embeddings_check_files(rows->shared->set);
 }
 
 /* Lists the labels of all rows. */
@@ -395,6 +399,7 @@ static enum status send_rows(const struct rows *rows, const struct rows_device_s
     FREED int32_t *labels = NULL;
     TRY(list_labels(rows, &labels));
     const struct rows_device_request request = {.copy = copy_rows,
+                                                .check = check_rows,
                                                 .context = (void *)(uintptr_t)rows,
                                                 .rows = rows->count,
                                                 .width = set->columns,

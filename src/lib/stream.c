@@ -513,7 +513,7 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
     int on_error;
     TRY(lib_check_device(config->device));
     self->device = config->device;
-    TRY(check_seconds("wait_s", config->wait_s));
+    TRY(lib_check_seconds("wait_s", config->wait_s));
     self->wait_s = config->wait_s;
     TRY(set_order(config, self));
     TRY(lib_find_name("on_error", config->on_error, errors, &on_error));

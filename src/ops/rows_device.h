@@ -33,6 +33,10 @@ struct rows_device_steps {
  * the same time. A set that does not fit into device memory calls it until it is closed. */
 typedef enum status rows_device_copy(void *context, uint64_t first, uint64_t count, void *to);
 
+/* Checks that the rows which were copied are those of the set: called once after the set was opened and after
+ * each batch that was copied. Its failure is that of the call. */
+typedef enum status rows_device_check(void *context);
+
 /* Rows in host memory or in files. */
 struct rows_device_request {
     /* Either a mapped set, which must outlive the rows, or `copy` with the shape of the rows. Files of a
@@ -40,6 +44,7 @@ struct rows_device_request {
      * (machine/guard.h). */
     const struct embeddings *set;
     rows_device_copy *copy;
+    rows_device_check *check; /* only with `copy`; NULL: none */
     void *context;
     uint64_t rows;    /* only with `copy`; at most 2^32 - 1 */
     uint32_t width;   /* only with `copy`: values per row, 1 to EMBEDDINGS_COLUMNS_MAX */
