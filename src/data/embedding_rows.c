@@ -154,7 +154,7 @@ enum status embedding_labels(const struct embeddings *set, const char *name, int
     struct labels labels = {.values = malloc((set->rows + 1) * sizeof *labels.values), .room = set->rows};
     *result = NULL;
     TRY(ALLOCATED(labels.values, "out of memory for the labels"));
-    const enum status status = tensor_file_named(name) || access(name, F_OK) == 0
+    const enum status status = tensor_file_named(name) || strchr(name, '/')
                                    ? labels_of_files(name, &labels)
                                    : labels_of_set(set, name, &labels);
     if (status == STATUS_OK)
