@@ -79,8 +79,8 @@ class Embeddings(_Source):
                    these separated by ","; files of PyTorch are read as data, nothing in them is executed
     tensor         the tensors to read: a name or a pattern; None: the floating-point tensors with two axes of each file, or
                    if it has none, those with one axis, each as one row
-    labels         integers, one per row: the name of a tensor in the files, or the path of files such as "labels.npy";
-                   None: the rows have no labels
+    labels         integers, one per row: the name of a tensor in the files, or the path of files such as "labels.npy" or
+                   "labels/"; None: the rows have no labels
     align          pad rows with zeros to a multiple of this many values, 1 to 64; None: 1. Tensor cores need a multiple of
                    8 or 16
     num_threads    threads that read rows for the methods, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use

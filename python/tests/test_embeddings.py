@@ -113,7 +113,7 @@ def test_conversion_rounds_to_nearest(path: pathlib.Path, values: Any, dtype: st
     assert same(converted, rows) and padded.convert(dtype).dtype == dtype
 
 
-def test_half_files_and_tensors_by_name(tmp_path: pathlib.Path) -> None:
+def test_half_files_and_tensors_by_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = numpy.arange(300 * 5, dtype="f2").reshape(300, 5)
     other = numpy.ones((2, 7), "f4")
     tensors = {"emb": rows, "other": other, "y": numpy.arange(300, dtype="i4")}
@@ -130,6 +130,11 @@ def test_half_files_and_tensors_by_name(tmp_path: pathlib.Path) -> None:
     (tmp_path / "s.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
     data = fdsl.Embeddings(tmp_path / "s.safetensors", "emb", "y")
     loaded, labels = all_rows(data)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "y").mkdir()  # a name without a slash is that of a tensor, whatever the current folder has
+    assert (all_rows(fdsl.Embeddings("s.safetensors", "emb", "y"))[1] == labels).all()
+    with pytest.raises(ValueError, match="^labels: y/: it has 0 labels"):
+        fdsl.Embeddings("s.safetensors", "emb", "y/")
     assert data.dtype == "float16" and same(loaded, rows) and (labels == numpy.arange(300)).all()
     assert same(all_rows(data, dtype="float32")[0], rows.astype("f4"))
     with pytest.raises(fdsl.Error, match="other"):

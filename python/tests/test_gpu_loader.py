@@ -462,6 +462,36 @@ def test_torch_host_time_per_batch() -> None:
     assert median < 1000  # catches a loader that waits for the GPU
 
 
+def test_torch_host_time_of_resident_rows(tmp_path: pathlib.Path) -> None:
+    """Compares the loader with PyTorch's indexing of the same rows and labels."""
+    torch = with_torch()
+    from fdsl.torch import Loader
+
+    count, batch = 1 << 18, 1024
+    numpy.save(tmp_path / "x.npy", numpy.random.default_rng(1).random((count, 256), "float32").astype("float16"))
+    numpy.save(tmp_path / "y.npy", numpy.arange(count) % 10)
+    data = fdsl.Embeddings(tmp_path / "x.npy", labels=tmp_path / "y.npy").to("cuda")
+    loader = Loader(data, batch, device="cuda")
+    rows, labels = (torch.from_numpy(numpy.load(tmp_path / name)).cuda() for name in ("x.npy", "y.npy"))
+
+    def indexed() -> Any:
+        order = torch.randperm(count, device="cuda")
+        for first in range(0, count, batch):
+            index = order[first : first + batch]
+            yield rows[index], labels[index]
+
+    times = {}
+    for name, batches in (("loader", lambda: loader), ("indexing", indexed)):
+        medians = []
+        for _ in range(9):
+            torch.cuda.synchronize()
+            stamps = [begin for _, begin in zip(batches(), iter(time.perf_counter, None))]
+            medians.append(1e6 * statistics.median(numpy.diff(stamps)))
+        times[name] = statistics.median(medians)
+    print(f"\nhost time per batch of {batch} resident rows: {times['loader']:.1f} µs; indexing: {times['indexing']:.1f} µs")
+    assert times["loader"] < 1.5 * times["indexing"]
+
+
 def test_torch_rate(photos: pathlib.Path) -> None:
     """From JPEG shards to tensors, compared with the program. Both in turn, because the machine may be busy at times."""
     torch = with_torch()

@@ -618,6 +618,33 @@ def test_labels_of_masked_samples_on_cuda(library: Any, digits: pathlib.Path, tm
     assert kept[3].tolist()[2] == -100 and sum(labels.tolist().count(-100) for labels in kept) == 1
 
 
+class Recorder(torch.Library if not REAL else object):  # type: ignore[misc]
+    def __init__(self, lib: Any) -> None:
+        super().__init__(lib)
+        self.names: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("fdsl_") and name != "fdsl_stream_open":
+            self.names.append(name)
+        return super().__getattribute__(name)
+
+
+@stand_in
+def test_a_batch_on_cuda_takes_one_call(monkeypatch: Any) -> None:
+    """Neither other calls of the library nor of the system may be necessary."""
+    library = Recorder(_stream.lib)
+    monkeypatch.setattr(_stream, "lib", library)
+    loader = Loader(numbered(), 5, device="cuda:0", num_threads=1)
+    iterator = iter(loader)
+    next(iterator)
+    library.names.clear()
+    monkeypatch.setattr(library, "fdsl_stream_fill", lambda handle, images, labels, count, stream: setattr(count, "value", 4) or 0)
+    library.names.clear()
+    monkeypatch.setattr(os, "getpid", None)
+    assert [images.shape for images, _ in (next(iterator), next(iterator))] == [(4, 1, 2, 2)] * 2
+    assert library.names == ["fdsl_stream_fill"] * 2
+
+
 @stand_in
 def test_generated_images_on_cuda(library: Any) -> None:
     loader = Loader(numbered(), 5, seed=3, device="cuda:0", num_threads=1)

@@ -183,7 +183,7 @@ static enum status labels_of_files(const char *path, struct labels *labels)
 
 bool embedding_labels_are_files(const char *name)
 {
-    return name && (tensor_file_named(name) || access(name, F_OK) == 0);
+    return name && (tensor_file_named(name) || strchr(name, '/'));
 }
 
 enum status embedding_labels(const struct embeddings *set, const char *name, int32_t least, int32_t most,
