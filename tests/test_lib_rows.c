@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #include "core/philox.h"
+#include "core/timer.h"
 #include "data/checksum.h"
 #include "data/npy.h"
 #include "data/tensor_file.h"
@@ -569,6 +570,52 @@ Test(lib_rows, selections_can_be_repeated)
     for (int i = 0; i < 6; i++)
         fdsl_source_close(steps[i]);
     fdsl_source_close(together);
+}
+
+/* A selection in a thread has the same result. Closing the source ends it early. */
+Test(lib_rows, selections_in_a_thread_can_be_ended)
+{
+    prepare();
+    struct fdsl_select_config config = select_config();
+    struct fdsl_source *from = opened_rows("x.npy", NULL), *source;
+    config.validate = config.dedup = 1;
+    struct fdsl_source *wanted = selected(from, &config);
+    good(fdsl_rows_begin(from, &config, &source));
+    fdsl_source_close(from);
+    cr_expect_eq(fdsl_rows_select(source, &config, &from), FDSL_INVALID, "it is not open yet");
+    enum fdsl_status result;
+    while ((result = fdsl_source_wait(source, 0.01)) == FDSL_PENDING) {
+    }
+    good(result);
+    cr_expect_eq(info_of(source).hash, info_of(wanted).hash);
+    fdsl_source_close(source);
+    config.norm_min = config.norm_max = 1e9;
+    good(fdsl_rows_begin(wanted, &config, &source));
+    while ((result = fdsl_source_wait(source, 0.01)) == FDSL_PENDING) {
+    }
+    cr_expect(result == FDSL_INVALID && strstr(fdsl_error(), "no row is left"), "%s", fdsl_error());
+    fdsl_source_close(source);
+    fdsl_source_close(wanted);
+    /* A sparse file of 1 GiB. */
+    char header[NPY_HEADER_MAX], path[PATH_MAX];
+    const size_t length = npy_header_make(header, "<f4", "1048576, 256");
+    put("large.npy", header, length);
+    snprintf(path, sizeof path, "%s/large.npy", folder);
+    cr_assert_eq(truncate(path, (off_t)(length + (UINT64_C(1) << 30))), 0);
+    from = opened_rows("large.npy", NULL);
+    config = select_config();
+    config.validate = 1;
+    fdsl_source_close(selected(from, &config)); /* then the file is in memory */
+    double begin_s = timer_now_s();
+    fdsl_source_close(selected(from, &config));
+    const double whole_s = timer_now_s() - begin_s;
+    begin_s = timer_now_s();
+    good(fdsl_rows_begin(from, &config, &source));
+    cr_expect_eq(fdsl_source_wait(source, whole_s / 10), FDSL_PENDING);
+    fdsl_source_close(source);
+    const double ended_s = timer_now_s() - begin_s;
+    cr_expect_lt(ended_s, whole_s / 2, "%g s of %g s", ended_s, whole_s);
+    fdsl_source_close(from);
 }
 
 /* More rows than a chunk has. Each value is a row. */

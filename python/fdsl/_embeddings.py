@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 from ._array import device_name
 from ._generator import _NAMES, _device, _dtype, _path, _text
 from ._library import (
-    CPU, RowsConfigStruct, SelectConfigStruct, StreamConfigStruct, check, integer, lib,
+    CPU, PENDING, RowsConfigStruct, SelectConfigStruct, StreamConfigStruct, check, integer, lib,
 )  # fmt: skip
 from ._stream import _U64, Path, _Source
 
@@ -152,7 +152,8 @@ class Embeddings(_Source):
         c.dtype, c.device = step.get("dtype", b"auto"), step.get("device", self._device)
         c.num_threads = self._arguments["num_threads"] or 0
         result = object.__new__(type(self))
-        result._open(lambda handle: lib.fdsl_rows_select(self._handle, c, handle), self._arguments)
+        begin = lib.fdsl_rows_begin  # in a thread of the library, so that a KeyboardInterrupt ends it
+        result._open(lambda handle: begin(self._handle, c, handle) or PENDING, self._arguments)
         result._describe((*self._steps, step), int(c.device))
         return result
 

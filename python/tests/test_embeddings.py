@@ -307,6 +307,23 @@ def test_pickle_repeats_the_steps(path: pathlib.Path, values: Any) -> None:
     assert result.stdout == f"500 {chosen.removed}\n", result.stderr
 
 
+def test_ctrl_c_ends_a_selection(tmp_path: pathlib.Path) -> None:
+    large = tmp_path / "x.npy"
+    numpy.lib.format.open_memmap(large, "w+", dtype="float32", shape=(1 << 22, 256))  # a sparse file of 4 GiB
+    code = f"""
+import fdsl, os, signal, threading, time
+rows = fdsl.Embeddings({str(large)!r}, num_threads=1)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+begin = time.monotonic()
+try: rows.validate()
+except KeyboardInterrupt: print("interrupted", flush=True)
+took = time.monotonic() - begin
+print(took < 1.5, took)
+"""
+    result = run_python(code)
+    assert result.stdout.startswith("interrupted\nTrue "), (result.stdout, result.stderr)
+
+
 def test_close_and_with(path: pathlib.Path) -> None:
     with fdsl.Embeddings(path) as data:
         good = data.validate()

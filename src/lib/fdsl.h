@@ -575,6 +575,12 @@ FDSL_API enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *con
                                             struct fdsl_source **source);
 FDSL_API enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds);
 
+/* Does what fdsl_rows_select() does, in a thread of the library, as fdsl_source_begin() opens a data set:
+ * fdsl_source_wait() returns the result, and fdsl_source_close() ends it early. The strings and lists of
+ * `config` must stay until then; `from` may be closed. */
+FDSL_API enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,
+                                          struct fdsl_source **source);
+
 /* Closes a source; NULL is allowed. Streams that use the source keep it open. Does nothing in a child after
  * fork(). Thread-safe. */
 FDSL_API void fdsl_source_close(struct fdsl_source *source);

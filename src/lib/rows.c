@@ -45,6 +45,7 @@ struct rows {
     uint64_t hash;
     uint64_t filtered, invalid, duplicates, unsampled; /* rows that were removed */
     struct resident *resident;                         /* NULL: the rows are in their files */
+    const atomic_bool *cancel;                         /* of rows_select(), until it returns; NULL: none */
 };
 
 static enum dtype stored_type(const struct rows *rows)
@@ -361,6 +362,8 @@ static enum status copy_rows(void *context, uint64_t first, uint64_t count, void
     const struct rows *rows = context;
     const struct embeddings *set = rows->shared->set;
     const size_t row_bytes = embeddings_row_bytes(set);
+    if (rows->cancel && atomic_load(rows->cancel))
+        return status_set(STATUS_FAILED, "the selection was cancelled");
     for (uint64_t i = 0, run; i < count; i += run) {
         const uint64_t number = number_at(rows, first + i);
         run = 1;
@@ -526,7 +529,8 @@ static enum status select_from(const struct rows *from, const struct fdsl_select
                              .norm_max = (float)config->norm_max,
                              .dedup = config->dedup,
                              .sample = config->sample,
-                             .seed = config->seed};
+                             .seed = config->seed,
+                             .cancel = self->cancel};
     TRY(check_steps(from, config));
     TRY(find_type(config->dtype, from->type, &self->type));
     if (from->type != stored_type(from) && self->type != from->type)
@@ -540,7 +544,8 @@ static enum status select_from(const struct rows *from, const struct fdsl_select
     return STATUS_OK;
 }
 
-enum status rows_select(const struct rows *from, const struct fdsl_select_config *config, struct rows **rows)
+enum status rows_select(const struct rows *from, const struct fdsl_select_config *config,
+                        const atomic_bool *cancel, struct rows **rows)
 {
     struct rows *self = *rows = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
@@ -548,9 +553,11 @@ enum status rows_select(const struct rows *from, const struct fdsl_select_config
                           .filtered = from->filtered,
                           .invalid = from->invalid,
                           .duplicates = from->duplicates,
-                          .unsampled = from->unsampled};
+                          .unsampled = from->unsampled,
+                          .cancel = cancel};
     atomic_fetch_add(&from->shared->users, 1);
     const enum status status = select_from(from, config, self);
+    self->cancel = NULL;
     if (status == STATUS_OK)
         return STATUS_OK;
     const struct failure failure = status_save(status);

@@ -2,6 +2,7 @@
 #ifndef FDSL_LIB_ROWS_H
 #define FDSL_LIB_ROWS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "core/stream.h"
@@ -13,9 +14,10 @@
 struct rows;
 
 /* Open the rows of fdsl_rows_open() and fdsl_rows_select(). Both check the fields of `config`. `*rows` is
- * NULL after an error. */
+ * NULL after an error. When another thread sets `*cancel`, rows_select() fails soon. */
 enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows);
-enum status rows_select(const struct rows *from, const struct fdsl_select_config *config, struct rows **rows);
+enum status rows_select(const struct rows *from, const struct fdsl_select_config *config,
+                        const atomic_bool *cancel, struct rows **rows);
 
 /* Frees rows; NULL is allowed. What other rows share with them stays. */
 void rows_free(struct rows *rows);

@@ -15,7 +15,9 @@
 /* A source that a thread opens. */
 struct opening {
     struct fdsl_source_config config;
-    char *texts[5]; /* copies of its strings */
+    char *texts[5];           /* copies of its strings */
+    struct fdsl_source *from; /* of fdsl_rows_begin(); NULL: open what `config` names */
+    struct fdsl_select_config select;
     pthread_t thread;
     bool joined; /* the thread has ended */
     pthread_mutex_t lock;
@@ -80,7 +82,10 @@ void lib_source_release(struct fdsl_source *source)
     if (atomic_fetch_sub(&source->users, 1) > 1)
         return;
     atomic_store(&source->cancel.set, true);
+    struct fdsl_source *from = source->opening ? source->opening->from : NULL;
     free_opening(source->opening);
+    if (from)
+        lib_source_release(from);
     images_free(&source->images);
     rows_free(source->rows);
     dataset_close(&source->dataset);
@@ -278,25 +283,37 @@ static enum status check_rows(const struct fdsl_source *from)
     if (!from)
         return status_set(STATUS_USAGE, "from: it is NULL");
     TRY(lib_check_process("from", from->process));
+    if (from->opening)
+        return status_set(STATUS_USAGE,
+                          "from: it is not open; call fdsl_source_wait() until it returns FDSL_OK");
     return from->rows ? STATUS_OK
                       : status_set(STATUS_USAGE, "from: it has images; open rows with fdsl_rows_open()");
+}
+
+/* Selects rows in the environment that the library needs. */
+static enum status enter_and_select(const struct fdsl_source *from, const struct fdsl_select_config *config,
+                                    struct fdsl_source *self)
+{
+    struct environment before;
+    enum status status = enter(&before);
+    if (status == STATUS_OK)
+        status = rows_select(from->rows, config, &self->cancel.set, &self->rows);
+    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
+    lib_leave(&before);
+    return status;
 }
 
 enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
                                   struct fdsl_source **source)
 {
-    struct environment before;
     enum status status = NEW_SOURCE(config, source);
     if (status == STATUS_OK)
         status = check_rows(from);
     if (status != STATUS_OK)
         return end_source(status, source);
-    struct fdsl_source *self = *source;
-    status = enter(&before);
-    if (status == STATUS_OK)
-        status = rows_select(from->rows, config, &self->rows);
-    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
-    lib_leave(&before);
+    atomic_fetch_add(&from->users, 1); /* another thread may close it */
+    status = enter_and_select(from, config, *source);
+    lib_source_release(from);
     return end_source(status, source);
 }
 
@@ -306,7 +323,8 @@ static void *open_in_thread(void *context)
 {
     struct fdsl_source *self = context;
     struct opening *opening = self->opening;
-    const enum status status = enter_and_open(&opening->config, self);
+    const enum status status = opening->from ? enter_and_select(opening->from, &opening->select, self)
+                                             : enter_and_open(&opening->config, self);
     const struct failure failure = status_save(status);
     pthread_mutex_lock(&opening->lock);
     opening->failure = failure;
@@ -330,7 +348,7 @@ static enum status copy_config(const struct fdsl_source_config *config, struct o
     return STATUS_OK;
 }
 
-static enum status begin_opening(const struct fdsl_source_config *config, struct fdsl_source *self)
+static enum status new_opening(struct fdsl_source *self)
 {
     struct opening *opening = self->opening = calloc(1, sizeof *opening);
     TRY(ALLOCATED(opening, "out of memory"));
@@ -341,7 +359,12 @@ static enum status begin_opening(const struct fdsl_source_config *config, struct
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&opening->changed, &attributes);
     pthread_condattr_destroy(&attributes);
-    TRY(copy_config(config, opening));
+    return STATUS_OK;
+}
+
+static enum status start_opening(struct fdsl_source *self)
+{
+    struct opening *opening = self->opening;
     const int error = parallel_start(&opening->thread, open_in_thread, self);
     opening->joined = error != 0;
     return error == 0 ? STATUS_OK
@@ -352,8 +375,28 @@ enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, stru
 {
     enum status status = NEW_SOURCE(config, source);
     if (status == STATUS_OK)
-        status = begin_opening(config, *source);
+        status = new_opening(*source);
+    if (status == STATUS_OK)
+        status = copy_config(config, (*source)->opening);
+    if (status == STATUS_OK)
+        status = start_opening(*source);
     return end_source(status, source);
+}
+
+enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,
+                                 struct fdsl_source **source)
+{
+    enum status status = NEW_SOURCE(config, source);
+    if (status == STATUS_OK)
+        status = check_rows(from);
+    if (status == STATUS_OK)
+        status = new_opening(*source);
+    if (status != STATUS_OK)
+        return end_source(status, source);
+    atomic_fetch_add(&from->users, 1);
+    (*source)->opening->from = from;
+    (*source)->opening->select = *config;
+    return end_source(start_opening(*source), source);
 }
 
 /* Issues warnings, one per line, as warnings of the calling thread's call. */
@@ -394,8 +437,11 @@ enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
     repeat_warnings(opening->warnings);
     if (opening->failure.status != STATUS_OK)
         return lib_relay(status_restore(&opening->failure));
+    struct fdsl_source *from = opening->from;
     source->opening = NULL;
     free_opening(opening);
+    if (from)
+        lib_source_release(from);
     return FDSL_OK;
 }
 

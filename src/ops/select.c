@@ -134,6 +134,8 @@ static enum status choose(const struct embeddings *set, struct scan *scan, struc
     TRY(scan_open(set, scan));
     for (uint64_t first = 0, count; first < scan->count; first += count) {
         count = scan->count - first < scan->chunk_rows ? scan->count - first : scan->chunk_rows;
+        if (scan->how->cancel && atomic_load(scan->how->cancel))
+            return status_set(STATUS_FAILED, "the selection was cancelled");
         TRY(scan_chunk(scan, first, count));
     }
     const uint64_t valid = count_kept(scan);

@@ -3,6 +3,7 @@
 #ifndef FDSL_OPS_SELECT_H
 #define FDSL_OPS_SELECT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -18,6 +19,7 @@ struct ops_select {
     uint64_t sample; /* draw this many of the remaining rows, as run 0 does with --sample; 0: keep all */
     uint64_t seed;   /* of the draw */
     int threads;     /* at least 1 */
+    const atomic_bool *cancel; /* another thread sets it to end the call before the next chunk; NULL: none */
 };
 
 struct ops_selected {
@@ -34,7 +36,7 @@ FDSL_C_BEGIN
  * MiB.
  *
  * The caller frees selected->rows; NULL after a failure. STATUS_USAGE if fewer than `sample` rows
- * remain. STATUS_FAILED if a file cannot be read or has changed. STATUS_TOO_LARGE or
+ * remain. STATUS_FAILED if a file cannot be read or has changed, or after a cancellation. STATUS_TOO_LARGE or
  * STATUS_EXHAUSTED if memory runs out. STATUS_UNAVAILABLE in builds without xxHash. */
 enum status ops_select(const struct embeddings *set, const uint32_t *rows, uint64_t count,
                        const struct ops_select *how, struct ops_selected *selected);
