@@ -270,6 +270,31 @@ Test(lib_monitor, a_forked_child_needs_a_monitor_of_its_own)
     cr_expect_eq(rows_with(read_rows(path), "phase", "child"), 0);
 }
 
+/* A child that is forked while the file is locked must not keep the lock. */
+Test(lib_monitor, forked_children_do_not_hold_up_writing)
+{
+    pid_t children[40];
+    size_t count = 0;
+    const time_t begin = time(NULL);
+    while (count < sizeof children / sizeof *children && time(NULL) - begin < 30) {
+        struct fdsl_monitor *monitor = started(path); /* writes for the first time now */
+        sleep_for(1e-4 * (double)(count % 10));
+        const pid_t child = fork();
+        if (child == 0) {
+            pause();
+            _exit(0);
+        }
+        cr_assert_gt(child, 0);
+        children[count++] = child;
+        (void)fdsl_monitor_stop(monitor);
+    }
+    for (size_t i = 0; i < count; i++) {
+        kill(children[i], SIGKILL);
+        waitpid(children[i], NULL, 0);
+    }
+    cr_expect_lt(time(NULL) - begin, 30);
+}
+
 /* ---- Errors ---- */
 
 static void refused(enum fdsl_status code, const struct fdsl_monitor_config *config, const char *words)

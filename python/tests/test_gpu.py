@@ -7,8 +7,10 @@ Most tests need PyTorch. The tests of CuPy and JAX run if these packages are ins
 
 from __future__ import annotations
 
+import csv
 import gc
 import itertools
+import pathlib
 import statistics
 import subprocess
 import threading
@@ -455,3 +457,39 @@ if child == 0:
 print(os.waitpid(child, 0)[1])
 """
     assert run_python(code).stdout == "0\n"
+
+
+# ---- The monitor ----
+
+
+def monitored(path: pathlib.Path, device: str) -> list[dict[str, str]]:
+    """Runs a monitor for two seconds in a process without a CUDA context. Returns its rows."""
+    code = f"""
+import fdsl, os, subprocess, time, warnings
+warnings.simplefilter("error")
+with fdsl.Monitor({str(path)!r}, interval=1, device={device}) as monitor:
+    monitor.phase("rest")
+    time.sleep(2)
+    words = "nvidia-smi --query-compute-apps=pid --format=csv,noheader"
+    assert str(os.getpid()) not in subprocess.run(words.split(), capture_output=True, text=True).stdout.split()
+"""
+    done = run_python(code)
+    assert done.returncode == 0 and done.stdout == done.stderr == "", done
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_monitor_has_all_gpus_or_one(tmp_path: pathlib.Path) -> None:
+    count = fdsl.cuda_devices()
+    rows = monitored(tmp_path / "all.csv", "None")
+    assert {row["gpu"] for row in rows} == {str(i) for i in range(count)}
+    assert {"rest"} <= {row["phase"] for row in rows} <= {"idle", "rest"}
+    for row in rows:
+        assert float(row["power_w"]) > 1 and int(row["gpu_memory_bytes"]) > 1e6 and row["device"], row
+        assert bool(row["rss_bytes"]) == (row["gpu"] == "0"), row
+    last = str(count - 1)
+    rows = monitored(tmp_path / "one.csv", last)
+    assert {row["gpu"] for row in rows} == {last}
+    assert all(row["rss_bytes"] and row["power_w"] for row in rows)
+    with pytest.raises(fdsl.Unavailable, match=f"^device: .* no device {count}"):
+        fdsl.Monitor(tmp_path / "none.csv", device=count).start()

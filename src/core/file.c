@@ -506,6 +506,12 @@ static const char *describe_holder(int fd, char *text, size_t bytes)
     return text;
 }
 
+void lock_close(int fd)
+{
+    (void)flock(fd, LOCK_UN);
+    close(fd);
+}
+
 enum status lock_take(int fd, const char *path, int operation, bool *locked)
 {
     const double begin_s = timer_now_s(), most_s = fmin(timeout_s, limit_s);

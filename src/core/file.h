@@ -137,6 +137,10 @@ double lock_set_limit(double seconds);
  * and the status is STATUS_OK, because losing a row is worse than the small risk that two rows mix. */
 enum status lock_take(int fd, const char *path, int operation, bool *locked);
 
+/* Unlocks and closes a file. close() alone would leave the lock to a child that another thread forked while
+ * the file was open. */
+void lock_close(int fd);
+
 FDSL_C_END
 
 #endif

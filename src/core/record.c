@@ -410,7 +410,7 @@ static enum status check_old_file(const char *path, const struct row *row)
         struct csv_extent extent;
         bool locked;
         status = lock_and_examine(fd, path, LOCK_SH, row, &lines, &extent, &locked);
-        close(fd);
+        lock_close(fd);
     }
     free(lines.text);
     return status;
@@ -525,7 +525,7 @@ static enum status open_and_append(const char *path, const struct row *row, cons
         status = refuse_irregular(path, false);
     else
         status = append_lines(fd, path, row, lines, gone);
-    close(fd); /* also unlocks; fsync() has already reported any error */
+    lock_close(fd); /* fsync() has already reported any error */
     return status;
 }
 
@@ -766,7 +766,7 @@ enum status table_read(const char *path, struct table *table)
     enum status status = lock_take(fd, path, LOCK_SH, &locked);
     if (status == STATUS_OK)
         status = file_read(path, &text, &bytes);
-    close(fd);
+    lock_close(fd);
     return status == STATUS_OK ? table_parse(path, text, bytes, table) : status;
 }
 
