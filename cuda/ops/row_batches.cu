@@ -412,6 +412,7 @@ static enum status open_batches(struct row_batches *self)
     /* CUDA loads kernels at their first launch, and must not do so during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, widen_kernel));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, set_kernel));
+    TRY(rows_device_reserve(request->rows, request->capacity));
     return device_load(self->info.device);
 }
 

@@ -250,8 +250,8 @@ FDSL_API int fdsl_capturing(int device, void *stream);
  *
  * Batches are in host memory, or with `device` in device memory. Functions that deliver or return batches
  * then take a CUDA stream of the caller. They enqueue work on it, and the calling thread does not wait for
- * the device. Work that is enqueued on that CUDA stream afterwards sees complete batches. On the CPU, the
- * CUDA stream must be NULL. */
+ * the device. It waits for rows that are in host memory. Work that is enqueued on that CUDA stream afterwards
+ * sees complete batches. On the CPU, the CUDA stream must be NULL. */
 
 /* Describes a data set. Set all fields with fdsl_source_config_init(), then change some. fdsl_source_open()
  * copies strings. */
@@ -414,9 +414,10 @@ struct fdsl_stream_config {
                           * warning), if no file is named as a JPEG, or if fit is "center-crop" or out_res is
                           * 0. Bytes differ from those of "cpu" by at most 1 with "hardware", by at most 3
                           * with "hybrid". On the CPU: "auto" or "cpu" */
-    double device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
-                          * are depends only on their numbers. Below 0 (default -1): 0.85 with "hardware", 0.25
-                          * with "hybrid". With a share above 0, all files are decoded at their full size */
+    double
+        device_share; /* share of the samples whose files the decoder takes, 0 to 1. Which samples these
+                       * are depends only on their numbers. Below 0 (default -1): 0.85 with "hardware", 0.25
+                       * with "hybrid". With a share above 0, all files are decoded at their full size */
 
     /* Random changes of images of a data set, with the bits of --rand-augment and --erasing of fdsl-bench. */
     double rand_augment; /* magnitude of RandAugment, 0 to 30; below 0 (default -1): none. CPU threads apply
@@ -618,11 +619,13 @@ FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double se
  * Otherwise as fdsl_stream_next().
  *
  * On a device, `images` and `labels` are memory of this device, and `images` must be aligned to 16 bytes. The
- * work is enqueued on `cuda_stream`, without waiting and without allocating. For generated images, the call
- * can be captured into a CUDA graph, unless the generator is "gbase" or "bat". Each replay then stores the
- * batch that follows, across the ends of epochs, which replays cannot report. All steps must have equal
- * numbers of images on this rank: set drop_last, or choose a divisor of `count`. After a capture, functions
- * of the stream that need its position wait for all work on the device. */
+ * work is enqueued on `cuda_stream`, without waiting for the device and without allocating device memory.
+ * The call can be captured into a CUDA graph for generated images, unless the generator is "gbase" or "bat",
+ * and for rows that are all on the device, if world_size is 1. Each replay then stores the batch that
+ * follows, across the ends of epochs, which replays cannot report. All steps must have equal numbers of
+ * samples on this rank: set drop_last, or choose a divisor of the number of samples. Order replays and other
+ * calls on the stream. After a capture, functions of the stream that need its position wait for the latest
+ * replay. */
 FDSL_API enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels,
                                            uint32_t *count, void *cuda_stream);
 
@@ -635,7 +638,8 @@ FDSL_API enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_
 
 /* Returns a batch, whose memory the stream then uses again; NULL is allowed. On a device, the memory is used
  * again after the work that is enqueued on `cuda_stream` now. In any order, also after fdsl_stream_close().
- * FDSL_INVALID if it was released before. Thread-safe, also while another thread waits in fdsl_stream_next().
+ * FDSL_INVALID if it was released before, or if `cuda_stream` is being captured: the batch is then still
+ * held. Thread-safe, also while another thread waits in fdsl_stream_next().
  */
 FDSL_API enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream);
 
