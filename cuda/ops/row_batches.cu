@@ -371,6 +371,7 @@ static void rows_cancel(struct stream *stream)
 static void rows_close(struct stream *stream)
 {
     struct row_batches *self = of(stream);
+    struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->info.device);
     for (cudaEvent_t each : {self->moved, self->used}) /* on streams of the caller */
         if (each)
