@@ -765,6 +765,47 @@ static void refuse_replay(void)
     tell(status == FDSL_INVALID && named, "a step of varying size is not captured");
 }
 
+/* While one thread captures in global mode, another one replays a graph, and saves, moves, fills and closes
+ * the stream. The capture must survive. */
+static void survive_replays(void)
+{
+    struct fdsl_source *source = open_images(1, "u8", "nchw", 3);
+    struct fdsl_stream_config config = images_config();
+    config.drop_last = 1;
+    config.device = 0;
+    struct fdsl_stream *stream = open_stream(source, config);
+    struct fdsl_state state = {};
+    struct consumer consumer;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable;
+    uint32_t count;
+    open_consumer(&consumer, stream, 0);
+    must(cudaStreamBeginCapture(consumer.steps, cudaStreamCaptureModeThreadLocal));
+    good(fdsl_stream_fill(stream, consumer.images, consumer.labels, &count, consumer.steps));
+    must(cudaStreamEndCapture(consumer.steps, &graph));
+    must(cudaGraphInstantiate(&executable, graph, 0));
+    must(cudaGraphDestroy(graph));
+    graph = NULL;
+    must(cudaStreamBeginCapture(consumer.hasty, cudaStreamCaptureModeGlobal));
+    std::thread([&] {
+        for (int i = 0; i < 3; i++)
+            must(cudaGraphLaunch(executable, consumer.steps));
+        state = state_of(stream);
+        good(fdsl_stream_seek(stream, 1, 2));
+        good(fdsl_stream_fill(stream, consumer.images, consumer.labels, &count, consumer.steps));
+        fdsl_stream_close(stream);
+    }).join();
+    const cudaError_t error = cudaStreamEndCapture(consumer.hasty, &graph);
+    (void)cudaGetLastError();
+    if (graph)
+        must(cudaGraphDestroy(graph));
+    must(cudaGraphExecDestroy(executable));
+    close_consumer(&consumer);
+    fdsl_source_close(source);
+    tell(error == cudaSuccess && state.epoch == 0 && state.sample == 3 * config.batch_size,
+         std::string("a capture survives replays of generated images: ") + cudaGetErrorString(error));
+}
+
 /* ---- Memory and time ---- */
 
 static size_t free_bytes(void)
@@ -957,6 +998,7 @@ int main(void)
     replay("u8");
     replay("f16");
     refuse_replay();
+    survive_replays();
     open_many(source);
     time_all(source);
     fdsl_source_close(source);

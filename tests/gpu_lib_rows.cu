@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <stdio.h>
@@ -310,10 +311,11 @@ static void compare_selections(int device)
 
 /* ---- fill() and graphs ---- */
 
-static void compare_fill(int device)
+static void compare_fill(int device, int shuffle)
 {
     struct fdsl_source *source = open_rows(8);
     struct fdsl_stream_config config = stream_config(device);
+    config.shuffle = shuffle;
     config.resident = 1;
     config.drop_last = 1;
     struct fdsl_stream *stream = open_stream(source, config);
@@ -407,6 +409,60 @@ static void compare_fill(int device)
     fdsl_source_close(source);
 }
 
+/* While one thread captures in global mode, as PyTorch does, another one replays a graph, and opens, fills,
+ * saves, moves and closes streams. The capture must survive. */
+static void survive_captures(int device)
+{
+    struct fdsl_source *source = open_rows(8);
+    struct fdsl_stream_config config = stream_config(device);
+    config.drop_last = 1;
+    struct fdsl_stream *stream = open_stream(source, config);
+    uint8_t *memory;
+    int64_t *labels;
+    cudaStream_t on, captured;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t replay;
+    uint32_t count;
+    must(cudaMalloc(&memory, 131 * 40 * sizeof(float)));
+    must(cudaMalloc(&labels, 131 * sizeof *labels));
+    must(cudaStreamCreateWithFlags(&on, cudaStreamNonBlocking));
+    must(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking));
+    must(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal));
+    good(fdsl_stream_fill(stream, memory, labels, &count, on));
+    must(cudaStreamEndCapture(on, &graph));
+    must(cudaGraphInstantiate(&replay, graph, 0));
+    must(cudaGraphDestroy(graph));
+    graph = NULL;
+    struct fdsl_state state = {};
+    state.size = sizeof state;
+    must(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+    std::thread([&] {
+        for (int i = 0; i < 3; i++)
+            must(cudaGraphLaunch(replay, on));
+        good(fdsl_stream_save(stream, &state));
+        good(fdsl_stream_seek(stream, 2, 1));
+        good(fdsl_stream_fill(stream, memory, labels, &count, on));
+        fdsl_stream_close(stream);
+        struct fdsl_stream *other = open_stream(source, config);
+        struct fdsl_batch *batch;
+        good(fdsl_stream_next(other, on, &batch));
+        good(fdsl_batch_release(batch, on));
+        fdsl_stream_close(other);
+    }).join();
+    const cudaError_t error = cudaStreamEndCapture(captured, &graph);
+    (void)cudaGetLastError();
+    tell(error == cudaSuccess && state.sample == 3 * 131 && state.epoch == 0,
+         std::string("a capture survives work of another thread: ") + cudaGetErrorString(error));
+    if (graph)
+        must(cudaGraphDestroy(graph));
+    must(cudaGraphExecDestroy(replay));
+    must(cudaStreamDestroy(on));
+    must(cudaStreamDestroy(captured));
+    must(cudaFree(memory));
+    must(cudaFree(labels));
+    fdsl_source_close(source);
+}
+
 /* ---- Lifetime ---- */
 
 static void check_memory(int device)
@@ -444,7 +500,9 @@ int main(void)
     prepare();
     compare_all(0);
     compare_selections(0);
-    compare_fill(0);
+    compare_fill(0, 0);
+    compare_fill(0, 1);
+    survive_captures(0);
     check_memory(0);
     (void)remove((folder + "/x.npy").c_str());
     (void)remove((folder + "/y.npy").c_str());

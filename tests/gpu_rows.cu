@@ -18,11 +18,13 @@
 #include <vector>
 
 #include "common/check.cuh"
+#include "core/parallel.h"
 #include "core/philox.h"
 #include "core/timer.h"
 #include "core/variant.h"
 #include "machine/device.h"
 #include "ops/job.h"
+#include "ops/row_batches.h"
 #include "ops/rows_device.h"
 
 extern "C" const struct variant variant_ops_naive;
@@ -514,9 +516,9 @@ static std::string check_info(const struct rows_device *rows, const struct set_c
         info.padded_width != padded_width(one.width, one.align) ||
         info.dtype != (one.to == DTYPE_STORED ? one.from : one.to))
         return "the description is wrong";
-    if (one.limit
-            ? info.resident_rows == 0 || info.resident_rows >= info.rows || info.memory_bytes > one.limit
-            : info.resident_rows != info.rows)
+    const uint64_t limited = info.memory_bytes - (info.labels ? one.rows * sizeof *info.labels : 0);
+    if (one.limit ? info.resident_rows == 0 || info.resident_rows >= info.rows || limited > one.limit
+                  : info.resident_rows != info.rows)
         return std::to_string(info.resident_rows) + " of " + std::to_string(info.rows) +
                " rows are resident, in " + std::to_string(info.memory_bytes) + " bytes";
     if (rows_device_numbers(rows, 0, cut, numbers.data()) != STATUS_OK ||
@@ -762,6 +764,188 @@ static void check_memory(void)
     if (wrong.empty() && after + ((size_t)4 << 20) < before)
         wrong = std::to_string((before - after) >> 20) + " MB of device memory were not returned";
     report(wrong.empty(), "80 sets opened and closed" + (wrong.empty() ? "" : ": " + wrong));
+}
+
+/* ---- Streams of batches ---- */
+
+enum { STREAM_STEP = 600, STREAM_RANKS = 2, STREAM_ROWS = STREAM_STEP / STREAM_RANKS };
+
+static enum status open_stream(const struct opened &opened, bool shuffle, uint32_t rank, uint32_t ranks,
+                               bool whole, struct device_batches **batches)
+{
+    const uint64_t rows = rows_device_info(opened.rows).rows;
+    struct row_batches_request request = {};
+    request.rows = opened.rows;
+    request.labels = true;
+    request.seed = 7;
+    request.shuffle = shuffle;
+    request.global = STREAM_STEP;
+    request.rank = rank;
+    request.ranks = ranks;
+    request.steps = whole ? rows / STREAM_STEP : (rows + STREAM_STEP - 1) / STREAM_STEP;
+    request.capacity = STREAM_STEP / ranks;
+    request.slots = 1;
+    return row_batches_open(&request, batches);
+}
+
+/* Returns the rows of a rank in step `n`, counted over all epochs. */
+static std::vector<uint64_t> rows_of_step(uint64_t rows, bool shuffle, uint32_t rank, uint32_t ranks,
+                                          uint64_t steps, uint64_t n)
+{
+    struct partition partition = {};
+    partition.rank = rank;
+    partition.ranks = ranks;
+    partition.strong = true;
+    const uint64_t epoch = n / steps, step = n % steps;
+    const struct share share = partition_step(&partition, (uint32_t)rows, STREAM_STEP, (uint32_t)step);
+    const struct permutation permutation = permutation_begin(7 + epoch, rows);
+    std::vector<uint64_t> list;
+    for (uint64_t j = 0; j < share.count; j++) {
+        const uint64_t at = step * STREAM_STEP + share.first + j;
+        list.push_back(shuffle ? permutation_at(&permutation, at) : at);
+    }
+    return list;
+}
+
+/* Compares a batch of a stream, whose labels have 64 bits. */
+static std::string check_batch(struct output &out, const int64_t *labels, const struct reference &wanted,
+                               const std::vector<uint64_t> &rows)
+{
+    std::vector<int64_t> found(rows.size() + 1);
+    out.read();
+    MUST(cudaMemcpy(found.data(), labels, rows.size() * sizeof *labels, cudaMemcpyDeviceToHost));
+    for (uint64_t j = 0; j < rows.size(); j++)
+        if (!row_equals(out, j, wanted, rows[j], false) || found[j] != label_of(wanted.order[rows[j]]))
+            return "row " + std::to_string(j) + " differs";
+    return "";
+}
+
+/* Two epochs of a rank of two, of rows of which some are in host memory. Each of these is copied once for its
+ * batch, ahead of it; only the batch after the last one is copied in vain. In their order, runs are copied.
+ */
+static void check_stream(bool shuffle, uint32_t rank)
+{
+    const struct set_case one = {COPIED, 5003, 768, DTYPE_F32, DTYPE_F16, false, false, true, 0, 4000000};
+    const std::string name = "a stream of rank " + std::to_string(rank) + (shuffle ? ", shuffled" : "");
+    struct opened opened;
+    struct device_batches *batches = NULL;
+    struct stream_batch batch;
+    if (!works(open_case(one, &opened), name))
+        return;
+    const struct reference wanted =
+        make_reference(opened.bytes, one.rows, one.width, one.from, steps_of(one));
+    const struct rows_device_info info = rows_device_info(opened.rows);
+    const uint64_t steps = (info.rows + STREAM_STEP - 1) / STREAM_STEP;
+    uint64_t streamed = 0, following = 0;
+    struct output out(STREAM_ROWS, wanted.stride);
+    int64_t *labels;
+    MUST(cudaMalloc(&labels, STREAM_ROWS * sizeof *labels));
+    opened.copied.calls = 0;
+    enum status status = open_stream(opened, shuffle, rank, STREAM_RANKS, false, &batches);
+    std::string wrong = status == STATUS_OK ? "" : status_text();
+    for (uint64_t n = 0; wrong.empty() && n <= 2 * steps; n++) {
+        const std::vector<uint64_t> rows = rows_of_step(info.rows, shuffle, rank, STREAM_RANKS, steps, n);
+        following = 0;
+        for (uint64_t row : rows)
+            following += row >= info.resident_rows;
+        if (n == 2 * steps)
+            break;
+        streamed += following;
+        if (device_batches_fill(batches, out.values(), labels, NULL, &batch) != STATUS_OK)
+            wrong = status_text();
+        else if (batch.samples.count != rows.size() || batch.epoch != n / steps || batch.step != n % steps)
+            wrong = "the description of a batch is wrong";
+        else
+            wrong = check_batch(out, labels, wanted, rows);
+    }
+    stream_close(&batches->stream);
+    const uint64_t calls = opened.copied.calls;
+    if (wrong.empty() && (shuffle ? calls < streamed || calls > streamed + following : calls > streamed / 8))
+        wrong = std::to_string(calls) + " copies of " + std::to_string(streamed) + " rows";
+    MUST(cudaFree(labels));
+    report(wrong.empty(), name + (wrong.empty() ? "" : ": " + wrong));
+}
+
+/* While one thread captures in global mode, as PyTorch does, another one opens a set, reads rows from the
+ * host, replays a graph, asks for the position, moves it, and closes everything. The capture must survive,
+ * and the batches must be right. */
+static void check_captures(bool shuffle)
+{
+    const struct set_case streamed = {COPIED, 5003, 768, DTYPE_F32, DTYPE_F16, true, false, true, 0, 4000000};
+    struct set_case resident = streamed;
+    const std::string name =
+        std::string("work of another thread during a capture") + (shuffle ? ", shuffled" : "");
+    struct opened some, all, other;
+    struct device_batches *from_host = NULL, *replayed = NULL;
+    struct stream_batch batch;
+    cudaStream_t own, captured;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    int64_t *labels;
+    resident.limit = 0; /* all rows are on the device */
+    if (!works(open_case(streamed, &some), name) || !works(open_case(resident, &all), name))
+        return;
+    const struct reference wanted =
+        make_reference(some.bytes, streamed.rows, streamed.width, streamed.from, steps_of(streamed));
+    const uint64_t rows = wanted.order.size(), steps = rows / STREAM_STEP;
+    struct output first(STREAM_STEP, wanted.stride), second(STREAM_STEP, wanted.stride);
+    MUST(cudaMalloc(&labels, 2 * STREAM_STEP * sizeof *labels));
+    MUST(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
+    MUST(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking));
+    if (!works(open_stream(some, shuffle, 0, 1, true, &from_host), name) ||
+        !works(open_stream(all, shuffle, 0, 1, true, &replayed), name))
+        return;
+    MUST(cudaStreamBeginCapture(own, cudaStreamCaptureModeThreadLocal));
+    enum status status = device_batches_fill(replayed, second.values(), labels + STREAM_STEP, own, &batch);
+    MUST(cudaStreamEndCapture(own, &graph));
+    if (!works(status, name))
+        return;
+    MUST(cudaGraphInstantiate(&replay, graph, 0));
+    MUST(cudaGraphDestroy(graph));
+    graph = NULL;
+    std::string wrong;
+    MUST(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+    std::thread([&] {
+        struct stream_batch taken;
+        const auto must_work = [&](enum status result, const char *what) {
+            if (result != STATUS_OK && wrong.empty())
+                wrong = std::string(what) + ": " + status_text();
+        };
+        if (cudaSetDevice(0) != cudaSuccess)
+            wrong = "cudaSetDevice()";
+        for (int i = 0; i < 8; i++)
+            must_work(device_batches_fill(from_host, first.values(), labels, own, &taken), "fill()");
+        must_work(open_case(streamed, &other), "opening");
+        rows_device_close(other.rows);
+        other.rows = NULL;
+        for (int i = 0; i < 3; i++)
+            if (cudaGraphLaunch(replay, own) != cudaSuccess && wrong.empty())
+                wrong = "cudaGraphLaunch()";
+        must_work(device_batches_locate(replayed), "locate()");
+        if (wrong.empty() && replayed->stream.at.step != 3)
+            wrong = "the position after three replays is " + std::to_string(replayed->stream.at.step);
+        must_work(stream_seek(&replayed->stream, {1, 2}), "seek()");
+        must_work(device_batches_fill(replayed, second.values(), labels + STREAM_STEP, own, &taken),
+                  "fill() after a seek");
+        stream_close(&replayed->stream);
+        stream_close(&from_host->stream);
+    }).join();
+    const cudaError_t error = cudaStreamEndCapture(captured, &graph);
+    (void)cudaGetLastError();
+    if (wrong.empty() && error != cudaSuccess)
+        wrong = std::string("the capture has ended: ") + cudaGetErrorString(error);
+    if (wrong.empty())
+        wrong = check_batch(first, labels, wanted, rows_of_step(rows, shuffle, 0, 1, steps, 7));
+    if (wrong.empty())
+        wrong = check_batch(second, labels + STREAM_STEP, wanted,
+                            rows_of_step(rows, shuffle, 0, 1, steps, steps + 2));
+    if (graph)
+        MUST(cudaGraphDestroy(graph));
+    MUST(cudaGraphExecDestroy(replay));
+    MUST(cudaStreamDestroy(own));
+    MUST(cudaStreamDestroy(captured));
+    MUST(cudaFree(labels));
+    report(wrong.empty(), name + (wrong.empty() ? "" : ": " + wrong));
 }
 
 /* A set on each other device, used while device 0 is current. */
@@ -1230,6 +1414,11 @@ int main(int argc, char **argv)
     check_graph();
     check_slots();
     check_several();
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        for (uint32_t rank = 0; rank < STREAM_RANKS; rank++)
+            check_stream(shuffle, rank);
+        check_captures(shuffle);
+    }
     check_devices();
     if (!fault) {
         check_failures();

@@ -383,6 +383,7 @@ static void set_cancel(struct stream *stream)
 static void set_close(struct stream *stream)
 {
     struct set_batches *self = set_of(stream);
+    struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->device);
     stream_close(self->inner); /* waits for the consumer's work on all batches */
     for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
@@ -944,6 +945,7 @@ static void images_cancel(struct stream *stream)
 static void images_close(struct stream *stream)
 {
     struct image_batches *self = images_of(stream);
+    struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->device);
     for (cudaEvent_t each : {self->moved, self->used})
         if (each)

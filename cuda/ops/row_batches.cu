@@ -371,6 +371,7 @@ static void rows_cancel(struct stream *stream)
 static void rows_close(struct stream *stream)
 {
     struct row_batches *self = of(stream);
+    struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->info.device);
     for (cudaEvent_t each : {self->moved, self->used}) /* on streams of the caller */
         if (each)
@@ -412,6 +413,7 @@ static enum status open_batches(struct row_batches *self)
     /* CUDA loads kernels at their first launch, and must not do so during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, widen_kernel));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, set_kernel));
+    TRY(rows_device_reserve(request->rows, request->capacity));
     return device_load(self->info.device);
 }
 

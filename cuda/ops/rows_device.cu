@@ -838,6 +838,16 @@ static enum status enqueue_staged(struct rows_device *rows, struct gpu_job *job,
     return stage_done(rows->stage, &slot, static_cast<cudaStream_t>(stream));
 }
 
+enum status rows_device_reserve(struct rows_device *rows, uint64_t count)
+{
+    struct device_scope scope;
+    if (!streams(rows))
+        return STATUS_OK;
+    std::lock_guard<std::mutex> guard(rows->gathering);
+    CUDA_TRY(cudaSetDevice(rows->info.device));
+    return stage_reserve(rows->stage, count);
+}
+
 static bool inside(const struct rows_device *rows, uint64_t first, uint64_t count)
 {
     return first <= rows->info.rows && count <= rows->info.rows - first;

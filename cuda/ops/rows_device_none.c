@@ -45,6 +45,12 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
     return unavailable(NULL);
 }
 
+enum status rows_device_reserve(struct rows_device *rows, uint64_t count)
+{
+    (void)rows, (void)count;
+    return unavailable(NULL);
+}
+
 void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch, uint64_t first,
                        uint64_t count)
 {

@@ -260,6 +260,12 @@ void stage_ahead(struct stage *stage, const struct stage_batch *batch)
 
 /* ---- The interface ---- */
 
+enum status stage_reserve(struct stage *stage, uint64_t count)
+{
+    wait_for_thread(stage);
+    return reserve(stage, count);
+}
+
 static bool same(const struct stage_batch *a, const struct stage_batch *b)
 {
     return !b->numbers && a->rows == b->rows && a->seed == b->seed && a->epoch == b->epoch &&
@@ -280,8 +286,7 @@ static void find_ahead(struct stage *stage, const struct stage_batch *batch, str
 enum status stage_take(struct stage *stage, const struct stage_batch *batch, struct stage_slot *taken)
 {
     struct slot *slot;
-    wait_for_thread(stage);
-    TRY(reserve(stage, batch->count));
+    TRY(stage_reserve(stage, batch->count));
     find_ahead(stage, batch, &slot);
     if (slot) {
         if (slot->status != STATUS_OK)

@@ -42,7 +42,7 @@ struct stage_slot {
 
 struct stage;
 
-/* Opens a stage without memory: the first batch allocates it. The caller closes the stage, when the device
+/* Opens a stage without memory. The caller closes the stage, when the device
  * has finished the batches. The arrays of `source` must outlive it. Only one thread at a time may use a
  * stage. */
 enum status stage_open(const struct stage_source *source, struct stage **stage);
@@ -53,6 +53,9 @@ enum status stage_take(struct stage *stage, const struct stage_batch *batch, str
 
 /* The slot may be filled again after the work that is enqueued on `stream`. */
 enum status stage_done(struct stage *stage, const struct stage_slot *slot, cudaStream_t stream);
+
+/* Allocates memory for batches of up to `count` rows; otherwise, the first batch does. */
+enum status stage_reserve(struct stage *stage, uint64_t count);
 
 /* Begins to fill a slot for a batch without a list of numbers. Failures are returned by stage_take(). */
 void stage_ahead(struct stage *stage, const struct stage_batch *batch);

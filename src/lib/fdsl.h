@@ -251,8 +251,8 @@ FDSL_API int fdsl_capturing(int device, void *stream);
  *
  * Batches are in host memory, or with `device` in device memory. Functions that deliver or return batches
  * then take a CUDA stream of the caller. They enqueue work on it, and the calling thread does not wait for
- * the device. Work that is enqueued on that CUDA stream afterwards sees complete batches. On the CPU, the
- * CUDA stream must be NULL. */
+ * the device. It waits for rows that are in host memory. Work that is enqueued on that CUDA stream afterwards
+ * sees complete batches. On the CPU, the CUDA stream must be NULL. */
 
 /* Describes a data set. Set all fields with fdsl_source_config_init(), then change some. fdsl_source_open()
  * copies strings. */
@@ -633,12 +633,13 @@ FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double se
  * Otherwise as fdsl_stream_next().
  *
  * On a device, `images` and `labels` are memory of this device, and `images` must be aligned to 16 bytes. The
- * work is enqueued on `cuda_stream`, without waiting and without allocating. For generated images, unless the
- * generator is "gbase" or "bat", and for rows that are all in device memory, the call can be captured into a
- * CUDA graph. Each replay then stores the
- * batch that follows, across the ends of epochs, which replays cannot report. All steps must have equal
- * numbers of images on this rank: set drop_last, or choose a divisor of `count`. After a capture, functions
- * of the stream that need its position wait for all work on the device. */
+ * work is enqueued on `cuda_stream`, without waiting for the device and without allocating device memory.
+ * The call can be captured into a CUDA graph for generated images, unless the generator is "gbase" or "bat",
+ * and for rows that are all on the device, if world_size is 1. Each replay then stores the batch that
+ * follows, across the ends of epochs, which replays cannot report. All steps must have equal numbers of
+ * samples on this rank: set drop_last, or choose a divisor of the number of samples. Order replays and other
+ * calls on the stream. After a capture, functions of the stream that need its position wait for the latest
+ * replay. */
 FDSL_API enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels,
                                            uint32_t *count, void *cuda_stream);
 
@@ -651,7 +652,8 @@ FDSL_API enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_
 
 /* Returns a batch, whose memory the stream then uses again; NULL is allowed. On a device, the memory is used
  * again after the work that is enqueued on `cuda_stream` now. In any order, also after fdsl_stream_close().
- * FDSL_INVALID if it was released before. Thread-safe, also while another thread waits in fdsl_stream_next().
+ * FDSL_INVALID if it was released before, or if `cuda_stream` is being captured: the batch is then still
+ * held. Thread-safe, also while another thread waits in fdsl_stream_next().
  */
 FDSL_API enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream);
 

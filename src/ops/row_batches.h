@@ -30,8 +30,8 @@ struct row_batches_request {
 FDSL_C_BEGIN
 
 /* Opens a stream. Batches are gathered on the caller's CUDA stream when they are requested. Their numbers are
- * not listed: stream_batch.numbers is NULL. If all rows are resident, device_batches_fill() allocates
- * nothing; otherwise its first call allocates pinned memory and starts a thread. It can be captured into a
+ * not listed: stream_batch.numbers is NULL. device_batches_fill() allocates nothing. It
+ * waits for rows that are not resident until they are copied from the host. It can be captured into a
  * graph if all rows are resident, there is one rank, and all steps have equal numbers of rows. Launches of
  * the graph must be ordered with each other and with the other calls. The caller closes the stream with
  * stream_close(), which waits for the work that uses its memory. STATUS_EXHAUSTED if memory runs out;

@@ -123,9 +123,9 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
  *
  * If all rows are resident: one kernel; no allocation, no synchronisation; thread safe; the call may be
  * captured into a graph. Otherwise: rows that are not resident are copied to pinned memory by threads of the
- * set. The call waits until they are copied, unless rows_device_ahead() has begun before. Then one thread at
- * a time may gather, and the call cannot be captured. The first call allocates the pinned memory, and a
- * larger count allocates it again. The bits are the same in both cases.
+ * set. The call waits until they are copied; rows_device_ahead() begins before it. Then one thread at
+ * a time may gather, and the call cannot be captured. The first call allocates the pinned memory, unless
+ * rows_device_reserve() did, and a larger count allocates it again. The bits are the same in both cases.
  *
  * STATUS_USAGE if the set has no labels, or for a capture or an argument that is refused; status_subject()
  * names the argument. */
@@ -135,6 +135,10 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
  * first + count <= rows. */
 enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
                                uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream);
+
+/* Allocates the pinned memory for batches of up to `count` rows. Does nothing if all rows are resident.
+ * STATUS_EXHAUSTED or STATUS_TOO_LARGE if there is not enough memory. */
+enum status rows_device_reserve(struct rows_device *rows, uint64_t count);
 
 /* Begins to copy the rows of the next call of rows_device_gather(), which has the same arguments. Does
  * nothing if all rows are resident. A failure is returned by that call. */
