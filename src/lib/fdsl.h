@@ -625,12 +625,12 @@ FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double se
  * Otherwise as fdsl_stream_next().
  *
  * On a device, `images` and `labels` are memory of this device, and `images` must be aligned to 16 bytes. The
- * work is enqueued on `cuda_stream`, without waiting and without allocating. For generated images, unless the
- * generator is "gbase" or "bat", and for rows that are all in device memory, the call can be captured into a
- * CUDA graph. Each replay then stores the
- * batch that follows, across the ends of epochs, which replays cannot report. All steps must have equal
- * numbers of images on this rank: set drop_last, or choose a divisor of `count`. After a capture, functions
- * of the stream that need its position wait for all work on the device. */
+ * work is enqueued on `cuda_stream`, without waiting and without allocating. The call can be captured into a
+ * CUDA graph for generated images, unless the generator is "gbase" or "bat", and for shuffled rows of one
+ * rank that are all in device memory. Each replay then stores the batch that follows, across the ends of
+ * epochs, which replays cannot report. All steps must have equal numbers of images on this rank: set
+ * drop_last, or choose a divisor of `count`. After a capture, functions of the stream that need its position
+ * wait for all work on the device. */
 FDSL_API enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels,
                                            uint32_t *count, void *cuda_stream);
 
