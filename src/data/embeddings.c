@@ -488,8 +488,7 @@ static enum status add_file(struct embeddings *set, const char *path, const char
         return out_of_memory();
     CLOSED_BY(tensor_file_close) struct tensor_file file;
     TRY(tensor_file_open(entry->path, &file));
-    if (fstat(file.fd, &entry->info) != 0)
-        return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    entry->info = file.info; /* of the size that was parsed, which is that of the mapping */
     enum status status = add_tensors(set, &file, pattern, entry);
     if (status != STATUS_OK)
         return status_prefix(status, "%s", path);

@@ -36,9 +36,9 @@ struct image_output {
 
 FDSL_C_BEGIN
 
-/* Sets `type`, `interleaved`, `values`, `scale` and `offset`. Values are (byte / 255 - mean) / deviation, computed as
- * byte * scale + offset in float, as data_gather() does for training, and rounded to the type; with DTYPE_U8,
- * they are the bytes. `mean` and `deviation` have one value per channel. */
+/* Sets `type`, `interleaved`, `values`, `scale` and `offset`. Values are (byte / 255 - mean) / deviation,
+ * computed as byte * scale + offset in float, as data_gather() does for training, and rounded to the type;
+ * with DTYPE_U8, they are the bytes. `mean` and `deviation` have one value per channel. */
 void image_output_set(struct image_output *output, enum dtype type, bool interleaved, const double *mean,
                       const double *deviation);
 

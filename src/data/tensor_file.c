@@ -132,13 +132,12 @@ bool tensor_file_named(const char *path)
 
 static enum status open_regular(struct tensor_file *file)
 {
-    struct stat info;
     file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
-    if (file->fd < 0 || fstat(file->fd, &info) != 0)
+    if (file->fd < 0 || fstat(file->fd, &file->info) != 0)
         return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
-    if (!S_ISREG(info.st_mode))
+    if (!S_ISREG(file->info.st_mode))
         return status_set(STATUS_FAILED, "not a regular file; name a file, not a device or a pipe");
-    file->bytes = (uint64_t)info.st_size;
+    file->bytes = (uint64_t)file->info.st_size;
     char begin[FILE_POINTER_BYTES];
     ssize_t count = pread(file->fd, begin, sizeof begin, 0);
     return count > 0 ? file_refuse_pointer(begin, (size_t)count) : STATUS_OK;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "core/dtype.h"
 #include "core/portable.h"
@@ -52,7 +53,8 @@ struct tensor {
 struct tensor_file {
     const char *path; /* owned by the caller */
     int fd;
-    uint64_t bytes; /* size of the file */
+    uint64_t bytes;   /* size of the file */
+    struct stat info; /* of the file, before anything was read */
     struct tensor *tensors;
     size_t count;
     bool prepared;           /* a .safetensors that --prepare --from embeddings wrote */

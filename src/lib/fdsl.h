@@ -673,7 +673,7 @@ FDSL_API enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const str
 FDSL_API enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats);
 
 /* Ends a waiting fdsl_stream_next() of another thread, and makes later calls fail until fdsl_stream_seek() or
- * fdsl_stream_load(). Returns at once. Thread-safe. */
+ * fdsl_stream_load(). An end of the epoch that is not reported yet still is. Returns at once. Thread-safe. */
 FDSL_API void fdsl_stream_cancel(struct fdsl_stream *stream);
 
 /* ---- The monitor ---- */
