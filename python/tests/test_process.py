@@ -230,12 +230,13 @@ for module in fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._images
     assert run_python(code).stdout == "0\n" * 7
 
 
-def test_readme_examples_that_need_no_gpu() -> None:
+def test_readme_examples_that_need_no_gpu(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     """The Python blocks of python/README.md and docs/python.md compile. Those without PyTorch, CUDA, CuPy and JAX run."""
     pytest.importorskip("numpy")
     from conftest import ROOT
 
     ran = 0
+    monkeypatch.chdir(tmp_path)  # some blocks write files
     for name in ("python/README.md", "docs/python.md"):
         if not (ROOT / name).exists():
             continue
