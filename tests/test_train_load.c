@@ -838,7 +838,7 @@ Test(train_load, the_decoder_of_a_device_is_settled_when_its_stream_opens)
         double share;        /* negative: refused */
         const char *subject; /* the option at fault */
     } cases[] = {
-        {{DECODER_AUTO, -1}, DECODER_HARDWARE, 0.7, NULL},
+        {{DECODER_AUTO, -1}, DECODER_HARDWARE, 0.85, NULL},
         {{DECODER_AUTO, -1}, DECODER_HYBRID, 0.25, NULL},
         {{DECODER_AUTO, -1}, DECODER_CPU, 0, NULL},
         {{DECODER_AUTO, 0.4}, DECODER_HYBRID, 0.4, NULL},
@@ -980,9 +980,9 @@ Test(train_load, another_decoder_than_that_of_the_checkpoint_is_refused)
         {DECODER_HARDWARE, {DECODER_CPU, -1}, "decoder=hardware in the checkpoint, cpu now"},
         {DECODER_HARDWARE,
          {DECODER_AUTO, 0.5},
-         "device-share=0.7 in the checkpoint, 0.5 now; give --device-share 0.7"},
+         "device-share=0.85 in the checkpoint, 0.5 now; give --device-share 0.85"},
         {DECODER_HARDWARE, {DECODER_AUTO, -1}, NULL},
-        {DECODER_HARDWARE, {DECODER_HARDWARE, 0.7}, NULL},
+        {DECODER_HARDWARE, {DECODER_HARDWARE, 0.85}, NULL},
     };
     struct data data;
     struct model model;
@@ -1010,7 +1010,7 @@ Test(train_load, another_decoder_than_that_of_the_checkpoint_is_refused)
                             .resume = true};
     struct engine engine = device_engine(DECODER_HARDWARE);
     must(train_to(&engine, &job, 2, &whole));
-    cr_expect(whole.decoding.decoder == DECODER_HARDWARE && whole.decoding.share == 0.7);
+    cr_expect(whole.decoding.decoder == DECODER_HARDWARE && whole.decoding.share == 0.85);
     cr_expect(wanted.decoder == DECODER_AUTO && wanted.share < 0, "the next variant decides anew");
     job.checkpoints = path;
     must(train_to(&engine, &job, 1, &resumed));
