@@ -255,8 +255,8 @@ class RandAugment(NamedTuple):
 
 
 class RandomErasing(NamedTuple):
-    """Fills a random rectangle of an image with normal noise, after normalising, with probability p: 2 % to 33 % of the area.
-    The rectangles and the noise are those of fdsl-bench --erasing, with the same bits; the CPU computes them."""
+    """Fills a random rectangle of an image with normal noise, after normalising, with probability p: 2 % to 33 % of the
+    area. The rectangles and the noise are those of fdsl-bench --erasing, with the same bits; the CPU computes them."""
 
     p: float = 0.5
 
@@ -280,7 +280,9 @@ def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
         elif kind is RandomErasing:
             c.erasing = number("transforms: p", transform.p, 0, 1)
         elif kind.__name__ in ("MixUp", "Mixup", "CutMix"):
-            raise TypeError(f"transforms: {kind.__name__} also changes labels, which streams do not; apply it to the batches")
+            raise TypeError(
+                f"transforms: {kind.__name__} also changes labels, which streams do not; apply it to the batches"
+            )
         else:
             raise TypeError(
                 "transforms: it must be None, or one or several of fdsl.Resize, CenterCrop, RandomResizedCrop, RandAugment "
