@@ -429,7 +429,7 @@ struct fdsl_stream_config {
 
     int resident; /* rows on a device, whose source is not there already. 1: copy the rows to its memory once,
                    * as many as fit, and read only the others for each batch. 0 (default): use at most 256 MiB
-                   * of its memory for this */
+                   * of its memory for this. All labels are there in both cases */
 };
 
 /* The shapes of a stream. They do not change. */
