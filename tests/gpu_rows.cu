@@ -379,13 +379,14 @@ struct copied {
     const uint8_t *rows;
     uint64_t count;
     size_t row_bytes;
-    std::atomic<uint64_t> calls, fails_at; /* fails_at: the row at which copies fail */
+    std::atomic<uint64_t> calls, total, fails_at; /* total: rows; fails_at: the row at which copies fail */
 };
 
 static enum status copy_rows(void *context, uint64_t first, uint64_t count, void *to)
 {
     struct copied *copied = static_cast<struct copied *>(context);
     copied->calls++;
+    copied->total += count;
     if (first + count > copied->count || first + count > copied->fails_at)
         return status_set(STATUS_FAILED, "rows %llu to %llu cannot be read", (unsigned long long)first,
                           (unsigned long long)(first + count));
@@ -840,7 +841,7 @@ static void check_stream(bool shuffle, uint32_t rank)
     struct output out(STREAM_ROWS, wanted.stride);
     int64_t *labels;
     MUST(cudaMalloc(&labels, STREAM_ROWS * sizeof *labels));
-    opened.copied.calls = 0;
+    opened.copied.calls = opened.copied.total = 0;
     enum status status = open_stream(opened, shuffle, rank, STREAM_RANKS, false, &batches);
     std::string wrong = status == STATUS_OK ? "" : status_text();
     for (uint64_t n = 0; wrong.empty() && n <= 2 * steps; n++) {
@@ -859,9 +860,11 @@ static void check_stream(bool shuffle, uint32_t rank)
             wrong = check_batch(out, labels, wanted, rows);
     }
     stream_close(&batches->stream);
-    const uint64_t calls = opened.copied.calls;
-    if (wrong.empty() && (shuffle ? calls < streamed || calls > streamed + following : calls > streamed / 8))
-        wrong = std::to_string(calls) + " copies of " + std::to_string(streamed) + " rows";
+    const uint64_t calls = opened.copied.calls, total = opened.copied.total;
+    if (wrong.empty() &&
+        (total < streamed || total > streamed + following || (!shuffle && calls > total / 8)))
+        wrong = std::to_string(total) + " rows were copied in " + std::to_string(calls) +
+                " calls instead of " + std::to_string(streamed);
     MUST(cudaFree(labels));
     report(wrong.empty(), name + (wrong.empty() ? "" : ": " + wrong));
 }

@@ -30,13 +30,15 @@ struct row_batches {
     struct device_batches base; /* must be the first member */
     struct row_batches_request request;
     struct rows_device_info info;
-    uint64_t row_bytes; /* of a row in a batch */
-    int32_t *narrow;    /* device memory: the labels of fill() as they are gathered */
-    cudaEvent_t used;   /* the latest work that uses `narrow` */
-    uint64_t *step;     /* device memory: the step of captured calls, over all epochs */
-    cudaStream_t own;   /* copies `step` */
-    cudaEvent_t moved;  /* the latest work that writes `step`, also in graphs */
-    bool moves;         /* fill() was captured: replays move `step`, and other calls set it */
+    uint64_t row_bytes;      /* of a row in a batch */
+    int32_t *narrow;         /* device memory: the labels of fill() as they are gathered */
+    cudaEvent_t used;        /* the latest work that uses `narrow` */
+    unsigned long long user; /* number of the CUDA stream of this work; valid if `uses` is set */
+    bool uses;
+    uint64_t *step;    /* device memory: the step of captured calls, over all epochs */
+    cudaStream_t own;  /* copies `step` */
+    cudaEvent_t moved; /* the latest work that writes `step`, also in graphs */
+    bool moves;        /* fill() was captured: replays move `step`, and other calls set it */
 
     pthread_mutex_t lock; /* protects everything below */
     struct row_slot *slots;
@@ -232,6 +234,26 @@ static enum status fill_captured(struct row_batches *self, void *rows, int64_t *
     return STATUS_OK;
 }
 
+/* Lets a stream wait for the work that uses `narrow`, unless that work is on the same stream. */
+static enum status begin_use(struct row_batches *self, cudaStream_t stream)
+{
+    unsigned long long user;
+    CUDA_TRY(cudaStreamGetId(stream, &user));
+    const bool waits = !self->uses || user != self->user;
+    self->uses = false;
+    if (waits)
+        CUDA_TRY(cudaStreamWaitEvent(stream, self->used, 0));
+    self->user = user;
+    return STATUS_OK;
+}
+
+static enum status end_use(struct row_batches *self, cudaStream_t stream)
+{
+    CUDA_TRY(cudaEventRecord(self->used, stream));
+    self->uses = true;
+    return STATUS_OK;
+}
+
 static enum status rows_fill(struct device_batches *batches, void *rows, int64_t *labels, void *cuda_stream,
                              struct stream_batch *batch)
 {
@@ -243,11 +265,11 @@ static enum status rows_fill(struct device_batches *batches, void *rows, int64_t
     TRY(rows_locate(batches));
     const struct share share = share_at(self, self->base.stream.at);
     if (labels)
-        CUDA_TRY(cudaStreamWaitEvent(stream, self->used, 0));
+        TRY(begin_use(self, stream));
     TRY(gather(self, &share, rows, labels ? self->narrow : nullptr, stream));
     TRY(widen(self->narrow, share.count, labels, stream));
     if (labels)
-        CUDA_TRY(cudaEventRecord(self->used, stream));
+        TRY(end_use(self, stream));
     describe(self, share.count, batch);
     count_batch(self, share.count);
     return move_on(self, stream);

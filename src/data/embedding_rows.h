@@ -14,7 +14,7 @@
 FDSL_C_BEGIN
 
 /* Returns whether labels with this name come from files, not from a tensor in the files of the rows: its end
- * is that of a file of tensors, or the path exists. NULL: false. */
+ * is that of a file of tensors, or has a slash. NULL: false. */
 bool embedding_labels_are_files(const char *name);
 
 /* Reads one label per row of the set, from integers of any type. `name` is one of:
