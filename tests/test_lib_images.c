@@ -486,7 +486,7 @@ Test(lib_images, fields_of_streams_are_checked)
     REFUSED(device_share, 1.5, FDSL_INVALID, "device_share: ");
     REFUSED(device_share, NAN, FDSL_INVALID, "device_share: ");
     if (fdsl_cuda_devices() == 0)
-        REFUSED(device, 0, FDSL_UNAVAILABLE, "");
+        REFUSED(device, 0, FDSL_UNAVAILABLE, "device: ");
     fdsl_source_close(source);
     images.generator = "fused";
     source = opened_images(&images, 0);

@@ -471,7 +471,9 @@ enum status device_set_open(int device, const struct set_stream_request *request
                             struct device_batches **batches)
 {
     *batches = nullptr;
-    TRY(device_probe(device));
+    const enum status probed = device_probe(device);
+    if (probed != STATUS_OK)
+        return status_prefix(probed, "device");
     struct set_batches *self = new (std::nothrow) set_batches{};
     TRY(ALLOCATED(self, "out of memory for a stream"));
     self->base = {{&set_stream_functions, request->begin}, &set_functions};

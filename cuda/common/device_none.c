@@ -113,7 +113,7 @@ enum status device_set_open(int device, const struct set_stream_request *request
 {
     (void)request, (void)wanted, (void)share, (void)output, (void)held;
     *batches = NULL;
-    return device_probe(device);
+    return status_prefix(device_probe(device), "device");
 }
 
 enum status device_images_open(int device, const struct generated_stream_request *request,
@@ -122,5 +122,5 @@ enum status device_images_open(int device, const struct generated_stream_request
     (void)order;
     generator_close(request->generator);
     *batches = NULL;
-    return device_probe(device);
+    return status_prefix(device_probe(device), "device");
 }

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ._array import Array, device_name
 from ._library import CHANNELS_MAX, CPU, ClassStruct, ConfigStruct, Error, LayoutStruct, check, fail, integer, lib
-from ._memory import SOME_CUDA_DEVICE, kind_of, stream_pointer
+from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -363,11 +363,7 @@ class Generator:
             if lib.fdsl_capturing(self._device, stream):  # the call runs later, when the graph is replayed
                 return
             self._stream, self._stream_owner = stream, owner()
-        for array in arrays:
-            if isinstance(array, Array):
-                if array._stream != stream:
-                    check(lib.fdsl_order(self._device, array._stream, stream))
-                array._stream, array._stream_owner = stream, owner()
+        order_arrays(self._device, stream, owner, *arrays)
 
     def _select(
         self, first: int, numbers: Any, next: Any, step: Optional[int], count: int, stream: Optional[int]
@@ -424,11 +420,7 @@ class Generator:
     def _check(self, name: str, actual: tuple[Any, str, int], dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
         """Raises an error that says why an argument does not fit. Returns if it fits."""
         actual_shape, dtype, device = actual
-        if device != self._device and not (device == SOME_CUDA_DEVICE and self._device != CPU):
-            where = "a CUDA device" if device == SOME_CUDA_DEVICE else device_name(device)
-            raise ValueError(f"{name}: it is on {where}, but the generator is on {self.device}")
-        if dtype not in dtypes:
-            raise ValueError(f"{name}: its elements are {dtype}, not {' or '.join(dtypes)}")
+        check_kind(name, dtype, device, dtypes, self._device, "generator")
         if tuple(actual_shape) != shape:
             expected = shape if name != "images" else f"(count, {str(self._shape)[1:]}"
             raise ValueError(f"{name}: its shape is {tuple(actual_shape)}, not {expected}")

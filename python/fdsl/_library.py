@@ -252,7 +252,7 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, channels, layout, dtype, mean and std must": "transforms, channels, layout and dtype must",
+    "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std must": "transforms, channels, layout and dtype must",
     "lower out_res": "lower the size of transforms",
 }
 

@@ -7,8 +7,8 @@ import ctypes
 import sys
 from typing import Any, Callable, NamedTuple, Optional
 
-from ._array import Array
-from ._library import CPU
+from ._array import Array, device_name
+from ._library import CPU, check, lib
 
 SOME_CUDA_DEVICE = -2  # __cuda_array_interface__ does not name the device; the library checks the address
 
@@ -64,6 +64,25 @@ def _find_kind(name: str, array: object) -> Kind:
 
 def _no_stream(array: Any) -> int:
     return 0
+
+
+def check_kind(name: str, dtype: str, device: int, dtypes: tuple[str, ...], own: int, owner: str) -> None:
+    """Raises an error if an argument is not on the device `own` of `owner`, or has another element type."""
+    if device != own and not (device == SOME_CUDA_DEVICE and own != CPU):
+        where = "a CUDA device" if device == SOME_CUDA_DEVICE else device_name(device)
+        raise ValueError(f"{name}: it is on {where}, but the {owner} is on {device_name(own)}")
+    if dtype not in dtypes:
+        raise ValueError(f"{name}: its elements are {dtype}, not {' or '.join(dtypes)}")
+
+
+def order_arrays(device: int, stream: int, owner: Callable[[], object], *arrays: Any) -> None:
+    """Makes a CUDA stream, which is not being captured, wait for earlier work on the arrays of this package. `owner`
+    returns the object that keeps the stream alive."""
+    for array in arrays:
+        if isinstance(array, Array):
+            if array._stream != stream:
+                check(lib.fdsl_order(device, array._stream, stream))
+            array._stream, array._stream_owner = stream, owner()
 
 
 # ---- fdsl.Array and PyTorch ----
@@ -201,7 +220,7 @@ def stream_pointer(stream: object, device: int) -> int:
     for attribute in ("device_index", "device_id"):  # PyTorch, CuPy
         number = getattr(stream, attribute, number)
     if number is not None and number >= 0 and number != device:
-        raise ValueError(f"stream: it belongs to CUDA device {number}, but the generator uses device {device}")
+        raise ValueError(f"stream: it belongs to CUDA device {number}, not {device}")
     pointer: Any = stream
     if hasattr(stream, "cuda_stream"):
         pointer = stream.cuda_stream

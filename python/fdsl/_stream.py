@@ -17,6 +17,7 @@ from ._library import (
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
     integer, lib,
 )  # fmt: skip
+from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
 Path = Union[str, "os.PathLike[str]"]
 Scale = Union[None, float, Sequence[float]]
@@ -551,6 +552,7 @@ class Loader:
         _warn()
         self._epoch = self._step = 0  # position of the next batch that the caller receives
         self._resumed = False  # whether the next iteration begins at _step
+        self._filling = False  # whether the library's position counts, not the one above: fill() was called last
         self._iteration = 0  # the number of the latest iteration
 
     # ---- Properties ----
@@ -614,19 +616,31 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch of the next batch. After the last batch of an epoch, this is the next epoch."""
+        self._locate()
         return self._epoch
+
+    def _locate(self) -> None:
+        """Takes the position from the library, if fill() was called last."""
+        if self._filling and self._stream._handle:
+            state = self._save()
+            self._epoch, self._step = state.epoch, state.sample // state.global_batch
+
+    def _save(self) -> StateStruct:
+        state = StateStruct(ctypes.sizeof(StateStruct))
+        self._stream.call(lib.fdsl_stream_save, state)
+        return state
 
     def set_epoch(self, epoch: int) -> None:
         """Makes `epoch` the next epoch. Keeps the position of load_state_dict() if that call has set the same epoch."""
         epoch = integer("epoch", epoch, 0, _U32 - 1)
         if not (self._resumed and epoch == self._epoch):
-            self._epoch, self._step, self._resumed = epoch, 0, False
+            self._epoch, self._step, self._resumed, self._filling = epoch, 0, False, False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the batches that the caller has received, and what determines the batches: a dict of
         integers. It is the same on all ranks."""
-        state = StateStruct(ctypes.sizeof(StateStruct))
-        self._stream.call(lib.fdsl_stream_save, state)
+        self._locate()
+        state = self._save()
         state.epoch, state.sample = self._epoch, self._step * state.global_batch
         return {field[0]: getattr(state, field[0]) for field in state._fields_[1:]}
 
@@ -648,6 +662,7 @@ class Loader:
             setattr(struct, name, integer(f"state_dict: {name}", state[name], 0, most))
         self._stream.call(lib.fdsl_stream_load, struct)
         self._epoch, self._step, self._resumed = struct.epoch, struct.sample // struct.global_batch, True
+        self._filling = False
 
     # ---- Batches ----
 
@@ -662,9 +677,10 @@ class Loader:
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
+        self._locate()
         if not self._resumed:
             self._step = 0
-        self._resumed = False
+        self._resumed = self._filling = False
         self._iteration += 1
         own = self._iteration
         self._stream.call(lib.fdsl_stream_seek, self._epoch, self._step)
@@ -675,6 +691,51 @@ class Loader:
             del item  # so that the caller can free this batch while it waits for the next one
             if self._iteration != own:
                 raise RuntimeError("Loader: another iteration has begun, which ended this one")
+
+    def fill(self, images: Any, labels: Any = None, *, stream: Any = None) -> Optional[int]:
+        """Copies the next batch into memory of the caller. Returns its number of samples; None, once, at the end of each
+        epoch. The first call continues where the caller left the loader, and ends an iteration.
+
+        images: shape (count, *loader.shape), with count at least the largest batch (batch_size, or len(source) if that is
+        less), the loader's dtype (for bfloat16 also uint16) and device, contiguous, writable; on CUDA, aligned to 16 bytes.
+        A PyTorch tensor, a CuPy or NumPy array, an fdsl.Array, or an object with __cuda_array_interface__,
+        __array_interface__ or the buffer protocol. A short batch leaves the memory after it as it is.
+        labels: None, or int64 of shape (count,). Masked samples have the label -1, also in fdsl.torch.Loader.
+        stream: a CUDA stream, as for Generator.fill(), with the same default. On the CPU, it must be None.
+
+        On the CPU, the batch is complete when fill() returns. On CUDA, fill() only enqueues work on the stream. Of
+        fdsl.Images, a call can be captured into a CUDA graph, if all batches have the same size. Each replay then stores
+        the batch that follows, across the ends of epochs. The caller keeps the loader open as long as the graph exists.
+        """
+        own = self._stream
+        own.check_open()
+        kind = kind_of("images", images)
+        dtypes = (self.dtype, "uint16") if self.dtype == "bfloat16" else (self.dtype,)
+        address = self._address("images", images, dtypes, self.shape)
+        label_address = None if labels is None else self._address("labels", labels, ("int64",), ())
+        pointer = None
+        if own.device != CPU:
+            pointer = kind.stream(images) if stream is None else stream_pointer(stream, own.device)
+            if not lib.fdsl_capturing(own.device, pointer):
+                owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
+                order_arrays(own.device, pointer, owner, images, labels)
+        elif stream is not None:
+            raise ValueError("stream: it must be None for a loader on the CPU")
+        if not self._filling:
+            self._iteration += 1
+            own.call(lib.fdsl_stream_seek, self._epoch, self._step)
+            self._resumed, self._filling = False, True
+        return own.fill(address, label_address, pointer)
+
+    def _address(self, name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
+        """Returns the address of an argument of fill() after checking it."""
+        address, actual, dtype, device = kind_of(name, array).describe(name, array, True)
+        check_kind(name, dtype, device, dtypes, self._stream.device, "loader")
+        least = int(self._stream.info.capacity)
+        if len(actual) != 1 + len(shape) or tuple(actual[1:]) != shape or actual[0] < least:
+            expected = f"({', '.join(map(str, ('count', *shape)))}{'' if shape else ','})"
+            raise ValueError(f"{name}: its shape is {tuple(actual)}, not {expected} with a count of at least {least}")
+        return address
 
     def _take(self) -> Optional[Any]:
         """Returns what the caller receives of the next batch; None at the end of an epoch."""

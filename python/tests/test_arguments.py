@@ -99,8 +99,8 @@ WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"device": -2}, ValueError, "device: -2 is out of range"),
     ({"device": 1.0}, TypeError, "device: it must be .*, not float"),
     ({"device": None}, TypeError, "device: it must be .*, not NoneType"),
-    ({"device": "cuda:4096"}, fdsl.Unavailable, "CUDA"),
-    ({"device": 4096}, fdsl.Unavailable, "CUDA"),
+    ({"device": "cuda:4096"}, fdsl.Unavailable, "device: .*CUDA"),
+    ({"device": 4096}, fdsl.Unavailable, "device: .*CUDA"),
     ({"threads": 0}, ValueError, "threads: 0 is out of range; it must be 1 to 8192"),
     ({"threads": 8193}, ValueError, "threads: 8193 is out of range; it must be 1 to 8192"),
     ({"threads": True}, TypeError, "threads: it must be an integer, not bool"),
@@ -267,7 +267,7 @@ def test_stream_objects() -> None:
     assert stream_pointer(thing(cuda_stream=48, device_index=1), 1) == 48
     assert stream_pointer(thing(ptr=64, device_id=-1), 1) == 64
     assert stream_pointer(thing(__cuda_stream__=lambda self: (0, 80)), 1) == 80
-    with pytest.raises(ValueError, match="stream: it belongs to CUDA device 1, but the generator uses device 0"):
+    with pytest.raises(ValueError, match="stream: it belongs to CUDA device 1, not 0"):
         stream_pointer(thing(cuda_stream=48, device_index=1), 0)
     for wrong in ("x", 1.5, True, thing()):
         with pytest.raises(TypeError, match="stream: it must be an int"):

@@ -12,7 +12,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from conftest import PROGRAM, resident_bytes, run_python
+from conftest import PROGRAM, content, resident_bytes, run_python
 
 import fdsl
 
@@ -147,6 +147,16 @@ def test_doubles_become_floats(tmp_path: pathlib.Path, values: Any) -> None:
     finite = values[numpy.isfinite(values).all(axis=1)].astype("f8") * (1 + 1e-9)
     numpy.save(tmp_path / "d.npy", finite)
     assert same(all_rows(fdsl.Embeddings(tmp_path / "d.npy"))[0], finite.astype("f4"))
+
+
+def test_fill_copies_rows(path: pathlib.Path) -> None:
+    plain, loader = (fdsl.Loader(fdsl.Embeddings(path, align=8), 500, seed=3, dtype="bf16") for _ in range(2))
+    rows = numpy.zeros((500, 40), "uint16")
+    for batch, _ in plain:
+        assert loader.fill(rows) == batch.shape[0] and content(batch) == rows[: batch.shape[0]].tobytes()
+    assert loader.fill(rows) is None
+    with pytest.raises(ValueError, match="labels: the rows have no labels"):
+        loader.fill(rows, numpy.zeros(500, "int64"))
 
 
 def test_shuffled_batches_are_a_permutation(path: pathlib.Path, values: Any) -> None:

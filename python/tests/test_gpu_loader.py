@@ -325,6 +325,52 @@ def test_torch_labels_of_masked_samples(digits: pathlib.Path, tmp_path: pathlib.
     assert labels[3][2] == -100 and sum(own.count(-100) for own in labels) == 1
 
 
+def test_fill_copies_the_batches(digits: pathlib.Path) -> None:
+    torch = with_torch()
+    source, words = fdsl.Folder(digits / "f"), {**SMALL, "transforms": CROP}
+    loader = fdsl.Loader(source, 16, device=0, decoder="cpu", **words)
+    images = torch.empty((16, *loader.shape), dtype=torch.uint8, device="cuda")
+    labels = torch.empty(16, dtype=torch.int64, device="cuda")
+    side = torch.cuda.Stream()
+    for number, (pixels, numbers) in enumerate(fdsl.Loader(source, 16, **words)):
+        stream = side if number % 2 else None
+        side.wait_stream(torch.cuda.current_stream())
+        assert loader.fill(images, labels, stream=stream) == numbers.shape[0]
+        torch.cuda.current_stream().wait_stream(side)
+        assert (images[: numbers.shape[0]].cpu().numpy() == pixels.numpy()).all()
+        assert labels[: numbers.shape[0]].tolist() == numbers.tolist()
+    assert loader.fill(images, labels) is None
+    with pytest.raises(ValueError, match="images: it is on cpu, but the loader is on cuda:0"):
+        loader.fill(images.cpu())
+
+
+def test_a_graph_fills_the_following_batches() -> None:
+    torch = with_torch()
+    data = fdsl.Images(7, count=96, res=96, out_res=48, dtype="float16", mean=0.5, std=0.25)
+    plain, loader = fdsl.Loader(data, 32, seed=4), fdsl.Loader(data, 32, seed=4, device=0)
+    wanted = [(images.numpy(), labels.tolist()) for _ in range(3) for images, labels in plain]
+    images = torch.empty((32, *loader.shape), dtype=torch.float16, device="cuda")
+    labels = torch.empty(32, dtype=torch.int64, device="cuda")
+
+    def expect(number: int) -> None:
+        assert (images.cpu().numpy() == wanted[number][0]).all() and labels.tolist() == wanted[number][1]
+
+    assert loader.fill(images, labels) == 32
+    expect(0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loader.fill(images, labels)
+    for number in range(1, 8):
+        graph.replay()
+        expect(number)
+    state = loader.state_dict()
+    assert (state["epoch"], state["sample"]) == (2, 64) and loader.epoch == 2
+    assert loader.fill(images, labels) == 32
+    expect(8)
+    torch.cuda.synchronize()
+    del graph
+
+
 @pytest.mark.parametrize("prefetch", [0, 2, 5])
 def test_torch_loader_of_a_generator(prefetch: int) -> None:
     torch = with_torch()

@@ -222,7 +222,7 @@ for module in fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._images
     print(doctest.testmod(module).failed)
 """
     pytest.importorskip("numpy")
-    assert run_python(code).stdout == "0\n" * 5
+    assert run_python(code).stdout == "0\n" * 6
 
 
 def test_readme_examples_that_need_no_gpu() -> None:

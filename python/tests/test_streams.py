@@ -11,7 +11,7 @@ import pytest
 from conftest import content, small
 
 import fdsl
-from fdsl import _array, _generator, _stream
+from fdsl import _array, _generator, _memory, _stream
 from fdsl._library import lib
 
 DEVICE_FIRST = ("fdsl_alloc", "fdsl_free", "fdsl_copy", "fdsl_wait", "fdsl_order")
@@ -71,6 +71,7 @@ def recorder(monkeypatch: Any) -> Iterator[Recorder]:
     fake = Recorder()
     monkeypatch.setattr(_generator, "lib", fake)
     monkeypatch.setattr(_array, "lib", fake)
+    monkeypatch.setattr(_memory, "lib", fake)
     monkeypatch.setattr(_array._Memory, "__del__", lambda memory: lib.fdsl_free(-1, memory.pointer))
     yield fake
     _array.collect(everything=True)

@@ -161,8 +161,8 @@ void status_show_caveats(bool each);
  * Prints nothing if there are none. */
 void status_summarise_caveats(size_t rows);
 
-/* Prints "fdsl-bench: warning: rank 2: ..." to stderr, on any rank. For warnings about this rank only, such as
- * those about samples that no other rank reads. With one rank, does what status_warn() does. */
+/* Prints "fdsl-bench: warning: rank 2: ..." to stderr, on any rank. For warnings about this rank only, such
+ * as those about samples that no other rank reads. With one rank, does what status_warn() does. */
 void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Prints "fdsl-bench: ..." to stderr if progress may be shown (status_shows_progress()). */

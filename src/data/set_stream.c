@@ -745,9 +745,9 @@ static void report_masked(struct set_stream *self, const struct slot *slot, cons
     if (slot->masked > NAMED)
         snprintf(names + strlen(names), sizeof names - strlen(names), " and %u more", slot->masked - NAMED);
     status_warn_own("%u broken sample%s of epoch %llu, step %llu masked: %s%s%s", slot->masked,
-                slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
-                (unsigned long long)slot->at.step + 1, names, *names ? "; the first: " : "",
-                reason); /* as rows count */
+                    slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
+                    (unsigned long long)slot->at.step + 1, names, *names ? "; the first: " : "",
+                    reason); /* as rows count */
 }
 
 static enum status set_stream_next(struct stream *stream, struct stream_batch *batch)

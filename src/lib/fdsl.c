@@ -393,6 +393,12 @@ extern const struct variant variant_naive, variant_omp, variant_fused, variant_b
 #define CUDA_VARIANT(variant) NULL
 #endif
 
+/* Names the argument if a device does not exist, or the build has no CUDA. */
+static enum status of_device(enum status status)
+{
+    return status == STATUS_UNAVAILABLE ? status_prefix(status, "device") : status;
+}
+
 /* All generators. "auto" selects the first entry for the kind of device in the configuration. */
 static const struct {
     const char *name;
@@ -431,7 +437,7 @@ static enum status find_variant(int index, int device, const struct variant **va
                                 "or another CUDA device",
                                 generators[chosen].name);
     *variant = generators[chosen].variant;
-    return *variant ? STATUS_OK : device_probe(device);
+    return *variant ? STATUS_OK : of_device(device_probe(device));
 }
 
 enum status lib_threads(const char *field, int given, int *threads)
@@ -518,11 +524,11 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
     TRY(find_variant(index, config->device, &variant));
     TRY(lib_threads("threads", config->threads, &request.resources.threads));
     request.resources.device = request.on_device ? config->device : 0;
-    if (variant->probe)
-        TRY(variant->probe(&request.resources));
+    if (variant->probe) /* only those of devices have one */
+        TRY(of_device(variant->probe(&request.resources)));
     TRY(lib_images_input(config, &self->synth));
     if (request.on_device)
-        TRY(device_load(config->device));
+        TRY(of_device(device_load(config->device)));
     TRY(synth_generator_open(&self->synth, variant, &request, &self->generator));
     return variant->threaded ? pool_open(request.resources.threads, &self->pool) : STATUS_OK;
 }
@@ -655,8 +661,8 @@ enum status lib_generator_open(const struct synth *synth, int index, int device,
     TRY(find_variant(index, device, &variant));
     TRY(lib_threads("num_threads", threads, &request.resources.threads));
     request.resources.device = request.on_device ? device : 0;
-    if (variant->probe)
-        TRY(variant->probe(&request.resources));
+    if (variant->probe) /* only those of devices have one */
+        TRY(of_device(variant->probe(&request.resources)));
     if (request.on_device)
         return synth_generator_open(synth, variant, &request, generator);
     TRY(synth_generator_open(synth, variant, &request, generator));
@@ -878,7 +884,7 @@ enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory)
             status = status_set(STATUS_EXHAUSTED, "out of memory for %zu bytes", bytes);
     } else if (status == STATUS_OK) {
         RESTORED int before = device_current();
-        status = device_alloc(device, bytes, memory);
+        status = of_device(device_alloc(device, bytes, memory));
     }
     return lib_relay(status);
 }
@@ -904,7 +910,7 @@ enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes,
         memmove(to, from, bytes);
     else if (status == STATUS_OK) {
         RESTORED int before = device_current();
-        status = device_copy(device, to, from, bytes, stream);
+        status = of_device(device_copy(device, to, from, bytes, stream));
     }
     return lib_relay(status);
 }
@@ -914,7 +920,7 @@ enum fdsl_status fdsl_wait(int device, void *stream)
     enum status status = check_stream(device, "stream", stream);
     if (status == STATUS_OK && device >= 0) {
         RESTORED int before = device_current();
-        status = device_wait(device, stream);
+        status = of_device(device_wait(device, stream));
     }
     return lib_relay(status);
 }
@@ -926,7 +932,7 @@ enum fdsl_status fdsl_order(int device, void *before_stream, void *after)
         status = check_stream(device, "after", after);
     if (status == STATUS_OK && device >= 0 && before_stream != after) {
         RESTORED int before = device_current();
-        status = device_order(device, before_stream, after);
+        status = of_device(device_order(device, before_stream, after));
     }
     return lib_relay(status);
 }

@@ -1,7 +1,5 @@
-/* Data sets and streams: checks the configuration, makes the plan of a rank from it, and hands on the batches
- * of data/set_stream.h, data/generated_stream.h and data/device_batches.h. */
-#include <errno.h>
-#include <math.h>
+/* Streams: checks the configuration, makes the plan of a rank from it, and hands on the batches of
+ * data/set_stream.h, data/generated_stream.h and data/device_batches.h. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -12,508 +10,15 @@
 
 #include "core/parallel.h"
 #include "data/checksum.h"
-#include "data/dataset.h"
 #include "data/device_batches.h"
 #include "data/image_output.h"
 #include "data/random_draws.h"
-#include "data/remote.h"
 #include "data/set_stream.h"
-#include "lib/call.h"
-#include "lib/images.h"
-#include "lib/rows.h"
+#include "lib/sources.h"
 #include "machine/device.h"
 
-#define SAMPLES_MAX (UINT32_C(1) << 31) /* of a global batch and of a data set: the limit of draw_lanes() */
 #define BATCHES_MAX 1024
 #define ALIGNMENT   256 /* of struct fdsl_tensor.data, in bytes */
-
-/* ---- Sources ---- */
-
-struct fdsl_source {
-    bool generates; /* the source is `images`; otherwise it is `rows` or `dataset` */
-    struct images images;
-    struct rows *rows; /* NULL: none */
-    struct dataset dataset;
-    struct remote_options remote;
-    char *path, *cache_dir; /* copies; `dataset` refers to them */
-    const char *const *class_names;
-    uint32_t classes;
-    uint64_t hash;
-    atomic_uint users; /* the caller, and each stream */
-    pid_t process;
-    struct remote_cancel cancel;
-    struct opening *opening; /* of fdsl_source_begin(); NULL when fdsl_source_wait() has returned FDSL_OK */
-};
-
-/* A source that a thread opens. */
-struct opening {
-    struct fdsl_source_config config;
-    char *texts[5];           /* copies of its strings */
-    struct fdsl_source *from; /* of fdsl_rows_begin(); NULL: open what `config` names */
-    struct fdsl_select_config select;
-    pthread_t thread;
-    bool joined; /* the thread has ended */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool done;              /* everything below is set; protected by `lock` */
-    struct failure failure; /* STATUS_OK: the source is open */
-    char warnings[4096];
-};
-
-const char *fdsl_warnings(void)
-{
-    return status_warnings();
-}
-
-/* Checks that a handle belongs to this process. */
-static enum status check_process(const char *name, pid_t process)
-{
-    return process == getpid()
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "%s: it was opened before fork(); open another one in this process", name);
-}
-
-enum fdsl_status fdsl_source_config_init(struct fdsl_source_config *config, size_t size)
-{
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_source_config){.size = size, .kind = "auto"};
-    return lib_relay(status);
-}
-
-static void join_opening(struct opening *opening)
-{
-    if (!opening->joined)
-        pthread_join(opening->thread, NULL);
-    opening->joined = true;
-}
-
-/* Ignores NULL. */
-static void free_opening(struct opening *opening)
-{
-    if (!opening)
-        return;
-    join_opening(opening);
-    pthread_mutex_destroy(&opening->lock);
-    pthread_cond_destroy(&opening->changed);
-    for (size_t i = 0; i < COUNT_OF(opening->texts); i++)
-        free(opening->texts[i]);
-    free(opening);
-}
-
-static void release_source(struct fdsl_source *source)
-{
-    if (atomic_fetch_sub(&source->users, 1) > 1)
-        return;
-    atomic_store(&source->cancel.set, true);
-    struct fdsl_source *from = source->opening ? source->opening->from : NULL;
-    free_opening(source->opening);
-    if (from)
-        release_source(from);
-    images_free(&source->images);
-    rows_free(source->rows);
-    dataset_close(&source->dataset);
-    free(source->path);
-    free(source->cache_dir);
-    free(source);
-}
-
-void fdsl_source_close(struct fdsl_source *source)
-{
-    if (source && source->process == getpid())
-        release_source(source);
-}
-
-static enum status check_kind(const struct fdsl_source *source, const char *kind)
-{
-    static const char *const kinds[] = {"auto", "shards", "folder", NULL};
-    int index;
-    TRY(lib_find_name("kind", kind, kinds, &index));
-    if (index == 0 || source->dataset.shards == (index == 1))
-        return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      index == 1 ? "path: %s has no shards, but class folders or single files"
-                                 : "path: %s has shards, but no class folders",
-                      source->dataset.path);
-}
-
-/* Refuses a folder of kind "folder" that has no label at all. */
-static enum status check_class_folders(const struct fdsl_source *source, const char *kind)
-{
-    const struct dataset *dataset = &source->dataset;
-    bool labelled = strcmp(kind, "folder") != 0;
-    for (uint32_t i = 0; !labelled && i < dataset->sample_count; i++)
-        labelled = dataset->samples[i].rule != NULL;
-    return labelled
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "path: %s has no class folders; move the images of each class into a folder: "
-                            "%s/CLASS/IMAGE",
-                            dataset->path, dataset->path);
-}
-
-/* Combines the hashes of all samples, in their order, and which of their members are the image and the label.
- */
-static uint64_t hash_samples(const struct dataset *dataset)
-{
-    uint64_t hash = dataset->sample_count;
-    for (uint32_t i = 0; i < dataset->sample_count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[i];
-        const char *field = sample->rule ? sample->rule->field : "";
-        const uint64_t words[] = {sample->key_hash,
-                                  sample->edges,
-                                  sample->bytes,
-                                  (uint64_t)(int64_t)sample->class_folder,
-                                  sample->image,
-                                  sample->label,
-                                  checksum_seeded(field, strlen(field), sample->rule != NULL)};
-        hash = checksum_seeded(words, sizeof words, hash);
-    }
-    return hash;
-}
-
-static enum status open_source(const struct fdsl_source_config *config, struct fdsl_source *self)
-{
-    struct members members;
-#ifndef HAVE_XXHASH
-    return status_set(STATUS_UNAVAILABLE,
-                      "path: this libfdsl was built without xxHash, which data sets need");
-#endif
-    if (!config->path || !*config->path)
-        return status_set(STATUS_USAGE, "path: it is %s", config->path ? "empty" : "NULL");
-    if (config->cache_bytes && !config->cache_dir)
-        return status_set(STATUS_USAGE, "cache_bytes: it needs cache_dir");
-    self->path = strdup(config->path);
-    self->cache_dir = config->cache_dir ? strdup(config->cache_dir) : NULL;
-    TRY(ALLOCATED(self->path && (self->cache_dir || !config->cache_dir), "out of memory"));
-    self->remote = (struct remote_options){.option = "path",
-                                           .cache_dir = self->cache_dir,
-                                           .cache_bytes = config->cache_bytes,
-                                           .cancel = &self->cancel,
-                                           .prepare = late_open};
-    TRY(members_parse(config->image, config->label, NULL, &members));
-    TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
-    TRY(check_kind(self, config->kind));
-    self->dataset.incomplete =
-        true; /* fdsl_stream_open() decides about samples without an image or a label */
-    TRY(dataset_check(self->path, &self->dataset));
-    TRY(check_class_folders(self, config->kind));
-    if (config->cache_dir && !self->dataset.remote)
-        return status_set(STATUS_USAGE,
-                          "cache_dir: it is for data at a URL, but %s is on this machine; leave it out",
-                          self->dataset.path);
-    if (self->dataset.sample_count >= SAMPLES_MAX)
-        return status_set(STATUS_TOO_LARGE, "path: %s has more than %u samples", self->dataset.path,
-                          SAMPLES_MAX - 1);
-    self->class_names = dataset_class_names(&self->dataset, &self->classes);
-    self->hash = hash_samples(&self->dataset);
-    return STATUS_OK;
-}
-
-/* ---- Opening ---- */
-
-/* Checks the arguments, and allocates a source that is not open. `size` is the size of the configuration, and
- * `given` what the caller says about it. */
-static enum status new_source(const void *config, size_t given, size_t size, struct fdsl_source **source)
-{
-    if (!source)
-        return status_set(STATUS_USAGE, "source: it is NULL");
-    *source = NULL;
-    if (!config)
-        return status_set(STATUS_USAGE, "config: it is NULL");
-    TRY(lib_check_size("config", given, size));
-    struct fdsl_source *self = calloc(1, sizeof *self);
-    TRY(ALLOCATED(self, "out of memory"));
-    self->dataset.directory = -1;
-    self->users = 1;
-    self->process = getpid();
-    *source = self;
-    return STATUS_OK;
-}
-
-#define NEW_SOURCE(config, source) new_source(config, (config) ? (config)->size : 0, sizeof *(config), source)
-
-/* Returns the result of opening a source. If opening failed, closes the source, if there is one. */
-static enum fdsl_status end_source(enum status status, struct fdsl_source **source)
-{
-    const enum fdsl_status result = lib_relay(status);
-    if (status != STATUS_OK && source && *source) {
-        release_source(*source);
-        *source = NULL;
-    }
-    return result;
-}
-
-static enum status enter(struct environment *before)
-{
-    status_forget_warnings();
-    return lib_enter(before);
-}
-
-/* Opens a data set in the environment that the library needs. */
-static enum status enter_and_open(const struct fdsl_source_config *config, struct fdsl_source *self)
-{
-    struct environment before;
-    enum status status = enter(&before);
-    if (status == STATUS_OK)
-        status = open_source(config, self);
-    lib_leave(&before);
-    return status;
-}
-
-enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struct fdsl_source **source)
-{
-    enum status status = NEW_SOURCE(config, source);
-    if (status == STATUS_OK)
-        status = enter_and_open(config, *source);
-    return end_source(status, source);
-}
-
-enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t count, int fresh,
-                                  struct fdsl_source **source)
-{
-    struct environment before;
-    enum status status = NEW_SOURCE(config, source);
-    if (status != STATUS_OK)
-        return end_source(status, source);
-    struct fdsl_source *self = *source;
-    self->generates = true;
-    status = enter(&before);
-    if (status == STATUS_OK)
-        status = images_open(config, count, fresh, &self->images);
-    self->hash = self->images.hash;
-    lib_leave(&before);
-    return end_source(status, source);
-}
-
-enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source)
-{
-    struct environment before;
-    enum status status = NEW_SOURCE(config, source);
-    if (status != STATUS_OK)
-        return end_source(status, source);
-    struct fdsl_source *self = *source;
-    status = enter(&before);
-    if (status == STATUS_OK)
-        status = rows_open(config, &self->rows);
-    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
-    lib_leave(&before);
-    return end_source(status, source);
-}
-
-/* Returns STATUS_OK if `from` is an open source of rows. */
-static enum status check_rows(const struct fdsl_source *from)
-{
-    if (!from)
-        return status_set(STATUS_USAGE, "from: it is NULL");
-    TRY(check_process("from", from->process));
-    if (from->opening)
-        return status_set(STATUS_USAGE,
-                          "from: it is not open; call fdsl_source_wait() until it returns FDSL_OK");
-    return from->rows ? STATUS_OK
-                      : status_set(STATUS_USAGE, "from: it has images; open rows with fdsl_rows_open()");
-}
-
-/* Selects rows in the environment that the library needs. */
-static enum status enter_and_select(const struct fdsl_source *from, const struct fdsl_select_config *config,
-                                    struct fdsl_source *self)
-{
-    struct environment before;
-    enum status status = enter(&before);
-    if (status == STATUS_OK)
-        status = rows_select(from->rows, config, &self->cancel.set, &self->rows);
-    self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
-    lib_leave(&before);
-    return status;
-}
-
-enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
-                                  struct fdsl_source **source)
-{
-    enum status status = NEW_SOURCE(config, source);
-    if (status == STATUS_OK)
-        status = check_rows(from);
-    if (status == STATUS_OK)
-        status = enter_and_select(from, config, *source);
-    return end_source(status, source);
-}
-
-/* ---- Opening in a thread ---- */
-
-static void *open_in_thread(void *context)
-{
-    struct fdsl_source *self = context;
-    struct opening *opening = self->opening;
-    const enum status status = opening->from ? enter_and_select(opening->from, &opening->select, self)
-                                             : enter_and_open(&opening->config, self);
-    const struct failure failure = status_save(status);
-    pthread_mutex_lock(&opening->lock);
-    opening->failure = failure;
-    snprintf(opening->warnings, sizeof opening->warnings, "%s", status_warnings());
-    opening->done = true;
-    pthread_cond_signal(&opening->changed);
-    pthread_mutex_unlock(&opening->lock);
-    return NULL;
-}
-
-static enum status copy_config(const struct fdsl_source_config *config, struct opening *opening)
-{
-    struct fdsl_source_config *copy = &opening->config;
-    const char **const fields[] = {&copy->path, &copy->kind, &copy->image, &copy->label, &copy->cache_dir};
-    *copy = *config;
-    for (size_t i = 0; i < COUNT_OF(fields); i++)
-        if (*fields[i]) {
-            *fields[i] = opening->texts[i] = strdup(*fields[i]);
-            TRY(ALLOCATED(opening->texts[i], "out of memory"));
-        }
-    return STATUS_OK;
-}
-
-static enum status new_opening(struct fdsl_source *self)
-{
-    struct opening *opening = self->opening = calloc(1, sizeof *opening);
-    TRY(ALLOCATED(opening, "out of memory"));
-    pthread_condattr_t attributes;
-    opening->joined = true; /* there is no thread yet */
-    pthread_mutex_init(&opening->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&opening->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    return STATUS_OK;
-}
-
-static enum status start_opening(struct fdsl_source *self)
-{
-    struct opening *opening = self->opening;
-    const int error = parallel_start(&opening->thread, open_in_thread, self);
-    opening->joined = error != 0;
-    return error == 0 ? STATUS_OK
-                      : status_set(STATUS_EXHAUSTED, "cannot start a thread: %s", strerror(error));
-}
-
-enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, struct fdsl_source **source)
-{
-    enum status status = NEW_SOURCE(config, source);
-    if (status == STATUS_OK)
-        status = new_opening(*source);
-    if (status == STATUS_OK)
-        status = copy_config(config, (*source)->opening);
-    if (status == STATUS_OK)
-        status = start_opening(*source);
-    return end_source(status, source);
-}
-
-enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,
-                                 struct fdsl_source **source)
-{
-    enum status status = NEW_SOURCE(config, source);
-    if (status == STATUS_OK)
-        status = check_rows(from);
-    if (status == STATUS_OK)
-        status = new_opening(*source);
-    if (status != STATUS_OK)
-        return end_source(status, source);
-    atomic_fetch_add(&from->users, 1);
-    (*source)->opening->from = from;
-    (*source)->opening->select = *config;
-    return end_source(start_opening(*source), source);
-}
-
-/* Issues warnings, one per line, as warnings of the calling thread's call. */
-static void repeat_warnings(const char *text)
-{
-    status_forget_warnings();
-    for (size_t length; *text; text += length + (text[length] == '\n')) {
-        length = strcspn(text, "\n");
-        status_warn("%.*s", (int)length, text);
-    }
-}
-
-enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
-{
-    const enum status status =
-        source ? check_process("source", source->process) : status_set(STATUS_USAGE, "source: it is NULL");
-    if (status != STATUS_OK)
-        return lib_relay(status);
-    if (!(seconds >= 0 && seconds <= 1e6)) /* rejects NaN, too */
-        return lib_relay(
-            status_set(STATUS_USAGE, "seconds: %g is out of range; it must be 0 to 1e6", seconds));
-    struct opening *opening = source->opening;
-    if (!opening)
-        return FDSL_OK;
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)seconds;
-    until.tv_nsec += (long)((seconds - floor(seconds)) * 1e9);
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_mutex_lock(&opening->lock);
-    while (!opening->done && pthread_cond_timedwait(&opening->changed, &opening->lock, &until) != ETIMEDOUT) {
-    }
-    const bool done = opening->done;
-    pthread_mutex_unlock(&opening->lock);
-    if (!done)
-        return FDSL_PENDING;
-    join_opening(opening);
-    repeat_warnings(opening->warnings);
-    if (opening->failure.status != STATUS_OK)
-        return lib_relay(status_restore(&opening->failure));
-    struct fdsl_source *from = opening->from;
-    source->opening = NULL;
-    free_opening(opening);
-    if (from)
-        release_source(from);
-    return FDSL_OK;
-}
-
-/* Checks that a source is open. */
-static enum status check_open(const struct fdsl_source *source)
-{
-    if (!source)
-        return status_set(STATUS_USAGE, "source: it is NULL");
-    return source->opening ? status_set(STATUS_USAGE, "source: it is not open; call fdsl_source_wait() until "
-                                                      "it returns FDSL_OK")
-                           : STATUS_OK;
-}
-
-static uint32_t samples_of(const struct fdsl_source *source)
-{
-    return source->generates ? source->images.count
-           : source->rows    ? rows_count(source->rows)
-                             : source->dataset.sample_count;
-}
-
-enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct fdsl_source_info *info)
-{
-    enum status status = check_open(source);
-    if (status == STATUS_OK && !info)
-        status = status_set(STATUS_USAGE, "info: it is NULL");
-    if (status == STATUS_OK)
-        status = lib_check_size("info", info->size, sizeof *info);
-    if (status != STATUS_OK)
-        return lib_relay(status);
-    *info = (struct fdsl_source_info){.size = sizeof *info,
-                                      .samples = samples_of(source),
-                                      .bytes = source->dataset.bytes,
-                                      .classes = source->classes,
-                                      .files = source->dataset.file_count,
-                                      .shards = source->dataset.shards,
-                                      .hash = source->hash};
-    if (source->rows)
-        rows_describe(source->rows, info);
-    return FDSL_OK;
-}
-
-const char *fdsl_source_class(const struct fdsl_source *source, uint32_t label)
-{
-    return source && !source->opening && label < source->classes ? source->class_names[label] : NULL;
-}
-
-/* ---- Streams ---- */
 
 /* What the caller knows as a batch. There is one for each slot of the stream. */
 struct fdsl_batch {
@@ -627,13 +132,13 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
 static enum status set_order(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     struct order *order = &self->order;
-    const uint32_t count = samples_of(self->source);
+    const uint32_t count = lib_source_samples(self->source);
     /* Whether an epoch is a permutation of all samples: that of the trainer's generated samples, or of `ops`.
      */
     const bool whole = self->source->generates || self->source->rows;
     TRY(lib_check_count("world_size", config->world_size, 1, 1u << 24));
     TRY(lib_check_count("rank", config->rank, 0, config->world_size - 1));
-    TRY(lib_check_count("batch_size", config->batch_size, 1, (SAMPLES_MAX - 1) / config->world_size));
+    TRY(lib_check_count("batch_size", config->batch_size, 1, (LIB_SAMPLES_MAX - 1) / config->world_size));
     TRY(lib_check_count("lanes", config->lanes, 1, 1u << 20));
     TRY(lib_check_count("shuffle_buffer", config->shuffle_buffer, 1, INT32_MAX));
     TRY(lib_check_flag("shuffle", config->shuffle));
@@ -994,7 +499,7 @@ static void free_stream(struct fdsl_stream *self)
         device_restore_capture(mode);
         device_restore(before);
     }
-    release_source(self->source);
+    lib_source_release(self->source);
     pthread_mutex_destroy(&self->lock);
     free(self->batches);
     free(self->words);
@@ -1008,13 +513,13 @@ enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_
     if (!stream)
         return lib_invalid("stream: it is NULL");
     *stream = NULL;
-    enum status status = check_open(source);
+    enum status status = lib_source_check(source);
     if (status == STATUS_OK && !config)
         status = status_set(STATUS_USAGE, "config: it is NULL");
     if (status == STATUS_OK)
         status = lib_check_size("config", config->size, sizeof *config);
     if (status == STATUS_OK)
-        status = check_process("source", source->process);
+        status = lib_check_process("source", source->process);
     if (status != STATUS_OK)
         return lib_relay(status);
     struct fdsl_stream *self = calloc(1, sizeof *self);
@@ -1067,7 +572,8 @@ enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct f
 
 static enum status check_stream(const struct fdsl_stream *stream)
 {
-    return stream ? check_process("stream", stream->process) : status_set(STATUS_USAGE, "stream: it is NULL");
+    return stream ? lib_check_process("stream", stream->process)
+                  : status_set(STATUS_USAGE, "stream: it is NULL");
 }
 
 enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
@@ -1234,7 +740,7 @@ enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int6
 
 static enum status check_batch(const struct fdsl_batch *batch)
 {
-    TRY(batch ? check_process("batch", batch->owner->process)
+    TRY(batch ? lib_check_process("batch", batch->owner->process)
               : status_set(STATUS_USAGE, "batch: it is NULL"));
     pthread_mutex_lock(&batch->owner->lock);
     const bool held = batch->held;
@@ -1327,7 +833,7 @@ enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream)
     if (!batch)
         return FDSL_OK;
     struct fdsl_stream *stream = batch->owner;
-    enum status status = check_process("batch", stream->process);
+    enum status status = lib_check_process("batch", stream->process);
     if (status == STATUS_OK)
         status = check_cuda_stream(stream, cuda_stream);
     if (status != STATUS_OK)

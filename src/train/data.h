@@ -42,8 +42,8 @@ struct data_set {
     uint32_t skipped; /* broken samples that were left out, also by the source when it was opened */
     void *values;     /* owned */
     uint32_t *labels; /* owned; each less than data->classes, or DATA_MASKED */
-    /* If the samples were read from files: the largest label, and, if it is not 0, the number in the source of
-     * the first sample that has it. */
+    /* If the samples were read from files: the largest label, and, if it is not 0, the number in the source
+     * of the first sample that has it. */
     uint32_t largest;
     uint64_t largest_number;
 };

@@ -753,10 +753,11 @@ static enum status check_rows(const struct train_parameters *all, const struct d
                                  all->job.data, others[i].option);
     const bool windows = all->job.lanes != STREAM_LANES;
     if (data->rows && (windows || (all->job.shuffle != STREAM_SHUFFLE && all->job.shuffle != 0)))
-        return status_option(STATUS_USAGE, windows ? "lanes" : "shuffle",
-                             " is for images, but --data %s has rows of embeddings, which are all permuted in "
-                             "each epoch; drop it, or keep the order of the files with --shuffle 0",
-                             all->job.data);
+        return status_option(
+            STATUS_USAGE, windows ? "lanes" : "shuffle",
+            " is for images, but --data %s has rows of embeddings, which are all permuted in "
+            "each epoch; drop it, or keep the order of the files with --shuffle 0",
+            all->job.data);
     const struct model_table *table = &model_tables[all->model];
     return !data->rows || table->layers[0].kind == LAYER_LINEAR
                ? STATUS_OK
