@@ -254,6 +254,7 @@ _WORDS = {
     "set out_res and channels": "set transforms and channels",
     "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std must": "transforms, channels, layout and dtype must",
     "lower out_res": "lower the size of transforms",
+    "sample: only": "n: only",
 }
 
 
