@@ -294,6 +294,46 @@ Test(train_rows, npz_files_have_labels)
 }
 #endif
 
+/* Removes a row and its label. */
+static void remove_row(uint32_t row)
+{
+    memmove(rows[row], rows[row + 1], (ROWS - 1 - row) * sizeof *rows);
+    memmove(&labels[row], &labels[row + 1], (ROWS - 1 - row) * sizeof *labels);
+}
+
+/* --prepare drops rows, and keeps the labels of the others. */
+Test(train_rows, prepared_rows_keep_their_labels)
+{
+    static const uint32_t bad[] = {1100, 700, 5};
+    char wanted[64];
+    put_clouds();
+    for (size_t i = 0; i < COUNT_OF(bad); i++)
+        rows[bad[i]][i] = i % 2 ? NAN : INFINITY;
+    put_array("x.npy", "<f4", SHAPE, rows, sizeof rows);
+    run(TRAIN "--model logreg " ARRAYS);
+    expect(1, "x.npy: row 5 has a value that is not finite; --prepare DIR --from embeddings --labels NAME");
+    for (int odd = 0; odd < 2; odd++)
+        EXPECT(0,
+               "$P --prepare clean%d --from embeddings --source x.npy --labels y.npy --norm-min 0 --norm-max "
+               "1e19 --rows-per-file 333 %s && $P --verify-set clean%d",
+               odd, odd ? "--to f16" : "", odd);
+    for (size_t i = 0; i < COUNT_OF(bad); i++)
+        remove_row(bad[i]);
+    put_tensors("left.safetensors", DTYPE_F32, 0, ROWS - 3);
+    put_tensors("half.safetensors", DTYPE_F16, 0, ROWS - 3);
+    snprintf(wanted, sizeof wanted, "%s", loss_of("--data left.safetensors"));
+    cr_expect_str_eq(loss_of("--data clean0 --labels labels"), wanted);
+    snprintf(wanted, sizeof wanted, "%s", loss_of("--data half.safetensors"));
+    cr_expect_str_eq(loss_of("--data clean1 --labels labels"), wanted);
+    EXPECT_PRINTS(2, "other options (--labels=y.npy there, none now)",
+                  "$P --prepare clean0 --from embeddings --source x.npy --norm-min 0 --norm-max 1e19 "
+                  "--rows-per-file 333");
+    EXPECT_PRINTS(2, "--labels: a .npy file has no room for labels",
+                  "$P --prepare none --from embeddings --source x.npy --labels y.npy --encode npy");
+    EXPECT_PRINTS(2, "--labels: emb/a.safetensors: it has no tensor 'z'",
+                  "$P --prepare none --from embeddings --source emb --labels z");
+}
+
 /* A file of tensors beside class folders is not a set of rows. */
 Test(train_rows, a_folder_of_images_may_have_a_file_of_tensors)
 {

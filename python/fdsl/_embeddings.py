@@ -21,9 +21,12 @@ def _float_type(dtype: Any) -> bytes:
     """Returns the library's name of a floating-point type; None: the type that is there."""
     if dtype is None:
         return b"auto"
-    name = _dtype(dtype)
+    try:
+        name = _dtype(dtype)
+    except ValueError:
+        name = "u8"
     if _NAMES[name] not in _FLOATS:
-        raise ValueError(f"dtype: rows have floating-point values: {', '.join(_FLOATS)}")
+        raise ValueError(f"dtype: {dtype!r} is no type of rows; valid values: {', '.join(_FLOATS)}")
     return name.encode()
 
 
@@ -57,7 +60,7 @@ def _mask(keep: Any, rows: int) -> bytes:
     if not _is_list(keep):
         raise TypeError(f"keep: it must be a sequence of bools, one per row, not {type(keep).__name__}")
     if len(keep) != rows:
-        raise ValueError(f"keep: it has {len(keep)} values for {rows} rows")
+        raise ValueError(f"keep: it has {len(keep)} value{'s' * (len(keep) != 1)} for {rows} rows")
     view = _bools(keep)
     if view is not None:
         return view.tobytes()

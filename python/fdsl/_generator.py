@@ -498,7 +498,7 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
     except (TypeError, ValueError):
         raise TypeError(f"{name}: it must be a number, or a sequence of one number per channel") from None
     if len(numbers) != channels:
-        raise ValueError(f"{name}: it has {len(numbers)} values for {channels} channels")
+        raise ValueError(f"{name}: it has {len(numbers)} value{'s' * (len(numbers) != 1)} for {channels} channel{'s' * (channels != 1)}")
     return numbers
 
 

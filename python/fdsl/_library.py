@@ -268,6 +268,7 @@ _WORDS = {
     "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std must":
         "transforms, channels, layout and dtype must",
     "lower out_res": "lower the size of transforms",
+    "sample: only": "n: only",
 }
 
 

@@ -279,6 +279,8 @@ def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
             c.rand_augment = number("transforms: magnitude", transform.magnitude, 0, 30)
         elif kind is RandomErasing:
             c.erasing = number("transforms: p", transform.p, 0, 1)
+            if c.erasing and c.dtype == b"u8":
+                raise ValueError('dtype: the noise of RandomErasing is normalised; set dtype to "float32", "float16" or "bfloat16"')
         elif kind.__name__ in ("MixUp", "Mixup", "CutMix"):
             raise TypeError(
                 f"transforms: {kind.__name__} also changes labels, which streams do not; apply it to the batches"
@@ -298,7 +300,9 @@ def _set_fit(c: StreamConfigStruct, transform: Any) -> None:
     c.flip = flag("transforms: flip", transform.flip)
     for name, field, value in ("mean", c.mean, transform.mean), ("std", c.std, transform.std):
         if value is not None:
-            field[: c.channels] = _per_channel(f"transforms: {name}", value, c.channels)
+            values = _per_channel(f"transforms: {name}", value, c.channels)
+            least, most = (1e-6, 1e6) if name == "std" else (-1e6, 1e6)
+            field[: c.channels] = [number(f"transforms: {name}", one, least, most) for one in values]
     if c.dtype == b"u8" and (transform.mean is not None or transform.std is not None):
         raise ValueError('dtype: uint8 images are not normalised; set dtype to "float32", "float16" or "bfloat16"')
 
@@ -416,6 +420,8 @@ class _Stream:
                     self.check_open()
                 status = function(self._handle, *arguments)
         if status and status != END:
+            if self._closing.locked():  # close() has cancelled the wait
+                raise ValueError("loader: it is closed")
             fail(status)
         return status
 

@@ -86,7 +86,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"mean": 10**400, "dtype": "f32"}, ValueError, "mean: it is too large"),
     ({"mean": None, "dtype": "f32"}, TypeError, "mean: it must be a number"),
     ({"mean": [0.5, 0.5], "dtype": "f32", "channels": 3}, ValueError, "mean: it has 2 values for 3 channels"),
-    ({"std": [], "dtype": "f32"}, ValueError, "std: it has 0 values for 1 channels"),
+    ({"std": [], "dtype": "f32"}, ValueError, "std: it has 0 values for 1 channel"),
     ({"std": 0, "dtype": "f32"}, ValueError, r"std\[0\]: 0 is out of range"),
     ({"mean": float("nan"), "dtype": "f32"}, ValueError, r"mean\[0\]: nan is out of range"),
     ({"generator": "opm"}, ValueError, "generator: 'opm' is unknown"),

@@ -17,8 +17,6 @@
 
 /* ---- Labels ---- */
 
-#define LABELS_TENSOR "labels" /* default name of the tensor with the labels */
-
 /* Integer types, as .npy, .safetensors and .pt files name them. */
 static const struct label_type {
     const char *names[3];
@@ -126,7 +124,7 @@ static enum status find_labels(const struct tensor_file *file, const char *name,
     size_t count = 0;
     for (size_t i = 0; i < file->count; i++) {
         const struct tensor *tensor = *found = &file->tensors[i];
-        if (strcmp(tensor->name, name ? name : LABELS_TENSOR) == 0 || (!name && file->count == 1))
+        if (strcmp(tensor->name, name ? name : EMBEDDING_LABELS) == 0 || (!name && file->count == 1))
             return STATUS_OK;
         if (type_of(tensor)) {
             integers = tensor;
@@ -134,7 +132,7 @@ static enum status find_labels(const struct tensor_file *file, const char *name,
         }
     }
     *found = integers;
-    return !name && count == 1 ? STATUS_OK : no_labels(file, name ? name : LABELS_TENSOR);
+    return !name && count == 1 ? STATUS_OK : no_labels(file, name ? name : EMBEDDING_LABELS);
 }
 
 /* Appends the labels of a file. */
@@ -194,7 +192,7 @@ enum status embedding_labels(const struct embeddings *set, const char *name, int
     TRY(ALLOCATED(labels.values, "out of memory for the labels"));
     const enum status status = embedding_labels_are_files(name)
                                    ? labels_of_files(name, &labels)
-                                   : labels_of_set(set, name ? name : LABELS_TENSOR, &labels);
+                                   : labels_of_set(set, name ? name : EMBEDDING_LABELS, &labels);
     if (status == STATUS_OK)
         *result = labels.values;
     else
@@ -396,10 +394,12 @@ static enum status explain(const struct call *call)
     const struct embeddings_part *part = embeddings_part_of(set, row);
     TRY(embeddings_read(set, row, 1, self->rooms));
     const bool bad = self->rows.finite && has_bad(set->dtype, self->rooms, set->columns);
-    return status_set(STATUS_FAILED, "%s%s%s: row %" PRIu64 " %s", part->file, *part->tensor ? ": " : "",
-                      part->tensor, row - part->first,
-                      bad ? "has a value that is not finite; remove the row and its label"
-                          : "could not be read");
+    return status_set(
+        STATUS_FAILED, "%s%s%s: row %" PRIu64 " %s", part->file, *part->tensor ? ": " : "", part->tensor,
+        row - part->first,
+        bad ? "has a value that is not finite; --prepare DIR --from embeddings --labels NAME writes a "
+              "copy without such rows and their labels"
+            : "could not be read");
 }
 
 static enum status rows_make(struct generator *generator, const struct generator_numbers *numbers,

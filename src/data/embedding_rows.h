@@ -13,6 +13,8 @@
 
 FDSL_C_BEGIN
 
+#define EMBEDDING_LABELS "labels" /* default name of the tensor with the labels */
+
 /* Returns whether labels with this name come from files, not from a tensor in the files of the rows: its end
  * is that of a file of tensors, or has a slash. NULL: false. */
 bool embedding_labels_are_files(const char *name);

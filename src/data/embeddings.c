@@ -692,10 +692,13 @@ static bool is_same(const struct stat *now, const struct stat *before)
 
 static enum status changed(const struct embeddings_file *file, const struct stat *now)
 {
+    char how[80] = "its time of change differs";
+    if (file->info.st_size != now->st_size)
+        snprintf(how, sizeof how, "it had %" PRIu64 " bytes and has %" PRIu64 " now",
+                 (uint64_t)file->info.st_size, (uint64_t)now->st_size);
     return status_set(STATUS_FAILED,
-                      "%s was changed while it was read: it had %" PRIu64 " bytes and has %" PRIu64
-                      " now; read it again when nothing writes it",
-                      file->path, (uint64_t)file->info.st_size, (uint64_t)now->st_size);
+                      "%s was changed while it was read: %s; read it again when nothing writes it",
+                      file->path, how);
 }
 
 static enum status unreadable(const struct embeddings_file *file)

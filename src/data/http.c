@@ -546,7 +546,8 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     curl_easy_reset(curl); /* keeps the connection */
     curl_easy_setopt(curl, CURLOPT_URL, request->url);
 #if LIBCURL_VERSION_NUM >= 0x075700
-    curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L); /* a request that is given up does not wait for the resolver */
+    curl_easy_setopt(curl, CURLOPT_QUICK_EXIT,
+                     1L); /* a request that is given up does not wait for the resolver */
 #endif
 #if LIBCURL_VERSION_NUM >= 0x075500
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");

@@ -744,10 +744,11 @@ static void report_masked(struct set_stream *self, const struct slot *slot, cons
     }
     if (slot->masked > NAMED)
         snprintf(names + strlen(names), sizeof names - strlen(names), " and %u more", slot->masked - NAMED);
-    status_warn_own("%u broken sample%s of epoch %llu, step %llu masked: %s%s%s", slot->masked,
-                    slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + 1,
-                    (unsigned long long)slot->at.step + 1, names, *names ? "; the first: " : "",
-                    reason); /* as rows count */
+    const unsigned first = OPTION_OR_FIELD(1, 0); /* rows of the program count from 1 */
+    status_warn_own("%u broken sample%s of epoch %llu, step %llu%s masked: %s%s%s", slot->masked,
+                    slot->masked == 1 ? "" : "s", (unsigned long long)slot->at.epoch + first,
+                    (unsigned long long)slot->at.step + first, OPTION_OR_FIELD("", " (counted from 0)"),
+                    names, *names ? "; the first: " : "", reason);
 }
 
 static enum status set_stream_next(struct stream *stream, struct stream_batch *batch)

@@ -93,7 +93,7 @@ static void print_ranges(const struct rows *rows, const uint64_t *hashes, uint64
     if (wrong > 0)
         printf(" (%" PRIu64 " of %" PRIu64 " rows of the file)\n", wrong, rows->count);
     else
-        puts("its rows match their hashes, but its header or scale differs");
+        puts("its rows match their hashes, but its header, labels or scale differ");
 }
 
 /* Names the bad rows of a file whose hash differs. Fails if its header is damaged. */

@@ -87,9 +87,9 @@ static enum status open_set(const struct fdsl_rows_config *config, struct rows_s
 {
     const char *tensor = config->tensor ? config->tensor : "";
     if (config->tensor && !*config->tensor)
-        return status_set(STATUS_USAGE, "tensor: it is empty; set it to NULL for the default");
+        return status_set(STATUS_USAGE, "tensor: it is empty; name a tensor, or leave it out");
     if (config->labels && !*config->labels)
-        return status_set(STATUS_USAGE, "labels: it is empty; set it to NULL for rows without labels");
+        return status_set(STATUS_USAGE, "labels: it is empty; leave it out for rows without labels");
     enum status status = embeddings_open(config->path, tensor, &shared->set);
     if (status != STATUS_OK)
         return status_prefix(status, "path");

@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "data/checksum.h"
+#include "data/embedding_rows.h"
 #include "data/embeddings.h"
 #include "data/npy.h"
 #include "data/tensor_file.h"
@@ -25,9 +26,10 @@
 
 enum encoding { SAFETENSORS, NPY };
 enum part { VALUES, SCALES, TENSOR_SCALE, PARTS };
+#define TENSORS_MAX (PARTS + 1) /* of a file: also the labels */
 
 struct embeddings_parameters {
-    const char *source, *tensor, *variant;
+    const char *source, *tensor, *labels, *variant;
     double norm_min, norm_max;
     uint64_t rows_per_file, align;
     int to, fp8, encoding;
@@ -50,6 +52,7 @@ struct cleaner {
     uint64_t *hashes; /* XXH3-64 of each row of the set, until open() returns */
     uint64_t kept_count, rows_per_file;
     uint64_t *starts; /* per output file: its first row in the set */
+    int32_t *labels;  /* per row of the set; NULL: the output has no labels */
 };
 
 /* ---- Runs of the variant ---- */
@@ -76,6 +79,7 @@ static void embeddings_source_close(void *state)
     free(cleaner->kept);
     free(cleaner->hashes);
     free(cleaner->starts);
+    free(cleaner->labels);
     free(cleaner);
 }
 
@@ -383,25 +387,43 @@ static enum status format_header(const struct ops_format *format, const struct s
     return safetensors_header(about, tensors, count, header, size);
 }
 
-/* Allocates the memory of an output file. Writes its header and, for NVFP4, the scale of the tensor. */
+/* Writes the labels of the rows of a file, which come before the rows, because they need an alignment of 8
+ * bytes. */
+static void write_labels(const struct product *product, uint8_t *to)
+{
+    for (uint64_t j = 0; product->cleaner->labels && j < product->count; j++) {
+        const int64_t label = product->cleaner->labels[product->numbers[j]];
+        memcpy(to + j * sizeof label, &label, sizeof label);
+    }
+}
+
+/* Allocates the memory of an output file. Writes its header, the labels and, for NVFP4, the scale of the
+ * tensor. */
 static enum status begin_file(struct product *product)
 {
     const struct ops_format *format = &product->cleaner->format;
-    struct safetensor tensors[PARTS];
+    struct safetensor all[TENSORS_MAX], *tensors = all + 1;
     char npy[NPY_HEADER_MAX], shape[NPY_SHAPE_MAX], *header = npy;
+    const bool labelled = product->cleaner->labels != NULL;
     size_t count = describe_tensors(product, tensors), length;
+    all[0] = (struct safetensor){.name = EMBEDDING_LABELS,
+                                 .type = "I64",
+                                 .axes = 1,
+                                 .shape = {product->count},
+                                 .bytes = labelled ? product->count * sizeof(int64_t) : 0};
     snprintf(shape, sizeof shape, "%" PRIu64 ", %" PRIu32, product->count, format->columns);
     if (product->cleaner->encoding == NPY)
         length = npy_header_make(npy, format->to == OPS_F32 ? "<f4" : "<f2", shape);
     else
-        TRY(format_header(format, tensors, count, &header, &length));
-    product->size = length;
+        TRY(format_header(format, all + !labelled, count + labelled, &header, &length));
+    product->size = length + all[0].bytes;
     for (size_t i = 0; i < count; i++)
         product->size += tensors[i].bytes;
     product->bytes = malloc(product->size);
     if (product->bytes) {
         memcpy(product->bytes, header, length);
-        product->values = product->bytes + length;
+        write_labels(product, product->bytes + length);
+        product->values = product->bytes + length + all[0].bytes;
         product->scales = product->values + tensors[VALUES].bytes;
         if (count == PARTS)
             memcpy(product->scales + tensors[SCALES].bytes, &format->tensor_scale,
@@ -534,6 +556,18 @@ static enum status keep_type(const struct embeddings *set, enum ops_type *to)
                                           "scale of the set changes; choose a type with --to");
 }
 
+/* Reads the labels of the rows, if there are any to keep. */
+static enum status read_labels(const char *name, struct cleaner *cleaner)
+{
+    if (!name)
+        return STATUS_OK;
+    if (cleaner->encoding == NPY)
+        return status_set(STATUS_USAGE,
+                          "--labels: a .npy file has no room for labels; use --encode safetensors");
+    const enum status status = embedding_labels(cleaner->set, name, INT32_MIN, INT32_MAX, &cleaner->labels);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--labels");
+}
+
 static enum status allocate(struct cleaner *cleaner)
 {
     uint64_t rows = cleaner->set->rows;
@@ -602,6 +636,7 @@ static enum status embeddings_source_open(const struct source_request *request, 
     TRY(guard_open(&cleaner->guard));
     guard_fill(&cleaner->guard);
     TRY(open_set(parameters, cleaner));
+    TRY(read_labels(parameters->labels, cleaner));
     TRY(allocate(cleaner));
     TRY(choose_rows(cleaner, parameters->dedup));
     size_t bytes = ops_value_bytes(cleaner->format.to, cleaner->format.columns) +
@@ -612,6 +647,9 @@ static enum status embeddings_source_open(const struct source_request *request, 
     facts->rows = cleaner->kept_count;
     facts->identity =
         checksum_whole((const uint8_t *)cleaner->hashes, cleaner->set->rows * sizeof *cleaner->hashes);
+    if (cleaner->labels)
+        facts->identity =
+            checksum_seeded(cleaner->labels, cleaner->set->rows * sizeof *cleaner->labels, facts->identity);
     free(cleaner->hashes);
     cleaner->hashes = NULL;
     TRY(find_starts(cleaner, facts->samples));
@@ -632,6 +670,9 @@ static const struct option_spec options[] = {
              "shell patterns are allowed"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
      .help = "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
+    {"labels", "NAME|PATHS", OPTION_TEXT, AT(labels), .column = COLUMN,
+     .help = "labels of the rows: a tensor in their files, or files with one integer per row. The labels of "
+             "the rows that are kept are written as the tensor labels"},
     {"variant", "NAME", OPTION_TEXT, AT(variant),
      .help = "variant of ops that checks, hashes and converts the rows: ops-naive, ops-omp, ops-cuda or "
              "ops-fused; auto: the best one that can run here. The files are the same (default: ops-omp)"},
