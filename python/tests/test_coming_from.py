@@ -52,6 +52,8 @@ def folder(tmp_path_factory: Any) -> pathlib.Path:
         f"--prepare photos --from synth --formula visualatom --classes 10 --samples {PHOTOS} --res 192 --encode jpeg "
         "--store imagefolder",
         "--prepare shards --from dataset --source photos --permute 1",
+        "--prepare unseen --from synth --formula visualatom --seed 2 --classes 10 --samples 40 --res 192 --encode jpeg "
+        "--store imagefolder",
     ):
         done = subprocess.run([PROGRAM, *words.split()], cwd=path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -1181,6 +1181,28 @@ static enum status decode_sample(const struct set_stream_request *request, uint3
     return status == STATUS_OK ? STATUS_OK : dataset_at(request->dataset, sample, member, status);
 }
 
+#define COMPARED 8 /* images whose shapes are compared when a stream opens */
+
+/* Compares the shapes of some images with that of the first one, so that a set with several sizes fails
+ * early. The samples are evenly distributed; those that cannot be decoded are left to the stream. */
+static enum status compare_shapes(const struct set_stream_request *request, struct plain *plain,
+                                  struct image_scratch *scratch, uint8_t **bytes)
+{
+    const struct dataset *dataset = request->dataset;
+    const uint32_t count = dataset->sample_count;
+    for (uint32_t i = 1; i <= COMPARED && !dataset->remote; i++) {
+        const uint32_t number = (uint32_t)((uint64_t)(count - 1) * i / COMPARED);
+        const struct dataset_sample *sample = &dataset->samples[number];
+        struct image image = {.channels = request->fit.channels, .depth = 1, .type = DTYPE_U8};
+        if (decode_sample(request, number, plain, scratch, bytes, &image) != STATUS_OK)
+            continue;
+        const enum status status = check_shape(request, &image);
+        if (status != STATUS_OK)
+            return dataset_at(dataset, sample, &dataset->members[sample->member + sample->image], status);
+    }
+    return STATUS_OK;
+}
+
 enum status set_stream_find_shape(struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
@@ -1193,14 +1215,16 @@ enum status set_stream_find_shape(struct set_stream_request *request)
     enum status status = fit->res ? STATUS_OK : STATUS_FAILED;
     for (uint32_t i = 0; status == STATUS_FAILED && i < most; i++)
         status = decode_sample(request, i, &plain, &scratch, &bytes, &image);
-    image_scratch_close(&scratch);
-    plain_close(&plain);
-    free(bytes);
     request->channels = image.channels;
     request->depth = image.depth;
     request->height = image.height;
     request->width = image.width;
     request->type = image.type;
+    if (status == STATUS_OK && !fit->res)
+        status = compare_shapes(request, &plain, &scratch, &bytes);
+    image_scratch_close(&scratch);
+    plain_close(&plain);
+    free(bytes);
     return status;
 }
 

@@ -573,7 +573,7 @@ enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_
 {
     TRY(find_type(config->dtype, rows->type, &format->type));
     if (rows->type != stored_type(rows) && format->type != rows->type)
-        return status_set(STATUS_USAGE, "dtype: the rows were converted to %s; set it to \"auto\"",
+        return status_set(STATUS_USAGE, "dtype: the rows were converted to %s already; leave it out",
                           dtype_names[rows->type]);
     format->width = (uint32_t)embeddings_width(rows->shared->set->columns, rows->shared->align);
     const uint32_t words[] = {(uint32_t)format->type, format->width};
