@@ -545,7 +545,7 @@ static void refuse_arguments(struct fdsl_source *source)
         wrong++;
     };
     config.device = fdsl_cuda_devices();
-    refused(fdsl_stream_open(source, &config, &none), FDSL_UNAVAILABLE, "no CUDA device ");
+    refused(fdsl_stream_open(source, &config, &none), FDSL_UNAVAILABLE, "device: no CUDA device ");
     config.device = 0;
     config.decoder = "cpu";
     config.device_share = 0.5;
@@ -842,7 +842,8 @@ static void open_many(struct fdsl_source *source)
     for (int i = 0; i < 200; i++) {
         struct fdsl_stream_config config = i % 4 == 3 ? images_config() : format_config((size_t)i % 4);
         config.device = 0;
-        config.decoder = i % 8 ? "cpu" : "auto";
+        if (i % 4 != 3)
+            config.decoder = i % 8 ? "cpu" : "auto";
         config.num_threads = 2;
         struct fdsl_stream *stream = open_stream(i % 4 == 3 ? images : source, config);
         struct fdsl_batch *batch;

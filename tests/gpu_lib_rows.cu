@@ -213,7 +213,7 @@ static void compare(struct fdsl_source *host_source, struct fdsl_source *source,
                     struct fdsl_stream_config config, const std::string &what)
 {
     struct fdsl_stream *stream = open_stream(source, config);
-    const bool warned = strstr(fdsl_warnings(), "align: ") != NULL;
+    const bool warned = strstr(fdsl_warnings(), "tensor cores") != NULL;
     if (warned != (info_of(source).width % 8 != 0))
         tell(false, what + ": the warning about tensor cores");
     struct fdsl_state states[2] = {};
