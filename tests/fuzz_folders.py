@@ -113,6 +113,7 @@ def find_loop(folder, above, under):
 def excuse(root, message):
     """Returns whether a refusal is right: the tree has what the message says, at the place that it names."""
     bad = {"the class folder has no image": lambda path: os.path.isdir(path),
+           "a symbolic link to": lambda path: os.path.islink(path) and not os.path.exists(path),
            "No such file or directory": lambda path: os.path.islink(path) and not os.path.exists(path),
            "Too many levels of symbolic links": lambda path: os.path.islink(path),
            "links back to one of its parent folders": lambda path: os.path.isdir(path),
