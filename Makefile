@@ -126,7 +126,7 @@ ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
             $(call have,MPI PNG JPEG WEBP CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX) $(CPPFLAGS)
 # Builds with and without CUDA share the objects of all C files but these, which ask for HAVE_CUDA, HAVE_CUBLAS, HAVE_CUDNN or HAVE_CUFILE.
 CUDA_CPPFLAGS = $(call have,CUDA CUBLAS CUDNN NCCL NVJPEG CUFILE)
-ASK_CUDA := src/core/variant src/lib/fdsl src/train/exchange tests/test_cli tests/test_train_cli tests/test_train_scripts tests/test_variant
+ASK_CUDA := src/core/variant src/lib/fdsl src/train/exchange tests/test_cli tests/test_mpi_shares tests/test_train_cli tests/test_train_scripts tests/test_variant
 ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)

@@ -65,7 +65,7 @@ Test(mpi_train, any_number_of_ranks_trains_on_the_same_rows)
         const char *options;
         int most; /* ranks */
     } ways[] = {{"--feed stored", 3},
-                {"--feed load --lanes 3 --shuffle 24", 3},
+                {"--feed load", 3},
                 {"--parallel pipeline --microbatches 3", 2}}; /* mlp can be cut into two stages */
     put_rows("rows.safetensors");
     for (size_t way = 0; way < COUNT_OF(ways); way++) {

@@ -56,6 +56,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     paths = [os.path.dirname(os.path.dirname(fdsl.__file__)), str(ROOT / "python" / "tests")]
     own = {"PYTHONPATH": os.pathsep.join(paths), "FDSL_LIBRARY": fdsl.library_path()}
     environment = {**os.environ, **own, **environment}
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{code}"  # a shell may ignore it
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
 
 

@@ -447,7 +447,8 @@ enum status file_read(const char *path, char **bytes, size_t *size)
 #define SAY_S   1 /* time until a message names the holder; locks are usually held for milliseconds */
 
 static double timeout_s = LOCK_TIMEOUT_S;
-static _Thread_local double limit_s = INFINITY;
+static _Thread_local double limit_s; /* 0: none. Not INFINITY: an initial value costs each thread a page,
+                                       since the CUDA runtime aligns its own data to pages */
 
 void lock_set_timeout(double seconds)
 {
@@ -456,8 +457,8 @@ void lock_set_timeout(double seconds)
 
 double lock_set_limit(double seconds)
 {
-    double before_s = limit_s;
-    limit_s = seconds;
+    double before_s = limit_s > 0 ? limit_s : INFINITY;
+    limit_s = isinf(seconds) ? 0 : seconds;
     return before_s;
 }
 
@@ -514,7 +515,7 @@ void lock_close(int fd)
 
 enum status lock_take(int fd, const char *path, int operation, bool *locked)
 {
-    const double begin_s = timer_now_s(), most_s = fmin(timeout_s, limit_s);
+    const double begin_s = timer_now_s(), most_s = limit_s > 0 ? fmin(timeout_s, limit_s) : timeout_s;
     for (bool said = false;;) {
         char text[96];
         *locked = flock(fd, operation | LOCK_NB) == 0;

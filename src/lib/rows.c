@@ -134,11 +134,10 @@ enum fdsl_status fdsl_rows_config_init(struct fdsl_rows_config *config, size_t s
 
 enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows)
 {
-#ifndef HAVE_XXHASH
     *rows = NULL;
-    (void)config;
+#ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "path: this libfdsl was built without xxHash, which rows need");
-#else
+#endif
     struct rows *self = *rows = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
     const enum status status = open_all(config, self);
@@ -148,7 +147,6 @@ enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows)
     rows_free(self);
     *rows = NULL;
     return status_restore(&failure);
-#endif
 }
 
 /* ---- Describing ---- */
