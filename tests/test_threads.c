@@ -50,7 +50,7 @@ Test(threads, small_stacks_suffice)
     if (strstr(program, "/san/"))
         SKIP("a sanitizer needs larger stacks");
     forget_environment();
-    how.stack_bytes_max = 64 << 10;
+    how.stack_bytes_max = 80 << 10;
     run_all();
     run_loaders();
 }
