@@ -180,7 +180,7 @@ static store_function *find_kernel(const struct store *store, const struct image
 
 /* ---- Data sets ---- */
 
-/* What next() hands out for a slot. */
+/* The memory of the batch that next() delivers from a slot. */
 struct set_slot {
     int64_t *labels; /* within set_batches.labels */
     void *images;    /* NULL: not allocated, or the images are those of the device stream */
@@ -300,7 +300,7 @@ static enum status take(struct set_batches *self, cudaStream_t consumer, bool bo
     return wait_for(static_cast<cudaEvent_t>(batch->ready), consumer);
 }
 
-/* Returns a batch after a failure, which is more important than another one. */
+/* Returns a batch after a failure. Ignores errors, so that the message of that failure stays. */
 static enum status abandon(struct set_batches *self, const struct stream_batch *batch, enum status status)
 {
     const struct failure failure = status_save(status);

@@ -1127,7 +1127,8 @@ static enum status fill_draft(struct remote *remote, struct remote_file *file,
     return status;
 }
 
-/* Who waits for other processes that use the cache. */
+/* A thread that waits for other processes, which use the cache. It gives up when `*stopped` or the `cancel`
+ * of the remote is set. */
 struct waiter {
     struct remote *remote;
     const bool *stopped; /* may be NULL */

@@ -22,7 +22,7 @@ void images_free(struct images *images);
 /* Sets the type and the layout of `output`, and `*transform` to the hash of the output format. */
 void images_get_format(const struct images *images, struct image_output *output, uint64_t *transform);
 
-/* What a stream of images needs beside the configuration. */
+/* A source of generated images. */
 struct images_plan {
     struct stream_plan plan;
     struct device_order order; /* lists the same samples as `plan`; `fresh`, `host_numbers` and `captures` are

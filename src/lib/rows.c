@@ -21,7 +21,7 @@
 
 #define STREAMED_BYTES ((uint64_t)256 << 20) /* of device memory, for rows that are not resident */
 
-/* What all rows of one set share. */
+/* A set of files, shared by all sources that are selected from it. */
 struct rows_set {
     struct embeddings *set;
     int32_t *labels; /* one per row of the set; NULL: none */

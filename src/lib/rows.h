@@ -29,7 +29,7 @@ uint64_t rows_hash(const struct rows *rows); /* struct fdsl_source_info.hash */
 /* Sets the fields of `info` that describe rows, and `samples`, `bytes` and `files`. */
 void rows_describe(const struct rows *rows, struct fdsl_source_info *info);
 
-/* What a stream of rows delivers. */
+/* The samples of a stream of rows. */
 struct rows_format {
     enum dtype type;
     uint32_t width;     /* values per row, with the padding */

@@ -13,7 +13,7 @@
 #include "lib/images.h"
 #include "lib/rows.h"
 
-/* Of a data set, and of a global batch: the limit of draw_lanes(). */
+/* Data sets and global batches must have fewer samples, because draw_lanes() cannot order more. */
 #define LIB_SAMPLES_MAX (UINT32_C(1) << 31)
 
 struct fdsl_source {
