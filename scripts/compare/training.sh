@@ -9,7 +9,7 @@
 #   MODELS (vit-tiny vit-base)  networks
 #   GPUS (1)                    numbers of GPUs, for example "1 2"; more than one need mpirun
 #   SAMPLES (16384)             training images per epoch and GPU; the sets have this many images for the largest number
-#   EPOCHS (4)                  epochs of each run; the figure shows the median of all but the first
+#   EPOCHS (8)                  epochs of each run; the figure shows the median of the second half
 #   MEMORY (/dev/shm/training)  folder in memory, for as many bytes as DIR
 #   SOURCES (all)               some of: constant live raw jpeg disk http
 #   FDSL_BENCH (./fdsl-bench)   the program
@@ -58,7 +58,7 @@ train() { # options ...: one run on $n GPUs
     local run=() size=$((samples * n))
     ((n == 1)) || run=(mpirun --bind-to none -n "$n")
     [[ " $* " == *' synth '* ]] && set -- "$@" --res 224 --classes 16 --train-size "$size" --test-size 512
-    "${run[@]}" "$bench" --variant train-vit --model "$model" --batch 256 --epochs "${EPOCHS:-4}" --out "$out" "$@" >/dev/null
+    "${run[@]}" "$bench" --variant train-vit --model "$model" --batch 256 --epochs "${EPOCHS:-8}" --out "$out" "$@" >/dev/null
 }
 
 load() { # folder, options ...

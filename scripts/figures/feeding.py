@@ -145,12 +145,12 @@ def why_not(row, model):
         return "of stored samples"
     if (row["ranks_per_device"] or 0) > 1:
         return "of ranks that share a GPU"
-    return "" if row["epoch"] > 1 else "of first epochs"
+    return "" if 2 * row["epoch"] > float(row["epochs"]) else "of the first half of a run"
 
 
 def rates(rows, model):
     """Returns {source: {GPUs: rows of the epochs}}. Chooses your rows, then the rows with the most points, then the newest. The first
-    epoch of a run is left out, because it contains the start of the engine."""
+    half of a run is left out: nvJPEG's engines reach their full rate only after about 200 batches."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(lambda: collections.defaultdict(list)))
     for row in rows:
         if not why_not(row, model):
@@ -208,7 +208,7 @@ def training_rates(measured, model):
     plot.caption = [
         f"{row['variant']}, batch {row['batch'] / row['ranks']:.0f} per GPU, images of 224² pixels. JPEG images are decoded and cut out "
         f"anew in each epoch. {row['device']} ({'your rows' if row.source == 'yours' else 'reference rows'}, host {row['host']}, revision "
-        f"{row['revision']}). Points: median of the epochs after the first; whiskers: slowest and fastest of them.",
+        f"{row['revision']}). Points: median of the epochs in the second half of each run; whiskers: slowest and fastest of them.",
         "PyTorch's rows have their own augmentation (see pretraining_tiny); published points were measured on other GPUs with the "
         "paper's program."]
     if row.source != "yours":
