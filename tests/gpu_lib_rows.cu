@@ -265,31 +265,36 @@ static void compare_all(int device)
 static void compare_selections(int device)
 {
     static const char *const names[] = {
-        "validate", "dedup", "validate and dedup", "validate, then dedup", "validate, and convert",
-        "sample",   "keep"};
+        "validate", "dedup", "validate and dedup",  "validate, then dedup", "validate, and convert",
+        "sample",   "keep",  "keep, then validate", "validate, then keep",  "validate, then sample"};
     std::vector<uint8_t> keep(ROWS);
     for (uint32_t i = 0; i < ROWS; i++)
         keep[i] = i % 3 != 0;
     struct fdsl_source *source = open_rows(8), *there = select_rows(source, select_config(device));
-    for (int c = 0; c < 7; c++)
+    for (int c = 0; c < 10; c++)
         for (int from = 0; from < 2; from++) {
             struct fdsl_source *chosen[2];
             for (int on_device = 0; on_device < 2; on_device++) {
                 struct fdsl_select_config config = select_config(on_device ? device : FDSL_CPU);
-                config.validate = c != 1 && c != 5 && c != 6;
+                config.validate = c != 1 && c != 5 && c != 6 && c != 7;
                 config.norm_min = config.validate ? 0.1 : 0;
                 config.norm_max = config.validate ? 100 : config.norm_max;
                 config.dedup = c == 1 || c == 2;
                 config.dtype = c == 4 ? "f16" : "auto";
                 config.sample = c == 5 ? 777 : 0;
-                config.keep = c == 6 ? keep.data() : NULL;
-                config.keep_count = c == 6 ? ROWS : 0;
+                config.keep = c == 6 || c == 7 ? keep.data() : NULL;
+                config.keep_count = config.keep ? ROWS : 0;
                 struct fdsl_source *first = select_rows(on_device && from ? there : source, config);
                 chosen[on_device] = first;
-                if (c != 3)
+                if (c != 3 && c < 7)
                     continue;
                 config = select_config(config.device);
-                config.dedup = 1;
+                config.dedup = c == 3;
+                config.validate = c == 7;
+                config.norm_min = c == 7 ? 0.1 : 0;
+                config.keep = c == 8 ? keep.data() : NULL;
+                config.keep_count = c == 8 ? info_of(first).samples : 0;
+                config.sample = c == 9 ? 777 : 0;
                 chosen[on_device] = select_rows(first, config);
                 fdsl_source_close(first);
             }

@@ -16,6 +16,7 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "core/stream.h"
 #include "data/embeddings.h"
 
 struct rows_device;
@@ -65,6 +66,8 @@ struct rows_device_tensor {
     uint32_t width;        /* values per row, 1 to EMBEDDINGS_COLUMNS_MAX */
     enum dtype dtype;      /* DTYPE_F32, DTYPE_F16 or DTYPE_BF16 */
     const int32_t *labels; /* one per row, in memory of the host or of the device; NULL: none */
+    const uint32_t *numbers; /* one per row, in complete memory of the device: what rows_device_numbers()
+                                returns for a kept row; NULL: 0, 1, ... */
     int device;
 };
 
@@ -82,7 +85,15 @@ struct rows_device_info {
     uint64_t pinned_bytes;  /* pinned host memory that the set holds */
     const void *values;     /* resident rows, in device memory */
     const int32_t *labels;  /* of all kept rows, in device memory; NULL: none */
+    const uint32_t *numbers; /* of all kept rows, in device memory; NULL: 0, 1, ... */
+    uint64_t numbers_hash;   /* sum of rows_device_number_hash(); 0 if `numbers` is NULL */
 };
+
+/* Returns the hash of "row k of a set has this number". The sum over all rows of a set hashes their list. */
+FDSL_HD uint64_t rows_device_number_hash(uint64_t k, uint32_t number)
+{
+    return stream_hash(k << 32 | number);
+}
 
 FDSL_C_BEGIN
 
@@ -113,7 +124,8 @@ enum status rows_device_trim(int device);
 /* Describes the set. The pointers are valid until the set is closed. Thread safe. */
 struct rows_device_info rows_device_info(const struct rows_device *rows);
 
-/* Copies the numbers, within the input, of kept rows [first, first + count) to host memory. Thread safe. */
+/* Copies the numbers of kept rows [first, first + count) to host memory: those within the input, or those of
+ * tensor.numbers. Thread safe. */
 enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, uint64_t count, uint32_t *to);
 
 /* The three functions below enqueue the gathering of a batch on `stream`: `count` rows of padded_width values
