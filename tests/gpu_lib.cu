@@ -966,7 +966,7 @@ static void time_all(struct fdsl_source *source)
     struct fdsl_source *images = open_images(1, "u8", "nchw", 3);
     config = images_config();
     config.device = 0;
-    time_fill("generated", images, config, 30);
+    time_fill("generated", images, config, 10);
     fdsl_source_close(images);
     time_conversion(source, "u8", "nchw");
     time_conversion(source, "f16", "nchw");

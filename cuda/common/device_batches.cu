@@ -29,7 +29,8 @@
 #include "data/random_draws.h"
 #include "machine/device.h"
 
-#define BLOCK 256
+#define BLOCK        256
+#define LISTED_STEPS 16 /* batches whose image numbers one launch lists */
 
 /* ---- Storing a batch ---- */
 
@@ -547,7 +548,8 @@ struct image_batches {
     cudaEvent_t used;        /* the generator's latest work */
     unsigned long long user; /* number of the CUDA stream of this work; valid if `draws` is set */
     bool draws;
-    uint64_t *numbers;      /* device memory: image numbers of a batch */
+    uint64_t *numbers;      /* device memory: image numbers of LISTED_STEPS batches, and of a captured one */
+    uint64_t ahead, steps;  /* `numbers` has those of the `steps` batches from position `ahead` on */
     uint64_t *position;     /* device memory, after `numbers`: the next batch of captured calls */
     cudaEvent_t moved;      /* the latest work that writes `position`, also in graphs */
     uint64_t *host_numbers; /* NULL unless the generator needs them */
@@ -584,21 +586,22 @@ static struct stream_position at_position(const struct image_batches *self, uint
     return {position / self->order.steps, position % self->order.steps};
 }
 
-/* Lists the image numbers of a batch, whose first sample has this offset in its step. `position` NULL: the
- * batch at `fixed`. */
+/* Lists the image numbers of the batches of one or several consecutive steps, gridDim.y, `stride` words
+ * apart. The first sample of each batch has this offset in its step. `position` NULL: the first batch is at
+ * `fixed`. */
 static __global__ void __launch_bounds__(BLOCK)
     number_kernel(const __grid_constant__ struct device_order order, const uint64_t *position, uint64_t fixed,
-                  uint32_t offset, uint32_t count, uint64_t *numbers)
+                  uint32_t offset, uint32_t count, uint32_t stride, uint64_t *numbers)
 {
     const uint32_t j = blockIdx.x * BLOCK + threadIdx.x;
     if (j >= count)
         return;
-    const uint64_t at = position ? *position : fixed, epoch = at / order.steps;
+    const uint64_t at = (position ? *position : fixed) + blockIdx.y, epoch = at / order.steps;
     const uint32_t step = static_cast<uint32_t>(at - epoch * order.steps),
                    index = step * order.global + offset + j;
     const struct draw_order drawn = draw_order(order.seed, static_cast<uint32_t>(epoch), order.count);
     const uint32_t sample = order.shuffle ? draw_order_at(&drawn, index) : index;
-    numbers[j] = sample + epoch * order.fresh;
+    numbers[static_cast<uint64_t>(blockIdx.y) * stride + j] = sample + epoch * order.fresh;
 }
 
 static __global__ void set_kernel(uint64_t *word, uint64_t value)
@@ -627,21 +630,52 @@ static const uint64_t *list_on_host(struct image_batches *self, uint64_t positio
     return self->host_numbers;
 }
 
+/* Enqueues that the numbers of `steps` batches are listed, from this position on, or from self->position on
+ * if `captured` is set. */
+static enum status list_on_device(struct image_batches *self, uint64_t position, bool captured,
+                                  uint32_t steps, const struct share *share, uint64_t *numbers,
+                                  cudaStream_t stream)
+{
+    const uint32_t count = (uint32_t)share->count;
+    number_kernel<<<dim3((count + BLOCK - 1) / BLOCK, steps), BLOCK, 0, stream>>>(
+        self->order, captured ? self->position : nullptr, position, (uint32_t)share->first, count,
+        self->request.plan.capacity, numbers);
+    return CUDA_LAUNCHED("number_kernel");
+}
+
+/* Sets `*numbers` to the numbers of the batch at a position. Most of them were listed for an earlier batch: a
+ * launch takes more time than a list. */
+static enum status find_numbers(struct image_batches *self, uint64_t position, const struct share *share,
+                                uint64_t **numbers, cudaStream_t stream)
+{
+    if (position < self->ahead || position - self->ahead >= self->steps) {
+        uint32_t steps = 1;
+        for (bool same = true; same && steps < LISTED_STEPS; steps += same) {
+            const struct share next = share_at(self, position + steps);
+            same = next.first == share->first && next.count == share->count;
+        }
+        self->steps = 0;
+        TRY(list_on_device(self, position, false, steps, share, self->numbers, stream));
+        self->ahead = position;
+        self->steps = steps;
+    }
+    *numbers = self->numbers + (position - self->ahead) * self->request.plan.capacity;
+    return STATUS_OK;
+}
+
 /* Enqueues the generation of the batch at a position, or at self->position if `captured` is set. */
 static enum status draw(struct image_batches *self, uint64_t position, bool captured,
                         const struct share *share, void *images, int64_t *labels, cudaStream_t stream)
 {
-    const uint32_t count = (uint32_t)share->count;
+    uint64_t *numbers = self->numbers + (uint64_t)LISTED_STEPS * self->request.plan.capacity;
     RANGE(GENERATE);
-    if (count == 0)
+    if (share->count == 0)
         return STATUS_OK;
-    number_kernel<<<(count + BLOCK - 1) / BLOCK, BLOCK, 0, stream>>>(
-        self->order, captured ? self->position : nullptr, position, (uint32_t)share->first, count,
-        self->numbers);
-    TRY(CUDA_LAUNCHED("number_kernel"));
-    const struct generator_numbers listed = {self->numbers, 0, nullptr,
+    TRY(captured ? list_on_device(self, 0, true, 1, share, numbers, stream)
+                 : find_numbers(self, position, share, &numbers, stream));
+    const struct generator_numbers listed = {numbers, 0, nullptr,
                                              captured ? nullptr : list_on_host(self, position)};
-    return generator_make(self->request.generator, &listed, count, images, labels, stream);
+    return generator_make(self->request.generator, &listed, (uint32_t)share->count, images, labels, stream);
 }
 
 /* As draw(), after the generator's previous work. On the same CUDA stream, this is the order anyway. */
@@ -652,6 +686,9 @@ static enum status draw_in_turn(struct image_batches *self, uint64_t position, c
     CUDA_TRY(cudaStreamGetId(stream, &user));
     if (!self->draws || user != self->user)
         CUDA_TRY(cudaStreamWaitEvent(stream, self->used, 0));
+    if (!self->draws) /* the previous call has failed, perhaps after it had listed numbers on another stream
+                       */
+        self->steps = 0;
     self->draws = false;
     TRY(draw(self, position, false, share, images, labels, stream));
     self->user = user;
@@ -987,10 +1024,11 @@ static enum status open_images(struct image_batches *self, bool host_numbers)
         self->listed = static_cast<uint32_t *>(malloc(capacity * sizeof *self->listed));
         TRY(ALLOCATED(self->host_numbers && self->listed, "out of memory for a stream"));
     }
-    CUDA_TRY(cudaMalloc(&memory, (capacity + 1) * sizeof *self->numbers));
+    const size_t words = (LISTED_STEPS + 1) * capacity;
+    CUDA_TRY(cudaMalloc(&memory, (words + 1) * sizeof *self->numbers));
     self->numbers = static_cast<uint64_t *>(memory);
-    self->position = self->numbers + capacity;
-    self->stats.memory_bytes = (capacity + 1) * sizeof *self->numbers;
+    self->position = self->numbers + words;
+    self->stats.memory_bytes = (words + 1) * sizeof *self->numbers;
     TRY(stream_open(&self->own, true)); /* the generator's own priority; delays training steps least */
     CUDA_TRY(cudaEventCreateWithFlags(&self->used, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&self->moved, cudaEventDisableTiming));
