@@ -778,7 +778,8 @@ enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int6
     if (status == STATUS_OK) {
         stream->ended = batch.last;
         *count = batch.samples.count;
-    }
+    } else
+        stream->checked[0] = stream->checked[1] = NULL; /* a caller in Python has not kept them */
     return lib_relay(status);
 }
 
