@@ -196,10 +196,10 @@ static struct reference make_reference(const std::vector<uint8_t> &bytes, uint64
 /* Device memory for a batch, poisoned, with a guard after it. `offset` moves the values by some bytes. */
 struct output {
     uint8_t *memory;
-    int32_t *labels;
+    int64_t *labels;
     uint64_t rows, stride, offset;
     std::vector<uint8_t> host;
-    std::vector<int32_t> host_labels;
+    std::vector<int64_t> host_labels;
 
     output(uint64_t rows, uint64_t stride, uint64_t offset = 0) : rows(rows), stride(stride), offset(offset)
     {
@@ -246,7 +246,7 @@ struct output {
         for (uint64_t i = offset + count * stride; i < host.size(); i++)
             if (host[i] != POISON)
                 return false;
-        return host_labels[count] == (int32_t)(0x01010101u * POISON);
+        return host_labels[count] == (int64_t)(0x0101010101010101u * POISON);
     }
 };
 

@@ -108,7 +108,8 @@ enum status moving_begin(struct moving *moving, const struct turn *turn)
     if (moving->moves)
         return STATUS_OK;
     struct relaxed_capture relaxed;
-    CUDA_TRY(cudaEventSynchronize(turn->used)); /* replays do not wait for it */
+    if (turn)
+        CUDA_TRY(cudaEventSynchronize(turn->used)); /* replays do not wait for it */
     TRY(write_position(moving, moving_position(moving)));
     moving->moves = true;
     return STATUS_OK;

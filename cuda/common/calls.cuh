@@ -68,7 +68,8 @@ enum status moving_locate(struct moving *moving);
 /* Moves the position by one batch that was enqueued on `stream`, without a capture. */
 enum status moving_on(struct moving *moving, cudaStream_t stream);
 
-/* Before a captured call: lets replays begin at the position, after the latest work of `turn`. */
+/* Before a captured call: lets replays begin at the position, after the latest work of `turn` (NULL:
+ * none). */
 enum status moving_begin(struct moving *moving, const struct turn *turn);
 
 /* Captures that a replay moves the position by one batch. */

@@ -1,5 +1,5 @@
 /* Implements ops/row_batches.h. One kernel gathers a batch on the caller's stream: next() into memory of a
- * slot, fill() into the caller's memory, also as a captured call. A second kernel widens the labels. */
+ * slot, fill() into the caller's memory, also as a captured call. */
 #include "ops/row_batches.h"
 
 #include <new>
@@ -12,13 +12,10 @@
 #include "core/parallel.h"
 #include "machine/device.h"
 
-#define BLOCK 256
-
 /* Room for a batch of next(), in device memory. */
 struct row_slot {
     uint8_t *rows;
     int64_t *labels;  /* after the rows; NULL without labels */
-    int32_t *narrow;  /* the labels as they are gathered */
     cudaEvent_t done; /* the consumer no longer uses the batch */
     bool held;
 };
@@ -28,8 +25,6 @@ struct row_batches {
     struct row_batches_request request;
     struct rows_device_info info;
     uint64_t row_bytes;   /* of a row in a batch */
-    int32_t *narrow;      /* device memory: the labels of fill() as they are gathered */
-    struct turn turn;     /* of `narrow` */
     cudaStream_t own;     /* copies the position */
     struct moving moving; /* the position */
 
@@ -48,14 +43,6 @@ static struct row_batches *of(struct device_batches *batches)
 static struct row_batches *of(struct stream *stream)
 {
     return reinterpret_cast<struct row_batches *>(stream);
-}
-
-static __global__ void __launch_bounds__(BLOCK)
-    widen_kernel(const int32_t *from, uint32_t count, int64_t *labels)
-{
-    const uint32_t i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < count)
-        labels[i] = from[i];
 }
 
 static enum status rows_locate(struct device_batches *batches)
@@ -86,7 +73,7 @@ static struct share share_at(const struct row_batches *self, struct stream_posit
 
 /* Enqueues the gathering of the batch at the position. Begins to copy rows of the next batch that are not on
  * the device. */
-static enum status gather(struct row_batches *self, const struct share *share, void *rows, int32_t *narrow,
+static enum status gather(struct row_batches *self, const struct share *share, void *rows, int64_t *labels,
                           cudaStream_t stream)
 {
     const struct row_batches_request *request = &self->request;
@@ -94,20 +81,10 @@ static enum status gather(struct row_batches *self, const struct share *share, v
                                  next = moving_at(&self->moving, moving_position(&self->moving) + 1);
     const struct share following = share_at(self, next);
     TRY(rows_device_gather(request->rows, request->shuffle, request->seed, at.epoch, share->first,
-                           share->count, rows, narrow, stream));
+                           share->count, rows, labels, stream));
     rows_device_ahead(request->rows, request->shuffle, request->seed, next.epoch, following.first,
                       following.count);
     return STATUS_OK;
-}
-
-/* Enqueues the conversion of labels; `labels` NULL: not wanted. */
-static enum status widen(const int32_t *narrow, uint64_t count, int64_t *labels, cudaStream_t stream)
-{
-    if (!labels || count == 0)
-        return STATUS_OK;
-    widen_kernel<<<(unsigned)((count + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(narrow, (uint32_t)count,
-                                                                                labels);
-    return CUDA_LAUNCHED("widen_kernel");
 }
 
 static void describe(const struct row_batches *self, uint64_t count, struct stream_batch *batch)
@@ -149,10 +126,9 @@ static enum status fill_captured(struct row_batches *self, void *rows, int64_t *
                           "cuda_stream: it is being captured into a CUDA graph, which needs one rank, "
                           "rows that are all on the device, and steps with equal numbers of rows; "
                           "set resident and drop_last");
-    TRY(moving_begin(&self->moving, &self->turn));
+    TRY(moving_begin(&self->moving, nullptr));
     TRY(rows_device_gather_step(self->request.rows, self->request.shuffle, self->request.seed,
-                                self->moving.position, count, rows, labels ? self->narrow : nullptr, stream));
-    TRY(widen(self->narrow, count, labels, stream));
+                                self->moving.position, count, rows, labels, stream));
     TRY(moving_capture(&self->moving, self->info.device, stream));
     describe(self, count, batch);
     batch->last = false;
@@ -169,12 +145,7 @@ static enum status rows_fill(struct device_batches *batches, void *rows, int64_t
         return fill_captured(self, rows, labels, stream, batch);
     TRY(rows_locate(batches));
     const struct share share = share_at(self, self->base.stream.at);
-    if (labels)
-        TRY(turn_begin(&self->turn, stream));
-    TRY(gather(self, &share, rows, labels ? self->narrow : nullptr, stream));
-    TRY(widen(self->narrow, share.count, labels, stream));
-    if (labels)
-        TRY(turn_end(&self->turn, stream));
+    TRY(gather(self, &share, rows, labels, stream));
     describe(self, share.count, batch);
     count_batch(self, share.count);
     return moving_on(&self->moving, stream);
@@ -185,14 +156,11 @@ static enum status rows_fill(struct device_batches *batches, void *rows, int64_t
 static enum status open_slot(struct row_batches *self, struct row_slot *slot)
 {
     const uint64_t capacity = self->request.capacity, rows = stream_aligned(capacity * self->row_bytes);
-    const uint64_t labels = self->request.labels ? capacity * (sizeof(int64_t) + sizeof(int32_t)) : 0;
+    const uint64_t labels = self->request.labels ? capacity * sizeof(int64_t) : 0;
     void *memory;
     CUDA_TRY(cudaMalloc(&memory, rows + labels));
     slot->rows = static_cast<uint8_t *>(memory);
-    if (labels) {
-        slot->labels = reinterpret_cast<int64_t *>(slot->rows + rows);
-        slot->narrow = reinterpret_cast<int32_t *>(slot->labels + capacity);
-    }
+    slot->labels = labels ? reinterpret_cast<int64_t *>(slot->rows + rows) : nullptr;
     pthread_mutex_lock(&self->lock);
     self->stats.memory_bytes += rows + labels;
     pthread_mutex_unlock(&self->lock);
@@ -231,8 +199,7 @@ static enum status rows_next(struct device_batches *batches, void *cuda_stream, 
     TRY(take_slot(self, &slot));
     const struct share share = share_at(self, self->base.stream.at);
     CUDA_TRY(cudaStreamWaitEvent(stream, slot->done, 0));
-    TRY(gather(self, &share, slot->rows, slot->narrow, stream));
-    TRY(widen(slot->narrow, share.count, slot->labels, stream));
+    TRY(gather(self, &share, slot->rows, slot->labels, stream));
     describe(self, share.count, batch);
     batch->slot = (uint32_t)(slot - self->slots);
     *parts = {slot->rows, slot->labels};
@@ -296,15 +263,13 @@ static void rows_close(struct stream *stream)
     struct row_batches *self = of(stream);
     struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->info.device);
-    moving_close(&self->moving); /* both wait for work on streams of the caller */
-    turn_close(&self->turn);
+    moving_close(&self->moving); /* waits for work on streams of the caller */
     for (uint32_t i = 0; self->slots && i < self->request.slots; i++) {
         if (self->slots[i].done)
             (void)cudaEventSynchronize(self->slots[i].done);
         (void)cudaFree(self->slots[i].rows);
         destroy(self->slots[i].done);
     }
-    (void)cudaFree(self->narrow);
     destroy(self->own);
     if (self->request.owned)
         rows_device_close(self->request.rows);
@@ -321,16 +286,11 @@ static const struct device_batches_type row_functions = {rows_next, rows_fill, r
 static enum status open_batches(struct row_batches *self)
 {
     const struct row_batches_request *request = &self->request;
-    cudaFuncAttributes attributes;
     self->slots = new (std::nothrow) row_slot[request->slots]{};
     TRY(ALLOCATED(self->slots, "out of memory for a stream"));
     CUDA_TRY(cudaSetDevice(self->info.device));
-    if (request->labels)
-        CUDA_TRY(cudaMalloc(&self->narrow, request->capacity * sizeof *self->narrow));
     TRY(stream_open(&self->own));
     self->moving.own = self->own;
-    TRY(turn_open(&self->turn));
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, widen_kernel)); /* CUDA must not load it during a capture */
     TRY(rows_device_reserve(request->rows, request->capacity));
     return moving_open(&self->moving, self->info.device);
 }

@@ -856,7 +856,7 @@ static bool streams(const struct rows_device *rows)
     return rows->info.resident_rows < rows->info.rows;
 }
 
-static enum status begin_batch(const struct rows_device *rows, uint64_t count, void *out, int32_t *labels,
+static enum status begin_batch(const struct rows_device *rows, uint64_t count, void *out, int64_t *labels,
                                struct gpu_job *job)
 {
     if (labels && !rows->labels)
@@ -929,7 +929,7 @@ void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, ui
 }
 
 enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
-                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream)
+                               uint64_t first, uint64_t count, void *out, int64_t *labels, void *stream)
 {
     const struct gpu_staged none = {};
     struct gpu_job job;
@@ -966,7 +966,7 @@ static enum status check_resident(const struct rows_device *rows, const char *na
 }
 
 enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
-                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    const uint64_t *step, uint64_t count, void *out, int64_t *labels,
                                     void *stream)
 {
     const struct gpu_staged none = {};
@@ -986,7 +986,7 @@ enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint
 }
 
 enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t *numbers, bool on_device,
-                                       uint64_t count, void *out, int32_t *labels, void *stream)
+                                       uint64_t count, void *out, int64_t *labels, void *stream)
 {
     const struct gpu_staged none = {};
     struct gpu_job job;

@@ -129,9 +129,9 @@ struct rows_device_info rows_device_info(const struct rows_device *rows);
 enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, uint64_t count, uint32_t *to);
 
 /* The three functions below enqueue the gathering of a batch on `stream`: `count` rows of padded_width values
- * to `out`, without gaps, and their labels to `labels` (NULL: not wanted). Both are device memory; `out` is
- * aligned to the size of a value. Batches are written fastest if rows have a multiple of 16 bytes and `out`
- * is aligned to 16 bytes.
+ * to `out`, without gaps, and their labels to `labels` (int64_t; NULL: not wanted). Both are device memory;
+ * `out` is aligned to the size of a value. Batches are written fastest if rows have a multiple of 16 bytes
+ * and `out` is aligned to 16 bytes.
  *
  * If all rows are resident: one kernel; no allocation, no synchronisation; thread safe; the call may be
  * captured into a graph. Otherwise: rows that are not resident are copied to pinned memory by threads of the
@@ -146,7 +146,7 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
  * permutation_begin(seed + epoch, rows) of core/philox.h. Without `shuffle`, the rows in their order.
  * first + count <= rows. */
 enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
-                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream);
+                               uint64_t first, uint64_t count, void *out, int64_t *labels, void *stream);
 
 /* Allocates the pinned memory for batches of up to `count` rows. Does nothing if all rows are resident.
  * STATUS_EXHAUSTED or STATUS_TOO_LARGE if there is not enough memory. */
@@ -162,7 +162,7 @@ void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, ui
  * first = step % batches * count. In a graph that also adds 1 to `*step` (device_add()), each launch gathers
  * the next batch. All rows must be resident, and 1 <= count <= rows. */
 enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
-                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    const uint64_t *step, uint64_t count, void *out, int64_t *labels,
                                     void *stream);
 
 /* Gathers the rows numbers[0 .. count - 1]; a number may occur more than once.
@@ -171,7 +171,7 @@ enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint
  * In host memory: numbers that are not below `rows` are refused. The numbers are copied before the call
  * returns. The call cannot be captured, and the first call and a larger count allocate pinned memory. */
 enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t *numbers, bool on_device,
-                                       uint64_t count, void *out, int32_t *labels, void *stream);
+                                       uint64_t count, void *out, int64_t *labels, void *stream);
 
 FDSL_C_END
 
