@@ -18,7 +18,7 @@
 /* STATUS_USAGE if `cuda_stream` is being captured: a CUDA graph would repeat the batch. `what` is refused. */
 enum status calls_refuse_capture(void *cuda_stream, const char *what);
 
-/* ---- Memory that all calls use, one after the other ---- */
+/* ---- Memory that all calls use, in turn ---- */
 
 struct turn {
     cudaEvent_t used;        /* the latest work that uses the memory */

@@ -148,9 +148,8 @@ static enum status reading_open(const struct embeddings *set, const uint32_t *ro
 
 /* Checks the rows of a set. */
 static enum status check(const struct embeddings *set, const uint32_t *rows, const struct ops_select *how,
-                         struct ops_scan *scan)
+                         struct reading *reading, struct ops_scan *scan)
 {
-    struct reading reading = {.how = how};
     uint64_t chunk = CHUNK_BYTES / embeddings_row_bytes(set);
     chunk = chunk > CHUNK_ROWS ? CHUNK_ROWS : chunk > 0 ? chunk : 1;
     scan->chunk = chunk < scan->count ? chunk : scan->count;
@@ -161,12 +160,8 @@ static enum status check(const struct embeddings *set, const uint32_t *rows, con
     scan->cancel = how->cancel;
     scan->variant = variant;
     scan->run = read_and_run;
-    scan->context = &reading;
-    enum status status = reading_open(set, rows, scan->chunk, &reading);
-    if (status == STATUS_OK)
-        status = ops_scan(scan);
-    reading_close(&reading);
-    return status;
+    TRY(reading_open(set, rows, scan->chunk, reading));
+    return ops_scan(scan);
 }
 
 /* Lists the rows that are left, or draws some of them. */
@@ -197,16 +192,18 @@ static enum status list(const struct ops_scan *scan, const uint32_t *rows, const
 enum status ops_select(const struct embeddings *set, const uint32_t *rows, uint64_t count,
                        const struct ops_select *how, struct ops_selected *selected)
 {
-    struct ops_scan scan = {.count = count, .valid = count, .left = count};
+    struct reading reading = {.how = how};
+    struct ops_scan scan = {.count = count, .context = &reading, .valid = count, .left = count};
     enum status status = STATUS_OK;
     *selected = (struct ops_selected){0};
     if (count > 0 && (how->mask || how->dedup))
-        status = check(set, rows, how, &scan);
+        status = check(set, rows, how, &reading, &scan);
     selected->invalid = count - scan.valid;
     selected->duplicates = scan.valid - scan.left;
     if (status == STATUS_OK)
         status = list(&scan, rows, how, selected);
     ops_scan_free(&scan);
+    reading_close(&reading);
     return status;
 }
 
