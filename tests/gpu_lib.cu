@@ -10,42 +10,16 @@
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_files.cuh"
+#include "gpu_lib.cuh"
 
-#include <algorithm>
-#include <chrono>
 #include <functional>
-#include <thread>
 
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "data/random_draws.h"
 #include "data/set_stream.h"
-#include "lib/fdsl.h"
 #include "machine/device.h"
-
-static int failures;
-
-static void tell(bool well, const std::string &what)
-{
-    printf("%s  %s\n", well ? "ok    " : "FAILED", what.c_str());
-    failures += !well;
-}
-
-static void good(enum fdsl_status status)
-{
-    if (status != FDSL_OK) {
-        printf("FAILED  %s (status %d)\n", fdsl_error(), status);
-        exit(1);
-    }
-}
-
-static double now_us(void)
-{
-    return 1e-3 * (double)std::chrono::duration_cast<std::chrono::nanoseconds>(
-                      std::chrono::steady_clock::now().time_since_epoch())
-                      .count();
-}
 
 static double median(std::vector<double> values)
 {
@@ -78,13 +52,6 @@ static struct fdsl_stream_config stream_config(void)
     config.on_error = "mask";
     config.num_threads = 6;
     return config;
-}
-
-static struct fdsl_stream *open_stream(struct fdsl_source *source, const struct fdsl_stream_config &config)
-{
-    struct fdsl_stream *stream;
-    good(fdsl_stream_open(source, &config, &stream));
-    return stream;
 }
 
 static struct fdsl_stream_info info_of(const struct fdsl_stream *stream)
@@ -409,14 +376,6 @@ static void compare_decoders(struct fdsl_source *source)
 
 /* ---- Positions and lifetimes ---- */
 
-static struct fdsl_state state_of(const struct fdsl_stream *stream)
-{
-    struct fdsl_state state = {};
-    state.size = sizeof state;
-    good(fdsl_stream_save(stream, &state));
-    return state;
-}
-
 /* A state moves between the host and the device, in both directions, and to two ranks. */
 static void move_states(struct fdsl_source *source)
 {
@@ -435,7 +394,7 @@ static void move_states(struct fdsl_source *source)
             }
             for (size_t i = 0; i < before;)
                 i += take_fill(&consumers[0], streams[0]) == FDSL_OK;
-            const struct fdsl_state state = state_of(streams[0]);
+            const struct fdsl_state state = saved(streams[0]);
             good(fdsl_stream_load(streams[1], &state));
             for (size_t i = before; i < right.size();)
                 i += take_fill(&consumers[1], streams[1]) == FDSL_OK;
@@ -718,14 +677,14 @@ static void replay(const char *dtype)
         }
     };
     launch(steps + 3);
-    const struct fdsl_state state = state_of(stream);
+    const struct fdsl_state state = saved(stream);
     good(take_fill(&consumer, stream));
     good(take_next(&consumer, stream, NEXT));
     launch(2);
     good(take_next(&consumer, stream, NEXT));
     const size_t taken = consumer.batches.size();
     bool well = state.epoch == 1 && state.sample == 5 * config.batch_size && count == config.batch_size;
-    const struct fdsl_state later = state_of(stream);
+    const struct fdsl_state later = saved(stream);
     well = well && later.epoch * steps + later.sample / config.batch_size == taken;
     good(fdsl_stream_seek(stream, 3, 0));
     launch(1);
@@ -790,7 +749,7 @@ static void survive_replays(void)
     std::thread([&] {
         for (int i = 0; i < 3; i++)
             must(cudaGraphLaunch(executable, consumer.steps));
-        state = state_of(stream);
+        state = saved(stream);
         good(fdsl_stream_seek(stream, 1, 2));
         good(fdsl_stream_fill(stream, consumer.images, consumer.labels, &count, consumer.steps));
         fdsl_stream_close(stream);
@@ -868,37 +827,16 @@ static void open_many(struct fdsl_source *source)
              std::to_string(host));
 }
 
-/* Times fdsl_stream_fill() of batches that are complete. */
+/* Times fdsl_stream_fill() of a new stream. */
 static void time_fill(const char *name, struct fdsl_source *source, const struct fdsl_stream_config &config,
                       double limit_us)
 {
     struct fdsl_stream *stream = open_stream(source, config);
     struct consumer consumer;
-    std::vector<double> times;
-    uint32_t count;
     open_consumer(&consumer, stream, 0);
-    while (times.size() < 400) {
-        while (fdsl_stream_wait(stream, 1) == FDSL_PENDING)
-            ;
-        std::this_thread::sleep_for(std::chrono::microseconds(300)); /* the thread of the stream sleeps */
-        const double begin_us = now_us();
-        const enum fdsl_status status =
-            fdsl_stream_fill(stream, consumer.images, consumer.labels, &count, consumer.steps);
-        const double end_us = now_us();
-        if (status == FDSL_END)
-            continue;
-        good(status);
-        times.push_back(end_us - begin_us);
-        must(cudaStreamSynchronize(consumer.steps));
-    }
-    std::vector<double> sorted(times.begin() + 50, times.end());
-    std::sort(sorted.begin(), sorted.end());
+    time_fill(name, stream, consumer.images, consumer.labels, consumer.steps, limit_us);
     close_consumer(&consumer);
     fdsl_stream_close(stream);
-    char text[256];
-    snprintf(text, sizeof text, "host time of fill, %s: median %.2f us, 90 %% below %.2f us (limit %.0f us)",
-             name, sorted[sorted.size() / 2], sorted[sorted.size() * 9 / 10], limit_us);
-    tell(sorted[sorted.size() / 2] <= limit_us, text);
 }
 
 /* Times the kernel that converts a batch of 256 x 3 x 224 x 224 bytes, with the wait of the caller's stream.
@@ -966,7 +904,7 @@ static void time_all(struct fdsl_source *source)
     struct fdsl_source *images = open_images(1, "u8", "nchw", 3);
     config = images_config();
     config.device = 0;
-    time_fill("generated", images, config, 30);
+    time_fill("generated", images, config, 10);
     fdsl_source_close(images);
     time_conversion(source, "u8", "nchw");
     time_conversion(source, "f16", "nchw");

@@ -5,49 +5,16 @@
  * batches that follow. Memory must be flat. make check-gpu runs this program.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
-#include <cuda_runtime.h>
+#include "gpu_lib.cuh"
 
-#include <algorithm>
-#include <chrono>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "data/npy.h"
-#include "lib/fdsl.h"
 #include "ops/ops.h"
 
 enum { ROWS = 5003, COLUMNS = 37 };
 
-static int failures;
 static std::string folder;
-
-static void tell(bool well, const std::string &what)
-{
-    printf("%s  %s\n", well ? "ok    " : "FAILED", what.c_str());
-    failures += !well;
-}
-
-static void good(enum fdsl_status status)
-{
-    if (status != FDSL_OK) {
-        printf("FAILED  %s (status %d)\n", fdsl_error(), status);
-        exit(3);
-    }
-}
-
-static void must(cudaError_t error)
-{
-    if (error != cudaSuccess) {
-        printf("FAILED  %s\n", cudaGetErrorString(error));
-        exit(3);
-    }
-}
 
 /* ---- The files ---- */
 
@@ -60,7 +27,7 @@ static void put_npy(const std::string &path, const char *type, const std::string
     if (!file || fwrite(header, 1, length, file) != length || fwrite(values, 1, bytes, file) != bytes ||
         fclose(file) != 0) {
         printf("FAILED  cannot write %s\n", path.c_str());
-        exit(3);
+        exit(1);
     }
 }
 
@@ -185,7 +152,7 @@ static std::vector<struct taken> take(struct fdsl_stream *stream, int device)
         const size_t bytes = (size_t)(rows.shape[0] * rows.shape[1]) * rows.bits / 8;
         if (rows.device_type != (device >= 0 ? 2 : 1) || labels.device_type != rows.device_type) {
             printf("FAILED  a batch is not where it should be\n");
-            exit(3);
+            exit(1);
         }
         if (device >= 0)
             must(cudaStreamSynchronize(on));
@@ -202,13 +169,6 @@ static std::vector<struct taken> take(struct fdsl_stream *stream, int device)
     return all;
 }
 
-static struct fdsl_stream *open_stream(struct fdsl_source *source, const struct fdsl_stream_config &config)
-{
-    struct fdsl_stream *stream;
-    good(fdsl_stream_open(source, &config, &stream));
-    return stream;
-}
-
 static void compare(struct fdsl_source *host_source, struct fdsl_source *source,
                     struct fdsl_stream_config config, const std::string &what)
 {
@@ -216,18 +176,14 @@ static void compare(struct fdsl_source *host_source, struct fdsl_source *source,
     const bool warned = strstr(fdsl_warnings(), "tensor cores") != NULL;
     if (warned != (info_of(source).width % 8 != 0))
         tell(false, what + ": the warning about tensor cores");
-    struct fdsl_state states[2] = {};
     const std::vector<struct taken> given = take(stream, config.device);
-    states[0].size = states[1].size = sizeof states[0];
-    good(fdsl_stream_save(stream, &states[0]));
-    fdsl_stream_close(stream);
     config.device = FDSL_CPU;
     config.resident = 0;
     struct fdsl_stream *host = open_stream(host_source, config);
     const std::vector<struct taken> wanted = take(host, FDSL_CPU);
-    good(fdsl_stream_save(host, &states[1]));
+    const bool same_state = same_states(stream, host);
+    fdsl_stream_close(stream);
     fdsl_stream_close(host);
-    const bool same_state = memcmp(&states[0], &states[1], sizeof states[0]) == 0;
     tell(given == wanted && !given.empty() && same_state, what + (same_state ? "" : ": another state"));
 }
 
@@ -265,31 +221,36 @@ static void compare_all(int device)
 static void compare_selections(int device)
 {
     static const char *const names[] = {
-        "validate", "dedup", "validate and dedup", "validate, then dedup", "validate, and convert",
-        "sample",   "keep"};
+        "validate", "dedup", "validate and dedup",  "validate, then dedup", "validate, and convert",
+        "sample",   "keep",  "keep, then validate", "validate, then keep",  "validate, then sample"};
     std::vector<uint8_t> keep(ROWS);
     for (uint32_t i = 0; i < ROWS; i++)
         keep[i] = i % 3 != 0;
     struct fdsl_source *source = open_rows(8), *there = select_rows(source, select_config(device));
-    for (int c = 0; c < 7; c++)
+    for (int c = 0; c < 10; c++)
         for (int from = 0; from < 2; from++) {
             struct fdsl_source *chosen[2];
             for (int on_device = 0; on_device < 2; on_device++) {
                 struct fdsl_select_config config = select_config(on_device ? device : FDSL_CPU);
-                config.validate = c != 1 && c != 5 && c != 6;
+                config.validate = c != 1 && c != 5 && c != 6 && c != 7;
                 config.norm_min = config.validate ? 0.1 : 0;
                 config.norm_max = config.validate ? 100 : config.norm_max;
                 config.dedup = c == 1 || c == 2;
                 config.dtype = c == 4 ? "f16" : "auto";
                 config.sample = c == 5 ? 777 : 0;
-                config.keep = c == 6 ? keep.data() : NULL;
-                config.keep_count = c == 6 ? ROWS : 0;
+                config.keep = c == 6 || c == 7 ? keep.data() : NULL;
+                config.keep_count = config.keep ? ROWS : 0;
                 struct fdsl_source *first = select_rows(on_device && from ? there : source, config);
                 chosen[on_device] = first;
-                if (c != 3)
+                if (c != 3 && c < 7)
                     continue;
                 config = select_config(config.device);
-                config.dedup = 1;
+                config.dedup = c == 3;
+                config.validate = c == 7;
+                config.norm_min = c == 7 ? 0.1 : 0;
+                config.keep = c == 8 ? keep.data() : NULL;
+                config.keep_count = c == 8 ? info_of(first).samples : 0;
+                config.sample = c == 9 ? 777 : 0;
                 chosen[on_device] = select_rows(first, config);
                 fdsl_source_close(first);
             }
@@ -361,11 +322,7 @@ static void compare_fill(int device, int shuffle)
                        sizeof(int64_t) * 131) == 0;
     }
     tell(same, "replays of a captured fill()");
-    struct fdsl_state states[2] = {};
-    states[0].size = states[1].size = sizeof states[0];
-    good(fdsl_stream_save(stream, &states[0]));
-    good(fdsl_stream_save(host, &states[1]));
-    tell(memcmp(&states[0], &states[1], sizeof states[0]) == 0, "the state after replays");
+    tell(same_states(stream, host), "the state after replays");
     good(fdsl_stream_seek(stream, 3, 7));
     good(fdsl_stream_seek(host, 3, 7));
     must(cudaGraphLaunch(replay, on));
@@ -393,15 +350,8 @@ static void compare_fill(int device, int shuffle)
          "memory of the host is refused");
     tell(fdsl_stream_fill(stream, memory + 4, NULL, &own, on) == FDSL_INVALID, "memory that is not aligned");
 
-    std::vector<double> times;
-    for (int i = 0; i < 30; i++) {
-        const auto begin = std::chrono::steady_clock::now();
-        good(fdsl_stream_fill(stream, memory, NULL, &own, on));
-        times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
-    must(cudaStreamSynchronize(on));
-    std::sort(times.begin(), times.end());
-    printf("        host time of fill(): median %.1f us\n", 1e6 * times[times.size() / 2]);
+    time_fill("rows", stream, memory, NULL, on, 10);
+    time_fill("rows and labels", stream, memory, own_labels, on, 10);
     fdsl_stream_close(stream);
     must(cudaStreamDestroy(on));
     must(cudaFree(memory));
@@ -434,12 +384,11 @@ static void survive_captures(int device)
     must(cudaGraphDestroy(graph));
     graph = NULL;
     struct fdsl_state state = {};
-    state.size = sizeof state;
     must(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
     std::thread([&] {
         for (int i = 0; i < 3; i++)
             must(cudaGraphLaunch(replay, on));
-        good(fdsl_stream_save(stream, &state));
+        state = saved(stream);
         good(fdsl_stream_seek(stream, 2, 1));
         good(fdsl_stream_fill(stream, memory, labels, &count, on));
         fdsl_stream_close(stream);

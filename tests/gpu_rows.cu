@@ -196,10 +196,10 @@ static struct reference make_reference(const std::vector<uint8_t> &bytes, uint64
 /* Device memory for a batch, poisoned, with a guard after it. `offset` moves the values by some bytes. */
 struct output {
     uint8_t *memory;
-    int32_t *labels;
+    int64_t *labels;
     uint64_t rows, stride, offset;
     std::vector<uint8_t> host;
-    std::vector<int32_t> host_labels;
+    std::vector<int64_t> host_labels;
 
     output(uint64_t rows, uint64_t stride, uint64_t offset = 0) : rows(rows), stride(stride), offset(offset)
     {
@@ -246,7 +246,7 @@ struct output {
         for (uint64_t i = offset + count * stride; i < host.size(); i++)
             if (host[i] != POISON)
                 return false;
-        return host_labels[count] == (int32_t)(0x01010101u * POISON);
+        return host_labels[count] == (int64_t)(0x0101010101010101u * POISON);
     }
 };
 
@@ -504,6 +504,46 @@ static enum status open_case(const struct set_case &one, struct opened *opened, 
                                                   : open_device(one, opened, device);
 }
 
+/* Selects among the rows of a set, without and with their numbers. The second selection must have the numbers
+ * of the first one within the set, replaced by those of the set. */
+static std::string check_chain(const struct rows_device *from, const std::vector<uint32_t> &numbers,
+                               bool mask)
+{
+    const struct rows_device_info info = rows_device_info(from);
+    const struct rows_device_steps steps = {mask,         1, 1e19f, false,
+                                            DTYPE_STORED, 0}; /* most norms are near 1 */
+    struct rows_device_tensor tensor = {};
+    struct rows_device *chosen[2] = {};
+    std::string wrong;
+    tensor.values = info.values;
+    tensor.rows = info.rows;
+    tensor.stride = info.stride;
+    tensor.width = info.width;
+    tensor.dtype = info.dtype;
+    tensor.device = info.device;
+    for (int i = 0; i < 2; i++) {
+        tensor.numbers = i ? info.numbers : NULL;
+        if (wrong.empty() && rows_device_wrap(&tensor, &steps, 0, NULL, &chosen[i]) != STATUS_OK)
+            wrong = status_text();
+    }
+    const uint64_t count = wrong.empty() ? rows_device_info(chosen[0]).rows : 0;
+    std::vector<uint32_t> within(count + 1), own(count + 1);
+    if (wrong.empty() && (rows_device_numbers(chosen[0], 0, count, within.data()) != STATUS_OK ||
+                          rows_device_numbers(chosen[1], 0, count, own.data()) != STATUS_OK))
+        wrong = status_text();
+    uint64_t hash = 0;
+    for (uint64_t k = 0; wrong.empty() && k < count; k++) {
+        hash += rows_device_number_hash(k, own[k]);
+        if (own[k] != numbers[within[k]])
+            wrong = "the number of row " + std::to_string(k) + " of a second selection is wrong";
+    }
+    if (wrong.empty() && info.numbers && rows_device_info(chosen[1]).numbers_hash != hash + fault)
+        wrong = "the hash of the numbers of a second selection is wrong";
+    for (struct rows_device *each : chosen)
+        rows_device_close(each);
+    return wrong;
+}
+
 /* Compares the description of a set and the numbers of its rows. */
 static std::string check_info(const struct rows_device *rows, const struct set_case &one,
                               const struct reference &wanted)
@@ -528,7 +568,17 @@ static std::string check_info(const struct rows_device *rows, const struct set_c
     for (uint64_t k = 0; k < numbers.size(); k++)
         if (numbers[k] != wanted.order[k])
             return "the number of row " + std::to_string(k) + " is wrong";
-    return "";
+    uint64_t hash = 0;
+    for (uint64_t k = 0; k < numbers.size(); k++)
+        hash += rows_device_number_hash(k, numbers[k]);
+    if (one.rows > 0 && (info.numbers != NULL) != (one.mask || one.dedup))
+        return "numbers are missing, or there are too many";
+    if (info.numbers_hash != (info.numbers ? hash : 0))
+        return "the hash of the numbers is wrong";
+    if (one.limit || info.rows == 0)
+        return "";
+    const std::string wrong = check_chain(rows, numbers, false);
+    return wrong.empty() ? check_chain(rows, numbers, true) : wrong;
 }
 
 static void check_set(const struct set_case &one)

@@ -45,7 +45,7 @@ struct gpu_arrays {
     uint32_t *row_largest; /* largest finite magnitude per row of the run; only for nvfp4 */
     struct run_words *words;
     const int32_t *row_labels; /* per row that is gathered; only for gpu_gather() */
-    int32_t *labels;
+    int64_t *labels;           /* per output row; only for gpu_gather() */
 };
 
 /* The arguments of the kernels of a run. */

@@ -1,27 +1,21 @@
 /* Implements ops/row_batches.h. One kernel gathers a batch on the caller's stream: next() into memory of a
- * slot, fill() into the caller's memory. A second kernel widens the labels.
- *
- * A captured fill() reads its step from device memory and moves it on. The host then no longer knows the
- * position: `moves` is set, and locate() waits for the latest replay and reads it. cudaDeviceSynchronize()
- * would end captures of other threads, so the event `moved` follows all work that writes the position. */
+ * slot, fill() into the caller's memory, also as a captured call. */
 #include "ops/row_batches.h"
 
 #include <new>
 
 #include <pthread.h>
 
+#include "common/calls.cuh"
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/parallel.h"
 #include "machine/device.h"
 
-#define BLOCK 256
-
 /* Room for a batch of next(), in device memory. */
 struct row_slot {
     uint8_t *rows;
     int64_t *labels;  /* after the rows; NULL without labels */
-    int32_t *narrow;  /* the labels as they are gathered */
     cudaEvent_t done; /* the consumer no longer uses the batch */
     bool held;
 };
@@ -30,15 +24,9 @@ struct row_batches {
     struct device_batches base; /* must be the first member */
     struct row_batches_request request;
     struct rows_device_info info;
-    uint64_t row_bytes;      /* of a row in a batch */
-    int32_t *narrow;         /* device memory: the labels of fill() as they are gathered */
-    cudaEvent_t used;        /* the latest work that uses `narrow` */
-    unsigned long long user; /* number of the CUDA stream of this work; valid if `uses` is set */
-    bool uses;
-    uint64_t *step;    /* device memory: the step of captured calls, over all epochs */
-    cudaStream_t own;  /* copies `step` */
-    cudaEvent_t moved; /* the latest work that writes `step`, also in graphs */
-    bool moves;        /* fill() was captured: replays move `step`, and other calls set it */
+    uint64_t row_bytes;   /* of a row in a batch */
+    cudaStream_t own;     /* copies the position */
+    struct moving moving; /* the position */
 
     pthread_mutex_t lock; /* protects everything below */
     struct row_slot *slots;
@@ -57,62 +45,9 @@ static struct row_batches *of(struct stream *stream)
     return reinterpret_cast<struct row_batches *>(stream);
 }
 
-static __global__ void __launch_bounds__(BLOCK)
-    widen_kernel(const int32_t *from, uint32_t count, int64_t *labels)
-{
-    const uint32_t i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < count)
-        labels[i] = from[i];
-}
-
-static __global__ void set_kernel(uint64_t *word, uint64_t value)
-{
-    *word = value;
-}
-
-/* ---- Positions ---- */
-
-static uint64_t step_of(const struct row_batches *self, struct stream_position at)
-{
-    return at.epoch * self->request.steps + at.step;
-}
-
-static struct stream_position at_step(const struct row_batches *self, uint64_t step)
-{
-    return {step / self->request.steps, step % self->request.steps};
-}
-
-static enum status write_step(struct row_batches *self, uint64_t step)
-{
-    CUDA_TRY(cudaMemcpyAsync(self->step, &step, sizeof step, cudaMemcpyHostToDevice, self->own));
-    return CUDA_STATUS(cudaStreamSynchronize(self->own));
-}
-
-/* Waits for replays, and gets the position that they have reached. */
 static enum status rows_locate(struct device_batches *batches)
 {
-    struct row_batches *self = of(batches);
-    uint64_t step;
-    if (!self->moves)
-        return STATUS_OK;
-    struct relaxed_capture relaxed;
-    CUDA_TRY(cudaEventSynchronize(self->moved));
-    CUDA_TRY(cudaMemcpyAsync(&step, self->step, sizeof step, cudaMemcpyDeviceToHost, self->own));
-    CUDA_TRY(cudaStreamSynchronize(self->own));
-    self->base.stream.at = at_step(self, step);
-    return STATUS_OK;
-}
-
-/* Moves the position after a batch was delivered. */
-static enum status move_on(struct row_batches *self, cudaStream_t stream)
-{
-    const uint64_t next = step_of(self, self->base.stream.at) + 1;
-    self->base.stream.at = at_step(self, next);
-    if (!self->moves)
-        return STATUS_OK;
-    set_kernel<<<1, 1, 0, stream>>>(self->step, next);
-    TRY(CUDA_LAUNCHED("set_kernel"));
-    return CUDA_STATUS(cudaEventRecord(self->moved, stream));
+    return moving_locate(&of(batches)->moving);
 }
 
 /* ---- One batch ---- */
@@ -138,27 +73,18 @@ static struct share share_at(const struct row_batches *self, struct stream_posit
 
 /* Enqueues the gathering of the batch at the position. Begins to copy rows of the next batch that are not on
  * the device. */
-static enum status gather(struct row_batches *self, const struct share *share, void *rows, int32_t *narrow,
+static enum status gather(struct row_batches *self, const struct share *share, void *rows, int64_t *labels,
                           cudaStream_t stream)
 {
     const struct row_batches_request *request = &self->request;
-    const struct stream_position at = self->base.stream.at, next = at_step(self, step_of(self, at) + 1);
+    const struct stream_position at = self->base.stream.at,
+                                 next = moving_at(&self->moving, moving_position(&self->moving) + 1);
     const struct share following = share_at(self, next);
     TRY(rows_device_gather(request->rows, request->shuffle, request->seed, at.epoch, share->first,
-                           share->count, rows, narrow, stream));
+                           share->count, rows, labels, stream));
     rows_device_ahead(request->rows, request->shuffle, request->seed, next.epoch, following.first,
                       following.count);
     return STATUS_OK;
-}
-
-/* Enqueues the conversion of labels; `labels` NULL: not wanted. */
-static enum status widen(const int32_t *narrow, uint64_t count, int64_t *labels, cudaStream_t stream)
-{
-    if (!labels || count == 0)
-        return STATUS_OK;
-    widen_kernel<<<(unsigned)((count + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(narrow, (uint32_t)count,
-                                                                                labels);
-    return CUDA_LAUNCHED("widen_kernel");
 }
 
 static void describe(const struct row_batches *self, uint64_t count, struct stream_batch *batch)
@@ -182,17 +108,6 @@ static void count_batch(struct row_batches *self, uint64_t count)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* The device is current. */
-static enum status refuse_capture(void *cuda_stream, const char *what)
-{
-    return device_capturing(-1, cuda_stream)
-               ? status_set(STATUS_USAGE,
-                            "cuda_stream: it is being captured into a CUDA graph, which cannot "
-                            "contain %s",
-                            what)
-               : STATUS_OK;
-}
-
 /* ---- fill() ---- */
 
 static bool captures(const struct row_batches *self)
@@ -200,15 +115,6 @@ static bool captures(const struct row_batches *self)
     const struct row_batches_request *request = &self->request;
     return request->ranks == 1 && self->info.resident_rows == self->info.rows &&
            self->info.rows / request->global == request->steps;
-}
-
-/* Before the first captured call: writes the position to the device. */
-static enum status begin_moving(struct row_batches *self)
-{
-    CUDA_TRY(cudaEventSynchronize(self->used)); /* replays do not wait for it */
-    TRY(write_step(self, step_of(self, self->base.stream.at)));
-    self->moves = true;
-    return STATUS_OK;
 }
 
 static enum status fill_captured(struct row_batches *self, void *rows, int64_t *labels, cudaStream_t stream,
@@ -220,37 +126,12 @@ static enum status fill_captured(struct row_batches *self, void *rows, int64_t *
                           "cuda_stream: it is being captured into a CUDA graph, which needs one rank, "
                           "rows that are all on the device, and steps with equal numbers of rows; "
                           "set resident and drop_last");
-    if (!self->moves) {
-        struct relaxed_capture relaxed;
-        TRY(begin_moving(self));
-    }
-    TRY(rows_device_gather_step(self->request.rows, self->request.shuffle, self->request.seed, self->step,
-                                count, rows, labels ? self->narrow : nullptr, stream));
-    TRY(widen(self->narrow, count, labels, stream));
-    TRY(device_add(self->info.device, self->step, 1, stream));
-    CUDA_TRY(cudaEventRecordWithFlags(self->moved, stream, cudaEventRecordExternal));
+    TRY(moving_begin(&self->moving, nullptr));
+    TRY(rows_device_gather_step(self->request.rows, self->request.shuffle, self->request.seed,
+                                self->moving.position, count, rows, labels, stream));
+    TRY(moving_capture(&self->moving, self->info.device, stream));
     describe(self, count, batch);
     batch->last = false;
-    return STATUS_OK;
-}
-
-/* Lets a stream wait for the work that uses `narrow`, unless that work is on the same stream. */
-static enum status begin_use(struct row_batches *self, cudaStream_t stream)
-{
-    unsigned long long user;
-    CUDA_TRY(cudaStreamGetId(stream, &user));
-    const bool waits = !self->uses || user != self->user;
-    self->uses = false;
-    if (waits)
-        CUDA_TRY(cudaStreamWaitEvent(stream, self->used, 0));
-    self->user = user;
-    return STATUS_OK;
-}
-
-static enum status end_use(struct row_batches *self, cudaStream_t stream)
-{
-    CUDA_TRY(cudaEventRecord(self->used, stream));
-    self->uses = true;
     return STATUS_OK;
 }
 
@@ -264,15 +145,10 @@ static enum status rows_fill(struct device_batches *batches, void *rows, int64_t
         return fill_captured(self, rows, labels, stream, batch);
     TRY(rows_locate(batches));
     const struct share share = share_at(self, self->base.stream.at);
-    if (labels)
-        TRY(begin_use(self, stream));
-    TRY(gather(self, &share, rows, labels ? self->narrow : nullptr, stream));
-    TRY(widen(self->narrow, share.count, labels, stream));
-    if (labels)
-        TRY(end_use(self, stream));
+    TRY(gather(self, &share, rows, labels, stream));
     describe(self, share.count, batch);
     count_batch(self, share.count);
-    return move_on(self, stream);
+    return moving_on(&self->moving, stream);
 }
 
 /* ---- next() ---- */
@@ -280,14 +156,11 @@ static enum status rows_fill(struct device_batches *batches, void *rows, int64_t
 static enum status open_slot(struct row_batches *self, struct row_slot *slot)
 {
     const uint64_t capacity = self->request.capacity, rows = stream_aligned(capacity * self->row_bytes);
-    const uint64_t labels = self->request.labels ? capacity * (sizeof(int64_t) + sizeof(int32_t)) : 0;
+    const uint64_t labels = self->request.labels ? capacity * sizeof(int64_t) : 0;
     void *memory;
     CUDA_TRY(cudaMalloc(&memory, rows + labels));
     slot->rows = static_cast<uint8_t *>(memory);
-    if (labels) {
-        slot->labels = reinterpret_cast<int64_t *>(slot->rows + rows);
-        slot->narrow = reinterpret_cast<int32_t *>(slot->labels + capacity);
-    }
+    slot->labels = labels ? reinterpret_cast<int64_t *>(slot->rows + rows) : nullptr;
     pthread_mutex_lock(&self->lock);
     self->stats.memory_bytes += rows + labels;
     pthread_mutex_unlock(&self->lock);
@@ -321,17 +194,16 @@ static enum status rows_next(struct device_batches *batches, void *cuda_stream, 
     const cudaStream_t stream = static_cast<cudaStream_t>(cuda_stream);
     struct row_slot *slot = nullptr;
     TRY(check_cancelled(self));
-    TRY(refuse_capture(cuda_stream, "fdsl_stream_next(); use fdsl_stream_fill()"));
+    TRY(calls_refuse_capture(cuda_stream, "fdsl_stream_next(); use fdsl_stream_fill()"));
     TRY(rows_locate(batches));
     TRY(take_slot(self, &slot));
     const struct share share = share_at(self, self->base.stream.at);
     CUDA_TRY(cudaStreamWaitEvent(stream, slot->done, 0));
-    TRY(gather(self, &share, slot->rows, slot->narrow, stream));
-    TRY(widen(slot->narrow, share.count, slot->labels, stream));
+    TRY(gather(self, &share, slot->rows, slot->labels, stream));
     describe(self, share.count, batch);
     batch->slot = (uint32_t)(slot - self->slots);
     *parts = {slot->rows, slot->labels};
-    TRY(move_on(self, stream));
+    TRY(moving_on(&self->moving, stream));
     count_batch(self, share.count);
     pthread_mutex_lock(&self->lock);
     slot->held = true;
@@ -345,7 +217,7 @@ static enum status rows_release(struct device_batches *batches, const struct str
 {
     struct row_batches *self = of(batches);
     struct row_slot *slot = &self->slots[batch->slot];
-    TRY(refuse_capture(cuda_stream, "the release of a batch"));
+    TRY(calls_refuse_capture(cuda_stream, "the release of a batch"));
     CUDA_TRY(cudaEventRecord(slot->done, static_cast<cudaStream_t>(cuda_stream)));
     pthread_mutex_lock(&self->lock);
     slot->held = false;
@@ -361,11 +233,7 @@ static enum status rows_seek(struct stream *stream, struct stream_position to)
     struct row_batches *self = of(stream);
     const struct stream_plan plan = {.steps = self->request.steps};
     TRY(stream_check_position(&plan, to));
-    if (self->moves) {
-        struct relaxed_capture relaxed;
-        TRY(rows_locate(&self->base)); /* waits for replays */
-        TRY(write_step(self, step_of(self, to)));
-    }
+    TRY(moving_seek(&self->moving, to));
     pthread_mutex_lock(&self->lock);
     self->cancelled = false;
     pthread_mutex_unlock(&self->lock);
@@ -395,18 +263,14 @@ static void rows_close(struct stream *stream)
     struct row_batches *self = of(stream);
     struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->info.device);
-    for (cudaEvent_t each : {self->moved, self->used}) /* on streams of the caller */
-        if (each)
-            (void)cudaEventSynchronize(each);
+    moving_close(&self->moving); /* waits for work on streams of the caller */
     for (uint32_t i = 0; self->slots && i < self->request.slots; i++) {
         if (self->slots[i].done)
             (void)cudaEventSynchronize(self->slots[i].done);
         (void)cudaFree(self->slots[i].rows);
         destroy(self->slots[i].done);
     }
-    (void)cudaFree(self->narrow);
-    (void)cudaFree(self->step);
-    destroy(self->own, self->used, self->moved);
+    destroy(self->own);
     if (self->request.owned)
         rows_device_close(self->request.rows);
     pthread_mutex_destroy(&self->lock);
@@ -422,21 +286,13 @@ static const struct device_batches_type row_functions = {rows_next, rows_fill, r
 static enum status open_batches(struct row_batches *self)
 {
     const struct row_batches_request *request = &self->request;
-    cudaFuncAttributes attributes;
     self->slots = new (std::nothrow) row_slot[request->slots]{};
     TRY(ALLOCATED(self->slots, "out of memory for a stream"));
     CUDA_TRY(cudaSetDevice(self->info.device));
-    if (request->labels)
-        CUDA_TRY(cudaMalloc(&self->narrow, request->capacity * sizeof *self->narrow));
-    CUDA_TRY(cudaMalloc(&self->step, sizeof *self->step));
     TRY(stream_open(&self->own));
-    CUDA_TRY(cudaEventCreateWithFlags(&self->used, cudaEventDisableTiming));
-    CUDA_TRY(cudaEventCreateWithFlags(&self->moved, cudaEventDisableTiming));
-    /* CUDA loads kernels at their first launch, and must not do so during a capture. */
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, widen_kernel));
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, set_kernel));
+    self->moving.own = self->own;
     TRY(rows_device_reserve(request->rows, request->capacity));
-    return device_load(self->info.device);
+    return moving_open(&self->moving, self->info.device);
 }
 
 enum status row_batches_open(const struct row_batches_request *request, struct device_batches **batches)
@@ -451,6 +307,8 @@ enum status row_batches_open(const struct row_batches_request *request, struct d
     self->base = {{&row_stream_functions, {0, 0}}, &row_functions};
     self->request = *request;
     self->info = rows_device_info(request->rows);
+    self->moving.at = &self->base.stream.at;
+    self->moving.steps = request->steps;
     self->row_bytes = self->info.padded_width * dtype_bytes(self->info.dtype);
     pthread_mutex_init(&self->lock, NULL);
     const int mode = device_relax_capture();

@@ -19,8 +19,6 @@
 #define CHUNKS       4
 #define LIMIT_CHUNKS 64 /* a chunk has at most this part of the memory limit */
 #define FREE_PART    32 /* without a limit, this part of the free memory stays free */
-#define ROW_BYTES    64 /* upper bound of the bytes of lists per row while a set is opened, */
-#define SET_BYTES    (2 * CHUNKS * CHUNK_BYTES) /* and of the other memory */
 
 /* Restores the caller's current device and mode of captures at the end of a scope. */
 struct device_scope {
@@ -410,11 +408,17 @@ static uint64_t label_bytes(const struct rows_device *rows)
     return (drops(rows) ? 2 : 1) * rows->info.input_rows * sizeof(uint32_t);
 }
 
+/* Returns the bytes of rows->numbers: a word per row, and the hash of the list. */
+static uint64_t number_bytes(const struct rows_device *rows)
+{
+    return (rows->info.input_rows + 1) / 2 * sizeof(uint64_t) + sizeof(uint64_t);
+}
+
 /* Returns the bytes of device memory that the set needs while it is opened, apart from values and labels. */
 static uint64_t other_bytes(const struct gpu_ops *gpu, const struct rows_device *rows)
 {
     uint64_t ring = rows->target.input ? 0 : gpu_input_bytes(gpu);
-    return gpu->arena_bytes + ring + (drops(rows) ? rows->info.input_rows * sizeof(uint32_t) : 0);
+    return gpu->arena_bytes + ring + (drops(rows) ? number_bytes(rows) : 0);
 }
 
 /* Plans the run, and computes how many rows the memory has room for. If these are not all rows, the run
@@ -423,13 +427,17 @@ static enum status plan_set(struct rows_device *rows, uint64_t limit, bool label
 {
     struct gpu_ops *gpu = &rows->context->gpu;
     uint64_t room, count = rows->info.input_rows, label = labels ? label_bytes(rows) : 0;
-    TRY(find_room(rows->context, limit ? limit + label : 0,
-                  count * (rows->target.value_bytes + ROW_BYTES) + SET_BYTES, &room));
-    room = room > label ? room - label : 0;
-    uint64_t chunk = room / LIMIT_CHUNKS;
-    rows->ops.chunk_bytes = chunk < CHUNK_BYTES ? chunk : CHUNK_BYTES;
+    rows->ops.chunk_bytes = CHUNK_BYTES;
     TRY(gpu_plan(gpu));
-    uint64_t other = other_bytes(gpu, rows);
+    uint64_t other = other_bytes(gpu, rows), enough = count * rows->target.value_bytes + other + label;
+    TRY(find_room(rows->context, limit ? limit + label : 0, enough, &room));
+    bool scarce = room < enough;
+    room = room > label ? room - label : 0;
+    if (scarce && room / LIMIT_CHUNKS < CHUNK_BYTES) {
+        rows->ops.chunk_bytes = room / LIMIT_CHUNKS;
+        TRY(gpu_plan(gpu));
+        other = other_bytes(gpu, rows);
+    }
     *capacity = room > other ? (room - other) / rows->target.value_bytes : 0;
     *capacity = *capacity < count ? *capacity : count;
     if (*capacity == 0)
@@ -484,6 +492,12 @@ static enum status shrink(struct rows_device *rows, uint64_t capacity)
     return trim_context(context);
 }
 
+/* Returns the number of blocks for kernels whose threads process every n-th row. */
+static unsigned blocks_for(uint64_t rows)
+{
+    return (unsigned)(rows < 1024 * BLOCK_THREADS ? (rows - 1) / BLOCK_THREADS + 1 : 1024);
+}
+
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     label_rows(const int32_t *from, const uint32_t *numbers, uint64_t count, int32_t *labels)
 {
@@ -504,14 +518,62 @@ static enum status take_labels(struct rows_device *rows, const int32_t *from)
     enum status status =
         CUDA_STATUS(cudaMemcpyAsync(all, from, count * sizeof *all, cudaMemcpyDefault, stream));
     if (status == STATUS_OK && rows->numbers && kept > 0) {
-        unsigned blocks = (unsigned)(kept < 1024 * BLOCK_THREADS ? (kept - 1) / BLOCK_THREADS + 1 : 1024);
-        label_rows<<<blocks, BLOCK_THREADS, 0, stream>>>(all, rows->numbers, kept, rows->labels);
+        label_rows<<<blocks_for(kept), BLOCK_THREADS, 0, stream>>>(all, rows->numbers, kept, rows->labels);
         status = CUDA_LAUNCHED("label_rows");
     }
     if (rows->numbers)
         release(context, all);
     TRY(status);
     CUDA_TRY(cudaStreamSynchronize(stream));
+    return STATUS_OK;
+}
+
+/* Replaces the numbers of the kept rows by their elements of `of` (NULL: not), and adds up the hash. */
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    number_rows(uint32_t *numbers, const uint32_t *of, uint64_t count, uint64_t *hash)
+{
+    uint64_t sum = 0;
+    for (uint64_t k = (uint64_t)blockIdx.x * BLOCK_THREADS + threadIdx.x; k < count;
+         k += (uint64_t)gridDim.x * BLOCK_THREADS) {
+        uint32_t number = numbers[k];
+        if (of)
+            numbers[k] = number = of[number];
+        sum += rows_device_number_hash(k, number);
+    }
+    for (uint32_t distance = WARP_LANES / 2; distance > 0; distance /= 2)
+        sum += __shfl_down_sync(ALL_LANES, sum, distance);
+    if (threadIdx.x % WARP_LANES == 0)
+        atomicAdd((unsigned long long *)hash, sum);
+}
+
+/* Makes rows->numbers those of tensor.numbers, and computes their hash. Nothing else needs the numbers within
+ * the input any more. */
+static enum status finish_numbers(struct rows_device *rows, const uint32_t *of)
+{
+    struct context *context = rows->context;
+    cudaStream_t stream = context->gpu.compute;
+    const uint64_t count = rows->info.rows, bytes = number_bytes(rows);
+    if (rows->info.input_rows == 0 || (!rows->numbers && !of))
+        return STATUS_OK;
+    std::lock_guard<std::mutex> guard(context->lock);
+    CUDA_TRY(cudaSetDevice(context->device));
+    if (!rows->numbers) { /* all rows are kept */
+        TRY(allocate(context, bytes, &rows->numbers));
+        rows->info.memory_bytes += bytes;
+        CUDA_TRY(cudaMemcpyAsync(rows->numbers, of, count * sizeof *of, cudaMemcpyDeviceToDevice, stream));
+        of = NULL;
+    }
+    uint64_t *hash = reinterpret_cast<uint64_t *>(rows->numbers) + bytes / sizeof *hash - 1;
+    CUDA_TRY(cudaMemsetAsync(hash, 0, sizeof *hash, stream));
+    if (count > 0) {
+        number_rows<<<blocks_for(count), BLOCK_THREADS, 0, stream>>>(rows->numbers, of, count, hash);
+        CUDA_TRY_LAUNCH("number_rows");
+    }
+    uint64_t *word = &context->gpu.host_words->listed; /* pinned, and used only with the lock */
+    CUDA_TRY(cudaMemcpyAsync(word, hash, sizeof *word, cudaMemcpyDeviceToHost, stream));
+    CUDA_TRY(cudaStreamSynchronize(stream));
+    rows->info.numbers = rows->numbers;
+    rows->info.numbers_hash = *word;
     return STATUS_OK;
 }
 
@@ -528,12 +590,13 @@ static enum status fill_set(struct rows_device *rows, const int32_t *labels, uin
 {
     struct context *context = rows->context;
     struct rows_device_info *info = &rows->info;
-    uint64_t capacity, lists = info->input_rows * sizeof(uint32_t);
+    uint64_t capacity, lists = info->input_rows * sizeof(uint32_t),
+                       numbers = drops(rows) ? number_bytes(rows) : 0;
     TRY(plan_set(rows, limit, labels, &capacity));
     TRY(allocate(context, capacity * info->stride, &rows->values));
-    TRY(allocate(context, drops(rows) ? lists : 0, &rows->numbers));
+    TRY(allocate(context, numbers, &rows->numbers));
     TRY(allocate(context, labels ? lists : 0, &rows->labels));
-    info->memory_bytes = capacity * info->stride + (rows->numbers ? lists : 0) + (rows->labels ? lists : 0);
+    info->memory_bytes = capacity * info->stride + numbers + (rows->labels ? lists : 0);
     rows->target.values = rows->values;
     rows->target.rows = rows->numbers;
     TRY(run_steps(rows));
@@ -646,6 +709,7 @@ static enum status open_rows(struct rows_device *rows, const struct rows_device_
     }
     TRY(context_acquire(request->device, &rows->context));
     TRY(fill_locked(rows, request->labels, request->memory_limit, request->threads, NULL));
+    TRY(finish_numbers(rows, NULL));
     rows->ops.count = rows->info.input_rows; /* plan_set() may have reduced it */
     return begin_batches(rows, rows->values, request->threads);
 }
@@ -688,6 +752,7 @@ static enum status wrap_rows(struct rows_device *rows, const struct rows_device_
                 "device memory has room for %llu of the %llu rows; free device memory, or keep fewer rows",
                 (unsigned long long)rows->info.resident_rows, (unsigned long long)rows->info.rows),
             "memory_limit");
+    TRY(finish_numbers(rows, tensor->numbers));
     return begin_batches(rows, values, 1);
 }
 
@@ -791,7 +856,7 @@ static bool streams(const struct rows_device *rows)
     return rows->info.resident_rows < rows->info.rows;
 }
 
-static enum status begin_batch(const struct rows_device *rows, uint64_t count, void *out, int32_t *labels,
+static enum status begin_batch(const struct rows_device *rows, uint64_t count, void *out, int64_t *labels,
                                struct gpu_job *job)
 {
     if (labels && !rows->labels)
@@ -864,7 +929,7 @@ void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, ui
 }
 
 enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
-                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream)
+                               uint64_t first, uint64_t count, void *out, int64_t *labels, void *stream)
 {
     const struct gpu_staged none = {};
     struct gpu_job job;
@@ -901,7 +966,7 @@ static enum status check_resident(const struct rows_device *rows, const char *na
 }
 
 enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
-                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    const uint64_t *step, uint64_t count, void *out, int64_t *labels,
                                     void *stream)
 {
     const struct gpu_staged none = {};
@@ -921,7 +986,7 @@ enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint
 }
 
 enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t *numbers, bool on_device,
-                                       uint64_t count, void *out, int32_t *labels, void *stream)
+                                       uint64_t count, void *out, int64_t *labels, void *stream)
 {
     const struct gpu_staged none = {};
     struct gpu_job job;

@@ -58,7 +58,7 @@ void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, ui
 }
 
 enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
-                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream)
+                               uint64_t first, uint64_t count, void *out, int64_t *labels, void *stream)
 {
     (void)rows, (void)shuffle, (void)seed, (void)epoch, (void)first, (void)count, (void)out, (void)labels,
         (void)stream;
@@ -66,7 +66,7 @@ enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t 
 }
 
 enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
-                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    const uint64_t *step, uint64_t count, void *out, int64_t *labels,
                                     void *stream)
 {
     (void)rows, (void)shuffle, (void)seed, (void)step, (void)count, (void)out, (void)labels, (void)stream;
@@ -74,7 +74,7 @@ enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint
 }
 
 enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t *numbers, bool on_device,
-                                       uint64_t count, void *out, int32_t *labels, void *stream)
+                                       uint64_t count, void *out, int64_t *labels, void *stream)
 {
     (void)rows, (void)numbers, (void)on_device, (void)count, (void)out, (void)labels, (void)stream;
     return unavailable(NULL);

@@ -188,17 +188,19 @@ class Array:
         stream: int = 0,
         owner: object = None,
         memory: Optional[_Memory] = None,
-        ptr: int = 0,
+        ptr: Optional[int] = 0,
     ) -> None:
-        collect()
+        if _exports:  # seldom; a call takes longer than this
+            collect()
         self.shape, self.dtype, self._device = shape, dtype, device
         self.nbytes = math.prod(shape) * _ELEMENTS[dtype][0]
         self._memory = memory or _Memory(device, max(self.nbytes, 1))
         self.ptr = ptr or self._memory.pointer
         self._stream, self._stream_owner = stream, owner  # the stream of the work that fills the array
 
-    def __del__(self, collect: Any = collect) -> None:
-        collect()
+    def __del__(self, exports: deque[_Export] = _exports, collect: Any = collect) -> None:
+        if exports:
+            collect()
 
     @property
     def device(self) -> str:

@@ -155,8 +155,10 @@ class Embeddings(_Source):
         c.dtype, c.device = step.get("dtype", b"auto"), step.get("device", self._device)
         c.num_threads = self._arguments["num_threads"] or 0
         result = object.__new__(type(self))
-        begin = lib.fdsl_rows_begin  # in a thread of the library, so that a KeyboardInterrupt ends it
-        result._open(lambda handle: begin(self._handle, c, handle) or PENDING, self._arguments)
+        if c.device == self._device != CPU and not (c.keep or c.labels or c.sample):  # it takes milliseconds
+            result._open(lambda handle: lib.fdsl_rows_select(self._handle, c, handle), self._arguments)
+        else:  # in a thread of the library, so that a KeyboardInterrupt ends it
+            result._open(lambda handle: lib.fdsl_rows_begin(self._handle, c, handle) or PENDING, self._arguments)
         result._describe((*self._steps, step), int(c.device))
         return result
 

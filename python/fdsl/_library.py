@@ -193,6 +193,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_rows_config_init": (c_int, [POINTER(RowsConfigStruct), c_size_t]),
     "fdsl_rows_open": (c_int, [POINTER(RowsConfigStruct), POINTER(c_void_p)]),
     "fdsl_select_config_init": (c_int, [POINTER(SelectConfigStruct), c_size_t]),
+    "fdsl_rows_select": (c_int, [c_void_p, POINTER(SelectConfigStruct), POINTER(c_void_p)]),
     "fdsl_rows_begin": (c_int, [c_void_p, POINTER(SelectConfigStruct), POINTER(c_void_p)]),
     "fdsl_source_begin": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
     "fdsl_source_wait": (c_int, [c_void_p, c_double]),

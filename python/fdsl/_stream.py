@@ -330,19 +330,15 @@ class _BatchMemory(_Memory):
     in `handle`, so that a KeyboardInterrupt loses no batch. A batch that the library does not take back, for example while
     the default stream is being captured, goes back later."""
 
-    __slots__ = ("handle", "live")
+    __slots__ = ("handle", "live", "size", "masked")
     _refused: deque[tuple[int, int, bool, int]] = deque()  # batch, device, shared, process
 
     def __init__(self, device: int, live: dict[int, None]) -> None:
         self.device, self.pointer, self.process = device, 0, _process
         self.shared, self.live, self.handle = False, live, ctypes.c_void_p()
 
-    @property
-    def batch(self) -> int:
-        return self.handle.value or 0
-
     def __del__(self, free: Any = lib.fdsl_batch_release, getpid: Any = os.getpid, allocate: Any = _Memory) -> None:
-        batch = self.batch
+        batch = self.handle.value
         if batch and getpid() == self.process:
             self.live.pop(batch, None)
             self._give_back((batch, self.device, self.shared, self.process), free, allocate)
@@ -366,14 +362,6 @@ class _BatchMemory(_Memory):
             given = cls._refused.popleft()
             if given[-1] == os.getpid():
                 cls._give_back(given, lib.fdsl_batch_release, _Memory)
-
-
-class _Batch(NamedTuple):
-    """A batch of the library."""
-
-    memory: _BatchMemory
-    size: int
-    masked: int
 
 
 class _Stream:
@@ -425,19 +413,20 @@ class _Stream:
             fail(status)
         return status
 
-    def next(self) -> Optional[_Batch]:
+    def next(self) -> Optional[_BatchMemory]:
         """Returns the next batch, for which CUDA's default stream waits; None at the end of an epoch."""
         if _BatchMemory._refused:
             _BatchMemory.retry()
         memory = _BatchMemory(self.device, self._live)
         if self._await(lib.fdsl_stream_next, None, memory.handle) == END:
             return None
-        handle, info = memory.batch, self._batch
-        self._live[handle] = None
+        handle, info = memory.handle.value, self._batch
+        self._live[handle] = None  # type: ignore[index]
         check(lib.fdsl_batch_describe(handle, info))
-        if info.masked:
+        memory.size, memory.masked = info.count, info.masked
+        if memory.masked:
             _warn()
-        return _Batch(memory, info.count, info.masked)
+        return memory
 
     def fill(self, images: int, labels: Optional[int], stream: Optional[int]) -> Optional[int]:
         """Copies the next batch to two addresses, on a CUDA stream. Returns the number of samples; None at the end of an
@@ -448,15 +437,17 @@ class _Stream:
             _warn()
         return int(self._count.value)
 
-    def array(self, batch: _Batch, field: int) -> Array:
-        """Returns a part of a batch: without a copy, unless the caller has several batches already."""
-        tensor = self._tensor
-        check(lib.fdsl_batch_tensor(batch.memory.batch, field, tensor))
-        shape, dtype = ((batch.size, *self.shape), self.dtype) if field == self.field else ((batch.size,), "int64")
-        device = int(tensor.device_id) if tensor.device_type != 1 else CPU
-        array = Array(shape, dtype, device, memory=batch.memory, ptr=int(tensor.data or 0))
-        small = field != self.field and device == CPU  # a copy does not keep the samples
-        return array._copy(device) if small or len(self._live) > _HELD else array
+    def array(self, batch: _BatchMemory, field: int) -> Array:
+        """Returns the samples or the labels of a batch: without a copy, unless the caller has several batches already."""
+        tensor, device = self._tensor, self.device
+        check(lib.fdsl_batch_tensor(batch.handle, field, tensor))
+        if field == self.field:
+            array = Array((batch.size, *self.shape), self.dtype, device, 0, None, batch, tensor.data)
+        else:
+            array = Array((batch.size,), "int64", device, 0, None, batch, tensor.data)
+            if device == CPU:  # a copy does not keep the samples
+                return array._copy(device)
+        return array if len(self._live) <= _HELD else array._copy(device)
 
     def call(self, function: Any, *arguments: Any) -> None:
         self.check_open()
@@ -599,6 +590,7 @@ class Loader:
         self._resumed = False  # whether the next iteration begins at _step
         self._filling = False  # whether the library's position counts, not the one above: fill() was called last
         self._iteration = 0  # the number of the latest iteration
+        self._filled: tuple[Any, Any] = (None, None)  # the arrays of the latest fill()
 
     # ---- Properties ----
 
@@ -772,7 +764,12 @@ class Loader:
             self._iteration += 1
             own.call(lib.fdsl_stream_seek, self._epoch, self._step)
             self._resumed, self._filling = False, True
-        return own.fill(address, label_address, pointer)
+        count = own.fill(address, label_address, pointer)
+        if count is not None and own.device != CPU:
+            # The library does not check the addresses of its latest call again. As long as these arrays exist, no other
+            # device gets their addresses.
+            self._filled = images, self._filled[1] if labels is None else labels
+        return count
 
     def _address(self, name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
         """Returns the address of an argument of fill() after checking it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from typing import Any, Iterator
 
 import pytest
@@ -217,6 +218,25 @@ def test_batches_of_a_loader_come_on_the_default_stream(streams: Recorder) -> No
     for stream, calls in ((1, []), (None, []), (64, [("order", 0, 0, 64)]), (-1, [])):
         images.__dlpack__(stream=stream)
         assert streams.take() == calls
+
+
+def test_arrays_of_fill_exist_until_another_call(streams: Recorder) -> None:
+    """The library does not check the addresses of its latest call again, so no other memory may get them."""
+    loader = fdsl.Loader(fdsl.Images(5, count=16, res=16), 8, device=0, num_threads=1)
+    room, labels = fdsl.Array((8, 1, 16, 16), "uint8", -1), fdsl.Array((8,), "int64", -1)
+    images, numbers = Foreign(room), Foreign(labels)
+    numbers.__cuda_array_interface__["typestr"] = "<i8"
+    kept = [weakref.ref(images), weakref.ref(numbers)]
+    assert loader.fill(images, numbers) == 8
+    del images, numbers
+    assert None not in [each() for each in kept]
+    assert loader.fill(Foreign(room)) == 8  # without labels: those of the first call are still the latest ones
+    assert kept[0]() is None and kept[1]() is not None
+    images = Foreign(room)
+    assert loader.fill(images) is None  # the end of an epoch: the library has not seen the address
+    kept[0] = weakref.ref(images)
+    del images
+    assert kept[0]() is None
 
 
 def test_refused_batches_go_back_later(streams: Recorder, monkeypatch: Any) -> None:

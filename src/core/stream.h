@@ -76,7 +76,7 @@ struct stream_stats {
 };
 
 /* Mixes the bits of a word. Words that differ give different hashes. */
-static inline uint64_t stream_hash(uint64_t word)
+FDSL_HD uint64_t stream_hash(uint64_t word)
 {
     word = (word ^ word >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
     word = (word ^ word >> 27) * UINT64_C(0x94D049BB133111EB);

@@ -1,7 +1,7 @@
 /* Streams of batches in device memory for libfdsl. A batch is handed over on a CUDA stream of the caller: the
  * calling thread never waits for the device. This header includes no CUDA header: a CUDA stream is a void *,
- * NULL for the default stream. cuda/common/device_batches.cu implements the functions; in builds without
- * CUDA, they return STATUS_UNAVAILABLE (cuda/common/device_none.c). */
+ * NULL for the default stream. cuda/common/device_batches.cu and device_images.cu implement the functions; in
+ * builds without CUDA, they return STATUS_UNAVAILABLE (cuda/common/device_none.c). */
 #ifndef FDSL_DATA_DEVICE_BATCHES_H
 #define FDSL_DATA_DEVICE_BATCHES_H
 

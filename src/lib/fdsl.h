@@ -632,14 +632,16 @@ FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double se
  * fdsl_stream_info), `labels` for as many labels, or is NULL. Sets `*count` to the number of images.
  * Otherwise as fdsl_stream_next().
  *
- * On a device, `images` and `labels` are memory of this device, and `images` must be aligned to 16 bytes. The
- * work is enqueued on `cuda_stream`, without waiting for the device and without allocating device memory.
- * The call can be captured into a CUDA graph for generated images, unless the generator is "gbase" or "bat",
- * and for rows that are all on the device, if world_size is 1. Each replay then stores the batch that
- * follows, across the ends of epochs, which replays cannot report. All steps must have equal numbers of
- * samples on this rank: set drop_last, or choose a divisor of the number of samples. Order replays and other
- * calls on the stream. After a capture, functions of the stream that need its position wait for the latest
- * replay. */
+ * On a device, `images` and `labels` are memory of this device, and `images` must be aligned to 16 bytes. An
+ * address is checked unless it is the one of the previous call: the library does not notice that the caller
+ * has freed this memory since then, nor that another device has got the address. The memory must exist until
+ * the work on it is complete. The work is enqueued on `cuda_stream`, without waiting for the device and
+ * without allocating device memory. The call can be captured into a CUDA graph for generated images, unless
+ * the generator is "gbase" or "bat", and for rows that are all on the device, if world_size is 1. Each replay
+ * then stores the batch that follows, across the ends of epochs, which replays cannot report. All steps must
+ * have equal numbers of samples on this rank: set drop_last, or choose a divisor of the number of samples.
+ * Order replays and other calls on the stream. After a capture, functions of the stream that need its
+ * position wait for the latest replay. */
 FDSL_API enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels,
                                            uint32_t *count, void *cuda_stream);
 

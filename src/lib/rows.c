@@ -3,6 +3,7 @@
 #include "lib/rows.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,12 +35,15 @@ struct rows_set {
 struct resident {
     struct rows_device *rows; /* all are resident */
     int device;
+    bool of_set; /* rows_device_numbers() returns the numbers of rows in the set */
     atomic_uint users;
 };
 
 struct rows {
     struct rows_set *shared;
-    uint32_t *numbers; /* of the rows in the set; NULL: all rows in their order */
+    pthread_mutex_t lock; /* protects `numbers` and `unlisted` until rows_list() has returned */
+    uint32_t *numbers;    /* of the rows in the set; NULL: all rows in their order, or `unlisted` */
+    bool unlisted;        /* the numbers are only on the device: few callers need them */
     uint64_t count;
     enum dtype type; /* of the rows; differs from that of the set if fdsl_rows_select() converts them */
     uint64_t hash;
@@ -75,6 +79,7 @@ void rows_free(struct rows *rows)
     if (!rows)
         return;
     release_resident(rows->resident);
+    pthread_mutex_destroy(&rows->lock);
     if (rows->shared)
         release_set(rows->shared);
     free(rows->numbers);
@@ -140,6 +145,7 @@ enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows)
 #endif
     struct rows *self = *rows = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
+    pthread_mutex_init(&self->lock, NULL);
     const enum status status = open_all(config, self);
     if (status == STATUS_OK)
         return STATUS_OK;
@@ -254,6 +260,35 @@ static int compare_labels(const void *a, const void *b)
     return (one > two) - (one < two);
 }
 
+enum status rows_list(struct rows *rows)
+{
+    enum status status = STATUS_OK;
+    pthread_mutex_lock(&rows->lock);
+    if (rows->unlisted) {
+        rows->numbers = malloc(rows->count * sizeof *rows->numbers);
+        status = ALLOCATED(rows->numbers, "out of memory for a list of rows");
+        if (status == STATUS_OK)
+            status = rows_device_numbers(rows->resident->rows, 0, rows->count, rows->numbers);
+        rows->unlisted = status != STATUS_OK;
+        if (rows->unlisted) {
+            free(rows->numbers);
+            rows->numbers = NULL;
+        }
+    }
+    pthread_mutex_unlock(&rows->lock);
+    return status;
+}
+
+/* Returns whether some rows of the set were removed or are in another order. */
+static bool chosen(struct rows *rows)
+{
+    pthread_mutex_lock(&rows->lock);
+    const bool result = rows->numbers || rows->unlisted;
+    pthread_mutex_unlock(&rows->lock);
+    return result;
+}
+
+/* The rows are listed. */
 static uint32_t number_at(const struct rows *rows, uint64_t i)
 {
     return rows->numbers ? rows->numbers[i] : (uint32_t)i;
@@ -334,6 +369,17 @@ static enum status select_rows(const struct rows *from, const struct ops_select 
     return check_left(from, self);
 }
 
+/* Returns the hash of the list of rows, as a device computes it (rows_device_info.numbers_hash). */
+static uint64_t hash_numbers(const struct rows *self)
+{
+    uint64_t sum = 0;
+    if (self->unlisted)
+        return rows_device_info(self->resident->rows).numbers_hash;
+    for (uint64_t k = 0; k < self->count; k++)
+        sum += rows_device_number_hash(k, self->numbers[k]);
+    return sum;
+}
+
 /* Hashes which rows of the set were chosen, and their type. */
 static void set_hash(struct rows *self)
 {
@@ -346,8 +392,10 @@ static void set_hash(struct rows *self)
         self->numbers = NULL;
     }
     self->hash = shared->hash;
-    if (self->numbers)
-        self->hash = checksum_seeded(self->numbers, self->count * sizeof *self->numbers, self->hash);
+    if (self->numbers || self->unlisted) {
+        const uint64_t words[] = {self->count, hash_numbers(self)};
+        self->hash = checksum_seeded(words, sizeof words, self->hash);
+    }
     if (self->type != stored_type(self))
         self->hash = checksum_seeded(&self->type, sizeof self->type, self->hash);
 }
@@ -393,15 +441,16 @@ static enum status list_labels(const struct rows *rows, int32_t **labels)
 }
 
 /* Copies rows to a device, and runs steps on them there. `limit` 0: all free memory. */
-static enum status send_rows(const struct rows *rows, const struct rows_device_steps *steps, int device,
+static enum status send_rows(struct rows *rows, const struct rows_device_steps *steps, int device,
                              uint64_t limit, int threads, struct rows_device **sent)
 {
     const struct embeddings *set = rows->shared->set;
     FREED int32_t *labels = NULL;
+    TRY(rows_list(rows));
     TRY(list_labels(rows, &labels));
     const struct rows_device_request request = {.copy = copy_rows,
                                                 .check = check_rows,
-                                                .context = (void *)(uintptr_t)rows,
+                                                .context = rows,
                                                 .rows = rows->count,
                                                 .width = set->columns,
                                                 .dtype = set->dtype,
@@ -415,31 +464,34 @@ static enum status send_rows(const struct rows *rows, const struct rows_device_s
 }
 
 /* Runs steps on rows that are on a device. */
-static enum status wrap_rows(const struct rows_device *from, const struct rows_device_steps *steps,
+static enum status wrap_rows(const struct resident *from, const struct rows_device_steps *steps,
                              struct rows_device **wrapped)
 {
-    const struct rows_device_info info = rows_device_info(from);
+    const struct rows_device_info info = rows_device_info(from->rows);
     const struct rows_device_tensor tensor = {.values = info.values,
                                               .rows = info.rows,
                                               .stride = info.stride,
                                               .width = info.width,
                                               .dtype = info.dtype,
                                               .labels = info.labels,
+                                              .numbers = from->of_set ? info.numbers : NULL,
                                               .device = info.device};
     const enum status status = rows_device_wrap(&tensor, steps, 0, NULL, wrapped);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "device");
 }
 
 /* Replaces self->resident by `rows`, whose input were the rows of `self`, and self->numbers by those of the
- * rows that are left. Takes `rows` over. Sets `*removed` to the number of the others. */
-static enum status accept(struct rows *self, struct rows_device *rows, int device, uint64_t *removed)
+ * rows that are left. Takes `rows` over; `of_set` is that of struct resident. Sets `*removed` to the number
+ * of the others. */
+static enum status accept(struct rows *self, struct rows_device *rows, int device, bool of_set,
+                          uint64_t *removed)
 {
     struct resident *resident = malloc(sizeof *resident);
     if (!resident) {
         rows_device_close(rows);
         return status_set(STATUS_EXHAUSTED, "out of memory");
     }
-    *resident = (struct resident){rows, device, 1};
+    *resident = (struct resident){rows, device, of_set, 1};
     release_resident(self->resident);
     self->resident = resident;
     const struct rows_device_info info = rows_device_info(rows);
@@ -449,6 +501,13 @@ static enum status accept(struct rows *self, struct rows_device *rows, int devic
     *removed = self->count - info.rows;
     if (*removed == 0)
         return STATUS_OK;
+    if (of_set) {
+        free(self->numbers);
+        self->numbers = NULL;
+        self->unlisted = true;
+        self->count = info.rows;
+        return STATUS_OK;
+    }
     uint32_t *numbers = malloc((info.rows + 1) * sizeof *numbers);
     TRY(ALLOCATED(numbers, "out of memory for a list of rows"));
     const enum status status = rows_device_numbers(rows, 0, info.rows, numbers);
@@ -466,9 +525,9 @@ static enum status run_on_device(struct rows *self, const struct rows_device_ste
 {
     struct rows_device *rows = NULL;
     const struct resident *there = self->resident;
-    TRY(there && there->device == device ? wrap_rows(there->rows, steps, &rows)
-                                         : send_rows(self, steps, device, 0, threads, &rows));
-    return accept(self, rows, device, removed);
+    const bool wraps = there && there->device == device, of_set = wraps ? there->of_set : !chosen(self);
+    TRY(wraps ? wrap_rows(there, steps, &rows) : send_rows(self, steps, device, 0, threads, &rows));
+    return accept(self, rows, device, of_set, removed);
 }
 
 /* Runs the mask and dedup on the device, and converts the rows. The numbers of invalid rows and of duplicates
@@ -497,18 +556,26 @@ static enum status select_on_device(struct rows *self, const struct ops_select *
     return STATUS_OK;
 }
 
+/* Returns whether the device does all steps, on rows that are there. */
+static bool stays_on_device(const struct rows *from, const struct fdsl_select_config *config)
+{
+    return from->resident && from->resident->device == config->device && !config->keep && !config->labels &&
+           !config->sample;
+}
+
 /* Chooses rows that go to a device. The CPU draws samples. */
-static enum status select_for_device(const struct rows *from, const struct fdsl_select_config *config,
+static enum status select_for_device(struct rows *from, const struct fdsl_select_config *config,
                                      struct ops_select how, struct rows *self)
 {
-    if (from->resident && from->resident->device == config->device && !config->keep && !config->labels &&
-        !config->sample) {
+    if (stays_on_device(from, config)) {
         atomic_fetch_add(&from->resident->users, 1);
         self->resident = from->resident;
     }
     if (config->sample) {
         TRY(select_rows(from, &how, self));
         how.mask = how.dedup = false;
+    } else if (self->resident && self->resident->of_set) {
+        self->unlisted = chosen(from);
     } else if (!self->numbers && from->numbers) {
         self->numbers = malloc(self->count * sizeof *self->numbers);
         TRY(ALLOCATED(self->numbers, "out of memory for a list of rows"));
@@ -519,8 +586,7 @@ static enum status select_for_device(const struct rows *from, const struct fdsl_
     return check_left(from, self);
 }
 
-static enum status select_from(const struct rows *from, const struct fdsl_select_config *config,
-                               struct rows *self)
+static enum status select_from(struct rows *from, const struct fdsl_select_config *config, struct rows *self)
 {
     struct ops_select how = {.mask = config->validate,
                              .norm_min = (float)config->norm_min,
@@ -536,14 +602,16 @@ static enum status select_from(const struct rows *from, const struct fdsl_select
                           dtype_names[from->type]);
     TRY(lib_threads("num_threads", config->num_threads, &how.threads));
     TRY(lib_check_device(config->device));
+    if (!stays_on_device(from, config))
+        TRY(rows_list(from));
     TRY(choose(from, config, self));
     TRY(config->device < 0 ? select_rows(from, &how, self) : select_for_device(from, config, how, self));
     set_hash(self);
     return STATUS_OK;
 }
 
-enum status rows_select(const struct rows *from, const struct fdsl_select_config *config,
-                        const atomic_bool *cancel, struct rows **rows)
+enum status rows_select(struct rows *from, const struct fdsl_select_config *config, const atomic_bool *cancel,
+                        struct rows **rows)
 {
     struct rows *self = *rows = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
@@ -553,6 +621,7 @@ enum status rows_select(const struct rows *from, const struct fdsl_select_config
                           .duplicates = from->duplicates,
                           .unsampled = from->unsampled,
                           .cancel = cancel};
+    pthread_mutex_init(&self->lock, NULL);
     atomic_fetch_add(&from->shared->users, 1);
     const enum status status = select_from(from, config, self);
     self->cancel = NULL;
@@ -604,7 +673,7 @@ static void convert_fast(const void *row, enum dtype from, enum dtype to, uint32
 #endif
 
 /* Opens a stream in the memory of a device. */
-static enum status open_device_stream(const struct rows *rows, const struct fdsl_stream_config *config,
+static enum status open_device_stream(struct rows *rows, const struct fdsl_stream_config *config,
                                       const struct rows_format *format, const struct rows_plan *plan,
                                       struct device_batches **batches)
 {
@@ -628,14 +697,14 @@ static enum status open_device_stream(const struct rows *rows, const struct fdsl
         request.rows = there->rows;
         request.owned = false;
     } else if (there)
-        TRY(wrap_rows(there->rows, &steps, &request.rows));
+        TRY(wrap_rows(there, &steps, &request.rows));
     else
         TRY(send_rows(rows, &steps, config->device, config->resident ? 0 : STREAMED_BYTES, threads,
                       &request.rows));
     return row_batches_open(&request, batches);
 }
 
-enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_config *config,
+enum status rows_stream_open(struct rows *rows, const struct fdsl_stream_config *config,
                              const struct rows_format *format, const struct rows_plan *plan,
                              struct stream **stream, struct device_batches **batches)
 {
@@ -657,6 +726,7 @@ enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_c
         *stream = &(*batches)->stream;
         return STATUS_OK;
     }
+    TRY(rows_list(rows));
     TRY(lib_threads("num_threads", config->num_threads, &reader.threads));
     TRY(embedding_rows_open(&reader, &request.generator));
     TRY(lib_pooled_open(reader.threads, &request.generator));

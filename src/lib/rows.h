@@ -10,14 +10,14 @@
 #include "data/random_draws.h"
 #include "lib/call.h"
 
-/* Some rows of a set of embeddings. They do not change; threads may share them. */
+/* Some rows of a set of embeddings. Which ones does not change; threads may share them. */
 struct rows;
 
 /* Open the rows of fdsl_rows_open() and fdsl_rows_select(). Both check the fields of `config`. `*rows` is
  * NULL after an error. When another thread sets `*cancel`, rows_select() fails soon. */
 enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows);
-enum status rows_select(const struct rows *from, const struct fdsl_select_config *config,
-                        const atomic_bool *cancel, struct rows **rows);
+enum status rows_select(struct rows *from, const struct fdsl_select_config *config, const atomic_bool *cancel,
+                        struct rows **rows);
 
 /* Frees rows; NULL is allowed. What other rows share with them stays. */
 void rows_free(struct rows *rows);
@@ -40,6 +40,10 @@ struct rows_format {
 enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_config *config,
                               struct rows_format *format);
 
+/* Lists the numbers of rows in host memory, if only a device has them. To be called before rows_order().
+ * Thread safe. STATUS_EXHAUSTED if memory runs out, or the failure of the copy. */
+enum status rows_list(struct rows *rows);
+
 /* The order of epoch `epoch`: which row of the files is at a position. Without `shuffle`, the order of
  * `rows`. */
 struct rows_order {
@@ -60,7 +64,7 @@ struct rows_plan {
 
 /* Opens a stream in host memory (`*stream`) or on config->device (`*batches`; `*stream` is its stream, and
  * batches have no list of numbers). `rows` must outlive the stream. */
-enum status rows_stream_open(const struct rows *rows, const struct fdsl_stream_config *config,
+enum status rows_stream_open(struct rows *rows, const struct fdsl_stream_config *config,
                              const struct rows_format *format, const struct rows_plan *plan,
                              struct stream **stream, struct device_batches **batches);
 

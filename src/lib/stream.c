@@ -778,7 +778,8 @@ enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int6
     if (status == STATUS_OK) {
         stream->ended = batch.last;
         *count = batch.samples.count;
-    }
+    } else
+        stream->checked[0] = stream->checked[1] = NULL; /* a caller in Python has not kept them */
     return lib_relay(status);
 }
 
@@ -810,9 +811,10 @@ enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl
 }
 
 /* Lists the numbers of a batch of rows on a device, which its stream does not list: few callers need them. */
-static void list_numbers(struct fdsl_batch *batch)
+static enum status list_numbers(struct fdsl_batch *batch)
 {
     const struct order *order = &batch->owner->order;
+    TRY(rows_list(batch->owner->source->rows));
     const struct rows_order drawn =
         rows_order(order->rows, order->shuffle > 0, order->seed, batch->batch.epoch);
     const struct share share = share_of(order, batch->batch.step);
@@ -820,6 +822,7 @@ static void list_numbers(struct fdsl_batch *batch)
     for (uint32_t i = 0; i < share.count; i++)
         batch->numbers[i] = rows_order_at(&drawn, (uint32_t)share.first + i);
     pthread_mutex_unlock(&batch->owner->lock);
+    return STATUS_OK;
 }
 
 enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field field,
@@ -840,7 +843,9 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
         return lib_relay(status);
     const bool on_device = stream->on_device && field != FDSL_NUMBERS;
     if (field == FDSL_NUMBERS && !batch->batch.numbers)
-        list_numbers(batch);
+        status = list_numbers(batch);
+    if (status != STATUS_OK)
+        return lib_relay(status);
     *tensor = (struct fdsl_tensor){.data = field == FDSL_LABELS ? batch->labels : batch->numbers,
                                    .device_type = on_device ? 2 : 1,
                                    .device_id = on_device ? stream->device : 0,

@@ -16,6 +16,7 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "core/stream.h"
 #include "data/embeddings.h"
 
 struct rows_device;
@@ -65,6 +66,8 @@ struct rows_device_tensor {
     uint32_t width;        /* values per row, 1 to EMBEDDINGS_COLUMNS_MAX */
     enum dtype dtype;      /* DTYPE_F32, DTYPE_F16 or DTYPE_BF16 */
     const int32_t *labels; /* one per row, in memory of the host or of the device; NULL: none */
+    const uint32_t *numbers; /* one per row, in complete memory of the device: what rows_device_numbers()
+                                returns for a kept row; NULL: 0, 1, ... */
     int device;
 };
 
@@ -82,7 +85,15 @@ struct rows_device_info {
     uint64_t pinned_bytes;  /* pinned host memory that the set holds */
     const void *values;     /* resident rows, in device memory */
     const int32_t *labels;  /* of all kept rows, in device memory; NULL: none */
+    const uint32_t *numbers; /* of all kept rows, in device memory; NULL: 0, 1, ... */
+    uint64_t numbers_hash;   /* sum of rows_device_number_hash(); 0 if `numbers` is NULL */
 };
+
+/* Returns the hash of "row k of a set has this number". The sum over all rows of a set hashes their list. */
+FDSL_HD uint64_t rows_device_number_hash(uint64_t k, uint32_t number)
+{
+    return stream_hash(k << 32 | number);
+}
 
 FDSL_C_BEGIN
 
@@ -113,13 +124,14 @@ enum status rows_device_trim(int device);
 /* Describes the set. The pointers are valid until the set is closed. Thread safe. */
 struct rows_device_info rows_device_info(const struct rows_device *rows);
 
-/* Copies the numbers, within the input, of kept rows [first, first + count) to host memory. Thread safe. */
+/* Copies the numbers of kept rows [first, first + count) to host memory: those within the input, or those of
+ * tensor.numbers. Thread safe. */
 enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, uint64_t count, uint32_t *to);
 
 /* The three functions below enqueue the gathering of a batch on `stream`: `count` rows of padded_width values
- * to `out`, without gaps, and their labels to `labels` (NULL: not wanted). Both are device memory; `out` is
- * aligned to the size of a value. Batches are written fastest if rows have a multiple of 16 bytes and `out`
- * is aligned to 16 bytes.
+ * to `out`, without gaps, and their labels to `labels` (int64_t; NULL: not wanted). Both are device memory;
+ * `out` is aligned to the size of a value. Batches are written fastest if rows have a multiple of 16 bytes
+ * and `out` is aligned to 16 bytes.
  *
  * If all rows are resident: one kernel; no allocation, no synchronisation; thread safe; the call may be
  * captured into a graph. Otherwise: rows that are not resident are copied to pinned memory by threads of the
@@ -134,7 +146,7 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
  * permutation_begin(seed + epoch, rows) of core/philox.h. Without `shuffle`, the rows in their order.
  * first + count <= rows. */
 enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
-                               uint64_t first, uint64_t count, void *out, int32_t *labels, void *stream);
+                               uint64_t first, uint64_t count, void *out, int64_t *labels, void *stream);
 
 /* Allocates the pinned memory for batches of up to `count` rows. Does nothing if all rows are resident.
  * STATUS_EXHAUSTED or STATUS_TOO_LARGE if there is not enough memory. */
@@ -150,7 +162,7 @@ void rows_device_ahead(struct rows_device *rows, bool shuffle, uint64_t seed, ui
  * first = step % batches * count. In a graph that also adds 1 to `*step` (device_add()), each launch gathers
  * the next batch. All rows must be resident, and 1 <= count <= rows. */
 enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint64_t seed,
-                                    const uint64_t *step, uint64_t count, void *out, int32_t *labels,
+                                    const uint64_t *step, uint64_t count, void *out, int64_t *labels,
                                     void *stream);
 
 /* Gathers the rows numbers[0 .. count - 1]; a number may occur more than once.
@@ -159,7 +171,7 @@ enum status rows_device_gather_step(struct rows_device *rows, bool shuffle, uint
  * In host memory: numbers that are not below `rows` are refused. The numbers are copied before the call
  * returns. The call cannot be captured, and the first call and a larger count allocate pinned memory. */
 enum status rows_device_gather_numbers(struct rows_device *rows, const uint32_t *numbers, bool on_device,
-                                       uint64_t count, void *out, int32_t *labels, void *stream);
+                                       uint64_t count, void *out, int64_t *labels, void *stream);
 
 FDSL_C_END
 

@@ -6,12 +6,73 @@
 #include "core/variant.h"
 #include "data/embedding_rows.h"
 #include "machine/host.h"
-#include "ops/job.h"
 
 #define CHUNK_BYTES ((size_t)16 << 20) /* rows that are read before the variant runs on them */
 #define CHUNK_ROWS  65536
 
+/* ---- The check of rows ---- */
+
+static enum status scan_chunk(struct ops_scan *scan, uint64_t first, uint64_t count)
+{
+    struct ops_fetch kept = {OPS_KEPT, 0, count, scan->kept + first, {0}};
+    struct ops_fetch hashes = {OPS_HASHES, 0, count, scan->hashes + (scan->hashes ? first : 0), {0}};
+    void *state;
+    TRY(scan->run(scan->context, first, count, &state));
+    if (scan->mask)
+        TRY(scan->variant->fetch(state, &kept));
+    return scan->hash ? scan->variant->fetch(state, &hashes) : STATUS_OK;
+}
+
+static enum status drop_duplicates(const struct ops_scan *scan)
+{
+    FREED uint64_t *table = malloc(duplicates_slots(scan->count) * sizeof *table);
+    TRY(ALLOCATED(table, "out of memory for a hash table of %llu rows", (unsigned long long)scan->count));
+    duplicates_drop(scan->threads, scan->hashes, scan->count, scan->kept, table);
+    return STATUS_OK;
+}
+
+static uint64_t count_kept(const struct ops_scan *scan)
+{
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < scan->count; i++)
+        kept += scan->kept[i];
+    return kept;
+}
+
+enum status ops_scan(struct ops_scan *scan)
+{
+    const uint64_t words = (scan->dedup ? duplicates_slots(scan->count) : 0) + scan->count;
+    if (scan->hash)
+        TRY(memory_check(words * sizeof *scan->hashes, "the hashes of the rows", scan->advice));
+    scan->kept = malloc(scan->count);
+    scan->hashes = scan->hash ? malloc(scan->count * sizeof *scan->hashes) : NULL;
+    TRY(ALLOCATED(scan->kept && (scan->hashes || !scan->hash), "out of memory for the hashes of %llu rows",
+                  (unsigned long long)scan->count));
+    memset(scan->kept, 1, scan->count);
+    for (uint64_t first = 0, count; first < scan->count; first += count) {
+        count = scan->count - first < scan->chunk ? scan->count - first : scan->chunk;
+        if (scan->cancel && atomic_load(scan->cancel))
+            return status_set(STATUS_FAILED, "the selection was cancelled");
+        TRY(scan_chunk(scan, first, count));
+    }
+    scan->valid = count_kept(scan);
+    if (scan->dedup)
+        TRY(drop_duplicates(scan));
+    scan->left = count_kept(scan);
+    return STATUS_OK;
+}
+
+void ops_scan_free(struct ops_scan *scan)
+{
+    free(scan->kept);
+    free(scan->hashes);
+    scan->kept = NULL;
+    scan->hashes = NULL;
+}
+
 #ifdef HAVE_XXHASH
+
+/* ---- Rows of files ---- */
 
 #ifdef _OPENMP
 extern const struct variant variant_ops_omp;
@@ -21,136 +82,93 @@ extern const struct variant variant_ops_naive;
 static const struct variant *const variant = &variant_ops_naive;
 #endif
 
-/* Reads all rows, in chunks, and runs the variant on each chunk. */
-struct scan {
+/* Reads rows in chunks, and runs the variant on each chunk. */
+struct reading {
     const struct ops_select *how;
     struct generator *reader; /* its samples are the rows to select from */
-    const uint32_t *rows;     /* NULL: rows 0, 1, ... */
-    uint64_t count, chunk_rows;
-    uint8_t *memory;  /* room for the rows of a chunk */
-    uint8_t *kept;    /* one per row */
-    uint64_t *hashes; /* one per row; NULL without dedup */
-
-    struct ops ops; /* the input of the variant: a chunk */
+    uint8_t *memory;          /* room for the rows of a chunk */
+    struct ops ops;           /* the input of the variant: a chunk */
     struct ops_control control;
     struct ops_part part;
     void *state; /* of the variant, for chunks of ops.count rows; NULL: none */
 };
 
-static void scan_close(struct scan *scan)
+static void reading_close(struct reading *reading)
 {
-    if (scan->state)
-        variant->teardown(scan->state);
-    generator_close(scan->reader);
-    free(scan->memory);
-    free(scan->kept);
-    free(scan->hashes);
-}
-
-static enum status read_chunk(struct scan *scan, uint64_t first, uint64_t count)
-{
-    const struct generator_numbers numbers = {.first = first};
-    return generator_make(scan->reader, &numbers, (uint32_t)count, scan->memory, NULL, NULL);
+    if (reading->state)
+        variant->teardown(reading->state);
+    generator_close(reading->reader);
+    free(reading->memory);
 }
 
 /* Sets the variant up for chunks of `count` rows. */
-static enum status set_up(struct scan *scan, uint64_t count)
+static enum status set_up(struct reading *reading, uint64_t count)
 {
-    const struct resources resources = {.threads = scan->how->threads};
-    if (scan->state && scan->ops.count == count)
+    const struct resources resources = {.threads = reading->how->threads};
+    if (reading->state && reading->ops.count == count)
         return STATUS_OK;
-    if (scan->state)
-        variant->teardown(scan->state);
-    scan->state = NULL;
-    scan->ops.count = count;
-    scan->part = (struct ops_part){scan->memory, 0, count};
-    return variant->setup(&resources, &scan->ops, &scan->state);
+    if (reading->state)
+        variant->teardown(reading->state);
+    reading->state = NULL;
+    reading->ops.count = count;
+    reading->part = (struct ops_part){reading->memory, 0, count};
+    return variant->setup(&resources, &reading->ops, &reading->state);
 }
 
-static enum status scan_chunk(struct scan *scan, uint64_t first, uint64_t count)
+/* Implements ops_scan.run. */
+static enum status read_and_run(void *context, uint64_t first, uint64_t count, void **state)
 {
+    struct reading *reading = context;
+    const struct generator_numbers numbers = {.first = first};
     struct run_time unused;
-    struct ops_fetch kept = {OPS_KEPT, 0, count, scan->kept + first, {0}};
-    struct ops_fetch hashes = {OPS_HASHES, 0, count, scan->hashes + (scan->hashes ? first : 0), {0}};
-    TRY(read_chunk(scan, first, count));
-    TRY(set_up(scan, count));
-    TRY(variant->run(scan->state, 0, &unused));
-    if (scan->how->mask)
-        TRY(variant->fetch(scan->state, &kept));
-    return scan->how->dedup ? variant->fetch(scan->state, &hashes) : STATUS_OK;
+    TRY(generator_make(reading->reader, &numbers, (uint32_t)count, reading->memory, NULL, NULL));
+    TRY(set_up(reading, count));
+    *state = reading->state;
+    return variant->run(reading->state, 0, &unused);
 }
 
-static enum status scan_open(const struct embeddings *set, struct scan *scan)
+static enum status reading_open(const struct embeddings *set, const uint32_t *rows, uint64_t chunk,
+                                struct reading *reading)
 {
-    const struct embedding_rows reader = {.set = set,
-                                          .numbers = scan->rows,
-                                          .to = set->dtype,
-                                          .width = set->columns,
-                                          .threads = scan->how->threads};
-    const size_t row_bytes = embeddings_row_bytes(set);
-    uint64_t rows = CHUNK_BYTES / row_bytes;
-    rows = rows > CHUNK_ROWS ? CHUNK_ROWS : rows > 0 ? rows : 1;
-    scan->chunk_rows = rows < scan->count ? rows : scan->count;
-    scan->memory = ops_allocate(scan->chunk_rows * row_bytes);
-    scan->kept = malloc(scan->count);
-    if (scan->how->dedup) {
-        TRY(memory_check((duplicates_slots(scan->count) + scan->count) * sizeof *scan->hashes,
-                         "the hashes of the rows", "select fewer rows at a time"));
-        scan->hashes = malloc(scan->count * sizeof *scan->hashes);
-    }
-    TRY(ALLOCATED(scan->memory && scan->kept && (scan->hashes || !scan->how->dedup),
-                  "out of memory to select rows"));
-    memset(scan->kept, 1, scan->count);
-    scan->ops = (struct ops){.steps = {[OPS_MASK] = scan->how->mask, [OPS_HASH] = scan->how->dedup},
-                             .format = {.from = set->dtype, .columns = set->columns},
-                             .norm_min = scan->how->norm_min,
-                             .norm_max = scan->how->norm_max,
-                             .parts = &scan->part,
-                             .part_count = 1,
-                             .row_bytes = row_bytes,
-                             .control = &scan->control};
-    return embedding_rows_open(&reader, &scan->reader);
+    const struct ops_select *how = reading->how;
+    const struct embedding_rows reader = {
+        .set = set, .numbers = rows, .to = set->dtype, .width = set->columns, .threads = how->threads};
+    reading->ops = (struct ops){.steps = {[OPS_MASK] = how->mask, [OPS_HASH] = how->dedup},
+                                .format = {.from = set->dtype, .columns = set->columns},
+                                .norm_min = how->norm_min,
+                                .norm_max = how->norm_max,
+                                .parts = &reading->part,
+                                .part_count = 1,
+                                .row_bytes = embeddings_row_bytes(set),
+                                .control = &reading->control};
+    reading->memory = ops_allocate(chunk * reading->ops.row_bytes);
+    TRY(ALLOCATED(reading->memory, "out of memory to select rows"));
+    return embedding_rows_open(&reader, &reading->reader);
 }
 
-static enum status drop_duplicates(const struct scan *scan)
+/* Checks the rows of a set. */
+static enum status check(const struct embeddings *set, const uint32_t *rows, const struct ops_select *how,
+                         struct reading *reading, struct ops_scan *scan)
 {
-    FREED uint64_t *table = malloc(duplicates_slots(scan->count) * sizeof *table);
-    TRY(ALLOCATED(table, "out of memory for a hash table of %llu rows", (unsigned long long)scan->count));
-    duplicates_drop(scan->how->threads, scan->hashes, scan->count, scan->kept, table);
-    return STATUS_OK;
-}
-
-static uint64_t count_kept(const struct scan *scan)
-{
-    uint64_t kept = 0;
-    for (uint64_t i = 0; i < scan->count; i++)
-        kept += scan->kept[i];
-    return kept;
-}
-
-/* Computes scan->kept, and counts what the steps remove. */
-static enum status choose(const struct embeddings *set, struct scan *scan, struct ops_selected *selected)
-{
-    TRY(scan_open(set, scan));
-    for (uint64_t first = 0, count; first < scan->count; first += count) {
-        count = scan->count - first < scan->chunk_rows ? scan->count - first : scan->chunk_rows;
-        if (scan->how->cancel && atomic_load(scan->how->cancel))
-            return status_set(STATUS_FAILED, "the selection was cancelled");
-        TRY(scan_chunk(scan, first, count));
-    }
-    const uint64_t valid = count_kept(scan);
-    selected->invalid = scan->count - valid;
-    if (scan->how->dedup)
-        TRY(drop_duplicates(scan));
-    selected->duplicates = valid - count_kept(scan);
-    return STATUS_OK;
+    uint64_t chunk = CHUNK_BYTES / embeddings_row_bytes(set);
+    chunk = chunk > CHUNK_ROWS ? CHUNK_ROWS : chunk > 0 ? chunk : 1;
+    scan->chunk = chunk < scan->count ? chunk : scan->count;
+    scan->mask = how->mask;
+    scan->hash = scan->dedup = how->dedup;
+    scan->threads = how->threads;
+    scan->advice = "select fewer rows at a time";
+    scan->cancel = how->cancel;
+    scan->variant = variant;
+    scan->run = read_and_run;
+    TRY(reading_open(set, rows, scan->chunk, reading));
+    return ops_scan(scan);
 }
 
 /* Lists the rows that are left, or draws some of them. */
-static enum status list(const struct scan *scan, struct ops_selected *selected)
+static enum status list(const struct ops_scan *scan, const uint32_t *rows, const struct ops_select *how,
+                        struct ops_selected *selected)
 {
-    const uint64_t left = scan->count - selected->invalid - selected->duplicates;
-    const uint64_t sample = scan->how->sample;
+    const uint64_t left = scan->left, sample = how->sample;
     if (sample > left)
         return status_set(STATUS_USAGE, "sample: only %llu of %llu rows can be drawn; lower it",
                           (unsigned long long)left, (unsigned long long)scan->count);
@@ -159,12 +177,12 @@ static enum status list(const struct scan *scan, struct ops_selected *selected)
     uint64_t at = 0;
     for (uint64_t i = 0; i < scan->count; i++)
         if (!scan->kept || scan->kept[i])
-            all[at++] = scan->rows ? scan->rows[i] : (uint32_t)i;
+            all[at++] = rows ? rows[i] : (uint32_t)i;
     selected->unsampled = sample ? left - sample : 0;
     selected->count = left - selected->unsampled;
     selected->rows = malloc((selected->count + 1) * sizeof *selected->rows);
     TRY(ALLOCATED(selected->rows, "out of memory for a list of rows"));
-    const struct ops drawn = {.steps = {[OPS_COMPACT] = true}, .sample = sample, .seed = scan->how->seed};
+    const struct ops drawn = {.steps = {[OPS_COMPACT] = true}, .sample = sample, .seed = how->seed};
     const struct ops_draw draw = ops_draw(&drawn, 0, left);
     for (uint64_t i = 0; i < selected->count; i++)
         selected->rows[i] = all[sample ? ops_drawn(&draw, i) : i];
@@ -174,14 +192,18 @@ static enum status list(const struct scan *scan, struct ops_selected *selected)
 enum status ops_select(const struct embeddings *set, const uint32_t *rows, uint64_t count,
                        const struct ops_select *how, struct ops_selected *selected)
 {
-    struct scan scan = {.how = how, .rows = rows, .count = count};
+    struct reading reading = {.how = how};
+    struct ops_scan scan = {.count = count, .context = &reading, .valid = count, .left = count};
     enum status status = STATUS_OK;
     *selected = (struct ops_selected){0};
     if (count > 0 && (how->mask || how->dedup))
-        status = choose(set, &scan, selected);
+        status = check(set, rows, how, &reading, &scan);
+    selected->invalid = count - scan.valid;
+    selected->duplicates = scan.valid - scan.left;
     if (status == STATUS_OK)
-        status = list(&scan, selected);
-    scan_close(&scan);
+        status = list(&scan, rows, how, selected);
+    ops_scan_free(&scan);
+    reading_close(&reading);
     return status;
 }
 

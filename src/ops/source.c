@@ -16,6 +16,7 @@
 #include "machine/guard.h"
 #include "machine/host.h"
 #include "ops/ops.h"
+#include "ops/select.h"
 
 #define FILE_BYTES    (UINT64_C(128) << 20) /* default size of the rows in an output file */
 #define DECODED_BYTES (UINT64_C(256) << 20) /* rows that are decoded for one run, if they are checked */
@@ -48,9 +49,8 @@ struct cleaner {
     uint8_t *decoded;       /* rows of a run that cannot be read in place */
     struct ops_format format;
     enum encoding encoding;
-    uint8_t *kept;    /* per row of the set */
-    uint64_t *hashes; /* XXH3-64 of each row of the set, until open() returns */
-    uint64_t kept_count, rows_per_file;
+    struct ops_scan scan; /* of all rows of the set; without hashes when open() returns */
+    uint64_t rows_per_file;
     uint64_t *starts; /* per output file: its first row in the set */
     int32_t *labels;  /* per row of the set; NULL: the output has no labels */
 };
@@ -76,8 +76,7 @@ static void embeddings_source_close(void *state)
     end_runs(cleaner);
     guard_close(&cleaner->guard);
     embeddings_close(cleaner->set);
-    free(cleaner->kept);
-    free(cleaner->hashes);
+    ops_scan_free(&cleaner->scan);
     free(cleaner->starts);
     free(cleaner->labels);
     free(cleaner);
@@ -183,23 +182,13 @@ static enum status fetch(struct cleaner *cleaner, enum ops_array array, void *to
 
 /* ---- Choosing rows ---- */
 
-/* Computes which rows are valid, and the hash of each row. */
-static enum status check_rows(struct cleaner *cleaner)
+/* Implements ops_scan.run. */
+static enum status check_rows(void *context, uint64_t first, uint64_t count, void **state)
 {
-    static const bool steps[OPS_STEPS] = {[OPS_MASK] = true, [OPS_HASH] = true};
-    uint64_t rows = cleaner->set->rows, most = RUN_ROWS;
-    if (!embeddings_in_place(cleaner->set))
-        most = DECODED_BYTES / cleaner->ops.row_bytes;
-    most = most < rows ? most : rows;
-    TRY(begin_runs(cleaner, steps, most));
-    for (uint64_t first = 0; first < rows; first += most) {
-        TRY(take_rows(cleaner, first, NULL, rows - first < most ? rows - first : most));
-        TRY(run(cleaner));
-        TRY(fetch(cleaner, OPS_KEPT, cleaner->kept + first));
-        TRY(fetch(cleaner, OPS_HASHES, cleaner->hashes + first));
-    }
-    end_runs(cleaner);
-    return STATUS_OK;
+    struct cleaner *cleaner = context;
+    TRY(take_rows(cleaner, first, NULL, count));
+    *state = cleaner->state;
+    return run(cleaner);
 }
 
 /* The search for the largest finite magnitude of the kept rows. */
@@ -218,7 +207,7 @@ static void scan_rows(void *context, uint64_t task, int thread)
     uint8_t *copy = scan->rows + (size_t)thread * bytes;
     for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < set->rows; i++) {
         const struct embeddings_part *part = embeddings_part_of(set, i);
-        if (!cleaner->kept[i])
+        if (!cleaner->scan.kept[i])
             continue;
         if (!part->values)
             embeddings_decode(set, i, copy);
@@ -244,42 +233,35 @@ static enum status scale_tensor(struct cleaner *cleaner)
     return ops_check_rows(&cleaner->ops);
 }
 
-static uint64_t count_kept(const struct cleaner *cleaner)
-{
-    uint64_t count = 0;
-    for (uint64_t i = 0; i < cleaner->set->rows; i++)
-        count += cleaner->kept[i];
-    return count;
-}
-
-static enum status drop_duplicates(struct cleaner *cleaner)
-{
-    uint64_t bytes = duplicates_slots(cleaner->set->rows) * sizeof(uint64_t);
-    TRY(memory_check(bytes, "the hash table of --dedup", "prepare fewer rows at a time"));
-    FREED uint64_t *table = malloc(bytes);
-    TRY(ALLOCATED(table, "out of memory for the hash table of --dedup"));
-    duplicates_drop(cleaner->resources.threads, cleaner->hashes, cleaner->set->rows, cleaner->kept, table);
-    return STATUS_OK;
-}
-
-/* Computes cleaner->kept and, for NVFP4, the scale of the tensor. */
+/* Runs the scan and, for NVFP4, computes the scale of the tensor. */
 static enum status choose_rows(struct cleaner *cleaner, bool dedup)
 {
-    uint64_t rows = cleaner->set->rows;
-    TRY(check_rows(cleaner));
+    static const bool steps[OPS_STEPS] = {[OPS_MASK] = true, [OPS_HASH] = true};
+    const uint64_t rows = cleaner->set->rows, most = embeddings_in_place(cleaner->set)
+                                                         ? RUN_ROWS
+                                                         : DECODED_BYTES / cleaner->ops.row_bytes;
+    struct ops_scan *scan = &cleaner->scan;
+    *scan = (struct ops_scan){.count = rows,
+                              .chunk = most < rows ? most : rows,
+                              .mask = true,
+                              .hash = true,
+                              .dedup = dedup,
+                              .threads = cleaner->resources.threads,
+                              .advice = "prepare fewer rows at a time",
+                              .variant = cleaner->variant,
+                              .run = check_rows,
+                              .context = cleaner};
+    TRY(begin_runs(cleaner, steps, scan->chunk));
+    TRY(ops_scan(scan));
+    end_runs(cleaner);
     if (cleaner->format.to == OPS_NVFP4)
         TRY(scale_tensor(cleaner));
-    uint64_t valid = count_kept(cleaner);
-    if (dedup)
-        TRY(drop_duplicates(cleaner));
-    cleaner->kept_count = count_kept(cleaner);
     char duplicates[64] = "";
     if (dedup)
-        snprintf(duplicates, sizeof duplicates, ", and %" PRIu64 " are duplicates",
-                 valid - cleaner->kept_count);
-    status_say("embeddings: %" PRIu64 " of %" PRIu64 " rows are kept; %" PRIu64 " are invalid%s",
-               cleaner->kept_count, rows, rows - valid, duplicates);
-    return cleaner->kept_count > 0
+        snprintf(duplicates, sizeof duplicates, ", and %" PRIu64 " are duplicates", scan->valid - scan->left);
+    status_say("embeddings: %" PRIu64 " of %" PRIu64 " rows are kept; %" PRIu64 " are invalid%s", scan->left,
+               rows, rows - scan->valid, duplicates);
+    return scan->left > 0
                ? STATUS_OK
                : status_set(STATUS_FAILED,
                             "none of the %" PRIu64 " rows has a norm from %g to %g; change --norm-min or "
@@ -294,9 +276,9 @@ static enum status find_starts(struct cleaner *cleaner, uint64_t files)
     TRY(ALLOCATED(cleaner->starts, "out of memory"));
     uint64_t kept = 0;
     for (uint64_t i = 0; i < cleaner->set->rows; i++) {
-        if (cleaner->kept[i] && kept % cleaner->rows_per_file == 0)
+        if (cleaner->scan.kept[i] && kept % cleaner->rows_per_file == 0)
             cleaner->starts[kept / cleaner->rows_per_file] = i;
-        kept += cleaner->kept[i];
+        kept += cleaner->scan.kept[i];
     }
     return STATUS_OK;
 }
@@ -339,14 +321,14 @@ static void hash_rows(void *context, uint64_t task, int thread)
 static enum status find_rows(struct product *product, uint64_t number)
 {
     const struct cleaner *cleaner = product->cleaner;
-    uint64_t begin = number * cleaner->rows_per_file, left = cleaner->kept_count - begin;
+    uint64_t begin = number * cleaner->rows_per_file, left = cleaner->scan.left - begin;
     product->count = left < cleaner->rows_per_file ? left : cleaner->rows_per_file;
     product->numbers = malloc(product->count * sizeof *product->numbers);
     product->hashes = malloc(product->count * sizeof *product->hashes);
     TRY(ALLOCATED(product->numbers && product->hashes, "out of memory for the rows of a file"));
     uint64_t row = cleaner->starts[number];
     for (uint64_t j = 0; j < product->count; row++)
-        if (cleaner->kept[row])
+        if (cleaner->scan.kept[row])
             product->numbers[j++] = row;
     return STATUS_OK;
 }
@@ -478,7 +460,7 @@ static enum status embeddings_source_make(void *state, uint64_t first, uint64_t 
 static void embeddings_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     const struct cleaner *cleaner = state;
-    uint64_t begin = number * cleaner->rows_per_file, left = cleaner->kept_count - begin;
+    uint64_t begin = number * cleaner->rows_per_file, left = cleaner->scan.left - begin;
     snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, begin);
     snprintf(texts[1], SOURCE_TEXT_MAX, "%" PRIu64,
              left < cleaner->rows_per_file ? left : cleaner->rows_per_file);
@@ -568,17 +550,6 @@ static enum status read_labels(const char *name, struct cleaner *cleaner)
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--labels");
 }
 
-static enum status allocate(struct cleaner *cleaner)
-{
-    uint64_t rows = cleaner->set->rows;
-    TRY(memory_check(rows * (sizeof *cleaner->hashes + 1), "the hashes of the rows",
-                     "prepare fewer rows at a time"));
-    cleaner->kept = calloc(rows + 1, 1);
-    cleaner->hashes = malloc((rows + 1) * sizeof *cleaner->hashes);
-    return ALLOCATED(cleaner->kept && cleaner->hashes, "out of memory for the hashes of %" PRIu64 " rows",
-                     rows);
-}
-
 static enum status fill_cleaner(const struct embeddings_parameters *parameters, struct cleaner *cleaner)
 {
     struct ops *ops = &cleaner->ops;
@@ -637,26 +608,25 @@ static enum status embeddings_source_open(const struct source_request *request, 
     guard_fill(&cleaner->guard);
     TRY(open_set(parameters, cleaner));
     TRY(read_labels(parameters->labels, cleaner));
-    TRY(allocate(cleaner));
     TRY(choose_rows(cleaner, parameters->dedup));
     size_t bytes = ops_value_bytes(cleaner->format.to, cleaner->format.columns) +
                    ops_scale_bytes(cleaner->format.to, cleaner->format.columns);
     cleaner->rows_per_file = parameters->rows_per_file ? parameters->rows_per_file : FILE_BYTES / bytes;
-    facts->samples = (cleaner->kept_count - 1) / cleaner->rows_per_file + 1;
+    facts->samples = (cleaner->scan.left - 1) / cleaner->rows_per_file + 1;
     facts->sample_bytes = cleaner->rows_per_file * bytes;
-    facts->rows = cleaner->kept_count;
-    facts->identity =
-        checksum_whole((const uint8_t *)cleaner->hashes, cleaner->set->rows * sizeof *cleaner->hashes);
+    facts->rows = cleaner->scan.left;
+    facts->identity = checksum_whole((const uint8_t *)cleaner->scan.hashes,
+                                     cleaner->set->rows * sizeof *cleaner->scan.hashes);
     if (cleaner->labels)
         facts->identity =
             checksum_seeded(cleaner->labels, cleaner->set->rows * sizeof *cleaner->labels, facts->identity);
-    free(cleaner->hashes);
-    cleaner->hashes = NULL;
+    free(cleaner->scan.hashes);
+    cleaner->scan.hashes = NULL;
     TRY(find_starts(cleaner, facts->samples));
     cleaner->ops.format = cleaner->format;
     return begin_runs(cleaner, steps,
-                      cleaner->kept_count < cleaner->rows_per_file ? cleaner->kept_count
-                                                                   : cleaner->rows_per_file);
+                      cleaner->scan.left < cleaner->rows_per_file ? cleaner->scan.left
+                                                                  : cleaner->rows_per_file);
 }
 
 static const char *const encodings[] = {"safetensors", "npy", NULL};
