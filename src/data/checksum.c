@@ -28,6 +28,22 @@ uint64_t checksum_whole(const uint8_t *data, size_t size)
     return XXH3_64bits(data, size);
 }
 
+uint64_t checksum_split(const uint8_t *head, size_t head_size, const uint8_t *rest, size_t size)
+{
+#ifdef HAVE_XXHASH
+    XXH3_state_t state;
+    if (head_size == 0)
+        return XXH3_64bits(rest, size);
+    XXH3_64bits_reset(&state);
+    XXH3_64bits_update(&state, head, head_size);
+    XXH3_64bits_update(&state, rest, size);
+    return XXH3_64bits_digest(&state);
+#else
+    (void)head, (void)head_size, (void)rest, (void)size;
+    return 0;
+#endif
+}
+
 uint64_t checksum_seeded(const void *bytes, size_t size, uint64_t seed)
 {
     return XXH3_64bits_withSeed(bytes, size, seed);

@@ -28,6 +28,9 @@ uint64_t checksum_key(const char *key, size_t length);
 /* Returns XXH3-64 of a member's data. */
 uint64_t checksum_whole(const uint8_t *data, size_t size);
 
+/* Returns checksum_whole() of data whose first `head_size` bytes are stored elsewhere, at `head`. */
+uint64_t checksum_split(const uint8_t *head, size_t head_size, const uint8_t *rest, size_t size);
+
 /* Returns XXH3-64 of any bytes, with a seed, such as the hash of preceding bytes. With the seed 0, it is
  * equal to checksum_whole(). 0 in builds without xxHash. */
 uint64_t checksum_seeded(const void *bytes, size_t size, uint64_t seed);

@@ -109,6 +109,10 @@ void image_output_store(const struct image_output *output, const struct image *i
         image = &changed;
         mirrored = false;
     }
+    if (output->type == DTYPE_U8 && !output->interleaved && !mirrored) { /* the values are the bytes */
+        image_store(image, to);
+        return;
+    }
     struct steps in = steps_of(image, image->interleaved);
     const ptrdiff_t first = mirrored ? in.column * ((ptrdiff_t)image->width - 1) : 0;
     in.column = mirrored ? -in.column : in.column;

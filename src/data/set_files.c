@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "data/remote.h"
@@ -65,6 +66,8 @@ struct set_files {
     uint8_t *block_memory;
     _Atomic uint64_t round;     /* from 1 on */
     _Atomic uint64_t *compared; /* per file: a round in which it was compared */
+    _Atomic uint64_t passes;    /* number of passes that began */
+    _Atomic uint64_t *passed;   /* per file: a pass that has compared it */
     uint64_t *first_block;      /* per file: number of blocks of the files before it */
     bool in_memory;             /* shards of a URL without a cache folder */
     bool stopped;               /* no shard of a URL is read; for remote_stop() */
@@ -174,8 +177,9 @@ static enum status open_entries(struct set_files *self, uint32_t threads)
     self->keeps_all = !self->dataset->remote && self->capacity >= self->dataset->file_count;
     self->entries = calloc(self->capacity, sizeof *self->entries);
     self->compared = calloc((size_t)self->dataset->file_count + 1, sizeof *self->compared);
+    self->passed = calloc((size_t)self->dataset->file_count + 1, sizeof *self->passed);
     self->entry_of = malloc(((size_t)self->dataset->file_count + 1) * sizeof *self->entry_of);
-    TRY(ALLOCATED(self->entries && self->entry_of && self->compared,
+    TRY(ALLOCATED(self->entries && self->entry_of && self->compared && self->passed,
                   "out of memory for the list of %u shards", self->dataset->file_count));
     memset(self->entry_of, 0xFF, self->dataset->file_count * sizeof *self->entry_of);
     for (uint32_t e = 0; e < self->capacity; e++)
@@ -235,6 +239,7 @@ void set_files_close(struct set_files *files)
     free(files->entry_of);
     free(files->entries);
     free(files->compared);
+    free(files->passed);
     free(files);
 }
 
@@ -387,27 +392,34 @@ static enum status fail(const struct set_files *files, const struct dataset_memb
 }
 
 /* Compares a file with the one that dataset_check() read. `entry` is that of a shard that stays open; NULL:
- * the file was opened for this read. Once per round, the file with the name of a local shard must also still
+ * the file was opened for this read. With `by_name`, the file with the name of a local shard must also still
  * be the open one: the old bytes of a shard that was replaced can still be read, but the set has changed. */
-static enum status check_unchanged(struct set_files *files, const struct dataset_member *member, int fd,
-                                   const struct entry *entry)
+static enum status compare_file(struct set_files *files, const struct dataset_member *member, int fd,
+                                const struct entry *entry, bool by_name)
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
-    const bool local = !files->dataset->remote && !file->unpacked;
-    const uint64_t round = atomic_load(&files->round);
-    const bool by_name = local && entry && atomic_load(&files->compared[member->file]) < round;
     struct stat info = {.st_size = -1}; /* for a file that was removed */
     if (by_name ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
                 : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
     const struct file_identity identity = file_identify(&info);
     bool same = identity.bytes == file->bytes;
-    if (local)
+    if (!files->dataset->remote && !file->unpacked)
         same = file_compare(&identity, &file->identity) == 0 &&
                (!entry || (entry->device == identity.device && entry->inode == identity.inode));
-    if (!same)
-        return fail(files, member,
-                    "the file changed after the data set was opened; start again when it is complete");
+    return same ? STATUS_OK
+                : fail(files, member,
+                       "the file changed after the data set was opened; start again when it is complete");
+}
+
+/* Compares a file after a read: once per round by its name, otherwise by its descriptor. */
+static enum status check_unchanged(struct set_files *files, const struct dataset_member *member, int fd,
+                                   const struct entry *entry)
+{
+    const uint64_t round = atomic_load(&files->round);
+    const bool by_name = entry && !files->dataset->remote && !files->dataset->files[member->file].unpacked &&
+                         atomic_load(&files->compared[member->file]) < round;
+    TRY(compare_file(files, member, fd, entry, by_name));
     if (by_name)
         atomic_store(&files->compared[member->file], round);
     return STATUS_OK;
@@ -553,6 +565,72 @@ static bool copy_from_blocks(struct set_files *files, const struct dataset_membe
             return false;
     }
     return true;
+}
+
+/* Copies the needed ranges from blocks. */
+static bool copy_ranges(struct set_files *files, uint32_t file, uint64_t offset,
+                        const struct set_files_range *ranges, int count)
+{
+    bool copied = files->groups != NULL;
+    for (int r = 0; copied && r < count; offset += ranges[r++].size) {
+        const struct dataset_member part = {.file = file, .offset = offset};
+        copied = !ranges[r].needed ||
+                 (ranges[r].size <= BLOCK_MEMBER && ranges[r].size <= files->block_bytes / 2 &&
+                  copy_from_blocks(files, &part, ranges[r].size, ranges[r].bytes));
+    }
+    return copied;
+}
+
+bool set_files_read_ranges(struct set_files *files, uint32_t file, uint64_t offset,
+                           const struct set_files_range *ranges, int count)
+{
+    const struct dataset *dataset = files->dataset;
+    struct iovec vectors[SET_FILES_RANGES];
+    size_t size = 0;
+    ssize_t got;
+    struct entry *entry;
+    if (dataset->remote || !dataset->shards || dataset->files[file].unpacked)
+        return false;
+    if (copy_ranges(files, file, offset, ranges, count))
+        return true;
+    for (int r = 0; r < count; r++) {
+        vectors[r] = (struct iovec){ranges[r].bytes, ranges[r].size};
+        size += ranges[r].size;
+    }
+    if (take_shard(files, file, &entry) != STATUS_OK)
+        return false;
+    do
+        got = preadv(entry->fd, vectors, count, (off_t)offset);
+    while (got < 0 && errno == EINTR);
+    /* A shard that is closed and opened again may be another file in the meantime. */
+    const struct dataset_member first = {.file = file, .offset = offset};
+    const bool read = got == (ssize_t)size &&
+                      (files->keeps_all || check_unchanged(files, &first, entry->fd, entry) == STATUS_OK);
+    release_shard(files, entry);
+    return read;
+}
+
+uint64_t set_files_begin_pass(struct set_files *files)
+{
+    return 1 + atomic_fetch_add(&files->passes, 1);
+}
+
+bool set_files_compared(const struct set_files *files, uint64_t pass, uint32_t file)
+{
+    return atomic_load(&files->passed[file]) == pass;
+}
+
+enum status set_files_compare(struct set_files *files, uint64_t pass, const struct dataset_member *member)
+{
+    struct entry *entry;
+    if (set_files_compared(files, pass, member->file))
+        return STATUS_OK;
+    TRY(take_shard(files, member->file, &entry));
+    const enum status status = compare_file(files, member, entry->fd, entry, true);
+    release_shard(files, entry);
+    if (status == STATUS_OK)
+        atomic_store(&files->passed[member->file], pass);
+    return status;
 }
 
 /* Compares the file of a member that came from a block, once per round. A shard of a URL was compared when

@@ -5,6 +5,8 @@
 #ifndef FDSL_DATA_SET_FILES_H
 #define FDSL_DATA_SET_FILES_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "core/portable.h"
@@ -44,6 +46,29 @@ void set_files_next_round(struct set_files *files);
  * reason, if they differ or if the file cannot be read. Thread safe. */
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
                            uint8_t *bytes);
+
+/* Reads consecutive ranges of a local shard, from offset `offset` of its file `file` on: range r has
+ * ranges[r].iov_len bytes. Ranges that the caller does not need have room, too, but may be left unread. Does
+ * not compare the identity of the file: the caller calls set_files_compare() after its last read. Returns
+ * false, without a message, if the ranges cannot be read at once; set_files_read() then reads each member or
+ * reports why it cannot. `count` is at most SET_FILES_RANGES. Thread safe. */
+#define SET_FILES_RANGES 4 /* header, values, gap and label, or label first */
+struct set_files_range {
+    uint8_t *bytes;
+    size_t size;
+    bool needed;
+};
+bool set_files_read_ranges(struct set_files *files, uint32_t file, uint64_t offset,
+                           const struct set_files_range *ranges, int count);
+
+/* Begins a pass of comparisons: set_files_compare() compares each file once per pass. Thread safe. */
+uint64_t set_files_begin_pass(struct set_files *files);
+
+/* Compares the file that has the name of the member's shard now with the one that dataset_check() recorded,
+ * unless set_files_compared() says that this pass has compared it. STATUS_FAILED, with the file, if they
+ * differ. Each pass belongs to one thread. Thread safe. */
+bool set_files_compared(const struct set_files *files, uint64_t pass, uint32_t file);
+enum status set_files_compare(struct set_files *files, uint64_t pass, const struct dataset_member *member);
 
 /* Fetches the bytes of a member into the cache of the processor if they are in a block in memory. Threads
  * that will read several members call this first for all of them. Changes only the speed. Thread safe. */

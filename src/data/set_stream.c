@@ -30,9 +30,14 @@
 #define REPORTS_MAX 8                   /* batches with masked samples that are reported */
 #define NAMED       3                   /* masked samples of a batch that a report names */
 
-/* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. */
-#define SMALL     16384
-#define CHUNK_MAX 16
+/* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. Arrays
+ * that are read directly into the batch need no decoder: as many as have DIRECT_BYTES together. */
+#define SMALL        16384
+#define CHUNK_MAX    16
+#define DIRECT_BYTES (UINT64_C(256) << 10)
+
+#define GAP_MAX      4096 /* image and label are read at once if at most this many bytes are between them */
+#define NO_SHARD     UINT32_MAX
 
 enum slot_state { SLOT_FREE, SLOT_LISTING, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 
@@ -43,6 +48,7 @@ struct slot {
     int32_t *labels;
     uint32_t *numbers;
     uint64_t *read;
+    uint32_t *direct; /* per sample: shard that it was read from directly, not compared yet; NO_SHARD: none */
     /* Only with device_share: */
     struct set_stream_file *files; /* by sample while threads fill the batch, then without gaps */
     uint32_t file_count;           /* set when the batch is delivered */
@@ -68,8 +74,12 @@ struct worker {
     struct set_stream *self;
     pthread_t thread;
     struct image_scratch scratch;
-    uint8_t *image, *label;            /* bytes of members */
-    uint8_t *changed;                  /* scratch memory of image_output_store() */
+    uint8_t *image, *label;         /* bytes of members */
+    uint8_t *changed;               /* scratch memory of image_output_store() */
+    uint8_t header[NPY_HEADER_MAX]; /* of arrays that have the shape and type of the request */
+    size_t header_bytes;
+    bool header_known;
+    uint8_t gap[GAP_MAX];              /* bytes between image and label */
     uint64_t image_edges, label_edges; /* checksum_edges() of what was read for the sample */
     bool broken;                       /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
@@ -84,6 +94,7 @@ struct set_stream {
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
     double image_mean;          /* mean size of an image file in bytes */
     uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
+    bool direct;                /* all images are arrays whose values the batch has as they are stored */
     struct slot *slots;
     struct worker *workers;
     int worker_count;  /* running threads */
@@ -234,6 +245,22 @@ static enum status hand_on(struct worker *worker, const struct dataset_member *m
     return STATUS_OK;
 }
 
+/* Keeps the header of an array that was stored in the batch: further arrays with this header have the same
+ * shape and type. Files of records have no headers. */
+static void keep_header(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes)
+{
+    const struct set_stream *self = worker->self;
+    const size_t header_bytes = member->size - self->sample_bytes;
+    if (!self->direct || worker->header_known)
+        return;
+    if (header_bytes == 0 || (header_bytes >= CHECKSUM_EDGE && self->sample_bytes >= CHECKSUM_EDGE &&
+                              header_bytes <= sizeof worker->header)) {
+        memcpy(worker->header, bytes, header_bytes);
+        worker->header_bytes = header_bytes;
+        worker->header_known = true;
+    }
+}
+
 /* Reads the image of sample `i` of a batch, and decodes it unless the consumer does. */
 static enum status load_image(struct worker *worker, const struct dataset_sample *sample, struct slot *slot,
                               uint32_t i)
@@ -253,6 +280,8 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
                         slot->values + i * self->sample_bytes);
     worker->decode_s += worker->timed * (clock_of(worker) - read_s);
     worker->broken = status == STATUS_FAILED;
+    if (status == STATUS_OK)
+        keep_header(worker, member, bytes);
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
 
@@ -289,6 +318,133 @@ static void prefetch(const struct set_stream *self, const struct slot *slot, uin
         if (sample->image < sample->members)
             set_files_prefetch(self->files, &members[sample->member + sample->image]);
     }
+}
+
+/* ---- Arrays that are read directly into the batch ----
+ * The values of an array, its header and the label of the sample are read by one call. Whatever is not as
+ * expected is left to load_sample(), which reads the members again, one by one, and reports what is wrong. */
+
+/* Returns whether batches have the values of arrays as they are stored. */
+static bool stores_arrays(const struct set_stream_request *request)
+{
+    const struct image_output *output = request->output;
+    if (request->fit.res)
+        return false;
+    return !output || (output->type == request->type && !output->flip && output->rand.operations == 0 &&
+                       (!output->interleaved || request->channels == 1));
+}
+
+/* Returns whether all images may be read directly. */
+static bool reads_directly(const struct set_stream_request *request)
+{
+    const struct dataset *dataset = request->dataset;
+    bool direct = stores_arrays(request) && dataset->shards && !dataset->remote;
+    for (uint32_t i = 0; direct && !dataset->raw.channels && i < dataset->sample_count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[i];
+        const struct dataset_member *members = &dataset->members[sample->member];
+        direct = sample->image == sample->members ||
+                 strcasecmp(members_format(members[sample->image].extension), "npy") == 0;
+    }
+    return direct;
+}
+
+/* Reads an array to `values`, its header to worker->image, and if `label` is not NULL, that member to
+ * worker->label. Returns false if they cannot be read at once. */
+static bool read_directly(struct worker *worker, const struct dataset_member *image,
+                          const struct dataset_member *label, uint8_t *values)
+{
+    const size_t header = worker->header_bytes;
+    struct set_files_range ranges[SET_FILES_RANGES];
+    int count = 0;
+    const bool first = label && label->offset < image->offset;
+    const struct dataset_member *begin = first ? label : image, *end = first ? image : label;
+    const uint64_t gap = label ? end->offset - begin->offset - begin->size : 0;
+    if (label && (label->file != image->file || label->size > worker->self->label_bytes || gap > GAP_MAX))
+        return false;
+    if (first) {
+        ranges[count++] = (struct set_files_range){worker->label, label->size, true};
+        ranges[count++] = (struct set_files_range){worker->gap, gap, false};
+    }
+    ranges[count++] = (struct set_files_range){worker->image, header, true};
+    ranges[count++] = (struct set_files_range){values, image->size - header, true};
+    if (label && !first) {
+        ranges[count++] = (struct set_files_range){worker->gap, gap, false};
+        ranges[count++] = (struct set_files_range){worker->label, label->size, true};
+    }
+    return set_files_read_ranges(worker->self->files, image->file, begin->offset, ranges, count);
+}
+
+/* Returns whether the values that were read are those of the index and of the header, and finite. Sets
+ * worker->image_edges. */
+static bool check_directly(struct worker *worker, const struct dataset_member *member, const uint8_t *values)
+{
+    const struct set_stream *self = worker->self;
+    const struct set_stream_request *request = &self->request;
+    const size_t header = worker->header_bytes;
+    const struct image image = {.channels = request->channels,
+                                .depth = request->depth,
+                                .height = request->height,
+                                .width = request->width,
+                                .type = request->type,
+                                .pixels = values};
+    uint8_t edges[2 * CHECKSUM_EDGE];
+    if (memcmp(worker->image, worker->header, header) != 0)
+        return false;
+    if (request->dataset->indexed &&
+        checksum_split(worker->image, header, values, self->sample_bytes) != member->whole)
+        return false;
+    if (header == 0) {
+        worker->image_edges = checksum_edges(values, self->sample_bytes);
+    } else {
+        memcpy(edges, worker->image, CHECKSUM_EDGE);
+        memcpy(edges + CHECKSUM_EDGE, values + self->sample_bytes - CHECKSUM_EDGE, CHECKSUM_EDGE);
+        worker->image_edges = checksum_edges_only(edges, member->size);
+    }
+    return image_check_finite(&image) == STATUS_OK;
+}
+
+/* Fills the place of sample `i` of a batch as load_sample() does, but leaves the comparison of its shard to
+ * compare_shards(). Returns false, and leaves the values undefined, if load_sample() has to do it. */
+static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
+{
+    const struct set_stream *self = worker->self;
+    const struct set_stream_request *request = &self->request;
+    const struct dataset *dataset = request->dataset;
+    const uint32_t number = slot->numbers[i];
+    slot->direct[i] = NO_SHARD;
+    if (!worker->header_known || check_number(request, number) != STATUS_OK)
+        return false;
+    const uint32_t at = number % request->count;
+    const struct dataset_sample *sample = sample_of(request, number);
+    const struct dataset_member *members = &dataset->members[sample->member], *label = NULL;
+    if (sample->image >= sample->members ||
+        (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED))
+        return false;
+    if (!request->labels && sample->label < sample->members)
+        label = &members[sample->label];
+    const struct dataset_member *image = &members[sample->image];
+    uint8_t *values = slot->values + i * self->sample_bytes;
+    if (image->size != worker->header_bytes + self->sample_bytes)
+        return false;
+    const double begin_s = clock_of(worker);
+    if (!read_directly(worker, image, label, values))
+        return false;
+    const double read_s = clock_of(worker);
+    if (!check_directly(worker, image, values))
+        return false;
+    if (label)
+        worker->label_edges = checksum_edges(worker->label, label->size);
+    if (request->labels)
+        slot->labels[i] = (int32_t)request->labels[at];
+    else if (dataset_label(dataset, sample, worker->label, label ? label->size : 0, INT32_MAX,
+                           &slot->labels[i]) != STATUS_OK)
+        return false;
+    slot->read[i] = hash_read(worker, sample, number);
+    slot->direct[i] = image->file;
+    worker->bytes += image->size + (label ? label->size : 0);
+    worker->read_s += worker->timed * (read_s - begin_s);
+    worker->decode_s += worker->timed * (clock_of(worker) - read_s);
+    return true;
 }
 
 /* Fills the place of sample `i` of a batch. */
@@ -543,6 +699,8 @@ static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, e
 static bool try_to_load(struct worker *worker, struct slot *slot, uint32_t i)
 {
     struct set_stream *self = worker->self;
+    if (self->direct && load_directly(worker, slot, i))
+        return true;
     const enum status status = load_sample(worker, slot, i);
     if (status == STATUS_OK)
         return true;
@@ -553,6 +711,25 @@ static bool try_to_load(struct worker *worker, struct slot *slot, uint32_t i)
         slot->file_at[i] = NO_FILE;
     keep_fault(self, slot, i, status, !masks);
     return masks;
+}
+
+/* Compares the shards from which samples of a filled batch were read directly. The batch fails at the first
+ * sample whose shard has changed. */
+static void compare_shards(struct set_stream *self, struct slot *slot)
+{
+    const struct dataset *dataset = self->request.dataset;
+    const uint64_t pass = set_files_begin_pass(self->files);
+    for (uint32_t i = 0; i < slot->count; i++) {
+        if (slot->direct[i] == NO_SHARD || set_files_compared(self->files, pass, slot->direct[i]))
+            continue;
+        const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[i]);
+        const enum status status =
+            set_files_compare(self->files, pass, &dataset->members[sample->member + sample->image]);
+        if (status != STATUS_OK) {
+            keep_fault(self, slot, i, status_prefix(status, "sample '%s'", sample->key), true);
+            return;
+        }
+    }
 }
 
 /* Adds what the thread counted to the statistics. */
@@ -589,6 +766,12 @@ static void fill(struct worker *worker, struct slot *slot)
     }
     pthread_mutex_lock(&self->lock);
     add_counts(worker);
+    /* All samples are taken, so no other thread begins to fill this batch. */
+    if (self->direct && slot->users == 1 && !halted(self) && !slot->fails) {
+        pthread_mutex_unlock(&self->lock);
+        compare_shards(self, slot);
+        pthread_mutex_lock(&self->lock);
+    }
     slot->users--;
     if (slot->users == 0 && !halted(self))
         finish(self, slot, number_of(self, slot));
@@ -863,6 +1046,7 @@ static void free_slot(const struct set_stream *self, struct slot *slot)
         self->request.deallocate(slot->values);
     if (slot->bytes)
         self->request.deallocate(slot->bytes);
+    free(slot->direct);
     free(slot->files);
     free(slot->file_at);
 }
@@ -1036,9 +1220,10 @@ static uint32_t choose_chunk(const struct set_stream *self)
 {
     const struct set_stream_request *request = &self->request;
     const uint32_t part = request->plan.capacity / (4 * (uint32_t)request->threads);
-    if (self->image_bytes > SMALL || self->sample_bytes > SMALL || part < 1)
-        return 1;
-    return part < CHUNK_MAX ? part : CHUNK_MAX;
+    const bool small = self->image_bytes <= SMALL && self->sample_bytes <= SMALL;
+    const uint64_t most = small ? CHUNK_MAX : self->direct ? DIRECT_BYTES / self->image_bytes : 1;
+    const uint64_t chunk = most < CHUNK_MAX ? most : CHUNK_MAX;
+    return part < 1 || chunk < 1 ? 1 : part < chunk ? part : (uint32_t)chunk;
 }
 
 static enum status allocate_slots(struct set_stream *self)
@@ -1059,6 +1244,8 @@ static enum status allocate_slots(struct set_stream *self)
         slot->labels = (int32_t *)(slot->values + values);
         slot->numbers = (uint32_t *)(slot->values + values + words);
         slot->read = (uint64_t *)(slot->values + values + 2 * words);
+        slot->direct = malloc(plan->capacity * sizeof *slot->direct);
+        TRY(ALLOCATED(slot->direct, "out of memory for a batch of %u samples", plan->capacity));
         self->stats.memory_bytes += self->slot_bytes;
         TRY(allocate_files(self, slot));
     }
@@ -1092,6 +1279,7 @@ static enum status allocate_all(struct set_stream *self)
     TRY(ALLOCATED(self->slots && self->queue && self->workers, "out of memory for a stream"));
     TRY(open_files(self));
     measure_members(self);
+    self->direct = reads_directly(request);
     self->chunk = choose_chunk(self);
     TRY(allocate_slots(self));
     self->stats.memory_bytes += set_files_block_bytes(self->files);
