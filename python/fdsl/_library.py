@@ -209,6 +209,8 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_stream_seek": (c_int, [c_void_p, c_uint64, c_uint64]),
     "fdsl_stream_save": (c_int, [c_void_p, POINTER(StateStruct)]),
     "fdsl_stream_load": (c_int, [c_void_p, POINTER(StateStruct)]),
+    "fdsl_state_write": (c_int, [POINTER(StateStruct), c_char_p]),
+    "fdsl_state_read": (c_int, [c_char_p, POINTER(StateStruct)]),
     "fdsl_stream_stats": (c_int, [c_void_p, POINTER(StatsStruct)]),
     "fdsl_stream_cancel": (None, [c_void_p]),
     "fdsl_batch_describe": (c_int, [c_void_p, POINTER(BatchInfoStruct)]),

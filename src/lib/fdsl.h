@@ -490,7 +490,8 @@ struct fdsl_state {
     uint64_t samples; /* number of samples of the data set */
     uint64_t seed;
     uint64_t data;         /* fdsl_source_info.hash */
-    uint64_t transform;    /* hash of the fields of struct fdsl_stream_config that describe images */
+    uint64_t transform;    /* hash of the fields of struct fdsl_stream_config that describe images; 0 in the
+                            * states of fdsl-bench, which fdsl_stream_load() then does not compare */
     uint32_t global_batch; /* batch_size * world_size */
     uint32_t lanes,
         shuffle_buffer; /* 0 without shuffle; generated images and rows: 0 and the number of samples */
@@ -668,6 +669,14 @@ FDSL_API enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, str
  * FDSL_INVALID, with the name of the field, if the data set, the transform, the seed, the global batch or
  * another field that determines the batches differs; the position then does not change. */
 FDSL_API enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_state *state);
+
+/* Writes a state to a file, atomically, or reads it. The file is text, about 300 bytes, the same on every
+ * machine. `fdsl-bench --workload train` continues from such a file with --init-state, and writes one with
+ * --export-state. fdsl_state_write() replaces only a state or an empty file. FDSL_INVALID if `path` is no
+ * state or cannot be written, FDSL_FAILED if it is damaged or cannot be read; the message begins with the
+ * path. */
+FDSL_API enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *path);
+FDSL_API enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state);
 
 /* Gets the statistics. Thread-safe, also while another thread uses the stream. */
 FDSL_API enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats);

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "core/parallel.h"
-#include "data/checksum.h"
+#include "data/stream_state.h"
 
 /* A source that a thread opens. */
 struct opening {
@@ -128,26 +128,6 @@ static enum status check_class_folders(const struct fdsl_source *source, const c
                             dataset->path, dataset->path);
 }
 
-/* Combines the hashes of all samples, in their order, and which of their members are the image and the label.
- */
-static uint64_t hash_samples(const struct dataset *dataset)
-{
-    uint64_t hash = dataset->sample_count;
-    for (uint32_t i = 0; i < dataset->sample_count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[i];
-        const char *field = sample->rule ? sample->rule->field : "";
-        const uint64_t words[] = {sample->key_hash,
-                                  sample->edges,
-                                  sample->bytes,
-                                  (uint64_t)(int64_t)sample->class_folder,
-                                  sample->image,
-                                  sample->label,
-                                  checksum_seeded(field, strlen(field), sample->rule != NULL)};
-        hash = checksum_seeded(words, sizeof words, hash);
-    }
-    return hash;
-}
-
 static enum status open_source(const struct fdsl_source_config *config, struct fdsl_source *self)
 {
     struct members members;
@@ -182,7 +162,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
         return status_set(STATUS_TOO_LARGE, "path: %s has more than %u samples", self->dataset.path,
                           LIB_SAMPLES_MAX - 1);
     self->class_names = dataset_class_names(&self->dataset, &self->classes);
-    self->hash = hash_samples(&self->dataset);
+    self->hash = stream_state_hash(&self->dataset);
     return STATUS_OK;
 }
 

@@ -14,6 +14,7 @@
 #include "data/image_output.h"
 #include "data/random_draws.h"
 #include "data/set_stream.h"
+#include "data/stream_state.h"
 #include "lib/sources.h"
 #include "machine/device.h"
 
@@ -930,74 +931,115 @@ static enum status locate(const struct fdsl_stream *stream)
     return status;
 }
 
-static enum status check_state(const struct fdsl_stream *stream, const struct fdsl_state *state)
+static enum status check_state(const struct fdsl_state *state)
 {
-    TRY(check_stream(stream));
     return state ? lib_check_size("state", state->size, sizeof *state)
                  : status_set(STATUS_USAGE, "state: it is NULL");
 }
 
-static enum status save(const struct fdsl_stream *stream, struct fdsl_state *state)
+/* Sets the state of a stream at its position. */
+static enum status save(const struct fdsl_stream *stream, struct stream_state *state)
 {
     if (stream->on_device)
         TRY(locate(stream));
     const struct order *order = &stream->order;
-    *state = (struct fdsl_state){.size = sizeof *state,
-                                 .epoch = stream->stream->at.epoch,
-                                 .sample = stream->stream->at.step * order->global,
-                                 .samples = order->count,
-                                 .seed = order->seed,
-                                 .data = stream->source->hash,
-                                 .transform = stream->transform,
-                                 .global_batch = order->global,
-                                 .lanes = order->shuffle ? order->lanes : 0,
-                                 .shuffle_buffer = order->shuffle,
-                                 .drop_last = order->drop_last};
+    *state = (struct stream_state){.epoch = stream->stream->at.epoch,
+                                   .sample = stream->stream->at.step * order->global,
+                                   .samples = order->count,
+                                   .seed = order->seed,
+                                   .data = stream->source->hash,
+                                   .transform = stream->transform,
+                                   .global_batch = order->global,
+                                   .lanes = order->shuffle ? order->lanes : 0,
+                                   .shuffle_buffer = order->shuffle,
+                                   .drop_last = order->drop_last};
     return STATUS_OK;
+}
+
+/* Convert between the state of the interface and that of the files. */
+static struct fdsl_state given_state(const struct stream_state *state)
+{
+    return (struct fdsl_state){.size = sizeof(struct fdsl_state),
+                               .epoch = state->epoch,
+                               .sample = state->sample,
+                               .samples = state->samples,
+                               .seed = state->seed,
+                               .data = state->data,
+                               .transform = state->transform,
+                               .global_batch = state->global_batch,
+                               .lanes = state->lanes,
+                               .shuffle_buffer = state->shuffle_buffer,
+                               .drop_last = state->drop_last};
+}
+
+static struct stream_state taken_state(const struct fdsl_state *state)
+{
+    return (struct stream_state){.epoch = state->epoch,
+                                 .sample = state->sample,
+                                 .samples = state->samples,
+                                 .seed = state->seed,
+                                 .data = state->data,
+                                 .transform = state->transform,
+                                 .global_batch = state->global_batch,
+                                 .lanes = state->lanes,
+                                 .shuffle_buffer = state->shuffle_buffer,
+                                 .drop_last = state->drop_last};
 }
 
 enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_state *state)
 {
-    const enum status status = check_state(stream, state);
-    return lib_relay(status == STATUS_OK ? save(stream, state) : status);
+    struct stream_state own;
+    enum status status = check_stream(stream);
+    if (status == STATUS_OK)
+        status = check_state(state);
+    if (status == STATUS_OK)
+        status = save(stream, &own);
+    if (status == STATUS_OK)
+        *state = given_state(&own);
+    return lib_relay(status);
 }
 
-/* Compares a field of a state with that of the stream. */
-static enum status check_same(const char *name, uint64_t state, uint64_t own)
+static enum status load(struct fdsl_stream *stream, const struct fdsl_state *given)
 {
-    return state == own ? STATUS_OK
-                        : status_set(STATUS_USAGE, "state: its %s is %llu, but that of the stream is %llu",
-                                     name, (unsigned long long)state, (unsigned long long)own);
-}
-
-static enum status load(struct fdsl_stream *stream, const struct fdsl_state *state)
-{
-    struct fdsl_state own;
+    const struct stream_state state = taken_state(given);
+    struct stream_state own;
     TRY(save(stream, &own));
-    TRY(check_same("number of samples", state->samples, own.samples));
-    if (state->data != own.data)
-        return status_set(STATUS_USAGE, "state: it belongs to another data set, or to another version of it");
-    if (state->transform != own.transform)
-        return status_set(STATUS_USAGE,
-                          stream->source->rows
-                              ? "state: it belongs to another transform; dtype and align must be the same"
-                              : "state: it belongs to another transform; out_res, fit, flip, rand_augment, "
-                                "erasing, channels, layout, dtype, mean and std must be the same");
-    TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
-    TRY(check_same("seed", state->seed, own.seed));
-    TRY(check_same("shuffle_buffer (0: no shuffle)", state->shuffle_buffer, own.shuffle_buffer));
-    TRY(check_same("lanes (0: no shuffle)", state->lanes, own.lanes));
-    TRY(check_same("drop_last", state->drop_last, own.drop_last));
-    if (state->sample % own.global_batch != 0 || state->sample / own.global_batch >= stream->info.steps)
-        return status_set(STATUS_USAGE, "state: no step of the stream begins at sample %llu",
-                          (unsigned long long)state->sample);
-    return seek(stream, state->epoch, state->sample / own.global_batch);
+    TRY(stream_state_check("state", &state, &own, stream->info.steps,
+                           stream->source->rows
+                               ? "dtype and align"
+                               : "out_res, fit, flip, rand_augment, erasing, channels, layout, "
+                                 "dtype, mean and std"));
+    return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 
 enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_state *state)
 {
-    const enum status status = check_state(stream, state);
+    enum status status = check_stream(stream);
+    if (status == STATUS_OK)
+        status = check_state(state);
     return lib_relay(status == STATUS_OK ? load(stream, state) : status);
+}
+
+enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *path)
+{
+    enum status status = check_state(state);
+    if (status == STATUS_OK && !path)
+        status = status_set(STATUS_USAGE, "path: it is NULL");
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    const struct stream_state own = taken_state(state);
+    return lib_relay(stream_state_write(path, &own));
+}
+
+enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state)
+{
+    struct stream_state own;
+    enum status status = check_state(state);
+    if (status == STATUS_OK)
+        status = path ? stream_state_read(path, &own) : status_set(STATUS_USAGE, "path: it is NULL");
+    if (status == STATUS_OK)
+        *state = given_state(&own);
+    return lib_relay(status);
 }
 
 enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats)

@@ -396,6 +396,27 @@ uint64_t data_read_hash(const struct data *data, uint32_t number)
     return set_stream_hash(&source_dataset_set(&data->source->reader)->samples[sample], number);
 }
 
+enum status data_stream_state(const struct data *data, struct stream_state *state)
+{
+    const uint32_t count = data->sets[DATA_TRAIN].count;
+    const struct dataset *dataset = data->rows ? NULL : source_dataset_set(&data->source->reader);
+    bool whole = data->rows ? rows_are_whole(data) : count == dataset->sample_count;
+    for (uint32_t i = 0; dataset && whole && i < count; i++)
+        whole = data->source->samples[i] == i;
+    if (!whole)
+        return status_set(STATUS_USAGE,
+                          "states of streams are about all samples of --data, but %" PRIu32 " of them are "
+                          "trained on; name the test set with --test-data, and drop --train-size",
+                          count);
+    *state = (struct stream_state){.samples = count,
+                                   .lanes = dataset && data->shuffle ? data->lanes : 0,
+                                   .shuffle_buffer = dataset || !data->shuffle ? data->shuffle : count};
+    if (!dataset)
+        return rows_state_hash(data, &state->data);
+    state->data = stream_state_hash(dataset);
+    return STATUS_OK;
+}
+
 uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count)
 {
     const uint32_t samples = data->sets[DATA_TRAIN].count;

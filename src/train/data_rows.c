@@ -298,6 +298,17 @@ uint64_t rows_hash(const struct data *data)
     return data->rows->hash;
 }
 
+bool rows_are_whole(const struct data *data)
+{
+    /* choose() lists rows in their order */
+    return data->sets[DATA_TRAIN].count == data->rows->sets[DATA_TRAIN]->rows;
+}
+
+enum status rows_state_hash(const struct data *data, uint64_t *hash)
+{
+    return embedding_hash(data->rows->sets[DATA_TRAIN], (const int32_t *)data->sets[DATA_TRAIN].labels, hash);
+}
+
 enum status rows_generator(const struct data *data, int threads, struct generator **generator)
 {
     return open_reader(data->rows, DATA_TRAIN, data->rows->sets[DATA_TRAIN], threads, generator);

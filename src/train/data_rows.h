@@ -22,6 +22,11 @@ void rows_close(struct data *data);
 /* For DATA_LOAD: returns a hash of the measured rows, without reading them again. */
 uint64_t rows_hash(const struct data *data);
 
+/* For DATA_LOAD: returns whether the training set is all rows of the files; and the hash of these rows and
+ * their labels in the state of a stream. STATUS_FAILED if a file cannot be read or has changed. */
+bool rows_are_whole(const struct data *data);
+enum status rows_state_hash(const struct data *data, uint64_t *hash);
+
 /* For DATA_LOAD: opens a generator that reads training samples from the files, with up to `threads` threads.
  * The caller closes it before the data. STATUS_FAILED with the file if it was changed, or if a value is not
  * finite. */
