@@ -200,7 +200,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_source_describe": (c_int, [c_void_p, POINTER(SourceInfoStruct)]),
     "fdsl_source_class": (c_char_p, [c_void_p, c_uint32]),
     "fdsl_stream_config_init": (c_int, [POINTER(StreamConfigStruct), c_size_t]),
-    "fdsl_stream_open": (c_int, [c_void_p, POINTER(StreamConfigStruct), POINTER(c_void_p)]),
+    "fdsl_stream_begin": (c_int, [c_void_p, POINTER(StreamConfigStruct), POINTER(c_void_p)]),
     "fdsl_stream_close": (None, [c_void_p]),
     "fdsl_stream_describe": (c_int, [c_void_p, POINTER(StreamInfoStruct)]),
     "fdsl_stream_next": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
@@ -267,8 +267,8 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std must":
-        "transforms, channels, layout and dtype must",
+    "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std":
+        "transforms, channels, layout and dtype",
     "lower out_res": "lower the size of transforms",
     "sample: only": "n: only",
 }

@@ -392,7 +392,14 @@ class _Stream:
         self._lock = allocate_lock()
         self._closing = allocate_lock()  # keeps the handle valid while close() uses it without the other lock
         self._live: dict[int, None] = {}  # batches that the caller has
-        check(lib.fdsl_stream_open(source._handle, config, handle))
+        try:  # opens in a thread of the library, so that a KeyboardInterrupt ends it
+            check(lib.fdsl_stream_begin(source._handle, config, handle))
+            while (status := int(lib.fdsl_stream_wait(handle, _WAIT_S))) == PENDING:
+                pass
+            check(status)
+        except BaseException:
+            lib.fdsl_stream_close(handle)
+            raise
         self._handle = handle.value or 0
         self._count, self._tensor = ctypes.c_uint32(), TensorStruct()
         self._batch = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))

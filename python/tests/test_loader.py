@@ -404,22 +404,39 @@ class Stalling(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_ctrl_c_and_close_end_a_wait(digits: pathlib.Path) -> None:
-    """The server stops to answer after the data set was opened, so the first batch never comes."""
-    handler = lambda *words: Stalling(*words, directory=str(digits / "m"))  # noqa: E731
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    code = f"""
+def run_with_a_stalling_server(digits: pathlib.Path, code: str) -> str:
+    """Runs code, in which URL is that of shards and stall() makes the server silent. Returns what it prints."""
+    kind = type("One", (Stalling,), {"stalled": threading.Event(), "ended": threading.Event()})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *words: kind(*words, directory=str(digits / "m")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    begin = f"""
 import os, signal, threading, time, urllib.request
 import fdsl
+HOST = "http://127.0.0.1:{server.server_port}/"
+URL = HOST + "s-{{000000..000002}}.tar"
+def stall():
+    try: urllib.request.urlopen(HOST + "stall")
+    except OSError: pass
+"""
+    done = run_python(begin + code)
+    kind.ended.set()
+    server.shutdown()
+    server.server_close()
+    if done.stdout.startswith("unavailable"):
+        pytest.skip(done.stdout)
+    assert not done.stderr, done
+    return done.stdout
+
+
+def test_ctrl_c_and_close_end_a_wait(digits: pathlib.Path) -> None:
+    """The server stops to answer after the data set was opened, so the first batch never comes."""
+    code = """
 try:
-    source = fdsl.Shards("http://127.0.0.1:{server.server_port}/s-{{000000..000002}}.tar")
+    source = fdsl.Shards(URL)
 except fdsl.Unavailable as error:
     print("unavailable", error)
     raise SystemExit
-try: urllib.request.urlopen("http://127.0.0.1:{server.server_port}/stall")
-except OSError: pass
+stall()
 loader = fdsl.Loader(source, 16, transforms=fdsl.Resize(20))
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 begin = time.monotonic()
@@ -430,13 +447,30 @@ try: next(iter(loader))
 except ValueError as error: print("closed" if str(error) == "loader: it is closed" else error, time.monotonic() - begin < 10, flush=True)
 os._exit(0)
 """
-    done = run_python(code)
-    Stalling.ended.set()
-    server.shutdown()
-    server.server_close()
-    if done.stdout.startswith("unavailable"):
-        pytest.skip(done.stdout)
-    assert done.stdout == "interrupted True\nclosed True\n", done
+    assert run_with_a_stalling_server(digits, code) == "interrupted True\nclosed True\n"
+
+
+@pytest.mark.parametrize("what", ["fdsl.Shards(URL)", "fdsl.Loader(source, 16)"])
+def test_ctrl_c_ends_an_opening(digits: pathlib.Path, what: str) -> None:
+    """Without a size, a loader reads the first image while it opens."""
+    code = f"""
+try: source = fdsl.Shards(URL)
+except fdsl.Unavailable as error:
+    print("unavailable", error)
+    raise SystemExit
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+stall()
+for _ in range(2):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try: {what}
+    except KeyboardInterrupt: print("interrupted", time.monotonic() - begin < 5, flush=True)
+while threading.active_count() > 1: time.sleep(0.01)
+print(count() - before, len(source), flush=True)
+source.close()
+"""
+    assert run_with_a_stalling_server(digits, code) == "interrupted True\ninterrupted True\n0 120\n"
 
 
 # ---- Errors ----

@@ -62,8 +62,8 @@ static const struct member members[] = {
     WIDE(data, NULL, NULL, 16),
     WIDE(transform, NULL, NULL, 16),
     NARROW(global_batch, "global batch (batch_size * world_size)", NULL),
-    NARROW(lanes, "lanes (0: no shuffle)", "--lanes"),
     NARROW(shuffle_buffer, "shuffle_buffer (0: no shuffle)", "--shuffle"),
+    NARROW(lanes, "lanes (0: no shuffle)", "--lanes"),
     NARROW(drop_last, "drop_last", NULL),
 };
 
@@ -97,8 +97,6 @@ static enum status advise(enum status status, const struct member *member, uint6
             status, "; choose --batch so that all ranks together use %" PRIu64 " samples per step", value);
     if (member->at == offsetof(struct stream_state, drop_last))
         return status_append(status, value ? "; add --drop-last" : "; drop --drop-last");
-    if (value == 0 && member->at == offsetof(struct stream_state, lanes))
-        return status_append(status, "; use --shuffle 0");
     return status_append(status, "; use %s %" PRIu64, member->option, value);
 }
 

@@ -603,6 +603,15 @@ FDSL_API enum fdsl_status fdsl_stream_open(struct fdsl_source *source,
                                            const struct fdsl_stream_config *config,
                                            struct fdsl_stream **stream);
 
+/* Does what fdsl_stream_open() does, in a thread of the library, so that the caller can handle signals, or
+ * give up: without out_res, a stream of a data set at a URL reads its first image while it opens.
+ * fdsl_stream_wait() waits for the opening and returns its result. The caller closes the stream in any case;
+ * fdsl_stream_close() ends an unfinished opening within about a second. Until fdsl_stream_wait() has returned
+ * FDSL_OK once, other functions refuse the stream. */
+FDSL_API enum fdsl_status fdsl_stream_begin(struct fdsl_source *source,
+                                            const struct fdsl_stream_config *config,
+                                            struct fdsl_stream **stream);
+
 /* Closes a stream; NULL is allowed. A waiting fdsl_stream_next() of another thread must have returned
  * (fdsl_stream_cancel()). Batches that were not released stay valid; the last fdsl_batch_release() then ends
  * the threads and frees the memory. On a device, the memory is freed after the work that was enqueued on it.
@@ -626,7 +635,8 @@ FDSL_API enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, void *cud
                                            struct fdsl_batch **batch);
 
 /* Waits until fdsl_stream_next() would return at once, for at most `seconds`: FDSL_OK if it would, else
- * FDSL_PENDING. For callers that handle signals while they wait. */
+ * FDSL_PENDING. For callers that handle signals while they wait. After fdsl_stream_begin(), first waits for
+ * the opening. */
 FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds);
 
 /* Stores the next batch in the caller's memory. `images` has room for the capacity of the stream (struct

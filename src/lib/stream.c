@@ -13,6 +13,7 @@
 #include "data/device_batches.h"
 #include "data/image_output.h"
 #include "data/random_draws.h"
+#include "data/remote.h"
 #include "data/set_stream.h"
 #include "data/stream_state.h"
 #include "lib/sources.h"
@@ -41,6 +42,14 @@ struct order {
     const struct rows *rows; /* NULL: none; otherwise numbers are those of rows in the files */
 };
 
+/* A stream that a thread opens. */
+struct opening {
+    struct fdsl_stream_config config;
+    char *texts[5]; /* copies of its strings */
+    struct background background;
+    bool stopped; /* for remote_stop() */
+};
+
 struct fdsl_stream {
     struct fdsl_source *source;
     struct stream *stream;
@@ -56,6 +65,7 @@ struct fdsl_stream {
     double wait_s; /* 0: calls wait as long as it takes */
     bool ended;    /* the last batch of an epoch was delivered, but not the end of the epoch */
     pid_t process;
+    struct opening *opening; /* of fdsl_stream_begin(); NULL when fdsl_stream_wait() has returned FDSL_OK */
 
     struct fdsl_batch *batches;
     int64_t *words; /* labels and numbers of all batches */
@@ -399,9 +409,11 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .lanes = self->order.lanes,
                                          .shuffle = self->order.shuffle,
                                          .shard_bytes = config->shard_bytes,
-                                         .on_error = on_error};
+                                         .on_error = on_error,
+                                         .stopped = self->opening ? &self->opening->stopped : NULL};
     enum decoder decoder = DECODER_CPU;
     TRY(set_images(config, self, &request));
+    request.stopped = NULL;
     TRY(choose_decoder(config, request.dataset, &decoder));
     TRY(lib_threads("num_threads", config->num_threads, &request.threads));
     if (on_error == SET_STREAM_FAIL)
@@ -533,9 +545,33 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
                                    : open_set(config, self, &plan, (enum set_stream_error)on_error);
 }
 
+static enum status copy_config(const struct fdsl_stream_config *config, struct opening *opening)
+{
+    struct fdsl_stream_config *copy = &opening->config;
+    const char **const fields[] = {&copy->fit, &copy->layout, &copy->dtype, &copy->on_error, &copy->decoder};
+    *copy = *config;
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        TRY(lib_copy_text(fields[i], &opening->texts[i]));
+    return STATUS_OK;
+}
+
+/* Waits until the opening has ended. */
+static void free_opening(struct fdsl_stream *self)
+{
+    struct opening *opening = self->opening;
+    if (!opening)
+        return;
+    lib_background_end(&opening->background);
+    for (size_t i = 0; i < COUNT_OF(opening->texts); i++)
+        free(opening->texts[i]);
+    free(opening);
+    self->opening = NULL;
+}
+
 /* On a device, changes no capture of a CUDA stream, and restores the current device. */
 static void free_stream(struct fdsl_stream *self)
 {
+    free_opening(self);
     const bool on_device = self->on_device != NULL;
     const int before = on_device ? device_current() : -1, mode = on_device ? device_relax_capture() : 0;
     stream_close(self->stream);
@@ -550,47 +586,92 @@ static void free_stream(struct fdsl_stream *self)
     free(self);
 }
 
-enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_stream_config *config,
-                                  struct fdsl_stream **stream)
+/* Checks the arguments, and allocates a stream that is not open. */
+static enum status new_stream(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                              struct fdsl_stream **stream)
 {
-    struct environment before;
     if (!stream)
-        return lib_invalid("stream: it is NULL");
+        return status_set(STATUS_USAGE, "stream: it is NULL");
     *stream = NULL;
-    enum status status = lib_source_check(source);
-    if (status == STATUS_OK && !config)
-        status = status_set(STATUS_USAGE, "config: it is NULL");
-    if (status == STATUS_OK)
-        status = lib_check_size("config", config->size, sizeof *config);
-    if (status == STATUS_OK)
-        status = lib_check_process("source", source->process);
-    if (status != STATUS_OK)
-        return lib_relay(status);
+    TRY(lib_source_check(source));
+    if (!config)
+        return status_set(STATUS_USAGE, "config: it is NULL");
+    TRY(lib_check_size("config", config->size, sizeof *config));
+    TRY(lib_check_process("source", source->process));
     struct fdsl_stream *self = calloc(1, sizeof *self);
-    if (!self)
-        return lib_relay(status_set(STATUS_EXHAUSTED, "out of memory"));
+    TRY(ALLOCATED(self, "out of memory"));
     atomic_fetch_add(&source->users, 1);
     self->source = source;
     self->process = getpid();
     pthread_mutex_init(&self->lock, NULL);
+    *stream = self;
+    return STATUS_OK;
+}
+
+/* Returns the result of opening a stream. If opening failed, frees the stream, if there is one. */
+static enum fdsl_status end_stream(enum status status, struct fdsl_stream **stream)
+{
+    const enum fdsl_status result = lib_relay(status);
+    if (status != STATUS_OK && stream && *stream) {
+        free_stream(*stream);
+        *stream = NULL;
+    }
+    return result;
+}
+
+/* Opens a stream in the environment that the library needs. */
+static enum status enter_and_open(const struct fdsl_stream_config *config, struct fdsl_stream *self)
+{
+    struct environment before;
     status_forget_warnings();
-    status = lib_enter(&before);
+    enum status status = lib_enter(&before);
     if (status == STATUS_OK)
         status = open_stream(config, self);
     lib_leave(&before);
-    if (status == STATUS_OK) {
-        *stream = self;
-        return FDSL_OK;
-    }
-    const enum fdsl_status result = lib_relay(status);
-    free_stream(self);
-    return result;
+    return status;
+}
+
+enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                                  struct fdsl_stream **stream)
+{
+    enum status status = new_stream(source, config, stream);
+    if (status == STATUS_OK)
+        status = enter_and_open(config, *stream);
+    return end_stream(status, stream);
+}
+
+static enum status open_in_thread(void *context)
+{
+    struct fdsl_stream *self = context;
+    return enter_and_open(&self->opening->config, self);
+}
+
+enum fdsl_status fdsl_stream_begin(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                                   struct fdsl_stream **stream)
+{
+    enum status status = new_stream(source, config, stream);
+    if (status != STATUS_OK)
+        return end_stream(status, stream);
+    struct fdsl_stream *self = *stream;
+    self->opening = calloc(1, sizeof *self->opening);
+    status = ALLOCATED(self->opening, "out of memory");
+    if (status == STATUS_OK)
+        status = copy_config(config, self->opening);
+    if (status == STATUS_OK)
+        status = lib_background_start(&self->opening->background, open_in_thread, self);
+    return end_stream(status, stream);
 }
 
 void fdsl_stream_close(struct fdsl_stream *stream)
 {
     if (!stream || stream->process != getpid())
         return;
+    if (stream->opening) { /* only this thread knows the stream, and nobody holds a batch */
+        if (stream->source->dataset.remote)
+            remote_stop(stream->source->dataset.remote, &stream->opening->stopped, true);
+        free_stream(stream);
+        return;
+    }
     stream_cancel(stream->stream); /* the threads prepare no more batches */
     pthread_mutex_lock(&stream->lock);
     stream->closed = true;
@@ -600,11 +681,20 @@ void fdsl_stream_close(struct fdsl_stream *stream)
         free_stream(stream);
 }
 
+static enum status check_opened(const struct fdsl_stream *stream)
+{
+    return stream->opening ? status_set(STATUS_USAGE, "stream: it is not open; call fdsl_stream_wait() until "
+                                                      "it returns FDSL_OK")
+                           : STATUS_OK;
+}
+
 enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct fdsl_stream_info *info)
 {
     if (!stream || !info)
         return lib_invalid(stream ? "info: it is NULL" : "stream: it is NULL");
-    const enum status status = lib_check_size("info", info->size, sizeof *info);
+    enum status status = check_opened(stream);
+    if (status == STATUS_OK)
+        status = lib_check_size("info", info->size, sizeof *info);
     if (status == STATUS_OK) {
         *info = stream->info;
         info->size = sizeof *info;
@@ -614,19 +704,33 @@ enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct f
 
 /* ---- Batches ---- */
 
-static enum status check_stream(const struct fdsl_stream *stream)
+static enum status check_process(const struct fdsl_stream *stream)
 {
     return stream ? lib_check_process("stream", stream->process)
                   : status_set(STATUS_USAGE, "stream: it is NULL");
 }
 
+static enum status check_stream(const struct fdsl_stream *stream)
+{
+    TRY(check_process(stream));
+    return check_opened(stream);
+}
+
 enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
 {
-    enum status status = check_stream(stream);
+    enum status status = check_process(stream);
     if (status == STATUS_OK)
         status = lib_check_seconds("seconds", seconds);
     if (status != STATUS_OK)
         return lib_relay(status);
+    if (stream->opening) {
+        if (!lib_background_wait(&stream->opening->background, seconds, &status))
+            return FDSL_PENDING;
+        if (status != STATUS_OK)
+            return lib_relay(status);
+        free_opening(stream);
+        return FDSL_OK;
+    }
     return stream->ended || stream_wait(stream->stream, seconds) ? FDSL_OK : FDSL_PENDING;
 }
 
@@ -1069,6 +1173,6 @@ enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_strea
 
 void fdsl_stream_cancel(struct fdsl_stream *stream)
 {
-    if (stream && stream->process == getpid())
+    if (stream && stream->process == getpid() && !stream->opening)
         stream_cancel(stream->stream);
 }
