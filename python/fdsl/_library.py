@@ -271,6 +271,7 @@ _WORDS = {
         "transforms, channels, layout and dtype",
     "lower out_res": "lower the size of transforms",
     "sample: only": "n: only",
+    "fdsl_stream_seek()": "set_epoch()",
 }
 
 

@@ -699,3 +699,43 @@ print(len(fdsl.Generator(2, res=8, batch=2).generate()[0]))
         pytest.skip(done.stdout)
     assert done.stdout.startswith(f"path: a data set at this URL needs {name}: {tmp_path}/{broken[0]}: "), done
     assert done.stdout.endswith("\n2\n")
+
+
+def sources(digits: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, Any]:
+    numpy.save(tmp_path / "rows.npy", numpy.arange(800, dtype=numpy.float32).reshape(100, 8))
+    return {"set": fdsl.Folder(digits / "f"), "images": fdsl.Images(5, count=100, res=16), "fresh":
+            fdsl.Images(5, count=100, res=16, fresh=True), "rows": fdsl.Embeddings(tmp_path / "rows.npy")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["set", "images", "fresh", "rows"])
+def test_the_last_epoch(digits: pathlib.Path, tmp_path: pathlib.Path, name: str) -> None:
+    """The epochs end with number 2^32 - 2; nothing wraps to epoch 0."""
+    last = (2**64 - 101) // (2**32 + 4) if name == "fresh" else 2**32 - 2  # image numbers have 64 bits
+    source = sources(digits, tmp_path)[name]
+    changes: dict[str, Any] = {"transforms": fdsl.Resize(SIDE)} if name == "set" else {}
+    loader = fdsl.Loader(source, 40, seed=1, **changes)
+    with pytest.raises(ValueError, match="epoch: 4294967295 is out of range; it must be 0 to 4294967294"):
+        loader.set_epoch(2**32 - 1)
+    loader.set_epoch(last - 1)
+    before, final = ([content(images) for images, _ in loader] for _ in range(2))
+    assert loader.epoch == last + 1 and len(final) == 3 and before != final
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"epoch: {last + 1} is out of range; the last epoch is {last}"):
+            next(iter(loader))
+    loader.set_epoch(last)
+    assert [content(images) for images, _ in loader] == final
+    loader.save_state(tmp_path / "state")
+    with pytest.raises(ValueError, match=f"epoch: {last + 1} is out of range; the last epoch is {last}"):
+        loader.load_state(tmp_path / "state")
+    loader.set_epoch(last)
+    images = numpy.empty((40, *loader.shape), loader.dtype)
+    for step in range(3):
+        count = loader.fill(images)
+        assert images[:count].tobytes() == final[step]
+    assert loader.fill(images) is None and loader.epoch == last + 1
+    with pytest.raises(ValueError, match=rf"epoch: the last one, {last}, has ended; continue with set_epoch\(\)"):
+        loader.fill(images)
+    loader.set_epoch(0)
+    labels = [labels.tolist() for _, labels in loader] if name in ("images", "fresh") else []
+    loader.set_epoch(last)
+    assert not labels or name == "images" or sorted(sum(labels, [])) == sorted(sum((y.tolist() for _, y in loader), []))

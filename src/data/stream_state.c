@@ -118,9 +118,6 @@ enum status stream_state_check(const char *name, const struct stream_state *stat
             return status_set(STATUS_USAGE, "%s: it belongs to another transform; %s must be the same", name,
                               fields);
     }
-    if (state->epoch >= UINT32_MAX)
-        return status_set(STATUS_USAGE, "%s: its epoch is %" PRIu64 ", but the last epoch is 2^32 - 2", name,
-                          state->epoch);
     return state->sample % own->global_batch == 0 && state->sample / own->global_batch < steps
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%s: no step of the stream begins at sample %" PRIu64, name,

@@ -749,6 +749,16 @@ static enum status check_cuda_stream(const struct fdsl_stream *stream, const voi
                : STATUS_OK;
 }
 
+/* Returns the number of the last epoch. The numbers of fresh images must fit into 64 bits. */
+static uint64_t last_epoch(const struct fdsl_stream *stream)
+{
+    const struct images *images = &stream->source->images;
+    const uint64_t most = stream->source->generates && images->fresh > 0
+                              ? (UINT64_MAX - images->count) / images->fresh
+                              : UINT64_MAX;
+    return most < STREAM_EPOCHS - 1 ? most : STREAM_EPOCHS - 1;
+}
+
 /* Begins a call that delivers a batch. FDSL_PENDING if there is none after `wait_s`. FDSL_END if the epoch
  * has ended. Replays of a captured call cannot report this, so a captured call does not report it either. */
 static enum fdsl_status begin_batch(struct fdsl_stream *stream, void *cuda_stream)
@@ -759,6 +769,10 @@ static enum fdsl_status begin_batch(struct fdsl_stream *stream, void *cuda_strea
         status = check_cuda_stream(stream, cuda_stream);
     if (status != STATUS_OK)
         return lib_relay(status);
+    if (!stream->ended && stream->stream->at.epoch > last_epoch(stream))
+        return lib_relay(status_set(STATUS_USAGE,
+                                    "epoch: the last one, %llu, has ended; continue with fdsl_stream_seek()",
+                                    (unsigned long long)last_epoch(stream)));
     if (!stream->ended)
         return stream->wait_s == 0 || stream_wait(stream->stream, stream->wait_s) ? FDSL_OK : FDSL_PENDING;
     const bool captured = stream->on_device && device_capturing(stream->device, cuda_stream);
@@ -1006,9 +1020,9 @@ enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream)
 
 static enum status seek(struct fdsl_stream *stream, uint64_t epoch, uint64_t step)
 {
-    if (epoch >= UINT32_MAX)
-        return status_set(STATUS_USAGE, "epoch: %llu is out of range; it must be below 2^32 - 1",
-                          (unsigned long long)epoch);
+    if (epoch > last_epoch(stream))
+        return status_set(STATUS_USAGE, "epoch: %llu is out of range; the last epoch is %llu",
+                          (unsigned long long)epoch, (unsigned long long)last_epoch(stream));
     if (step >= stream->info.steps)
         return status_set(STATUS_USAGE, "step: %llu is out of range; an epoch has %llu steps",
                           (unsigned long long)step, (unsigned long long)stream->info.steps);
