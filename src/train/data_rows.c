@@ -1,6 +1,6 @@
 /* Reads rows of embeddings and their labels: both sets, or the test set and a generator for the training set.
  */
-#include "train/data_rows.h"
+#include "train/data_fill.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -17,7 +17,6 @@
 #include "data/image_formats.h"
 #include "data/remote.h"
 #include "data/tensor_file.h"
-#include "train/data_fill.h"
 
 #define CLASSES_MAX (1 << 24)
 
