@@ -65,6 +65,25 @@ def test_items_are_arrays_without_a_copy(digits: pathlib.Path) -> None:
             assert numpy.shares_memory(numpy.from_dlpack(images), view)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_libraries_take_batches_by_dlpack(digits: pathlib.Path, library: str) -> None:
+    """Real consumers on the CPU: they use the memory of the batch, which stays valid while they keep it."""
+    peer = pytest.importorskip(library)
+    take = peer.dlpack.from_dlpack if library == "jax" else peer.from_dlpack
+    wanted = batches_of(opened(digits, dtype="float32"))
+    loader, kept, shared = opened(digits, dtype="float32"), [], 0
+    for images, labels in loader:
+        one = take(images)
+        address = {"numpy": lambda: one.ctypes.data, "torch": lambda: one.data_ptr(), "jax": lambda: one.unsafe_buffer_pointer()}
+        shared += address[library]() == images.ptr
+        kept.append((one, take(labels)))
+        del images, labels, one
+    loader.close()
+    gc.collect()
+    assert [(numpy.asarray(one).tobytes(), numpy.asarray(labels).tolist()) for one, labels in kept] == wanted
+    assert shared == len(wanted)
+
+
 def test_fill_copies_the_batches(digits: pathlib.Path) -> None:
     plain, loader = opened(digits), opened(digits)
     wanted = [batches_of(plain), batches_of(plain)]
