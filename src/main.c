@@ -11,7 +11,6 @@
 #include "core/text.h"
 #include "machine/comm.h"
 #include "run/advise.h"
-#include "run/command.h"
 #include "run/columns.h"
 #include "run/compare.h"
 #include "run/report.h"

@@ -1,4 +1,5 @@
-/* Helpers for the suites of libfdsl: a small generator, and the images that the program generates for it. */
+/* Helpers for the suites of libfdsl: a small generator, the images that the program generates for it, and the
+ * parts of streams and batches. */
 #ifndef FDSL_TESTS_LIB_SUPPORT_H
 #define FDSL_TESTS_LIB_SUPPORT_H
 
@@ -37,6 +38,35 @@ static inline uint64_t image_bytes(const struct fdsl_generator *generator)
     struct fdsl_layout layout = {.size = sizeof layout};
     good(fdsl_describe(generator, &layout));
     return layout.image_bytes;
+}
+
+static inline struct fdsl_stream *opened_stream(struct fdsl_source *source,
+                                                const struct fdsl_stream_config *config)
+{
+    struct fdsl_stream *stream;
+    good(fdsl_stream_open(source, config, &stream));
+    return stream;
+}
+
+static inline struct fdsl_batch *taken(struct fdsl_stream *stream)
+{
+    struct fdsl_batch *batch;
+    good(fdsl_stream_next(stream, NULL, &batch));
+    return batch;
+}
+
+static inline struct fdsl_batch_info described(const struct fdsl_batch *batch)
+{
+    struct fdsl_batch_info info = {.size = sizeof info};
+    good(fdsl_batch_describe(batch, &info));
+    return info;
+}
+
+static inline struct fdsl_tensor tensor_of(struct fdsl_batch *batch, enum fdsl_field field)
+{
+    struct fdsl_tensor tensor;
+    good(fdsl_batch_tensor(batch, field, &tensor));
+    return tensor;
 }
 
 static inline void *allocated(size_t bytes)

@@ -109,20 +109,6 @@ static struct fdsl_stream_config stream_config(void)
     return config;
 }
 
-static struct fdsl_stream *opened_stream(struct fdsl_source *source, const struct fdsl_stream_config *config)
-{
-    struct fdsl_stream *stream;
-    good(fdsl_stream_open(source, config, &stream));
-    return stream;
-}
-
-static struct fdsl_tensor tensor_of(struct fdsl_batch *batch, enum fdsl_field field)
-{
-    struct fdsl_tensor tensor;
-    good(fdsl_batch_tensor(batch, field, &tensor));
-    return tensor;
-}
-
 /* ---- What batches hold ---- */
 
 /* Compares a batch with the rows whose numbers it has: the definition in ops/row.h, padded with zeros. */

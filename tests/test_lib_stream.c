@@ -62,34 +62,6 @@ static struct fdsl_stream_config stream_config(void)
     return config;
 }
 
-static struct fdsl_stream *opened_stream(struct fdsl_source *source, const struct fdsl_stream_config *config)
-{
-    struct fdsl_stream *stream;
-    good(fdsl_stream_open(source, config, &stream));
-    return stream;
-}
-
-static struct fdsl_batch *taken(struct fdsl_stream *stream)
-{
-    struct fdsl_batch *batch;
-    good(fdsl_stream_next(stream, NULL, &batch));
-    return batch;
-}
-
-static struct fdsl_batch_info described(const struct fdsl_batch *batch)
-{
-    struct fdsl_batch_info info = {.size = sizeof info};
-    good(fdsl_batch_describe(batch, &info));
-    return info;
-}
-
-static struct fdsl_tensor tensor_of(struct fdsl_batch *batch, enum fdsl_field field)
-{
-    struct fdsl_tensor tensor;
-    good(fdsl_batch_tensor(batch, field, &tensor));
-    return tensor;
-}
-
 /* ---- The trainer's batches ---- */
 
 static void open_data(const struct image_fit *fit, struct data *data)

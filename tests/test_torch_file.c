@@ -98,7 +98,8 @@ Test(torch_file, archives_with_bad_records_are_refused)
     expect_bad_patch(-14, 0x00030003, 4, "cannot list 3 members");
     expect_bad_patch(first, 0, 1, "central directory is not valid");
     expect_bad_patch(first + 8, 1, 2, "encrypted");
-    expect_bad_patch(first + 24, 0x7FFFFFFF, 4, "compressed"); /* the uncompressed size of a member */
+    expect_bad_patch(first + 24, 0x7FFFFFFF, 4,
+                     "cannot have 2147483647 bytes"); /* the uncompressed size of a member */
     expect_bad_patch(first + 20, 0x7FFFFFF07FFFFFF0, 8, "differs from its local header");
     expect_bad_patch(first + 28, 0xFFFF, 2, "central directory is not valid");
     expect_bad_patch(first + 42, 7, 4, "differs from its local header");

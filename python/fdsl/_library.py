@@ -201,7 +201,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_source_describe": (c_int, [c_void_p, POINTER(SourceInfoStruct)]),
     "fdsl_source_class": (c_char_p, [c_void_p, c_uint32]),
     "fdsl_stream_config_init": (c_int, [POINTER(StreamConfigStruct), c_size_t]),
-    "fdsl_stream_open": (c_int, [c_void_p, POINTER(StreamConfigStruct), POINTER(c_void_p)]),
+    "fdsl_stream_begin": (c_int, [c_void_p, POINTER(StreamConfigStruct), POINTER(c_void_p)]),
     "fdsl_stream_close": (None, [c_void_p]),
     "fdsl_stream_describe": (c_int, [c_void_p, POINTER(StreamInfoStruct)]),
     "fdsl_stream_next": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
@@ -210,6 +210,8 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_stream_seek": (c_int, [c_void_p, c_uint64, c_uint64]),
     "fdsl_stream_save": (c_int, [c_void_p, POINTER(StateStruct)]),
     "fdsl_stream_load": (c_int, [c_void_p, POINTER(StateStruct)]),
+    "fdsl_state_write": (c_int, [POINTER(StateStruct), c_char_p]),
+    "fdsl_state_read": (c_int, [c_char_p, POINTER(StateStruct)]),
     "fdsl_stream_stats": (c_int, [c_void_p, POINTER(StatsStruct)]),
     "fdsl_stream_cancel": (None, [c_void_p]),
     "fdsl_batch_describe": (c_int, [c_void_p, POINTER(BatchInfoStruct)]),
@@ -266,10 +268,11 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std must":
-        "transforms, channels, layout and dtype must",
+    "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std":
+        "transforms, channels, layout and dtype",
     "lower out_res": "lower the size of transforms",
     "sample: only": "n: only",
+    "fdsl_stream_seek()": "set_epoch()",
 }
 
 

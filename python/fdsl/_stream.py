@@ -62,6 +62,14 @@ def _bytes(name: str, value: Union[None, int, str]) -> int:
     return integer(name, integer(name, value, 1, _U64) * factor, 1, _U64)
 
 
+def _named(path: Any) -> bytes:
+    """Returns the path of a file, which must have a name."""
+    name = _path("path", path)
+    if not name:
+        raise ValueError("path: it is empty") if name == b"" else TypeError("path: it must be a path, not None")
+    return name
+
+
 # ---- Data sets ----
 
 
@@ -77,10 +85,7 @@ class _Source:
     def _open_path(self, path: Any, **arguments: Any) -> None:
         c = SourceConfigStruct()
         check(lib.fdsl_source_config_init(c, ctypes.sizeof(c)))
-        name = _path("path", path)
-        if not name:
-            raise ValueError("path: it is empty") if name == b"" else TypeError("path: it must be a path, not None")
-        c.path, c.kind = name, self._kind
+        c.path, c.kind = _named(path), self._kind
         for field in "image", "label":
             value = arguments.get(field)
             setattr(c, field, None if value is None else _text(field, value))
@@ -375,7 +380,14 @@ class _Stream:
         self._lock = allocate_lock()
         self._closing = allocate_lock()  # keeps the handle valid while close() uses it without the other lock
         self._live: dict[int, None] = {}  # batches that the caller has
-        check(lib.fdsl_stream_open(source._handle, config, handle))
+        try:  # opens in a thread of the library, so that a KeyboardInterrupt ends it
+            check(lib.fdsl_stream_begin(source._handle, config, handle))
+            while (status := int(lib.fdsl_stream_wait(handle, _WAIT_S))) == PENDING:
+                pass
+            check(status)
+        except BaseException:
+            lib.fdsl_stream_close(handle)
+            raise
         self._handle = handle.value or 0
         self._count, self._tensor = ctypes.c_uint32(), TensorStruct()
         self._batch = BatchInfoStruct(ctypes.sizeof(BatchInfoStruct))
@@ -673,13 +685,31 @@ class Loader:
         if not (self._resumed and epoch == self._epoch):
             self._epoch, self._step, self._resumed, self._filling = epoch, 0, False, False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the batches that the caller has received, and what determines the batches: a dict of
-        integers. It is the same on all ranks."""
+    def _state(self) -> StateStruct:
         self._locate()
         state = self._save()
         state.epoch, state.sample = self._epoch, self._step * state.global_batch
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position after the batches that the caller has received, and what determines the batches: a dict of
+        integers. It is the same on all ranks."""
+        state = self._state()
         return {field[0]: getattr(state, field[0]) for field in state._fields_[1:]}
+
+    def save_state(self, path: Path) -> None:
+        """Writes the state to a file, for load_state() and for `fdsl-bench --workload train --init-state FILE`. The file is
+        text, about 300 bytes, and replaced atomically; only an earlier state or an empty file is replaced. One rank
+        should write it. Raises ValueError or Error with the path and the reason."""
+        check(lib.fdsl_state_write(self._state(), _named(path)))
+
+    def load_state(self, path: Path) -> None:
+        """Continues with a state in a file of save_state(), or of `fdsl-bench --workload train --export-state FILE`, as
+        load_state_dict() does. States of fdsl-bench do not say how it changes the images, so the transforms are not
+        compared."""
+        state = StateStruct(ctypes.sizeof(StateStruct))
+        check(lib.fdsl_state_read(_named(path), state))
+        self._load(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration begin with the first batch that the caller of state_dict() had not received, also on
@@ -697,8 +727,11 @@ class Loader:
                 raise ValueError(f"state_dict: it has no {name!r}; it must be a result of Loader.state_dict()")
             most = (1 << 8 * ctypes.sizeof(field[1])) - 1
             setattr(struct, name, integer(f"state_dict: {name}", state[name], 0, most))
-        self._stream.call(lib.fdsl_stream_load, struct)
-        self._epoch, self._step, self._resumed = struct.epoch, struct.sample // struct.global_batch, True
+        self._load(struct)
+
+    def _load(self, state: StateStruct) -> None:
+        self._stream.call(lib.fdsl_stream_load, state)
+        self._epoch, self._step, self._resumed = state.epoch, state.sample // state.global_batch, True
         self._filling = False
 
     # ---- Batches ----

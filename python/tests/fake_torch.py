@@ -120,11 +120,11 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lib, name)
 
-    def fdsl_stream_open(self, source: Any, config: Any, stream: Any) -> int:
+    def fdsl_stream_begin(self, source: Any, config: Any, stream: Any) -> int:
         device, decoder, share = config.device, config.decoder, config.device_share
         if device == 0:
             config.device, config.decoder, config.device_share = -1, b"auto", -1
-        status = int(self.lib.fdsl_stream_open(source, config, stream))
+        status = int(self.lib.fdsl_stream_begin(source, config, stream))
         config.device, config.decoder, config.device_share = device, decoder, share
         return status
 

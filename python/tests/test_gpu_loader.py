@@ -371,6 +371,46 @@ def test_a_graph_fills_the_following_batches() -> None:
     del graph
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_a_graph_fills_resident_rows(tmp_path: pathlib.Path, library: str, shuffle: bool) -> None:
+    """A graph around fill() of rows that are on the device, over the end of an epoch."""
+    peer = with_torch() if library == "torch" else pytest.importorskip("cupy")
+    numpy.save(tmp_path / "x.npy", numpy.random.default_rng(1).random((96, 24), "float32"))
+    numpy.save(tmp_path / "y.npy", numpy.arange(96) % 7)
+    data = fdsl.Embeddings(tmp_path / "x.npy", labels=tmp_path / "y.npy")
+    words = {"seed": 4, "shuffle": shuffle, "dtype": "float16"}
+    plain, loader = fdsl.Loader(data, 32, **words), fdsl.Loader(data.to(0), 32, device=0, **words)
+    wanted = [(rows.numpy(), labels.tolist()) for _ in range(3) for rows, labels in plain]
+    where = {"device": "cuda"} if library == "torch" else {}
+    rows, labels = peer.zeros((32, 24), dtype=peer.float16, **where), peer.zeros(32, dtype=peer.int64, **where)
+
+    def expect(number: int) -> None:
+        pixels = rows.cpu().numpy() if library == "torch" else rows.get()
+        assert (pixels == wanted[number][0]).all() and labels.tolist() == wanted[number][1], number
+
+    assert loader.fill(rows, labels) == 32
+    expect(0)
+    if library == "torch":
+        graph = peer.cuda.CUDAGraph()
+        with peer.cuda.graph(graph):
+            loader.fill(rows, labels)
+        replay, wait = graph.replay, peer.cuda.synchronize
+    else:
+        stream = peer.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            loader.fill(rows, labels, stream=stream)
+            graph = stream.end_capture()
+        replay, wait = lambda: graph.launch(stream), stream.synchronize
+    for number in range(1, 8):
+        replay()
+        wait()
+        expect(number)
+    assert loader.epoch == 2 and loader.state_dict()["sample"] == 64
+    del graph, replay
+
+
 @pytest.mark.parametrize("prefetch", [0, 2, 5])
 def test_torch_loader_of_a_generator(prefetch: int) -> None:
     torch = with_torch()
@@ -544,6 +584,24 @@ def test_cupy(digits: pathlib.Path, kind: str) -> None:
         stream.synchronize()
         cupy.cuda.Device().synchronize()
         assert same([(pixels.get(), numbers.tolist()) for pixels, numbers in found], wanted)
+
+
+def test_torch_dlpack_on_a_stream_of_its_own(digits: pathlib.Path) -> None:
+    """PyTorch's DLPack passes the current stream, which is busy when the last reference to a batch ends."""
+    torch = with_torch()
+    words = {**SMALL, "transforms": CROP, "decoder": "cpu", "prefetch": 1}
+    source = fdsl.Folder(digits / "f")
+    wanted = batches_of(fdsl.Loader(source, 16, **words))
+    stream, large, found = torch.cuda.Stream(), torch.ones(4096, 4096, device="cuda"), []
+    with torch.cuda.stream(stream):
+        for images, labels in fdsl.Loader(source, 16, device=0, **words):
+            pixels, numbers = torch.from_dlpack(images), torch.from_dlpack(labels)
+            assert pixels.data_ptr() == images.ptr
+            torch.matmul(large, large)
+            found.append((pixels + 0, numbers + 0))
+            del images, labels, pixels, numbers
+    torch.cuda.synchronize()
+    assert same([(pixels.cpu().numpy(), numbers.tolist()) for pixels, numbers in found], wanted)
 
 
 def test_jax(digits: pathlib.Path) -> None:

@@ -65,6 +65,25 @@ def test_items_are_arrays_without_a_copy(digits: pathlib.Path) -> None:
             assert numpy.shares_memory(numpy.from_dlpack(images), view)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_libraries_take_batches_by_dlpack(digits: pathlib.Path, library: str) -> None:
+    """Real consumers on the CPU: they use the memory of the batch, which stays valid while they keep it."""
+    peer = pytest.importorskip(library)
+    take = peer.dlpack.from_dlpack if library == "jax" else peer.from_dlpack
+    wanted = batches_of(opened(digits, dtype="float32"))
+    loader, kept, shared = opened(digits, dtype="float32"), [], 0
+    for images, labels in loader:
+        one = take(images)
+        address = {"numpy": lambda: one.ctypes.data, "torch": lambda: one.data_ptr(), "jax": lambda: one.unsafe_buffer_pointer()}
+        shared += address[library]() == images.ptr
+        kept.append((one, take(labels)))
+        del images, labels, one
+    loader.close()
+    gc.collect()
+    assert [(numpy.asarray(one).tobytes(), numpy.asarray(labels).tolist()) for one, labels in kept] == wanted
+    assert shared == len(wanted)
+
+
 def test_fill_copies_the_batches(digits: pathlib.Path) -> None:
     plain, loader = opened(digits), opened(digits)
     wanted = [batches_of(plain), batches_of(plain)]
@@ -404,22 +423,39 @@ class Stalling(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_ctrl_c_and_close_end_a_wait(digits: pathlib.Path) -> None:
-    """The server stops to answer after the data set was opened, so the first batch never comes."""
-    handler = lambda *words: Stalling(*words, directory=str(digits / "m"))  # noqa: E731
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    code = f"""
+def run_with_a_stalling_server(digits: pathlib.Path, code: str) -> str:
+    """Runs code, in which URL is that of shards and stall() makes the server silent. Returns what it prints."""
+    kind = type("One", (Stalling,), {"stalled": threading.Event(), "ended": threading.Event()})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *words: kind(*words, directory=str(digits / "m")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    begin = f"""
 import os, signal, threading, time, urllib.request
 import fdsl
+HOST = "http://127.0.0.1:{server.server_port}/"
+URL = HOST + "s-{{000000..000002}}.tar"
+def stall():
+    try: urllib.request.urlopen(HOST + "stall")
+    except OSError: pass
+"""
+    done = run_python(begin + code)
+    kind.ended.set()
+    server.shutdown()
+    server.server_close()
+    if done.stdout.startswith("unavailable"):
+        pytest.skip(done.stdout)
+    assert not done.stderr, done
+    return done.stdout
+
+
+def test_ctrl_c_and_close_end_a_wait(digits: pathlib.Path) -> None:
+    """The server stops to answer after the data set was opened, so the first batch never comes."""
+    code = """
 try:
-    source = fdsl.Shards("http://127.0.0.1:{server.server_port}/s-{{000000..000002}}.tar")
+    source = fdsl.Shards(URL)
 except fdsl.Unavailable as error:
     print("unavailable", error)
     raise SystemExit
-try: urllib.request.urlopen("http://127.0.0.1:{server.server_port}/stall")
-except OSError: pass
+stall()
 loader = fdsl.Loader(source, 16, transforms=fdsl.Resize(20))
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 begin = time.monotonic()
@@ -430,13 +466,30 @@ try: next(iter(loader))
 except ValueError as error: print("closed" if str(error) == "loader: it is closed" else error, time.monotonic() - begin < 10, flush=True)
 os._exit(0)
 """
-    done = run_python(code)
-    Stalling.ended.set()
-    server.shutdown()
-    server.server_close()
-    if done.stdout.startswith("unavailable"):
-        pytest.skip(done.stdout)
-    assert done.stdout == "interrupted True\nclosed True\n", done
+    assert run_with_a_stalling_server(digits, code) == "interrupted True\nclosed True\n"
+
+
+@pytest.mark.parametrize("what", ["fdsl.Shards(URL)", "fdsl.Loader(source, 16)"])
+def test_ctrl_c_ends_an_opening(digits: pathlib.Path, what: str) -> None:
+    """Without a size, a loader reads the first image while it opens."""
+    code = f"""
+try: source = fdsl.Shards(URL)
+except fdsl.Unavailable as error:
+    print("unavailable", error)
+    raise SystemExit
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+stall()
+for _ in range(2):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try: {what}
+    except KeyboardInterrupt: print("interrupted", time.monotonic() - begin < 5, flush=True)
+while threading.active_count() > 1: time.sleep(0.01)
+print(count() - before, len(source), flush=True)
+source.close()
+"""
+    assert run_with_a_stalling_server(digits, code) == "interrupted True\ninterrupted True\n0 120\n"
 
 
 # ---- Errors ----
@@ -665,3 +718,43 @@ print(len(fdsl.Generator(2, res=8, batch=2).generate()[0]))
         pytest.skip(done.stdout)
     assert done.stdout.startswith(f"path: a data set at this URL needs {name}: {tmp_path}/{broken[0]}: "), done
     assert done.stdout.endswith("\n2\n")
+
+
+def sources(digits: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, Any]:
+    numpy.save(tmp_path / "rows.npy", numpy.arange(800, dtype=numpy.float32).reshape(100, 8))
+    return {"set": fdsl.Folder(digits / "f"), "images": fdsl.Images(5, count=100, res=16), "fresh":
+            fdsl.Images(5, count=100, res=16, fresh=True), "rows": fdsl.Embeddings(tmp_path / "rows.npy")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["set", "images", "fresh", "rows"])
+def test_the_last_epoch(digits: pathlib.Path, tmp_path: pathlib.Path, name: str) -> None:
+    """The epochs end with number 2^32 - 2; nothing wraps to epoch 0."""
+    last = (2**64 - 101) // (2**32 + 4) if name == "fresh" else 2**32 - 2  # image numbers have 64 bits
+    source = sources(digits, tmp_path)[name]
+    changes: dict[str, Any] = {"transforms": fdsl.Resize(SIDE)} if name == "set" else {}
+    loader = fdsl.Loader(source, 40, seed=1, **changes)
+    with pytest.raises(ValueError, match="epoch: 4294967295 is out of range; it must be 0 to 4294967294"):
+        loader.set_epoch(2**32 - 1)
+    loader.set_epoch(last - 1)
+    before, final = ([content(images) for images, _ in loader] for _ in range(2))
+    assert loader.epoch == last + 1 and len(final) == 3 and before != final
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"epoch: {last + 1} is out of range; the last epoch is {last}"):
+            next(iter(loader))
+    loader.set_epoch(last)
+    assert [content(images) for images, _ in loader] == final
+    loader.save_state(tmp_path / "state")
+    with pytest.raises(ValueError, match=f"epoch: {last + 1} is out of range; the last epoch is {last}"):
+        loader.load_state(tmp_path / "state")
+    loader.set_epoch(last)
+    images = numpy.empty((40, *loader.shape), loader.dtype)
+    for step in range(3):
+        count = loader.fill(images)
+        assert images[:count].tobytes() == final[step]
+    assert loader.fill(images) is None and loader.epoch == last + 1
+    with pytest.raises(ValueError, match=rf"epoch: the last one, {last}, has ended; continue with set_epoch\(\)"):
+        loader.fill(images)
+    loader.set_epoch(0)
+    labels = [labels.tolist() for _, labels in loader] if name in ("images", "fresh") else []
+    loader.set_epoch(last)
+    assert not labels or name == "images" or sorted(sum(labels, [])) == sorted(sum((y.tolist() for _, y in loader), []))

@@ -26,12 +26,12 @@ class Recorder:
         self.calls: list[tuple[Any, ...]] = []
         self.allocations = False  # whether to record them
 
-    def fdsl_stream_open(self, source: Any, config: Any, stream: Any) -> int:
+    def fdsl_stream_begin(self, source: Any, config: Any, stream: Any) -> int:
         device, decoder, share = config.device, config.decoder, config.device_share
         if device == 0:
             self.calls.append(("open", device, decoder, share))
             config.device, config.decoder, config.device_share = -1, b"auto", -1
-        status = int(lib.fdsl_stream_open(source, config, stream))
+        status = int(lib.fdsl_stream_begin(source, config, stream))
         config.device, config.decoder, config.device_share = device, decoder, share
         return status
 

@@ -627,7 +627,7 @@ class Recorder(torch.Library if not REAL else object):  # type: ignore[misc]
         self.names: list[str] = []
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("fdsl_") and name != "fdsl_stream_open":
+        if name.startswith("fdsl_") and name != "fdsl_stream_begin":
             self.names.append(name)
         return super().__getattribute__(name)
 

@@ -94,10 +94,15 @@ static inline struct stream_position stream_after(const struct stream_plan *plan
     return at;
 }
 
+#define STREAM_EPOCHS UINT32_MAX /* epochs have smaller numbers, because random draws take 32 bits */
+
 /* STATUS_USAGE if the plan does not have a step. */
 static inline enum status stream_check_position(const struct stream_plan *plan, struct stream_position at)
 {
-    return at.step < plan->steps && at.epoch < UINT32_MAX
+    if (at.epoch >= STREAM_EPOCHS)
+        return status_set(STATUS_USAGE, "epoch %llu does not exist: the last one is 2^32 - 2",
+                          (unsigned long long)at.epoch);
+    return at.step < plan->steps
                ? STATUS_OK
                : status_set(STATUS_USAGE, "step %llu of epoch %llu does not exist: an epoch has %llu steps",
                             (unsigned long long)at.step, (unsigned long long)at.epoch,

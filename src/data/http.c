@@ -1,38 +1,5 @@
 #include "data/http.h"
 
-#include <pthread.h>
-
-/* ---- The lock of the process ---- */
-
-static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void take_process_lock(void)
-{
-    pthread_mutex_lock(&process_lock);
-}
-
-static void return_process_lock(void)
-{
-    pthread_mutex_unlock(&process_lock);
-}
-
-static void protect_children(void)
-{
-    pthread_atfork(take_process_lock, return_process_lock, return_process_lock);
-}
-
-void http_lock_process(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, protect_children);
-    take_process_lock();
-}
-
-void http_unlock_process(void)
-{
-    return_process_lock();
-}
-
 #ifdef HAVE_CURL
 
 #include <errno.h>
@@ -47,6 +14,7 @@ void http_unlock_process(void)
 #include <curl/curl.h>
 
 #include "data/s3.h"
+#include "machine/host.h"
 
 #define CONNECT_S   10
 #define STALL_S     30          /* a transfer that is slower than SLOW_BPS for this long has failed */
@@ -98,11 +66,11 @@ struct http {
 static void initialise(void)
 {
     static bool initialised;
-    http_lock_process();
+    process_lock();
     if (!initialised)
         curl_global_init(CURL_GLOBAL_DEFAULT);
     initialised = true;
-    http_unlock_process();
+    process_unlock();
 }
 
 enum status http_open(struct http **http)

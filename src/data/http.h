@@ -53,13 +53,6 @@ struct http_request {
     const atomic_bool *abandoned, *cancelled;
 };
 
-/* A lock of this process, which fork() takes, too: no child begins while another thread holds it. It protects
- * state that a child uses further, such as whether libcurl is initialised. Take no other lock while holding
- * it.
- */
-void http_lock_process(void);
-void http_unlock_process(void);
-
 struct http_reply {
     uint64_t got;                /* bytes written */
     struct http_version version; /* the version that the server reports */

@@ -37,7 +37,7 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
         dataset_file_close(plain->dataset, plain->fd);
     plain->file = member->file;
     tar_open(&plain->parser, dataset->files[member->file].bytes);
-    TRY(dataset_file_open(dataset, member->file, 0, &plain->fd));
+    TRY(dataset_file_await(dataset, member->file, plain->stopped, &plain->fd));
     return fstat(plain->fd, info) == 0 && S_ISREG(info->st_mode) ? STATUS_OK
                                                                  : plain_fail(plain, 0, "not a regular file");
 }

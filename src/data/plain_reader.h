@@ -20,6 +20,7 @@ struct plain {
     uint8_t *buffer; /* owned */
     uint64_t buffer_bytes;
     struct tar_parser parser; /* for the shard's headers; keeps global pax headers */
+    const bool *stopped;      /* as for remote_fd(); NULL: reading cannot be stopped */
 };
 
 FDSL_C_BEGIN

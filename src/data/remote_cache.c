@@ -18,7 +18,7 @@
 
 #include "core/file.h"
 #include "data/checksum.h"
-#include "data/http.h"
+#include "machine/host.h"
 #include "data/remote.h"
 
 #define LOCK_NAME    "lock"
@@ -30,7 +30,7 @@
 #define WAITS_QUIET  600           /* attempts before a warning */
 #define NAME_CHARS   (16 + 1 + 16) /* two hashes in hex, and a dash */
 
-/* The entries that this process has verified; protected by http_lock_process(). */
+/* The entries that this process has verified; protected by process_lock(). */
 static uint64_t *verified;
 static size_t verified_count, verified_room;
 
@@ -103,7 +103,7 @@ static enum status hash_file(int fd, uint64_t bytes, const char *path, uint64_t 
 static bool is_verified(uint64_t source, bool add)
 {
     bool found = false;
-    http_lock_process();
+    process_lock();
     for (size_t i = 0; i < verified_count && !found; i++)
         found = verified[i] == source;
     if (add && !found && verified_count == verified_room) {
@@ -114,7 +114,7 @@ static bool is_verified(uint64_t source, bool add)
     }
     if (add && !found && verified_count < verified_room)
         verified[verified_count++] = source;
-    http_unlock_process();
+    process_unlock();
     return found;
 }
 

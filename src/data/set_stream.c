@@ -1395,7 +1395,7 @@ enum status set_stream_find_shape(struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
     const uint32_t most = request->on_error == SET_STREAM_MASK ? request->dataset->sample_count : 1;
-    struct plain plain = {.dataset = request->dataset, .fd = -1};
+    struct plain plain = {.dataset = request->dataset, .fd = -1, .stopped = request->stopped};
     struct image_scratch scratch = {0};
     struct image image = {
         .channels = fit->channels, .depth = 1, .height = fit->res, .width = fit->res, .type = DTYPE_U8};

@@ -62,6 +62,8 @@ struct set_stream_request {
      * shard if it is larger. 0: SET_STREAM_SHARD_BYTES. */
     uint64_t shard_bytes;
 
+    const bool *stopped; /* remote_stop() with this flag ends set_stream_find_shape(); NULL: nothing does */
+
     /* Allocate the memory of a batch, for example pinned memory; NULL: host memory aligned to STREAM_ALIGN.
      * With device_share, the threads of the stream call both when the files of a batch need more memory, so
      * they must be thread safe and must not depend on the current device of the thread. */

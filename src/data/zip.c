@@ -33,6 +33,9 @@
 #define DEFLATED        8                     /* compression method */
 #define RATIO_MAX       1032                  /* bytes that deflate can store in one byte */
 #define DIRECTORY_MAX   (UINT64_C(256) << 20) /* bytes of the central directory */
+#define COMMENT_MAX     65535                 /* bytes of the comment after the end record */
+
+#define AGAIN           "; write the file again" /* what to do about an archive that is not valid */
 
 /* Reads `count` bytes, little-endian. */
 static uint64_t number(const uint8_t *bytes, unsigned count)
@@ -64,41 +67,59 @@ static enum status read_end64(const struct tensor_file *file, struct directory *
     TRY(tensor_file_read(file, at, end, sizeof end));
     if (number(locator + 8, 8) != at || number(end, 4) != END64_MAGIC ||
         number(end + 4, 8) != END64_BYTES - 12)
-        return status_set(STATUS_FAILED, "its zip64 records at offset %" PRIu64 " are not valid", at);
+        return status_set(STATUS_FAILED, "its zip64 records at offset %" PRIu64 " are not valid" AGAIN, at);
     struct directory large = {number(end + 32, 8), number(end + 48, 8), number(end + 40, 8), at};
     if ((directory->members != 0xFFFF && directory->members != large.members) ||
         (directory->begin != UINT32_MAX && directory->begin != large.begin) ||
         (directory->bytes != UINT32_MAX && directory->bytes != large.bytes))
-        return status_set(STATUS_FAILED, "its zip64 records contradict the record at its end");
+        return status_set(STATUS_FAILED, "its zip64 records contradict the record at its end" AGAIN);
     *directory = large;
     return STATUS_OK;
+}
+
+/* Refuses a file whose last bytes are no end record. Looks for one before a comment. */
+static enum status refuse_end(const struct tensor_file *file)
+{
+    const uint64_t count = file->bytes < END_BYTES + COMMENT_MAX ? file->bytes : END_BYTES + COMMENT_MAX;
+    FREED uint8_t *bytes = malloc(count);
+    TRY(ALLOCATED(bytes, "out of memory"));
+    TRY(tensor_file_read(file, file->bytes - count, bytes, count));
+    for (uint64_t at = count - END_BYTES; at > 0; at--)
+        if (number(bytes + at - 1, 4) == END_MAGIC)
+            return status_set(STATUS_FAILED,
+                              "its zip archive ends %" PRIu64
+                              " bytes before the end of the file: a comment or "
+                              "other bytes follow; write the file again without them",
+                              count - (at - 1) - END_BYTES);
+    return status_set(STATUS_FAILED,
+                      "not a zip archive, or truncated: there is no end record of an archive in its last "
+                      "%" PRIu64 " bytes" AGAIN,
+                      count);
 }
 
 static enum status read_end(const struct tensor_file *file, struct directory *directory)
 {
     uint8_t end[END_BYTES];
     if (file->bytes < END_BYTES)
-        return status_set(STATUS_FAILED, "not a zip archive: it has only %" PRIu64 " bytes; write it again",
+        return status_set(STATUS_FAILED, "not a zip archive: it has only %" PRIu64 " bytes" AGAIN,
                           file->bytes);
     uint64_t at = file->bytes - END_BYTES;
     TRY(tensor_file_read(file, at, end, sizeof end));
     if (number(end, 4) != END_MAGIC)
-        return status_set(STATUS_FAILED,
-                          "not a zip archive, or truncated: it does not end with the end record "
-                          "of an archive; write it again");
+        return refuse_end(file);
     if (number(end + 4, 4) != 0 || number(end + 8, 2) != number(end + 10, 2) || number(end + 20, 2) != 0)
-        return status_set(STATUS_FAILED, "the record at its end is not valid");
+        return status_set(STATUS_FAILED, "the record at its end is not valid" AGAIN);
     *directory = (struct directory){number(end + 10, 2), number(end + 16, 4), number(end + 12, 4), at};
     TRY(read_end64(file, directory));
     if (directory->begin > directory->end || directory->bytes != directory->end - directory->begin)
         return status_set(STATUS_FAILED,
                           "its central directory of %" PRIu64 " bytes at offset %" PRIu64
-                          " does not end at offset %" PRIu64,
+                          " does not end at offset %" PRIu64 AGAIN,
                           directory->bytes, directory->begin, directory->end);
     if (directory->bytes > DIRECTORY_MAX || directory->members > directory->bytes / MEMBER_BYTES)
         return status_set(STATUS_FAILED,
                           "its central directory of %" PRIu64 " bytes cannot list %" PRIu64
-                          " members, or is too large",
+                          " members, or is too large" AGAIN,
                           directory->bytes, directory->members);
     return STATUS_OK;
 }
@@ -117,9 +138,7 @@ static enum status check_name(const char *name, size_t length)
             break;
     }
     return safe ? STATUS_OK
-                : status_set(STATUS_FAILED,
-                             "its member '%.200s' has a name that is not a plain path; write the file "
-                             "again",
+                : status_set(STATUS_FAILED, "its member '%.200s' has a name that is not a plain path" AGAIN,
                              name);
 }
 
@@ -136,7 +155,7 @@ static enum status read_extra(const uint8_t *extra, size_t size, struct zip_memb
         for (size_t i = 0; id == EXTRA64 && i < COUNT_OF(fields); i++)
             if (*fields[i] == UINT32_MAX) {
                 if (next - at < 8)
-                    return status_set(STATUS_FAILED, "its member '%.200s' lacks its size or offset",
+                    return status_set(STATUS_FAILED, "its member '%.200s' lacks its size or offset" AGAIN,
                                       member->name);
                 *fields[i] = number(extra + at, 8);
                 at += 8;
@@ -146,27 +165,43 @@ static enum status read_extra(const uint8_t *extra, size_t size, struct zip_memb
     return STATUS_OK;
 }
 
+/* Returns the name of a method of compression. */
+static const char *method_name(unsigned method)
+{
+    static const struct {
+        unsigned method;
+        const char *name;
+    } names[] = {{0, "stored"}, {8, "deflate"}, {9, "Deflate64"}, {12, "bzip2"},
+                 {14, "LZMA"},  {93, "zstd"},   {95, "xz"}};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        if (names[i].method == method)
+            return names[i].name;
+    return "unknown";
+}
+
 /* Refuses encrypted members, and members that are compressed in a way that is not read. */
 static enum status check_method(const struct zip_member *member, unsigned flags, bool deflated)
 {
-    if (flags & ~(FLAGS_KNOWN | (member->method == DEFLATED ? FLAGS_DEFLATE : 0)))
-        return status_set(STATUS_FAILED, "its member '%.200s' is encrypted or has unknown flags (0x%x)",
-                          member->name, flags);
-    if (member->method == DEFLATED && deflated)
-        return member->bytes / RATIO_MAX <= member->stored
-                   ? STATUS_OK
-                   : status_set(STATUS_FAILED,
-                                "its member '%.200s' cannot expand from %" PRIu64 " to %" PRIu64
-                                " bytes; write the file again",
-                                member->name, member->stored, member->bytes);
-    if (member->method == 0 && member->stored == member->bytes)
+    const bool unpacks = member->method == DEFLATED && deflated;
+    if (member->method != 0 && !unpacks)
+        return status_set(
+            STATUS_FAILED,
+            "its member '%.200s' is compressed (method %u, %s); only stored%s members are read: "
+            "write the file with %s",
+            member->name, member->method, method_name(member->method), deflated ? " and deflated" : "",
+            deflated ? "numpy.savez() or numpy.savez_compressed()" : "torch.save()");
+    if (flags & 1)
+        return status_set(STATUS_FAILED,
+                          "its member '%.200s' is encrypted; write the file without a password",
+                          member->name);
+    if (flags & ~(FLAGS_KNOWN | (unpacks ? FLAGS_DEFLATE : 0)))
+        return status_set(STATUS_FAILED, "its member '%.200s' has unknown flags (0x%x)" AGAIN, member->name,
+                          flags);
+    if (unpacks ? member->bytes / RATIO_MAX <= member->stored : member->bytes == member->stored)
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "its member '%.200s' is compressed (method %u, %" PRIu64 " bytes from %" PRIu64
-                      "); only stored%s members are read: write the file with %s",
-                      member->name, member->method, member->bytes, member->stored,
-                      deflated ? " and deflated" : "",
-                      deflated ? "numpy.savez() or numpy.savez_compressed()" : "torch.save()");
+                      "its member '%.200s' cannot have %" PRIu64 " bytes: only %" PRIu64 " are stored" AGAIN,
+                      member->name, member->bytes, member->stored);
 }
 
 /* Reads one record of the central directory. Moves the name by one byte, to end it with a zero. */
@@ -174,11 +209,11 @@ static enum status read_member(uint8_t **at, const uint8_t *end, bool deflated, 
 {
     uint8_t *record = *at;
     if (end - record < MEMBER_BYTES || number(record, 4) != MEMBER_MAGIC)
-        return status_set(STATUS_FAILED, "its central directory is not valid");
+        return status_set(STATUS_FAILED, "its central directory is not valid" AGAIN);
     size_t name = number(record + 28, 2), extra = number(record + 30, 2), comment = number(record + 32, 2);
     unsigned flags = (unsigned)number(record + 8, 2);
     if ((size_t)(end - record) < MEMBER_BYTES + name + extra + comment)
-        return status_set(STATUS_FAILED, "its central directory is not valid");
+        return status_set(STATUS_FAILED, "its central directory is not valid" AGAIN);
     *member = (struct zip_member){.name = (char *)record + MEMBER_BYTES - 1,
                                   .begin = number(record + 42, 4),
                                   .bytes = number(record + 24, 4),
@@ -203,7 +238,8 @@ static enum status read_local(const struct tensor_file *file, uint64_t end, stru
     FREED char *name = malloc(length + 1);
     TRY(ALLOCATED(name, "out of memory"));
     if (member->begin > end || end - member->begin < LOCAL_BYTES + length)
-        return status_set(STATUS_FAILED, "its member '%.200s' at offset %" PRIu64 " is outside the archive",
+        return status_set(STATUS_FAILED,
+                          "its member '%.200s' at offset %" PRIu64 " is outside the archive" AGAIN,
                           member->name, member->begin);
     TRY(tensor_file_read(file, member->begin, local, sizeof local));
     TRY(tensor_file_read(file, member->begin + LOCAL_BYTES, name, length));
@@ -215,12 +251,12 @@ static enum status read_local(const struct tensor_file *file, uint64_t end, stru
         number(local + 8, 2) != member->method || number(local + 26, 2) != length ||
         memcmp(name, member->name, length) != 0 || !same_size)
         return status_set(STATUS_FAILED,
-                          "its member '%.200s' differs from its local header at offset %" PRIu64,
+                          "its member '%.200s' differs from its local header at offset %" PRIu64 AGAIN,
                           member->name, member->begin);
     if (begin > end || member->stored > end - begin)
         return status_set(STATUS_FAILED,
                           "its member '%.200s' of %" PRIu64 " bytes at offset %" PRIu64
-                          " reaches beyond the end of the members, %" PRIu64,
+                          " reaches beyond the end of the members, %" PRIu64 AGAIN,
                           member->name, member->stored, begin, end);
     member->offset = begin;
     return STATUS_OK;
@@ -247,14 +283,12 @@ static enum status check_members(struct zip *zip)
     qsort(members, zip->count, sizeof *members, compare_begins);
     for (size_t i = 1; i < zip->count; i++)
         if (members[i].begin < members[i - 1].offset + members[i - 1].stored)
-            return status_set(STATUS_FAILED,
-                              "its members '%.200s' and '%.200s' overlap; write the file again",
+            return status_set(STATUS_FAILED, "its members '%.200s' and '%.200s' overlap" AGAIN,
                               members[i - 1].name, members[i].name);
     qsort(members, zip->count, sizeof *members, compare_names);
     for (size_t i = 1; i < zip->count; i++)
         if (strcmp(members[i].name, members[i - 1].name) == 0)
-            return status_set(STATUS_FAILED, "it has two members named '%.200s'; write the file again",
-                              members[i].name);
+            return status_set(STATUS_FAILED, "it has two members named '%.200s'" AGAIN, members[i].name);
     return STATUS_OK;
 }
 
@@ -274,7 +308,8 @@ enum status zip_list(const struct tensor_file *file, bool deflated, struct zip *
         TRY(read_local(file, directory.begin, &zip->members[zip->count]));
     }
     if (at != end)
-        return status_set(STATUS_FAILED, "its central directory lists more members than its end record");
+        return status_set(STATUS_FAILED,
+                          "its central directory lists more members than its end record" AGAIN);
     return check_members(zip);
 }
 
@@ -355,7 +390,7 @@ static enum status inflate_some(struct reader *reader, uint8_t *to, size_t room,
         *got = room - stream->avail_out;
         reader->ended = result == Z_STREAM_END;
         if (result != Z_OK && result != Z_STREAM_END)
-            return status_set(STATUS_FAILED, "its compressed data is damaged: %s",
+            return status_set(STATUS_FAILED, "its compressed data is damaged: %s" AGAIN,
                               stream->msg ? stream->msg : "it ends too early");
     }
     return STATUS_OK;
@@ -373,8 +408,8 @@ static enum status take(struct reader *reader, uint8_t *to, uint64_t count)
         else
             TRY(next_piece(reader, left, &got));
         if (got == 0)
-            return status_set(STATUS_FAILED, "its data ends after %" PRIu64 " of %" PRIu64 " bytes", done,
-                              count);
+            return status_set(STATUS_FAILED, "its data ends after %" PRIu64 " of %" PRIu64 " bytes" AGAIN,
+                              done, count);
         if (!reader->deflated)
             memcpy(bytes, reader->piece, got);
         reader->crc = (uint32_t)crc32(reader->crc, bytes, (uInt)got);
@@ -391,13 +426,13 @@ static enum status check_end(struct reader *reader, const struct zip_member *mem
     if (reader->deflated)
         TRY(inflate_some(reader, &excess, 1, &got));
     if (got > 0 || reader->left > 0 || reader->stream.avail_in > 0)
-        return status_set(STATUS_FAILED, "its data has more than %" PRIu64 " bytes", member->bytes);
+        return status_set(STATUS_FAILED, "its data has more than %" PRIu64 " bytes" AGAIN, member->bytes);
     return reader->crc == member->crc
                ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "its data has the CRC %08x, but the archive lists %08x: the file is damaged; "
-                            "write it again",
-                            reader->crc, member->crc);
+               : status_set(
+                     STATUS_FAILED,
+                     "its data has the CRC %08x, but the archive lists %08x: the file is damaged" AGAIN,
+                     reader->crc, member->crc);
 }
 
 /* Reads a whole member: `skipped` bytes that are only hashed, then the others to `to`. If `to` is NULL, all

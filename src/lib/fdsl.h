@@ -490,7 +490,8 @@ struct fdsl_state {
     uint64_t samples; /* number of samples of the data set */
     uint64_t seed;
     uint64_t data;         /* fdsl_source_info.hash */
-    uint64_t transform;    /* hash of the fields of struct fdsl_stream_config that describe images */
+    uint64_t transform;    /* hash of the fields of struct fdsl_stream_config that describe images; 0 in the
+                            * states of fdsl-bench, which fdsl_stream_load() then does not compare */
     uint32_t global_batch; /* batch_size * world_size */
     uint32_t lanes,
         shuffle_buffer; /* 0 without shuffle; generated images and rows: 0 and the number of samples */
@@ -602,6 +603,15 @@ FDSL_API enum fdsl_status fdsl_stream_open(struct fdsl_source *source,
                                            const struct fdsl_stream_config *config,
                                            struct fdsl_stream **stream);
 
+/* Does what fdsl_stream_open() does, in a thread of the library, so that the caller can handle signals, or
+ * give up: without out_res, a stream of a data set at a URL reads its first image while it opens.
+ * fdsl_stream_wait() waits for the opening and returns its result. The caller closes the stream in any case;
+ * fdsl_stream_close() ends an unfinished opening within about a second. Until fdsl_stream_wait() has returned
+ * FDSL_OK once, other functions refuse the stream. */
+FDSL_API enum fdsl_status fdsl_stream_begin(struct fdsl_source *source,
+                                            const struct fdsl_stream_config *config,
+                                            struct fdsl_stream **stream);
+
 /* Closes a stream; NULL is allowed. A waiting fdsl_stream_next() of another thread must have returned
  * (fdsl_stream_cancel()). Batches that were not released stay valid; the last fdsl_batch_release() then ends
  * the threads and frees the memory. On a device, the memory is freed after the work that was enqueued on it.
@@ -625,7 +635,8 @@ FDSL_API enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, void *cud
                                            struct fdsl_batch **batch);
 
 /* Waits until fdsl_stream_next() would return at once, for at most `seconds`: FDSL_OK if it would, else
- * FDSL_PENDING. For callers that handle signals while they wait. */
+ * FDSL_PENDING. For callers that handle signals while they wait. After fdsl_stream_begin(), first waits for
+ * the opening. */
 FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds);
 
 /* Stores the next batch in the caller's memory. `images` has room for the capacity of the stream (struct
@@ -670,6 +681,14 @@ FDSL_API enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, str
  * FDSL_INVALID, with the name of the field, if the data set, the transform, the seed, the global batch or
  * another field that determines the batches differs; the position then does not change. */
 FDSL_API enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_state *state);
+
+/* Writes a state to a file, atomically, or reads it. The file is text, about 300 bytes, the same on every
+ * machine. `fdsl-bench --workload train` continues from such a file with --init-state, and writes one with
+ * --export-state. fdsl_state_write() replaces only a state or an empty file. FDSL_INVALID if `path` is no
+ * state or cannot be written, FDSL_FAILED if it is damaged or cannot be read; the message begins with the
+ * path. */
+FDSL_API enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *path);
+FDSL_API enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state);
 
 /* Gets the statistics. Thread-safe, also while another thread uses the stream. */
 FDSL_API enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/portable.h"
-#include "data/http.h"
+#include "machine/host.h"
 #include "data/remote.h"
 #include "lib/call.h"
 
@@ -122,11 +122,11 @@ static void open_library(struct late_library *library)
 static void open_all(void)
 {
     static bool opened;
-    http_lock_process();
+    process_lock();
     for (size_t i = 0; !opened && i < COUNT_OF(libraries); i++)
         open_library(&libraries[i]);
     opened = true;
-    http_unlock_process();
+    process_unlock();
 }
 
 enum status late_open(const char *url)

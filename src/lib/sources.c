@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "core/parallel.h"
-#include "data/checksum.h"
+#include "data/stream_state.h"
 
 /* A source that a thread opens. */
 struct opening {
@@ -18,13 +18,7 @@ struct opening {
     char *texts[5];           /* copies of its strings */
     struct fdsl_source *from; /* of fdsl_rows_begin(); NULL: open what `config` names */
     struct fdsl_select_config select;
-    pthread_t thread;
-    bool joined; /* the thread has ended */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool done;              /* everything below is set; protected by `lock` */
-    struct failure failure; /* STATUS_OK: the source is open */
-    char warnings[4096];
+    struct background background;
 };
 
 const char *fdsl_warnings(void)
@@ -57,21 +51,12 @@ enum fdsl_status fdsl_source_config_init(struct fdsl_source_config *config, size
     return lib_relay(status);
 }
 
-static void join_opening(struct opening *opening)
-{
-    if (!opening->joined)
-        pthread_join(opening->thread, NULL);
-    opening->joined = true;
-}
-
 /* Ignores NULL. */
 static void free_opening(struct opening *opening)
 {
     if (!opening)
         return;
-    join_opening(opening);
-    pthread_mutex_destroy(&opening->lock);
-    pthread_cond_destroy(&opening->changed);
+    lib_background_end(&opening->background);
     for (size_t i = 0; i < COUNT_OF(opening->texts); i++)
         free(opening->texts[i]);
     free(opening);
@@ -128,26 +113,6 @@ static enum status check_class_folders(const struct fdsl_source *source, const c
                             dataset->path, dataset->path);
 }
 
-/* Combines the hashes of all samples, in their order, and which of their members are the image and the label.
- */
-static uint64_t hash_samples(const struct dataset *dataset)
-{
-    uint64_t hash = dataset->sample_count;
-    for (uint32_t i = 0; i < dataset->sample_count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[i];
-        const char *field = sample->rule ? sample->rule->field : "";
-        const uint64_t words[] = {sample->key_hash,
-                                  sample->edges,
-                                  sample->bytes,
-                                  (uint64_t)(int64_t)sample->class_folder,
-                                  sample->image,
-                                  sample->label,
-                                  checksum_seeded(field, strlen(field), sample->rule != NULL)};
-        hash = checksum_seeded(words, sizeof words, hash);
-    }
-    return hash;
-}
-
 static enum status open_source(const struct fdsl_source_config *config, struct fdsl_source *self)
 {
     struct members members;
@@ -182,7 +147,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
         return status_set(STATUS_TOO_LARGE, "path: %s has more than %u samples", self->dataset.path,
                           LIB_SAMPLES_MAX - 1);
     self->class_names = dataset_class_names(&self->dataset, &self->classes);
-    self->hash = hash_samples(&self->dataset);
+    self->hash = stream_state_hash(&self->dataset);
     return STATUS_OK;
 }
 
@@ -319,20 +284,99 @@ enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_se
 
 /* ---- Opening in a thread ---- */
 
-static void *open_in_thread(void *context)
+static void *work_in_thread(void *context)
+{
+    struct background *background = context;
+    const struct failure failure = status_save(background->work(background->context));
+    pthread_mutex_lock(&background->lock);
+    background->failure = failure;
+    snprintf(background->warnings, sizeof background->warnings, "%s", status_warnings());
+    background->done = true;
+    pthread_cond_signal(&background->changed);
+    pthread_mutex_unlock(&background->lock);
+    return NULL;
+}
+
+enum status lib_background_start(struct background *background, enum status (*work)(void *context),
+                                 void *context)
+{
+    pthread_condattr_t attributes;
+    *background = (struct background){.work = work, .context = context};
+    pthread_mutex_init(&background->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&background->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    const int error = parallel_start(&background->thread, work_in_thread, background);
+    background->joined = error != 0;
+    return error == 0 ? STATUS_OK
+                      : status_set(STATUS_EXHAUSTED, "cannot start a thread: %s", strerror(error));
+}
+
+static void join(struct background *background)
+{
+    if (!background->joined)
+        pthread_join(background->thread, NULL);
+    background->joined = true;
+}
+
+void lib_background_end(struct background *background)
+{
+    if (!background->work)
+        return;
+    join(background);
+    pthread_mutex_destroy(&background->lock);
+    pthread_cond_destroy(&background->changed);
+    *background = (struct background){0};
+}
+
+/* Issues warnings, one per line, as warnings of the calling thread's call. */
+static void repeat_warnings(const char *text)
+{
+    status_forget_warnings();
+    for (size_t length; *text; text += length + (text[length] == '\n')) {
+        length = strcspn(text, "\n");
+        status_warn("%.*s", (int)length, text);
+    }
+}
+
+bool lib_background_wait(struct background *background, double seconds, enum status *status)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)seconds;
+    until.tv_nsec += (long)((seconds - floor(seconds)) * 1e9);
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&background->lock);
+    while (!background->done &&
+           pthread_cond_timedwait(&background->changed, &background->lock, &until) != ETIMEDOUT) {
+    }
+    const bool done = background->done;
+    pthread_mutex_unlock(&background->lock);
+    if (!done)
+        return false;
+    join(background);
+    repeat_warnings(background->warnings);
+    *status = background->failure.status == STATUS_OK ? STATUS_OK : status_restore(&background->failure);
+    return true;
+}
+
+/* Opens what the caller of fdsl_source_begin() or fdsl_rows_begin() wants. */
+static enum status open_in_thread(void *context)
 {
     struct fdsl_source *self = context;
     struct opening *opening = self->opening;
-    const enum status status = opening->from ? enter_and_select(opening->from, &opening->select, self)
-                                             : enter_and_open(&opening->config, self);
-    const struct failure failure = status_save(status);
-    pthread_mutex_lock(&opening->lock);
-    opening->failure = failure;
-    snprintf(opening->warnings, sizeof opening->warnings, "%s", status_warnings());
-    opening->done = true;
-    pthread_cond_signal(&opening->changed);
-    pthread_mutex_unlock(&opening->lock);
-    return NULL;
+    return opening->from ? enter_and_select(opening->from, &opening->select, self)
+                         : enter_and_open(&opening->config, self);
+}
+
+enum status lib_copy_text(const char **text, char **copy)
+{
+    if (!*text)
+        return STATUS_OK;
+    *text = *copy = strdup(*text);
+    return ALLOCATED(*copy, "out of memory");
 }
 
 static enum status copy_config(const struct fdsl_source_config *config, struct opening *opening)
@@ -341,34 +385,19 @@ static enum status copy_config(const struct fdsl_source_config *config, struct o
     const char **const fields[] = {&copy->path, &copy->kind, &copy->image, &copy->label, &copy->cache_dir};
     *copy = *config;
     for (size_t i = 0; i < COUNT_OF(fields); i++)
-        if (*fields[i]) {
-            *fields[i] = opening->texts[i] = strdup(*fields[i]);
-            TRY(ALLOCATED(opening->texts[i], "out of memory"));
-        }
+        TRY(lib_copy_text(fields[i], &opening->texts[i]));
     return STATUS_OK;
 }
 
 static enum status new_opening(struct fdsl_source *self)
 {
-    struct opening *opening = self->opening = calloc(1, sizeof *opening);
-    TRY(ALLOCATED(opening, "out of memory"));
-    pthread_condattr_t attributes;
-    opening->joined = true; /* there is no thread yet */
-    pthread_mutex_init(&opening->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&opening->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    return STATUS_OK;
+    self->opening = calloc(1, sizeof *self->opening);
+    return ALLOCATED(self->opening, "out of memory");
 }
 
 static enum status start_opening(struct fdsl_source *self)
 {
-    struct opening *opening = self->opening;
-    const int error = parallel_start(&opening->thread, open_in_thread, self);
-    opening->joined = error != 0;
-    return error == 0 ? STATUS_OK
-                      : status_set(STATUS_EXHAUSTED, "cannot start a thread: %s", strerror(error));
+    return lib_background_start(&self->opening->background, open_in_thread, self);
 }
 
 enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, struct fdsl_source **source)
@@ -399,16 +428,6 @@ enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_sel
     return end_source(start_opening(*source), source);
 }
 
-/* Issues warnings, one per line, as warnings of the calling thread's call. */
-static void repeat_warnings(const char *text)
-{
-    status_forget_warnings();
-    for (size_t length; *text; text += length + (text[length] == '\n')) {
-        length = strcspn(text, "\n");
-        status_warn("%.*s", (int)length, text);
-    }
-}
-
 enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
 {
     enum status status = source ? lib_check_process("source", source->process)
@@ -420,23 +439,10 @@ enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
     struct opening *opening = source->opening;
     if (!opening)
         return FDSL_OK;
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)seconds;
-    until.tv_nsec += (long)((seconds - floor(seconds)) * 1e9);
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_mutex_lock(&opening->lock);
-    while (!opening->done && pthread_cond_timedwait(&opening->changed, &opening->lock, &until) != ETIMEDOUT) {
-    }
-    const bool done = opening->done;
-    pthread_mutex_unlock(&opening->lock);
-    if (!done)
+    if (!lib_background_wait(&opening->background, seconds, &status))
         return FDSL_PENDING;
-    join_opening(opening);
-    repeat_warnings(opening->warnings);
-    if (opening->failure.status != STATUS_OK)
-        return lib_relay(status_restore(&opening->failure));
+    if (status != STATUS_OK)
+        return lib_relay(status);
     struct fdsl_source *from = opening->from;
     source->opening = NULL;
     free_opening(opening);

@@ -2,6 +2,7 @@
 #ifndef FDSL_LIB_SOURCES_H
 #define FDSL_LIB_SOURCES_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,6 +32,32 @@ struct fdsl_source {
     struct remote_cancel cancel;
     struct opening *opening; /* of fdsl_source_begin(); NULL when fdsl_source_wait() has returned FDSL_OK */
 };
+
+/* Work that a thread of the library does, so that the caller can handle signals. */
+struct background {
+    enum status (*work)(void *context);
+    void *context;
+    pthread_t thread;
+    bool joined; /* there is no thread, or it has ended */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done;              /* everything below is set; protected by `lock` */
+    struct failure failure; /* STATUS_OK: the work succeeded */
+    char warnings[4096];
+};
+
+/* Starts the work. If it fails, there is no thread. The caller calls lib_background_end() in any case, also
+ * if `background` is zeroed and was never started; it waits for the thread. */
+enum status lib_background_start(struct background *background, enum status (*work)(void *context),
+                                 void *context);
+void lib_background_end(struct background *background);
+
+/* Waits for the work, at most this long. Returns whether it has ended; then sets `*status` to its result, and
+ * repeats its message and its warnings in the calling thread. */
+bool lib_background_wait(struct background *background, double seconds, enum status *status);
+
+/* Replaces a text of a caller, unless it is NULL, by a copy, which is also stored in `*copy`. */
+enum status lib_copy_text(const char **text, char **copy);
 
 /* Checks that a handle belongs to this process, and was not opened before fork(). `name` is its argument. */
 enum status lib_check_process(const char *name, pid_t process);

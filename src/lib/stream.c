@@ -13,7 +13,9 @@
 #include "data/device_batches.h"
 #include "data/image_output.h"
 #include "data/random_draws.h"
+#include "data/remote.h"
 #include "data/set_stream.h"
+#include "data/stream_state.h"
 #include "lib/sources.h"
 #include "machine/device.h"
 
@@ -40,6 +42,14 @@ struct order {
     const struct rows *rows; /* NULL: none; otherwise numbers are those of rows in the files */
 };
 
+/* A stream that a thread opens. */
+struct opening {
+    struct fdsl_stream_config config;
+    char *texts[5]; /* copies of its strings */
+    struct background background;
+    bool stopped; /* for remote_stop() */
+};
+
 struct fdsl_stream {
     struct fdsl_source *source;
     struct stream *stream;
@@ -55,6 +65,7 @@ struct fdsl_stream {
     double wait_s; /* 0: calls wait as long as it takes */
     bool ended;    /* the last batch of an epoch was delivered, but not the end of the epoch */
     pid_t process;
+    struct opening *opening; /* of fdsl_stream_begin(); NULL when fdsl_stream_wait() has returned FDSL_OK */
 
     struct fdsl_batch *batches;
     int64_t *words; /* labels and numbers of all batches */
@@ -398,9 +409,11 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .lanes = self->order.lanes,
                                          .shuffle = self->order.shuffle,
                                          .shard_bytes = config->shard_bytes,
-                                         .on_error = on_error};
+                                         .on_error = on_error,
+                                         .stopped = self->opening ? &self->opening->stopped : NULL};
     enum decoder decoder = DECODER_CPU;
     TRY(set_images(config, self, &request));
+    request.stopped = NULL;
     TRY(choose_decoder(config, request.dataset, &decoder));
     TRY(lib_threads("num_threads", config->num_threads, &request.threads));
     if (on_error == SET_STREAM_FAIL)
@@ -532,9 +545,33 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
                                    : open_set(config, self, &plan, (enum set_stream_error)on_error);
 }
 
+static enum status copy_config(const struct fdsl_stream_config *config, struct opening *opening)
+{
+    struct fdsl_stream_config *copy = &opening->config;
+    const char **const fields[] = {&copy->fit, &copy->layout, &copy->dtype, &copy->on_error, &copy->decoder};
+    *copy = *config;
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        TRY(lib_copy_text(fields[i], &opening->texts[i]));
+    return STATUS_OK;
+}
+
+/* Waits until the opening has ended. */
+static void free_opening(struct fdsl_stream *self)
+{
+    struct opening *opening = self->opening;
+    if (!opening)
+        return;
+    lib_background_end(&opening->background);
+    for (size_t i = 0; i < COUNT_OF(opening->texts); i++)
+        free(opening->texts[i]);
+    free(opening);
+    self->opening = NULL;
+}
+
 /* On a device, changes no capture of a CUDA stream, and restores the current device. */
 static void free_stream(struct fdsl_stream *self)
 {
+    free_opening(self);
     const bool on_device = self->on_device != NULL;
     const int before = on_device ? device_current() : -1, mode = on_device ? device_relax_capture() : 0;
     stream_close(self->stream);
@@ -549,47 +586,92 @@ static void free_stream(struct fdsl_stream *self)
     free(self);
 }
 
-enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_stream_config *config,
-                                  struct fdsl_stream **stream)
+/* Checks the arguments, and allocates a stream that is not open. */
+static enum status new_stream(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                              struct fdsl_stream **stream)
 {
-    struct environment before;
     if (!stream)
-        return lib_invalid("stream: it is NULL");
+        return status_set(STATUS_USAGE, "stream: it is NULL");
     *stream = NULL;
-    enum status status = lib_source_check(source);
-    if (status == STATUS_OK && !config)
-        status = status_set(STATUS_USAGE, "config: it is NULL");
-    if (status == STATUS_OK)
-        status = lib_check_size("config", config->size, sizeof *config);
-    if (status == STATUS_OK)
-        status = lib_check_process("source", source->process);
-    if (status != STATUS_OK)
-        return lib_relay(status);
+    TRY(lib_source_check(source));
+    if (!config)
+        return status_set(STATUS_USAGE, "config: it is NULL");
+    TRY(lib_check_size("config", config->size, sizeof *config));
+    TRY(lib_check_process("source", source->process));
     struct fdsl_stream *self = calloc(1, sizeof *self);
-    if (!self)
-        return lib_relay(status_set(STATUS_EXHAUSTED, "out of memory"));
+    TRY(ALLOCATED(self, "out of memory"));
     atomic_fetch_add(&source->users, 1);
     self->source = source;
     self->process = getpid();
     pthread_mutex_init(&self->lock, NULL);
+    *stream = self;
+    return STATUS_OK;
+}
+
+/* Returns the result of opening a stream. If opening failed, frees the stream, if there is one. */
+static enum fdsl_status end_stream(enum status status, struct fdsl_stream **stream)
+{
+    const enum fdsl_status result = lib_relay(status);
+    if (status != STATUS_OK && stream && *stream) {
+        free_stream(*stream);
+        *stream = NULL;
+    }
+    return result;
+}
+
+/* Opens a stream in the environment that the library needs. */
+static enum status enter_and_open(const struct fdsl_stream_config *config, struct fdsl_stream *self)
+{
+    struct environment before;
     status_forget_warnings();
-    status = lib_enter(&before);
+    enum status status = lib_enter(&before);
     if (status == STATUS_OK)
         status = open_stream(config, self);
     lib_leave(&before);
-    if (status == STATUS_OK) {
-        *stream = self;
-        return FDSL_OK;
-    }
-    const enum fdsl_status result = lib_relay(status);
-    free_stream(self);
-    return result;
+    return status;
+}
+
+enum fdsl_status fdsl_stream_open(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                                  struct fdsl_stream **stream)
+{
+    enum status status = new_stream(source, config, stream);
+    if (status == STATUS_OK)
+        status = enter_and_open(config, *stream);
+    return end_stream(status, stream);
+}
+
+static enum status open_in_thread(void *context)
+{
+    struct fdsl_stream *self = context;
+    return enter_and_open(&self->opening->config, self);
+}
+
+enum fdsl_status fdsl_stream_begin(struct fdsl_source *source, const struct fdsl_stream_config *config,
+                                   struct fdsl_stream **stream)
+{
+    enum status status = new_stream(source, config, stream);
+    if (status != STATUS_OK)
+        return end_stream(status, stream);
+    struct fdsl_stream *self = *stream;
+    self->opening = calloc(1, sizeof *self->opening);
+    status = ALLOCATED(self->opening, "out of memory");
+    if (status == STATUS_OK)
+        status = copy_config(config, self->opening);
+    if (status == STATUS_OK)
+        status = lib_background_start(&self->opening->background, open_in_thread, self);
+    return end_stream(status, stream);
 }
 
 void fdsl_stream_close(struct fdsl_stream *stream)
 {
     if (!stream || stream->process != getpid())
         return;
+    if (stream->opening) { /* only this thread knows the stream, and nobody holds a batch */
+        if (stream->source->dataset.remote)
+            remote_stop(stream->source->dataset.remote, &stream->opening->stopped, true);
+        free_stream(stream);
+        return;
+    }
     stream_cancel(stream->stream); /* the threads prepare no more batches */
     pthread_mutex_lock(&stream->lock);
     stream->closed = true;
@@ -599,11 +681,20 @@ void fdsl_stream_close(struct fdsl_stream *stream)
         free_stream(stream);
 }
 
+static enum status check_opened(const struct fdsl_stream *stream)
+{
+    return stream->opening ? status_set(STATUS_USAGE, "stream: it is not open; call fdsl_stream_wait() until "
+                                                      "it returns FDSL_OK")
+                           : STATUS_OK;
+}
+
 enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct fdsl_stream_info *info)
 {
     if (!stream || !info)
         return lib_invalid(stream ? "info: it is NULL" : "stream: it is NULL");
-    const enum status status = lib_check_size("info", info->size, sizeof *info);
+    enum status status = check_opened(stream);
+    if (status == STATUS_OK)
+        status = lib_check_size("info", info->size, sizeof *info);
     if (status == STATUS_OK) {
         *info = stream->info;
         info->size = sizeof *info;
@@ -613,19 +704,33 @@ enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct f
 
 /* ---- Batches ---- */
 
-static enum status check_stream(const struct fdsl_stream *stream)
+static enum status check_process(const struct fdsl_stream *stream)
 {
     return stream ? lib_check_process("stream", stream->process)
                   : status_set(STATUS_USAGE, "stream: it is NULL");
 }
 
+static enum status check_stream(const struct fdsl_stream *stream)
+{
+    TRY(check_process(stream));
+    return check_opened(stream);
+}
+
 enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
 {
-    enum status status = check_stream(stream);
+    enum status status = check_process(stream);
     if (status == STATUS_OK)
         status = lib_check_seconds("seconds", seconds);
     if (status != STATUS_OK)
         return lib_relay(status);
+    if (stream->opening) {
+        if (!lib_background_wait(&stream->opening->background, seconds, &status))
+            return FDSL_PENDING;
+        if (status != STATUS_OK)
+            return lib_relay(status);
+        free_opening(stream);
+        return FDSL_OK;
+    }
     return stream->ended || stream_wait(stream->stream, seconds) ? FDSL_OK : FDSL_PENDING;
 }
 
@@ -644,6 +749,16 @@ static enum status check_cuda_stream(const struct fdsl_stream *stream, const voi
                : STATUS_OK;
 }
 
+/* Returns the number of the last epoch. The numbers of fresh images must fit into 64 bits. */
+static uint64_t last_epoch(const struct fdsl_stream *stream)
+{
+    const struct images *images = &stream->source->images;
+    const uint64_t most = stream->source->generates && images->fresh > 0
+                              ? (UINT64_MAX - images->count) / images->fresh
+                              : UINT64_MAX;
+    return most < STREAM_EPOCHS - 1 ? most : STREAM_EPOCHS - 1;
+}
+
 /* Begins a call that delivers a batch. FDSL_PENDING if there is none after `wait_s`. FDSL_END if the epoch
  * has ended. Replays of a captured call cannot report this, so a captured call does not report it either. */
 static enum fdsl_status begin_batch(struct fdsl_stream *stream, void *cuda_stream)
@@ -654,6 +769,10 @@ static enum fdsl_status begin_batch(struct fdsl_stream *stream, void *cuda_strea
         status = check_cuda_stream(stream, cuda_stream);
     if (status != STATUS_OK)
         return lib_relay(status);
+    if (!stream->ended && stream->stream->at.epoch > last_epoch(stream))
+        return lib_relay(status_set(STATUS_USAGE,
+                                    "epoch: the last one, %llu, has ended; continue with fdsl_stream_seek()",
+                                    (unsigned long long)last_epoch(stream)));
     if (!stream->ended)
         return stream->wait_s == 0 || stream_wait(stream->stream, stream->wait_s) ? FDSL_OK : FDSL_PENDING;
     const bool captured = stream->on_device && device_capturing(stream->device, cuda_stream);
@@ -906,9 +1025,9 @@ enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream)
 
 static enum status seek(struct fdsl_stream *stream, uint64_t epoch, uint64_t step)
 {
-    if (epoch >= UINT32_MAX)
-        return status_set(STATUS_USAGE, "epoch: %llu is out of range; it must be below 2^32 - 1",
-                          (unsigned long long)epoch);
+    if (epoch > last_epoch(stream))
+        return status_set(STATUS_USAGE, "epoch: %llu is out of range; the last epoch is %llu",
+                          (unsigned long long)epoch, (unsigned long long)last_epoch(stream));
     if (step >= stream->info.steps)
         return status_set(STATUS_USAGE, "step: %llu is out of range; an epoch has %llu steps",
                           (unsigned long long)step, (unsigned long long)stream->info.steps);
@@ -935,74 +1054,115 @@ static enum status locate(const struct fdsl_stream *stream)
     return status;
 }
 
-static enum status check_state(const struct fdsl_stream *stream, const struct fdsl_state *state)
+static enum status check_state(const struct fdsl_state *state)
 {
-    TRY(check_stream(stream));
     return state ? lib_check_size("state", state->size, sizeof *state)
                  : status_set(STATUS_USAGE, "state: it is NULL");
 }
 
-static enum status save(const struct fdsl_stream *stream, struct fdsl_state *state)
+/* Sets the state of a stream at its position. */
+static enum status save(const struct fdsl_stream *stream, struct stream_state *state)
 {
     if (stream->on_device)
         TRY(locate(stream));
     const struct order *order = &stream->order;
-    *state = (struct fdsl_state){.size = sizeof *state,
-                                 .epoch = stream->stream->at.epoch,
-                                 .sample = stream->stream->at.step * order->global,
-                                 .samples = order->count,
-                                 .seed = order->seed,
-                                 .data = stream->source->hash,
-                                 .transform = stream->transform,
-                                 .global_batch = order->global,
-                                 .lanes = order->shuffle ? order->lanes : 0,
-                                 .shuffle_buffer = order->shuffle,
-                                 .drop_last = order->drop_last};
+    *state = (struct stream_state){.epoch = stream->stream->at.epoch,
+                                   .sample = stream->stream->at.step * order->global,
+                                   .samples = order->count,
+                                   .seed = order->seed,
+                                   .data = stream->source->hash,
+                                   .transform = stream->transform,
+                                   .global_batch = order->global,
+                                   .lanes = order->shuffle ? order->lanes : 0,
+                                   .shuffle_buffer = order->shuffle,
+                                   .drop_last = order->drop_last};
     return STATUS_OK;
+}
+
+/* Convert between the state of the interface and that of the files. */
+static struct fdsl_state given_state(const struct stream_state *state)
+{
+    return (struct fdsl_state){.size = sizeof(struct fdsl_state),
+                               .epoch = state->epoch,
+                               .sample = state->sample,
+                               .samples = state->samples,
+                               .seed = state->seed,
+                               .data = state->data,
+                               .transform = state->transform,
+                               .global_batch = state->global_batch,
+                               .lanes = state->lanes,
+                               .shuffle_buffer = state->shuffle_buffer,
+                               .drop_last = state->drop_last};
+}
+
+static struct stream_state taken_state(const struct fdsl_state *state)
+{
+    return (struct stream_state){.epoch = state->epoch,
+                                 .sample = state->sample,
+                                 .samples = state->samples,
+                                 .seed = state->seed,
+                                 .data = state->data,
+                                 .transform = state->transform,
+                                 .global_batch = state->global_batch,
+                                 .lanes = state->lanes,
+                                 .shuffle_buffer = state->shuffle_buffer,
+                                 .drop_last = state->drop_last};
 }
 
 enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_state *state)
 {
-    const enum status status = check_state(stream, state);
-    return lib_relay(status == STATUS_OK ? save(stream, state) : status);
+    struct stream_state own;
+    enum status status = check_stream(stream);
+    if (status == STATUS_OK)
+        status = check_state(state);
+    if (status == STATUS_OK)
+        status = save(stream, &own);
+    if (status == STATUS_OK)
+        *state = given_state(&own);
+    return lib_relay(status);
 }
 
-/* Compares a field of a state with that of the stream. */
-static enum status check_same(const char *name, uint64_t state, uint64_t own)
+static enum status load(struct fdsl_stream *stream, const struct fdsl_state *given)
 {
-    return state == own ? STATUS_OK
-                        : status_set(STATUS_USAGE, "state: its %s is %llu, but that of the stream is %llu",
-                                     name, (unsigned long long)state, (unsigned long long)own);
-}
-
-static enum status load(struct fdsl_stream *stream, const struct fdsl_state *state)
-{
-    struct fdsl_state own;
+    const struct stream_state state = taken_state(given);
+    struct stream_state own;
     TRY(save(stream, &own));
-    TRY(check_same("number of samples", state->samples, own.samples));
-    if (state->data != own.data)
-        return status_set(STATUS_USAGE, "state: it belongs to another data set, or to another version of it");
-    if (state->transform != own.transform)
-        return status_set(STATUS_USAGE,
-                          stream->source->rows
-                              ? "state: it belongs to another transform; dtype and align must be the same"
-                              : "state: it belongs to another transform; out_res, fit, flip, rand_augment, "
-                                "erasing, channels, layout, dtype, mean and std must be the same");
-    TRY(check_same("global batch (batch_size * world_size)", state->global_batch, own.global_batch));
-    TRY(check_same("seed", state->seed, own.seed));
-    TRY(check_same("shuffle_buffer (0: no shuffle)", state->shuffle_buffer, own.shuffle_buffer));
-    TRY(check_same("lanes (0: no shuffle)", state->lanes, own.lanes));
-    TRY(check_same("drop_last", state->drop_last, own.drop_last));
-    if (state->sample % own.global_batch != 0 || state->sample / own.global_batch >= stream->info.steps)
-        return status_set(STATUS_USAGE, "state: no step of the stream begins at sample %llu",
-                          (unsigned long long)state->sample);
-    return seek(stream, state->epoch, state->sample / own.global_batch);
+    TRY(stream_state_check("state", &state, &own, stream->info.steps,
+                           stream->source->rows
+                               ? "dtype and align"
+                               : "out_res, fit, flip, rand_augment, erasing, channels, layout, "
+                                 "dtype, mean and std"));
+    return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 
 enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_state *state)
 {
-    const enum status status = check_state(stream, state);
+    enum status status = check_stream(stream);
+    if (status == STATUS_OK)
+        status = check_state(state);
     return lib_relay(status == STATUS_OK ? load(stream, state) : status);
+}
+
+enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *path)
+{
+    enum status status = check_state(state);
+    if (status == STATUS_OK && !path)
+        status = status_set(STATUS_USAGE, "path: it is NULL");
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    const struct stream_state own = taken_state(state);
+    return lib_relay(stream_state_write(path, &own));
+}
+
+enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state)
+{
+    struct stream_state own;
+    enum status status = check_state(state);
+    if (status == STATUS_OK)
+        status = path ? stream_state_read(path, &own) : status_set(STATUS_USAGE, "path: it is NULL");
+    if (status == STATUS_OK)
+        *state = given_state(&own);
+    return lib_relay(status);
 }
 
 enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats)
@@ -1032,6 +1192,6 @@ enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_strea
 
 void fdsl_stream_cancel(struct fdsl_stream *stream)
 {
-    if (stream && stream->process == getpid())
+    if (stream && stream->process == getpid() && !stream->opening)
         stream_cancel(stream->stream);
 }

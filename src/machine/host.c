@@ -4,6 +4,7 @@
 #include <cpuid.h>
 #endif
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,4 +197,35 @@ bool isa_force(const char *name)
         if (strcmp(name, names[isa]) == 0)
             forced = isa;
     return !name || forced < ISAS;
+}
+
+/* ---- The lock of the process ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void take(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void give_back(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void protect_children(void)
+{
+    pthread_atfork(take, give_back, give_back);
+}
+
+void process_lock(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, protect_children);
+    take();
+}
+
+void process_unlock(void)
+{
+    give_back();
 }

@@ -73,6 +73,13 @@ const char *isa_scalar_name(void);
  * false if there is no such instruction set or this machine lacks it. Not thread-safe. */
 bool isa_force(const char *name);
 
+/* ---- The lock of the process ---- */
+
+/* A lock that fork() takes, too: no child begins while another thread holds it. It protects state that a
+ * child uses further, such as whether libcurl is initialised. Take no other lock while holding it. */
+void process_lock(void);
+void process_unlock(void);
+
 FDSL_C_END
 
 #endif

@@ -1,4 +1,5 @@
-#include "run/command.h"
+/* fdsl-bench --monitor FILE -- COMMAND: runs a command and samples its processes. */
+#include "run/runner.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +21,6 @@
 #include "machine/env.h"
 #include "machine/monitor.h"
 #include "machine/process.h"
-#include "run/settings.h"
 
 #define FLUSH_S       60 /* seconds between writes; a killed monitor loses the samples since the last write */
 #define NOT_STARTED   126

@@ -24,7 +24,6 @@
 #include "data/source.h"
 #include "train/data.h"
 #include "train/data_fill.h"
-#include "train/data_rows.h"
 
 /* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. An error
  * of generated samples names --data; an error of files names the file. */
@@ -394,6 +393,33 @@ uint64_t data_read_hash(const struct data *data, uint32_t number)
         return generated_stream_hash(number % data->sets[DATA_TRAIN].count, number);
     const uint32_t sample = data->source->samples[number % data->sets[DATA_TRAIN].count];
     return set_stream_hash(&source_dataset_set(&data->source->reader)->samples[sample], number);
+}
+
+/* Returns whether the training set is all samples of a data set, in their order. */
+static bool is_whole(const struct data *data, const struct dataset *dataset)
+{
+    bool whole = data->sets[DATA_TRAIN].count == dataset->sample_count;
+    for (uint32_t i = 0; whole && i < dataset->sample_count; i++)
+        whole = data->source->samples[i] == i;
+    return whole;
+}
+
+enum status data_stream_state(const struct data *data, struct stream_state *state)
+{
+    const uint32_t count = data->sets[DATA_TRAIN].count;
+    if (!(data->rows ? rows_are_whole(data) : is_whole(data, source_dataset_set(&data->source->reader))))
+        return status_set(STATUS_USAGE,
+                          "states of streams are about all samples of --data, but %" PRIu32 " of them are "
+                          "trained on; name the test set with --test-data, and drop --train-size",
+                          count);
+    *state = (struct stream_state){.samples = count, .shuffle_buffer = data->shuffle};
+    if (data->rows) {
+        state->shuffle_buffer = data->shuffle ? count : 0;
+        return rows_state_hash(data, &state->data);
+    }
+    state->lanes = data->shuffle ? data->lanes : 0;
+    state->data = stream_state_hash(source_dataset_set(&data->source->reader));
+    return STATUS_OK;
 }
 
 uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count)

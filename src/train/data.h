@@ -16,6 +16,7 @@
 #include "data/random_draws.h"
 #include "data/image.h"
 #include "data/members.h"
+#include "data/stream_state.h"
 #include "train/model.h"
 
 #define DATA_CHANNELS_MAX 16
@@ -265,6 +266,11 @@ bool data_stream_has_jpeg(const struct data *data);
 
 /* Returns stream_batch.read of a training sample, or of a copy, as its number says it must be. */
 uint64_t data_read_hash(const struct data *data, uint32_t number);
+
+/* Sets what the data decide of the state of a stream of training samples: `samples`, `data`, `lanes` and
+ * `shuffle_buffer`. data->feed must be DATA_LOAD. STATUS_USAGE if the training set is not all samples of its
+ * data set in their order, because states are about all of them. STATUS_FAILED if rows cannot be read. */
+enum status data_stream_state(const struct data *data, struct stream_state *state);
 
 /* Sets the labels of the samples in a batch of a stream to their values, or to DATA_MASKED if the samples are
  * masked. Returns the number of masked samples among the first `count` of the batch. */

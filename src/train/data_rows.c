@@ -1,6 +1,6 @@
 /* Reads rows of embeddings and their labels: both sets, or the test set and a generator for the training set.
  */
-#include "train/data_rows.h"
+#include "train/data_fill.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -17,7 +17,6 @@
 #include "data/image_formats.h"
 #include "data/remote.h"
 #include "data/tensor_file.h"
-#include "train/data_fill.h"
 
 #define CLASSES_MAX (1 << 24)
 
@@ -296,6 +295,17 @@ void rows_close(struct data *data)
 uint64_t rows_hash(const struct data *data)
 {
     return data->rows->hash;
+}
+
+bool rows_are_whole(const struct data *data)
+{
+    /* choose() lists rows in their order */
+    return data->sets[DATA_TRAIN].count == data->rows->sets[DATA_TRAIN]->rows;
+}
+
+enum status rows_state_hash(const struct data *data, uint64_t *hash)
+{
+    return embedding_hash(data->rows->sets[DATA_TRAIN], (const int32_t *)data->sets[DATA_TRAIN].labels, hash);
 }
 
 enum status rows_generator(const struct data *data, int threads, struct generator **generator)

@@ -333,35 +333,36 @@ static void describe_arena(const struct model *model, const char *prefix, const 
 
 #define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 4)
 
-/* Returns the factors by which a dropout layer multiplies its inputs in step 0 of epoch 0. The caller frees
- * the array; NULL if memory runs out. */
-static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
-                              uint32_t count)
+/* Returns the factors by which a dropout layer multiplies its inputs in a step of an epoch. The caller
+ * frees the array; NULL if memory runs out. */
+static float *dropout_factors(const struct train *train, const struct layer *layer, uint32_t epoch,
+                              const uint32_t *numbers, uint32_t count)
 {
     uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
     float *factors = malloc(count * layer->out_values * sizeof *factors);
     for (uint32_t j = 0; factors && j < count; j++)
         for (uint32_t i = 0; i < layer->out_values; i++) {
-            struct philox_block block = draw_dropout(train->seed, 0, numbers[j], layer->number, i);
+            struct philox_block block = draw_dropout(train->seed, epoch, numbers[j], layer->number, i);
             factors[j * layer->out_values + i] =
                 draw_kept(block, i, threshold) ? 256.0f / (float)(256 - threshold) : 0;
         }
     return factors;
 }
 
-/* Returns the factors that stochastic depth applies in step 0 of epoch 0, one per sample. The caller frees
+/* Returns the factors that stochastic depth applies in a step of an epoch, one per sample. The caller frees
  * the array; NULL if memory runs out. */
-static float *path_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
-                           uint32_t count)
+static float *path_factors(const struct train *train, const struct layer *layer, uint32_t epoch,
+                           const uint32_t *numbers, uint32_t count)
 {
     float *factors = malloc(count * sizeof *factors);
     for (uint32_t j = 0; factors && j < count; j++)
-        factors[j] = draw_path(train->seed, 0, numbers[j], layer->number, layer->spec.rate);
+        factors[j] = draw_path(train->seed, epoch, numbers[j], layer->number, layer->spec.rate);
     return factors;
 }
 
 /* Contents of the --export-step file; owned. */
 struct step_parts {
+    uint32_t epoch, step;
     uint32_t *numbers, count;
     float *inputs, *partner, *targets, *gradients, *factors[MODEL_LAYERS_MAX]; /* partner: one sample */
     int64_t *labels;
@@ -393,11 +394,11 @@ static void step_free(struct step_parts *parts)
 static void step_fill(const struct train *train, struct step_parts *parts)
 {
     const struct data *data = train->data;
-    const struct mix mix = train_mix(train, 0, 0);
+    const struct mix mix = train_mix(train, parts->epoch, parts->step);
     const uint32_t *numbers = parts->numbers;
     for (uint32_t j = 0; j < parts->count; j++) {
         const struct target target = train_target(train, &mix, numbers, parts->count, j);
-        feed_gather(&parts->feed, &mix, 0, numbers, parts->count, j, parts->partner,
+        feed_gather(&parts->feed, &mix, parts->epoch, numbers, parts->count, j, parts->partner,
                     parts->inputs + j * data->sample_values);
         parts->labels[j] = target.label == DATA_MASKED ? MASKED_LABEL : (int64_t)target.label;
         for (uint32_t k = 0; k < data->classes; k++)
@@ -410,7 +411,7 @@ static void step_fill(const struct train *train, struct step_parts *parts)
 static enum status step_samples(const struct train *train, struct step_parts *parts)
 {
     const struct data *data = train->data;
-    struct draw_order order = train_order(train, 0);
+    struct draw_order order = train_order(train, parts->epoch);
     parts->numbers = malloc(train_entries(train, train->batch) * sizeof *parts->numbers);
     parts->inputs = malloc(train->batch * data->sample_values * sizeof *parts->inputs);
     parts->partner = malloc(data->sample_values * sizeof *parts->partner);
@@ -420,9 +421,9 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
     TRY(ALLOCATED(parts->numbers && parts->inputs && parts->partner && parts->labels && parts->targets &&
                       parts->gradients && train_state_new(train->model->arena_values, &parts->after),
                   "--export-step: out of memory"));
-    parts->count = train_batch(train, &order, 0, parts->numbers);
+    parts->count = train_batch(train, &order, parts->step, parts->numbers);
     TRY(feed_open(train, &(struct resources){.threads = 1}, &parts->feed));
-    TRY(feed_step(&parts->feed, 0, 0, parts->numbers, parts->count));
+    TRY(feed_step(&parts->feed, parts->epoch, parts->step, parts->numbers, parts->count));
     step_fill(train, parts);
     for (uint32_t i = 0; i < train->model->layer_count; i++) {
         const struct layer *layer = &train->model->layers[i];
@@ -430,7 +431,7 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
         if (!path && layer->spec.kind != LAYER_DROPOUT)
             continue;
         parts->factors[i] =
-            (path ? path_factors : dropout_factors)(train, layer, parts->numbers, parts->count);
+            (path ? path_factors : dropout_factors)(train, layer, parts->epoch, parts->numbers, parts->count);
         TRY(ALLOCATED(parts->factors[i], "--export-step: out of memory"));
     }
     return STATUS_OK;
@@ -483,15 +484,17 @@ static void step_describe(const struct model *model, const struct train_state *b
 }
 
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
-                        const struct train_state *before, const struct option_values *identity,
-                        const char *path)
+                        const struct train_state *before, uint32_t epoch, uint32_t step,
+                        const struct option_values *identity, const char *path)
 {
     struct train_totals totals;
     struct step_parts *parts = calloc(1, sizeof *parts);
     TRY(ALLOCATED(parts, "--export-step: out of memory"));
+    parts->epoch = epoch;
+    parts->step = step;
     enum status status = step_samples(train, parts);
     if (status == STATUS_OK)
-        status = engine->steps(state, 0, 0, 1);
+        status = engine->steps(state, epoch, step, 1);
     if (status == STATUS_OK)
         status = engine->totals(state, &totals);
     if (status == STATUS_OK)

@@ -36,14 +36,14 @@ enum status export_parameters(const struct train *train, const float *parameters
 enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
                         const char *path);
 
-/* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
+/* Runs a step of an epoch on an engine whose state is `before`, writes the file, and restores the state. The
  * file holds `inputs` as the network sees them (augmented, normalised and mixed), `labels`, `targets` (one
  * probability per class) and `loss` (the mean). Each parameter has the tensors before.NAME, gradient.NAME and
  * after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its inputs; stochastic depth
  * has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
-                        const struct train_state *before, const struct option_values *identity,
-                        const char *path);
+                        const struct train_state *before, uint32_t epoch, uint32_t step,
+                        const struct option_values *identity, const char *path);
 
 /* Checks the text "COUNT:FOLDER" of --save-batch. STATUS_USAGE unless the folder is new or empty. */
 enum status export_batch_check(const char *text);

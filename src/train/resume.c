@@ -7,6 +7,7 @@
 
 #include "core/workload.h"
 #include "machine/comm.h"
+#include "train/import_export.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -26,8 +27,8 @@ static void remedy(const char *name, const struct option_value *was, char *words
     else if (strcmp(name, "batch") == 0)
         snprintf(words, size,
                  "choose --batch so that all ranks together use as many samples per step as before");
-    else if (strcmp(name, "init") == 0 && was)
-        snprintf(words, size, "give the --init with which the training run started");
+    else if (strncmp(name, "init", 4) == 0 && was)
+        snprintf(words, size, "give the --%s with which the training run started", name);
     else if (!was)
         snprintf(words, size, "drop --%s", name);
     else if (was->kind == OPTION_VALUE_FLAG) /* "=no" also overrides a recipe */
@@ -141,7 +142,7 @@ static enum status compare_options(const struct train_job *job, const struct che
     const struct option_value *is, *was;
     if (!find_difference(&job->identity, &checkpoint->identity, early, &is, &was))
         return STATUS_OK;
-    if (is && is->kind == OPTION_VALUE_HASH && strcmp(is->name, "init") != 0)
+    if (is && is->kind == OPTION_VALUE_HASH && strncmp(is->name, "init", 4) != 0)
         return refuse_samples(job, checkpoint);
     return refuse_option(job, is, was);
 }
@@ -237,15 +238,106 @@ enum status resume_refuse_full(const struct train_job *job)
                               job->checkpoints);
 }
 
+/* ---- Beginning with the state of a stream ---- */
+
+/* Sets the state of the stream at a position. */
+static enum status state_at(const struct train *train, uint32_t epochs, uint32_t steps,
+                            struct stream_state *state)
+{
+    TRY(data_stream_state(train->data, state));
+    state->epoch = epochs;
+    state->sample = (uint64_t)steps * train->batch;
+    state->seed = train->seed;
+    state->global_batch = train->batch;
+    state->drop_last = train->drop_last;
+    return STATUS_OK;
+}
+
+/* Returns the step with which training begins. */
+static uint32_t first_step(const struct train_job *job)
+{
+    return job->begin ? (uint32_t)(job->begin->sample / job->train.batch) : 0;
+}
+
+enum status resume_check_state(const struct train_job *job)
+{
+    struct stream_state own;
+    char name[320];
+    if (!job->begin && !job->state_path)
+        return STATUS_OK;
+    if (job->train.augment.repeats > 1)
+        return status_set(STATUS_USAGE,
+                          "--repeats: steps of repeated samples have no state of a stream; drop "
+                          "--repeats, or --init-state and --export-state");
+    const enum status status = state_at(&job->train, 0, 0, &own);
+    if (status != STATUS_OK || !job->begin)
+        return status_prefix(status, job->begin ? "--init-state" : "--export-state");
+    snprintf(name, sizeof name, "--init-state %.300s", job->begin_path);
+    TRY(stream_state_check(name, job->begin, &own, train_steps(&job->train), ""));
+    return job->begin->epoch < job->epochs
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "%s: %" PRIu64 " epochs are done, but --epochs is %" PRIu32 "; raise --epochs",
+                            name, job->begin->epoch, job->epochs);
+}
+
+uint32_t resume_skipped(const struct train_job *job, uint32_t epoch)
+{
+    return job->begin && job->begin->epoch == epoch ? first_step(job) : 0;
+}
+
+uint64_t resume_delivered(const struct train *train, uint32_t epoch, uint32_t steps)
+{
+    const struct draw_order order = train_order(train, epoch);
+    uint64_t sum = 0;
+    for (uint32_t step = 0; step < steps; step++) {
+        const struct train_pick pick = train_pick(train, &order, step);
+        for (uint32_t j = 0; j < train_share(train, step).total; j++)
+            sum += data_read_hash(train->data, train_picked(&pick, j));
+    }
+    return sum;
+}
+
+void resume_skip(const struct train_job *job, struct train_history *history, struct train_partial *done)
+{
+    const uint32_t steps = first_step(job);
+    if (!job->begin)
+        return;
+    history->epochs = (uint32_t)job->begin->epoch;
+    if (steps > 0)
+        *done = (struct train_partial){
+            .steps = steps,
+            .totals = {.delivered = resume_delivered(&job->train, history->epochs, steps),
+                       .bad_step = TRAIN_FINE}};
+}
+
+enum status resume_write_state(const struct train_job *job, uint32_t epochs, uint32_t steps)
+{
+    struct stream_state state;
+    if (!job->state_path)
+        return STATUS_OK;
+    TRY(state_at(&job->train, epochs, steps, &state));
+    return status_prefix(stream_state_write(job->state_path, &state), "--export-state");
+}
+
+/* ---- --dry-run ---- */
+
 enum status resume_check_first_step(const struct train_job *job, const struct checkpoint *latest)
 {
-    return !job->step_path || (latest->history.epochs == 0 && latest->partial.steps == 0)
+    const uint32_t epochs = job->begin ? (uint32_t)job->begin->epoch : 0;
+    return !job->step_path || (latest->history.epochs == epochs && latest->partial.steps == first_step(job))
                ? STATUS_OK
                : status_set(STATUS_USAGE, "--export-step writes the first step, but --resume continues after "
                                           "it; drop one of the two");
 }
 
-/* ---- --dry-run ---- */
+/* Writes what another program needs to continue after the latest checkpoint. */
+static enum status write_latest(const struct train_job *job, const struct checkpoint *latest)
+{
+    if (job->export_path)
+        TRY(export_parameters(&job->train, checkpoint_parameters(latest), &job->identity, job->export_path));
+    return resume_write_state(job, latest->history.epochs, latest->partial.steps);
+}
 
 enum status resume_check_folder(const struct train_job *job)
 {
@@ -260,6 +352,8 @@ enum status resume_check_folder(const struct train_job *job)
     }
     const uint32_t epochs = latest.history.epochs, steps = latest.partial.steps;
     enum status status = resume_check_first_step(job, &latest);
+    if (status == STATUS_OK)
+        status = write_latest(job, &latest);
     checkpoint_free(&latest);
     if (status == STATUS_OK)
         status_say("--checkpoint %s: %" PRIu32 " of %" PRIu32 " epochs%s are done%s", job->checkpoints,

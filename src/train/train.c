@@ -9,6 +9,7 @@
 
 #include "core/array.h"
 #include "core/text.h"
+#include "data/checksum.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
 #include "data/tensor_file.h"
@@ -220,6 +221,11 @@ static const struct option_spec options[] = {
              "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
              ".pth or .pth.tar. The model must be the same. If the number of classes differs, or the file "
              "has no last layer, that layer starts with zeros"},
+    {"init-state", "FILE", OPTION_TEXT, AT(begin_path),
+     .help =
+         "begin with the batch at which this state of a stream was saved: by Loader.save_state() in "
+         "Python, or by --export-state. Samples, --seed, --shuffle, --lanes and the samples per step must "
+         "be the same"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint),
      .help = "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), .fallback = "3", .minimum = 1, .maximum = 1 << 20,
@@ -239,6 +245,9 @@ static const struct option_spec options[] = {
     {"export", "FILE", OPTION_OUTPUT, AT(export_path),
      .help = "write the parameters after the last epoch as safetensors, which PyTorch can load; the name "
              "must end in .safetensors, or have no ending"},
+    {"export-state", "FILE", OPTION_OUTPUT, AT(state_path),
+     .help = "write the position in the stream of --feed load with each checkpoint and after the last epoch, "
+             "for --init-state and for Loader.load_state() in Python"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path),
      .help = "write the first step as safetensors: its samples, gradients (before clipping and weight decay) "
              "and loss, and the parameters before and after it; add --dry-run to stop afterwards"},
@@ -388,7 +397,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
     const bool steps = schedule == SCHEDULE_STEP, multistep = schedule == SCHEDULE_MULTISTEP;
     const struct {
         bool there;
-        const char *needed, *options[6];
+        const char *needed, *options[8];
     } needs[] = {
         {steps, "--lr-schedule step", {"lr-step"}},
         {steps || multistep, "--lr-schedule step or multistep", {"lr-gamma"}},
@@ -402,7 +411,9 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
         {crops(parameters) && !load, load ? "--feed stored" : "--fit random-resized-crop", {"interpolation"}},
-        {load, "--feed load", {"lanes", "shuffle", "prefetch", "decoder", "device-share"}},
+        {load,
+         "--feed load",
+         {"lanes", "shuffle", "prefetch", "decoder", "device-share", "init-state", "export-state"}},
         {reads_url(parameters), "data at a URL", {"cache-dir", "cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
@@ -472,6 +483,9 @@ static enum status identify(const struct train_parameters *all, struct opened *o
             TRY(option_values_add(identity, &options[i], all));
     if (*opened->init)
         TRY(option_values_add_hash(identity, "init", opened->init_hash));
+    if (all->begin_path)
+        TRY(option_values_add_hash(identity, "init-state",
+                                   checksum_seeded(&opened->begin, sizeof opened->begin, 0)));
     TRY(option_values_add_hash(identity, "train-samples", opened->data.hashes[DATA_TRAIN]));
     return option_values_add_hash(identity, "test-samples", opened->data.hashes[DATA_TEST]);
 }
@@ -505,6 +519,15 @@ static enum status check_outputs(const struct options *given, const struct train
     for (size_t i = 0; partition->rank == 0 && i < COUNT_OF(paths); i++)
         if (paths[i])
             TRY(safetensors_check(paths[i]));
+    if (parameters->save_batch && parameters->begin_path)
+        return status_set(STATUS_USAGE,
+                          "--save-batch writes samples of the first step of epoch 1, but "
+                          "--init-state begins later; use --export-step, or drop one of the two");
+    if (parameters->state_path && partition->rank == 0) {
+        const enum status status = stream_state_writable(parameters->state_path);
+        if (status != STATUS_OK)
+            return status_prefix(status, "--export-state");
+    }
     if (parameters->save_batch && partition->rank == 0)
         TRY(export_batch_check(parameters->save_batch));
     if (parameters->log_path && partition->rank == 0)
@@ -517,7 +540,11 @@ static enum status check_outputs(const struct options *given, const struct train
 /* With --batch max, rejects options that need a known batch. */
 static enum status check_largest(const struct train_parameters *parameters)
 {
-    const char *option = parameters->repeats > 1 ? "repeats" : parameters->save_batch ? "save-batch" : NULL;
+    const char *option = parameters->repeats > 1  ? "repeats"
+                         : parameters->save_batch ? "save-batch"
+                         : parameters->begin_path ? "init-state"
+                         : parameters->state_path ? "export-state"
+                                                  : NULL;
     if (option)
         return status_option(STATUS_USAGE, option, " needs a known batch; give --batch a number");
     return parameters->data_path ? status_set(STATUS_USAGE, "--export-data writes its file before --batch "
@@ -863,6 +890,13 @@ static enum status check_steps(const struct train_parameters *all, const struct 
     return check_augment(all, train);
 }
 
+/* Reads the state of --init-state. */
+static enum status read_state(const char *path, struct stream_state *state)
+{
+    const enum status status = path ? stream_state_read(path, state) : STATUS_OK;
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--init-state");
+}
+
 /* ---- Whether a variant supports the options ---- */
 
 /* Rejects generators for GPUs in engines that run on a CPU. */
@@ -1061,6 +1095,10 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->samples = opened->samples;
     job->export_path = parameters->export_path;
     job->step_path = parameters->step_path;
+    job->begin = parameters->begin_path ? &opened->begin : NULL;
+    job->begin_path = parameters->begin_path;
+    job->state_path = parameters->state_path;
+    job->skipped = &opened->skipped;
 }
 
 /* Reads --balance, and allocates the shares of the ranks. */
@@ -1156,6 +1194,7 @@ static enum status open_all(const struct options *given, struct train_parameters
     TRY(job_samples(&all->job, &opened->samples));
     TRY(plan(all, partition, opened));
     TRY(check_steps(all, &opened->job.train));
+    TRY(resume_check_state(&opened->job));
     if (all->save_batch && partition->rank == 0)
         TRY(export_batch(&opened->job.train, &(struct resources){.threads = 1}, all->save_batch));
     if (!all->data_path || partition->rank > 0)
@@ -1206,6 +1245,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     enum status status = check_options(given, parameters, &all, partition);
     if (status == STATUS_OK)
         status = read_balance(parameters, partition, opened);
+    if (status == STATUS_OK)
+        status = read_state(parameters->begin_path, &opened->begin);
     if (status == STATUS_OK && partition->rank == 0)
         status = check_resumed(&all, opened);
     TRY(comm_agree(status));
@@ -1250,7 +1291,8 @@ static enum status train_set_batch(void *input, void *parameters_, const struct 
 
 /* ---- The workload ---- */
 
-static const char *const single[] = {"checkpoint", "export", "export-step", "save-batch", NULL};
+static const char *const single[] = {"checkpoint",  "export",     "export-state",
+                                     "export-step", "save-batch", NULL};
 
 static const char *const shown[] = {"train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};

@@ -116,12 +116,20 @@ static double updated_bytes(const struct train *train)
     return (double)train->model->parameters * arrays * sizeof(float);
 }
 
+/* Returns how many samples this rank trains in `epochs` epochs, the first of which begins with step
+ * `skipped`. */
+static double samples_of(const struct train *train, uint32_t epochs, uint32_t skipped)
+{
+    return (double)train_share_of_epoch(train) * epochs -
+           (double)((uint64_t)skipped * train_share(train, 0).count);
+}
+
 struct work train_work(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
     const struct train *train = &opened->job.train;
     const struct engine *engine = variant->traits;
-    double samples = (double)train_share_of_epoch(train);
+    double samples = samples_of(train, 1, opened->skipped);
     double bytes = samples * (double)data_stored_bytes(&opened->data, DATA_TRAIN);
     return (struct work){.items = samples,
                          .bytes = bytes,
@@ -129,7 +137,7 @@ struct work train_work(const void *input, const struct variant *variant)
                                    .unit = engine->unit,
                                    .once_bytes = opened->data.feed == DATA_STORED ? bytes : 0,
                                    .round_bytes = updated_bytes(train),
-                                   .rounds = 2.0 * train_steps(train)}};
+                                   .rounds = 2.0 * (train_steps(train) - opened->skipped)}};
 }
 
 /* Values that are unknown (NaN) leave their column empty. */
@@ -198,9 +206,11 @@ enum status train_measure(const void *input, const struct variant *variant, void
     if (opened->data.feed == DATA_LOAD)
         put_stream(&epoch, job_all_threads().threads, row);
     row_real(row, "opening_s", opened->data.opening_s);
-    row_real(row, "end_to_end_per_s",
-             (double)train_share_of_epoch(&opened->job.train) * (double)epoch.history.epochs /
-                 (opened->data.opening_s + epoch.history.trained_s));
+    const uint32_t before = opened->job.begin ? (uint32_t)opened->job.begin->epoch : 0;
+    row_real(
+        row, "end_to_end_per_s",
+        samples_of(&opened->job.train, epoch.history.epochs - before, resume_skipped(&opened->job, before)) /
+            (opened->data.opening_s + epoch.history.trained_s));
     if (opened->data.rows) {
         row_count(row, "dim", opened->data.sample_values);
         row_text(row, "dtype", dtype_names[opened->data.type]);

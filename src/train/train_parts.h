@@ -24,7 +24,7 @@ struct train_parameters {
     int decoder;         /* enum decoder */
     double device_share; /* NaN: not given */
     const char *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path,
-        *data_path, *save_batch, *log_path;
+        *data_path, *save_batch, *log_path, *begin_path, *state_path;
     bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
 };
 
@@ -45,7 +45,9 @@ struct opened {
     uint32_t *shares;                       /* per rank: room for its share */
     uint32_t probes;                        /* batches tried for --batch max; 0: none */
     uint64_t init_hash;
-    char init[17]; /* hash of the parameters from --init; "" without --init */
+    struct stream_state begin; /* of --init-state */
+    uint32_t skipped;          /* job.skipped */
+    char init[17];             /* hash of the parameters from --init; "" without --init */
 };
 
 extern const struct workload workload_train;

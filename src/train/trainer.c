@@ -502,6 +502,10 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->scale, job->train.data->scale, sizeof now->scale);
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
+    resume_skip(job, &now->history, &now->partial);
+    if (job->begin && comm_rank() == 0)
+        status_say("training begins with step %" PRIu32 " of epoch %" PRIu32 ", as --init-state says",
+                   now->partial.steps + 1, now->history.epochs + 1);
     memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
     now->data = strdup(job->data ? job->data : "");
     now->row = strdup("");
@@ -589,7 +593,8 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     TRY(begin(trainer, resources));
     TRY(resume_check_first_step(trainer->job, &trainer->now));
     if (trainer->job->step_path) {
-        TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, &trainer->job->identity,
+        TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state,
+                        trainer->now.history.epochs, trainer->now.partial.steps, &trainer->job->identity,
                         trainer->job->step_path));
         status_say("the first step was written to %s", trainer->job->step_path);
     }
@@ -635,13 +640,14 @@ static enum status trainer_log_part(struct trainer *trainer, const struct train_
 {
     const struct train *train = &trainer->train;
     const uint64_t epochs = trainer->now.history.epochs, steps = train_steps(train),
-                   samples = train->data->sets[DATA_TRAIN].count, full = steps * train->batch;
+                   samples = train->data->sets[DATA_TRAIN].count, full = steps * train->batch,
+                   each = full < samples ? full : samples,
+                   done = (uint64_t)trainer->done.steps * train->batch;
     if (!trainer->log)
         return STATUS_OK;
     const struct step_row row = {.epoch = (uint32_t)epochs + 1,
                                  .step = epochs * steps + trainer->done.steps,
-                                 .samples_seen = epochs * (full < samples ? full : samples) +
-                                                 trainer->done.totals.samples + trainer->done.totals.masked,
+                                 .samples_seen = epochs * each + (done < each ? done : each),
                                  .totals = trainer->part,
                                  .steps_s = trainer->part_s,
                                  .test_loss = tested->test_loss,
@@ -663,7 +669,8 @@ static enum status keep_within(struct trainer *trainer)
     struct checkpoint within = trainer->now;
     within.partial = trainer->done;
     within.state = trainer->within;
-    return checkpoint_write(job->checkpoints, job->keep, &within);
+    TRY(checkpoint_write(job->checkpoints, job->keep, &within));
+    return resume_write_state(job, within.history.epochs, within.partial.steps);
 }
 
 static bool is_due(uint32_t every, uint64_t step)
@@ -839,6 +846,8 @@ enum status trainer_run(void *state, uint64_t number, struct run_time *time)
     struct trainer *trainer = state;
     (void)number;
     double begin_s = timer_now_s();
+    if (trainer->job->skipped)
+        *trainer->job->skipped = resume_skipped(trainer->job, trainer->now.history.epochs);
     trainer_use_shares(trainer);
     display_begin(trainer->display, trainer->now.history.epochs);
     enum status status = make_steps(trainer);
@@ -954,7 +963,8 @@ enum status trainer_keep(const void *input, void *state, const char *rows)
     free(trainer->now.row);
     trainer->now.row = copy;
     TRY(trainer_note_shares(trainer));
-    return checkpoint_write(job->checkpoints, job->keep, &trainer->now);
+    TRY(checkpoint_write(job->checkpoints, job->keep, &trainer->now));
+    return resume_write_state(job, trainer->now.history.epochs, 0);
 }
 
 const char *trainer_kept(const void *state)
@@ -970,6 +980,8 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
     if (job->export_path && comm_rank() == 0)
         TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), &job->identity,
                               job->export_path));
+    if (comm_rank() == 0)
+        TRY(resume_write_state(job, trainer->now.history.epochs, trainer->now.partial.steps));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
         status_say("the checkpoint already has %u epoch%s, but --epochs is %u%s%s",
                    trainer->now.history.epochs, trainer->now.history.epochs == 1 ? "" : "s", job->epochs,
@@ -1232,16 +1244,10 @@ static void note_different(struct trainer *trainer, const struct train_state *on
  * repeated augmentation, an epoch does not have all samples, but those of its steps. */
 static uint64_t expected_numbers(const struct train *train, uint32_t epoch)
 {
-    const struct draw_order order = train_order(train, epoch);
-    const bool some = train->drop_last || train->augment.repeats > 1;
-    const uint32_t count = train->data->sets[DATA_TRAIN].count, steps = train_steps(train);
     uint64_t sum = 0;
-    for (uint32_t step = 0; some && step < steps; step++) {
-        const struct train_pick pick = train_pick(train, &order, step);
-        for (uint32_t j = 0; j < train_share(train, step).total; j++)
-            sum += data_read_hash(train->data, train_picked(&pick, j));
-    }
-    for (uint32_t n = 0; !some && n < count; n++)
+    if (train->drop_last || train->augment.repeats > 1)
+        return resume_delivered(train, epoch, train_steps(train));
+    for (uint32_t n = 0; n < train->data->sets[DATA_TRAIN].count; n++)
         sum += data_read_hash(train->data, n);
     return sum;
 }

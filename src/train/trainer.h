@@ -11,6 +11,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "data/stream_state.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/pipeline.h"
@@ -51,6 +52,12 @@ struct train_job {
     struct option_values samples;  /* the options that choose the samples, except --data; not owned */
     const char *export_path;       /* NULL: no export */
     const char *step_path;         /* export of the first step; NULL: none */
+    /* The state of a stream with which training begins (NULL: the first step), and its file; it was checked
+     * by resume_check_state(). The file to which states are written; NULL: none. */
+    const struct stream_state *begin;
+    const char *begin_path, *state_path;
+    uint32_t *skipped; /* steps of the current epoch before `begin`, which this run does not train; NULL, or
+                        * written by the trainer */
 };
 
 /* Results of the latest epoch. */
@@ -159,6 +166,24 @@ enum status resume_refuse_full(const struct train_job *job);
  * give instead. */
 enum status resume_take_decoding(const struct train_job *job, const struct train_decoding *decoding,
                                  bool resumed, struct option_values *identity);
+
+/* Checks the state with which training shall begin (job->begin), and whether states can be written
+ * (job->state_path). STATUS_USAGE with what differs from this run, and a remedy. To be called on each rank.
+ */
+enum status resume_check_state(const struct train_job *job);
+
+/* Sets `done` to the part of an epoch before the step with which training begins: nothing was trained, but
+ * the samples count as delivered. */
+void resume_skip(const struct train_job *job, struct train_history *history, struct train_partial *done);
+
+/* Returns the number of steps of an epoch that are before the step with which training begins. */
+uint32_t resume_skipped(const struct train_job *job, uint32_t epoch);
+
+/* Writes the position after these epochs and steps to the file of --export-state, if there is one. */
+enum status resume_write_state(const struct train_job *job, uint32_t epochs, uint32_t steps);
+
+/* Returns the sum of the hashes of the samples that the first `steps` steps of an epoch must have. */
+uint64_t resume_delivered(const struct train *train, uint32_t epoch, uint32_t steps);
 
 /* STATUS_USAGE if --export-step is given, but training continues after the first step. */
 enum status resume_check_first_step(const struct train_job *job, const struct checkpoint *latest);
