@@ -333,11 +333,17 @@ $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flag
 	$(say) AR $@
 	$(Q)rm -f $@ && $(AR) rcsT $@ $(filter %.o,$^)
 
-# gold links a suite in a third of the time that ld takes.
-TEST_LDFLAGS ?= $(if $(call program,ld.gold),-fuse-ld=gold)
+# gold links a suite in a third of the time that ld takes. Criterion starts the suite once per test, which takes a third less
+# time without the libraries that the suite does not use.
+TEST_LDFLAGS ?= $(if $(call program,ld.gold),-fuse-ld=gold) -Wl,--as-needed
 # -O0 compiles fastest. Two suites compute millions of permutations and orders themselves.
 $(BUILD)/tests/test_permutation.o: private test_level := -O2
 $(BUILD)/tests/test_stream.o: private test_level := -O1
+ifeq ($(SAN),1)
+# UBSan checks the program and the library. ASan also checks what the suites read and write. As calls instead of inline code,
+# these checks compile in half the time.
+$(TESTS:=.o): private SAN_FLAGS := -fsanitize=address --param asan-instrumentation-with-call-threshold=0 -fno-omit-frame-pointer
+endif
 $(TESTS:=.o): $(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@

@@ -85,17 +85,21 @@ struct record {
     uint8_t *values;
     int32_t *labels;
     uint32_t *numbers, count;
-    size_t sample_bytes;
+    size_t room, sample_bytes; /* `room`: the samples that fit into the arrays */
 };
 
+/* The arrays grow rarely, because ASan copies them whenever they grow. */
 static inline void add(struct record *record, const struct stream_batch *batch)
 {
     const struct batch *samples = &batch->samples;
     const size_t count = record->count + samples->count;
     record->sample_bytes = samples->stride;
-    record->values = realloc(record->values, count * samples->stride + 1);
-    record->labels = realloc(record->labels, count * sizeof *record->labels + 1);
-    record->numbers = realloc(record->numbers, count * sizeof *record->numbers + 1);
+    if (count >= record->room) {
+        record->room = 2 * count + 1;
+        record->values = realloc(record->values, record->room * samples->stride);
+        record->labels = realloc(record->labels, record->room * sizeof *record->labels);
+        record->numbers = realloc(record->numbers, record->room * sizeof *record->numbers);
+    }
     memcpy(record->values + record->count * samples->stride, samples->values, samples->bytes);
     memcpy(record->labels + record->count, samples->labels, samples->count * sizeof *record->labels);
     memcpy(record->numbers + record->count, batch->numbers, samples->count * sizeof *record->numbers);
