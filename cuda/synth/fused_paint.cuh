@@ -116,7 +116,7 @@ static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts,
 
 /* ---- A warp that paints ---- */
 
-template <bool Wide, formula Formula> struct painter {
+template <bool Wide, formula_id Formula> struct painter {
     paint_shared *shared;
     struct tile tile;
     int32_t res;
@@ -225,7 +225,8 @@ template <bool Wide, formula Formula> struct painter {
     {
         /* Packed ends are less than 2^15 apart, so 2 minor s + major < 2^32: 32 bits suffice. */
         using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
-        struct line line = line_begin(Formula, between.x, between.y, between.z, between.w);
+        constexpr struct line_rules rules = line_rules_of(Formula);
+        struct line line = line_begin(&rules, between.x, between.y, between.z, between.w);
         bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
         int32_t begin = is_steep ? line.y : line.x, size = is_steep ? tile.height : tile.width;
         int32_t first = max(back ? begin - (size - 1) : -begin, 0);
@@ -247,7 +248,8 @@ template <bool Wide, formula Formula> struct painter {
         const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
         int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
         uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
-        valid = valid && line_drawn(Formula, from.x, from.y, to.x, to.y, res);
+        constexpr struct line_rules rules = line_rules_of(Formula);
+        valid = valid && line_drawn(&rules, from.x, from.y, to.x, to.y, res);
         from = make_int2(from.x - tile.x, from.y - tile.y);
         to = make_int2(to.x - tile.x, to.y - tile.y);
         bool is_long = max(abs(to.x - from.x), abs(to.y - from.y)) > STROKE_MAJOR_MAX;
@@ -346,7 +348,7 @@ template <bool Wide, formula Formula> struct painter {
     /* Returns whether the formula paints end points. Only then do lines of length zero have a pixel. */
     static __device__ constexpr bool paints_points()
     {
-        return Formula == FORMULA_VISUALATOM;
+        return line_rules_of(Formula).ends;
     }
 
     /* Queues those lines of an orbit whose bounding boxes touch the tile. The ends are packed. Surplus orbits
@@ -585,7 +587,7 @@ static __device__ __forceinline__ struct tile tile_at(const fused_job &job, cons
     return tile;
 }
 
-template <bool Wide, formula Formula>
+template <bool Wide, formula_id Formula>
 static __device__ __forceinline__ painter<Wide, Formula>
 painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, size_t first_unit)
 {
@@ -612,7 +614,7 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
 }
 
 /* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z). */
-template <bool Wide, formula Formula>
+template <bool Wide, formula_id Formula>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)
 {
@@ -622,21 +624,18 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_card card = job.cards[place];
     if (threadIdx.x == 0)
         shared->found = 0;
+    constexpr uint32_t background = line_rules_of(Formula).background;
     uint32_t vectors = job.tiling.pitch * job.tiling.height / 4;
     for (uint32_t i = threadIdx.x; i < vectors; i += PAINT_BLOCK)
-        reinterpret_cast<uint4 *>(shared->canvas)[i] = make_uint4(0, 0, 0, 0);
+        reinterpret_cast<uint4 *>(shared->canvas)[i] =
+            make_uint4(background, background, background, background);
     __syncthreads();
     struct tile tile = tile_at(job, card);
     painter<Wide, Formula> painter =
         painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, place));
     painter.paint(card.units);
     __syncthreads();
-    write_tile(job, place, tile, shared->canvas);
+    write_tile<line_rules_of(Formula).masked>(job, place, tile, shared->canvas);
 }
-
-/* The instantiations of the kernel. There is one source file per formula, because each instantiation takes
- * seconds to compile. The `wide` kernels handle images whose coordinates may not fit packed words. */
-extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
-extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
 
 #endif
