@@ -299,8 +299,6 @@ static void choose_warps(struct fused_plan *plan)
 static enum status check_images(const struct synth *synth)
 {
     uint64_t orbits = (uint64_t)synth->rules.shapes * synth->orbits_max;
-    if (synth->set)
-        return status_set(STATUS_UNAVAILABLE, "fused does not draw published streams of random numbers");
     if (synth->rules.masked && orbits > FUSED_MASK_ORBITS)
         return status_set(STATUS_TOO_LARGE,
                           "fused supports up to %u orbits per image with a mask, but %u shapes of %u orbits "
