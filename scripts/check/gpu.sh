@@ -166,6 +166,7 @@ END
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096
     check 'closed forms compared with the definitions' build/tests/gpu_exact
+    check 'all formulas and masks compared with the references' build/tests/gpu_formulas
     check 'the matrix product of a training step' build/tests/gpu_product
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT
