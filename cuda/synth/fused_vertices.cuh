@@ -96,10 +96,11 @@ static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, u
         units = groups * fused_quads_of(class_);
         orbits = class_.orbits;
     }
-    self->key = key;
     self->shape[lane] = shape;
-    if (lane == 0)
+    if (lane == 0) {
+        self->key = key;
         self->groups[0] = self->units[0] = self->orbits[0] = 0;
+    }
     self->groups[lane + 1] = fused_running_sum(groups);
     self->units[lane + 1] = fused_running_sum(units);
     self->orbits[lane + 1] = fused_running_sum(orbits);
