@@ -12,28 +12,42 @@
 
 /* ---- Order of images ---- */
 
-#define ORDER_BLOCK 1024
+#define SLICE_MAX   1024 /* maximum number of images per slice */
+#define ORDER_BLOCK 128
 
-/* Orders the images of the slice (at most ORDER_BLOCK) by decreasing work, so that no image with much work
- * starts last. The rank of an image is the number of images before it. Launch with one block. */
+/* Orders the images of the slice (at most SLICE_MAX) by decreasing work, so that no image with much work
+ * starts last. The rank of an image is the number of images before it. Each block ranks ORDER_BLOCK images.
+ */
 static __global__ void __launch_bounds__(ORDER_BLOCK)
     fused_order_kernel(const __grid_constant__ fused_job job)
 {
-    __shared__ uint64_t work[ORDER_BLOCK];
-    uint32_t i = threadIdx.x;
-    if (i < job.count) {
-        const fused_number of = fused_number_at(job, i);
+    /* Padded to a whole number of vectors with images without work. */
+    __shared__ float4 work[SLICE_MAX / 4];
+    const uint32_t i = blockIdx.x * ORDER_BLOCK + threadIdx.x, vectors = (job.count + 3) / 4;
+    float *each = reinterpret_cast<float *>(work);
+    for (uint32_t k = threadIdx.x; k < 4 * vectors; k += ORDER_BLOCK) {
+        each[k] = -1;
+        if (k >= job.count)
+            continue;
+        const fused_number of = fused_number_at(job, k);
         struct synth_image id =
             synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
         const struct atom_class &class_ = job.input.classes[id.class_index];
-        work[i] = (uint64_t)class_.vertices * class_.orbits;
+        each[k] = (float)class_.vertices * (float)class_.orbits;
     }
     __syncthreads();
     if (i >= job.count)
         return;
+    const float mine = each[i];
     uint32_t before = 0;
-    for (uint32_t k = 0; k < job.count; k++)
-        before += work[k] > work[i] || (work[k] == work[i] && k < i);
+    auto count = [&](float other, uint32_t k) { before += other > mine || (other == mine && k < i); };
+    for (uint32_t k = 0; k < vectors; k++) {
+        const float4 others = work[k];
+        count(others.x, 4 * k);
+        count(others.y, 4 * k + 1);
+        count(others.z, 4 * k + 2);
+        count(others.w, 4 * k + 3);
+    }
     job.order[before] = i;
 }
 
@@ -72,7 +86,6 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
 
 /* ---- The plan ---- */
 
-#define SLICE_MAX   ORDER_BLOCK       /* maximum number of images per slice */
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
 #define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
@@ -469,7 +482,7 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
     RANGE(VERTICES);
     uint64_t groups = (uint64_t)job->count * job->groups;
     if (job->order) {
-        fused_order_kernel<<<1, ORDER_BLOCK, 0, stream>>>(*job);
+        fused_order_kernel<<<(job->count + ORDER_BLOCK - 1) / ORDER_BLOCK, ORDER_BLOCK, 0, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {

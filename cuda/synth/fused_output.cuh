@@ -201,6 +201,12 @@ static __device__ __forceinline__ void write_resized(const output_sink &sink, ui
     }
 }
 
+/* Returns whether the output has the gray bytes of canvas words. */
+static __device__ __forceinline__ bool writes_bytes(const struct synth_output &output)
+{
+    return output.type == DTYPE_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE;
+}
+
 /* Returns byte `Byte` of four canvas words. */
 template <uint32_t Byte> static __device__ __forceinline__ uint32_t canvas_bytes(uint4 words)
 {
@@ -254,7 +260,7 @@ static __device__ __forceinline__ void write_outputs(const fused_job &job, const
 {
     const struct synth_output &output = job.output;
     uint32_t res = job.input.res;
-    if (sink.four && output.type == DTYPE_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE) {
+    if (sink.four && writes_bytes(output)) {
         write_bytes<0>(tile, canvas, static_cast<uint8_t *>(sink.image), mask, output.res);
         return;
     }
@@ -272,15 +278,41 @@ static __device__ __forceinline__ void write_outputs(const fused_job &job, const
             write_run(sink, tile, canvas, y, x);
 }
 
+/* Returns the destination and the format of an image. */
+static __device__ __forceinline__ output_sink sink_of(const fused_job &job, uint32_t place,
+                                                      const struct tile &tile)
+{
+    const struct synth_output &output = job.output;
+    return {output, output_area(output.fit, job.input.res), job.cards[place].image,
+            output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
+}
+
 /* Writes a tile to its destinations. `Masked`: the formula has masks. */
 template <bool Masked>
 static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
                                                   const struct tile &tile, const uint32_t *canvas)
 {
-    const struct synth_output &output = job.output;
-    output_sink sink = {output, output_area(output.fit, job.input.res), job.cards[place].image,
-                        output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
-    write_outputs(job, sink, tile, canvas, Masked ? job.cards[place].mask : nullptr);
+    write_outputs(job, sink_of(job, place, tile), tile, canvas, Masked ? job.cards[place].mask : nullptr);
+}
+
+/* Writes a tile without lines, if its output is u8 with one channel and not resized. Otherwise returns false
+ * and writes nothing. */
+template <bool Masked>
+static __device__ __forceinline__ bool write_empty(const fused_job &job, uint32_t place,
+                                                   const struct tile &tile, uint32_t background)
+{
+    const output_sink sink = sink_of(job, place, tile);
+    if (!sink.four || !writes_bytes(sink.output))
+        return false;
+    uint8_t *image = static_cast<uint8_t *>(sink.image), *mask = Masked ? job.cards[place].mask : nullptr;
+    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
+        for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
+            size_t i = (size_t)(tile.out_y + y) * sink.output.res + tile.out_x + x;
+            *reinterpret_cast<uint32_t *>(image + i) = background * 0x01010101u;
+            if (mask)
+                *reinterpret_cast<uint32_t *>(mask + i) = 0;
+        }
+    return true;
 }
 
 #endif

@@ -539,13 +539,13 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
     }
 }
 
-/* The entries of struct fused_kernels for a formula. */
-#define FUSED_KERNELS(formula)                                                                             \
+/* The entries of struct fused_kernels for a formula. `sparse`: see fused_paint_kernel(). */
+#define FUSED_KERNELS(formula, sparse)                                                                     \
     {                                                                                                      \
         {fused_vertices_kernel<false, (formula)>, fused_vertices_kernel<true, (formula)>},                 \
             {fused_vertices_split_kernel<false, (formula)>, fused_vertices_split_kernel<true, (formula)>}, \
         {                                                                                                  \
-            fused_paint_kernel<false, (formula)>, fused_paint_kernel<true, (formula)>                      \
+            fused_paint_kernel<false, (formula), (sparse)>, fused_paint_kernel<true, (formula), (sparse)>  \
         }                                                                                                  \
     }
 
