@@ -73,7 +73,7 @@ enum status synth_check_formula(const struct synth *synth, const struct variant 
     const struct formula *formula = formulas[synth->formula];
     if (!traits->formulas && !formula->paper)
         return status_set(STATUS_USAGE,
-                          "does not draw the formula %s, only uji and visualatom; use naive or omp",
+                          "does not draw the formula %s, only uji and visualatom; use naive, omp or fused",
                           formula->name);
     if (synth->set && strcmp(variant->platform, "cpu") != 0)
         return status_set(STATUS_USAGE, "does not draw published random streams; use naive or omp");
