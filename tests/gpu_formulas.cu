@@ -286,8 +286,7 @@ static void compare_all(enum formula_id formula, bool brief)
 
 /* ---- Times ---- */
 
-#define BATCH 256
-#define RUNS  40
+#define RUNS 40
 
 static double median(std::vector<double> values)
 {
@@ -296,11 +295,11 @@ static double median(std::vector<double> values)
 }
 
 /* Prints the median time per image of a formula: of the generator, and of the two stages without overlap. */
-static void print_times(enum formula_id formula, uint32_t classes, uint32_t res)
+static void print_times(enum formula_id formula, uint32_t classes, uint32_t res, uint32_t batch)
 {
-    const struct trial trial = {formula, classes, res, BATCH, 0, OUTPUT_CROP, DTYPE_U8, 1};
+    const struct trial trial = {formula, classes, res, batch, 0, OUTPUT_CROP, DTYPE_U8, 1};
     const struct generator_request request = {
-        .on_device = true, .resources = {.threads = 1, .device = 0}, .batch = BATCH};
+        .on_device = true, .resources = {.threads = 1, .device = 0}, .batch = batch};
     struct synth synth;
     struct generator *generator;
     struct fused_plan *plan;
@@ -308,22 +307,22 @@ static void print_times(enum formula_id formula, uint32_t classes, uint32_t res)
     uint8_t *images, *masks = nullptr;
     int64_t *labels;
     open_synth(&trial, &synth);
-    must(cudaMalloc(&images, BATCH * synth_output_bytes(&synth)));
-    must(cudaMalloc(&labels, BATCH * sizeof *labels));
+    must(cudaMalloc(&images, batch * synth_output_bytes(&synth)));
+    must(cudaMalloc(&labels, batch * sizeof *labels));
     if (synth_mask_bytes(&synth) > 0)
-        must(cudaMalloc(&masks, BATCH * synth_mask_bytes(&synth)));
+        must(cudaMalloc(&masks, batch * synth_mask_bytes(&synth)));
     must(synth_generator_open(&synth, &variant_fused, &request, &generator));
     must(fused_open(0, &synth, false, &plan));
     must(device_clock_open(&clock));
     const struct generator_targets targets = {labels, masks};
     std::vector<double> total_s, vertices_s, painting_s;
     for (uint32_t run = 0; run < RUNS; run++) {
-        const struct generator_numbers numbers = {nullptr, run * BATCH, nullptr, nullptr};
+        const struct generator_numbers numbers = {nullptr, run * batch, nullptr, nullptr};
         const struct fused_call call = {nullptr, run, nullptr, images, labels, masks};
         struct run_time time;
         double vertices = 0, painting = 0;
         must(device_clock_begin(&clock));
-        must(generator_make(generator, &numbers, BATCH, images, &targets, clock.stream));
+        must(generator_make(generator, &numbers, batch, images, &targets, clock.stream));
         must(device_clock_end(&clock, &time));
         must(fused_time_stages(plan, &call, &clock, &vertices, &painting));
         if (run < RUNS / 4)
@@ -332,9 +331,9 @@ static void print_times(enum formula_id formula, uint32_t classes, uint32_t res)
         vertices_s.push_back(vertices);
         painting_s.push_back(painting);
     }
-    const double unit = 1e6 / BATCH;
-    printf("%-11s %5u classes %5u^2 %8.3f us per image; vertices %7.3f, painting %7.3f; %7.1f MB\n",
-           formulas[formula]->name, classes, res, unit * median(total_s), unit * median(vertices_s),
+    const double unit = 1e6 / batch;
+    printf("%-11s %5u classes %5u^2 batch %4u %8.3f us per image; vertices %7.3f, painting %7.3f; %7.1f MB\n",
+           formulas[formula]->name, classes, res, batch, unit * median(total_s), unit * median(vertices_s),
            unit * median(painting_s), 1e-6 * (double)generator_memory_bytes(generator));
     fflush(stdout);
     fused_close(plan);
@@ -361,9 +360,12 @@ int main(int argc, char **argv)
     for (enum formula_id formula : all)
         if (!times)
             compare_all(formula, brief);
+    const struct {
+        uint32_t res, batch;
+    } sizes[] = {{224, 256}, {512, 1}, {512, 256}, {512, 512}, {512, 1024}, {1024, 256}};
     for (enum formula_id formula : all)
-        for (uint32_t res : {224u, 512u, 1024u})
+        for (auto size : sizes)
             if (!brief)
-                print_times(formula, line_rules_of(formula).masked ? 254 : 1000, res);
+                print_times(formula, line_rules_of(formula).masked ? 254 : 1000, size.res, size.batch);
     return failures ? 3 : 0;
 }

@@ -400,7 +400,7 @@ static enum status load_kernels(const struct fused_plan *plan)
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
         CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)SPLIT_BYTES));
+                                      (int)kernels[plan->synth->formula]->split_bytes));
     return STATUS_OK;
 }
 
@@ -486,7 +486,8 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {
-        vertices_kernel_of(plan)<<<(unsigned)groups, SPLIT_BLOCK, SPLIT_BYTES, stream>>>(*job);
+        const struct fused_kernels *of = kernels[plan->synth->formula];
+        vertices_kernel_of(plan)<<<(unsigned)groups, of->split_block, of->split_bytes, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {
         const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;

@@ -111,7 +111,10 @@ typedef void fused_kernel(const struct fused_job job);
 /* The kernels of a formula. Each pair has the kernel for packed coordinates, and the kernel for images whose
  * coordinates may not fit packed words. */
 struct fused_kernels {
-    fused_kernel *vertices[2], *vertices_split[2], *paint[2];
+    fused_kernel *vertices[2], *vertices_split[2];
+    uint32_t split_block; /* threads per block of vertices_split */
+    size_t split_bytes;   /* its shared memory */
+    fused_kernel *paint[2];
 };
 
 /* The kernels of each formula: fused_uji, ... Each has its own source file, because it takes seconds to

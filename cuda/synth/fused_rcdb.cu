@@ -2,4 +2,4 @@
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
 
-const struct fused_kernels fused_rcdb = FUSED_KERNELS(FORMULA_RCDB, true);
+const struct fused_kernels fused_rcdb = FUSED_KERNELS(FORMULA_RCDB, true, 4, 26);

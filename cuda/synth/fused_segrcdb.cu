@@ -2,4 +2,4 @@
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
 
-const struct fused_kernels fused_segrcdb = FUSED_KERNELS(FORMULA_SEGRCDB, false);
+const struct fused_kernels fused_segrcdb = FUSED_KERNELS(FORMULA_SEGRCDB, false, 4, 14);

@@ -2,4 +2,4 @@
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
 
-const struct fused_kernels fused_uji = FUSED_KERNELS(FORMULA_UJI, false);
+const struct fused_kernels fused_uji = FUSED_KERNELS(FORMULA_UJI, false, 16, 48);

@@ -435,13 +435,10 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
 
 /* ---- The kernel for few images: one block per group, orbits in parallel ---- */
 
-#define SPLIT_BLOCK 512
-#define SPLIT_QUADS 48 /* units processed at a time in shared memory */
-
-/* Rows in shared memory, one per orbit and axis. A row contains the steps of 32 vertices, and later their
- * positions. */
-#define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
-#define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
+/* A unit in shared memory has a row per orbit and axis. A row contains the steps of 32 vertices, and later
+ * their positions. */
+#define SPLIT_UNIT_ROWS  (2 * FUSED_ORBITS)
+#define SPLIT_UNIT_BYTES (SPLIT_UNIT_ROWS * FUSED_WARP * sizeof(float))
 
 /* Replaces the steps along one axis by positions: `position` plus the running sum of steps. An axis uses
  * every other row. Returns the last position. Only this function is serial over the orbits. It issues the
@@ -481,18 +478,19 @@ static __device__ __forceinline__ void fused_fill_rows(const fused_group &group,
     }
 }
 
-/* Computes the vertices of a group with all threads of the block, and stores the visible units. */
-template <bool Wide>
+/* Computes the vertices of a group with the block's `Warps` warps, and stores the visible units. Processes
+ * `Quads` units at a time in shared memory. */
+template <bool Wide, uint32_t Warps, uint32_t Quads>
 static __device__ __forceinline__ void fused_split_group(const fused_job &job, const fused_group &group,
                                                          const float2 *gradients, float *split_rows)
 {
     const uint32_t warp = threadIdx.x / FUSED_WARP, lane = threadIdx.x % FUSED_WARP;
-    const uint32_t warps = SPLIT_BLOCK / FUSED_WARP, unit_rows = 2 * FUSED_ORBITS * FUSED_WARP;
+    const uint32_t warps = Warps, unit_rows = SPLIT_UNIT_ROWS * FUSED_WARP;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends);
     int32_t last = (int32_t)job.input.res - 1;
     float position = warp == 0 ? group.start.x : group.start.y;
-    for (uint32_t begin = 0; begin < group.quads; begin += SPLIT_QUADS) {
-        uint32_t count = min(group.quads - begin, (uint32_t)SPLIT_QUADS);
+    for (uint32_t begin = 0; begin < group.quads; begin += Quads) {
+        uint32_t count = min(group.quads - begin, Quads);
         for (uint32_t i = warp; i < count; i += warps)
             fused_fill_rows(group, gradients, begin + i, split_rows + i * unit_rows + lane);
         __syncthreads();
@@ -515,10 +513,11 @@ static __device__ __forceinline__ void fused_split_group(const fused_job &job, c
     }
 }
 
-template <bool Wide, formula_id Formula>
-static __global__ void __launch_bounds__(SPLIT_BLOCK)
+template <bool Wide, formula_id Formula, uint32_t Warps, uint32_t Quads>
+static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     fused_vertices_split_kernel(const __grid_constant__ fused_job job)
 {
+    static_assert(Quads % 2 == 0, "fused_add_up() reads two units at a time");
     extern __shared__ float split_rows[];
     __shared__ float2 gradients[FUSED_GRADIENTS];
     __shared__ fused_shapes_memory<Formula> shapes;
@@ -529,24 +528,27 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
         if (threadIdx.x < FUSED_WARP)
             fused_fill_shapes<Formula>(job, fused_place(job, rank), &shapes);
         __syncthreads();
-        for (; fused_open_group<Formula>(job, shapes, rank, number, threadIdx.x, SPLIT_BLOCK, &group);
+        for (; fused_open_group<Formula>(job, shapes, rank, number, threadIdx.x, Warps * FUSED_WARP, &group);
              number += job.groups)
-            fused_split_group<Wide>(job, group, gradients, split_rows);
+            fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     } else {
-        if (!fused_open_group<Formula>(job, rank, number, threadIdx.x, SPLIT_BLOCK, &group))
+        if (!fused_open_group<Formula>(job, rank, number, threadIdx.x, Warps * FUSED_WARP, &group))
             return;
-        fused_split_group<Wide>(job, group, gradients, split_rows);
+        fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     }
 }
 
-/* The entries of struct fused_kernels for a formula. `sparse`: see fused_paint_kernel(). */
-#define FUSED_KERNELS(formula, sparse)                                                                     \
-    {                                                                                                      \
-        {fused_vertices_kernel<false, (formula)>, fused_vertices_kernel<true, (formula)>},                 \
-            {fused_vertices_split_kernel<false, (formula)>, fused_vertices_split_kernel<true, (formula)>}, \
-        {                                                                                                  \
-            fused_paint_kernel<false, (formula), (sparse)>, fused_paint_kernel<true, (formula), (sparse)>  \
-        }                                                                                                  \
+/* The entries of struct fused_kernels for a formula. `sparse`: see fused_paint_kernel(). `warps`, `quads`:
+ * the sizes of fused_vertices_split_kernel(). A group with few units needs few warps. */
+#define FUSED_KERNELS(formula, sparse, warps, quads)                                                      \
+    {                                                                                                     \
+        {fused_vertices_kernel<false, (formula)>, fused_vertices_kernel<true, (formula)>},                \
+            {fused_vertices_split_kernel<false, (formula), (warps), (quads)>,                             \
+             fused_vertices_split_kernel<true, (formula), (warps), (quads)>},                             \
+            (warps)*FUSED_WARP, (quads)*SPLIT_UNIT_BYTES,                                                 \
+        {                                                                                                 \
+            fused_paint_kernel<false, (formula), (sparse)>, fused_paint_kernel<true, (formula), (sparse)> \
+        }                                                                                                 \
     }
 
 #endif

@@ -2,4 +2,4 @@
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
 
-const struct fused_kernels fused_visualatom = FUSED_KERNELS(FORMULA_VISUALATOM, false);
+const struct fused_kernels fused_visualatom = FUSED_KERNELS(FORMULA_VISUALATOM, false, 16, 48);
