@@ -175,7 +175,7 @@ CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if 
 CU_SOURCES := $(filter-out $(if $(call on,CUFILE),,cuda/load/gds.cu) $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_backward.cu train/conv.cu train/conv_weights.cu load/unpack.cu \
-                  train/linear.cu common/cub.cu ops/write.cu synth/fused_paint_uji.cu synth/fused_paint_visualatom.cu \
+                  train/linear.cu common/cub.cu ops/write.cu synth/fused_uji.cu synth/fused_visualatom.cu synth/fused_rcdb.cu synth/fused_segrcdb.cu \
                   synth/ladder.cu train/augment.cu train/allreduce_peer_update.cu train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c) $(if $(and $(call on,CUDA),$(call on,XXHASH)),,cuda/ops/rows_device_none.c)

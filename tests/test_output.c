@@ -222,7 +222,8 @@ Test(output, crops_reach_every_position_equally)
     enum { PLACES = 5, DRAWS = 20000 };
     int counts[PLACES][PLACES] = {{0}};
     for (uint32_t n = 0; n < DRAWS; n++) {
-        struct output_corner corner = output_crop(atom_image_key(3, 0, n), 11, 11 - PLACES + 1);
+        struct output_corner corner =
+            output_crop(atom_image_key(&(struct line_rules){.shapes = 1}, 3, 0, n), 11, 11 - PLACES + 1);
         counts[corner.y][corner.x]++;
     }
     for (int y = 0; y < PLACES; y++)
@@ -437,11 +438,11 @@ Test(output, labels_files_are_named_after_their_images)
                                            {"a.npy.gz", "a.npy.gz.labels.npy"},
                                            {".npy", ".npy.labels.npy"}};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
-        cr_assert_eq(npy_labels_path(names[i][0], path), STATUS_OK);
+        cr_assert_eq(npy_target_path(names[i][0], "labels", path), STATUS_OK);
         cr_expect_str_eq(path, names[i][1]);
     }
     char long_name[PATH_MAX];
     memset(long_name, 'a', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
-    cr_expect_eq(npy_labels_path(long_name, path), STATUS_USAGE);
+    cr_expect_eq(npy_target_path(long_name, "labels", path), STATUS_USAGE);
 }

@@ -44,17 +44,18 @@ struct omp_tables {
     uint64_t compress[256]; /* indexed by a mask of 8 lanes: the lanes in the mask, one byte each */
 };
 
-/* An arc: consecutive vertices of one image, and the next vertex, where the last line ends. If the arc is the
+/* An arc: consecutive vertices of one shape, and the next vertex, where the last line ends. If the arc is the
  * whole polygon, the next vertex is vertex 0. Arrays are padded to whole vectors. */
 struct omp_arc {
     const struct omp_tables *tables;
-    enum formula formula;
+    const struct line_rules *rules;
+    uint32_t slot;         /* number of the shape in the image */
     uint32_t res, pitch;   /* side of the image; distance between canvas rows; both in pixels */
     uint32_t vertices;     /* of the whole polygon */
     uint32_t first, count; /* the arc: vertices first .. first + count - 1, and `count` lines */
-    float p;               /* the noise coefficient */
+    float p;               /* the noise factor of the class */
     float noise_bounds[2]; /* bounds of p * noise, in either order */
-    uint32_t orbits;       /* of the whole image */
+    uint32_t orbits;       /* of the shape */
     struct philox_key keys[PHILOX_ROUNDS];
 
     float *cosine, *sine, *advance; /* tables of the arc's vertices */
@@ -101,8 +102,41 @@ static inline int32_t omp_pack_step(int32_t major, int32_t minor)
     return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
 }
 
-/* Draws the line that begins at vertex i of the arc, pixel by pixel. Used for lines that are too long for
- * vectors, and by the scalar kernel. */
-void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const struct omp_pen *pen);
+/* Steps `first` .. `end` - 1 of a line along its major axis; none if first >= end. */
+struct omp_span {
+    int64_t first, end;
+};
+
+/* Returns the first step s with m(s) >= `minor`, where m(s) is the number of minor steps after s steps. */
+static inline int64_t omp_step_of(const struct line *line, int64_t minor)
+{
+    if (minor <= 0)
+        return 0;
+    return line->minor == 0 ? INT64_MAX
+                            : ((2 * minor - 1) * line->major + 2 * line->minor - 1) / (2 * line->minor);
+}
+
+/* Returns the steps whose pixels are inside an image of side `res`. They are consecutive, because neither
+ * coordinate turns round. */
+static inline struct omp_span omp_clip(const struct line *line, int32_t res)
+{
+    const bool steep = line->major_y != 0;
+    const int64_t major = steep ? line->y : line->x, minor = steep ? line->x : line->y, last = res - 1;
+    const bool back = line->major_x + line->major_y < 0, minor_back = line->minor_x + line->minor_y < 0;
+    struct omp_span span = {back ? major - last : -major, back ? major + 1 : last - major + 1};
+    const int64_t enters = omp_step_of(line, minor_back ? minor - last : -minor);
+    const int64_t room = minor_back ? minor : last - minor; /* minor steps up to the border */
+    const int64_t leaves = room < 0 ? 0 : omp_step_of(line, room + 1);
+    span.first = span.first > enters ? span.first : enters;
+    span.first = span.first > 0 ? span.first : 0;
+    span.end = span.end < leaves ? span.end : leaves;
+    span.end = span.end < line->left ? span.end : line->left;
+    return span;
+}
+
+/* Draws the pixels of a line inside the image, pixel by pixel. Used for lines that are too long for vectors,
+ * and by the scalar kernel. `major` of the line must be at least 1, or the line must begin inside the image.
+ */
+void omp_trace_line(const struct omp_arc *arc, struct line line, const struct omp_pen *pen);
 
 #endif

@@ -152,7 +152,8 @@ static enum status draw(struct image_batches *self, uint64_t position, bool capt
                  : find_numbers(self, position, share, &numbers, stream));
     const struct generator_numbers listed = {numbers, 0, nullptr,
                                              captured ? nullptr : list_on_host(self, position)};
-    return generator_make(self->request.generator, &listed, (uint32_t)share->count, images, labels, stream);
+    const struct generator_targets targets = {labels, nullptr};
+    return generator_make(self->request.generator, &listed, (uint32_t)share->count, images, &targets, stream);
 }
 
 /* As draw(), after the generator's previous work. */

@@ -10,8 +10,8 @@
 
 /* The input of the workload. All pointers point to device memory. */
 struct device_input {
-    enum formula formula;
-    uint32_t res, class_count;
+    struct line_rules rules; /* of the formula */
+    uint32_t res, class_count, turns;
     uint64_t stride, seed, first; /* as in struct synth */
     const struct atom_class *classes;
     const uint64_t *spoke_offset; /* class_count + 1 entries */
@@ -27,26 +27,37 @@ struct image_input {
     struct atom_spokes spokes;
     const float *gradients;
     uint8_t *pixels;
-    enum formula formula;
+    struct line_rules rules;
     uint32_t res;
 };
 
-/* Returns the parameters of image j of run `run`. `classes` and `spoke_offset` are pointers that the caller
- * can dereference: to device memory in a kernel, to host memory on the host. */
-FDSL_HD struct image_input image_input_at(const struct device_input &input, const struct atom_class *classes,
-                                          const uint64_t *spoke_offset, uint64_t run, uint64_t j)
+/* Returns the parameters of an image with a shape of this class, except `key` and `pixels`. `classes` and
+ * `spoke_offset` are pointers that the caller can dereference: to device memory in a kernel, to host memory
+ * on the host. */
+FDSL_HD struct image_input image_input_of(const struct device_input &input, uint32_t class_index,
+                                          const struct atom_class *classes, const uint64_t *spoke_offset)
 {
-    struct synth_image id = synth_image_at(input.first, input.stride, input.class_count, run, j);
-    const float *first = input.spoke_tables + spoke_offset[id.class_index];
+    const float *first = input.spoke_tables + spoke_offset[class_index];
     uint64_t stride = spoke_offset[input.class_count];
     struct image_input image;
-    image.class_ = classes[id.class_index];
-    image.key = atom_image_key(input.seed, image.class_.id, id.instance);
+    image.class_ = classes[class_index];
     image.spokes = {first, first + stride, first + 2 * stride};
     image.gradients = input.gradients;
-    image.pixels = input.pixels + j * input.res * input.res;
-    image.formula = input.formula;
+    image.rules = input.rules;
     image.res = input.res;
+    return image;
+}
+
+/* Returns the parameters of image j of run `run`, if images have one shape. `rules`: those of the formula.
+ * `classes` and `spoke_offset`: as for image_input_of(). */
+FDSL_HD struct image_input image_input_at(const struct device_input &input, const struct line_rules *rules,
+                                          const struct atom_class *classes, const uint64_t *spoke_offset,
+                                          uint64_t run, uint64_t j)
+{
+    struct synth_image id = synth_image_at(input.first, input.stride, input.turns, run, j);
+    struct image_input image = image_input_of(input, id.class_index, classes, spoke_offset);
+    image.key = atom_image_key(rules, input.seed, image.class_.id, id.instance);
+    image.pixels = input.pixels + j * input.res * input.res;
     return image;
 }
 
@@ -58,8 +69,8 @@ FDSL_HD struct image_input image_input_listed(const struct device_input &input,
                                               const uint64_t *numbers, uint64_t run, uint64_t j)
 {
     if (!numbers)
-        return image_input_at(input, classes, spoke_offset, run, j);
-    struct image_input image = image_input_at(input, classes, spoke_offset, 0, numbers[j]);
+        return image_input_at(input, &input.rules, classes, spoke_offset, run, j);
+    struct image_input image = image_input_at(input, &input.rules, classes, spoke_offset, 0, numbers[j]);
     image.pixels = input.pixels + j * input.res * input.res;
     return image;
 }

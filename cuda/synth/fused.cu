@@ -1,13 +1,55 @@
 /* The plan of `fused`: selects kernels, allocates memory, and launches the kernels. docs/fused.md explains
  * the algorithm. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/phase.h"
-#include "synth/class.h"
+#include "synth/lines.h"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
+
+/* ---- Order of images ---- */
+
+#define SLICE_MAX   1024 /* maximum number of images per slice */
+#define ORDER_BLOCK 128
+
+/* Orders the images of the slice (at most SLICE_MAX) by decreasing work, so that no image with much work
+ * starts last. The rank of an image is the number of images before it. Each block ranks ORDER_BLOCK images.
+ */
+static __global__ void __launch_bounds__(ORDER_BLOCK)
+    fused_order_kernel(const __grid_constant__ fused_job job)
+{
+    /* Padded to a whole number of vectors with images without work. */
+    __shared__ float4 work[SLICE_MAX / 4];
+    const uint32_t i = blockIdx.x * ORDER_BLOCK + threadIdx.x, vectors = (job.count + 3) / 4;
+    float *each = reinterpret_cast<float *>(work);
+    for (uint32_t k = threadIdx.x; k < 4 * vectors; k += ORDER_BLOCK) {
+        each[k] = -1;
+        if (k >= job.count)
+            continue;
+        const fused_number of = fused_number_at(job, k);
+        struct synth_image id =
+            synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
+        const struct atom_class &class_ = job.input.classes[id.class_index];
+        each[k] = (float)class_.vertices * (float)class_.orbits;
+    }
+    __syncthreads();
+    if (i >= job.count)
+        return;
+    const float mine = each[i];
+    uint32_t before = 0;
+    auto count = [&](float other, uint32_t k) { before += other > mine || (other == mine && k < i); };
+    for (uint32_t k = 0; k < vectors; k++) {
+        const float4 others = work[k];
+        count(others.x, 4 * k);
+        count(others.y, 4 * k + 1);
+        count(others.z, 4 * k + 2);
+        count(others.w, 4 * k + 3);
+    }
+    job.order[before] = i;
+}
 
 /* ---- The third kernel ---- */
 
@@ -15,7 +57,8 @@
  * than fit in a tile. */
 #define REDUCE_BLOCK 256
 
-/* One thread per pixel of `output`. The canvases have one gray byte per pixel. */
+/* One thread per pixel of `output`. The canvases have one gray byte per pixel, and the masks one class
+ * number. */
 static __global__ void __launch_bounds__(REDUCE_BLOCK)
     fused_reduce_kernel(const __grid_constant__ fused_job job, const struct synth_output output)
 {
@@ -33,13 +76,16 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
     };
     uint64_t sum = span_sum<uint64_t>(output.res, output_span(y, res, output.res),
                                       output_span(x, res, output.res), row_at);
-    output_store(&output, output_area(output.fit, res), sum, y, x,
-                 fused_call_of(job).images + (job.begin + image) * bytes);
+    const fused_call call = fused_call_of(job);
+    output_store(&output, output_area(output.fit, res), sum, y, x, call.images + (job.begin + image) * bytes);
+    if (job.mask_canvases && call.masks)
+        call.masks[(job.begin + image) * pixels + i % pixels] =
+            job.mask_canvases[((size_t)image * res + output_nearest(&output, res, 0, y)) * res +
+                              output_nearest(&output, res, 0, x)];
 }
 
 /* ---- The plan ---- */
 
-#define SLICE_MAX   ORDER_BLOCK       /* maximum number of images per slice */
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
 #define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
@@ -56,7 +102,7 @@ struct fused_lane {
     void *ends;
     struct fused_card *cards;
     uint32_t *order;
-    uint8_t *canvases; /* NULL unless fused_reduce_kernel() resizes them */
+    uint8_t *canvases, *mask_canvases; /* NULL unless fused_reduce_kernel() resizes them */
     /* Unused in the first lane, which uses the caller's stream: */
     cudaStream_t stream;
     cudaEvent_t done;
@@ -76,22 +122,23 @@ struct fused_plan {
     uint32_t side;      /* maximum side of a tile's canvas */
     bool wide;          /* coordinates may not fit packed words */
     bool split;         /* a block computes a group's vertices; otherwise a warp does */
+    double groups;      /* average number of groups per image */
     size_t paint_bytes;
 };
 
 /* ---- Selection of kernels ---- */
 
 /* Returns whether coordinates may be too large for packed words, that is, not within FUSED_NEAR of every
- * tile. A vertex is at most class_reach() from the centre. The last unit may have up to FUSED_ORBITS - 1
+ * tile. A vertex is at most lines_reach() from the centre. The last unit may have up to FUSED_ORBITS - 1
  * surplus orbits, which move the vertex farther. For positions below 2^14, rounding adds at most 2^-11 per
- * orbit. The factor 1 + 2^-10 covers the rounding, because class_reach() grows by at least 1 per orbit. */
+ * orbit. The factor 1 + 2^-10 covers the rounding, because lines_reach() grows by at least 1 per orbit. */
 static bool needs_wide(const struct synth *synth)
 {
     double reach = 0;
     for (uint32_t c = 0; c < synth->class_count; c++) {
         struct atom_class class_ = synth->classes[c];
         class_.orbits += FUSED_ORBITS - 1;
-        double one = class_reach(&class_);
+        double one = lines_reach(&synth->rules, &class_);
         reach = one > reach ? one : reach;
     }
     return reach * (1 + 0x1p-10) + synth->res >= FUSED_NEAR - 1;
@@ -190,14 +237,15 @@ static size_t end_bytes(const struct fused_plan *plan)
 static size_t image_bytes(const struct fused_plan *plan, bool reduce)
 {
     return plan->job.units * (sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
-           sizeof(struct fused_card) + sizeof(uint32_t) + (reduce ? synth_image_bytes(plan->synth) : 0);
+           sizeof(struct fused_card) + sizeof(uint32_t) +
+           (reduce ? (plan->synth->rules.masked + 1) * synth_image_bytes(plan->synth) : 0);
 }
 
 /* Returns whether a block instead of a warp computes each group's vertices. This is faster if one warp per
  * group gives too few warps to occupy the multiprocessors. */
 static bool splits(const struct fused_plan *plan, uint64_t images)
 {
-    return images * plan->job.groups < (uint64_t)plan->multiprocessors * SPLIT_BELOW;
+    return (double)images * plan->groups < (double)plan->multiprocessors * SPLIT_BELOW;
 }
 
 /* Chooses the number of lanes and of images per slice. Slices are of about equal size and as large as the
@@ -233,15 +281,44 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
     return STATUS_OK;
 }
 
-/* Sets the numbers of groups and of units per image to their maxima over the classes. */
-static void measure_classes(const struct synth *synth, struct fused_job *job)
+/* Sets the numbers of groups and of units per image to their maxima, and the average number of groups. */
+static void measure_classes(struct fused_plan *plan)
 {
+    const struct synth *synth = plan->synth;
+    struct fused_job *job = &plan->job;
+    uint64_t all = 0;
     for (uint32_t c = 0; c < synth->class_count; c++) {
         uint32_t groups = (synth->classes[c].vertices + FUSED_LINES - 1) / FUSED_LINES;
         size_t units = (size_t)groups * ((synth->classes[c].orbits + FUSED_ORBITS - 1) / FUSED_ORBITS);
         job->groups = groups > job->groups ? groups : job->groups;
         job->units = units > job->units ? units : job->units;
+        all += groups;
     }
+    job->units *= synth->rules.shapes;
+    plan->groups = (double)all / synth->class_count * synth->rules.shapes;
+}
+
+/* If images have several shapes, sets the number of warps (or blocks) per image. The grid has about two waves
+ * of warps, but no more warps than groups: a warp computes the shapes of its image before its first group. */
+static void choose_warps(struct fused_plan *plan)
+{
+    if (plan->synth->rules.shapes == 1)
+        return;
+    double most = ceil(plan->groups), two_waves = 2.0 * VERTICES_WARPS * plan->multiprocessors / plan->slice;
+    plan->job.groups = (uint32_t)(plan->split || most < two_waves ? most : ceil(two_waves));
+}
+
+/* Refuses images that the kernels cannot draw. */
+static enum status check_images(const struct synth *synth)
+{
+    uint64_t orbits = (uint64_t)synth->rules.shapes * synth->orbits_max;
+    if (synth->rules.masked && orbits > FUSED_MASK_ORBITS)
+        return status_set(STATUS_TOO_LARGE,
+                          "fused supports up to %u orbits per image with a mask, but %u shapes of %u orbits "
+                          "have %llu; lower %s",
+                          FUSED_MASK_ORBITS, synth->rules.shapes, synth->orbits_max,
+                          (unsigned long long)orbits, OPTION_OR_FIELD("--orbits", "orbits"));
+    return STATUS_OK;
 }
 
 static enum status open_lane(const struct fused_plan *plan, struct fused_lane *lane, bool reduce)
@@ -251,10 +328,12 @@ static enum status open_lane(const struct fused_plan *plan, struct fused_lane *l
     CUDA_TRY(cudaMalloc(&lane->values, units * sizeof(uint4)));
     CUDA_TRY(cudaMalloc(&lane->cards, plan->slice * sizeof(struct fused_card)));
     CUDA_TRY(cudaMalloc(&lane->ends, units * FUSED_WARP * end_bytes(plan)));
-    if (plan->synth->class_count > 1)
+    if (plan->synth->turns > 1)
         CUDA_TRY(cudaMalloc(&lane->order, plan->slice * sizeof(uint32_t)));
     if (reduce)
         CUDA_TRY(cudaMalloc(&lane->canvases, plan->slice * synth_image_bytes(plan->synth)));
+    if (reduce && plan->synth->rules.masked)
+        CUDA_TRY(cudaMalloc(&lane->mask_canvases, plan->slice * synth_image_bytes(plan->synth)));
     if (lane == plan->lanes)
         return STATUS_OK;
     TRY(stream_open(&lane->stream, plan->background));
@@ -266,6 +345,7 @@ static void close_lane(struct fused_lane *lane)
 {
     /* Errors are ignored, because no result depends on them. */
     destroy(lane->done, lane->stream);
+    (void)cudaFree(lane->mask_canvases);
     (void)cudaFree(lane->canvases);
     (void)cudaFree(lane->order);
     (void)cudaFree(lane->ends);
@@ -285,18 +365,22 @@ static enum status open_lanes(struct fused_plan *plan, bool reduce)
 
 /* ---- The plan ---- */
 
+/* The kernels of all formulas, indexed by enum formula_id. */
+static const struct fused_kernels *const kernels[] = {
+#define FORMULA(symbol, name, ...) &fused_##name,
+#include "synth/formulas.def"
+#undef FORMULA
+};
+
 static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
 {
-    if (plan->synth->formula == FORMULA_UJI)
-        return plan->wide ? fused_paint_uji_wide : fused_paint_uji;
-    return plan->wide ? fused_paint_visualatom_wide : fused_paint_visualatom;
+    return kernels[plan->synth->formula]->paint[plan->wide];
 }
 
 static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
 {
-    if (plan->split)
-        return plan->wide ? fused_vertices_split_kernel<true> : fused_vertices_split_kernel<false>;
-    return plan->wide ? fused_vertices_kernel<true> : fused_vertices_kernel<false>;
+    const struct fused_kernels *of = kernels[plan->synth->formula];
+    return plan->split ? of->vertices_split[plan->wide] : of->vertices[plan->wide];
 }
 
 /* Loads the kernels. CUDA would otherwise load them at their first launch, and it must not do so while a
@@ -316,18 +400,19 @@ static enum status load_kernels(const struct fused_plan *plan)
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
         CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)SPLIT_BYTES));
+                                      (int)kernels[plan->synth->formula]->split_bytes));
     return STATUS_OK;
 }
 
 static enum status make_plan(struct fused_plan *plan)
 {
     const struct synth *synth = plan->synth;
+    TRY(check_images(synth));
     CUDA_TRY(cudaSetDevice(plan->device));
     CUDA_TRY(cudaDeviceGetAttribute(&plan->multiprocessors, cudaDevAttrMultiProcessorCount, plan->device));
     TRY(device_input_open(plan->device, synth, &plan->job.input, &plan->tables));
     plan->wide = needs_wide(synth);
-    measure_classes(synth, &plan->job);
+    measure_classes(plan);
     plan->job.output = synth->output;
 
     struct fused_tiling tiling;
@@ -338,6 +423,7 @@ static enum status make_plan(struct fused_plan *plan)
     TRY(choose_slice(plan, reduce));
     choose_tiling(plan, &plan->job.output, &plan->job.tiling);
     plan->split = splits(plan, plan->slice);
+    choose_warps(plan);
     TRY(open_lanes(plan, reduce));
 
     plan->paint_bytes = paint_bytes(plan->job.tiling.width, plan->job.tiling.height);
@@ -386,6 +472,7 @@ static struct fused_job slice_at(const struct fused_plan *plan, const struct fus
     job.cards = lane->cards;
     job.order = lane->order;
     job.canvases = lane->canvases;
+    job.mask_canvases = lane->mask_canvases;
     return job;
 }
 
@@ -395,11 +482,12 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
     RANGE(VERTICES);
     uint64_t groups = (uint64_t)job->count * job->groups;
     if (job->order) {
-        fused_order_kernel<<<1, ORDER_BLOCK, 0, stream>>>(*job);
+        fused_order_kernel<<<(job->count + ORDER_BLOCK - 1) / ORDER_BLOCK, ORDER_BLOCK, 0, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {
-        vertices_kernel_of(plan)<<<(unsigned)groups, SPLIT_BLOCK, SPLIT_BYTES, stream>>>(*job);
+        const struct fused_kernels *of = kernels[plan->synth->formula];
+        vertices_kernel_of(plan)<<<(unsigned)groups, of->split_block, of->split_bytes, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {
         const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;

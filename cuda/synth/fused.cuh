@@ -1,16 +1,18 @@
 /* Types and functions that the files of `fused` share. docs/fused.md explains the design.
  *
- * An image is a polygon that is drawn many times. Each drawing is called an orbit. The vertices move from
- * orbit to orbit. 31 adjacent lines of the polygon are a group. The lines of a group in four consecutive
- * orbits are a unit.
+ * An image has one or several shapes. A shape is a polygon that is drawn many times. Each drawing is called
+ * an orbit. The vertices move from orbit to orbit. 31 adjacent lines of the polygon are a group. The lines of
+ * a group in four consecutive orbits are a unit.
  *
  *   vertices  A warp computes the ends of a group's lines, orbit by orbit. It stores them per unit, with the
  *             bounding box of the unit's ends.
  *   painting  A block processes a tile of an image: it finds the units whose boxes touch the tile, and
  *             draws their lines on a canvas in shared memory.
  *
- * A canvas pixel is a word, (orbit + 1) << 8 | gray. Drawing is an atomic maximum, so the latest orbit wins
- * in any order of execution. Orbits therefore need no synchronisation. */
+ * A canvas pixel is a word: the number of the orbit, from 1 on, above the gray. Drawing is an atomic maximum,
+ * so the latest orbit wins in any order of execution. Orbits therefore need no synchronisation. If the
+ * formula has masks, the class number is between the two, and orbits are counted over all shapes of the
+ * image. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_CUH
 #define FDSL_CUDA_SYNTH_FUSED_CUH
 
@@ -27,13 +29,20 @@ struct fused_call {
     uint64_t number;         /* run number; used only if `listed` is NULL */
     const uint64_t *counter; /* if not NULL, the kernels add `*counter` to `number` */
     uint8_t *images;         /* consecutive images of synth_output_bytes() each; 16-byte aligned */
-    int64_t *labels;         /* class numbers of the images */
+    int64_t *labels;         /* class numbers of the images; 0 if an image has several shapes */
+    uint8_t *masks; /* consecutive masks, one byte per output pixel; 16-byte aligned; NULL: no masks */
 };
 
 #define FUSED_WARP   32u
 #define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */
 #define FUSED_LINES  31u         /* lines per unit and orbit: the warp's 32 ends bound 31 lines */
 #define FUSED_ORBITS 4u          /* orbits per unit: two Philox blocks per vertex */
+
+/* The position of the orbit's number in a canvas word. If there are masks, the class number is below it. */
+#define FUSED_ORDER       8u
+#define FUSED_MASK_SHIFT  8u
+#define FUSED_MASK_ORDER  16u
+#define FUSED_MASK_ORBITS 0xFFFFu /* maximum number of orbits of an image with masks */
 
 /* Maximum side of a tile's canvas in pixels, chosen so that two blocks fit on one H100 multiprocessor. */
 #define TILE_MOST 136
@@ -59,6 +68,7 @@ template <bool Wide> struct alignas(16) fused_end {
 /* The parameters of an image that painting needs. */
 struct fused_card {
     uint8_t *image;              /* destination, in the format job.output */
+    uint8_t *mask;               /* destination of the mask, with the side of the output; NULL: no mask */
     struct output_corner corner; /* upper left corner of the crop; (0, 0) without a crop */
     uint32_t units;              /* number of units */
 };
@@ -77,14 +87,19 @@ struct fused_job {
     struct synth_output output; /* format that painting writes */
     struct fused_call call;
     const struct fused_call *stored; /* the call in device memory; NULL: use `call` */
-    uint8_t *canvases; /* `count` canvases, which painting writes; NULL: painting writes the call's images */
-    uint64_t begin;    /* index in the call of the slice's first image */
-    uint32_t count;    /* images in the slice */
-    uint32_t *order;   /* the slice's image indices by decreasing work; NULL: 0, 1, 2, ... */
-    uint32_t groups;   /* groups of 31 lines per image (maximum over classes) */
-    size_t units;      /* units allocated per image (maximum over classes) */
-    uint2 *boxes;      /* low and high corner per unit; count * units entries */
-    /* Per unit, the values that its four orbits paint: (orbit + 1) << 8 | gray, or 0 past the last orbit. */
+    /* Canvases and masks of whole images, which painting writes instead of the call's images. NULL: painting
+     * writes the call's images and masks. */
+    uint8_t *canvases, *mask_canvases;
+    uint64_t begin;  /* index in the call of the slice's first image */
+    uint32_t count;  /* images in the slice */
+    uint32_t *order; /* the slice's image indices by decreasing work; NULL: 0, 1, 2, ... */
+    /* Number of warps (or blocks, if blocks compute groups) per image in the grid of the first kernel. With
+     * one shape per image, this is the maximum number of groups. Otherwise, each warp takes several groups.
+     */
+    uint32_t groups;
+    size_t units; /* units allocated per image (maximum over classes) */
+    uint2 *boxes; /* low and high corner per unit; count * units entries */
+    /* Per unit, the canvas words that its four orbits paint, or 0 past the last orbit. */
     uint4 *values;
     void *ends;               /* FUSED_WARP entries of fused_end per unit */
     struct fused_card *cards; /* `count` entries */
@@ -92,6 +107,21 @@ struct fused_job {
 };
 
 typedef void fused_kernel(const struct fused_job job);
+
+/* The kernels of a formula. Each pair has the kernel for packed coordinates, and the kernel for images whose
+ * coordinates may not fit packed words. */
+struct fused_kernels {
+    fused_kernel *vertices[2], *vertices_split[2];
+    uint32_t split_block; /* threads per block of vertices_split */
+    size_t split_bytes;   /* its shared memory */
+    fused_kernel *paint[2];
+};
+
+/* The kernels of each formula: fused_uji, ... Each has its own source file, because it takes seconds to
+ * compile. */
+#define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
+#include "synth/formulas.def"
+#undef FORMULA
 
 static __device__ __forceinline__ fused_call fused_call_of(const fused_job &job)
 {

@@ -201,31 +201,71 @@ static __device__ __forceinline__ void write_resized(const output_sink &sink, ui
     }
 }
 
-/* Writes an unscaled u8 tile with one channel. Each store writes the gray bytes of four canvas words. */
-static __device__ __forceinline__ void write_grays(const struct tile &tile, const uint32_t *canvas,
-                                                   uint8_t *image, uint32_t res)
+/* Returns whether the output has the gray bytes of canvas words. */
+static __device__ __forceinline__ bool writes_bytes(const struct synth_output &output)
+{
+    return output.type == DTYPE_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE;
+}
+
+/* Returns byte `Byte` of four canvas words. */
+template <uint32_t Byte> static __device__ __forceinline__ uint32_t canvas_bytes(uint4 words)
+{
+    const uint32_t pick = Byte + 4 << 4 | Byte;
+    return __byte_perm(__byte_perm(words.x, words.y, pick), __byte_perm(words.z, words.w, pick), 0x5410);
+}
+
+/* Writes one byte of each canvas word of an unscaled tile to `image`, and, unless `mask` is NULL, the class
+ * numbers to `mask`. Each store writes four pixels. */
+template <uint32_t Byte>
+static __device__ __forceinline__ void write_bytes(const struct tile &tile, const uint32_t *canvas,
+                                                   uint8_t *image, uint8_t *mask, uint32_t res)
 {
     for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
         for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
             uint4 words = canvas_words(tile, canvas, y, x);
-            *reinterpret_cast<uint32_t *>(image + (size_t)(tile.out_y + y) * res + tile.out_x + x) =
-                __byte_perm(__byte_perm(words.x, words.y, 0x0040), __byte_perm(words.z, words.w, 0x0040),
-                            0x5410);
+            size_t i = (size_t)(tile.out_y + y) * res + tile.out_x + x;
+            *reinterpret_cast<uint32_t *>(image + i) = canvas_bytes<Byte>(words);
+            if (mask)
+                *reinterpret_cast<uint32_t *>(mask + i) = canvas_bytes<FUSED_MASK_SHIFT / 8>(words);
         }
 }
 
-/* Writes a tile in the output format. A warp writes one row at a time, and each lane writes four pixels. */
-static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
-                                                  const struct tile &tile, const uint32_t *canvas)
+/* Writes a tile's part of a mask: in each output pixel, the class number of one canvas pixel. `four`: runs of
+ * four pixels are aligned. */
+static __device__ __forceinline__ void write_mask(const struct synth_output &output, uint32_t res,
+                                                  const struct tile &tile, const uint32_t *canvas,
+                                                  uint8_t *mask, bool four)
+{
+    if (four && output.fit != OUTPUT_RESIZE) {
+        write_bytes<FUSED_MASK_SHIFT / 8>(tile, canvas, mask, nullptr, output.res);
+        return;
+    }
+    for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP)
+        for (uint32_t x = threadIdx.x % FUSED_WARP; x < tile.out_width; x += FUSED_WARP) {
+            uint32_t from_x = x, from_y = y;
+            if (output.fit == OUTPUT_RESIZE) {
+                from_x = output_nearest(&output, res, 0, tile.out_x + x) - (uint32_t)tile.x;
+                from_y = output_nearest(&output, res, 0, tile.out_y + y) - (uint32_t)tile.y;
+            }
+            mask[(size_t)(tile.out_y + y) * output.res + tile.out_x + x] =
+                (uint8_t)(canvas[from_y * tile.pitch + from_x] >> FUSED_MASK_SHIFT);
+        }
+}
+
+/* Writes the image of a tile in the output format, and its mask if `mask` is not NULL. A warp writes one row
+ * at a time, and each lane writes four pixels. */
+static __device__ __forceinline__ void write_outputs(const fused_job &job, const output_sink &sink,
+                                                     const struct tile &tile, const uint32_t *canvas,
+                                                     uint8_t *mask)
 {
     const struct synth_output &output = job.output;
     uint32_t res = job.input.res;
-    output_sink sink = {output, output_area(output.fit, res), job.cards[place].image,
-                        output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
-    if (sink.four && output.type == DTYPE_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE) {
-        write_grays(tile, canvas, static_cast<uint8_t *>(sink.image), output.res);
+    if (sink.four && writes_bytes(output)) {
+        write_bytes<0>(tile, canvas, static_cast<uint8_t *>(sink.image), mask, output.res);
         return;
     }
+    if (mask)
+        write_mask(output, res, tile, canvas, mask, sink.four);
     if (output.fit == OUTPUT_RESIZE) {
         if (sink.area <= UINT32_MAX / 255)
             write_resized<uint32_t>(sink, res, tile, canvas);
@@ -236,6 +276,43 @@ static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t
     for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP)
         for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
             write_run(sink, tile, canvas, y, x);
+}
+
+/* Returns the destination and the format of an image. */
+static __device__ __forceinline__ output_sink sink_of(const fused_job &job, uint32_t place,
+                                                      const struct tile &tile)
+{
+    const struct synth_output &output = job.output;
+    return {output, output_area(output.fit, job.input.res), job.cards[place].image,
+            output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
+}
+
+/* Writes a tile to its destinations. `Masked`: the formula has masks. */
+template <bool Masked>
+static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
+                                                  const struct tile &tile, const uint32_t *canvas)
+{
+    write_outputs(job, sink_of(job, place, tile), tile, canvas, Masked ? job.cards[place].mask : nullptr);
+}
+
+/* Writes a tile without lines, if its output is u8 with one channel and not resized. Otherwise returns false
+ * and writes nothing. */
+template <bool Masked>
+static __device__ __forceinline__ bool write_empty(const fused_job &job, uint32_t place,
+                                                   const struct tile &tile, uint32_t background)
+{
+    const output_sink sink = sink_of(job, place, tile);
+    if (!sink.four || !writes_bytes(sink.output))
+        return false;
+    uint8_t *image = static_cast<uint8_t *>(sink.image), *mask = Masked ? job.cards[place].mask : nullptr;
+    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
+        for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
+            size_t i = (size_t)(tile.out_y + y) * sink.output.res + tile.out_x + x;
+            *reinterpret_cast<uint32_t *>(image + i) = background * 0x01010101u;
+            if (mask)
+                *reinterpret_cast<uint32_t *>(mask + i) = 0;
+        }
+    return true;
 }
 
 #endif

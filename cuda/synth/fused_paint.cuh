@@ -116,7 +116,7 @@ static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts,
 
 /* ---- A warp that paints ---- */
 
-template <bool Wide, formula Formula> struct painter {
+template <bool Wide, formula_id Formula> struct painter {
     paint_shared *shared;
     struct tile tile;
     int32_t res;
@@ -225,7 +225,8 @@ template <bool Wide, formula Formula> struct painter {
     {
         /* Packed ends are less than 2^15 apart, so 2 minor s + major < 2^32: 32 bits suffice. */
         using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
-        struct line line = line_begin(Formula, between.x, between.y, between.z, between.w);
+        constexpr struct line_rules rules = line_rules_of(Formula);
+        struct line line = line_begin(&rules, between.x, between.y, between.z, between.w);
         bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
         int32_t begin = is_steep ? line.y : line.x, size = is_steep ? tile.height : tile.width;
         int32_t first = max(back ? begin - (size - 1) : -begin, 0);
@@ -247,7 +248,8 @@ template <bool Wide, formula Formula> struct painter {
         const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
         int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
         uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
-        valid = valid && line_drawn(Formula, from.x, from.y, to.x, to.y, res);
+        constexpr struct line_rules rules = line_rules_of(Formula);
+        valid = valid && line_drawn(&rules, from.x, from.y, to.x, to.y, res);
         from = make_int2(from.x - tile.x, from.y - tile.y);
         to = make_int2(to.x - tile.x, to.y - tile.y);
         bool is_long = max(abs(to.x - from.x), abs(to.y - from.y)) > STROKE_MAJOR_MAX;
@@ -346,7 +348,7 @@ template <bool Wide, formula Formula> struct painter {
     /* Returns whether the formula paints end points. Only then do lines of length zero have a pixel. */
     static __device__ constexpr bool paints_points()
     {
-        return Formula == FORMULA_VISUALATOM;
+        return line_rules_of(Formula).ends;
     }
 
     /* Queues those lines of an orbit whose bounding boxes touch the tile. The ends are packed. Surplus orbits
@@ -402,8 +404,8 @@ template <bool Wide, formula Formula> struct painter {
     }
 
     /* Lists the units in begin .. end - 1 (at most PAINT_HITS units) whose boxes touch the tile. All threads
-     * of the block must call this. */
-    __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
+     * of the block must call this. Sparse: there are often fewer than PAINT_BLOCK units. */
+    template <bool Sparse> __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
     {
         /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
          * right of or below the tile. */
@@ -417,6 +419,8 @@ template <bool Wide, formula Formula> struct painter {
         }
 #pragma unroll
         for (uint32_t k = 0; k < each; k++) {
+            if (Sparse && begin + k * PAINT_BLOCK >= end)
+                break;
             bool hit =
                 ((~(box[k].y + here) & 0x40004000u) | ((box[k].x + here + outside) & 0x80008000u)) == 0;
             uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
@@ -539,8 +543,9 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Draws an image's units on the canvas. All threads of the block must call this. */
-    __device__ __forceinline__ void paint(uint32_t unit_count)
+    /* Draws an image's units on the canvas. All threads of the block must call this. Sparse: the caller has
+     * called find() for the first units, and has waited for it. */
+    template <bool Sparse> __device__ __forceinline__ void paint(uint32_t unit_count)
     {
         for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
             if (begin > 0) {
@@ -549,8 +554,10 @@ template <bool Wide, formula Formula> struct painter {
                     shared->found = 0;
                 __syncthreads();
             }
-            find(begin, min(unit_count, begin + PAINT_HITS));
-            __syncthreads();
+            if (!Sparse || begin > 0) {
+                find<Sparse>(begin, min(unit_count, begin + PAINT_HITS));
+                __syncthreads();
+            }
             draw(begin);
         }
         finish_lines();
@@ -585,7 +592,7 @@ static __device__ __forceinline__ struct tile tile_at(const fused_job &job, cons
     return tile;
 }
 
-template <bool Wide, formula Formula>
+template <bool Wide, formula_id Formula>
 static __device__ __forceinline__ painter<Wide, Formula>
 painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, size_t first_unit)
 {
@@ -611,32 +618,46 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     return self;
 }
 
-/* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z). */
-template <bool Wide, formula Formula>
+/* Fills the block's canvas with a word. */
+static __device__ __forceinline__ void clear_canvas(const fused_job &job, paint_shared *shared, uint32_t word)
+{
+    uint32_t vectors = job.tiling.pitch * job.tiling.height / 4;
+    for (uint32_t i = threadIdx.x; i < vectors; i += PAINT_BLOCK)
+        reinterpret_cast<uint4 *>(shared->canvas)[i] = make_uint4(word, word, word, word);
+}
+
+/* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z).
+ * Sparse: many tiles are empty or have few lines. The kernel then looks for units before it clears the
+ * canvas. */
+template <bool Wide, formula_id Formula, bool Sparse>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)
 {
     extern __shared__ uint4 paint_memory[];
+    constexpr struct line_rules rules = line_rules_of(Formula);
     paint_shared *shared = reinterpret_cast<paint_shared *>(paint_memory);
     uint32_t place = fused_place(job, blockIdx.z);
     fused_card card = job.cards[place];
     if (threadIdx.x == 0)
         shared->found = 0;
-    uint32_t vectors = job.tiling.pitch * job.tiling.height / 4;
-    for (uint32_t i = threadIdx.x; i < vectors; i += PAINT_BLOCK)
-        reinterpret_cast<uint4 *>(shared->canvas)[i] = make_uint4(0, 0, 0, 0);
+    if (!Sparse)
+        clear_canvas(job, shared, rules.background);
     __syncthreads();
     struct tile tile = tile_at(job, card);
     painter<Wide, Formula> painter =
         painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, place));
-    painter.paint(card.units);
+    if (Sparse) {
+        painter.template find<Sparse>(0, min(card.units, PAINT_HITS));
+        __syncthreads();
+        if (shared->found == 0 && card.units <= PAINT_HITS &&
+            write_empty<rules.masked>(job, place, tile, rules.background))
+            return;
+        clear_canvas(job, shared, rules.background);
+        __syncthreads();
+    }
+    painter.template paint<Sparse>(card.units);
     __syncthreads();
-    write_tile(job, place, tile, shared->canvas);
+    write_tile<rules.masked>(job, place, tile, shared->canvas);
 }
-
-/* The instantiations of the kernel. There is one source file per formula, because each instantiation takes
- * seconds to compile. The `wide` kernels handle images whose coordinates may not fit packed words. */
-extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
-extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
 
 #endif

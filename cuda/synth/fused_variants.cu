@@ -114,7 +114,7 @@ struct fused_generator {
      * destroyed one, its kernels may get the other priority; the images are the same. */
     bool known, suits;
     cudaStream_t stream;
-    int64_t *labels; /* destination of the labels if the caller passes NULL */
+    int64_t *labels; /* destination of the labels if the caller wants none */
 };
 
 /* Sets `*fits` to whether the graph can generate `count` images on `stream`. `stream` must have the priority
@@ -138,12 +138,17 @@ static enum status check_graph(struct fused_generator *self, uint32_t count, cud
 }
 
 static enum status fused_make(struct generator *generator, const struct generator_numbers *numbers,
-                              uint32_t count, void *samples, int64_t *labels, void *stream_)
+                              uint32_t count, void *samples, const struct generator_targets *targets,
+                              void *stream_)
 {
     struct fused_generator *self = reinterpret_cast<struct fused_generator *>(generator);
     cudaStream_t stream = static_cast<cudaStream_t>(stream_);
-    const struct fused_call call = {numbers->list, numbers->first, numbers->counter,
-                                    static_cast<uint8_t *>(samples), labels ? labels : self->labels};
+    const struct fused_call call = {numbers->list,
+                                    numbers->first,
+                                    numbers->counter,
+                                    static_cast<uint8_t *>(samples),
+                                    targets && targets->labels ? targets->labels : self->labels,
+                                    targets ? targets->masks : nullptr};
     bool fits;
     TRY(check_graph(self, count, stream, &fits));
     return fits ? fused_graph_launch(self->graph, &call, stream)
@@ -220,7 +225,7 @@ struct fused_batch {
     int device;
     struct fused_plan *plan;
     struct device_clock clock;
-    uint8_t *images;
+    uint8_t *images, *masks; /* `masks`: NULL if the formula defines no masks */
     int64_t *labels;
     uint64_t latest;           /* number of the latest run */
     struct fused_graph *graph; /* used only by fused-graph */
@@ -231,6 +236,7 @@ static void fused_teardown(void *state)
     struct fused_batch *self = static_cast<struct fused_batch *>(state);
     fused_graph_close(self->graph);
     (void)cudaFree(self->labels);
+    (void)cudaFree(self->masks);
     (void)cudaFree(self->images);
     device_clock_close(&self->clock);
     fused_close(self->plan);
@@ -241,9 +247,12 @@ static enum status make_batch(struct fused_batch *self, bool graph)
 {
     const struct synth *synth = self->synth;
     size_t image_bytes = synth->batch * synth_output_bytes(synth),
-           label_bytes = synth->batch * sizeof(int64_t);
-    TRY(device_check_memory(self->device, synth, image_bytes + label_bytes + device_input_bytes(synth)));
+           mask_bytes = synth->batch * synth_mask_bytes(synth), label_bytes = synth->batch * sizeof(int64_t);
+    TRY(device_check_memory(self->device, synth,
+                            image_bytes + mask_bytes + label_bytes + device_input_bytes(synth)));
     CUDA_TRY(cudaMalloc(&self->images, image_bytes));
+    if (mask_bytes > 0)
+        CUDA_TRY(cudaMalloc(&self->masks, mask_bytes));
     CUDA_TRY(cudaMalloc(&self->labels, label_bytes));
     TRY(device_clock_open(&self->clock));
     TRY(fused_open(self->device, synth, false, &self->plan));
@@ -263,7 +272,7 @@ static enum status fused_setup(const struct resources *resources, const void *in
 
 static struct fused_call call_of_run(const struct fused_batch *self, uint64_t number)
 {
-    return {nullptr, number, nullptr, self->images, self->labels};
+    return {nullptr, number, nullptr, self->images, self->labels, self->masks};
 }
 
 static enum status fused_run(void *state, uint64_t number, struct run_time *time)
@@ -283,9 +292,12 @@ static enum status fused_fetch(void *state, void *result)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);
     struct synth_fetch *fetch = static_cast<struct synth_fetch *>(result);
-    size_t bytes = synth_output_bytes(self->synth);
+    size_t bytes = synth_output_bytes(self->synth), mask_bytes = synth_mask_bytes(self->synth);
     CUDA_TRY(cudaSetDevice(self->device));
     CUDA_TRY(cudaMemcpy(fetch->pixels, self->images + fetch->j * bytes, bytes, cudaMemcpyDeviceToHost));
+    if (fetch->mask && mask_bytes > 0)
+        CUDA_TRY(
+            cudaMemcpy(fetch->mask, self->masks + fetch->j * mask_bytes, mask_bytes, cudaMemcpyDeviceToHost));
     CUDA_TRY(cudaMemcpy(&fetch->label, self->labels + fetch->j, sizeof fetch->label, cudaMemcpyDeviceToHost));
     return STATUS_OK;
 }
@@ -307,6 +319,7 @@ static const uint8_t *fused_images(const void *state)
 
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = true,
+                                           .formulas = true,
                                            .timed = "clear+draw",
                                            .images = fused_images,
                                            .generator_open = fused_generator_open,

@@ -36,10 +36,81 @@ static __device__ __forceinline__ void fused_fill_gradients(const float *gradien
     __syncthreads();
 }
 
+/* ---- Shapes ---- */
+
+/* The shapes of an image that has several. A warp or a block computes them once, in shared memory. */
+struct fused_shapes {
+    struct philox_key key; /* of the image */
+    struct line_shape shape[FUSED_WARP];
+    /* The numbers of groups, units and orbits of the shapes before each one. The last entry has the totals.
+     */
+    uint32_t groups[FUSED_WARP + 1], units[FUSED_WARP + 1], orbits[FUSED_WARP + 1];
+};
+
+/* Shapes in shared memory; empty if the formula has one shape per image. */
+struct fused_no_shapes {
+};
+template <formula_id Formula>
+using fused_shapes_memory =
+    std::conditional_t<(line_rules_of(Formula).shapes > 1), struct fused_shapes, struct fused_no_shapes>;
+
+/* Returns the sum of the values of this lane and all lower ones. */
+static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
+{
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
+#pragma unroll
+    for (uint32_t step = 1; step < FUSED_WARP; step *= 2) {
+        uint32_t below = __shfl_up_sync(FUSED_ALL, value, step);
+        value += lane >= step ? below : 0;
+    }
+    return value;
+}
+
+static __device__ __forceinline__ uint32_t fused_groups_of(const struct atom_class &class_)
+{
+    return (class_.vertices + FUSED_LINES - 1) / FUSED_LINES;
+}
+
+static __device__ __forceinline__ uint32_t fused_quads_of(const struct atom_class &class_)
+{
+    return (class_.orbits + FUSED_ORBITS - 1) / FUSED_ORBITS;
+}
+
+/* Computes the shapes of image `place`, one per lane. All lanes of one warp must call this. */
+template <formula_id Formula>
+static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, uint32_t place,
+                                                         struct fused_shapes *self)
+{
+    constexpr struct line_rules rules = line_rules_of(Formula);
+    static_assert(rules.shapes <= FUSED_WARP, "a lane per shape");
+    const struct device_input &input = job.input;
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
+    const fused_number of = fused_number_at(job, place);
+    const struct synth_image id = synth_image_at(input.first, input.stride, input.turns, of.run, of.j);
+    struct philox_key key = atom_image_key(&rules, input.seed, 0, id.instance);
+    struct line_shape shape = line_shape(&rules, key, lane, input.classes, 0, input.class_count, input.res);
+    uint32_t groups = 0, units = 0, orbits = 0;
+    if (lane < rules.shapes) {
+        const struct atom_class &class_ = input.classes[shape.class_index];
+        groups = fused_groups_of(class_);
+        units = groups * fused_quads_of(class_);
+        orbits = class_.orbits;
+    }
+    self->shape[lane] = shape;
+    if (lane == 0) {
+        self->key = key;
+        self->groups[0] = self->units[0] = self->orbits[0] = 0;
+    }
+    self->groups[lane + 1] = fused_running_sum(groups);
+    self->units[lane + 1] = fused_running_sum(units);
+    self->orbits[lane + 1] = fused_running_sum(orbits);
+}
+
 /* ---- A group: the vertices of a warp, one per lane ---- */
 
 struct fused_group {
     struct image_input input;
+    uint32_t slot; /* number of the shape in its image */
     uint32_t vertex;
     float cosine, sine, advance;
     struct atom_point start;
@@ -57,7 +128,7 @@ struct fused_steps {
 static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &group,
                                                              const float2 *gradients, uint32_t pair)
 {
-    struct philox_block block = atom_noise_block(group.input.key, group.vertex, pair);
+    struct philox_block block = atom_noise_block(group.input.key, group.slot, group.vertex, pair);
     float p = group.input.class_.noise;
     fused_steps steps;
     steps.even.x = fmaf(-p, fused_noise(gradients, block.word[0]), group.advance);
@@ -67,69 +138,127 @@ static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &
     return steps;
 }
 
-/* Returns the values that the orbits of a unit paint, with 0 for orbits beyond the last one. */
-static __device__ __forceinline__ uint4 fused_values(const struct image_input &input, uint32_t quad)
+/* Returns the words that the orbits of a unit paint, with 0 for orbits beyond the last one. `before`: number
+ * of orbits of the shapes before. */
+template <formula_id Formula>
+static __device__ __forceinline__ uint4 fused_values(const struct image_input &input, uint32_t slot,
+                                                     uint32_t before, uint32_t quad)
 {
-    struct philox_block block = atom_gray_block(input.key, quad);
+    constexpr struct line_rules rules = line_rules_of(Formula);
+    struct philox_block block = atom_gray_block(input.key, slot, quad);
     uint32_t values[FUSED_ORBITS];
 #pragma unroll
     for (uint32_t k = 0; k < FUSED_ORBITS; k++) {
-        uint32_t orbit = quad * FUSED_ORBITS + k;
-        values[k] = orbit < input.class_.orbits
-                        ? (orbit + 1) << 8 | atom_gray_of_draw(block.word[k], input.formula)
-                        : 0;
+        uint32_t orbit = quad * FUSED_ORBITS + k, gray = atom_gray_of_draw(&rules, block.word[k]);
+        uint32_t value = rules.masked ? (before + orbit + 1) << FUSED_MASK_ORDER |
+                                            input.class_.id << FUSED_MASK_SHIFT | gray
+                                      : (orbit + 1) << FUSED_ORDER | gray;
+        values[k] = orbit < input.class_.orbits ? value : 0;
     }
     return make_uint4(values[0], values[1], values[2], values[3]);
 }
 
-/* Writes the struct fused_card and the label of image `place`. */
+/* Writes the struct fused_card and the label of image `place`. The label is 0 if images have several shapes.
+ */
+template <formula_id Formula>
 static __device__ __forceinline__ void fused_write_card(const fused_job &job, const struct image_input &input,
                                                         uint32_t place, uint32_t units)
 {
+    constexpr struct line_rules rules = line_rules_of(Formula);
     const struct synth_output &output = job.output;
     const fused_call call = fused_call_of(job);
-    size_t bytes = (size_t)output.res * output.res * output.channels * dtype_bytes(output.type);
+    size_t pixels = (size_t)output.res * output.res,
+           bytes = pixels * output.channels * dtype_bytes(output.type);
     fused_card card = {job.canvases ? job.canvases + place * bytes
                                     : call.images + (job.begin + place) * bytes,
+                       nullptr,
                        {0, 0},
                        units};
+    if (rules.masked && call.masks)
+        card.mask =
+            job.canvases ? job.mask_canvases + place * pixels : call.masks + (job.begin + place) * pixels;
     if (output.fit == OUTPUT_CROP)
         card.corner = output_crop(input.key, input.res, output.res);
     job.cards[place] = card;
-    call.labels[job.begin + place] = input.class_.id;
+    if (rules.shapes == 1)
+        call.labels[job.begin + place] = input.class_.id;
+    else
+        call.labels[job.begin + place] = 0;
 }
 
-/* Opens group `number` of the image with rank `rank` by work (fused_place()); returns false if there is none.
- * The calling thread initialises units `first`, `first` + `step`, ... of the group as invisible. Lanes after
- * the last vertex use vertex 0. The first of these lanes closes the polygon. Lines between two of them have
- * length 0. */
-static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
-                                                        uint32_t first, uint32_t step, fused_group *self)
+/* Sets the fields of a group whose image and class are set. `number`: the number of the group in its shape.
+ * Initialises the group's units `first`, `first` + `step`, ... as invisible. `before`: as for fused_values().
+ * Lanes after the last vertex use vertex 0. The first of these lanes closes the polygon. Lines between two of
+ * them have length 0. */
+template <formula_id Formula>
+static __device__ __forceinline__ void fused_begin_group(const fused_job &job, const struct line_shape &shape,
+                                                         uint32_t number, uint32_t before, uint32_t first,
+                                                         uint32_t step, fused_group *self)
 {
-    uint32_t place = fused_place(job, rank), v = number * FUSED_LINES + threadIdx.x % FUSED_WARP;
-    const fused_number of = fused_number_at(job, place);
-    self->input = image_input_at(job.input, job.input.classes, job.input.spoke_offset, of.run, of.j);
     const struct image_input &input = self->input;
-    uint32_t groups = (input.class_.vertices + FUSED_LINES - 1) / FUSED_LINES;
-    if (number >= groups)
-        return false;
-    self->quads = (input.class_.orbits + FUSED_ORBITS - 1) / FUSED_ORBITS;
-    self->first_unit = fused_first_unit(job, place) + (size_t)number * self->quads;
+    const uint32_t v = number * FUSED_LINES + threadIdx.x % FUSED_WARP;
     self->vertex = v < input.class_.vertices ? v : 0;
     self->cosine = input.spokes.cosine[self->vertex];
     self->sine = input.spokes.sine[self->vertex];
     self->advance = input.spokes.advance[self->vertex];
-    self->start =
-        atom_start(&input.class_, atom_centre(input.key, input.formula, input.res), self->cosine, self->sine);
+    self->start = line_start(&shape, self->cosine, self->sine);
     for (uint32_t quad = first; quad < self->quads; quad += step) {
         job.boxes[self->first_unit + quad] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
-        job.values[self->first_unit + quad] = fused_values(input, quad);
+        job.values[self->first_unit + quad] = fused_values<Formula>(input, self->slot, before, quad);
     }
+}
+
+/* Opens group `number` of the image with rank `rank` by work (fused_place()); returns false if there is none.
+ * The calling thread initialises units `first`, `first` + `step`, ... of the group. For formulas with one
+ * shape per image. */
+template <formula_id Formula>
+static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
+                                                        uint32_t first, uint32_t step, fused_group *self)
+{
+    constexpr struct line_rules rules = line_rules_of(Formula);
+    uint32_t place = fused_place(job, rank);
+    const fused_number of = fused_number_at(job, place);
+    self->input = image_input_at(job.input, &rules, job.input.classes, job.input.spoke_offset, of.run, of.j);
+    const struct image_input &input = self->input;
+    uint32_t groups = fused_groups_of(input.class_);
+    if (number >= groups)
+        return false;
+    self->slot = 0;
+    self->quads = fused_quads_of(input.class_);
+    self->first_unit = fused_first_unit(job, place) + (size_t)number * self->quads;
+    fused_begin_group<Formula>(job, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res), number,
+                               0, first, step, self);
     if (number == 0 && first == 0)
-        fused_write_card(job, input, place, groups * self->quads);
+        fused_write_card<Formula>(job, input, place, groups * self->quads);
     /* The key is equal in all lanes. The reduction lets the compiler keep it in uniform registers. */
     self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
     self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
+    return true;
+}
+
+/* Opens group `number` of the image with rank `rank`, counted over all shapes of the image; returns false if
+ * there is none. The calling thread initialises units as in the other function of this name. */
+template <formula_id Formula>
+static __device__ __forceinline__ bool
+fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t rank, uint32_t number,
+                 uint32_t first, uint32_t step, fused_group *self)
+{
+    const uint32_t place = fused_place(job, rank), lane = threadIdx.x % FUSED_WARP;
+    if (number >= shapes.groups[FUSED_WARP])
+        return false;
+    const uint32_t slot = __popc(__ballot_sync(FUSED_ALL, shapes.groups[lane + 1] <= number));
+    const struct line_shape shape = shapes.shape[slot];
+    self->input = image_input_of(job.input, shape.class_index, job.input.classes, job.input.spoke_offset);
+    self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, shapes.key.word[0]);
+    self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, shapes.key.word[1]);
+    self->slot = slot;
+    self->quads = fused_quads_of(self->input.class_);
+    self->first_unit = fused_first_unit(job, place) + shapes.units[slot] +
+                       (size_t)(number - shapes.groups[slot]) * self->quads;
+    fused_begin_group<Formula>(job, shape, number - shapes.groups[slot], shapes.orbits[slot], first, step,
+                               self);
+    if (number == 0 && first == 0)
+        fused_write_card<Formula>(job, self->input, place, shapes.units[FUSED_WARP]);
     return true;
 }
 
@@ -229,7 +358,9 @@ static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fu
 
 /* A block has few warps, because warps end at different times and a block frees its resources only after its
  * last warp. */
-#define VERTICES_BLOCK 64
+#define VERTICES_BLOCK  64
+#define VERTICES_BLOCKS 16                                              /* blocks per multiprocessor */
+#define VERTICES_WARPS  (VERTICES_BLOCKS * VERTICES_BLOCK / FUSED_WARP) /* warps per multiprocessor */
 
 static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
 {
@@ -249,19 +380,11 @@ static __device__ __forceinline__ void fused_walk_pair(const fused_group &group,
     at[1] = fused_pixel(*point);
 }
 
+/* Computes the vertices of a group, orbit by orbit, and stores the visible units. */
 template <bool Wide>
-static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
-    fused_vertices_kernel(const __grid_constant__ fused_job job)
+static __device__ __forceinline__ void fused_walk_group(const fused_job &job, const fused_group &group,
+                                                        const float2 *gradients)
 {
-    __shared__ float2 gradients[FUSED_GRADIENTS];
-    fused_fill_gradients(job.input.gradients, gradients);
-    uint64_t task = ((uint64_t)blockIdx.x * VERTICES_BLOCK + threadIdx.x) / FUSED_WARP;
-    uint32_t rank = (uint32_t)(task / job.groups), number = (uint32_t)(task % job.groups);
-    fused_group group;
-    if (rank >= job.count ||
-        !fused_open_group(job, rank, number, threadIdx.x % FUSED_WARP, FUSED_WARP, &group))
-        return;
-    __syncwarp();
     struct atom_point point = group.start;
     fused_drift drift = fused_drift_of<Wide>(group);
     int32_t last = (int32_t)job.input.res - 1;
@@ -280,15 +403,42 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
     }
 }
 
+template <bool Wide, formula_id Formula>
+static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
+    fused_vertices_kernel(const __grid_constant__ fused_job job)
+{
+    __shared__ float2 gradients[FUSED_GRADIENTS];
+    __shared__ fused_shapes_memory<Formula> memory[VERTICES_BLOCK / FUSED_WARP];
+    fused_fill_gradients(job.input.gradients, gradients);
+    uint64_t task = ((uint64_t)blockIdx.x * VERTICES_BLOCK + threadIdx.x) / FUSED_WARP;
+    uint32_t rank = (uint32_t)(task / job.groups), number = (uint32_t)(task % job.groups);
+    uint32_t lane = threadIdx.x % FUSED_WARP;
+    fused_group group;
+    if (rank >= job.count)
+        return;
+    if constexpr (line_rules_of(Formula).shapes > 1) {
+        struct fused_shapes &shapes = memory[threadIdx.x / FUSED_WARP];
+        fused_fill_shapes<Formula>(job, fused_place(job, rank), &shapes);
+        __syncwarp();
+        for (; fused_open_group<Formula>(job, shapes, rank, number, lane, FUSED_WARP, &group);
+             number += job.groups) {
+            __syncwarp();
+            fused_walk_group<Wide>(job, group, gradients);
+        }
+    } else {
+        if (!fused_open_group<Formula>(job, rank, number, lane, FUSED_WARP, &group))
+            return;
+        __syncwarp();
+        fused_walk_group<Wide>(job, group, gradients);
+    }
+}
+
 /* ---- The kernel for few images: one block per group, orbits in parallel ---- */
 
-#define SPLIT_BLOCK 512
-#define SPLIT_QUADS 48 /* units processed at a time in shared memory */
-
-/* Rows in shared memory, one per orbit and axis. A row contains the steps of 32 vertices, and later their
- * positions. */
-#define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
-#define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
+/* A unit in shared memory has a row per orbit and axis. A row contains the steps of 32 vertices, and later
+ * their positions. */
+#define SPLIT_UNIT_ROWS  (2 * FUSED_ORBITS)
+#define SPLIT_UNIT_BYTES (SPLIT_UNIT_ROWS * FUSED_WARP * sizeof(float))
 
 /* Replaces the steps along one axis by positions: `position` plus the running sum of steps. An axis uses
  * every other row. Returns the last position. Only this function is serial over the orbits. It issues the
@@ -328,24 +478,19 @@ static __device__ __forceinline__ void fused_fill_rows(const fused_group &group,
     }
 }
 
-template <bool Wide>
-static __global__ void __launch_bounds__(SPLIT_BLOCK)
-    fused_vertices_split_kernel(const __grid_constant__ fused_job job)
+/* Computes the vertices of a group with the block's `Warps` warps, and stores the visible units. Processes
+ * `Quads` units at a time in shared memory. */
+template <bool Wide, uint32_t Warps, uint32_t Quads>
+static __device__ __forceinline__ void fused_split_group(const fused_job &job, const fused_group &group,
+                                                         const float2 *gradients, float *split_rows)
 {
-    extern __shared__ float split_rows[];
-    __shared__ float2 gradients[FUSED_GRADIENTS];
-    fused_fill_gradients(job.input.gradients, gradients);
     const uint32_t warp = threadIdx.x / FUSED_WARP, lane = threadIdx.x % FUSED_WARP;
-    const uint32_t warps = SPLIT_BLOCK / FUSED_WARP, unit_rows = 2 * FUSED_ORBITS * FUSED_WARP;
-    fused_group group;
-    if (!fused_open_group(job, blockIdx.x / job.groups, blockIdx.x % job.groups, threadIdx.x, SPLIT_BLOCK,
-                          &group))
-        return;
+    const uint32_t warps = Warps, unit_rows = SPLIT_UNIT_ROWS * FUSED_WARP;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends);
     int32_t last = (int32_t)job.input.res - 1;
     float position = warp == 0 ? group.start.x : group.start.y;
-    for (uint32_t begin = 0; begin < group.quads; begin += SPLIT_QUADS) {
-        uint32_t count = min(group.quads - begin, (uint32_t)SPLIT_QUADS);
+    for (uint32_t begin = 0; begin < group.quads; begin += Quads) {
+        uint32_t count = min(group.quads - begin, Quads);
         for (uint32_t i = warp; i < count; i += warps)
             fused_fill_rows(group, gradients, begin + i, split_rows + i * unit_rows + lane);
         __syncthreads();
@@ -368,31 +513,42 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
     }
 }
 
-/* ---- Order of images ---- */
-
-#define ORDER_BLOCK 1024
-
-/* Orders the images of the slice (at most ORDER_BLOCK) by decreasing work, so that no image with much work
- * starts last. The rank of an image is the number of images before it. Launch with one block. */
-static __global__ void __launch_bounds__(ORDER_BLOCK)
-    fused_order_kernel(const __grid_constant__ fused_job job)
+template <bool Wide, formula_id Formula, uint32_t Warps, uint32_t Quads>
+static __global__ void __launch_bounds__(Warps *FUSED_WARP)
+    fused_vertices_split_kernel(const __grid_constant__ fused_job job)
 {
-    __shared__ uint64_t work[ORDER_BLOCK];
-    uint32_t i = threadIdx.x;
-    if (i < job.count) {
-        const fused_number of = fused_number_at(job, i);
-        struct synth_image id =
-            synth_image_at(job.input.first, job.input.stride, job.input.class_count, of.run, of.j);
-        const struct atom_class &class_ = job.input.classes[id.class_index];
-        work[i] = (uint64_t)class_.vertices * class_.orbits;
+    static_assert(Quads % 2 == 0, "fused_add_up() reads two units at a time");
+    extern __shared__ float split_rows[];
+    __shared__ float2 gradients[FUSED_GRADIENTS];
+    __shared__ fused_shapes_memory<Formula> shapes;
+    uint32_t rank = blockIdx.x / job.groups, number = blockIdx.x % job.groups;
+    fused_fill_gradients(job.input.gradients, gradients);
+    fused_group group;
+    if constexpr (line_rules_of(Formula).shapes > 1) {
+        if (threadIdx.x < FUSED_WARP)
+            fused_fill_shapes<Formula>(job, fused_place(job, rank), &shapes);
+        __syncthreads();
+        for (; fused_open_group<Formula>(job, shapes, rank, number, threadIdx.x, Warps * FUSED_WARP, &group);
+             number += job.groups)
+            fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
+    } else {
+        if (!fused_open_group<Formula>(job, rank, number, threadIdx.x, Warps * FUSED_WARP, &group))
+            return;
+        fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     }
-    __syncthreads();
-    if (i >= job.count)
-        return;
-    uint32_t before = 0;
-    for (uint32_t k = 0; k < job.count; k++)
-        before += work[k] > work[i] || (work[k] == work[i] && k < i);
-    job.order[before] = i;
 }
+
+/* The entries of struct fused_kernels for a formula. `sparse`: see fused_paint_kernel(). `warps`, `quads`:
+ * the sizes of fused_vertices_split_kernel(). A group with few units needs few warps. */
+#define FUSED_KERNELS(formula, sparse, warps, quads)                                                      \
+    {                                                                                                     \
+        {fused_vertices_kernel<false, (formula)>, fused_vertices_kernel<true, (formula)>},                \
+            {fused_vertices_split_kernel<false, (formula), (warps), (quads)>,                             \
+             fused_vertices_split_kernel<true, (formula), (warps), (quads)>},                             \
+            (warps)*FUSED_WARP, (quads)*SPLIT_UNIT_BYTES,                                                 \
+        {                                                                                                 \
+            fused_paint_kernel<false, (formula), (sparse)>, fused_paint_kernel<true, (formula), (sparse)> \
+        }                                                                                                 \
+    }
 
 #endif

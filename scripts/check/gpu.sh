@@ -111,6 +111,7 @@ if ((sanitize)); then
             "$bench" --variant "$variants" --verify "${quick[@]}" --res 64 --batch 5 --vertices 64 --orbits 3 --compute 50
         check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
+        check "$tool: formulas" compute-sanitizer --tool "$tool" --error-exitcode 9 build/tests/gpu_formulas --short
     done
 else
     # Prints three names per line. One check verifies the variants of one line, because at large sizes the reference takes a
@@ -166,6 +167,7 @@ END
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096
     check 'closed forms compared with the definitions' build/tests/gpu_exact
+    check 'all formulas and masks compared with the references' build/tests/gpu_formulas
     check 'the matrix product of a training step' build/tests/gpu_product
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT
