@@ -110,6 +110,8 @@ static void draw_classes(struct published *published)
             stream = published->states[i];
         published_draw_class(set->law, &stream, &published->classes[i]);
         published->classes[i].number = set->first_class + i;
+        if (set->law == PUBLISHED_SEGRCDB)
+            published->classes[i].gray = published->classes[i].number;
     }
 }
 
@@ -118,7 +120,7 @@ static void draw_classes(struct published *published)
 /* A header, and the states as little-endian words, which each machine that we support stores. */
 struct states_header {
     char magic[8];
-    uint32_t version, blocks;
+    uint32_t version, script_threads, blocks, block_images;
     char set[32];
     uint64_t hash; /* of the states */
 };
@@ -128,7 +130,10 @@ enum { VERSION = 1 }; /* increase it if the states of a set change */
 
 static struct states_header make_header(const struct published *published)
 {
-    struct states_header header = {.version = VERSION, .blocks = published->set->blocks};
+    struct states_header header = {.version = VERSION,
+                                   .script_threads = published->set->script_threads,
+                                   .blocks = published->set->blocks,
+                                   .block_images = published->set->block_images};
     memcpy(header.magic, magic, sizeof magic);
     snprintf(header.set, sizeof header.set, "%s", published->set->name);
     header.hash = hash_words(VERSION, published->states[0].word,

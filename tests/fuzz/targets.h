@@ -34,6 +34,7 @@
 #include "data/tar.h"
 #include "core/record.h"
 #include "synth/class.h"
+#include "synth/published_files.h"
 #include "train/checkpoint.h"
 
 /* Parses the first line as the value of --image, of --label, and of --member. Each accepted rule then reads a
@@ -380,6 +381,21 @@ static inline void fuzz_classes(const uint8_t *data, size_t size)
                 abort();
     free(classes);
     close(fd);
+}
+
+/* Parses a class file of a published script. What is read must survive writing and reading. */
+static inline void fuzz_published(const uint8_t *data, size_t size)
+{
+    char *text = strndup((const char *)data, size), again[PUBLISHED_TEXT_BYTES];
+    struct published_class class_ = {0}, second = {0};
+    enum published_law law, law_again;
+    if (text && published_text_read("file", text, &law, &class_) == STATUS_OK) {
+        published_text_write(law, &class_, again);
+        if (published_text_read("again", again, &law_again, &second) != STATUS_OK || law != law_again ||
+            memcmp(&class_, &second, sizeof class_) != 0)
+            abort();
+    }
+    free(text);
 }
 
 /* Parses class ranges. Classes drawn from them must be within the limits. */
@@ -791,6 +807,6 @@ static const struct {
                     {"members", fuzz_members}, {"objects", fuzz_objects},
                     {"jpeg", fuzz_jpeg},       {"webp", fuzz_webp},
                     {"lists", fuzz_lists},     {"cache", fuzz_cache},
-                    {"stream", fuzz_stream}};
+                    {"stream", fuzz_stream},   {"published", fuzz_published}};
 
 #endif
