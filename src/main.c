@@ -18,6 +18,7 @@
 #include "run/runner.h"
 #include "run/settings.h"
 #include "run/sweep.h"
+#include "run/verify_published.h"
 #include "launcher.h"
 #include "data/prepare.h"
 
@@ -30,7 +31,7 @@
 static const struct command {
     const char *name;
     enum status (*run)(int argc, char *argv[]);
-} commands[] = {{"advise", advise_run}, {"compare", compare_run}};
+} commands[] = {{"advise", advise_run}, {"compare", compare_run}, {"verify-published", verify_published_run}};
 
 /* Returns the command whose name equals or resembles the first argument; NULL if there is none. */
 static const struct command *find_command(int argc, char *argv[])
