@@ -193,6 +193,7 @@ static void help_common(FILE *stream, bool all)
           "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
           "       fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
           "       fdsl-bench compare A.csv B.csv [options]\n"
+          "       fdsl-bench verify-published DIR --preset SET [options]\n"
           "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
           "       fdsl-bench --list [-v] | --columns | --env | --verify-set DIR | --version | --help\n"
           "\n"

@@ -74,7 +74,7 @@ struct verification {
     const char *folder;
     const struct published_set *set;
     struct published *published;
-    int threads = 1;
+    int threads;
     struct worker *workers;
     pthread_mutex_t lock; /* of the fields below */
     uint64_t compared[KINDS], equal[KINDS], foreign;
