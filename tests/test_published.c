@@ -2,13 +2,14 @@
  * published scripts, random access, the cache file. */
 #include <criterion/criterion.h>
 
-#include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "core/file.h"
+#include "core/parallel.h"
 #include "core/portable.h"
 #include "folder.h"
 #include "must.h"
@@ -171,29 +172,32 @@ Test(published, numbers_are_printed_as_python_prints_them)
 static const struct published_set small_rcdb = {.name = "rcdb",
                                                 .law = PUBLISHED_RCDB,
                                                 .classes = 4,
-                                                .script_threads = 2,
-                                                .blocks = 4,
+                                                .threads = 2,
+                                                .instances = 1000,
                                                 .block_images = 1000,
+                                                .res = PUBLISHED_RES,
                                                 .background = 255};
 static const struct published_set small_segrcdb = {.name = "segrcdb",
                                                    .law = PUBLISHED_SEGRCDB,
                                                    .classes = 254,
                                                    .first_class = 1,
-                                                   .script_threads = 2,
-                                                   .blocks = 2,
-                                                   .block_images = PUBLISHED_SEG_BLOCK,
+                                                   .threads = 2,
+                                                   .instances = 40,
+                                                   .block_images = 20,
+                                                   .res = PUBLISHED_RES,
                                                    .has_masks = true};
 static const struct published_set small_visualatom = {.name = "visualatom",
                                                       .law = PUBLISHED_VISUALATOM,
                                                       .classes = 4,
-                                                      .script_threads = 2,
-                                                      .blocks = 4,
-                                                      .block_images = 1000};
+                                                      .threads = 2,
+                                                      .instances = 1000,
+                                                      .block_images = 1000,
+                                                      .res = PUBLISHED_RES};
 
-/* SHA-256 of images and masks that the unmodified scripts drew. Blocks are those of the small sets. */
+/* SHA-256 of images and masks that the unmodified scripts drew. Classes are those of the small sets. */
 static const struct {
     const struct published_set *set;
-    uint32_t block, instance;
+    uint32_t class_index, instance;
     bool is_mask;
     const char *sha256;
 } golden[] = {
@@ -213,10 +217,10 @@ static const struct {
     {&small_segrcdb, 0, 0, true, "48cd66923b482e20bdbc18d9ac8f120099485006c45a9afcdf4783346289a59a"},
     {&small_segrcdb, 0, 1, false, "88b38965d6333826066268b150f7b892110e96d64e39bf81062f7bfb31554b68"},
     {&small_segrcdb, 0, 1, true, "cdc4f0541f8a2d753777914e6b61525a644c7325d89b5fd1cf822b631a1aea99"},
-    {&small_segrcdb, 1, 0, false, "64209fcf1782353ceda9a523b7ea60bbe7a416d702c8b1df5cc3c8d8749920eb"},
-    {&small_segrcdb, 1, 0, true, "4dc1702da177ef24f52e44c49adad473dfb596bcfcef9e1fcf7a24247dd38222"},
-    {&small_segrcdb, 1, 1, false, "760fd63a647ecb0c49743d30b0f8cd986d3d9527f24d000b80e87223abbe337b"},
-    {&small_segrcdb, 1, 1, true, "3c099879fe720ffe221498ebbaba3008ae0267baf60b08f82af979db92cfb643"},
+    {&small_segrcdb, 0, 20, false, "64209fcf1782353ceda9a523b7ea60bbe7a416d702c8b1df5cc3c8d8749920eb"},
+    {&small_segrcdb, 0, 20, true, "4dc1702da177ef24f52e44c49adad473dfb596bcfcef9e1fcf7a24247dd38222"},
+    {&small_segrcdb, 0, 21, false, "760fd63a647ecb0c49743d30b0f8cd986d3d9527f24d000b80e87223abbe337b"},
+    {&small_segrcdb, 0, 21, true, "3c099879fe720ffe221498ebbaba3008ae0267baf60b08f82af979db92cfb643"},
     {&small_visualatom, 0, 0, false, "9b04c11c5f3a08cd00c889573d0eca902beec9475bd2c9e33a5efe8e71cee264"},
     {&small_visualatom, 0, 1, false, "e6a1e7d05eac6e2426917424cc45b1faa6895f170d4541a4bc342e296edc7721"},
     {&small_visualatom, 1, 0, false, "00ad8d5dc3d392af67945fb71706987a74fe53e126898bccfbe6f2aa3fd2b4a2"},
@@ -229,39 +233,44 @@ static const struct {
 
 struct drawing {
     struct published *published;
-    struct published_worker *worker;
+    void *scratch;
     uint8_t *pixels, *mask;
 };
 
 static void open_drawing(const struct published_set *set, struct drawing *drawing)
 {
     must(published_open(set, 2, &drawing->published));
-    must(published_worker_open(drawing->published, &drawing->worker));
+    drawing->scratch = malloc(published_scratch_bytes());
     drawing->pixels = malloc(PIXELS);
     drawing->mask = malloc(PIXELS);
-    cr_assert(drawing->pixels && drawing->mask);
+    cr_assert(drawing->scratch && drawing->pixels && drawing->mask);
 }
 
 static void close_drawing(struct drawing *drawing)
 {
-    published_worker_close(drawing->worker);
+    free(drawing->scratch);
     published_close(drawing->published);
     free(drawing->pixels);
     free(drawing->mask);
 }
 
 /* Draws an image. Bytes that are not written stay 0x5a. */
-static void draw(struct drawing *drawing, uint32_t block, uint32_t instance, bool plain)
+static void draw(struct drawing *drawing, uint32_t class_index, uint64_t instance, bool plain)
 {
+    const struct published_image image = {.class_index = class_index,
+                                          .instance = instance,
+                                          .canvas = drawing->pixels,
+                                          .mask = drawing->mask,
+                                          .pitch = PUBLISHED_RES,
+                                          .plain = plain};
     memset(drawing->pixels, 0x5a, PIXELS);
     memset(drawing->mask, 0x5a, PIXELS);
-    must(published_draw(drawing->published, drawing->worker, block, instance, plain, drawing->pixels,
-                        drawing->mask));
+    published_draw(drawing->published, &image, drawing->scratch);
 }
 
 static void enter_cache_folder(void)
 {
-    static char folder[] = "/tmp/published-XXXXXX";
+    char folder[] = "/tmp/published-XXXXXX";
     enter_folder(folder);
     setenv("XDG_CACHE_HOME", folder, 1);
 }
@@ -285,9 +294,9 @@ static void check_golden(const struct published_set *set)
     for (size_t i = 0; i < COUNT_OF(golden); i++)
         for (int plain = 0; plain < 2 && golden[i].set == set; plain++) {
             char what[99];
-            snprintf(what, sizeof what, "%s %u %u plain %d", set->name, golden[i].block, golden[i].instance,
-                     plain);
-            draw(&drawing, golden[i].block, golden[i].instance, plain);
+            snprintf(what, sizeof what, "%s %u %u plain %d", set->name, golden[i].class_index,
+                     golden[i].instance, plain);
+            draw(&drawing, golden[i].class_index, golden[i].instance, plain);
             check_sha256(golden[i].is_mask ? drawing.mask : drawing.pixels, golden[i].sha256, what);
         }
     close_drawing(&drawing);
@@ -313,23 +322,26 @@ static const struct published_set wide[] = {
     {.name = "rcdb",
      .law = PUBLISHED_RCDB,
      .classes = 40,
-     .script_threads = 40,
-     .blocks = 40,
+     .threads = 40,
+     .instances = 2,
      .block_images = 2,
+     .res = PUBLISHED_RES,
      .background = 255},
     {.name = "visualatom",
      .law = PUBLISHED_VISUALATOM,
      .classes = 12,
-     .script_threads = 12,
-     .blocks = 12,
-     .block_images = 2},
+     .threads = 12,
+     .instances = 2,
+     .block_images = 2,
+     .res = PUBLISHED_RES},
     {.name = "segrcdb",
      .law = PUBLISHED_SEGRCDB,
      .classes = 254,
      .first_class = 1,
-     .script_threads = 4,
-     .blocks = 4,
+     .threads = 4,
+     .instances = 8,
      .block_images = 2,
+     .res = PUBLISHED_RES,
      .has_masks = true},
 };
 
@@ -338,16 +350,17 @@ static const struct published_set wide[] = {
 static uint8_t *draw_set(const struct published_set *set)
 {
     struct drawing drawing;
-    size_t count = (size_t)set->blocks * set->block_images;
+    size_t count = set->has_masks ? set->instances : set->classes * set->instances;
     uint8_t *images = malloc(2 * count * PIXELS);
     cr_assert_not_null(images);
     open_drawing(set, &drawing);
     for (size_t i = 0; i < count; i++) {
-        uint32_t block = (uint32_t)i / set->block_images, instance = (uint32_t)i % set->block_images;
-        draw(&drawing, block, instance, false);
+        uint32_t class_index = (uint32_t)(i / set->instances);
+        uint64_t instance = i % set->instances;
+        draw(&drawing, class_index, instance, false);
         memcpy(images + i * PIXELS, drawing.pixels, PIXELS);
         memcpy(images + (count + i) * PIXELS, drawing.mask, PIXELS);
-        draw(&drawing, block, instance, true);
+        draw(&drawing, class_index, instance, true);
         cr_assert_arr_eq(drawing.pixels, images + i * PIXELS, PIXELS, "%s image %zu", set->name, i);
         cr_assert_arr_eq(drawing.mask, images + (count + i) * PIXELS, PIXELS, "%s mask %zu", set->name, i);
     }
@@ -368,7 +381,7 @@ Test(published, any_order_gives_the_images_of_the_sequence)
     struct published_set set = small_rcdb;
     struct drawing ordered, random;
     enter_cache_folder();
-    set.block_images = 5;
+    set.instances = set.block_images = 5;
     uint8_t *images = malloc(5 * PIXELS);
     cr_assert_not_null(images);
     open_drawing(&set, &ordered);
@@ -377,6 +390,7 @@ Test(published, any_order_gives_the_images_of_the_sequence)
         memcpy(images + i * PIXELS, ordered.pixels, PIXELS);
         cr_assert(i == 0 || memcmp(images, ordered.pixels, PIXELS) != 0);
     }
+    published_forget();
     open_drawing(&set, &random); /* its states are those of the cache file */
     for (size_t i = 0; i < COUNT_OF(order); i++) {
         draw(&random, i % 2 ? 0 : 3, (uint32_t)i % 5, false); /* another class in between */
@@ -388,14 +402,81 @@ Test(published, any_order_gives_the_images_of_the_sequence)
     close_drawing(&random);
 }
 
+/* Rows can be further apart than they are long. */
+Test(published, pixels_between_the_rows_stay_as_they_are)
+{
+    enum { PITCH = 577 };
+    for (size_t s = 0; s < COUNT_OF(wide); s++)
+        for (int plain = 0; plain < 2; plain++) {
+            struct drawing drawing;
+            uint8_t *planes = malloc(2 * PUBLISHED_RES * PITCH);
+            cr_assert_not_null(planes);
+            enter_cache_folder();
+            open_drawing(&wide[s], &drawing);
+            draw(&drawing, 0, 1, plain);
+            const struct published_image image = {.instance = 1,
+                                                  .canvas = planes,
+                                                  .mask = planes + PUBLISHED_RES * PITCH,
+                                                  .pitch = PITCH,
+                                                  .plain = plain};
+            memset(planes, 0x5a, 2 * PUBLISHED_RES * PITCH);
+            published_draw(drawing.published, &image, drawing.scratch);
+            for (size_t y = 0; y < 2 * PUBLISHED_RES; y++) {
+                const uint8_t *expected = y < PUBLISHED_RES ? drawing.pixels : drawing.mask;
+                cr_assert_arr_eq(planes + y * PITCH, expected + y % PUBLISHED_RES * PUBLISHED_RES,
+                                 PUBLISHED_RES, "%s row %zu", wide[s].name, y);
+                for (size_t x = PUBLISHED_RES; x < PITCH; x++)
+                    cr_assert_eq(planes[y * PITCH + x], 0x5a, "%s (%zu, %zu)", wide[s].name, x, y);
+            }
+            free(planes);
+            close_drawing(&drawing);
+        }
+}
+
+enum { THREADS = 8, ROUNDS = 60 };
+
+struct race {
+    struct drawing drawings[THREADS];
+    uint8_t *images; /* of the instances of class 1 */
+    atomic_int wrong;
+};
+
+static void draw_task(void *context, uint64_t task, int thread)
+{
+    struct race *race = context;
+    uint32_t instance = (uint32_t)(task * 7 % 5);
+    draw(&race->drawings[thread], 1, instance, false);
+    race->wrong += memcmp(race->drawings[thread].pixels, race->images + instance * PIXELS, PIXELS) != 0;
+}
+
+Test(published, threads_that_draw_one_class_do_not_disturb_each_other)
+{
+    struct published_set set = small_rcdb;
+    struct race race = {.images = malloc(5 * PIXELS)};
+    enter_cache_folder();
+    set.instances = set.block_images = 5;
+    for (int i = 0; i < THREADS; i++)
+        open_drawing(&set, &race.drawings[i]);
+    for (uint32_t i = 0; i < 5; i++) {
+        draw(&race.drawings[0], 1, i, true);
+        memcpy(race.images + i * PIXELS, race.drawings[0].pixels, PIXELS);
+    }
+    parallel_for(THREADS, ROUNDS, draw_task, &race);
+    cr_assert_eq(race.wrong, 0);
+    for (int i = 0; i < THREADS; i++)
+        close_drawing(&race.drawings[i]);
+    free(race.images);
+}
+
 /* ---- The cache file ---- */
 
 #define CACHE_FILE "fdsl-bench/rcdb.states"
 
-/* Opens the set and checks that its last class is `expected`. */
+/* Reads the file of the set again. Checks that its last class is `expected`. */
 static void check_last_class(const struct published_set *set, const struct published_class *expected)
 {
     struct published *published;
+    published_forget();
     must(published_open(set, 2, &published));
     const struct published_class *last = &published_classes(published)[set->classes - 1];
     cr_assert_eq(last->vertices, expected->vertices);
@@ -411,7 +492,7 @@ Test(published, a_damaged_cache_file_is_computed_again)
     char *good, *now;
     size_t size, size_now;
     enter_cache_folder();
-    set.block_images = 3;
+    set.instances = set.block_images = 3;
     must(published_open(&set, 2, &published));
     struct published_class last = published_classes(published)[3];
     published_close(published);
@@ -436,8 +517,8 @@ Test(published, the_cache_file_of_another_set_is_not_used)
     struct published_set set = small_rcdb, other = small_rcdb;
     struct published *published;
     enter_cache_folder();
-    set.block_images = 3;
-    other.block_images = 4;
+    set.instances = set.block_images = 3;
+    other.instances = other.block_images = 4;
     must(published_open(&set, 2, &published));
     struct published_class last = published_classes(published)[3];
     published_close(published);
@@ -453,7 +534,7 @@ Test(published, a_folder_that_cannot_be_written_is_no_error)
     struct published_set set = small_rcdb;
     struct published *published;
     enter_cache_folder();
-    set.block_images = 3;
+    set.instances = set.block_images = 3;
     must(published_open(&set, 2, &published));
     struct published_class last = published_classes(published)[3];
     published_close(published);

@@ -23,23 +23,26 @@ static const struct published_set sets[] = {
     {.name = "rcdb",
      .law = PUBLISHED_RCDB,
      .classes = 2,
-     .script_threads = 2,
-     .blocks = 2,
+     .threads = 2,
+     .instances = 2,
      .block_images = 2,
+     .res = PUBLISHED_RES,
      .background = 255},
     {.name = "visualatom",
      .law = PUBLISHED_VISUALATOM,
      .classes = 2,
-     .script_threads = 2,
-     .blocks = 2,
-     .block_images = 2},
+     .threads = 2,
+     .instances = 2,
+     .block_images = 2,
+     .res = PUBLISHED_RES},
     {.name = "segrcdb",
      .law = PUBLISHED_SEGRCDB,
      .classes = 254,
      .first_class = 1,
-     .script_threads = 1,
-     .blocks = 1,
-     .block_images = PUBLISHED_SEG_BLOCK,
+     .threads = 1,
+     .instances = 20,
+     .block_images = 20,
+     .res = PUBLISHED_RES,
      .has_masks = true},
 };
 
@@ -47,7 +50,7 @@ static const struct published_set sets[] = {
 static const char *const image_paths[] = {
     "copy/image/00001/00001_0001.png", "copy/00001/vertex_0257_instance_0001.png", "copy/image/000001.png"};
 static const char *const folders[] = {"copy/image/00001", "copy/00001", "copy/image"};
-static const uint32_t blocks[] = {1, 1, 0};
+static const uint32_t classes[] = {1, 1, 0};
 
 /* Writes gray pixels as a PNG file with equal channels, as the scripts do. */
 static void write_png(const char *path, const uint8_t *pixels, uint32_t channels)
@@ -74,7 +77,7 @@ static void make_copy(int s, struct copy *copy)
 {
     static char folder[] = "/tmp/verify-published-XXXXXX";
     struct published *published;
-    struct published_worker *worker;
+    void *scratch = malloc(published_scratch_bytes());
     char command[200];
     enter_folder(folder);
     setenv("XDG_CACHE_HOME", folder, 1);
@@ -83,13 +86,17 @@ static void make_copy(int s, struct copy *copy)
     copy->pixels = malloc(PIXELS);
     copy->mask = malloc(PIXELS);
     must(published_open(&sets[s], 2, &published));
-    must(published_worker_open(published, &worker));
-    must(published_draw(published, worker, blocks[s], 1, false, copy->pixels, copy->mask));
+    const struct published_image image = {.class_index = classes[s],
+                                          .instance = 1,
+                                          .canvas = copy->pixels,
+                                          .mask = copy->mask,
+                                          .pitch = PUBLISHED_RES};
+    published_draw(published, &image, scratch);
     write_png(image_paths[s], copy->pixels, 3);
     if (sets[s].has_masks)
         write_png("copy/mask/000001.png", copy->mask, 1);
     must(published_files_write("copy/param", sets[s].law, published_classes(published), 2));
-    published_worker_close(worker);
+    free(scratch);
     published_close(published);
 }
 

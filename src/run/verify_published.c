@@ -87,7 +87,7 @@ struct verification {
 
 /* What one thread needs. */
 struct worker {
-    struct published_worker *drawing;
+    void *drawing; /* scratch memory of published_draw() */
     struct image_scratch scratch;
     uint8_t *pixels, *mask;
     uint32_t *numbers; /* of the files in a folder */
@@ -252,6 +252,17 @@ static enum status list_files(struct verification *verification, struct worker *
     return STATUS_OK;
 }
 
+static void draw(const struct verification *verification, struct worker *worker, uint32_t class_index,
+                 uint64_t instance)
+{
+    const struct published_image image = {.class_index = class_index,
+                                          .instance = instance,
+                                          .canvas = worker->pixels,
+                                          .mask = worker->mask,
+                                          .pitch = PUBLISHED_RES};
+    published_draw(verification->published, &image, worker->drawing);
+}
+
 /* ---- RCDB and VisualAtom: a folder per class ---- */
 
 static enum status verify_class(struct verification *verification, struct worker *worker, uint32_t block)
@@ -263,14 +274,13 @@ static enum status verify_class(struct verification *verification, struct worker
     if (snprintf(folder, sizeof folder, "%s%s/%05u", verification->folder, inner, class_->number) >=
         (int)sizeof folder)
         return status_set(STATUS_USAGE, "%s: the path is too long", verification->folder);
-    TRY(list_files(verification, worker, folder, class_, set->block_images));
+    TRY(list_files(verification, worker, folder, class_, (uint32_t)set->instances));
     for (size_t i = 0; i < worker->number_count; i++) {
         uint32_t instance = worker->numbers[i];
         file_name(set, class_, instance, name, sizeof name);
         snprintf(path, sizeof path, "%s/%s", folder, name);
-        TRY(published_draw(verification->published, worker->drawing, block, instance, false, worker->pixels,
-                           NULL));
-        TRY(compare_file(verification, worker, IMAGES, (uint64_t)block * set->block_images + instance, path,
+        draw(verification, worker, block, instance);
+        TRY(compare_file(verification, worker, IMAGES, (uint64_t)block * set->instances + instance, path,
                          worker->pixels));
     }
     return STATUS_OK;
@@ -278,10 +288,8 @@ static enum status verify_class(struct verification *verification, struct worker
 
 /* ---- SegRCDB: one folder of images, one of masks ---- */
 
-static enum status verify_pair(struct verification *verification, struct worker *worker, uint32_t block,
-                               uint32_t instance)
+static enum status verify_pair(struct verification *verification, struct worker *worker, uint32_t number)
 {
-    uint32_t number = block * PUBLISHED_SEG_BLOCK + instance;
     char paths[2][PATH_MAX];
     bool there[2];
     for (int i = 0; i < 2; i++) {
@@ -291,8 +299,7 @@ static enum status verify_pair(struct verification *verification, struct worker 
         there[i] = exists(paths[i]);
     }
     if (there[0] || there[1])
-        TRY(published_draw(verification->published, worker->drawing, block, instance, false, worker->pixels,
-                           worker->mask));
+        draw(verification, worker, 0, number);
     for (int i = 0; i < 2; i++)
         if (there[i])
             TRY(compare_file(verification, worker, i ? MASKS : IMAGES, 2ull * number + (uint64_t)i, paths[i],
@@ -302,8 +309,9 @@ static enum status verify_pair(struct verification *verification, struct worker 
 
 static enum status verify_pairs(struct verification *verification, struct worker *worker, uint32_t block)
 {
-    for (uint32_t instance = 0; instance < PUBLISHED_SEG_BLOCK; instance++)
-        TRY(verify_pair(verification, worker, block, instance));
+    const uint32_t count = verification->set->block_images;
+    for (uint32_t i = 0; i < count; i++)
+        TRY(verify_pair(verification, worker, block * count + i));
     return STATUS_OK;
 }
 
@@ -316,7 +324,7 @@ static enum status find_foreign(struct verification *verification)
     for (size_t i = 0; i < COUNT_OF(folders); i++) {
         char path[PATH_MAX];
         if (snprintf(path, sizeof path, "%s/%s", verification->folder, folders[i]) < (int)sizeof path)
-            TRY(list_files(verification, worker, path, NULL, set->blocks * set->block_images));
+            TRY(list_files(verification, worker, path, NULL, (uint32_t)set->instances));
     }
     return STATUS_OK;
 }
@@ -378,10 +386,11 @@ static enum status open_workers(struct verification *verification)
     TRY(ALLOCATED(verification->workers, "out of memory"));
     for (int i = 0; i < verification->threads; i++) {
         struct worker *worker = &verification->workers[i];
-        TRY(published_worker_open(verification->published, &worker->drawing));
+        worker->drawing = malloc(published_scratch_bytes());
         worker->pixels = malloc(bytes);
         worker->mask = malloc(bytes);
-        TRY(ALLOCATED(worker->pixels && worker->mask, "out of memory for images; lower --threads"));
+        TRY(ALLOCATED(worker->drawing && worker->pixels && worker->mask,
+                      "out of memory for images; lower --threads"));
     }
     return STATUS_OK;
 }
@@ -390,7 +399,7 @@ static void close_verification(struct verification *verification)
 {
     for (int i = 0; verification->workers && i < verification->threads; i++) {
         struct worker *worker = &verification->workers[i];
-        published_worker_close(worker->drawing);
+        free(worker->drawing);
         image_scratch_close(&worker->scratch);
         free(worker->pixels);
         free(worker->mask);
@@ -405,9 +414,8 @@ static enum status report(const struct verification *verification)
 {
     const struct published_set *set = verification->set;
     uint64_t compared = 0, equal = 0;
-    const uint64_t whole[KINDS] = {(uint64_t)set->blocks * set->block_images,
-                                   set->has_masks ? (uint64_t)set->blocks * set->block_images : 0,
-                                   set->classes};
+    const uint64_t images = set->has_masks ? set->instances : set->classes * set->instances;
+    const uint64_t whole[KINDS] = {images, set->has_masks ? images : 0, set->classes};
     for (int kind = 0; kind < KINDS; kind++) {
         compared += verification->compared[kind];
         equal += verification->equal[kind];
@@ -445,7 +453,7 @@ static enum status verify(struct verification *verification)
     const struct published_set *set = verification->set;
     TRY(published_open(set, verification->threads, &verification->published));
     TRY(open_workers(verification));
-    parallel_for(verification->threads, set->blocks, verify_block, verification);
+    parallel_for(verification->threads, published_blocks(set), verify_block, verification);
     if (verification->failed)
         return status_restore(&verification->failure);
     if (set->has_masks)

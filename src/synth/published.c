@@ -14,32 +14,36 @@
 static const struct published_set sets[] = {
     {.name = "rcdb-1k",
      .law = PUBLISHED_RCDB,
+     .threads = 40,
      .classes = 1000,
-     .script_threads = 40,
-     .blocks = 1000,
+     .instances = 1000,
      .block_images = 1000,
+     .res = PUBLISHED_RES,
      .background = 255},
     {.name = "rcdb-21k",
      .law = PUBLISHED_RCDB,
+     .threads = 40,
      .classes = 21000,
-     .script_threads = 40,
-     .blocks = 21000,
+     .instances = 1000,
      .block_images = 1000,
+     .res = PUBLISHED_RES,
      .background = 255},
     {.name = "segrcdb",
      .law = PUBLISHED_SEGRCDB,
+     .threads = 40,
      .classes = 254,
      .first_class = 1,
-     .script_threads = 40,
-     .blocks = 20000 / PUBLISHED_SEG_BLOCK,
-     .block_images = PUBLISHED_SEG_BLOCK,
+     .instances = 20000,
+     .block_images = 20,
+     .res = PUBLISHED_RES,
      .has_masks = true},
     {.name = "visualatom-script-1k",
      .law = PUBLISHED_VISUALATOM,
+     .threads = 20,
      .classes = 1000,
-     .script_threads = 20,
-     .blocks = 1000,
-     .block_images = 1000},
+     .instances = 1000,
+     .block_images = 1000,
+     .res = PUBLISHED_RES},
 };
 
 const struct published_set *published_set_at(size_t i)
@@ -239,14 +243,20 @@ void published_skip_block(const struct published *published, uint32_t block, str
 
 /* ---- Drawing ---- */
 
-struct published_worker {
+/* The memory that drawing needs. */
+struct scratch {
     uint32_t words[4 * PUBLISHED_VERTICES_MAX];
     float noises[2 * PUBLISHED_VERTICES_MAX]; /* of x, then of y */
     double x[PUBLISHED_VERTICES_MAX], y[PUBLISHED_VERTICES_MAX];
     int32_t column[PUBLISHED_VERTICES_MAX + 1], row[PUBLISHED_VERTICES_MAX + 1];
     double wave1[PUBLISHED_VERTICES_MAX], wave2[PUBLISHED_VERTICES_MAX]; /* half the sines; VisualAtom */
-    uint32_t wave_block; /* the class of the waves; UINT32_MAX: none */
+    struct cursor cursor;                                                /* for when memory runs out */
 };
+
+size_t published_scratch_bytes(void)
+{
+    return sizeof(struct scratch);
+}
 
 /* One atom: its class, its place, and where it is drawn. */
 struct atom_job {
@@ -254,18 +264,16 @@ struct atom_job {
     struct placement placement;
     const double *cosine, *sine;
     uint8_t *pixels, *mask; /* mask: NULL if there is none */
+    int32_t pitch;
 };
 
-static void fill_waves(const struct published_class *class_, uint32_t block, struct published_worker *worker)
+static void fill_waves(const struct published_class *class_, struct scratch *scratch)
 {
-    if (worker->wave_block == block)
-        return;
     double angle = M_PI * 2 / class_->vertices;
     for (uint32_t v = 0; v < class_->vertices; v++) {
-        worker->wave1[v] = 0.5 * sin(angle * v * class_->wave1);
-        worker->wave2[v] = 0.5 * sin(angle * v * class_->wave2);
+        scratch->wave1[v] = 0.5 * sin(angle * v * class_->wave1);
+        scratch->wave2[v] = 0.5 * sin(angle * v * class_->wave2);
     }
-    worker->wave_block = block;
 }
 
 /* Moves the vertices of one axis by a step. The order of the operations is that of the script. */
@@ -294,16 +302,15 @@ WIDE_CLONES static void round_vertices(uint32_t count, const double *restrict pl
 
 /* Sets the vertices on the start circle. RCDB adds the centre when it draws, the others here; this decides
  * the last bit of a coordinate. */
-static void start_vertices(enum published_law law, const struct atom_job *job,
-                           struct published_worker *worker)
+static void start_vertices(enum published_law law, const struct atom_job *job, struct scratch *scratch)
 {
     const struct placement *placement = &job->placement;
     bool centred = law != PUBLISHED_RCDB;
     for (uint32_t v = 0; v < job->class_->vertices; v++) {
         double x = job->cosine[v] * placement->radius * placement->oval_x;
         double y = job->sine[v] * placement->radius * placement->oval_y;
-        worker->x[v] = centred ? x + placement->start_w : x;
-        worker->y[v] = centred ? y + placement->start_h : y;
+        scratch->x[v] = centred ? x + placement->start_w : x;
+        scratch->y[v] = centred ? y + placement->start_h : y;
     }
 }
 
@@ -318,7 +325,7 @@ static void paint_line_plain(const struct atom_job *job, int32_t x0, int32_t y0,
 {
     for (struct line line = line_begin(FORMULA_VISUALATOM, x0, y0, x1, y1); line.left > 0; line_step(&line))
         if (line_inside(line.x, line.y, PUBLISHED_RES)) {
-            size_t at = (size_t)line.y * PUBLISHED_RES + (size_t)line.x;
+            size_t at = (size_t)(line.y * job->pitch + line.x);
             job->pixels[at] = gray;
             if (job->mask)
                 job->mask[at] = (uint8_t)job->class_->number;
@@ -358,15 +365,15 @@ static struct steps clip_minor(struct steps steps, int32_t start, int32_t sign, 
 }
 
 static inline __attribute__((always_inline)) void paint_line(uint8_t *pixels, uint8_t *mask, uint8_t class_,
-                                                             int32_t x0, int32_t y0, int32_t x1, int32_t y1,
-                                                             uint8_t gray)
+                                                             int32_t pitch, int32_t x0, int32_t y0,
+                                                             int32_t x1, int32_t y1, uint8_t gray)
 {
     enum { LAST = PUBLISHED_RES - 1 };
     int32_t dx = abs(x1 - x0), dy = abs(y1 - y0), sign_x = x1 > x0 ? 1 : -1, sign_y = y1 > y0 ? 1 : -1;
     bool steep = dy >= dx;
     int32_t major = steep ? dy : dx, minor = steep ? dx : dy;
-    int32_t along = steep ? sign_y * PUBLISHED_RES : sign_x, across = steep ? sign_x : sign_y * PUBLISHED_RES;
-    int32_t at = y0 * PUBLISHED_RES + x0, error = 2 * minor - major, count = major;
+    int32_t along = steep ? sign_y * pitch : sign_x, across = steep ? sign_x : sign_y * pitch;
+    int32_t at = y0 * pitch + x0, error = 2 * minor - major, count = major;
     if (((x0 | y0 | x1 | y1) & ~LAST) != 0) {
         if ((x0 < 0 && x1 < 0) || (y0 < 0 && y1 < 0) || (x0 > LAST && x1 > LAST) || (y0 > LAST && y1 > LAST))
             return;
@@ -392,61 +399,61 @@ static inline __attribute__((always_inline)) void paint_line(uint8_t *pixels, ui
     }
 }
 
-static void paint_polygon(const struct atom_job *job, const struct published_worker *worker, uint8_t gray)
+static void paint_polygon(const struct atom_job *job, const struct scratch *scratch, uint8_t gray)
 {
-    const int32_t *column = worker->column, *row = worker->row;
+    const int32_t *column = scratch->column, *row = scratch->row;
     for (uint32_t v = 0; v < job->class_->vertices; v++)
-        paint_line(job->pixels, NULL, 0, column[v], row[v], column[v + 1], row[v + 1], gray);
+        paint_line(job->pixels, NULL, 0, job->pitch, column[v], row[v], column[v + 1], row[v + 1], gray);
 }
 
-static void paint_polygon_and_mask(const struct atom_job *job, const struct published_worker *worker,
-                                   uint8_t gray)
+static void paint_polygon_and_mask(const struct atom_job *job, const struct scratch *scratch, uint8_t gray)
 {
-    const int32_t *column = worker->column, *row = worker->row;
+    const int32_t *column = scratch->column, *row = scratch->row;
     for (uint32_t v = 0; v < job->class_->vertices; v++)
-        paint_line(job->pixels, job->mask, (uint8_t)job->class_->number, column[v], row[v], column[v + 1],
-                   row[v + 1], gray);
+        paint_line(job->pixels, job->mask, (uint8_t)job->class_->number, job->pitch, column[v], row[v],
+                   column[v + 1], row[v + 1], gray);
 }
 
-static void paint_polygon_plain(const struct atom_job *job, const struct published_worker *worker,
-                                uint8_t gray)
+static void paint_polygon_plain(const struct atom_job *job, const struct scratch *scratch, uint8_t gray)
 {
-    const int32_t *column = worker->column, *row = worker->row;
+    const int32_t *column = scratch->column, *row = scratch->row;
     for (uint32_t v = 0; v < job->class_->vertices; v++)
         paint_line_plain(job, column[v], row[v], column[v + 1], row[v + 1], gray);
 }
 
 /* ---- Images ---- */
 
-static void draw_noises(struct twister *stream, uint32_t count, bool plain, struct published_worker *worker)
+static void draw_noises(struct twister *stream, uint32_t count, bool plain, struct scratch *scratch)
 {
     if (!plain) {
-        twister_words(stream, worker->words, 2 * (size_t)count);
-        published_noises(worker->words, count, worker->noises);
+        twister_words(stream, scratch->words, 2 * (size_t)count);
+        published_noises(scratch->words, count, scratch->noises);
     }
     for (uint32_t i = 0; plain && i < count; i++)
-        worker->noises[i] = published_noise((float)twister_uniform(stream, 0, 10000));
+        scratch->noises[i] = published_noise((float)twister_uniform(stream, 0, 10000));
 }
 
 static void draw_polygons(enum published_law law, const struct atom_job *job, struct twister *stream,
-                          bool plain, struct published_worker *worker)
+                          bool plain, struct scratch *scratch)
 {
     const struct published_class *class_ = job->class_;
     uint32_t count = class_->vertices;
     bool waves = law == PUBLISHED_VISUALATOM;
     double origin_x = law == PUBLISHED_RCDB ? job->placement.start_w : 0;
     double origin_y = law == PUBLISHED_RCDB ? job->placement.start_h : 0;
-    start_vertices(law, job, worker);
+    start_vertices(law, job, scratch);
     for (uint32_t k = 0; k < class_->orbits; k++) {
         uint8_t gray = draw_gray(law, stream);
-        draw_noises(stream, 2 * count, plain, worker);
-        move_vertices(waves, count, class_, worker->noises, job->cosine, worker->wave1, worker->wave2,
-                      worker->x);
-        move_vertices(waves, count, class_, worker->noises + count, job->sine, worker->wave1, worker->wave2,
-                      worker->y);
-        round_vertices(count, worker->x, origin_x, worker->column);
-        round_vertices(count, worker->y, origin_y, worker->row);
-        (plain ? paint_polygon_plain : job->mask ? paint_polygon_and_mask : paint_polygon)(job, worker, gray);
+        draw_noises(stream, 2 * count, plain, scratch);
+        move_vertices(waves, count, class_, scratch->noises, job->cosine, scratch->wave1, scratch->wave2,
+                      scratch->x);
+        move_vertices(waves, count, class_, scratch->noises + count, job->sine, scratch->wave1,
+                      scratch->wave2, scratch->y);
+        round_vertices(count, scratch->x, origin_x, scratch->column);
+        round_vertices(count, scratch->y, origin_y, scratch->row);
+        (plain       ? paint_polygon_plain
+         : job->mask ? paint_polygon_and_mask
+                     : paint_polygon)(job, scratch, gray);
     }
 }
 
@@ -458,67 +465,67 @@ static void set_class(const struct published *published, const struct published_
     job->sine = job->cosine + class_->vertices;
 }
 
+static void clear(uint8_t *plane, size_t pitch, uint8_t value)
+{
+    for (size_t y = 0; y < PUBLISHED_RES; y++)
+        memset(plane + y * pitch, value, PUBLISHED_RES);
+}
+
 /* Draws the image at the cursor, and moves the cursor to the next one. */
-static void draw_image(const struct published *published, struct published_worker *worker, uint32_t block,
-                       struct cursor *cursor, bool plain, uint8_t *pixels, uint8_t *mask)
+static void draw_image(const struct published *published, const struct published_image *image, uint32_t block,
+                       struct cursor *cursor, struct scratch *scratch)
 {
     enum published_law law = published->set->law;
-    struct atom_job job = {.pixels = pixels, .mask = published->set->has_masks ? mask : NULL};
-    memset(pixels, published->set->background, PUBLISHED_RES * PUBLISHED_RES);
+    struct atom_job job = {.pixels = image->canvas,
+                           .mask = published->set->has_masks ? image->mask : NULL,
+                           .pitch = (int32_t)image->pitch};
+    clear(job.pixels, image->pitch, published->set->background);
     if (job.mask)
-        memset(mask, 0, PUBLISHED_RES * PUBLISHED_RES);
+        clear(job.mask, image->pitch, 0);
     for (int i = 0; law == PUBLISHED_SEGRCDB && i < SEG_ATOMS; i++) {
         set_class(published, draw_atom(published, &cursor->stream, &job.placement), &job);
-        draw_polygons(law, &job, &cursor->stream, plain, worker);
+        draw_polygons(law, &job, &cursor->stream, image->plain, scratch);
     }
     if (law != PUBLISHED_SEGRCDB) {
         set_class(published, &published->classes[block], &job);
         job.placement = cursor->placement;
         if (law == PUBLISHED_VISUALATOM)
-            fill_waves(job.class_, block, worker);
-        draw_polygons(law, &job, &cursor->stream, plain, worker);
+            fill_waves(job.class_, scratch);
+        draw_polygons(law, &job, &cursor->stream, image->plain, scratch);
         draw_next_placement(law, &cursor->stream, &cursor->placement);
     }
     cursor->instance++;
 }
 
 /* Takes the cursor that the latest image of the block left, so that no other thread uses it. If it is past
- * the instance, or if there is none, returns a cursor at the beginning of the block; NULL: out of memory. */
-static struct cursor *take_cursor(struct published *published, uint32_t block, uint32_t instance)
+ * the instance, or if there is none, returns a cursor at the beginning of the block. Without memory for
+ * another cursor, this is `spare`. */
+static struct cursor *take_cursor(const struct published *published, uint32_t block, uint32_t instance,
+                                  struct cursor *spare)
 {
     struct cursor *cursor = atomic_exchange(&published->cursors[block], NULL);
     bool usable = cursor && cursor->instance <= instance;
     if (!cursor)
         cursor = malloc(sizeof *cursor);
-    if (cursor && !usable)
+    if (!cursor)
+        cursor = spare;
+    if (!usable)
         cursor_begin(published, block, cursor);
     return cursor;
 }
 
-enum status published_draw(struct published *published, struct published_worker *worker, uint32_t block,
-                           uint32_t instance, bool plain, uint8_t *pixels, uint8_t *mask)
+void published_draw(const struct published *published, const struct published_image *image, void *memory)
 {
-    struct cursor *cursor = take_cursor(published, block, instance);
-    TRY(ALLOCATED(cursor, "out of memory for the state of a random stream"));
+    struct scratch *scratch = memory;
+    const struct published_set *set = published->set;
+    uint32_t block = image->class_index + (uint32_t)(image->instance / set->block_images);
+    uint32_t instance = (uint32_t)(image->instance % set->block_images);
+    struct cursor *cursor = take_cursor(published, block, instance, &scratch->cursor);
     while (cursor->instance < instance)
         cursor_skip(published, block, cursor);
-    draw_image(published, worker, block, cursor, plain, pixels, mask);
-    free(atomic_exchange(&published->cursors[block], cursor));
-    return STATUS_OK;
-}
-
-enum status published_worker_open(const struct published *published, struct published_worker **worker)
-{
-    (void)published;
-    *worker = malloc(sizeof **worker);
-    TRY(ALLOCATED(*worker, "out of memory for drawing published images"));
-    (*worker)->wave_block = UINT32_MAX;
-    return STATUS_OK;
-}
-
-void published_worker_close(struct published_worker *worker)
-{
-    free(worker);
+    draw_image(published, image, block, cursor, scratch);
+    if (cursor != &scratch->cursor)
+        free(atomic_exchange(&published->cursors[block], cursor));
 }
 
 const struct published_class *published_classes(const struct published *published)

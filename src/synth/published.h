@@ -4,7 +4,7 @@
  * Each script runs as several processes ("script threads"). Each of these seeds Python's `random` once, and
  * draws the parameters of its classes and all their images from one stream of numbers. Image (c, i) therefore
  * depends on all numbers before it. This code keeps the state of the stream at the first image of every
- * block: a class, or PUBLISHED_SEG_BLOCK images of SegRCDB. From there it skips the numbers of the images in
+ * block: a class, or 20 images of SegRCDB. From there it skips the numbers of the images in
  * between without drawing them.
  *
  * Arithmetic is IEEE double without fused operations, and the noise is float32, as in the scripts. */
@@ -20,23 +20,41 @@
 #define PUBLISHED_RES          512  /* pixels per side of every published canvas */
 #define PUBLISHED_VERTICES_MIN 3    /* of a polygon */
 #define PUBLISHED_VERTICES_MAX 1000 /* of a polygon */
-#define PUBLISHED_SEG_BLOCK    20   /* images of SegRCDB between two stored states */
 
 /* The rules by which a script draws. */
 enum published_law { PUBLISHED_RCDB, PUBLISHED_SEGRCDB, PUBLISHED_VISUALATOM };
 
-/* A published set. Constant. */
+/* A data set that a published script makes. Constant. */
 struct published_set {
     const char *name;
     enum published_law law;
-    uint32_t classes; /* numbers of classes begin with first_class */
+    uint32_t threads; /* script thread t is seeded with t + 1, and draws a share of the set */
+    uint32_t classes; /* their numbers begin with first_class */
     uint32_t first_class;
-    uint32_t script_threads; /* script thread t is seeded with t + 1 */
-    uint32_t blocks; /* a multiple of script_threads; block b belongs to thread b / (blocks / threads) */
-    uint32_t block_images;
+    uint64_t instances;    /* images per class; of the set, if an image shows several classes */
+    uint32_t block_images; /* images between two stored states: `instances`, or a divisor of a thread's share
+                              if an image shows several classes */
+    uint32_t res;          /* side of its images: PUBLISHED_RES */
     uint8_t background;
-    bool has_masks;
+    bool has_masks; /* an image shows several classes */
 };
+
+/* One image to draw. */
+struct published_image {
+    uint32_t class_index; /* 0 if an image shows several classes */
+    uint64_t instance;    /* 0 .. set->instances - 1 */
+    uint8_t *canvas;      /* res * res grays, row-major, `pitch` bytes per row */
+    uint8_t *mask; /* the same for class numbers, 0 for the background; NULL: not wanted. Unchanged if the
+                      set has no masks */
+    size_t pitch;
+    bool plain; /* draw line by line and pixel by pixel, with scalar arithmetic: the reference. Same result */
+};
+
+/* Returns the number of stored states. */
+static inline uint32_t published_blocks(const struct published_set *set)
+{
+    return set->has_masks ? (uint32_t)(set->instances / set->block_images) : set->classes;
+}
 
 /* The parameters of a class, as the script draws them. Lengths are in pixels. */
 struct published_class {
@@ -50,11 +68,8 @@ struct published_class {
     uint32_t gray;             /* Color_Gray: value in the mask, equal to the number; only SegRCDB */
 };
 
-/* A data set that is open for drawing. Functions that take it as const may be called by several threads. */
+/* A data set that is open for drawing. */
 struct published;
-
-/* What one thread needs to draw. */
-struct published_worker;
 
 /* Returns the set with this name ("rcdb-1k", "rcdb-21k", "segrcdb", "visualatom-script-1k"), or NULL. */
 const struct published_set *published_set_find(const char *name);
@@ -65,29 +80,23 @@ const struct published_set *published_set_at(size_t i);
 /* Opens a set. Reads the states of its streams from the cache folder, or computes them on `threads` threads
  * and stores them there. Shows progress. The folder is $XDG_CACHE_HOME/fdsl-bench, or ~/.cache/fdsl-bench. A
  * damaged file in it is replaced, with a warning. If the folder cannot be written, warns and continues.
- * Free with published_close(), even after an error. STATUS_UNAVAILABLE if cos() or sin() of this C library
- * round differently from those of the published images; STATUS_EXHAUSTED if memory runs out. */
+ * The set that was opened last is kept, so that opening it again is cheap. Thread-safe. Close with
+ * published_close(). STATUS_UNAVAILABLE if cos() or sin() of this C library round differently from those of
+ * the published images; STATUS_EXHAUSTED if memory runs out; `*published` is then NULL. */
 enum status published_open(const struct published_set *set, int threads, struct published **published);
 void published_close(struct published *published);
 
-/* Draws the parameters of the classes of a set, without opening it: SegRCDB. published_open() has drawn those
- * of the other sets. Returns set->classes classes, in the order of their numbers, owned by `published`. */
+/* Frees the set that is kept, if it is closed. */
+void published_forget(void);
+
+/* Returns set->classes classes, in the order of their numbers, owned by `published`. */
 const struct published_class *published_classes(const struct published *published);
 
-/* Creates or frees what a thread needs. STATUS_EXHAUSTED. */
-enum status published_worker_open(const struct published *published, struct published_worker **worker);
-void published_worker_close(struct published_worker *worker);
-
-/* Draws one image: set->block_images instances per block. For RCDB and VisualAtom, `block` is the index of
- * the class and `instance` the number of the image in the class. For SegRCDB, image number n is instance
- * n % PUBLISHED_SEG_BLOCK of block n / PUBLISHED_SEG_BLOCK. `pixels` and, if the set has masks and `mask` is
- * not NULL, `mask` get PUBLISHED_RES * PUBLISHED_RES bytes each. A pixel of the mask is the number of the
- * class drawn there, or 0.
- *
- * Drawing the instances of a block in ascending order skips nothing twice, in any order of blocks and on any
- * thread. If `plain` is true, draws line by line and pixel by pixel, with scalar arithmetic: the reference,
- * with the same result. STATUS_EXHAUSTED if memory runs out. */
-enum status published_draw(struct published *published, struct published_worker *worker, uint32_t block,
-                           uint32_t instance, bool plain, uint8_t *pixels, uint8_t *mask);
+/* Draws one image. `scratch` has published_scratch_bytes() bytes, aligned like memory of malloc(). Drawing
+ * the instances of a class in ascending order skips nothing twice, in any order of classes and on any thread.
+ * Thread-safe: each thread has its own `scratch`. The pixels depend only on the set, the class and the
+ * instance. */
+void published_draw(const struct published *published, const struct published_image *image, void *scratch);
+size_t published_scratch_bytes(void);
 
 #endif

@@ -17,10 +17,13 @@
 struct cursor;
 
 struct published {
-    const struct published_set *set;
+    const struct published_set *set; /* &own_set */
+    struct published_set own_set;
+    uint32_t users;                  /* how often it is open */
     struct published_class *classes; /* set->classes */
-    struct twister *states;          /* set->blocks: the stream before the first number of each block */
-    struct cursor *_Atomic *cursors; /* set->blocks: the stream after the latest image of a block, or NULL */
+    struct twister *states;          /* one per block: the stream before the first number of each block */
+    struct cursor *_Atomic
+        *cursors; /* one per block: the stream after the latest image of a block, or NULL */
 
     /* For each number of vertices q: cos(2 pi v / q), v = 0 .. q - 1, then the sines. */
     double *directions;

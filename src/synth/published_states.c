@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,9 +68,9 @@ struct scan {
 static void show(struct scan *scan)
 {
     if (progress_due(&scan->progress))
-        progress_show(&scan->progress,
-                      "%s: reading the random numbers of the published script, once: %.0f %%",
-                      scan->published->set->name, 100.0 * scan->done / scan->published->set->blocks);
+        progress_show(
+            &scan->progress, "%s: reading the random numbers of the published script, once: %.0f %%",
+            scan->published->set->name, 100.0 * scan->done / published_blocks(scan->published->set));
 }
 
 static void scan_thread(void *context, uint64_t task, int thread)
@@ -77,7 +78,7 @@ static void scan_thread(void *context, uint64_t task, int thread)
     struct scan *scan = context;
     struct published *published = scan->published;
     const struct published_set *set = published->set;
-    uint32_t count = set->blocks / set->script_threads, first = (uint32_t)task * count;
+    uint32_t count = published_blocks(set) / set->threads, first = (uint32_t)task * count;
     uint32_t seed = (uint32_t)task + 1;
     struct twister stream;
     twister_seed_array(&stream, &seed, 1);
@@ -94,7 +95,7 @@ static void scan_states(struct published *published, int threads)
 {
     struct scan scan = {.published = published};
     progress_begin(&scan.progress, true);
-    parallel_for(threads, published->set->script_threads, scan_thread, &scan);
+    parallel_for(threads, published->set->threads, scan_thread, &scan);
     progress_clear(&scan.progress);
 }
 
@@ -120,7 +121,7 @@ static void draw_classes(struct published *published)
 /* A header, and the states as little-endian words, which each machine that we support stores. */
 struct states_header {
     char magic[8];
-    uint32_t version, script_threads, blocks, block_images;
+    uint32_t version, threads, blocks, block_images;
     char set[32];
     uint64_t hash; /* of the states */
 };
@@ -131,13 +132,13 @@ enum { VERSION = 1 }; /* increase it if the states of a set change */
 static struct states_header make_header(const struct published *published)
 {
     struct states_header header = {.version = VERSION,
-                                   .script_threads = published->set->script_threads,
-                                   .blocks = published->set->blocks,
+                                   .threads = published->set->threads,
+                                   .blocks = published_blocks(published->set),
                                    .block_images = published->set->block_images};
     memcpy(header.magic, magic, sizeof magic);
     snprintf(header.set, sizeof header.set, "%s", published->set->name);
     header.hash = hash_words(VERSION, published->states[0].word,
-                             published->set->blocks * (sizeof(struct twister) / sizeof(uint32_t)));
+                             published_blocks(published->set) * (sizeof(struct twister) / sizeof(uint32_t)));
     return header;
 }
 
@@ -157,8 +158,8 @@ static void states_path(const struct published_set *set, char path[PATH_MAX])
 static bool states_valid(const struct published *published)
 {
     const struct published_set *set = published->set;
-    uint32_t count = set->blocks / set->script_threads;
-    for (uint32_t block = 0; block < set->blocks; block++) {
+    uint32_t count = published_blocks(set) / set->threads;
+    for (uint32_t block = 0; block < published_blocks(set); block++) {
         uint32_t seed = block / count + 1;
         struct twister first;
         if (published->states[block].next > TWISTER_WORDS)
@@ -195,7 +196,7 @@ static bool states_read(struct published *published, const char *path)
         return false;
     struct states_header header, expected;
     struct stat info;
-    size_t bytes = published->set->blocks * sizeof *published->states;
+    size_t bytes = published_blocks(published->set) * sizeof *published->states;
     bool whole = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
                  (uint64_t)info.st_size == sizeof header + bytes && read_all(fd, &header, sizeof header) &&
                  read_all(fd, published->states, bytes);
@@ -227,7 +228,8 @@ static enum status states_write(const struct published *published, char *path)
     TRY(file_begin(&writer, path));
     enum status status = file_add(&writer, &header, sizeof header);
     if (status == STATUS_OK)
-        status = file_add(&writer, published->states, published->set->blocks * sizeof *published->states);
+        status = file_add(&writer, published->states,
+                          published_blocks(published->set) * sizeof *published->states);
     return status == STATUS_OK ? file_end(&writer) : status;
 }
 
@@ -251,12 +253,24 @@ static void get_states(struct published *published, int threads)
 
 /* ---- Opening ---- */
 
+static void published_free(struct published *published)
+{
+    uint32_t blocks = published_blocks(published->set);
+    for (uint32_t block = 0; published->cursors && block < blocks; block++)
+        free(published->cursors[block]);
+    free(published->cursors);
+    free(published->classes);
+    free(published->states);
+    free(published->directions);
+    free(published);
+}
+
 static enum status open_parts(struct published *published, int threads)
 {
     const struct published_set *set = published->set;
     published->classes = calloc(set->classes, sizeof *published->classes);
-    published->states = malloc(set->blocks * sizeof *published->states);
-    published->cursors = calloc(set->blocks, sizeof *published->cursors);
+    published->states = malloc(published_blocks(set) * sizeof *published->states);
+    published->cursors = calloc(published_blocks(set), sizeof *published->cursors);
     TRY(ALLOCATED(published->classes && published->states && published->cursors,
                   "out of memory for the random numbers of %s", set->name));
     TRY(fill_directions(published));
@@ -264,23 +278,67 @@ static enum status open_parts(struct published *published, int threads)
     return STATUS_OK;
 }
 
+/* The set that was opened last, or NULL. */
+static struct published *latest;
+static pthread_mutex_t latest_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool is_latest(const struct published_set *set)
+{
+    return latest && strcmp(latest->set->name, set->name) == 0 && latest->set->threads == set->threads &&
+           latest->set->classes == set->classes && latest->set->instances == set->instances;
+}
+
+static void forget_latest(void)
+{
+    if (latest && latest->users == 0)
+        published_free(latest);
+    latest = NULL;
+}
+
+static enum status open_latest(const struct published_set *set, int threads)
+{
+    if (is_latest(set))
+        return STATUS_OK;
+    forget_latest();
+    struct published *opened = calloc(1, sizeof *opened);
+    TRY(ALLOCATED(opened, "out of memory for %s", set->name));
+    opened->own_set = *set;
+    opened->set = &opened->own_set;
+    enum status status = open_parts(opened, threads);
+    if (status == STATUS_OK)
+        latest = opened;
+    else
+        published_free(opened);
+    return status;
+}
+
 enum status published_open(const struct published_set *set, int threads, struct published **published)
 {
-    *published = calloc(1, sizeof **published);
-    TRY(ALLOCATED(*published, "out of memory for %s", set->name));
-    (*published)->set = set;
-    return open_parts(*published, threads);
+    *published = NULL;
+    pthread_mutex_lock(&latest_lock);
+    enum status status = open_latest(set, threads);
+    if (status == STATUS_OK) {
+        *published = latest;
+        latest->users++;
+    }
+    pthread_mutex_unlock(&latest_lock);
+    return status;
 }
 
 void published_close(struct published *published)
 {
     if (!published)
         return;
-    for (uint32_t block = 0; published->cursors && block < published->set->blocks; block++)
-        free(published->cursors[block]);
-    free(published->cursors);
-    free(published->classes);
-    free(published->states);
-    free(published->directions);
-    free(published);
+    pthread_mutex_lock(&latest_lock);
+    published->users--;
+    if (published->users == 0 && published != latest)
+        published_free(published);
+    pthread_mutex_unlock(&latest_lock);
+}
+
+void published_forget(void)
+{
+    pthread_mutex_lock(&latest_lock);
+    forget_latest();
+    pthread_mutex_unlock(&latest_lock);
 }
