@@ -47,7 +47,8 @@ static __global__ void check_strokes(unsigned long long *wrong)
     int2 to = make_int2(from.x + along.x, from.y + along.y);
     int32_t slope;
     stroke self = painter.stroke_of(from, to, 1, &slope);
-    struct line line = line_begin(FORMULA_UJI, from.x, from.y, to.x, to.y);
+    constexpr struct line_rules rules = line_rules_of(FORMULA_UJI);
+    struct line line = line_begin(&rules, from.x, from.y, to.x, to.y);
     differ(wrong, self.left != line.left || (self.place == 1) != is_steep);
     for (; line.left > 0; line_step(&line), self.at += self.step) {
         int32_t major_at = (int32_t)(self.at >> 24), minor_at = (int32_t)(self.at >> 16 & 0xFF);
@@ -88,7 +89,8 @@ static __global__ void check_clips(int32_t width, int32_t height, unsigned long 
         int2 to = make_int2(b % across - around, b / across - around);
         stroke self = painter.stroke_of(from, to, 1, &slope);
         painter.clip(self, from, to, slope);
-        for (struct line line = line_begin(FORMULA_UJI, from.x, from.y, to.x, to.y); line.left > 0;
+        constexpr struct line_rules rules = line_rules_of(FORMULA_UJI);
+        for (struct line line = line_begin(&rules, from.x, from.y, to.x, to.y); line.left > 0;
              line_step(&line)) {
             if ((uint32_t)line.x >= (uint32_t)width || (uint32_t)line.y >= (uint32_t)height)
                 continue;
@@ -142,10 +144,11 @@ int main(void)
         return 1;
     *wrong = 0;
     dim3 slopes(STROKE_MAJOR_MAX, STROKE_MAJOR_MAX + 1);
-    noise_gradients(FORMULA_UJI, gradients);
+    const struct line_rules uji = line_rules_of(FORMULA_UJI), visualatom = line_rules_of(FORMULA_VISUALATOM);
+    noise_gradients(&uji, gradients);
     check_noise<<<4096, BLOCK>>>(gradients, wrong);
     report("noise of all draws, uji");
-    noise_gradients(FORMULA_VISUALATOM, gradients);
+    noise_gradients(&visualatom, gradients);
     check_noise<<<4096, BLOCK>>>(gradients, wrong);
     report("noise of all draws, visualatom");
     check_strokes<<<dim3(TILE_MOST - 1, TILE_MOST), 32>>>(wrong);

@@ -27,10 +27,11 @@ static inline void fill_spokes(const struct atom_class *class_, float *cosine, f
     }
 }
 
-static inline void make_synth(enum formula formula, const struct atom_class *classes, uint32_t class_count,
+static inline void make_synth(enum formula_id formula, const struct atom_class *classes, uint32_t class_count,
                               uint64_t batch, uint32_t res)
 {
     synth = (struct synth){.formula = formula,
+                           .rules = line_rules_of(formula),
                            .res = res,
                            .batch = batch,
                            .stride = batch,
@@ -38,6 +39,7 @@ static inline void make_synth(enum formula formula, const struct atom_class *cla
                            .first = 1000,
                            .output = {.res = res, .channels = 1},
                            .class_count = class_count,
+                           .turns = class_count,
                            .classes = calloc(class_count, sizeof *classes),
                            .spoke_offset = calloc(class_count + 1, sizeof(size_t))};
     for (uint32_t c = 0; c < class_count; c++) {
@@ -55,7 +57,7 @@ static inline void make_synth(enum formula formula, const struct atom_class *cla
         float *first = synth.spoke_tables + synth.spoke_offset[c];
         fill_spokes(&classes[c], first, first + stride, first + 2 * stride);
     }
-    noise_gradients(formula, synth.gradients);
+    noise_gradients(&synth.rules, synth.gradients);
 }
 
 static const struct atom_class tiny[CLASSES] = {
@@ -70,7 +72,7 @@ static const struct atom_class tiny[CLASSES] = {
      .line_width = 0.25f},
     {.id = 8, .vertices = 7, .orbits = 3, .oval_x = 1, .oval_y = 2, .freq1 = 1, .noise = 2, .radius = 5}};
 
-static inline void make_tiny(enum formula formula)
+static inline void make_tiny(enum formula_id formula)
 {
     make_synth(formula, tiny, CLASSES, BATCH, RES);
 }

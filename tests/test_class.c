@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "support.h"
+#include "class_rows.h"
 #include "synth/class.h"
 
 TestSuite(class, .timeout = 60);
@@ -46,6 +47,71 @@ static bool same_class(const struct atom_class *a, const struct atom_class *b)
            a->radius == b->radius && a->line_width == b->line_width;
 }
 
+/* ---- Classes and ranges of the formulas uji and visualatom ---- */
+
+/* The ranges of a preset as this suite writes them. */
+struct ranges {
+    uint64_t seed;
+    uint32_t vertices_min, vertices_max;
+    uint32_t orbits_min, orbits_max;
+    double oval_max;
+    uint32_t freq_min, freq_max;
+    double noise_min, noise_max;
+    uint32_t radius_min, radius_max;
+    double line_width_max;
+};
+
+static struct class_ranges ranges_of(const struct ranges *r)
+{
+    /* In the order of the columns: vertices, orbits, ovals, frequencies, noise, radius, line width. */
+    return (struct class_ranges){
+        .formula = formulas[FORMULA_UJI],
+        .seed = r->seed,
+        .low = {r->vertices_min, r->orbits_min, 1, 1, r->freq_min, r->freq_min, r->noise_min, r->radius_min},
+        .high = {r->vertices_max, r->orbits_max, r->oval_max, r->oval_max, r->freq_max, r->freq_max,
+                 r->noise_max, r->radius_max, r->line_width_max}};
+}
+
+static void draw_read(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_)
+{
+    struct class_row row;
+    class_draw(ranges, id, &row);
+    *class_ = class_of_row(&row);
+}
+
+static void draw(const struct ranges *ranges, uint32_t id, struct atom_class *class_)
+{
+    const struct class_ranges own = ranges_of(ranges);
+    draw_read(&own, id, class_);
+}
+
+static enum status check(const struct atom_class *class_)
+{
+    const struct class_row row = row_of(class_);
+    return class_check(formulas[FORMULA_UJI], &row);
+}
+
+static double reach(const struct atom_class *class_)
+{
+    const struct line_rules rules = line_rules_of(FORMULA_UJI);
+    return lines_reach(&rules, class_);
+}
+
+static enum status read_ranges(const char *path, const char *preset, struct class_ranges *ranges)
+{
+    return class_ranges_read(path, preset, formulas[FORMULA_UJI], ranges);
+}
+
+static enum status read_list(const char *path, struct class_row **rows, size_t *count)
+{
+    return class_read_csv(path, formulas[FORMULA_UJI], rows, count);
+}
+
+static enum status write_list(const char *path, const struct class_row *rows, size_t count)
+{
+    return class_write_csv(path, formulas[FORMULA_UJI], rows, count);
+}
+
 /* ---- One class ---- */
 
 /* The class that the paper's benchmark draws. */
@@ -53,7 +119,7 @@ static const struct atom_class paper = {0, 1000, 200, 1.2f, 1.8f, 5, 8, 2.0f, 25
 
 Test(class, benchmark_is_valid)
 {
-    cr_assert_eq(class_check(&paper), STATUS_OK);
+    cr_assert_eq(check(&paper), STATUS_OK);
 }
 
 Test(class, options_default_to_the_benchmark)
@@ -68,15 +134,15 @@ Test(class, options_default_to_the_benchmark)
 Test(class, reach_adds_the_start_and_the_farthest_steps)
 {
     struct atom_class class_ = {0, 3, 10, 1.5f, 2.0f, 0, 0, -2.0f, 25, -0.5f};
-    cr_assert_float_eq(class_reach(&class_), 25 * 2.0 + 10 * (2 * 4.2 + 1 + 0.5), 1e-5);
+    cr_assert_float_eq(reach(&class_), 25 * 2.0 + 10 * (2 * 4.2 + 1 + 0.5), 1e-5);
     class_.oval_x = 4.0f;
-    cr_assert_float_eq(class_reach(&class_), 25 * 4.0 + 10 * (2 * 4.2 + 1 + 0.5), 1e-5);
+    cr_assert_float_eq(reach(&class_), 25 * 4.0 + 10 * (2 * 4.2 + 1 + 0.5), 1e-5);
 }
 
 static void expect_refused(struct atom_class class_, const char *parameter)
 {
     class_.id = 17;
-    cr_assert_eq(class_check(&class_), STATUS_USAGE, "%s", parameter);
+    cr_assert_eq(check(&class_), STATUS_USAGE, "%s", parameter);
     expect_text("class 17", parameter, "");
 }
 
@@ -85,12 +151,12 @@ Test(class, check_names_class_and_parameter)
     struct atom_class bad = paper;
 #define REFUSE(member, value, parameter) bad = paper, bad.member = value, expect_refused(bad, parameter)
     REFUSE(vertices, 0, "vertices 0");
-    REFUSE(vertices, CLASS_VERTICES_MAX + 1, "vertices 1048577");
+    REFUSE(vertices, LINES_VERTICES_MAX + 1, "vertices 1048577");
     REFUSE(orbits, 0, "orbits 0");
-    REFUSE(orbits, CLASS_ORBITS_MAX + 1, "orbits 1048577");
+    REFUSE(orbits, LINES_ORBITS_MAX + 1, "orbits 1048577");
     REFUSE(oval_x, -1.0f, "oval_x -1");
     REFUSE(oval_y, NAN, "oval_y");
-    REFUSE(freq1, CLASS_FREQ_MAX + 1, "freq1");
+    REFUSE(freq1, LINES_FREQ_MAX + 1, "freq1");
     REFUSE(freq2, UINT32_MAX, "freq2");
     REFUSE(noise, INFINITY, "noise");
     REFUSE(line_width, NAN, "line_width");
@@ -103,30 +169,30 @@ Test(class, check_names_class_and_parameter)
 Test(class, check_accepts_the_limits)
 {
     struct atom_class class_ = {
-        UINT32_MAX, CLASS_VERTICES_MAX, CLASS_ORBITS_MAX, 0, 1, CLASS_FREQ_MAX, 0, 0, 0, 0};
-    cr_assert_eq(class_check(&class_), STATUS_OK, "%s", status_text());
+        UINT32_MAX, LINES_VERTICES_MAX, LINES_ORBITS_MAX, 0, 1, LINES_FREQ_MAX, 0, 0, 0, 0};
+    cr_assert_eq(check(&class_), STATUS_OK, "%s", status_text());
     /* The orbit can move a vertex 1 pixel further than the radius, to the limit of 2^23. */
     struct atom_class far = {0, 1, 1, 1, 1, 0, 0, 0, 8388607, 0};
-    cr_assert_eq(class_check(&far), STATUS_OK, "%s", status_text());
+    cr_assert_eq(check(&far), STATUS_OK, "%s", status_text());
     far.line_width = 0.5f;
-    cr_assert_eq(class_check(&far), STATUS_USAGE);
+    cr_assert_eq(check(&far), STATUS_USAGE);
 }
 
 /* ---- Drawing ---- */
 
-static const struct class_ranges uji = {.seed = 0,
-                                        .vertices_min = 200,
-                                        .vertices_max = 1000,
-                                        .orbits_min = 1,
-                                        .orbits_max = 200,
-                                        .oval_max = 2,
-                                        .freq_min = 0,
-                                        .freq_max = 20,
-                                        .noise_min = 2,
-                                        .noise_max = 6,
-                                        .radius_min = 0,
-                                        .radius_max = 50,
-                                        .line_width_max = 0.01};
+static const struct ranges uji = {.seed = 0,
+                                  .vertices_min = 200,
+                                  .vertices_max = 1000,
+                                  .orbits_min = 1,
+                                  .orbits_max = 200,
+                                  .oval_max = 2,
+                                  .freq_min = 0,
+                                  .freq_max = 20,
+                                  .noise_min = 2,
+                                  .noise_max = 6,
+                                  .radius_min = 0,
+                                  .radius_max = 50,
+                                  .line_width_max = 0.01};
 
 /* Classes that an independent implementation of the random stream computed. They must never change. Class 775
  * draws freq2 three times, until it differs from freq1. */
@@ -144,7 +210,7 @@ Test(class, drawn_classes_never_change)
     };
     for (size_t i = 0; i < COUNT_OF(frozen); i++) {
         struct atom_class class_;
-        class_draw(&uji, frozen[i].id, &class_);
+        draw(&uji, frozen[i].id, &class_);
         cr_assert(same_class(&class_, &frozen[i]), "class %u", frozen[i].id);
     }
 }
@@ -152,26 +218,26 @@ Test(class, drawn_classes_never_change)
 Test(class, a_class_depends_only_on_ranges_and_number)
 {
     struct atom_class alone, after_others;
-    class_draw(&uji, 41, &alone);
+    draw(&uji, 41, &alone);
     for (uint32_t id = 100; id-- > 41;)
-        class_draw(&uji, id, &after_others);
+        draw(&uji, id, &after_others);
     cr_assert(same_class(&alone, &after_others));
 
-    struct class_ranges other = uji;
+    struct ranges other = uji;
     other.seed = UINT64_C(1) << 32; /* changes the second word of the Philox key */
     struct atom_class seeded;
-    class_draw(&other, 41, &seeded);
+    draw(&other, 41, &seeded);
     cr_assert(!same_class(&alone, &seeded));
 }
 
 Test(class, equal_frequencies_are_redrawn)
 {
-    struct class_ranges two = uji;
+    struct ranges two = uji;
     two.freq_min = 0, two.freq_max = 1;
     int zeros = 0;
     for (uint32_t id = 0; id < 4000; id++) {
         struct atom_class class_;
-        class_draw(&two, id, &class_);
+        draw(&two, id, &class_);
         cr_assert(class_.freq1 != class_.freq2 || class_.freq1 == 0, "class %u", id);
         zeros += class_.freq1 == 0 && class_.freq2 == 0;
     }
@@ -181,18 +247,18 @@ Test(class, equal_frequencies_are_redrawn)
 
 Test(class, a_range_of_one_frequency_gives_equal_frequencies)
 {
-    struct class_ranges one = uji;
+    struct ranges one = uji;
     one.freq_min = one.freq_max = 7;
     struct atom_class class_;
-    class_draw(&one, 3, &class_);
+    draw(&one, 3, &class_);
     cr_assert(class_.freq1 == 7 && class_.freq2 == 7);
 }
 
 Test(class, a_range_of_one_value_gives_that_value)
 {
-    struct class_ranges one = {9, 5, 5, 6, 6, 1, 2, 3, 0.3, 0.3, 8, 8, 0};
+    struct ranges one = {9, 5, 5, 6, 6, 1, 2, 3, 0.3, 0.3, 8, 8, 0};
     struct atom_class class_, expected = {1, 5, 6, 1, 1, 0, 0, 0.3f, 8, 0};
-    class_draw(&one, 1, &class_);
+    draw(&one, 1, &class_);
     expected.freq1 = class_.freq1, expected.freq2 = class_.freq2;
     cr_assert(same_class(&class_, &expected));
 }
@@ -201,11 +267,11 @@ Test(class, a_range_of_one_value_gives_that_value)
  * exactly. */
 Test(class, reals_do_not_exceed_inexact_bounds)
 {
-    struct class_ranges ranges = uji;
+    struct ranges ranges = uji;
     ranges.oval_max = 1.3, ranges.noise_min = 0.7, ranges.noise_max = 4.7, ranges.line_width_max = 1e-7;
     for (uint32_t id = 0; id < 200000; id++) {
         struct atom_class class_;
-        class_draw(&ranges, id, &class_);
+        draw(&ranges, id, &class_);
         cr_assert(class_.oval_x >= 1 && class_.oval_x <= 1.3f && class_.oval_y <= 1.3f);
         cr_assert(class_.noise >= 0.7f && class_.noise <= 4.7f);
         cr_assert(class_.line_width >= 0 && class_.line_width <= 1e-7f);
@@ -244,17 +310,17 @@ static void expect_spread(const char *name, struct spread spread, double minimum
 
 enum { Q, K, OX, OY, P, R0, L, N1, PARAMETERS };
 
-static void expect_preset(const char *preset, const struct class_ranges *expected)
+static void expect_preset(const char *preset, const struct ranges *expected)
 {
     struct class_ranges ranges;
-    cr_assert_eq(class_ranges_read(NULL, preset, &ranges), STATUS_OK, "%s", status_text());
+    cr_assert_eq(read_ranges(NULL, preset, &ranges), STATUS_OK, "%s", status_text());
     struct spread spread[PARAMETERS];
     for (int i = 0; i < PARAMETERS; i++)
         spread[i] = (struct spread){INFINITY, -INFINITY, 0};
     for (uint32_t id = 0; id < DRAWS; id++) {
         struct atom_class c;
-        class_draw(&ranges, id, &c);
-        cr_assert_eq(class_check(&c), STATUS_OK, "%s", status_text());
+        draw_read(&ranges, id, &c);
+        cr_assert_eq(check(&c), STATUS_OK, "%s", status_text());
         cr_assert(c.id == id && (c.freq1 != c.freq2 || c.freq1 == 0) && c.freq2 <= expected->freq_max);
         double values[] = {c.vertices, c.orbits, c.oval_x,     c.oval_y,
                            c.noise,    c.radius, c.line_width, c.freq1};
@@ -278,7 +344,7 @@ Test(class, preset_uji_has_the_expected_ranges)
 
 Test(class, preset_visualatom_has_the_expected_ranges)
 {
-    struct class_ranges expected = uji;
+    struct ranges expected = uji;
     expected.noise_min = 0, expected.noise_max = 4;
     expected.radius_min = 10, expected.radius_max = 60;
     expected.line_width_max = 0.1;
@@ -287,7 +353,7 @@ Test(class, preset_visualatom_has_the_expected_ranges)
 
 Test(class, preset_lowercompute_has_the_expected_ranges)
 {
-    struct class_ranges expected = uji;
+    struct ranges expected = uji;
     expected.vertices_max = 400;
     expect_preset("lowercompute", &expected);
 }
@@ -298,12 +364,12 @@ Test(class, the_shipped_file_is_built_in)
     for (size_t i = 0; i < COUNT_OF(presets); i++) {
         struct class_ranges built_in, shipped;
         memset(&built_in, 0, sizeof built_in), memset(&shipped, 0, sizeof shipped);
-        cr_assert_eq(class_ranges_read(NULL, presets[i], &built_in), STATUS_OK, "%s", status_text());
-        cr_assert_eq(class_ranges_read("configs/classes.cfg", presets[i], &shipped), STATUS_OK, "%s",
+        cr_assert_eq(read_ranges(NULL, presets[i], &built_in), STATUS_OK, "%s", status_text());
+        cr_assert_eq(read_ranges("configs/classes.cfg", presets[i], &shipped), STATUS_OK, "%s",
                      status_text());
         struct atom_class a, b;
-        class_draw(&built_in, 12, &a);
-        class_draw(&shipped, 12, &b);
+        draw_read(&built_in, 12, &a);
+        draw_read(&shipped, 12, &b);
         cr_assert(same_class(&a, &b), "%s", presets[i]);
     }
 }
@@ -330,11 +396,12 @@ Test(class, ini_reads_every_key, .init = make_folder, .fini = remove_folder)
 {
     write_bytes(ini, strlen(ini));
     struct class_ranges r;
-    cr_assert_eq(class_ranges_read(file, "mine", &r), STATUS_OK, "%s", status_text());
-    cr_assert(r.vertices_min == 3 && r.vertices_max == 40 && r.orbits_min == 1 && r.orbits_max == 9);
-    cr_assert(r.oval_max == 1.5 && r.freq_min == 2 && r.freq_max == 6 && r.seed == UINT64_MAX);
-    cr_assert(r.noise_min == 0.25 && r.noise_max == 4.25 && r.radius_min == 7 && r.radius_max == 57);
-    cr_assert_eq(r.line_width_max, 0.125);
+    cr_assert_eq(read_ranges(file, "mine", &r), STATUS_OK, "%s", status_text());
+    const struct ranges expected = {UINT64_MAX, 3, 40, 1, 9, 1.5, 2, 6, 0.25, 4.25, 7, 57, 0.125};
+    const struct class_ranges all = ranges_of(&expected);
+    cr_assert(r.seed == all.seed && r.formula == all.formula);
+    for (size_t i = 0; i < all.formula->parameter_count; i++)
+        cr_expect(r.low[i] == all.low[i] && r.high[i] == all.high[i], "%s", all.formula->parameters[i].name);
 }
 
 /* Returns a copy of `text` with the only occurrence of `from` replaced; the caller frees it. */
@@ -354,8 +421,8 @@ static void expect_ini_error(const char *from, const char *to, const char *prese
     char *text = replaced(ini, from, to);
     write_bytes(text, strlen(text));
     free(text);
-    struct class_ranges ranges = uji, before = uji;
-    cr_assert_eq(class_ranges_read(file, preset, &ranges), STATUS_USAGE, "'%s' for '%s'", to, from);
+    struct class_ranges ranges = ranges_of(&uji), before = ranges;
+    cr_assert_eq(read_ranges(file, preset, &ranges), STATUS_USAGE, "'%s' for '%s'", to, from);
     expect_text(file, piece, other);
     cr_assert_eq(memcmp(&ranges, &before, sizeof ranges), 0, "a failure has changed the ranges");
 }
@@ -394,24 +461,24 @@ Test(class, ini_files_with_long_lines_or_zero_bytes_are_refused, .init = make_fo
     char line[5000];
     memset(line, 'x', sizeof line);
     write_bytes(line, sizeof line);
-    cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
+    cr_assert_eq(read_ranges(file, "mine", &ranges), STATUS_USAGE);
     expect_text(file, ":1: ", "more than 198 characters");
     write_bytes("[mine]\na\0b = 1\n", 15);
-    cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
+    cr_assert_eq(read_ranges(file, "mine", &ranges), STATUS_USAGE);
     expect_text(file, ":2: ", "not text");
     write_bytes("", 0);
-    cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
+    cr_assert_eq(read_ranges(file, "mine", &ranges), STATUS_USAGE);
     expect_text(file, "no section [mine]", "none");
 }
 
 Test(class, unreadable_ini_files_and_missing_sections_are_refused, .init = make_folder, .fini = remove_folder)
 {
     struct class_ranges ranges;
-    cr_assert_eq(class_ranges_read("/nowhere/classes.cfg", "uji", &ranges), STATUS_USAGE);
+    cr_assert_eq(read_ranges("/nowhere/classes.cfg", "uji", &ranges), STATUS_USAGE);
     expect_text("/nowhere/classes.cfg", "cannot open", "No such file");
-    cr_assert_eq(class_ranges_read(folder, "uji", &ranges), STATUS_USAGE);
+    cr_assert_eq(read_ranges(folder, "uji", &ranges), STATUS_USAGE);
     expect_text(folder, "cannot read", "directory");
-    cr_assert_eq(class_ranges_read(NULL, "ujo", &ranges), STATUS_USAGE);
+    cr_assert_eq(read_ranges(NULL, "ujo", &ranges), STATUS_USAGE);
     expect_text("classes.cfg", "no section [ujo]", "[uji]");
 }
 
@@ -420,7 +487,7 @@ Test(class, unreadable_ini_files_and_missing_sections_are_refused, .init = make_
 Test(class, without_inih_ranges_are_unavailable)
 {
     struct class_ranges ranges;
-    cr_assert_eq(class_ranges_read(NULL, "uji", &ranges), STATUS_UNAVAILABLE);
+    cr_assert_eq(read_ranges(NULL, "uji", &ranges), STATUS_UNAVAILABLE);
     expect_text("inih", "build again", "CSV");
 }
 
@@ -433,12 +500,12 @@ Test(class, without_inih_ranges_are_unavailable)
 
 static void read_one(const char *text, struct atom_class *class_)
 {
-    struct atom_class *classes = NULL;
+    struct class_row *classes = NULL;
     size_t count = 0;
     write_bytes(text, strlen(text));
-    cr_assert_eq(class_read_csv(file, &classes, &count), STATUS_OK, "%s", status_text());
+    cr_assert_eq(read_list(file, &classes, &count), STATUS_OK, "%s", status_text());
     cr_assert_eq(count, 1);
-    *class_ = classes[0];
+    *class_ = class_of_row(&classes[0]);
     free(classes);
 }
 
@@ -463,26 +530,31 @@ Test(class, usual_forms_of_csv_are_read, .init = make_folder, .fini = remove_fol
 Test(class, csv_round_trip_is_exact, .init = make_folder, .fini = remove_folder)
 {
     enum { COUNT = 3000 };
-    struct atom_class *classes = calloc(COUNT, sizeof *classes), *back = NULL;
+    struct atom_class *classes = calloc(COUNT, sizeof *classes);
+    struct class_row *rows = calloc(COUNT, sizeof *rows), *back = NULL;
     for (uint32_t i = 0; i < COUNT; i++)
-        class_draw(&uji, i, &classes[i]);
+        draw(&uji, i, &classes[i]);
     classes[0] =
-        (struct atom_class){UINT32_MAX, CLASS_VERTICES_MAX, 1,       0,      0x1.fffffep-1f, CLASS_FREQ_MAX,
+        (struct atom_class){UINT32_MAX, LINES_VERTICES_MAX, 1,       0,      0x1.fffffep-1f, LINES_FREQ_MAX,
                             0,          -0x1.000002p0f,     8388000, -1e-30f};
     classes[1].line_width = 0x1p-149f, classes[1].noise = 1e4f, classes[1].oval_x = 8388.607f;
-    cr_assert_eq(class_write_csv(file, classes, COUNT), STATUS_OK, "%s", status_text());
+    for (uint32_t i = 0; i < COUNT; i++)
+        rows[i] = row_of(&classes[i]);
+    cr_assert_eq(write_list(file, rows, COUNT), STATUS_OK, "%s", status_text());
     size_t count = 0;
-    cr_assert_eq(class_read_csv(file, &back, &count), STATUS_OK, "%s", status_text());
+    cr_assert_eq(read_list(file, &back, &count), STATUS_OK, "%s", status_text());
     cr_assert_eq(count, COUNT);
     for (size_t i = 0; i < count; i++)
-        cr_assert(same_class(&classes[i], &back[i]), "class %u", classes[i].id);
+        cr_assert(memcmp(&rows[i], &back[i], sizeof rows[i]) == 0, "class %u", classes[i].id);
+    free(rows);
     free(classes);
     free(back);
 }
 
 Test(class, csv_writes_the_fewest_digits, .init = make_folder, .fini = remove_folder)
 {
-    cr_assert_eq(class_write_csv(file, &paper, 1), STATUS_OK, "%s", status_text());
+    const struct class_row row = row_of(&paper);
+    cr_assert_eq(write_list(file, &row, 1), STATUS_OK, "%s", status_text());
     char text[256] = "";
     FILE *stream = fopen(file, "r");
     cr_assert_not_null(stream);
@@ -493,16 +565,17 @@ Test(class, csv_writes_the_fewest_digits, .init = make_folder, .fini = remove_fo
 
 Test(class, a_csv_that_cannot_be_written_is_an_error)
 {
-    cr_assert_neq(class_write_csv("/nowhere/list.csv", &paper, 1), STATUS_OK);
+    const struct class_row row = row_of(&paper);
+    cr_assert_neq(write_list("/nowhere/list.csv", &row, 1), STATUS_OK);
     expect_text("/nowhere/list.csv", "", "");
 }
 
 static void expect_csv_error(const char *text, size_t length, const char *place, const char *piece)
 {
     write_bytes(text, length);
-    struct atom_class *classes = NULL;
+    struct class_row *classes = NULL;
     size_t count = 0;
-    cr_assert_eq(class_read_csv(file, &classes, &count), STATUS_USAGE, "%s", text);
+    cr_assert_eq(read_list(file, &classes, &count), STATUS_USAGE, "%s", text);
     expect_text(file, place, piece);
     cr_assert(!classes && count == 0);
 }
@@ -556,7 +629,7 @@ Test(class, quotes_are_stripped_in_every_column, .init = make_folder, .fini = re
     char text[512], place[32];
     for (size_t column = 0; column < COUNT_OF(names); column++) {
         size_t count = 0;
-        struct atom_class *classes = NULL;
+        struct class_row *classes = NULL;
         for (int row = 0; row < 2; row++) {
             for (size_t i = 0; i < COUNT_OF(names); i++) {
                 const char *quote = i == column ? "\"" : "", *value = row ? values[i] : names[i];
@@ -566,7 +639,7 @@ Test(class, quotes_are_stripped_in_every_column, .init = make_folder, .fini = re
         }
         write_bytes(text, count);
         count = 0;
-        cr_assert_eq(class_read_csv(file, &classes, &count), STATUS_OK, "%s: %s", text, status_text());
+        cr_assert_eq(read_list(file, &classes, &count), STATUS_OK, "%s: %s", text, status_text());
         cr_expect_eq(count, 1);
         free(classes);
         for (size_t b = 0; b < COUNT_OF(bad); b++) {
@@ -588,11 +661,11 @@ Test(class, quotes_are_stripped_in_every_column, .init = make_folder, .fini = re
 
 Test(class, unreadable_csv_files_are_refused, .init = make_folder, .fini = remove_folder)
 {
-    struct atom_class *classes = NULL;
+    struct class_row *classes = NULL;
     size_t count = 0;
-    cr_assert_eq(class_read_csv("/nowhere/list.csv", &classes, &count), STATUS_USAGE);
+    cr_assert_eq(read_list("/nowhere/list.csv", &classes, &count), STATUS_USAGE);
     expect_text("/nowhere/list.csv", "cannot open", "No such file");
-    cr_assert_eq(class_read_csv(folder, &classes, &count), STATUS_USAGE);
+    cr_assert_eq(read_list(folder, &classes, &count), STATUS_USAGE);
     expect_text(folder, "directory", "");
 }
 
@@ -601,8 +674,9 @@ Test(class, unreadable_csv_files_are_refused, .init = make_folder, .fini = remov
 Test(class, spokes_match_the_formula)
 {
     struct atom_class class_ = {0, 8191, 1, 1, 1, 3, 1048573, 2.5f, 0, 0.25f};
+    const struct line_rules rules = line_rules_of(FORMULA_UJI);
     float cosine[8191], sine[8191], advance[8191];
-    atom_spokes_fill(&class_, cosine, sine, advance);
+    atom_spokes_fill(&rules, &class_, cosine, sine, advance);
     for (uint32_t i = 0; i < 8191; i++) {
         long double theta = 2 * acosl(-1) * i / 8191;
         long double wave = (sinl(3 * theta) + sinl(1048573 * theta)) / 2;

@@ -15,10 +15,16 @@ struct pixel {
 
 enum { PIXELS_MAX = 4096 };
 
-static int walk(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1, struct pixel *pixels)
+static struct line begin_line(enum formula_id formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1)
+{
+    const struct line_rules rules = line_rules_of(formula);
+    return line_begin(&rules, x0, y0, x1, y1);
+}
+
+static int walk(enum formula_id formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1, struct pixel *pixels)
 {
     int count = 0;
-    for (struct line line = line_begin(formula, x0, y0, x1, y1); line.left > 0; line_step(&line)) {
+    for (struct line line = begin_line(formula, x0, y0, x1, y1); line.left > 0; line_step(&line)) {
         cr_assert_lt(count, PIXELS_MAX);
         pixels[count++] = (struct pixel){line.x, line.y};
     }
@@ -37,7 +43,7 @@ Test(line, lines_in_all_octants_have_the_pixels_computed_by_hand)
         int32_t x1 = sx * (swap ? 2 : 4), y1 = sy * (swap ? 4 : 2);
         for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
             struct pixel pixels[PIXELS_MAX];
-            int count = walk((enum formula)formula, 10, 20, 10 + x1, 20 + y1, pixels);
+            int count = walk((enum formula_id)formula, 10, 20, 10 + x1, 20 + y1, pixels);
             cr_assert_eq(count, formula == FORMULA_VISUALATOM ? 5 : 4);
             for (int i = 0; i < count; i++) {
                 int32_t x = 10 + sx * (swap ? shape[i].y : shape[i].x);
@@ -64,10 +70,10 @@ Test(line, straight_and_diagonal_lines_have_the_expected_pixels)
 
 Test(line, diagonals_are_y_major)
 {
-    struct line line = line_begin(FORMULA_UJI, 0, 0, 3, -3);
+    struct line line = begin_line(FORMULA_UJI, 0, 0, 3, -3);
     cr_assert(line.major == 3 && line.minor == 3 && line.left == 3);
     cr_assert(line.major_x == 0 && line.major_y == -1 && line.minor_x == 1 && line.minor_y == 0);
-    line = line_begin(FORMULA_UJI, 0, 0, 4, -3);
+    line = begin_line(FORMULA_UJI, 0, 0, 4, -3);
     cr_assert(line.major == 4 && line.major_x == 1 && line.major_y == 0 && line.minor_x == 0 &&
               line.minor_y == -1);
 }
@@ -95,7 +101,7 @@ Test(line, steps_follow_the_closed_form)
     for (uint32_t number = 0; number < 9000; number++) {
         int32_t e[4], range = number % 3 == 0 ? 3 : number % 3 == 1 ? 60 : 1500;
         random_line(number, range, e);
-        struct line line = line_begin(FORMULA_VISUALATOM, e[0], e[1], e[2], e[3]);
+        struct line line = begin_line(FORMULA_VISUALATOM, e[0], e[1], e[2], e[3]);
         const struct line first = line;
         cr_assert_eq(line.left, line.major + 1);
         for (int64_t s = 0; line.left > 0; s++, line_step(&line)) {
@@ -146,7 +152,7 @@ Test(line, reversed_lines_differ_only_if_they_have_a_tie)
         bool same = true;
         for (int i = 0; i < count; i++)
             same &= there[i].x == back[count - 1 - i].x && there[i].y == back[count - 1 - i].y;
-        struct line line = line_begin(FORMULA_UJI, e[0], e[1], e[2], e[3]);
+        struct line line = begin_line(FORMULA_UJI, e[0], e[1], e[2], e[3]);
         bool tie = has_tie(line.major, line.minor);
         cr_assert_eq(same, !tie, "line %u", number);
         ties += tie;
@@ -159,7 +165,7 @@ Test(line, reversed_lines_differ_only_if_they_have_a_tie)
 Test(line, the_farthest_ends_do_not_overflow)
 {
     const int32_t far = 1 << 24;
-    struct line line = line_begin(FORMULA_UJI, -far, -far, far, far - 1);
+    struct line line = begin_line(FORMULA_UJI, -far, -far, far, far - 1);
     cr_assert_eq(line.left, 2 * far);
     while (line.left > 1)
         line_step(&line);
@@ -184,10 +190,11 @@ Test(line, lines_are_drawn_or_skipped)
         {0, 0, 31, 31, true},    {0, 0, 100, 5, true},   {100, 5, 0, 0, true},    {-1, 5, 32, 5, false},
         {-5, -5, -9, -9, false}, {31, 31, 32, 31, true}, {32, 31, 31, 32, false},
     };
+    const struct line_rules uji = line_rules_of(FORMULA_UJI);
+    const struct line_rules visualatom = line_rules_of(FORMULA_VISUALATOM);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        cr_assert_eq(line_drawn(FORMULA_UJI, cases[i].x0, cases[i].y0, cases[i].x1, cases[i].y1, 32),
-                     cases[i].uji, "%zu", i);
-        cr_assert(line_drawn(FORMULA_VISUALATOM, cases[i].x0, cases[i].y0, cases[i].x1, cases[i].y1, 32),
-                  "%zu", i);
+        cr_assert_eq(line_drawn(&uji, cases[i].x0, cases[i].y0, cases[i].x1, cases[i].y1, 32), cases[i].uji,
+                     "%zu", i);
+        cr_assert(line_drawn(&visualatom, cases[i].x0, cases[i].y0, cases[i].x1, cases[i].y1, 32), "%zu", i);
     }
 }

@@ -8,6 +8,12 @@
 
 TestSuite(noise, .timeout = 60);
 
+static void fill_gradients(enum formula_id formula, float gradients[NOISE_TABLE_COUNT])
+{
+    const struct line_rules rules = line_rules_of(formula);
+    noise_gradients(&rules, gradients);
+}
+
 static float noise_at_place(const float *gradients, float place)
 {
     float whole = floorf(place);
@@ -24,7 +30,7 @@ Test(noise, visualatom_matches_the_published_table)
                      {255.5f, -0.30000001f}, {256.5f, 0.69999999f},    {1023.9f, -0.30178776f},
                      {1024.1f, 0.31410572f}, {5000.625f, 0.04673767f}, {9999.99f, 0.00391350f}};
     float gradients[NOISE_TABLE_COUNT];
-    noise_gradients(FORMULA_VISUALATOM, gradients);
+    fill_gradients(FORMULA_VISUALATOM, gradients);
     for (size_t i = 0; i < COUNT_OF(published); i++)
         cr_assert_float_eq(noise_at_place(gradients, published[i].place), published[i].noise, 2e-6,
                            "at %.9g: %.9g", published[i].place,
@@ -37,8 +43,8 @@ Test(noise, visualatom_matches_the_published_table)
 Test(noise, both_rules_give_the_values_computed_by_hand)
 {
     float uji[NOISE_TABLE_COUNT], visualatom[NOISE_TABLE_COUNT];
-    noise_gradients(FORMULA_UJI, uji);
-    noise_gradients(FORMULA_VISUALATOM, visualatom);
+    fill_gradients(FORMULA_UJI, uji);
+    fill_gradients(FORMULA_VISUALATOM, visualatom);
     static const float uji_half[] = {0.7f, 0.3f, 0.2f, -0.1f}, visualatom_half[] = {0.7f, 0.2f, 0, 0};
     for (uint32_t cell = 0; cell < 4; cell++) {
         cr_assert_float_eq(noise_at(uji, cell, 0.5f), uji_half[cell], 1e-6, "cell %u", cell);
@@ -68,7 +74,7 @@ Test(noise, is_zero_at_every_border_and_continuous)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
         float gradients[NOISE_TABLE_COUNT];
-        noise_gradients((enum formula)formula, gradients);
+        fill_gradients((enum formula_id)formula, gradients);
         for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++) {
             cr_assert_eq(noise_at(gradients, cell, 0), 0, "cell %u", cell);
             cr_assert_float_eq(noise_at(gradients, cell, 1 - 0x1p-24f), 0, 2e-6, "cell %u", cell);
@@ -80,7 +86,7 @@ Test(noise, is_zero_at_every_border_and_continuous)
 Test(noise, draws_at_borders_of_cells_have_the_expected_noise)
 {
     float gradients[NOISE_TABLE_COUNT];
-    noise_gradients(FORMULA_UJI, gradients);
+    fill_gradients(FORMULA_UJI, gradients);
     cr_assert_eq(noise_of_draw(gradients, 0), 0);
     /* 2^31 is exactly position 5000, the border of a cell. */
     cr_assert_eq(noise_of_draw(gradients, UINT32_C(1) << 31), 0);
@@ -98,7 +104,7 @@ Test(noise, never_exceeds_its_limit)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
         float gradients[NOISE_TABLE_COUNT], largest = 0;
-        noise_gradients((enum formula)formula, gradients);
+        fill_gradients((enum formula_id)formula, gradients);
         for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++)
             for (int step = 0; step < 4096; step++)
                 largest = fmaxf(largest, fabsf(noise_at(gradients, cell, (float)step / 4096)));
@@ -108,10 +114,10 @@ Test(noise, never_exceeds_its_limit)
 
 /* Returns the standard deviation of the noise, and sets `mean`. The draws are spread evenly over all 2^32
  * values. */
-static double deviation(enum formula formula, double *mean)
+static double deviation(enum formula_id formula, double *mean)
 {
     float gradients[NOISE_TABLE_COUNT];
-    noise_gradients(formula, gradients);
+    fill_gradients(formula, gradients);
     const int count = 1 << 22;
     double sum = 0, squares = 0;
     for (int i = 0; i < count; i++) {

@@ -128,10 +128,10 @@ Test(oracle, noise_is_that_of_the_shared_streams, .init = start, .fini = stop)
         size_t count =
             2 * tiny[image_at(0, j).class_index].vertices * tiny[image_at(0, j).class_index].orbits;
         counter_noise(image_at(0, j), reference);
-        oracle_noise(&synth, &exact, image_at(0, j), noise);
+        oracle_noise(&synth, &exact, image_at(0, j), 0, noise);
         cr_expect(memcmp(noise, reference, count * sizeof *noise) == 0, "image %d", (int)j);
         size_t rounded = 0;
-        oracle_noise(&synth, &half, image_at(0, j), noise);
+        oracle_noise(&synth, &half, image_at(0, j), 0, noise);
         for (size_t i = 0; i < count; i++) {
             cr_expect(noise[i] == noise_round_half(reference[i]));
             rounded += noise[i] != reference[i];
@@ -146,7 +146,7 @@ Test(oracle, each_call_gives_the_noise_of_two_vertices, .init = start, .fini = s
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
     struct synth_image image = image_at(0, 0);
-    oracle_noise(&synth, &uniform4, image, noise);
+    oracle_noise(&synth, &uniform4, image, 0, noise);
     for (uint32_t k = 0; k < ORBITS; k++)
         for (uint32_t i = 0; i < 2 * VERTICES; i++) {
             uint32_t word = philox(key_of(image), i / 4, 0, STREAM_CURAND + k, 0).word[i % 4];
@@ -157,17 +157,17 @@ Test(oracle, each_call_gives_the_noise_of_two_vertices, .init = start, .fini = s
 
 Test(oracle, draws_images_as_defined)
 {
-    static const enum formula formulas[] = {FORMULA_UJI, FORMULA_VISUALATOM};
-    for (size_t f = 0; f < COUNT_OF(formulas); f++) {
+    static const enum formula_id drawn[] = {FORMULA_UJI, FORMULA_VISUALATOM};
+    for (size_t f = 0; f < COUNT_OF(drawn); f++) {
         size_t painted = 0;
-        make_tiny(formulas[f]);
+        make_tiny(drawn[f]);
         for (uint64_t j = 0; j < 200; j++) {
             struct synth_image image = image_at(j, 0);
             counter_noise(image, noise);
             make_layers(image, noise, &layers);
             paint_layers(&layers, NULL, expected);
             memset(pixels, 0xa5, sizeof pixels);
-            oracle_draw(&synth, image, noise, points, pixels);
+            oracle_draw(&synth, image, 0, noise, points, &(struct oracle_picture){.pixels = pixels});
             cr_assert(memcmp(pixels, expected, PIXELS) == 0, "formula %zu, image %d", f, (int)j);
             for (int p = 0; p < PIXELS; p++)
                 painted += pixels[p] != 0;

@@ -222,7 +222,8 @@ Test(output, crops_reach_every_position_equally)
     enum { PLACES = 5, DRAWS = 20000 };
     int counts[PLACES][PLACES] = {{0}};
     for (uint32_t n = 0; n < DRAWS; n++) {
-        struct output_corner corner = output_crop(atom_image_key(3, 0, n), 11, 11 - PLACES + 1);
+        struct output_corner corner =
+            output_crop(atom_image_key(&(struct line_rules){.shapes = 1}, 3, 0, n), 11, 11 - PLACES + 1);
         counts[corner.y][corner.x]++;
     }
     for (int y = 0; y < PLACES; y++)

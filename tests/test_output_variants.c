@@ -9,6 +9,7 @@
 #endif
 
 #include "golden.h"
+#include "class_rows.h"
 #include "synth/class.h"
 #include "synth/oracle.h"
 #include "synth/output.h"
@@ -60,9 +61,9 @@ Test(output_variants, naive_converts_its_canvases)
         size_t bytes = synth_output_bytes(synth);
         uint8_t *images = make_batch(&opened, "naive", 1, &labels), *expected = malloc(bytes);
         for (uint64_t j = 0; j < synth->batch; j++) {
-            struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
+            struct synth_image image = synth_image_at(synth->first, synth->stride, synth->turns, 0, j);
             uint32_t id = synth->classes[image.class_index].id;
-            output_convert(&synth->output, 97, atom_image_key(synth->seed, id, image.instance),
+            output_convert(&synth->output, 97, atom_image_key(&synth->rules, synth->seed, id, image.instance),
                            canvases + j * 97 * 97, 97, expected);
             cr_expect_arr_eq(images + j * bytes, expected, bytes, "image %d of %s", (int)j, line);
             cr_expect_eq(labels[j], (3 + (int64_t)j) % 4);
@@ -103,7 +104,11 @@ Test(output_variants, labels_are_class_numbers)
     char path[] = "/tmp/fdsl-output-XXXXXX", line[256];
     int fd = mkstemp(path);
     cr_assert(fd >= 0 && close(fd) == 0);
-    cr_assert_eq(class_write_csv(path, classes, COUNT_OF(classes)), STATUS_OK, "%s", status_text());
+    struct class_row rows[COUNT_OF(classes)];
+    for (size_t i = 0; i < COUNT_OF(classes); i++)
+        rows[i] = row_of(&classes[i]);
+    cr_assert_eq(class_write_csv(path, formulas[FORMULA_UJI], rows, COUNT_OF(rows)), STATUS_OK, "%s",
+                 status_text());
     for (size_t i = 0; i < COUNT_OF(ends); i++) {
         snprintf(line, sizeof line, "--res 32 --class %s %s", path, ends[i]);
         expect_labels(line, "naive", 1);

@@ -53,9 +53,34 @@ Test(philox, unit_stays_under_one)
 
 /* ---- The streams of an image ---- */
 
+static struct philox_key key_of(uint64_t seed, uint32_t class_id, uint64_t instance)
+{
+    const struct line_rules rules = line_rules_of(FORMULA_UJI);
+    return atom_image_key(&rules, seed, class_id, instance);
+}
+
+static uint8_t gray_of(enum formula_id formula, struct philox_key key, uint32_t orbit)
+{
+    const struct line_rules rules = line_rules_of(formula);
+    return atom_gray(&rules, key, 0, orbit);
+}
+
+static struct atom_point centre_of(enum formula_id formula, struct philox_key key, uint32_t res)
+{
+    const struct line_rules rules = line_rules_of(formula);
+    const struct atom_class class_ = {.vertices = 1};
+    return line_shape(&rules, key, 0, &class_, 0, 1, res).centre;
+}
+
+static float coordinate_of(enum formula_id formula, uint32_t draw, uint32_t res)
+{
+    const struct line_rules rules = line_rules_of(formula);
+    return line_centre(&rules, draw, res);
+}
+
 static struct philox_key some_key(void)
 {
-    return atom_image_key(0x0123456789abcdef, 7, 0x100000002);
+    return key_of(0x0123456789abcdef, 7, 0x100000002);
 }
 
 /* Values that an independent implementation computed. They must never change. */
@@ -63,16 +88,16 @@ Test(philox, streams_never_change)
 {
     struct philox_key key = some_key();
     cr_assert(key.word[0] == 0x7a6c713c && key.word[1] == 0x9af5becd, "%08x %08x", key.word[0], key.word[1]);
-    expect_block(atom_noise_block(key, 5, 1), 0xa055fc30, 0x7c101078, 0x59987c5f, 0xe59c7754);
+    expect_block(atom_noise_block(key, 0, 5, 1), 0xa055fc30, 0x7c101078, 0x59987c5f, 0xe59c7754);
 
     static const uint8_t uji[] = {166, 132, 19, 23}, visualatom[] = {166, 132, 19, 22};
     for (uint32_t orbit = 4; orbit < 8; orbit++) {
-        cr_assert_eq(atom_gray(key, FORMULA_UJI, orbit), uji[orbit - 4]);
-        cr_assert_eq(atom_gray(key, FORMULA_VISUALATOM, orbit), visualatom[orbit - 4]);
+        cr_assert_eq(gray_of(FORMULA_UJI, key, orbit), uji[orbit - 4]);
+        cr_assert_eq(gray_of(FORMULA_VISUALATOM, key, orbit), visualatom[orbit - 4]);
     }
-    struct atom_point centre = atom_centre(key, FORMULA_UJI, 512);
+    struct atom_point centre = centre_of(FORMULA_UJI, key, 512);
     cr_assert(centre.x == 342 && centre.y == 330);
-    centre = atom_centre(key, FORMULA_VISUALATOM, 512);
+    centre = centre_of(FORMULA_VISUALATOM, key, 512);
     cr_assert(centre.x == 342.5f && centre.y == 330.5f);
 }
 
@@ -81,9 +106,10 @@ Test(philox, streams_never_change)
 Test(philox, each_axis_and_orbit_has_its_own_word)
 {
     float gradients[NOISE_TABLE_COUNT];
-    noise_gradients(FORMULA_UJI, gradients);
-    struct atom_point even = atom_noise(some_key(), gradients, 5, 2),
-                      odd = atom_noise(some_key(), gradients, 5, 3);
+    const struct line_rules rules = line_rules_of(FORMULA_UJI);
+    noise_gradients(&rules, gradients);
+    struct atom_point even = atom_noise(some_key(), 0, gradients, 5, 2),
+                      odd = atom_noise(some_key(), 0, gradients, 5, 3);
     cr_assert_eq(even.x, noise_at(gradients, 119, 2018067.0f / 16777216.0f));
     cr_assert_eq(even.y, noise_at(gradients, 238, 3375951.0f / 16777216.0f));
     cr_assert_eq(odd.x, noise_at(gradients, 171, 13924926.0f / 16777216.0f));
@@ -96,8 +122,8 @@ Test(philox, grays_and_centres_reach_both_ends)
     for (uint32_t i = 0; i < 40000; i++) {
         struct philox_key key = philox_key(i);
         for (int formula = 0; formula < 2; formula++) {
-            gray[formula][atom_gray(key, (enum formula)formula, i)] = true;
-            struct atom_point centre = atom_centre(key, (enum formula)formula, 32);
+            gray[formula][gray_of((enum formula_id)formula, key, i)] = true;
+            struct atom_point centre = centre_of((enum formula_id)formula, key, 32);
             cr_assert(centre.x >= 0 && centre.x <= 32 && centre.y >= 0 && centre.y <= 32);
             edge[formula][0] |= centre.x == 0;
             edge[formula][1] |= centre.y == 32;
@@ -109,10 +135,10 @@ Test(philox, grays_and_centres_reach_both_ends)
         cr_assert(edge[formula][0] && edge[formula][1]);
     }
     /* The formula `uji` rounds, so the first and last values have half the probability of the others. */
-    cr_assert_eq(atom_centre_coordinate(0x80000000u / 32 - 1, FORMULA_UJI, 32), 0);
-    cr_assert_eq(atom_centre_coordinate(0x80000000u / 32, FORMULA_UJI, 32), 1);
-    cr_assert_eq(atom_centre_coordinate(UINT32_MAX, FORMULA_UJI, 32), 32);
-    cr_assert_eq(atom_centre_coordinate(UINT32_MAX, FORMULA_VISUALATOM, 32), 32);
+    cr_assert_eq(coordinate_of(FORMULA_UJI, 0x80000000u / 32 - 1, 32), 0);
+    cr_assert_eq(coordinate_of(FORMULA_UJI, 0x80000000u / 32, 32), 1);
+    cr_assert_eq(coordinate_of(FORMULA_UJI, UINT32_MAX, 32), 32);
+    cr_assert_eq(coordinate_of(FORMULA_VISUALATOM, UINT32_MAX, 32), 32);
 }
 
 static int compare_blocks(const void *a, const void *b)
@@ -129,7 +155,7 @@ Test(philox, streams_share_no_block)
     struct philox_key key = some_key();
     for (uint32_t vertex = 0; vertex < VERTICES; vertex++)
         for (uint32_t pair = 0; pair < PAIRS; pair++)
-            blocks[count++] = atom_noise_block(key, vertex, pair);
+            blocks[count++] = atom_noise_block(key, 0, vertex, pair);
     for (uint32_t i = 0; i < GRAYS; i++)
         blocks[count++] = philox(key, i, 0, STREAM_GRAY, 0);
     blocks[count++] = philox(key, 0, 0, STREAM_CENTRE, 0);
@@ -145,8 +171,8 @@ Test(philox, streams_are_uncorrelated)
     enum { COUNT = 20000 };
     long noise_gray = 0, noise_centre = 0, gray_centre = 0, x_y = 0;
     for (uint32_t i = 0; i < COUNT; i++) {
-        struct philox_key key = atom_image_key(1, 0, i);
-        struct philox_block block = atom_noise_block(key, 0, 0);
+        struct philox_key key = key_of(1, 0, i);
+        struct philox_block block = atom_noise_block(key, 0, 0, 0);
         uint32_t noise = block.word[0], gray = philox(key, 0, 0, STREAM_GRAY, 0).word[0];
         uint32_t centre = philox(key, 0, 0, STREAM_CENTRE, 0).word[0];
         noise_gray += __builtin_popcount(noise ^ gray);
@@ -163,10 +189,10 @@ Test(philox, streams_are_uncorrelated)
 
 Test(philox, image_keys_differ)
 {
-    struct philox_key key = atom_image_key(1, 2, 3);
-    struct philox_key others[] = {atom_image_key(2, 2, 3), atom_image_key(1, 3, 3), atom_image_key(1, 2, 4),
-                                  atom_image_key(1, 2, 3 + (UINT64_C(1) << 32)),
-                                  atom_image_key(1 + (UINT64_C(1) << 32), 2, 3)};
+    struct philox_key key = key_of(1, 2, 3);
+    struct philox_key others[] = {key_of(2, 2, 3), key_of(1, 3, 3), key_of(1, 2, 4),
+                                  key_of(1, 2, 3 + (UINT64_C(1) << 32)),
+                                  key_of(1 + (UINT64_C(1) << 32), 2, 3)};
     for (size_t i = 0; i < COUNT_OF(others); i++)
         cr_assert_neq(memcmp(&key, &others[i], sizeof key), 0, "%zu", i);
 }

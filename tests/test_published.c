@@ -14,7 +14,8 @@
 #include "folder.h"
 #include "must.h"
 #include "published_vectors.h"
-#include "synth/published.h"
+#include "synth/lines.h"
+#include "synth/class.h"
 #include "synth/published_files.h"
 #include "synth/published_random.h"
 
@@ -240,7 +241,7 @@ struct drawing {
 static void open_drawing(const struct published_set *set, struct drawing *drawing)
 {
     must(published_open(set, 2, &drawing->published));
-    drawing->scratch = malloc(published_scratch_bytes());
+    drawing->scratch = malloc(published_scratch_bytes(drawing->published));
     drawing->pixels = malloc(PIXELS);
     drawing->mask = malloc(PIXELS);
     cr_assert(drawing->scratch && drawing->pixels && drawing->mask);
@@ -552,53 +553,85 @@ static const char class_0[] =
     "Center_rad,97\r\nLine_num,196\r\nOval_rate_x,1.449491064788738\r\n"
     "Oval_rate_y,1.651592972722763\r\nstart_pos_h,163.0\r\nstart_pos_w,104.0\r\n";
 
-static void check_round_trip(const struct published_set *set)
+static const struct formula *formula_of(const struct published_set *set)
+{
+    return formulas[set->law == PUBLISHED_RCDB      ? FORMULA_RCDB
+                    : set->law == PUBLISHED_SEGRCDB ? FORMULA_SEGRCDB
+                                                    : FORMULA_VISUALATOM];
+}
+
+/* Returns the classes of a set, which the caller frees. */
+static struct class_row *rows_of(const struct published_set *set)
 {
     struct published *published;
-    struct published_class *classes;
-    enum published_law law;
-    size_t count;
-    char shell[200];
+    struct class_row *rows = malloc(set->classes * sizeof *rows);
+    cr_assert_not_null(rows);
     must(published_open(set, 2, &published));
-    must(published_files_write("one", set->law, published_classes(published), set->classes));
-    must(published_files_read("one", &law, &classes, &count));
-    cr_assert(law == set->law && count == set->classes);
-    for (size_t i = 0; i < count; i++)
-        cr_assert_eq(memcmp(&classes[i], &published_classes(published)[i], sizeof *classes), 0, "class %zu",
-                     i);
-    must(published_files_write("two", law, classes, count));
-    snprintf(shell, sizeof shell, "diff -r one two && rm -r one two");
-    cr_assert_eq(system(shell), 0);
-    free(classes);
+    for (uint32_t i = 0; i < set->classes; i++)
+        published_row(formula_of(set), &published_classes(published)[i], &rows[i]);
     published_close(published);
+    return rows;
+}
+
+static void check_round_trip(const struct published_set *set)
+{
+    struct class_row *rows = rows_of(set), *again;
+    size_t count;
+    must(published_files_write("one", formula_of(set), rows, set->classes));
+    must(class_read("one", formula_of(set), &again, &count));
+    cr_assert_eq(count, set->classes);
+    for (size_t i = 0; i < count; i++)
+        cr_assert_eq(memcmp(&again[i], &rows[i], sizeof *rows), 0, "class %zu", i);
+    must(published_files_write("two", formula_of(set), again, count));
+    cr_assert_eq(system("diff -r one two && rm -r one two"), 0);
+    free(again);
+    free(rows);
 }
 
 Test(published, class_files_are_those_of_the_script_and_are_read_back)
 {
-    struct published *published;
     char *text;
-    size_t size;
+    size_t size, count;
+    struct class_row *rows, *again;
     enter_cache_folder();
-    must(published_open(&wide[0], 2, &published));
-    must(published_files_write("rcdb", PUBLISHED_RCDB, published_classes(published), 2));
+    rows = rows_of(&wide[0]);
+    must(published_files_write("rcdb", formulas[FORMULA_RCDB], rows, 2));
     must(file_read("rcdb/00000.csv", &text, &size));
     cr_assert_str_eq(text, class_0);
+    must(class_read("rcdb/00000.csv", formulas[FORMULA_RCDB], &again, &count));
+    cr_assert(count == 1 && memcmp(again, rows, sizeof *rows) == 0);
+    free(again);
+    free(rows);
     free(text);
-    published_close(published);
     check_round_trip(&wide[0]);
     check_round_trip(&wide[1]);
     check_round_trip(&wide[2]);
 }
 
+/* The keys that VisualAtom does not draw with are optional. */
+Test(published, class_files_of_visualatom_may_lack_the_start)
+{
+    static const char text[] =
+        "Vertex,14\r\nPerlin_noise,0.25\r\nline_width,0.01\r\nCenter_rad,97\r\n"
+        "Line_num,196\r\nOval_rate_x,1.5\r\nOval_rate_y,1.75\r\nnami1,3\r\nnami2,15\r\n";
+    char again[PUBLISHED_TEXT_BYTES];
+    const struct formula *formula = formulas[FORMULA_VISUALATOM];
+    struct class_row row;
+    strcpy(again, text);
+    must(published_text_read("x", again, formula, 5, &row));
+    cr_assert(row.id == 5 && formula_value(formula, &row, "freq2") == 15);
+    cr_assert_eq(published_text_write(formula, &row, again), sizeof text - 1);
+    cr_assert_str_eq(again, text);
+}
+
 /* The 254 files of SegRCDB, one after the other, as SegRCDB_params.py writes them. */
 Test(published, segrcdb_class_files_are_those_of_the_script)
 {
-    struct published *published;
     char text[65] = "";
     enter_cache_folder();
-    must(published_open(&wide[2], 2, &published));
-    must(published_files_write("param", PUBLISHED_SEGRCDB, published_classes(published), 254));
-    published_close(published);
+    struct class_row *rows = rows_of(&wide[2]);
+    must(published_files_write("param", formulas[FORMULA_SEGRCDB], rows, 254));
+    free(rows);
     FILE *pipe = popen("cat param/*.csv | sha256sum", "r");
     cr_assert(pipe && fread(text, 1, 64, pipe) == 64);
     pclose(pipe);
@@ -610,53 +643,56 @@ static void write_text(const char *path, const char *text)
     must(file_write_atomic(path, text, strlen(text)));
 }
 
-static void check_refused(const char *path, const char *text, const char *reason)
+static void check_refused(enum formula_id formula, const char *path, const char *text, const char *reason)
 {
-    struct published_class *classes;
-    enum published_law law;
+    struct class_row *rows;
     size_t count;
     if (text)
         write_text(path, text);
-    cr_assert_eq(published_files_read(path, &law, &classes, &count), STATUS_USAGE, "%s", reason);
+    cr_assert_eq(published_files_read(path, formulas[formula], &rows, &count), STATUS_USAGE, "%s", reason);
     cr_assert(strstr(status_text(), reason), "%s: %s", reason, status_text());
-    cr_assert_null(classes);
+    cr_assert_null(rows);
 }
 
 Test(published, wrong_class_files_are_refused)
 {
     char text[sizeof class_0 + 100];
-    struct published_class *classes;
-    enum published_law law;
+    struct class_row *rows;
     size_t count;
     enter_cache_folder();
-    check_refused("x.csv", "Vertex\n", "line 1: 'Vertex' is not a line key,value");
-    check_refused("x.csv", "Vertex,14\nVertex,14\n", "line 2: the key Vertex is repeated");
-    check_refused("x.csv", "Vertex,14\nvertex,1\n", "line 2: unknown key 'vertex'");
-    check_refused("x.csv", "Vertex,1.5\n", "Vertex: '1.5' is not a whole number");
-    check_refused("x.csv", "Vertex,-1\n", "Vertex: '-1' is not a whole number");
-    check_refused("x.csv", "Vertex,4294967296\n", "is not a whole number");
-    check_refused("x.csv", "Perlin_noise,0x10\n", "Perlin_noise: '0x10' is not a number");
-    check_refused("x.csv", "Perlin_noise,1e999\n", "is not a number");
-    check_refused("x.csv", "Perlin_noise,nan\n", "is not a number");
-    check_refused("x.csv", "Perlin_noise,1 \n", "is not a number");
-    check_refused("x.csv", "Perlin_noise,\n", "is not a number");
-    check_refused("x.csv", "", "the key Vertex of a published class file is missing");
-    check_refused("x.csv", "Vertex,14\n", "the key Perlin_noise of a published class file is missing");
+    check_refused(FORMULA_RCDB, "x.csv", "Vertex\n", "line 1: 'Vertex' is not a line key,value");
+    check_refused(FORMULA_RCDB, "x.csv", "Vertex,14\nVertex,14\n", "line 2: the key Vertex is repeated");
+    check_refused(FORMULA_RCDB, "x.csv", "Vertex,14\nvertex,1\n", "line 2: unknown key 'vertex'");
+    check_refused(FORMULA_RCDB, "x.csv", "Vertex,1.5\n", "Vertex: '1.5' is not a whole number");
+    check_refused(FORMULA_RCDB, "x.csv", "Vertex,-1\n", "Vertex: '-1' is not a whole number");
+    check_refused(FORMULA_RCDB, "x.csv", "Vertex,4294967296\n", "is not a whole number");
+    check_refused(FORMULA_RCDB, "x.csv", "Perlin_noise,0x10\n", "Perlin_noise: '0x10' is not a number");
+    check_refused(FORMULA_RCDB, "x.csv", "Perlin_noise,1e999\n", "is not a number");
+    check_refused(FORMULA_RCDB, "x.csv", "Perlin_noise,nan\n", "is not a number");
+    check_refused(FORMULA_RCDB, "x.csv", "Perlin_noise,1 \n", "is not a number");
+    check_refused(FORMULA_RCDB, "x.csv", "Perlin_noise,\n", "is not a number");
+    check_refused(FORMULA_RCDB, "x.csv", "", "the key Vertex of a class file of rcdb is missing");
+    check_refused(FORMULA_RCDB, "x.csv", "Vertex,14\n",
+                  "the key Perlin_noise of a class file of rcdb is missing");
     cr_assert(mkdir("d", 0777) == 0 && mkdir("d/param", 0777) == 0);
-    check_refused("d", NULL, "contains no class files");
+    check_refused(FORMULA_RCDB, "d", NULL, "contains no class files");
     write_text("d/param/00007.csv", class_0);
-    must(published_files_read("d", &law, &classes, &count));
-    cr_assert(count == 1 && classes[0].number == 7 && classes[0].vertices == 14);
-    free(classes);
+    must(published_files_read("d", formulas[FORMULA_RCDB], &rows, &count));
+    cr_assert(count == 1 && rows[0].id == 7 && rows[0].value[0] == 14);
+    free(rows);
     write_text("d/param/7.csv", class_0);
-    check_refused("d/param", NULL, "are the same class");
+    check_refused(FORMULA_RCDB, "d/param", NULL, "are the same class");
     snprintf(text, sizeof text, "%snami1,3\nnami2,4\n", class_0);
     write_text("d/param/7.csv", "");
     remove("d/param/7.csv");
     write_text("d/param/00008.csv", text);
-    check_refused("d/param", NULL, "keys are those of another formula");
-    check_refused("00003.csv",
+    check_refused(FORMULA_RCDB, "d/param", NULL, "unknown key 'nami1'");
+    check_refused(FORMULA_UJI, "d", NULL, "has no published class files");
+    snprintf(text, sizeof text, "%s", class_0);
+    memcpy(text, "Vertex,00", 9);
+    check_refused(FORMULA_RCDB, "x.csv", text, "vertices 0 is not in 1");
+    check_refused(FORMULA_SEGRCDB, "00003.csv",
                   "Category_num,4\nVertex,3\nPerlin_noise,1\nline_width,1\nCenter_rad,1.0\nLine_num,1\n"
                   "Oval_rate_x,1\nOval_rate_y,1\nColor_Gray,3\n",
-                  "the name is that of class 3, but Category_num is 4");
+                  "Category_num is 4, but this is class 3");
 }

@@ -596,7 +596,8 @@ static uint64_t value_of(uint64_t sample)
 }
 
 static enum status count_make(struct generator *generator, const struct generator_numbers *numbers,
-                              uint32_t count, void *samples, int64_t *labels, void *stream)
+                              uint32_t count, void *samples, const struct generator_targets *targets,
+                              void *stream)
 {
     struct counting *self = (struct counting *)generator;
     (void)stream;
@@ -605,8 +606,8 @@ static enum status count_make(struct generator *generator, const struct generato
         if (numbers->list[j] == self->refused)
             return status_set(STATUS_FAILED, "sample %llu is refused", (unsigned long long)self->refused);
         ((uint64_t *)samples)[j] = value_of(numbers->list[j]);
-        if (labels)
-            labels[j] = (int64_t)(numbers->list[j] % 7);
+        if (targets && targets->labels)
+            targets->labels[j] = (int64_t)(numbers->list[j] % 7);
     }
     return STATUS_OK;
 }

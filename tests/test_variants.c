@@ -61,9 +61,9 @@ Test(variants, the_oracle_gives_the_golden_images)
         float *noise = malloc(2 * sizeof *noise * synth->segments_max);
         struct atom_point *points = malloc(synth->vertices_max * sizeof *points);
         cr_assert(expected && noise && points);
-        struct synth_image which = synth_image_at(synth->first, 1, synth->class_count, 0, 0);
-        oracle_noise(synth, &traits, which, noise);
-        oracle_draw(synth, which, noise, points, expected);
+        struct synth_image which = synth_image_at(synth->first, 1, synth->turns, 0, 0);
+        oracle_noise(synth, &traits, which, 0, noise);
+        oracle_draw(synth, which, 0, noise, points, &(struct oracle_picture){.pixels = expected});
         cr_expect_arr_eq(image, expected, synth_image_bytes(synth), "golden image %zu", i);
         free(image);
         free(expected);
@@ -199,7 +199,7 @@ Test(variants, omp_matches_naive_on_mixed_classes)
  * outside the image. */
 Test(variants, omp_matches_naive_on_long_lines)
 {
-    static const char *const formulas[] = {"uji", "visualatom"};
+    static const char *const names[] = {"uji", "visualatom"};
     static const char *const sizes[] = {
         "--vertices 400 --orbits 20 --noise 60 --res 1100",
         "--vertices 9 --orbits 40 --noise 90 --res 3001",
@@ -208,10 +208,10 @@ Test(variants, omp_matches_naive_on_long_lines)
         "--vertices 500 --orbits 3 --radius 800 --res 1025",
         "--vertices 200 --orbits 9 --noise 0 --radius 0",
     };
-    for (size_t f = 0; f < COUNT_OF(formulas); f++)
+    for (size_t f = 0; f < COUNT_OF(names); f++)
         for (size_t i = 0; i < COUNT_OF(sizes); i++) {
             char line[160];
-            snprintf(line, sizeof line, "--batch 2 --formula %s %s", formulas[f], sizes[i]);
+            snprintf(line, sizeof line, "--batch 2 --formula %s %s", names[f], sizes[i]);
             expect_same(line, thread_counts[i % 4]);
         }
 }
@@ -236,12 +236,12 @@ Test(variants, omp_skips_only_vertices_that_never_return)
     cr_assert_geq(file, 0);
     cr_assert_eq(write(file, classes, sizeof classes - 1), (ssize_t)(sizeof classes - 1));
     close(file);
-    static const char *const formulas[] = {"uji", "visualatom"};
+    static const char *const names[] = {"uji", "visualatom"};
     static const int sides[] = {1, 3, 61, 131, 200};
-    for (size_t f = 0; f < COUNT_OF(formulas); f++)
+    for (size_t f = 0; f < COUNT_OF(names); f++)
         for (size_t r = 0; r < COUNT_OF(sides); r++) {
             char line[160];
-            snprintf(line, sizeof line, "--class %s --batch 9 --formula %s --res %d", path, formulas[f],
+            snprintf(line, sizeof line, "--class %s --batch 9 --formula %s --res %d", path, names[f],
                      sides[r]);
             expect_same(line, thread_counts[r % 3]);
         }
@@ -251,14 +251,14 @@ Test(variants, omp_skips_only_vertices_that_never_return)
 /* Tests lines that are about as long as omp's tables allow and that cross the image's border on all sides. */
 Test(variants, omp_matches_naive_on_lines_across_the_border)
 {
-    static const char *const formulas[] = {"uji", "visualatom"};
+    static const char *const names[] = {"uji", "visualatom"};
     static const int noises[] = {1, 3, 6, 12, 25}, sides[] = {1, 3, 17, 33, 101};
-    for (size_t f = 0; f < COUNT_OF(formulas); f++)
+    for (size_t f = 0; f < COUNT_OF(names); f++)
         for (size_t n = 0; n < COUNT_OF(noises); n++)
             for (size_t r = 0; r < COUNT_OF(sides); r++) {
                 char line[160];
                 snprintf(line, sizeof line,
-                         "--batch 5 --formula %s --vertices 150 --orbits 60 --noise %d --res %d", formulas[f],
+                         "--batch 5 --formula %s --vertices 150 --orbits 60 --noise %d --res %d", names[f],
                          noises[n], sides[r]);
                 expect_same(line, thread_counts[(n + r) % 4]);
             }

@@ -13,6 +13,7 @@
 #include "folder.h"
 #include "must.h"
 #include "run/verify_published.h"
+#include "synth/lines.h"
 #include "synth/published_files.h"
 
 TestSuite(verify_published, .timeout = 120);
@@ -46,6 +47,8 @@ static const struct published_set sets[] = {
      .has_masks = true},
 };
 
+static const enum formula_id ids[] = {FORMULA_RCDB, FORMULA_VISUALATOM, FORMULA_SEGRCDB};
+
 /* The paths of one image of each set, in the names of the scripts. */
 static const char *const image_paths[] = {
     "copy/image/00001/00001_0001.png", "copy/00001/vertex_0257_instance_0001.png", "copy/image/000001.png"};
@@ -77,7 +80,8 @@ static void make_copy(int s, struct copy *copy)
 {
     static char folder[] = "/tmp/verify-published-XXXXXX";
     struct published *published;
-    void *scratch = malloc(published_scratch_bytes());
+    void *scratch;
+    struct class_row rows[2];
     char command[200];
     enter_folder(folder);
     setenv("XDG_CACHE_HOME", folder, 1);
@@ -86,6 +90,7 @@ static void make_copy(int s, struct copy *copy)
     copy->pixels = malloc(PIXELS);
     copy->mask = malloc(PIXELS);
     must(published_open(&sets[s], 2, &published));
+    scratch = malloc(published_scratch_bytes(published));
     const struct published_image image = {.class_index = classes[s],
                                           .instance = 1,
                                           .canvas = copy->pixels,
@@ -95,7 +100,9 @@ static void make_copy(int s, struct copy *copy)
     write_png(image_paths[s], copy->pixels, 3);
     if (sets[s].has_masks)
         write_png("copy/mask/000001.png", copy->mask, 1);
-    must(published_files_write("copy/param", sets[s].law, published_classes(published), 2));
+    for (int i = 0; i < 2; i++)
+        published_row(formulas[ids[s]], &published_classes(published)[i], &rows[i]);
+    must(published_files_write("copy/param", formulas[ids[s]], rows, 2));
     free(scratch);
     published_close(published);
 }
@@ -108,7 +115,7 @@ static void free_copy(struct copy *copy)
 
 static enum status verify(int s)
 {
-    return verify_published("copy", &sets[s], 2);
+    return verify_published("copy", formulas[ids[s]], &sets[s], 2);
 }
 
 static void check_set(int s)
@@ -199,7 +206,7 @@ Test(verify_published, a_folder_without_files_of_the_set_is_a_mistake)
     struct copy copy;
     make_copy(0, &copy);
     cr_assert_eq(system("mkdir empty"), 0);
-    cr_assert_eq(verify_published("empty", &sets[0], 1), STATUS_USAGE);
+    cr_assert_eq(verify_published("empty", formulas[ids[0]], &sets[0], 1), STATUS_USAGE);
     cr_assert(strstr(status_text(), "contains no file of rcdb"), "%s", status_text());
     free_copy(&copy);
 }

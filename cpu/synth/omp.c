@@ -4,8 +4,11 @@
  * If there are at least two threads per image of the batch, each image is split into parts. Vertices are
  * independent of each other, so a polygon can be cut into ranges of consecutive vertices ("arcs"). A part is
  * two opposite arcs, which balances the work: one side of an off-centre polygon may be mostly outside the
- * image. Each part paints orbit numbers on its own canvas. The highest number that any part has at a pixel
- * determines the pixel's gray.
+ * image. Each part paints the numbers of polygons, counted over all shapes of the image, on its own canvas.
+ * The highest number that any part has at a pixel determines the pixel's gray and class.
+ *
+ * If the formula defines masks, a pixel of the canvas is a value of 16 bits, the class number * 256 + the
+ * gray, so image and mask are drawn together.
  *
  * The rows of a canvas are an odd number of cache lines apart, so that vertically adjacent pixels map to
  * different sets of the L1 cache. This saves 5 % of the run time. */
@@ -20,7 +23,6 @@
 #include "machine/host.h"
 #include "omp_kernel.h"
 #include "synth/input.h"
-#include "synth/atom.h"
 
 #define ALIGNMENT 64 /* cache line */
 #define ARCS_MAX  2
@@ -29,8 +31,11 @@
 struct worker {
     struct omp_arc arcs[ARCS_MAX]; /* arcs of the current part: one if it is a whole image, else ARCS_MAX */
     void *arrays, *room;           /* memory of the arcs' arrays; scratch memory of trace() */
-    uint8_t *canvas;               /* for whole images: a canvas of grays, `pitch` pixels per row */
-    uint8_t *grays;                /* for split images: grays[k + 1] is the gray of orbit k; grays[0] is 0 */
+    void *canvas;                  /* for whole images: a canvas, `pitch` pixels per row */
+    uint16_t *values; /* for split images: values[n + 1] is what polygon n shows; values[0] is the
+                       * background */
+    uint8_t *planes;  /* for whole images with masks or of a published set: grays and classes */
+    void *scratch;    /* of the published stream */
     double geometry_s, painting_s;
 };
 
@@ -39,18 +44,24 @@ struct omp {
     const struct omp_kernel *kernel;
     struct omp_tables tables;
     int threads;
-    uint32_t parts;     /* parts per image; 1: images are not split */
-    uint32_t pitch;     /* pixels from one canvas row to the next */
-    bool timed;         /* time the stages separately */
-    uint64_t latest;    /* number of the latest run */
-    uint8_t *images;    /* the batch, synth_output_bytes() per image; the caller's if synth->call is set */
-    int64_t *labels;    /* one per image; the caller's if synth->call is set */
-    uint8_t *merged;    /* merged images before conversion; NULL unless images are split and converted */
-    uint16_t *canvases; /* orbit numbers plus one; batch * parts canvases if images are split, else NULL */
+    uint32_t parts;  /* parts per image; 1: images are not split */
+    uint32_t pitch;  /* pixels from one canvas row to the next */
+    bool timed;      /* time the stages separately */
+    uint64_t latest; /* number of the latest run */
+    struct synth_batch batch;
+    uint8_t
+        *merged; /* planes of merged images before conversion; NULL unless images are split and converted */
+    uint16_t *canvases; /* polygon numbers plus one; batch * parts canvases if images are split, else NULL */
     uint32_t *heaviest; /* classes in order of decreasing work */
     uint64_t *order;    /* images of a batch in order of decreasing work */
     struct worker *workers;
+    struct published *published; /* draws the images if synth->set is not NULL */
 };
+
+static const struct published_stream *stream_of(const struct omp *omp)
+{
+    return formulas[omp->synth->formula]->published;
+}
 
 /* ---- The scalar kernel ---- */
 
@@ -65,7 +76,7 @@ static void scalar_advance(struct omp_arc *arc, uint32_t pair)
 {
     const float *gradients = arc->tables->gradients;
     for (uint32_t i = 0; i <= arc->count; i++) {
-        struct philox_block block = atom_noise_block(arc->keys[0], omp_vertex(arc, i), pair);
+        struct philox_block block = atom_noise_block(arc->keys[0], arc->slot, omp_vertex(arc, i), pair);
         struct atom_point point = {arc->x[i], arc->y[i]};
         for (int parity = 0; parity < 2; parity++) {
             struct atom_point noise = {noise_of_draw(gradients, block.word[2 * parity]),
@@ -86,9 +97,9 @@ void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const str
     size_t count = 0;
     const int32_t *column = arc->column[parity], *row = arc->row[parity];
     int32_t res = (int32_t)arc->res;
-    if (!line_drawn(arc->formula, column[i], row[i], column[i + 1], row[i + 1], res))
+    if (!line_drawn(arc->rules, column[i], row[i], column[i + 1], row[i + 1], res))
         return;
-    for (struct line line = line_begin(arc->formula, column[i], row[i], column[i + 1], row[i + 1]);
+    for (struct line line = line_begin(arc->rules, column[i], row[i], column[i + 1], row[i + 1]);
          line.left > 0; line_step(&line)) {
         if (!line_inside(line.x, line.y, res))
             continue;
@@ -186,13 +197,14 @@ static void omp_teardown(void *state)
         free(omp->workers[i].arrays);
         free(omp->workers[i].room);
         free(omp->workers[i].canvas);
-        free(omp->workers[i].grays);
+        free(omp->workers[i].values);
+        free(omp->workers[i].planes);
+        free(omp->workers[i].scratch);
     }
     free(omp->workers);
-    if (!omp->synth->call) {
-        free(omp->images);
-        free(omp->labels);
-    }
+    synth_batch_free(omp->synth, &omp->batch);
+    if (omp->published)
+        stream_of(omp)->close(omp->published);
     free(omp->merged);
     free(omp->canvases);
     free(omp->heaviest);
@@ -208,15 +220,33 @@ static size_t canvas_pixels(const struct omp *omp)
     return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch + 2 * OMP_GUARD;
 }
 
+/* Returns the bytes of a pixel of a canvas. */
+static size_t pixel_bytes(const struct omp *omp)
+{
+    return omp->parts > 1 || omp->synth->rules.masked ? sizeof(uint16_t) : 1;
+}
+
+/* Returns the bytes of the planes of an image: its grays and, if there are masks, its class numbers. */
+static size_t planes_bytes(const struct synth *synth)
+{
+    return (synth->rules.masked ? 2 : 1) * synth_image_bytes(synth);
+}
+
+static bool needs_planes(const struct synth *synth)
+{
+    return synth->set || synth->rules.masked;
+}
+
 /* Returns the bytes of all canvases and, if images are split and converted, of the merged images. */
 static size_t omp_canvas_bytes(const void *state)
 {
     const struct omp *omp = state;
     const struct synth *synth = omp->synth;
     if (omp->parts == 1)
-        return (size_t)omp->threads * canvas_pixels(omp);
+        return (size_t)omp->threads *
+               (pixel_bytes(omp) * canvas_pixels(omp) + (needs_planes(synth) ? planes_bytes(synth) : 0));
     return synth->batch * (omp->parts * canvas_pixels(omp) * sizeof(uint16_t) +
-                           (output_is_canvas(&synth->output) ? 0 : synth_image_bytes(synth)));
+                           (output_is_canvas(&synth->output) ? 0 : planes_bytes(synth)));
 }
 
 /* Returns the offset of row y of the image in a canvas. */
@@ -240,7 +270,7 @@ static void arc_make(const struct omp *omp, size_t length, void *arrays, struct 
     uint64_t *wide = (uint64_t *)arrays + 9 * length / 2;
     *arc = (struct omp_arc){
         .tables = &omp->tables,
-        .formula = omp->synth->formula,
+        .rules = &omp->synth->rules,
         .res = omp->synth->res,
         .pitch = omp->pitch,
         .cosine = real,
@@ -256,6 +286,12 @@ static void arc_make(const struct omp *omp, size_t length, void *arrays, struct 
     };
 }
 
+/* Returns an upper bound on the number of polygons of an image. */
+static size_t polygons_max(const struct synth *synth)
+{
+    return (size_t)synth->rules.shapes * synth->orbits_max;
+}
+
 /* Allocates space for every vertex, a copy of the first one, and padding to whole vectors. */
 static bool worker_make(const struct omp *omp, struct worker *worker)
 {
@@ -264,9 +300,12 @@ static bool worker_make(const struct omp *omp, struct worker *worker)
     size_t arc_bytes = ARC_WORDS * length * sizeof(float);
     worker->arrays = aligned_alloc(ALIGNMENT, (size_t)arcs_of_part(omp) * arc_bytes);
     worker->room = aligned_alloc(ALIGNMENT, (omp->kernel->room_bytes / ALIGNMENT + 1) * ALIGNMENT);
-    worker->grays = malloc((size_t)synth->orbits_max + 1);
-    worker->canvas = omp->parts > 1 ? NULL : aligned_alloc(ALIGNMENT, canvas_pixels(omp));
-    if (!worker->arrays || !worker->room || !worker->grays || (omp->parts == 1 && !worker->canvas))
+    bool whole = omp->parts == 1, planes = whole && needs_planes(synth);
+    worker->values = whole ? NULL : malloc((polygons_max(synth) + 1) * sizeof *worker->values);
+    worker->canvas = whole ? aligned_alloc(ALIGNMENT, pixel_bytes(omp) * canvas_pixels(omp)) : NULL;
+    worker->planes = planes ? malloc(planes_bytes(synth)) : NULL;
+    if (!worker->arrays || !worker->room || !(whole ? worker->canvas : worker->values) ||
+        (planes && !worker->planes))
         return false;
     memset(worker->arrays, 0, (size_t)arcs_of_part(omp) * arc_bytes);
     for (int i = 0; i < arcs_of_part(omp); i++) {
@@ -291,21 +330,18 @@ static int heavier(const void *a, const void *b, void *classes)
 static bool fill_state(struct omp *omp)
 {
     const struct synth *synth = omp->synth;
-    if (!synth->call) {
-        omp->images = malloc(synth->batch * synth_output_bytes(synth));
-        omp->labels = malloc(synth->batch * sizeof *omp->labels);
-    }
+    bool made = synth_batch_make(synth, &omp->batch);
     omp->heaviest = malloc(synth->class_count * sizeof *omp->heaviest);
     omp->order = malloc(synth->batch * sizeof *omp->order);
     omp->workers = calloc((size_t)omp->threads, sizeof *omp->workers);
-    bool made = (synth->call || (omp->images && omp->labels)) && omp->heaviest && omp->order && omp->workers;
+    made = made && omp->heaviest && omp->order && omp->workers;
     if (omp->parts > 1) {
         omp->canvases =
             aligned_alloc(ALIGNMENT, synth->batch * omp->parts * canvas_pixels(omp) * sizeof(uint16_t));
         made = made && omp->canvases;
     }
     if (omp->parts > 1 && !output_is_canvas(&synth->output)) {
-        omp->merged = malloc(synth->batch * synth_image_bytes(synth));
+        omp->merged = malloc(synth->batch * planes_bytes(synth));
         made = made && omp->merged;
     }
     for (int i = 0; made && i < omp->threads; i++)
@@ -322,19 +358,33 @@ static bool fill_state(struct omp *omp)
 /* Sets the number of parts per image, and the pitch, which depends on it. */
 static void set_parts(struct omp *omp, uint32_t parts)
 {
-    uint32_t line = ALIGNMENT / (parts > 1 ? sizeof(uint16_t) : 1);
     omp->parts = parts;
+    const uint32_t line = (uint32_t)(ALIGNMENT / pixel_bytes(omp));
     omp->pitch = ((omp->synth->res + OMP_GUARD + line - 1) / line | 1) * line;
 }
 
 /* Splits each image into as many parts as there are threads per image, rounded down. Does not split images if
- * orbit numbers exceed the 16 bits of a canvas pixel, or if the canvases do not fit in memory. */
+ * polygon numbers exceed the 16 bits of a canvas pixel, if the canvases do not fit in memory, or if a
+ * published stream draws them. */
 static void choose_parts(struct omp *omp)
 {
     uint64_t parts = (uint64_t)omp->threads / omp->synth->batch;
     set_parts(omp, parts < 1 ? 1 : (uint32_t)parts);
-    if (omp->synth->orbits_max >= UINT16_MAX || omp_canvas_bytes(omp) > memory_available_bytes())
+    if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set ||
+        omp_canvas_bytes(omp) > memory_available_bytes())
         set_parts(omp, 1);
+}
+
+static enum status open_published(struct omp *omp)
+{
+    const struct published_stream *stream = stream_of(omp);
+    TRY(stream->open(omp->synth, omp->threads, &omp->published));
+    const size_t bytes = (stream->scratch_bytes(omp->published) / ALIGNMENT + 1) * ALIGNMENT;
+    for (int i = 0; i < omp->threads; i++) {
+        omp->workers[i].scratch = aligned_alloc(ALIGNMENT, bytes);
+        TRY(ALLOCATED(omp->workers[i].scratch, "omp: out of memory"));
+    }
+    return STATUS_OK;
 }
 
 static enum status omp_setup(const struct resources *resources, const void *input, void **state)
@@ -349,8 +399,9 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     omp->threads = resources->threads;
     choose_parts(omp);
     TRY(synth_check_memory(synth, omp_canvas_bytes(omp)));
-    return ALLOCATED(fill_state(omp), "omp: out of memory for a batch of %llu images; lower %s",
-                     (unsigned long long)synth->batch, OPTION_OR_FIELD("--batch", "batch"));
+    TRY(ALLOCATED(fill_state(omp), "omp: out of memory for a batch of %llu images; lower %s",
+                  (unsigned long long)synth->batch, OPTION_OR_FIELD("--batch", "batch")));
+    return synth->set ? open_published(omp) : STATUS_OK;
 }
 
 /* ---- Drawing ---- */
@@ -364,22 +415,22 @@ static void paint_gray(const struct omp_pen *pen, const int32_t *pixels, size_t 
         origin[pixels[i]] = gray;
 }
 
-static void paint_orbit(const struct omp_pen *pen, const int32_t *pixels, size_t count)
+static void paint_value(const struct omp_pen *pen, const int32_t *pixels, size_t count)
 {
-    uint16_t *origin = pen->origin, orbit = (uint16_t)pen->value;
+    uint16_t *origin = pen->origin, value = (uint16_t)pen->value;
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; i++)
-        origin[pixels[i]] = orbit;
+        origin[pixels[i]] = value;
 }
 
-/* Places the vertices of an arc on the oval around the centre. */
-static void place_arc(const struct omp *omp, struct synth_image image, struct philox_key key, uint32_t first,
-                      uint32_t count, struct omp_arc *arc)
+/* Places the vertices of an arc on the ellipse around the centre of its shape. */
+static void place_arc(const struct omp *omp, const struct line_shape *shape, struct philox_key key,
+                      uint32_t slot, uint32_t first, uint32_t count, struct omp_arc *arc)
 {
     const struct synth *synth = omp->synth;
-    const struct atom_class *class_ = &synth->classes[image.class_index];
-    struct atom_spokes spokes = synth_spokes(synth, image.class_index);
-    struct atom_point centre = atom_centre(key, synth->formula, synth->res);
+    const struct atom_class *class_ = &synth->classes[shape->class_index];
+    struct atom_spokes spokes = synth_spokes(synth, shape->class_index);
+    arc->slot = slot;
     arc->vertices = class_->vertices;
     arc->orbits = class_->orbits;
     arc->p = class_->noise;
@@ -397,7 +448,7 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
         arc->cosine[i] = spokes.cosine[v];
         arc->sine[i] = spokes.sine[v];
         arc->advance[i] = spokes.advance[v];
-        struct atom_point point = atom_start(class_, centre, spokes.cosine[v], spokes.sine[v]);
+        struct atom_point point = line_start(shape, spokes.cosine[v], spokes.sine[v]);
         arc->x[i] = point.x;
         arc->y[i] = point.y;
     }
@@ -422,103 +473,180 @@ static void end_stage(const struct omp *omp, double begin_s, double *total_s)
     range_pop();
 }
 
-/* Draws the orbits of the arcs that place_arc() has prepared, as grays or as orbit numbers plus one. */
-static void draw_orbits(const struct omp *omp, uint32_t orbits, struct philox_key key, struct omp_pen *pen,
-                        struct worker *worker)
+/* Returns what an orbit of a shape shows: its gray and, if there are masks, its class number. */
+static uint16_t orbit_value(const struct synth *synth, struct philox_key key, uint32_t slot,
+                            const struct atom_class *class_, uint32_t orbit)
+{
+    uint8_t gray = atom_gray(&synth->rules, key, slot, orbit);
+    return (uint16_t)(synth->rules.masked ? class_->id << 8 | gray : gray);
+}
+
+/* Draws the orbits of the arcs that place_arc() has prepared, as values or as polygon numbers plus one.
+ * `*number` is the number of the next polygon. */
+static void draw_orbits(const struct omp *omp, const struct atom_class *class_, struct philox_key key,
+                        uint32_t slot, uint32_t *number, struct omp_pen *pen, struct worker *worker)
 {
     const struct omp_kernel *kernel = omp->kernel;
-    for (uint32_t orbit = 0; orbit < orbits; orbit++) {
+    for (uint32_t orbit = 0; orbit < class_->orbits; orbit++) {
         double start_s = begin_stage(omp, RANGE_VERTICES);
         for (int i = 0; orbit % 2 == 0 && i < arcs_of_part(omp); i++)
             kernel->advance(&worker->arcs[i], orbit / 2);
         end_stage(omp, start_s, &worker->geometry_s);
         start_s = begin_stage(omp, RANGE_PAINTING);
-        pen->value = omp->parts > 1 ? orbit + 1 : atom_gray(key, omp->synth->formula, orbit);
+        ++*number;
+        pen->value = omp->parts > 1 ? *number : orbit_value(omp->synth, key, slot, class_, orbit);
         for (int i = 0; i < arcs_of_part(omp); i++)
             kernel->trace(&worker->arcs[i], (int)(orbit % 2), pen);
         end_stage(omp, start_s, &worker->painting_s);
     }
 }
 
-static struct philox_key image_key(const struct synth *synth, struct synth_image image)
+/* Draws one part of a shape. */
+static void draw_shape(const struct omp *omp, struct synth_image image, struct philox_key key, uint32_t slot,
+                       uint32_t part, uint32_t *number, struct omp_pen *pen, struct worker *worker)
 {
-    return atom_image_key(synth->seed, synth->classes[image.class_index].id, image.instance);
-}
-
-/* Clears the canvas, then draws one part of an image on it. An image that is not split has a single part. */
-static void draw_part(const struct omp *omp, struct synth_image image, uint32_t part, char *canvas,
-                      struct worker *worker)
-{
-    const struct atom_class *class_ = &omp->synth->classes[image.class_index];
-    struct philox_key key = image_key(omp->synth, image);
-    size_t pixel_bytes = omp->parts > 1 ? sizeof(uint16_t) : 1;
-    struct omp_pen pen = {.paint = omp->parts > 1 ? paint_orbit : paint_gray,
-                          .origin = canvas + canvas_row(omp, 0) * pixel_bytes};
-    RANGE(DRAW);
-    double start_s = begin_stage(omp, RANGE_CLEAR);
-    memset(canvas + (size_t)OMP_GUARD * omp->pitch * pixel_bytes, 0,
-           omp->synth->res * omp->pitch * pixel_bytes);
-    end_stage(omp, start_s, &worker->painting_s);
+    const struct line_shape shape = synth_shape(omp->synth, image, key, slot);
+    const struct atom_class *class_ = &omp->synth->classes[shape.class_index];
     uint64_t arcs = (uint64_t)omp->parts * (uint64_t)arcs_of_part(omp);
     for (int i = 0; i < arcs_of_part(omp); i++) {
         uint64_t arc = part + (uint64_t)i * omp->parts;
         uint32_t first = (uint32_t)(class_->vertices * arc / arcs);
         uint32_t end = (uint32_t)(class_->vertices * (arc + 1) / arcs);
-        place_arc(omp, image, key, first, end - first, &worker->arcs[i]);
+        place_arc(omp, &shape, key, slot, first, end - first, &worker->arcs[i]);
     }
-    draw_orbits(omp, class_->orbits, key, &pen, worker);
+    draw_orbits(omp, class_, key, slot, number, pen, worker);
+}
+
+/* Fills the rows of a canvas with a value. */
+static void clear(const struct omp *omp, void *canvas, uint16_t value)
+{
+    const size_t first = (size_t)OMP_GUARD * omp->pitch, count = omp->synth->res * (size_t)omp->pitch;
+    if (pixel_bytes(omp) == 1) {
+        memset((uint8_t *)canvas + first, value, count);
+        return;
+    }
+    uint16_t *pixels = (uint16_t *)canvas + first;
+    for (size_t i = 0; i < count; i++)
+        pixels[i] = value;
+}
+
+/* Clears the canvas, then draws one part of an image on it. An image that is not split has a single part. */
+static void draw_part(const struct omp *omp, struct synth_image image, uint32_t part, void *canvas,
+                      struct worker *worker)
+{
+    const struct line_rules *rules = &omp->synth->rules;
+    const struct philox_key key = synth_image_key(omp->synth, image);
+    struct omp_pen pen = {.paint = pixel_bytes(omp) > 1 ? paint_value : paint_gray,
+                          .origin = (uint8_t *)canvas + canvas_row(omp, 0) * pixel_bytes(omp)};
+    uint32_t number = 0;
+    RANGE(DRAW);
+    double start_s = begin_stage(omp, RANGE_CLEAR);
+    clear(omp, canvas, omp->parts > 1 ? 0 : (uint16_t)rules->background);
+    end_stage(omp, start_s, &worker->painting_s);
+    for (uint32_t slot = 0; slot < rules->shapes; slot++)
+        draw_shape(omp, image, key, slot, part, &number, &pen, worker);
+}
+
+/* Separates `count` values into grays and class numbers. */
+static void separate(const uint16_t *values, size_t count, uint8_t *grays, uint8_t *classes)
+{
+    for (size_t i = 0; i < count; i++) {
+        grays[i] = (uint8_t)values[i];
+        classes[i] = (uint8_t)(values[i] >> 8);
+    }
+}
+
+/* Converts rows of an image and of its mask, which have the size of the canvas, to the output of image j. */
+static void convert(const struct omp *omp, struct synth_image image, uint64_t j, const uint8_t *grays,
+                    size_t pitch, const uint8_t *classes, struct output_rows rows)
+{
+    const struct synth *synth = omp->synth;
+    const struct philox_key key = synth_image_key(synth, image);
+    uint8_t *finished = synth_batch_image(synth, &omp->batch, j),
+            *mask = synth_batch_mask(synth, &omp->batch, j);
+    if (!output_is_canvas(&synth->output))
+        output_convert_rows(&synth->output, synth->res, key, grays, pitch, rows, finished);
+    else
+        for (size_t y = rows.begin; y < rows.end; y++)
+            memcpy(finished + y * synth->res, grays + y * pitch, synth->res);
+    if (mask)
+        output_convert_mask(&synth->output, synth->res, key, classes, synth->res, rows, mask);
 }
 
 /* Converts a worker's canvas to image j. */
 static void finish_image(const struct omp *omp, struct synth_image image, uint64_t j, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
-    uint8_t *finished = omp->images + j * synth_output_bytes(synth);
+    const struct output_rows rows = {0, synth->output.res};
+    uint8_t *classes = worker->planes + synth_image_bytes(synth);
     double start_s = begin_stage(omp, RANGE_PAINTING);
-    if (output_is_canvas(&synth->output))
-        for (size_t y = 0; y < synth->res; y++)
-            memcpy(finished + y * synth->res, worker->canvas + canvas_row(omp, y), synth->res);
-    else
-        output_convert(&synth->output, synth->res, image_key(synth, image),
-                       (const uint8_t *)worker->canvas + canvas_row(omp, 0), omp->pitch, finished);
+    if (!needs_planes(synth)) {
+        convert(omp, image, j, (const uint8_t *)worker->canvas + canvas_row(omp, 0), omp->pitch, NULL, rows);
+    } else {
+        for (size_t y = 0; !synth->set && y < synth->res; y++)
+            separate((const uint16_t *)worker->canvas + canvas_row(omp, y), synth->res,
+                     worker->planes + y * synth->res, classes + y * synth->res);
+        convert(omp, image, j, worker->planes, synth->res, classes, rows);
+    }
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Merges rows begin_y .. end_y - 1 of the canvases of all parts of image j. The first canvas receives the
- * highest orbit number of each pixel, and the merged image receives this orbit's gray. */
-static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, size_t begin_y, size_t end_y)
+/* Draws an image of a published set on the planes of the worker. */
+static void draw_published(const struct omp *omp, struct synth_image image, struct worker *worker)
 {
-    size_t res = omp->synth->res, stride = canvas_pixels(omp);
+    const struct synth *synth = omp->synth;
+    const struct published_image published = {
+        .class_index = image.class_index,
+        .instance = image.instance % synth->set->instances,
+        .canvas = worker->planes,
+        .mask = synth->rules.masked ? worker->planes + synth_image_bytes(synth) : NULL,
+        .pitch = synth->res};
+    RANGE(DRAW);
+    stream_of(omp)->draw(omp->published, &published, worker->scratch);
+}
+
+/* Merges rows begin_y .. end_y - 1 of the canvases of all parts of image j. The first canvas receives the
+ * highest polygon number of each pixel, and the merged image and mask receive what this polygon shows. */
+static void merge_rows(const struct omp *omp, const uint16_t *values, uint64_t j, size_t begin_y,
+                       size_t end_y)
+{
+    const struct synth *synth = omp->synth;
+    size_t res = synth->res, stride = canvas_pixels(omp);
+    uint8_t *planes = omp->merged + j * planes_bytes(synth);
+    uint8_t *image = omp->merged ? planes : synth_batch_image(synth, &omp->batch, j);
+    uint8_t *mask = !omp->merged          ? synth_batch_mask(synth, &omp->batch, j)
+                    : synth->rules.masked ? planes + synth_image_bytes(synth)
+                                          : NULL;
     for (size_t y = begin_y; y < end_y; y++) {
         uint16_t *latest = omp->canvases + j * omp->parts * stride + canvas_row(omp, y);
-        uint8_t *image =
-            (omp->merged ? omp->merged : omp->images) + j * synth_image_bytes(omp->synth) + y * res;
         for (uint32_t part = 1; part < omp->parts; part++) {
             const uint16_t *other = latest + part * stride;
             for (size_t x = 0; x < res; x++)
                 latest[x] = other[x] > latest[x] ? other[x] : latest[x];
         }
         for (size_t x = 0; x < res; x++)
-            image[x] = grays[latest[x]];
+            image[y * res + x] = (uint8_t)values[latest[x]];
+        for (size_t x = 0; mask && x < res; x++)
+            mask[y * res + x] = (uint8_t)(values[latest[x]] >> 8);
     }
 }
 
 /* ---- Batches ---- */
 
 /* Orders the images of the current run by decreasing work, so that threads draw the cheapest images last.
- * This balances the threads. Image j has class (first + j) mod class_count, where `first` is the number of
- * the run's first image. */
+ * This balances the threads. Image j has class (first + j) mod `turns`, where `first` is the number of the
+ * run's first image. */
 static void order_images(struct omp *omp)
 {
     const struct synth *synth = omp->synth;
-    uint64_t classes = synth->class_count, count = 0;
-    if (synth->call && synth->call->numbers) { /* any mix of classes: keep the order */
-        for (uint64_t j = 0; j < synth->call->count; j++)
+    uint64_t classes = synth->turns, count = 0;
+    if (classes == 1 || (synth->call && synth->call->numbers)) { /* keep the order */
+        for (uint64_t j = 0; j < synth_run_count(synth); j++)
             omp->order[j] = j;
         return;
     }
     uint64_t first = synth->first + (synth->call ? synth->call->first : omp->latest * synth->stride);
-    for (uint32_t i = 0; i < synth->class_count; i++)
+    for (uint32_t i = 0; i < synth->turns; i++)
         for (uint64_t j = (omp->heaviest[i] + classes - first % classes) % classes;
              j < synth_run_count(synth); j += classes)
             omp->order[count++] = j;
@@ -535,7 +663,10 @@ static void draw_whole_image(void *state, uint64_t task, int thread)
     struct worker *worker = &omp->workers[thread];
     uint64_t j = omp->order[task];
     struct synth_image image = image_of(omp, j);
-    draw_part(omp, image, 0, (char *)worker->canvas, worker);
+    if (omp->published)
+        draw_published(omp, image, worker);
+    else
+        draw_part(omp, image, 0, worker->canvas, worker);
     finish_image(omp, image, j, worker);
 }
 
@@ -544,7 +675,20 @@ static void draw_one_part(void *state, uint64_t task, int thread)
     struct omp *omp = state;
     uint64_t j = omp->order[task / omp->parts], part = task % omp->parts;
     draw_part(omp, image_of(omp, j), (uint32_t)part,
-              (char *)(omp->canvases + (j * omp->parts + part) * canvas_pixels(omp)), &omp->workers[thread]);
+              omp->canvases + (j * omp->parts + part) * canvas_pixels(omp), &omp->workers[thread]);
+}
+
+/* Stores what each polygon of an image shows, after the background. */
+static void list_values(const struct synth *synth, struct synth_image image, uint16_t *values)
+{
+    const struct philox_key key = synth_image_key(synth, image);
+    *values++ = (uint16_t)synth->rules.background;
+    for (uint32_t slot = 0; slot < synth->rules.shapes; slot++) {
+        const struct line_shape shape = synth_shape(synth, image, key, slot);
+        const struct atom_class *class_ = &synth->classes[shape.class_index];
+        for (uint32_t orbit = 0; orbit < class_->orbits; orbit++)
+            *values++ = orbit_value(synth, key, slot, class_, orbit);
+    }
 }
 
 /* Merges one range of rows of an image's canvases. Each image has `parts` ranges. */
@@ -554,13 +698,10 @@ static void merge_share(void *state, uint64_t task, int thread)
     struct worker *worker = &omp->workers[thread];
     const struct synth *synth = omp->synth;
     uint64_t j = task / omp->parts, part = task % omp->parts;
-    struct synth_image image = image_of(omp, j);
-    struct philox_key key = image_key(synth, image);
+    const struct synth_image image = image_of(omp, j);
     double start_s = begin_stage(omp, RANGE_PAINTING);
-    worker->grays[0] = 0;
-    for (uint32_t orbit = 0; orbit < synth->classes[image.class_index].orbits; orbit++)
-        worker->grays[orbit + 1] = atom_gray(key, synth->formula, orbit);
-    merge_rows(omp, worker->grays, j, (size_t)synth->res * part / omp->parts,
+    list_values(synth, image, worker->values);
+    merge_rows(omp, worker->values, j, (size_t)synth->res * part / omp->parts,
                (size_t)synth->res * (part + 1) / omp->parts);
     end_stage(omp, start_s, &worker->painting_s);
 }
@@ -574,10 +715,9 @@ static void finish_share(void *state, uint64_t task, int thread)
     uint64_t res = synth->output.res, j = task / omp->parts, part = task % omp->parts;
     struct output_rows rows = {(uint32_t)(res * part / omp->parts),
                                (uint32_t)(res * (part + 1) / omp->parts)};
+    const uint8_t *planes = omp->merged + j * planes_bytes(synth);
     double start_s = begin_stage(omp, RANGE_PAINTING);
-    output_convert_rows(&synth->output, synth->res, image_key(synth, image_of(omp, j)),
-                        omp->merged + j * synth_image_bytes(synth), synth->res, rows,
-                        omp->images + j * synth_output_bytes(synth));
+    convert(omp, image_of(omp, j), j, planes, synth->res, planes + synth_image_bytes(synth), rows);
     end_stage(omp, start_s, &worker->painting_s);
 }
 
@@ -588,13 +728,8 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     const struct synth *synth = omp->synth;
     uint64_t count = synth_run_count(synth);
     omp->latest = number;
-    if (synth->call) {
-        omp->images = synth->call->images;
-        omp->labels = synth->call->labels;
-    }
+    synth_batch_begin(synth, number, &omp->batch);
     order_images(omp);
-    for (uint64_t j = 0; j < count; j++)
-        omp->labels[j] = synth->classes[image_of(omp, j).class_index].id;
     if (omp->parts == 1) {
         parallel_for(omp->threads, count, draw_whole_image, omp);
         return STATUS_OK;
@@ -609,7 +744,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
 static enum status omp_fetch(void *state, void *result)
 {
     const struct omp *omp = state;
-    return synth_fetch_host(omp->synth, omp->images, omp->labels, result);
+    return synth_fetch_host(omp->synth, &omp->batch, result);
 }
 
 /* Repeats the latest run. One loop computes both noise and vertices, so `*noise_s` is the time of this loop
@@ -633,11 +768,12 @@ static enum status omp_stages(void *state, double *noise_s, double *vertices_s, 
 
 static const uint8_t *omp_images(const void *state)
 {
-    return ((const struct omp *)state)->images;
+    return ((const struct omp *)state)->batch.images;
 }
 
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = true,
+                                           .formulas = true,
                                            .timed = "clear+draw",
                                            .images = omp_images,
                                            .canvas_bytes = omp_canvas_bytes,

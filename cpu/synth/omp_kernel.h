@@ -44,17 +44,18 @@ struct omp_tables {
     uint64_t compress[256]; /* indexed by a mask of 8 lanes: the lanes in the mask, one byte each */
 };
 
-/* An arc: consecutive vertices of one image, and the next vertex, where the last line ends. If the arc is the
+/* An arc: consecutive vertices of one shape, and the next vertex, where the last line ends. If the arc is the
  * whole polygon, the next vertex is vertex 0. Arrays are padded to whole vectors. */
 struct omp_arc {
     const struct omp_tables *tables;
-    enum formula formula;
+    const struct line_rules *rules;
+    uint32_t slot;         /* number of the shape in the image */
     uint32_t res, pitch;   /* side of the image; distance between canvas rows; both in pixels */
     uint32_t vertices;     /* of the whole polygon */
     uint32_t first, count; /* the arc: vertices first .. first + count - 1, and `count` lines */
-    float p;               /* the noise coefficient */
+    float p;               /* the noise factor of the class */
     float noise_bounds[2]; /* bounds of p * noise, in either order */
-    uint32_t orbits;       /* of the whole image */
+    uint32_t orbits;       /* of the shape */
     struct philox_key keys[PHILOX_ROUNDS];
 
     float *cosine, *sine, *advance; /* tables of the arc's vertices */

@@ -202,11 +202,11 @@ enum {
  * multiplication reads only that half. A vector holds LANES / 2 vertices, so LANES vertices take two vectors:
  * `half` 0 has the even vertices, `half` 1 the odd ones.
  *
- * In the counter (vertex, pair, 0, 0) only the second word depends on the pair. Half of the work of the first
- * three rounds therefore depends only on the vertex. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1),
- * and k0 and k1 as the key words of each round:
+ * In the counter (vertex, pair, 0, slot) only the second word depends on the pair. Half of the work of the
+ * first three rounds therefore depends only on the vertex. With m = M0 vertex, n = M1 (high(m) ^ slot ^ k1 of
+ * round 1), and k0 and k1 as the key words of each round:
  *
- *     round 1 gives  (pair ^ k0,  0,  high(m) ^ k1,  low(m))
+ *     round 1 gives  (pair ^ k0,  0,  high(m) ^ slot ^ k1,  low(m))
  *     round 2        (high(n) ^ k0,  low(n),  high(M0 (pair ^ k0)) ^ low(m) ^ k1,  low(M0 (pair ^ k0)))
  *
  * Round 3 multiplies the first word of round 2 by M0. stir[1] stores this product. The halves of stir[0]
@@ -221,7 +221,7 @@ static void begin(struct omp_arc *arc)
         for (uint32_t half = 0; half < 2; half++) {
             vint vertex = half ? v_high(number) : number;
             vint m = v_multiply_wide(vertex, m0);
-            vint n = v_multiply_wide(v_xor(v_high(m), v_set(keys[0].word[1])), m1);
+            vint n = v_multiply_wide(v_xor(v_high(m), v_set(keys[0].word[1] ^ arc->slot)), m1);
             vint product = v_multiply_wide(v_xor(v_high(n), v_set(keys[1].word[0])), m0);
             v_store(arc->stir[0] + i + half * (LANES / 2), v_lows(m, n));
             v_store(arc->stir[1] + i + half * (LANES / 2), product);
@@ -417,11 +417,11 @@ static inline int32_t *reserve(struct pixels *pixels, size_t count, const struct
     return pixels->list + pixels->count;
 }
 
-/* Returns the mask of possibly visible lines. `uji` drops lines with both ends outside the image.
- * `visualatom` draws them, but a line with both ends beyond the same border is invisible. */
-static inline uint32_t visible(enum formula formula, vint x0, vint y0, vint x1, vint y1, vint last)
+/* Returns the mask of possibly visible lines. Some formulas drop lines with both ends outside the image.
+ * Others draw them, but a line with both ends beyond the same border is invisible. */
+static inline uint32_t visible(const struct line_rules *rules, vint x0, vint y0, vint x1, vint y1, vint last)
 {
-    if (formula == FORMULA_UJI)
+    if (!rules->outside)
         return v_inside(x0, y0, last) | v_inside(x1, y1, last);
     return ~v_signs(v_or(v_or3(v_and(x0, x1), v_and(y0, y1), v_and(v_sub(last, x0), v_sub(last, x1))),
                          v_and(v_sub(last, y0), v_sub(last, y1))));
@@ -447,9 +447,9 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
                                              struct lines *lines)
 {
     const struct omp_tables *tables = arc->tables;
-    const enum formula formula = arc->formula;
+    const struct line_rules *rules = arc->rules;
     const uint32_t count = arc->count;
-    const int32_t ends = formula == FORMULA_VISUALATOM; /* 1 if the end point is painted */
+    const int32_t ends = (int32_t)rules->ends; /* 1 if the end point is painted */
     const vint last = v_set(arc->res - 1), pitch = v_set(arc->pitch);
     uint32_t n8 = 0, n16 = 0, n32 = 0, longer = 0, crossings = 0;
     for (uint32_t g = 0; g < vectors; g++) {
@@ -457,7 +457,7 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
         uint32_t valid = count - i < LANES ? (1u << (count - i)) - 1 : (1u << LANES) - 1;
         vint x0 = v_load(column + i), y0 = v_load(row + i), x1 = v_load(column + i + 1),
              y1 = v_load(row + i + 1);
-        uint32_t seen = valid & visible(formula, x0, y0, x1, y1, last);
+        uint32_t seen = valid & visible(rules, x0, y0, x1, y1, last);
         if (!seen)
             continue;
         vint dx = v_sub(x1, x0), dy = v_sub(y1, y0), width = v_abs(dx), height = v_abs(dy);
@@ -532,7 +532,7 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
 {
     for (uint32_t j = 0; j < count; j++) {
         uint32_t i = lines->longer[j];
-        int32_t major = lines->length[i] - (arc->formula == FORMULA_VISUALATOM);
+        int32_t major = lines->length[i] - (int32_t)arc->rules->ends;
         incline(major, lines->shape[i] - OMP_SHORT * major, &lines->slope[i], &lines->bias[i]);
     }
     for (int32_t begin_s = 0; count > 0; begin_s += LANES) {
@@ -560,7 +560,7 @@ static inline void walk_crossing(const struct omp_arc *arc, const int32_t *colum
                                  uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
 {
     const vint last = v_set(arc->res - 1), pitch = v_set(arc->pitch);
-    const struct line line = line_begin(arc->formula, column[i], row[i], column[i + 1], row[i + 1]);
+    const struct line line = line_begin(arc->rules, column[i], row[i], column[i + 1], row[i + 1]);
     const vint step_x = v_set(omp_pack_step(line.major_x, line.minor_x));
     const vint step_y = v_set(omp_pack_step(line.major_y, line.minor_y));
     float slope, bias;

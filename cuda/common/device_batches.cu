@@ -641,7 +641,8 @@ static enum status draw(struct image_batches *self, uint64_t position, bool capt
     TRY(CUDA_LAUNCHED("number_kernel"));
     const struct generator_numbers listed = {self->numbers, 0, nullptr,
                                              captured ? nullptr : list_on_host(self, position)};
-    return generator_make(self->request.generator, &listed, count, images, labels, stream);
+    const struct generator_targets targets = {labels, nullptr};
+    return generator_make(self->request.generator, &listed, count, images, &targets, stream);
 }
 
 /* As draw(), after the generator's previous work. On the same CUDA stream, this is the order anyway. */

@@ -95,9 +95,10 @@ enum status device_input_open(int device, const struct synth *synth, struct devi
     enum status status = copy_tables(synth, base, &layout, stream);
     (void)cudaStreamDestroy(stream);
     *input = {};
-    input->formula = synth->formula;
+    input->rules = synth->rules;
     input->res = synth->res;
     input->class_count = synth->class_count;
+    input->turns = synth->turns;
     input->stride = synth->stride;
     input->seed = synth->seed;
     input->first = synth->first;

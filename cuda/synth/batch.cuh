@@ -10,8 +10,9 @@
 
 /* The input of the workload. All pointers point to device memory. */
 struct device_input {
-    enum formula formula;
+    struct line_rules rules; /* of the formula */
     uint32_t res, class_count;
+    uint32_t turns;               /* as in struct synth */
     uint64_t stride, seed, first; /* as in struct synth */
     const struct atom_class *classes;
     const uint64_t *spoke_offset; /* class_count + 1 entries */
@@ -27,7 +28,7 @@ struct image_input {
     struct atom_spokes spokes;
     const float *gradients;
     uint8_t *pixels;
-    enum formula formula;
+    struct line_rules rules;
     uint32_t res;
 };
 
@@ -36,18 +37,24 @@ struct image_input {
 FDSL_HD struct image_input image_input_at(const struct device_input &input, const struct atom_class *classes,
                                           const uint64_t *spoke_offset, uint64_t run, uint64_t j)
 {
-    struct synth_image id = synth_image_at(input.first, input.stride, input.class_count, run, j);
+    struct synth_image id = synth_image_at(input.first, input.stride, input.turns, run, j);
     const float *first = input.spoke_tables + spoke_offset[id.class_index];
     uint64_t stride = spoke_offset[input.class_count];
     struct image_input image;
     image.class_ = classes[id.class_index];
-    image.key = atom_image_key(input.seed, image.class_.id, id.instance);
+    image.key = atom_image_key(&input.rules, input.seed, image.class_.id, id.instance);
     image.spokes = {first, first + stride, first + 2 * stride};
     image.gradients = input.gradients;
     image.pixels = input.pixels + j * input.res * input.res;
-    image.formula = input.formula;
+    image.rules = input.rules;
     image.res = input.res;
     return image;
+}
+
+/* Returns the only shape of an image. */
+FDSL_HD struct line_shape image_shape(const struct image_input &image)
+{
+    return line_shape(&image.rules, image.key, 0, &image.class_, 0, 1, image.res);
 }
 
 /* Returns the parameters of image j of a batch. If `numbers` is NULL, the batch is that of run `run`, as for

@@ -5,7 +5,7 @@
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/phase.h"
-#include "synth/class.h"
+#include "synth/lines.h"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
 
@@ -82,16 +82,16 @@ struct fused_plan {
 /* ---- Selection of kernels ---- */
 
 /* Returns whether coordinates may be too large for packed words, that is, not within FUSED_NEAR of every
- * tile. A vertex is at most class_reach() from the centre. The last unit may have up to FUSED_ORBITS - 1
+ * tile. A vertex is at most lines_reach() from the centre. The last unit may have up to FUSED_ORBITS - 1
  * surplus orbits, which move the vertex farther. For positions below 2^14, rounding adds at most 2^-11 per
- * orbit. The factor 1 + 2^-10 covers the rounding, because class_reach() grows by at least 1 per orbit. */
+ * orbit. The factor 1 + 2^-10 covers the rounding, because lines_reach() grows by at least 1 per orbit. */
 static bool needs_wide(const struct synth *synth)
 {
     double reach = 0;
     for (uint32_t c = 0; c < synth->class_count; c++) {
         struct atom_class class_ = synth->classes[c];
         class_.orbits += FUSED_ORBITS - 1;
-        double one = class_reach(&class_);
+        double one = lines_reach(&synth->rules, &class_);
         reach = one > reach ? one : reach;
     }
     return reach * (1 + 0x1p-10) + synth->res >= FUSED_NEAR - 1;

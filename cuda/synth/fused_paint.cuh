@@ -116,7 +116,9 @@ static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts,
 
 /* ---- A warp that paints ---- */
 
-template <bool Wide, formula Formula> struct painter {
+template <bool Wide, formula_id Formula> struct painter {
+    static constexpr struct line_rules RULES = line_rules_of(Formula);
+
     paint_shared *shared;
     struct tile tile;
     int32_t res;
@@ -225,7 +227,8 @@ template <bool Wide, formula Formula> struct painter {
     {
         /* Packed ends are less than 2^15 apart, so 2 minor s + major < 2^32: 32 bits suffice. */
         using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
-        struct line line = line_begin(Formula, between.x, between.y, between.z, between.w);
+        constexpr struct line_rules rules = RULES;
+        struct line line = line_begin(&rules, between.x, between.y, between.z, between.w);
         bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
         int32_t begin = is_steep ? line.y : line.x, size = is_steep ? tile.height : tile.width;
         int32_t first = max(back ? begin - (size - 1) : -begin, 0);
@@ -247,7 +250,8 @@ template <bool Wide, formula Formula> struct painter {
         const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
         int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
         uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
-        valid = valid && line_drawn(Formula, from.x, from.y, to.x, to.y, res);
+        constexpr struct line_rules rules = RULES;
+        valid = valid && line_drawn(&rules, from.x, from.y, to.x, to.y, res);
         from = make_int2(from.x - tile.x, from.y - tile.y);
         to = make_int2(to.x - tile.x, to.y - tile.y);
         bool is_long = max(abs(to.x - from.x), abs(to.y - from.y)) > STROKE_MAJOR_MAX;
@@ -346,7 +350,7 @@ template <bool Wide, formula Formula> struct painter {
     /* Returns whether the formula paints end points. Only then do lines of length zero have a pixel. */
     static __device__ constexpr bool paints_points()
     {
-        return Formula == FORMULA_VISUALATOM;
+        return RULES.ends != 0;
     }
 
     /* Queues those lines of an orbit whose bounding boxes touch the tile. The ends are packed. Surplus orbits
@@ -585,7 +589,7 @@ static __device__ __forceinline__ struct tile tile_at(const fused_job &job, cons
     return tile;
 }
 
-template <bool Wide, formula Formula>
+template <bool Wide, formula_id Formula>
 static __device__ __forceinline__ painter<Wide, Formula>
 painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, size_t first_unit)
 {
@@ -612,7 +616,7 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
 }
 
 /* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z). */
-template <bool Wide, formula Formula>
+template <bool Wide, formula_id Formula>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)
 {

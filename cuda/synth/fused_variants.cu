@@ -138,12 +138,14 @@ static enum status check_graph(struct fused_generator *self, uint32_t count, cud
 }
 
 static enum status fused_make(struct generator *generator, const struct generator_numbers *numbers,
-                              uint32_t count, void *samples, int64_t *labels, void *stream_)
+                              uint32_t count, void *samples, const struct generator_targets *targets,
+                              void *stream_)
 {
     struct fused_generator *self = reinterpret_cast<struct fused_generator *>(generator);
     cudaStream_t stream = static_cast<cudaStream_t>(stream_);
     const struct fused_call call = {numbers->list, numbers->first, numbers->counter,
-                                    static_cast<uint8_t *>(samples), labels ? labels : self->labels};
+                                    static_cast<uint8_t *>(samples),
+                                    targets && targets->labels ? targets->labels : self->labels};
     bool fits;
     TRY(check_graph(self, count, stream, &fits));
     return fits ? fused_graph_launch(self->graph, &call, stream)

@@ -57,7 +57,7 @@ struct fused_steps {
 static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &group,
                                                              const float2 *gradients, uint32_t pair)
 {
-    struct philox_block block = atom_noise_block(group.input.key, group.vertex, pair);
+    struct philox_block block = atom_noise_block(group.input.key, 0, group.vertex, pair);
     float p = group.input.class_.noise;
     fused_steps steps;
     steps.even.x = fmaf(-p, fused_noise(gradients, block.word[0]), group.advance);
@@ -70,13 +70,13 @@ static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &
 /* Returns the values that the orbits of a unit paint, with 0 for orbits beyond the last one. */
 static __device__ __forceinline__ uint4 fused_values(const struct image_input &input, uint32_t quad)
 {
-    struct philox_block block = atom_gray_block(input.key, quad);
+    struct philox_block block = atom_gray_block(input.key, 0, quad);
     uint32_t values[FUSED_ORBITS];
 #pragma unroll
     for (uint32_t k = 0; k < FUSED_ORBITS; k++) {
         uint32_t orbit = quad * FUSED_ORBITS + k;
         values[k] = orbit < input.class_.orbits
-                        ? (orbit + 1) << 8 | atom_gray_of_draw(block.word[k], input.formula)
+                        ? (orbit + 1) << 8 | atom_gray_of_draw(&input.rules, block.word[k])
                         : 0;
     }
     return make_uint4(values[0], values[1], values[2], values[3]);
@@ -119,8 +119,8 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
     self->cosine = input.spokes.cosine[self->vertex];
     self->sine = input.spokes.sine[self->vertex];
     self->advance = input.spokes.advance[self->vertex];
-    self->start =
-        atom_start(&input.class_, atom_centre(input.key, input.formula, input.res), self->cosine, self->sine);
+    const struct line_shape shape = image_shape(input);
+    self->start = line_start(&shape, self->cosine, self->sine);
     for (uint32_t quad = first; quad < self->quads; quad += step) {
         job.boxes[self->first_unit + quad] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
         job.values[self->first_unit + quad] = fused_values(input, quad);
@@ -382,7 +382,7 @@ static __global__ void __launch_bounds__(ORDER_BLOCK)
     if (i < job.count) {
         const fused_number of = fused_number_at(job, i);
         struct synth_image id =
-            synth_image_at(job.input.first, job.input.stride, job.input.class_count, of.run, of.j);
+            synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
         const struct atom_class &class_ = job.input.classes[id.class_index];
         work[i] = (uint64_t)class_.vertices * class_.orbits;
     }

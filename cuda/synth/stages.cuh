@@ -137,12 +137,12 @@ template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_ke
     const struct image_input &image = work.input;
     uint32_t v = blockIdx.x * VERTEX_BLOCK + threadIdx.x, q = work.vertices(), orbits = work.orbits();
     for (uint32_t k = v; k < orbits; k += gridDim.x * VERTEX_BLOCK)
-        work.grays[k] = atom_gray(image.key, image.formula, k);
+        work.grays[k] = atom_gray(&image.rules, image.key, 0, k);
     if (v >= q)
         return;
     float cosine = image.spokes.cosine[v], sine = image.spokes.sine[v], advance = image.spokes.advance[v];
-    struct atom_point point =
-        atom_start(&image.class_, atom_centre(image.key, image.formula, image.res), cosine, sine);
+    const struct line_shape shape = image_shape(image);
+    struct atom_point point = line_start(&shape, cosine, sine);
     for (uint32_t k = 0; k < orbits; k += VERTEX_AHEAD) {
         float2 noise[VERTEX_AHEAD];
         size_t i = (size_t)k * q + v;
@@ -175,7 +175,7 @@ static __device__ __forceinline__ void paint_line(const struct image_input &imag
                                                   uint8_t gray)
 {
     int32_t res = (int32_t)image.res;
-    struct line line = line_begin(image.formula, from.x, from.y, to.x, to.y);
+    struct line line = line_begin(&image.rules, from.x, from.y, to.x, to.y);
     if (line_inside(from.x, from.y, res) && line_inside(to.x, to.y, res))
         for (; line.left > 0; line_step(&line))
             image.pixels[line.y * res + line.x] = gray;
@@ -202,7 +202,7 @@ template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kern
             continue;
         const int2 *orbit = work.points + (size_t)k * q;
         int2 from = orbit[v], to = orbit[v + 1 < q ? v + 1 : 0];
-        if (line_drawn(image.formula, from.x, from.y, to.x, to.y, (int32_t)image.res))
+        if (line_drawn(&image.rules, from.x, from.y, to.x, to.y, (int32_t)image.res))
             paint_line(image, from, to, work.grays[k]);
     }
 }
@@ -220,7 +220,7 @@ template <class Noise> __device__ __forceinline__ void noise_by_sample(const ima
     uint32_t orbit = blockIdx.x / blocks, vertex = (blockIdx.x - orbit * blocks) * NOISE_BLOCK + threadIdx.x;
     if (vertex >= q)
         return;
-    struct atom_point noise = atom_noise(work.input.key, work.input.gradients, vertex, orbit);
+    struct atom_point noise = atom_noise(work.input.key, 0, work.input.gradients, vertex, orbit);
     work.noise.put((size_t)orbit * q + vertex, noise.x, noise.y);
 }
 
@@ -233,7 +233,7 @@ template <class Noise> __device__ __forceinline__ void noise_by_orbit(const imag
         return;
     size_t i = (size_t)orbit * work.vertices();
     for (uint32_t vertex = 0; vertex < work.vertices(); vertex++, i++) {
-        struct atom_point noise = atom_noise(work.input.key, work.input.gradients, vertex, orbit);
+        struct atom_point noise = atom_noise(work.input.key, 0, work.input.gradients, vertex, orbit);
         work.noise.put(i, noise.x, noise.y);
     }
 }
@@ -322,7 +322,8 @@ template <class self> struct staged_generator {
     /* Draws `count` images on `stream`. If a kernel fails to launch another kernel, the next call of make()
      * reports this failure. */
     static enum status make(struct generator *generator, const struct generator_numbers *numbers,
-                            uint32_t count, void *samples, int64_t *labels, void *stream)
+                            uint32_t count, void *samples, const struct generator_targets *targets,
+                            void *stream)
     {
         staged_generator *made = reinterpret_cast<staged_generator *>(generator);
         self *drawing = static_cast<self *>(made->state);
@@ -337,7 +338,8 @@ template <class self> struct staged_generator {
         drawing->batch.numbers = numbers->list;
         drawing->batch.host_numbers = numbers->list ? numbers->host_list : nullptr;
         made->synth.batch = count;
-        enum status status = draw(drawing, count, samples, labels ? labels : made->labels);
+        enum status status =
+            draw(drawing, count, samples, targets && targets->labels ? targets->labels : made->labels);
         drawing->batch.numbers = drawing->batch.host_numbers = nullptr;
         drawing->batch.clock.stream = own;
         return status;

@@ -27,9 +27,18 @@ struct generator_numbers {
     const uint64_t *host_list;
 };
 
+/* What a generator tells about its samples, beside their values. A pointer is NULL if this target is not
+ * wanted; it is also ignored if the generator does not have it. On a device, the pointers are to device
+ * memory. */
+struct generator_targets {
+    int64_t *labels; /* one number per sample */
+    uint8_t
+        *masks; /* per sample, the class number that each pixel of the output image shows; 0: background */
+};
+
 struct generator_type {
     enum status (*make)(struct generator *generator, const struct generator_numbers *numbers, uint32_t count,
-                        void *samples, int64_t *labels, void *stream);
+                        void *samples, const struct generator_targets *targets, void *stream);
     uint64_t (*memory_bytes)(const struct generator *generator);
     void (*close)(struct generator *generator);
 };
@@ -54,15 +63,16 @@ struct generator_request {
     bool background;
 };
 
-/* Generates `count` samples and stores them contiguously in `samples`, and their labels in `labels` unless it
- * is NULL; 1 <= count <= the request's batch. On the host, the samples are complete when the function
- * returns, and `stream` is NULL. On a device, `samples` (16-byte aligned) and `labels` are device memory, the
- * device must be current, and the work is enqueued on `stream` (a cudaStream_t) without waiting. At most one
- * call per generator may be in flight. */
+/* Generates `count` samples and stores them contiguously in `samples`, and their targets as `targets` says
+ * (NULL: no targets); 1 <= count <= the request's batch. On the host, the samples are complete when the
+ * function returns, and `stream` is NULL. On a device, `samples` (16-byte aligned) and the targets are device
+ * memory, the device must be current, and the work is enqueued on `stream` (a cudaStream_t) without waiting.
+ * At most one call per generator may be in flight. */
 static inline enum status generator_make(struct generator *generator, const struct generator_numbers *numbers,
-                                         uint32_t count, void *samples, int64_t *labels, void *stream)
+                                         uint32_t count, void *samples,
+                                         const struct generator_targets *targets, void *stream)
 {
-    return generator->type->make(generator, numbers, count, samples, labels, stream);
+    return generator->type->make(generator, numbers, count, samples, targets, stream);
 }
 
 /* Returns the memory that the generator has allocated, in bytes: device memory if it works on a device. */

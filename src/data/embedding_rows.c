@@ -403,7 +403,8 @@ static enum status explain(const struct call *call)
 }
 
 static enum status rows_make(struct generator *generator, const struct generator_numbers *numbers,
-                             uint32_t count, void *samples, int64_t *labels, void *stream)
+                             uint32_t count, void *samples, const struct generator_targets *targets,
+                             void *stream)
 {
     struct row_generator *self = (struct row_generator *)generator;
     struct call call = {self, numbers, count, samples, UINT64_MAX};
@@ -417,8 +418,8 @@ static enum status rows_make(struct generator *generator, const struct generator
     TRY(check_used(self));
     if (call.failed != UINT64_MAX)
         return explain(&call);
-    for (uint32_t j = 0; labels && j < count; j++)
-        labels[j] = self->rows.labels ? self->rows.labels[row_at(&call, j)] : 0;
+    for (uint32_t j = 0; targets && targets->labels && j < count; j++)
+        targets->labels[j] = self->rows.labels ? self->rows.labels[row_at(&call, j)] : 0;
     return STATUS_OK;
 }
 

@@ -85,8 +85,8 @@ static enum status fill_values(struct generated_stream *self, const struct slot 
     }
     RANGE(GENERATE);
     const struct generator_numbers listed = {.list = slot->samples};
-    return generator_make(request->generator, &listed, slot->count, slot->values, self->generated_labels,
-                          NULL);
+    const struct generator_targets targets = {.labels = self->generated_labels};
+    return generator_make(request->generator, &listed, slot->count, slot->values, &targets, NULL);
 }
 
 static enum status fill_slot(struct generated_stream *self, struct slot *slot)

@@ -261,35 +261,42 @@ enum status lib_find_name(const char *field, const char *text, const char *const
                       nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
 
-static const char *const formulas[] = {"uji", "visualatom", NULL}; /* in the order of enum formula */
-
-static struct atom_class class_of(const struct fdsl_class *given)
+static struct class_row class_of(const struct formula *formula, const struct fdsl_class *given)
 {
-    return (struct atom_class){.id = given->id,
-                               .vertices = given->vertices,
-                               .orbits = given->orbits,
-                               .oval_x = given->oval_x,
-                               .oval_y = given->oval_y,
-                               .freq1 = given->freq1,
-                               .freq2 = given->freq2,
-                               .noise = given->noise,
-                               .radius = given->radius,
-                               .line_width = given->line_width};
+    const struct {
+        const char *name;
+        double value;
+    } values[] = {
+        {"vertices", given->vertices},
+        {"orbits", given->orbits},
+        {"oval_x", (double)given->oval_x},
+        {"oval_y", (double)given->oval_y},
+        {"freq1", given->freq1},
+        {"freq2", given->freq2},
+        {"noise", (double)given->noise},
+        {"radius", given->radius},
+        {"line_width", (double)given->line_width},
+    };
+    struct class_row row = {.id = given->id};
+    for (size_t i = 0; i < COUNT_OF(values); i++)
+        (void)formula_set(formula, &row, values[i].name, values[i].value);
+    return row;
 }
 
 static enum status copy_classes(const struct fdsl_config *config, struct synth *synth)
 {
+    const struct formula *formula = formulas[synth->formula];
     TRY(lib_check_count("class_count", config->class_count, 1, CLASS_COUNT_MAX));
     synth->class_count = config->class_count;
-    synth->classes = calloc(config->class_count, sizeof *synth->classes);
-    TRY(ALLOCATED(synth->classes, "out of memory for %u classes", config->class_count));
+    synth->rows = calloc(config->class_count, sizeof *synth->rows);
+    TRY(ALLOCATED(synth->rows, "out of memory for %u classes", config->class_count));
     for (uint32_t c = 0; c < config->class_count; c++) {
-        synth->classes[c] = class_of(&config->class_list[c]);
-        enum status status = class_check(&synth->classes[c]);
+        synth->rows[c] = class_of(formula, &config->class_list[c]);
+        enum status status = class_check(formula, &synth->rows[c]);
         if (status != STATUS_OK)
             return status_prefix(status, "class_list[%u]", c);
     }
-    enum status status = class_check_unique(synth->classes, synth->class_count);
+    enum status status = class_check_unique(synth->rows, synth->class_count);
     return status == STATUS_OK ? status : status_prefix(status, "class_list");
 }
 
@@ -304,7 +311,8 @@ static enum status get_classes(const struct fdsl_config *config, struct synth *s
     if (config->class_count)
         return status_set(STATUS_USAGE, "class_count: it is %u, but class_list is NULL", config->class_count);
     if (config->class_file) {
-        enum status status = class_read_csv(config->class_file, &synth->classes, &count);
+        enum status status =
+            class_read_csv(config->class_file, formulas[synth->formula], &synth->rows, &count);
         synth->class_count = (uint32_t)count;
         return status == STATUS_OK ? status : status_prefix(status, "class_file");
     }
@@ -373,10 +381,10 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
 enum status lib_images_input(const struct fdsl_config *config, struct synth *synth)
 {
     int formula;
-    TRY(lib_find_name("formula", config->formula, formulas, &formula));
+    TRY(lib_find_name("formula", config->formula, formula_names, &formula));
     TRY(lib_check_count("res", config->res, 1, SYNTH_RES_MAX));
     TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
-    synth->formula = (enum formula)formula;
+    synth_set_formula(synth, (enum formula_id)formula);
     synth->res = config->res;
     synth->seed = config->seed;
     synth->batch = synth->stride = config->batch;
@@ -592,14 +600,15 @@ struct pooled_generator {
 };
 
 static enum status pooled_make(struct generator *generator, const struct generator_numbers *numbers,
-                               uint32_t count, void *samples, int64_t *labels, void *stream)
+                               uint32_t count, void *samples, const struct generator_targets *targets,
+                               void *stream)
 {
     struct pooled_generator *self = (struct pooled_generator *)generator;
     fenv_t before;
     fegetenv(&before);
     fesetenv(FE_DFL_ENV);
     current = self->pool;
-    const enum status status = generator_make(self->inner, numbers, count, samples, labels, stream);
+    const enum status status = generator_make(self->inner, numbers, count, samples, targets, stream);
     current = NULL;
     fesetenv(&before);
     return status;
@@ -716,7 +725,7 @@ uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fdsl_class 
                                          .oval_y = from->oval_y,
                                          .freq1 = from->freq1,
                                          .freq2 = from->freq2,
-                                         .noise = from->noise,
+                                         .noise = from->noise / generator->synth.rules.noise_factor,
                                          .radius = from->radius,
                                          .line_width = from->line_width};
     }
@@ -774,15 +783,14 @@ static enum status check_first(const char *name, uint64_t first, uint32_t count)
 static enum status generate(struct fdsl_generator *self, const struct generator_numbers *numbers,
                             const struct call *call)
 {
+    const struct generator_targets targets = {.labels = call->labels};
     if (self->device >= 0)
-        return generator_make(self->generator, numbers, call->count, call->images, call->labels,
-                              call->stream);
+        return generator_make(self->generator, numbers, call->count, call->images, &targets, call->stream);
     fenv_t before;
     fegetenv(&before);
     fesetenv(FE_DFL_ENV);
     current = self->pool;
-    enum status status =
-        generator_make(self->generator, numbers, call->count, call->images, call->labels, NULL);
+    enum status status = generator_make(self->generator, numbers, call->count, call->images, &targets, NULL);
     current = NULL;
     fesetenv(&before);
     return status;

@@ -49,7 +49,7 @@ enum status images_open(const struct fdsl_config *config, uint64_t count, int fr
     TRY(lib_images_input(config, &images->synth));
     TRY(check_ids(&images->synth));
     images->count = (uint32_t)count;
-    images->fresh = fresh ? generated_stream_fresh(images->synth.class_count) : 0;
+    images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;
     images->hash = hash_images(images);
     return STATUS_OK;
 }

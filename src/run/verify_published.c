@@ -17,7 +17,7 @@
 #include "core/text.h"
 #include "data/image.h"
 #include "machine/host.h"
-#include "synth/published.h"
+#include "synth/lines.h"
 #include "synth/published_files.h"
 
 /* ---- Options ---- */
@@ -72,6 +72,7 @@ static const char *const kind_names[KINDS] = {"images", "masks", "class files"};
 
 struct verification {
     const char *folder;
+    const struct formula *formula;
     const struct published_set *set;
     struct published *published;
     int threads;
@@ -333,21 +334,19 @@ static enum status find_foreign(struct verification *verification)
 
 static enum status verify_class_file(struct verification *verification, uint32_t index, const char *path)
 {
-    const struct published_class *ours = &published_classes(verification->published)[index];
-    enum published_law law;
-    struct published_class *class_;
+    struct class_row ours, *row;
     size_t count;
     char reason[REASON_BYTES] = "its parameters differ";
-    enum status status = published_files_read(path, &law, &class_, &count);
+    enum status status = published_files_read(path, verification->formula, &row, &count);
+    published_row(verification->formula, &published_classes(verification->published)[index], &ours);
     if (status == STATUS_EXHAUSTED)
         return status;
     if (status != STATUS_OK)
         snprintf(reason, sizeof reason, "%s", status_text());
-    bool equal =
-        status == STATUS_OK && law == verification->set->law && memcmp(class_, ours, sizeof *class_) == 0;
+    bool equal = status == STATUS_OK && memcmp(row, &ours, sizeof ours) == 0;
     /* Class files come after all images. */
     count_file(verification, CLASSES, UINT64_MAX / 2 + index, equal, path, reason);
-    free(class_);
+    free(row);
     return STATUS_OK;
 }
 
@@ -386,7 +385,7 @@ static enum status open_workers(struct verification *verification)
     TRY(ALLOCATED(verification->workers, "out of memory"));
     for (int i = 0; i < verification->threads; i++) {
         struct worker *worker = &verification->workers[i];
-        worker->drawing = malloc(published_scratch_bytes());
+        worker->drawing = malloc(published_scratch_bytes(verification->published));
         worker->pixels = malloc(bytes);
         worker->mask = malloc(bytes);
         TRY(ALLOCATED(worker->drawing && worker->pixels && worker->mask,
@@ -462,11 +461,13 @@ static enum status verify(struct verification *verification)
     return report(verification);
 }
 
-enum status verify_published(const char *folder, const struct published_set *set, int threads)
+enum status verify_published(const char *folder, const struct formula *formula,
+                             const struct published_set *set, int threads)
 {
     FREED struct verification *verification = calloc(1, sizeof *verification);
     TRY(ALLOCATED(verification, "out of memory"));
     verification->folder = folder;
+    verification->formula = formula;
     verification->set = set;
     verification->threads = threads;
     verification->first = UINT64_MAX;
@@ -476,17 +477,29 @@ enum status verify_published(const char *folder, const struct published_set *set
     return status;
 }
 
-static enum status find_set(const char *preset, const struct published_set **set)
+/* Lists the published sets of all formulas. */
+static void list_sets(char *names, size_t size)
 {
-    char names[256] = "";
-    if (!preset)
+    names[0] = '\0';
+    for (size_t f = 0; f < FORMULA_COUNT; f++)
+        for (const struct formula_preset *preset = formulas[f]->presets; preset && preset->name; preset++)
+            if (preset->set)
+                text_join(names, size, ", ", "%s", preset->name);
+}
+
+static enum status find_set(const char *name, const struct formula **formula,
+                            const struct published_set **set)
+{
+    char names[256];
+    if (!name)
         return status_option(STATUS_USAGE, "preset", " is missing: it names the published set");
-    *set = published_set_find(preset);
+    *formula = formula_of_preset(name);
+    const struct formula_preset *preset = *formula ? formula_preset(*formula, name) : NULL;
+    *set = preset ? preset->set : NULL;
     if (*set)
         return STATUS_OK;
-    for (size_t i = 0; published_set_at(i); i++)
-        text_join(names, sizeof names, ", ", "%s", published_set_at(i)->name);
-    return status_value(STATUS_USAGE, "preset", preset,
+    list_sets(names, sizeof names);
+    return status_value(STATUS_USAGE, "preset", name,
                         " is not a published set whose images can be drawn again; these can: %s", names);
 }
 
@@ -528,10 +541,11 @@ enum status verify_published_run(int argc, char *argv[])
         print_help();
         return STATUS_OK;
     }
-    const struct published_set *set;
+    const struct formula *formula = NULL;
+    const struct published_set *set = NULL;
     int threads = 1;
     TRY(check_folder(folder));
-    TRY(find_set(values.preset, &set));
+    TRY(find_set(values.preset, &formula, &set));
     TRY(get_threads(values.threads, threads_given, &threads));
-    return verify_published(folder, set, threads);
+    return verify_published(folder, formula, set, threads);
 }

@@ -1,6 +1,7 @@
 #include "synth/class.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,100 +18,45 @@
 #include "core/options.h"
 #include "core/philox.h"
 #include "core/text.h"
-
-/* A named number in a struct: a column of the CSV list, or a key of the INI file. */
-struct number {
-    const char *name;
-    enum { NUMBER_U32, NUMBER_U64, NUMBER_FLOAT, NUMBER_DOUBLE } kind;
-    size_t offset;
-    double minimum, maximum;
-};
-
-/* Parses `text` into the field of `values` that `number` describes. STATUS_USAGE names the number. */
-static enum status number_parse(const struct number *number, const char *text, void *values)
-{
-    void *value = (char *)values + number->offset;
-    bool whole = number->kind == NUMBER_U32 || number->kind == NUMBER_U64;
-    uint64_t count = 0;
-    double real = 0;
-    TRY(whole ? parse_count(number->name, text, number->minimum, number->maximum, &count)
-              : parse_real(number->name, text, number->minimum, number->maximum, &real));
-    switch (number->kind) {
-    case NUMBER_U32:
-        *(uint32_t *)value = (uint32_t)count;
-        break;
-    case NUMBER_U64:
-        *(uint64_t *)value = count;
-        break;
-    case NUMBER_FLOAT:
-        *(float *)value = (float)real;
-        break;
-    case NUMBER_DOUBLE:
-        *(double *)value = real;
-        break;
-    }
-    return STATUS_OK;
-}
+#include "synth/published_files.h"
 
 /* ---- One class ---- */
 
-/* The parameters of a class with their limits, in the column order of a CSV list. */
-enum { CLASS_COLUMNS = 10 };
-static const struct number class_columns[CLASS_COLUMNS] = {
-    {"class", NUMBER_U32, offsetof(struct atom_class, id), 0, UINT32_MAX},
-    {"vertices", NUMBER_U32, offsetof(struct atom_class, vertices), 1, CLASS_VERTICES_MAX},
-    {"orbits", NUMBER_U32, offsetof(struct atom_class, orbits), 1, CLASS_ORBITS_MAX},
-    {"oval_x", NUMBER_FLOAT, offsetof(struct atom_class, oval_x), 0, CLASS_REACH_MAX},
-    {"oval_y", NUMBER_FLOAT, offsetof(struct atom_class, oval_y), 0, CLASS_REACH_MAX},
-    {"freq1", NUMBER_U32, offsetof(struct atom_class, freq1), 0, CLASS_FREQ_MAX},
-    {"freq2", NUMBER_U32, offsetof(struct atom_class, freq2), 0, CLASS_FREQ_MAX},
-    {"noise", NUMBER_FLOAT, offsetof(struct atom_class, noise), -CLASS_REACH_MAX, CLASS_REACH_MAX},
-    {"radius", NUMBER_U32, offsetof(struct atom_class, radius), 0, CLASS_REACH_MAX},
-    {"line_width", NUMBER_FLOAT, offsetof(struct atom_class, line_width), -CLASS_REACH_MAX, CLASS_REACH_MAX},
-};
-
-static double class_column_value(const struct number *column, const struct atom_class *class_)
+/* Parses a value of a parameter, which must be within the limits. STATUS_USAGE contains `name`. */
+static enum status parse_value(const struct formula_parameter *parameter, const char *name, const char *text,
+                               double least, double *value)
 {
-    const void *value = (const char *)class_ + column->offset;
-    return column->kind == NUMBER_U32 ? *(const uint32_t *)value : (double)*(const float *)value;
-}
-
-static double start_reach(const struct atom_class *class_)
-{
-    return class_->radius * fmax(class_->oval_x, class_->oval_y);
-}
-
-/* Each orbit changes each coordinate of a vertex by at most |p| (1 + |noise|) + |line width| + 1. The last 1
- * bounds the wave. */
-double class_reach(const struct atom_class *class_)
-{
-    double step =
-        fabs((double)class_->noise) * (1 + (double)NOISE_LIMIT) + 1 + fabs((double)class_->line_width);
-    return start_reach(class_) + class_->orbits * step;
-}
-
-/* Checks a class like class_check(), but the message does not contain the class's number. */
-static enum status class_check_limits(const struct atom_class *class_)
-{
-    for (size_t i = 0; i < CLASS_COLUMNS; i++) {
-        double value = class_column_value(&class_columns[i], class_);
-        if (!(value >= class_columns[i].minimum && value <= class_columns[i].maximum)) /* also rejects NaN */
-            return status_set(STATUS_USAGE, "%s %.9g is not in %.9g .. %.9g", class_columns[i].name, value,
-                              class_columns[i].minimum, class_columns[i].maximum);
-    }
-    double reach = class_reach(class_);
-    if (reach > CLASS_REACH_MAX)
-        return status_set(
-            STATUS_USAGE, "vertices can get %.9g pixels away from the centre; the limit is %.9g: lower %s",
-            reach, CLASS_REACH_MAX,
-            start_reach(class_) > reach / 2 ? "radius, oval_x or oval_y" : "orbits, noise or line_width");
+    uint64_t count = 0;
+    if (parameter->type != PARAMETER_INTEGER)
+        return parse_real(name, text, least, parameter->most, value);
+    TRY(parse_count(name, text, least, parameter->most, &count));
+    *value = (double)count;
     return STATUS_OK;
 }
 
-enum status class_check(const struct atom_class *class_)
+/* Checks a class like class_check(), but the message does not contain the class's number. */
+static enum status class_check_limits(const struct formula *formula, const struct class_row *row)
 {
-    enum status status = class_check_limits(class_);
-    return status == STATUS_OK ? status : status_prefix(status, "class %u", (unsigned)class_->id);
+    for (size_t i = 0; i < formula->parameter_count; i++) {
+        const struct formula_parameter *parameter = &formula->parameters[i];
+        double value = row->value[i];
+        if (!(value >= parameter->least && value <= parameter->most)) /* also rejects NaN */
+            return status_set(STATUS_USAGE, "%s %.9g is not in %.9g .. %.9g", parameter->name, value,
+                              parameter->least, parameter->most);
+        if (parameter->type == PARAMETER_INTEGER && value != floor(value))
+            return status_set(STATUS_USAGE, "%s %.9g is not an integer", parameter->name, value);
+    }
+    return formula->check(formula, row);
+}
+
+enum status class_check(const struct formula *formula, const struct class_row *row)
+{
+    if (row->id < formula->id_least || row->id > formula->id_most)
+        return status_set(STATUS_USAGE, "class %u: the class numbers of formula %s are %u to %u",
+                          (unsigned)row->id, formula->name, (unsigned)formula->id_least,
+                          (unsigned)formula->id_most);
+    enum status status = class_check_limits(formula, row);
+    return status == STATUS_OK ? status : status_prefix(status, "class %u", (unsigned)row->id);
 }
 
 /* ---- Drawing a class from ranges ---- */
@@ -120,7 +66,7 @@ enum status class_check(const struct atom_class *class_)
  * number, 0), in which the 64-bit instance fills two words. The third word of this counter is the class
  * number, which is below 2^20 for drawn classes. In the counters of classes, the third word is CLASS_STREAM.
  * Classes and images with the same seed therefore use different counters. Do not change this layout or the
- * order of draws in class_draw(): golden hashes depend on both. */
+ * order of draws in the formulas: golden hashes depend on both. */
 #define CLASS_STREAM 0x434C4153u
 
 struct class_words {
@@ -138,38 +84,59 @@ static uint32_t next_word(struct class_words *words)
     return words->block.word[lane];
 }
 
-static uint32_t draw_count(struct class_words *words, uint32_t minimum, uint32_t maximum)
-{
-    return minimum + philox_below(next_word(words), maximum - minimum + 1);
-}
-
-/* Returns min + U (max - min) in float32, where U in [0, 1) is a multiple of 2^-24. Rounds both ends and
+/* Returns low + U (high - low) in float32, where U in [0, 1) is a multiple of 2^-24. Rounds both ends and
  * their difference to float, then rounds once more in fmaf. The result never exceeds the upper end: U is at
  * most 1 - 2^-24, and this margin is larger than the rounding error of the difference. */
-static float draw_real(struct class_words *words, double minimum, double maximum)
+static double draw_real(struct class_words *words, double low, double high)
 {
-    float low = (float)minimum, span = (float)maximum - low;
-    return fmaf(philox_unit(next_word(words)), span, low);
+    float begin = (float)low, span = (float)high - begin;
+    return fmaf(philox_unit(next_word(words)), span, begin);
 }
 
-/* Draws each member from one random word, in the order of the assignments below. Draws freq2 again, from one
- * more word, while freq2 equals freq1, because two equal frequencies give a single sine. Equal frequencies
- * are kept if both are 0, which means no wave, or if the range has only one frequency. */
-void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_)
+/* Returns an integer of the range: an exponential number of the given mean, rounded down, on condition that
+ * it is in the range. Inverts the distribution, so one word is enough. */
+static double draw_exponential(struct class_words *words, double mean, double low, double high)
+{
+    double below = exp(-low / mean), above = exp(-(high + 1) / mean);
+    double value = floor(-mean * log(below - (double)philox_unit(next_word(words)) * (below - above)));
+    return fmin(fmax(value, low), high);
+}
+
+/* Draws one value of a parameter from one random word. */
+static double draw_value(struct class_words *words, const struct class_ranges *ranges, size_t i)
+{
+    const struct formula_parameter *parameter = &ranges->formula->parameters[i];
+    double low = ranges->low[i], high = ranges->high[i];
+    if (parameter->law == LAW_EXPONENTIAL)
+        return draw_exponential(words, ranges->mean, low, high);
+    if (parameter->type != PARAMETER_INTEGER)
+        return draw_real(words, low, high);
+    return low + philox_below(next_word(words), (uint32_t)(high - low) + 1);
+}
+
+/* Draws a parameter. Two equal frequencies give a single sine, which LAW_DIFFERENT avoids. */
+static void draw_parameter(struct class_words *words, const struct class_ranges *ranges, size_t i,
+                           struct class_row *row)
+{
+    const struct formula_parameter *parameter = &ranges->formula->parameters[i];
+    row->value[i] = ranges->low[i];
+    if (!parameter->low_key && !parameter->high_key)
+        return; /* the same for all classes */
+    do
+        row->value[i] = draw_value(words, ranges, i);
+    while (parameter->law == LAW_DIFFERENT && row->value[i] == row->value[i - 1] && row->value[i] != 0 &&
+           ranges->low[i] != ranges->high[i]);
+}
+
+void class_draw(const struct class_ranges *ranges, uint32_t id, struct class_row *row)
 {
     struct class_words words = {.key = philox_key(ranges->seed), .id = id};
-    class_->id = id;
-    class_->vertices = draw_count(&words, ranges->vertices_min, ranges->vertices_max);
-    class_->orbits = draw_count(&words, ranges->orbits_min, ranges->orbits_max);
-    class_->oval_x = draw_real(&words, 1, ranges->oval_max);
-    class_->oval_y = draw_real(&words, 1, ranges->oval_max);
-    class_->noise = draw_real(&words, ranges->noise_min, ranges->noise_max);
-    class_->radius = draw_count(&words, ranges->radius_min, ranges->radius_max);
-    class_->line_width = draw_real(&words, 0, ranges->line_width_max);
-    class_->freq1 = draw_count(&words, ranges->freq_min, ranges->freq_max);
-    do
-        class_->freq2 = draw_count(&words, ranges->freq_min, ranges->freq_max);
-    while (class_->freq2 == class_->freq1 && class_->freq1 != 0 && ranges->freq_min != ranges->freq_max);
+    const size_t count = ranges->formula->parameter_count;
+    *row = (struct class_row){.id = id};
+    for (size_t turn = 0; turn < count; turn++)
+        for (size_t i = 0; i < count; i++)
+            if (ranges->formula->parameters[i].turn == turn)
+                draw_parameter(&words, ranges, i, row);
 }
 
 /* ---- Lists of classes as CSV ---- */
@@ -191,48 +158,64 @@ static size_t split_fields(char *line, char *fields[], size_t limit)
     return count;
 }
 
-static enum status check_header(char *line)
+/* Returns the name of column i: first the class number, then the parameters. */
+static const char *column_name(const struct formula *formula, size_t i)
 {
-    char *fields[CLASS_COLUMNS];
-    size_t count = split_fields(line, fields, CLASS_COLUMNS);
-    for (size_t i = 0; i < CLASS_COLUMNS && i < count; i++)
-        if (strcmp(fields[i], class_columns[i].name) != 0)
+    return i == 0 ? "class" : formula->parameters[i - 1].name;
+}
+
+static enum status check_header(const struct formula *formula, char *line)
+{
+    char *fields[FORMULA_PARAMETERS_MAX + 1];
+    const size_t columns = formula->parameter_count + 1;
+    size_t count = split_fields(line, fields, columns);
+    for (size_t i = 0; i < columns && i < count; i++)
+        if (strcmp(fields[i], column_name(formula, i)) != 0)
             return status_set(STATUS_USAGE, "column %zu of the header is '%s': it must be '%s'", i + 1,
-                              fields[i], class_columns[i].name);
-    if (count < CLASS_COLUMNS)
+                              fields[i], column_name(formula, i));
+    if (count < columns)
         return status_set(STATUS_USAGE, "the header lacks column %zu, '%s'", count + 1,
-                          class_columns[count].name);
-    if (count > CLASS_COLUMNS)
+                          column_name(formula, count));
+    if (count > columns)
         return status_set(STATUS_USAGE, "the header has %zu columns: '%s' must be the last", count,
-                          class_columns[CLASS_COLUMNS - 1].name);
+                          column_name(formula, columns - 1));
     return STATUS_OK;
 }
 
-static enum status read_class(char *line, struct atom_class *class_)
+static enum status read_class(const struct formula *formula, char *line, struct class_row *row)
 {
-    char *fields[CLASS_COLUMNS];
-    size_t count = split_fields(line, fields, CLASS_COLUMNS);
-    if (count < CLASS_COLUMNS)
-        return status_set(STATUS_USAGE, "%zu values, not %d: %s is missing", count, CLASS_COLUMNS,
-                          class_columns[count].name);
-    if (count > CLASS_COLUMNS)
-        return status_set(STATUS_USAGE, "%zu values, not %d: nothing may follow %s", count, CLASS_COLUMNS,
-                          class_columns[CLASS_COLUMNS - 1].name);
-    for (size_t i = 0; i < CLASS_COLUMNS; i++)
-        TRY(number_parse(&class_columns[i], fields[i], class_));
-    return class_check(class_);
+    char *fields[FORMULA_PARAMETERS_MAX + 1];
+    const size_t columns = formula->parameter_count + 1;
+    size_t count = split_fields(line, fields, columns);
+    if (count < columns)
+        return status_set(STATUS_USAGE, "%zu values, not %zu: %s is missing", count, columns,
+                          column_name(formula, count));
+    if (count > columns)
+        return status_set(STATUS_USAGE, "%zu values, not %zu: nothing may follow %s", count, columns,
+                          column_name(formula, columns - 1));
+    uint64_t id;
+    TRY(parse_count("class", fields[0], 0, UINT32_MAX, &id));
+    *row = (struct class_row){.id = (uint32_t)id};
+    for (size_t i = 0; i < formula->parameter_count; i++) {
+        const struct formula_parameter *parameter = &formula->parameters[i];
+        TRY(parse_value(parameter, parameter->name, fields[i + 1], parameter->least, &row->value[i]));
+        if (parameter->type == PARAMETER_FLOAT)
+            row->value[i] = (float)row->value[i];
+    }
+    return class_check(formula, row);
 }
 
 struct class_list {
-    struct atom_class *classes;
+    const struct formula *formula;
+    struct class_row *rows;
     size_t count;
 };
 
-static enum status list_add(struct class_list *list, const struct atom_class *class_)
+static enum status list_add(struct class_list *list, const struct class_row *row)
 {
-    TRY(ALLOCATED(array_grow(&list->classes, list->count, sizeof *list->classes),
-                  "out of memory for %zu classes", list->count + 1));
-    list->classes[list->count++] = *class_;
+    TRY(ALLOCATED(array_grow(&list->rows, list->count, sizeof *list->rows), "out of memory for %zu classes",
+                  list->count + 1));
+    list->rows[list->count++] = *row;
     return STATUS_OK;
 }
 
@@ -258,7 +241,7 @@ static enum status read_list(FILE *stream, char **line, struct class_list *list,
     size_t capacity = 0, blank = 0;
     for (*number = 1;; ++*number) {
         ssize_t length;
-        struct atom_class class_;
+        struct class_row row;
         TRY(read_line(stream, line, &capacity, &length));
         if (length < 0)
             break;
@@ -269,11 +252,11 @@ static enum status read_list(FILE *stream, char **line, struct class_list *list,
         if (blank)
             return status_set(STATUS_USAGE, "line %zu above is blank: remove it", blank);
         if (*number == 1) {
-            TRY(check_header(*line));
+            TRY(check_header(list->formula, *line));
             continue;
         }
-        TRY(read_class(*line, &class_));
-        TRY(list_add(list, &class_));
+        TRY(read_class(list->formula, *line, &row));
+        TRY(list_add(list, &row));
     }
     if (list->count == 0)
         return status_set(STATUS_USAGE, "%s", *number == 1 ? "the file is empty" : "the file has no classes");
@@ -295,12 +278,12 @@ static int compare_ids(const void *a, const void *b)
 
 /* Finds two classes with the same id and stores their indices in `pair`. Stores 0 twice if all ids are
  * unique. */
-static enum status find_pair(const struct atom_class *classes, size_t count, size_t pair[2])
+static enum status find_pair(const struct class_row *rows, size_t count, size_t pair[2])
 {
     FREED struct numbered_id *ids = malloc(count * sizeof *ids);
     TRY(ALLOCATED(ids, "out of memory for %zu classes", count));
     for (size_t i = 0; i < count; i++)
-        ids[i] = (struct numbered_id){classes[i].id, i};
+        ids[i] = (struct numbered_id){rows[i].id, i};
     qsort(ids, count, sizeof *ids, compare_ids);
     pair[0] = pair[1] = 0;
     for (size_t i = 1; i < count && pair[1] == 0; i++)
@@ -311,14 +294,14 @@ static enum status find_pair(const struct atom_class *classes, size_t count, siz
     return STATUS_OK;
 }
 
-enum status class_check_unique(const struct atom_class *classes, size_t count)
+enum status class_check_unique(const struct class_row *rows, size_t count)
 {
     size_t pair[2];
-    TRY(find_pair(classes, count, pair));
+    TRY(find_pair(rows, count, pair));
     if (pair[1] == 0)
         return STATUS_OK;
     return status_set(STATUS_USAGE, "classes %zu and %zu, counted from 0, have the same id, %u", pair[0],
-                      pair[1], (unsigned)classes[pair[1]].id);
+                      pair[1], (unsigned)rows[pair[1]].id);
 }
 
 /* Checks that all ids are unique. Otherwise `*number` receives the line of a class whose id is already taken.
@@ -326,19 +309,20 @@ enum status class_check_unique(const struct atom_class *classes, size_t count)
 static enum status check_unique(const struct class_list *list, size_t *number)
 {
     size_t pair[2];
-    TRY(find_pair(list->classes, list->count, pair));
+    TRY(find_pair(list->rows, list->count, pair));
     if (pair[1] == 0)
         return STATUS_OK;
     *number = pair[1] + 2;
-    return status_set(STATUS_USAGE, "class %u is already on line %zu", (unsigned)list->classes[pair[1]].id,
+    return status_set(STATUS_USAGE, "class %u is already on line %zu", (unsigned)list->rows[pair[1]].id,
                       pair[0] + 2);
 }
 
 /* Reads a list from `stream` and closes it. Messages contain `name`. */
-static enum status read_csv(FILE *stream, const char *name, struct atom_class **classes, size_t *count)
+static enum status read_csv(FILE *stream, const char *name, const struct formula *formula,
+                            struct class_row **rows, size_t *count)
 {
     TRY(ALLOCATED(stream, "out of memory"));
-    struct class_list list = {0};
+    struct class_list list = {.formula = formula};
     char *line = NULL;
     size_t number;
     enum status status = read_list(stream, &line, &list, &number);
@@ -347,10 +331,10 @@ static enum status read_csv(FILE *stream, const char *name, struct atom_class **
     free(line);
     fclose(stream);
     if (status != STATUS_OK) {
-        free(list.classes);
+        free(list.rows);
         return status_prefix(status, "%s:%zu", name, number);
     }
-    *classes = list.classes;
+    *rows = list.rows;
     *count = list.count;
     return STATUS_OK;
 }
@@ -375,95 +359,101 @@ static enum status class_open(const char *path, FILE **stream)
     return status;
 }
 
-enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count)
+enum status class_read_csv(const char *path, const struct formula *formula, struct class_row **rows,
+                           size_t *count)
 {
     FILE *stream;
     TRY(class_open(path, &stream));
-    return read_csv(stream, path, classes, count);
+    return read_csv(stream, path, formula, rows, count);
 }
 
-/* Files of configs/, embedded by classes_cfg.S */
-extern const char paper_1000_csv[], lowercompute_1000_csv[];
-
-/* A built-in preset that is a list of classes; `csv` is its text. */
-static const struct class_list_preset {
-    const char *name, *csv;
-} class_list_presets[] = {
-    {"paper-1000", paper_1000_csv},
-    {"lowercompute-1000", lowercompute_1000_csv},
-};
-
-static const struct class_list_preset *find_preset(const char *name)
+/* Returns whether the path is a folder, or a file that begins with a key of the formula's published files. */
+static bool is_published(const char *path, const struct formula *formula)
 {
-    for (size_t i = 0; i < COUNT_OF(class_list_presets); i++)
-        if (strcmp(class_list_presets[i].name, name) == 0)
-            return &class_list_presets[i];
-    return NULL;
+    const char *keys = formula->published_keys;
+    char begin[32] = "";
+    struct stat info;
+    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || !S_ISREG(info.st_mode) || !keys)
+        return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t bytes = fd < 0 ? 0 : read(fd, begin, sizeof begin - 1);
+    if (fd >= 0)
+        close(fd);
+    begin[bytes > 0 ? bytes : 0] = '\0';
+    const size_t length = strcspn(begin, ",");
+    for (const char *key = keys; begin[length] == ',' && key; key = strchr(key, ',')) {
+        key += *key == ',';
+        if (strncmp(key, begin, length) == 0 && key[length] == '=')
+            return true;
+    }
+    return false;
 }
 
-bool class_preset_is_list(const char *preset)
+enum status class_read(const char *path, const struct formula *formula, struct class_row **rows,
+                       size_t *count)
 {
-    return find_preset(preset) != NULL;
+    return (is_published(path, formula) ? published_files_read : class_read_csv)(path, formula, rows, count);
 }
 
-enum status class_read_preset(const char *preset, struct atom_class **classes, size_t *count)
+enum status class_read_text(const char *text, const char *name, const struct formula *formula,
+                            struct class_row **rows, size_t *count)
 {
-    const char *text = find_preset(preset)->csv;
-    return read_csv(fmemopen((void *)text, strlen(text), "r"), preset, classes, count);
+    return read_csv(fmemopen((void *)text, strlen(text), "r"), name, formula, rows, count);
 }
 
-static void write_real(FILE *stream, float value)
+/* Writes the fewest digits that read back as the same number of the type. */
+static void write_value(FILE *stream, const struct formula_parameter *parameter, double value)
 {
     char text[32];
-    for (int digits = 1; digits <= FLT_DECIMAL_DIG; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if ((float)strtod(text, NULL) == value)
+    for (int digits = parameter->type == PARAMETER_INTEGER ? DBL_DECIMAL_DIG : 1; digits <= DBL_DECIMAL_DIG;
+         digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        double back = strtod(text, NULL);
+        if ((parameter->type == PARAMETER_FLOAT ? (float)back : back) == value)
             break;
     }
     fputs(text, stream);
 }
 
-static void write_header(FILE *stream)
+static void write_header(FILE *stream, const struct formula *formula)
 {
-    for (size_t i = 0; i < CLASS_COLUMNS; i++)
-        fprintf(stream, "%s%s", i ? "," : "", class_columns[i].name);
+    for (size_t i = 0; i <= formula->parameter_count; i++)
+        fprintf(stream, "%s%s", i ? "," : "", column_name(formula, i));
     fputc('\n', stream);
 }
 
-enum status class_check_csv(const char *path)
+enum status class_check_csv(const char *path, const struct formula *formula)
 {
-    char header[256] = "";
+    char header[512] = "";
     FILE *stream = fmemopen(header, sizeof header, "w");
     TRY(ALLOCATED(stream, "%s: out of memory", path));
-    write_header(stream);
+    write_header(stream, formula);
     fclose(stream);
     return file_check_kind(path, &(struct file_kind){"list of classes", 0, header, strlen(header)});
 }
 
-static void write_list(FILE *stream, const struct atom_class *classes, size_t count)
+static void write_list(FILE *stream, const struct formula *formula, const struct class_row *rows,
+                       size_t count)
 {
-    write_header(stream);
+    write_header(stream, formula);
     for (size_t c = 0; c < count; c++) {
-        for (size_t i = 0; i < CLASS_COLUMNS; i++) {
-            double value = class_column_value(&class_columns[i], &classes[c]);
-            if (i)
-                fputc(',', stream);
-            if (class_columns[i].kind == NUMBER_FLOAT)
-                write_real(stream, (float)value);
-            else
-                fprintf(stream, "%.0f", value);
+        fprintf(stream, "%u", (unsigned)rows[c].id);
+        for (size_t i = 0; i < formula->parameter_count; i++) {
+            fputc(',', stream);
+            write_value(stream, &formula->parameters[i], rows[c].value[i]);
         }
         fputc('\n', stream);
     }
 }
 
-enum status class_write_csv(const char *path, const struct atom_class *classes, size_t count)
+enum status class_write_csv(const char *path, const struct formula *formula, const struct class_row *rows,
+                            size_t count)
 {
     FREED char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     TRY(ALLOCATED(stream, "%s: out of memory for %zu classes", path, count));
-    write_list(stream, classes, count);
+    write_list(stream, formula, rows, count);
     TRY(ALLOCATED(text_close(stream), "%s: out of memory for %zu classes", path, count));
     return file_write_atomic(path, text, length);
 }
@@ -471,25 +461,34 @@ enum status class_write_csv(const char *path, const struct atom_class *classes, 
 /* ---- Ranges of a preset, from an INI file ---- */
 
 #ifdef HAVE_INIH
-#define NOISE_SPAN  4  /* maximum minus minimum of the noise coefficient */
-#define RADIUS_SPAN 50 /* maximum minus minimum of the start radius */
-
 extern const char classes_cfg[]; /* the text of configs/classes.cfg, embedded by classes_cfg.S */
 
-static const struct number keys[] = {
-    {"nvertex_min", NUMBER_U32, offsetof(struct class_ranges, vertices_min), 1, CLASS_VERTICES_MAX},
-    {"nvertex_max", NUMBER_U32, offsetof(struct class_ranges, vertices_max), 1, CLASS_VERTICES_MAX},
-    {"norbits_min", NUMBER_U32, offsetof(struct class_ranges, orbits_min), 1, CLASS_ORBITS_MAX},
-    {"norbits_max", NUMBER_U32, offsetof(struct class_ranges, orbits_max), 1, CLASS_ORBITS_MAX},
-    {"oval_max", NUMBER_DOUBLE, offsetof(struct class_ranges, oval_max), 1, CLASS_REACH_MAX},
-    {"freq_min", NUMBER_U32, offsetof(struct class_ranges, freq_min), 0, CLASS_FREQ_MAX},
-    {"freq_max", NUMBER_U32, offsetof(struct class_ranges, freq_max), 0, CLASS_FREQ_MAX},
-    {"noisecoef_min", NUMBER_DOUBLE, offsetof(struct class_ranges, noise_min), 0, CLASS_REACH_MAX},
-    {"startrad_min", NUMBER_U32, offsetof(struct class_ranges, radius_min), 0, CLASS_REACH_MAX},
-    {"linewidth_max", NUMBER_DOUBLE, offsetof(struct class_ranges, line_width_max), 0, CLASS_REACH_MAX},
-    {"seed", NUMBER_U64, offsetof(struct class_ranges, seed), 0, 0x1p64},
+enum { KEYS_MAX = 2 * FORMULA_PARAMETERS_MAX + 2, SECTIONS_MAX = 64, SECTION_LENGTH_MAX = 64 };
+
+/* The keys of a section: those of the formula's parameters, each once, then the mean and the seed. */
+struct ini_keys {
+    const char *names[KEYS_MAX];
+    size_t count;
 };
-enum { KEY_COUNT = COUNT_OF(keys), SECTIONS_MAX = 64, SECTION_LENGTH_MAX = 64 };
+
+static void add_key(struct ini_keys *keys, const char *name)
+{
+    for (size_t i = 0; i < keys->count; i++)
+        if (!name || strcmp(keys->names[i], name) == 0)
+            return;
+    if (name)
+        keys->names[keys->count++] = name;
+}
+
+static void list_keys(const struct formula *formula, struct ini_keys *keys)
+{
+    for (size_t i = 0; i < formula->parameter_count; i++) {
+        add_key(keys, formula->parameters[i].low_key);
+        add_key(keys, formula->parameters[i].high_key);
+    }
+    add_key(keys, formula->mean_key);
+    add_key(keys, "seed");
+}
 
 /* The state of reading an INI file. */
 struct ini_reading {
@@ -499,7 +498,8 @@ struct ini_reading {
     enum status status;
     char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* names of built-in lists and of sections read so far */
     size_t section_count;
-    bool found, seen[KEY_COUNT];
+    struct ini_keys keys;
+    bool found, seen[KEYS_MAX];
     struct class_ranges ranges;
 };
 
@@ -518,19 +518,43 @@ static char *read_ini_line(char *text, int size, void *context)
     return NULL;
 }
 
+static bool same_key(const char *key, const char *name)
+{
+    return key && strcmp(key, name) == 0;
+}
+
+/* Stores the value of a key of the section in every range that it describes. */
+static enum status read_value(struct ini_reading *reading, const char *name, const char *text)
+{
+    struct class_ranges *ranges = &reading->ranges;
+    const struct formula *formula = ranges->formula;
+    if (strcmp(name, "seed") == 0)
+        return parse_count(name, text, 0, 0x1p64, &ranges->seed);
+    if (same_key(formula->mean_key, name))
+        return parse_real(name, text, 1, 1e6, &ranges->mean);
+    for (size_t i = 0; i < formula->parameter_count; i++) {
+        const struct formula_parameter *parameter = &formula->parameters[i];
+        double least = fmax(parameter->least, parameter->low);
+        if (same_key(parameter->low_key, name))
+            TRY(parse_value(parameter, name, text, least, &ranges->low[i]));
+        if (same_key(parameter->high_key, name))
+            TRY(parse_value(parameter, name, text, least, &ranges->high[i]));
+    }
+    return STATUS_OK;
+}
+
 static enum status read_key(struct ini_reading *reading, const char *name, const char *value)
 {
-    const char *names[KEY_COUNT];
-    for (size_t i = 0; i < KEY_COUNT; i++) {
-        names[i] = keys[i].name;
-        if (strcmp(name, names[i]) != 0)
+    const struct ini_keys *keys = &reading->keys;
+    for (size_t i = 0; i < keys->count; i++) {
+        if (strcmp(name, keys->names[i]) != 0)
             continue;
         if (reading->seen[i])
             return status_set(STATUS_USAGE, "key '%s' is given twice: remove one", name);
         reading->seen[i] = true;
-        return number_parse(&keys[i], value, &reading->ranges);
+        return read_value(reading, name, value);
     }
-    const char *nearest = nearest_word(name, names, KEY_COUNT);
+    const char *nearest = nearest_word(name, keys->names, keys->count);
     return status_set(STATUS_USAGE, "unknown key '%s'%s%s%s", name, nearest ? ": did you mean '" : "",
                       nearest ? nearest : "", nearest ? "'?" : "");
 }
@@ -568,33 +592,36 @@ static enum status unknown_section(const struct ini_reading *reading)
     return status_set(STATUS_USAGE, "no section [%s]; there are:%s", reading->preset, list);
 }
 
-static enum status check_order(const char *lower, double minimum, const char *upper, double maximum)
+/* Completes the range of parameter i, and checks that it is not empty. */
+static enum status complete_range(struct ini_reading *reading, size_t i)
 {
-    if (minimum <= maximum)
+    const struct formula_parameter *parameter = &reading->ranges.formula->parameters[i];
+    double *low = &reading->ranges.low[i], *high = &reading->ranges.high[i];
+    if (!parameter->low_key)
+        *low = parameter->low;
+    if (!parameter->high_key)
+        *high = *low + parameter->span;
+    if (*low <= *high)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s %.9g exceeds %s %.9g", lower, minimum, upper, maximum);
+    return status_set(STATUS_USAGE, "%s %.9g exceeds %s %.9g", parameter->low_key, *low, parameter->high_key,
+                      *high);
 }
 
-/* Checks that the section is complete and consistent, and computes the maxima that have no key. */
+/* Checks that the section is complete and consistent, and computes the ends that have no key. */
 static enum status complete_ranges(struct ini_reading *reading)
 {
     struct class_ranges *ranges = &reading->ranges;
-    for (size_t i = 0; i < KEY_COUNT; i++)
+    const struct formula *formula = ranges->formula;
+    struct class_row largest = {.id = formula->id_least};
+    for (size_t i = 0; i < reading->keys.count; i++)
         if (!reading->seen[i])
-            return status_set(STATUS_USAGE, "key '%s' is missing", keys[i].name);
-    TRY(check_order("nvertex_min", ranges->vertices_min, "nvertex_max", ranges->vertices_max));
-    TRY(check_order("norbits_min", ranges->orbits_min, "norbits_max", ranges->orbits_max));
-    TRY(check_order("freq_min", ranges->freq_min, "freq_max", ranges->freq_max));
-    ranges->noise_max = ranges->noise_min + NOISE_SPAN;
-    ranges->radius_max = ranges->radius_min + RADIUS_SPAN;
-    struct atom_class largest = {.vertices = ranges->vertices_max,
-                                 .orbits = ranges->orbits_max,
-                                 .oval_x = (float)ranges->oval_max,
-                                 .oval_y = (float)ranges->oval_max,
-                                 .noise = (float)ranges->noise_max,
-                                 .radius = ranges->radius_max,
-                                 .line_width = (float)ranges->line_width_max};
-    enum status status = class_check_limits(&largest);
+            return status_set(STATUS_USAGE, "key '%s' is missing", reading->keys.names[i]);
+    for (size_t i = 0; i < formula->parameter_count; i++)
+        TRY(complete_range(reading, i));
+    for (size_t i = 0; i < formula->parameter_count; i++)
+        largest.value[i] =
+            formula->parameters[i].type == PARAMETER_FLOAT ? (float)ranges->high[i] : ranges->high[i];
+    enum status status = class_check_limits(formula, &largest);
     return status == STATUS_OK ? status : status_prefix(status, "the largest class");
 }
 
@@ -617,12 +644,15 @@ static enum status read_ranges(struct ini_reading *reading, const char *source)
     return status == STATUS_OK ? status : status_prefix(status, "%s: section [%s]", source, reading->preset);
 }
 
-enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges)
+enum status class_ranges_read(const char *path, const char *preset, const struct formula *formula,
+                              struct class_ranges *ranges)
 {
     const char *source = path ? path : "the built-in classes.cfg";
-    struct ini_reading reading = {.preset = preset};
-    for (size_t i = 0; !path && i < COUNT_OF(class_list_presets); i++) /* suggest built-in lists, too */
-        strcpy(reading.sections[reading.section_count++], class_list_presets[i].name);
+    struct ini_reading reading = {.preset = preset, .ranges.formula = formula};
+    const struct formula_preset *listed = path ? NULL : formula->presets;
+    list_keys(formula, &reading.keys);
+    for (; listed && listed->name; listed++) /* suggest lists, too */
+        snprintf(reading.sections[reading.section_count++], SECTION_LENGTH_MAX, "%s", listed->name);
     if (path)
         TRY(class_open(path, &reading.stream));
     else if (!(reading.stream = fmemopen((void *)classes_cfg, strlen(classes_cfg), "r")))
@@ -636,9 +666,10 @@ enum status class_ranges_read(const char *path, const char *preset, struct class
 
 #else
 
-enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges)
+enum status class_ranges_read(const char *path, const char *preset, const struct formula *formula,
+                              struct class_ranges *ranges)
 {
-    (void)path, (void)preset, (void)ranges;
+    (void)path, (void)preset, (void)formula, (void)ranges;
     return status_set(STATUS_UNAVAILABLE,
                       "this build cannot read class ranges: install inih (libinih-dev) and "
                       "build again, or give the classes as a CSV list");

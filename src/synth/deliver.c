@@ -16,6 +16,7 @@
 #include "data/npy.h"
 #include "data/image.h"
 #include "synth/class.h"
+#include "synth/published_files.h"
 
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */
@@ -346,8 +347,8 @@ static enum status add_images(struct file_writer *writer, const struct synth *sy
                               const struct variant *variant, void *state, void *pixels, int64_t *labels)
 {
     for (uint64_t j = 0; j < synth->batch; j++) {
-        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
-        struct synth_fetch fetch = {.j = j, .pixels = pixels, .label = synth->classes[image.class_index].id};
+        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->turns, 0, j);
+        struct synth_fetch fetch = {.j = j, .pixels = pixels, .label = synth_label(synth, image)};
         TRY(variant->fetch(state, &fetch));
         TRY(file_add(writer, pixels, synth_output_bytes(synth)));
         labels[j] = fetch.label;
@@ -490,7 +491,8 @@ static enum status check_labels(const struct options *given, const char *labels)
     return STATUS_OK;
 }
 
-enum status deliver_check(const struct options *given, const struct deliver_files *files)
+enum status deliver_check(const struct options *given, const struct synth *synth,
+                          const struct deliver_files *files)
 {
     char sheet_index[PATH_MAX], png_index[PATH_MAX], labels[PATH_MAX];
     if (files->png || files->sheet)
@@ -508,7 +510,16 @@ enum status deliver_check(const struct options *given, const struct deliver_file
         TRY(check_npy(files->npy, labels));
         TRY(check_labels(given, labels));
     }
-    return files->write_classes ? class_check_csv(files->write_classes) : STATUS_OK;
+    if (!files->write_classes)
+        return STATUS_OK;
+    return (files->class_format == CLASSES_PUBLISHED ? published_files_check : class_check_csv)(
+        files->write_classes, formulas[synth->formula]);
+}
+
+enum status deliver_classes(const struct synth *synth, const struct deliver_files *files)
+{
+    return (files->class_format == CLASSES_PUBLISHED ? published_files_write : class_write_csv)(
+        files->write_classes, formulas[synth->formula], synth->rows, synth->class_count);
 }
 
 /* Builds the path of one variant's output. If several variants write, `name` is the variant's name: a
@@ -564,10 +575,10 @@ static enum status deliver_pictures(const struct synth *synth, const struct deli
     FREED struct picture *pictures = calloc(synth->batch, sizeof *pictures);
     TRY(ALLOCATED(pixels && pictures, "out of memory for pictures of the batch; lower --batch"));
     for (uint64_t j = 0; j < synth->batch; j++) {
-        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
+        struct synth_image image = synth_image_at(synth->first, synth->stride, synth->turns, 0, j);
         struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
-        pictures[j] = (struct picture){pixels + j * bytes, synth->output.res,
-                                       synth->classes[image.class_index].id, image.instance, synth->seed};
+        pictures[j] = (struct picture){pixels + j * bytes, synth->output.res, synth_label(synth, image),
+                                       image.instance, synth->seed};
         TRY(variant->fetch(state, &fetch));
     }
     return write_pictures(synth, files, name, pictures);

@@ -1,5 +1,6 @@
-/* Generators (core/generator.h) of VisualAtom images. */
+/* Generators (core/generator.h) of images. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/generator.h"
 #include "core/variant.h"
@@ -13,29 +14,28 @@ struct host_generator {
     struct synth_call call;
     const struct variant *variant;
     void *state;
-    int64_t *labels; /* scratch memory for the labels if the caller passes none; `batch` entries */
 };
 
 static enum status host_make(struct generator *generator, const struct generator_numbers *numbers,
-                             uint32_t count, void *samples, int64_t *labels, void *stream)
+                             uint32_t count, void *samples, const struct generator_targets *targets,
+                             void *stream)
 {
     struct host_generator *self = (struct host_generator *)generator;
     struct run_time unused;
     (void)stream;
-    self->call = (struct synth_call){.numbers = numbers->list,
-                                     .first = numbers->first,
-                                     .count = count,
-                                     .images = samples,
-                                     .labels = labels ? labels : self->labels};
+    self->call = (struct synth_call){
+        .numbers = numbers->list, .first = numbers->first, .count = count, .images = samples};
+    if (targets)
+        self->call.targets = *targets;
     return self->variant->run(self->state, 0, &unused);
 }
 
-/* Returns the bytes of the canvases and labels. Omits the tables, which are small by comparison. */
+/* Returns the bytes of the canvases. Omits the tables, which are small by comparison. */
 static uint64_t host_memory_bytes(const struct generator *generator)
 {
     const struct host_generator *self = (const struct host_generator *)generator;
     const struct synth_traits *traits = self->variant->traits;
-    return traits->canvas_bytes(self->state) + self->synth.batch * sizeof *self->labels;
+    return traits->canvas_bytes(self->state);
 }
 
 static void host_close(struct generator *generator)
@@ -43,7 +43,6 @@ static void host_close(struct generator *generator)
     struct host_generator *self = (struct host_generator *)generator;
     if (self->state)
         self->variant->teardown(self->state);
-    free(self->labels);
     free(self);
 }
 
@@ -59,9 +58,7 @@ static enum status host_open(const struct synth *synth, const struct variant *va
     self->synth.batch = self->synth.stride = request->batch;
     self->synth.call = &self->call;
     self->variant = variant;
-    self->labels = malloc(request->batch * sizeof *self->labels);
-    enum status status = self->labels ? variant->setup(&request->resources, &self->synth, &self->state)
-                                      : status_set(STATUS_EXHAUSTED, "out of memory");
+    enum status status = variant->setup(&request->resources, &self->synth, &self->state);
     if (status != STATUS_OK) {
         host_close(&self->generator);
         return status;
@@ -70,10 +67,24 @@ static enum status host_open(const struct synth *synth, const struct variant *va
     return STATUS_OK;
 }
 
+enum status synth_check_formula(const struct synth *synth, const struct variant *variant)
+{
+    const struct synth_traits *traits = variant->traits;
+    const struct formula *formula = formulas[synth->formula];
+    if (!traits->formulas && !formula->paper)
+        return status_set(STATUS_USAGE,
+                          "does not draw the formula %s, only uji and visualatom; use naive or omp",
+                          formula->name);
+    if (synth->set && strcmp(variant->platform, "cpu") != 0)
+        return status_set(STATUS_USAGE, "does not draw published random streams; use naive or omp");
+    return STATUS_OK;
+}
+
 enum status synth_generator_open(const struct synth *synth, const struct variant *variant,
                                  const struct generator_request *request, struct generator **generator)
 {
     const struct synth_traits *traits = variant->traits;
+    TRY(synth_check_formula(synth, variant));
     if (variant->probe)
         TRY(variant->probe(&request->resources));
     if (!request->on_device)

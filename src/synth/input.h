@@ -10,13 +10,12 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "machine/host.h"
-#include "synth/atom.h"
+#include "core/generator.h"
+#include "synth/formula.h"
 #include "synth/output.h"
 
 #define SYNTH_RES_MAX OUTPUT_RES_MAX /* pixels per side */
 
-struct generator;
-struct generator_request;
 struct variant;
 
 /* A call of a generator: the images to generate, at most one batch, and where to write them. */
@@ -25,17 +24,19 @@ struct synth_call {
     uint64_t first;          /* the first of consecutive image numbers, relative to synth->first */
     uint64_t count;
     uint8_t *images; /* synth_output_bytes() per image */
-    int64_t *labels; /* one class number per image */
+    struct generator_targets targets;
 };
 
 /* The input of the workload, which all runs share. Image j of run n has number g = first + n * stride + j.
- * Its class is classes[g % class_count], and its instance is g / class_count (integer division). Each rank
+ * Images take turns in `turns` classes: the class of image g is classes[g % turns], and its instance is g /
+ * turns (integer division). If an image shows several classes, `turns` is 1, and the instance is g. Each rank
  * generates a contiguous part of one global batch of `stride` images, so the images of a global batch do not
  * depend on the number of ranks. */
 struct synth {
-    enum formula formula;
-    uint32_t res;   /* side of the canvas in pixels */
-    uint64_t batch; /* images per run on this rank */
+    enum formula_id formula;
+    struct line_rules rules; /* of the formula */
+    uint32_t res;            /* side of the canvas in pixels */
+    uint64_t batch;          /* images per run on this rank */
     uint64_t seed, first, stride;
     uint64_t position;          /* index of this rank's first image in the global batch */
     struct synth_output output; /* how a canvas becomes the output image */
@@ -45,13 +46,18 @@ struct synth {
     const struct synth_call *call;
 
     uint32_t class_count;
-    struct atom_class *classes;
+    uint32_t turns;             /* class_count; 1 if an image shows several classes */
+    struct class_row *rows;     /* the classes: all parameters of the formula */
+    struct atom_class *classes; /* the same classes, as drawing needs them */
     size_t *spoke_offset; /* index of each class's first vertex in spoke_tables; class_count + 1 entries */
     float *spoke_tables;  /* cosines, then sines, then advances, spoke_offset[class_count] floats each */
     float gradients[NOISE_TABLE_COUNT];
 
     uint32_t vertices_max, orbits_max; /* maxima over the classes */
     uint64_t segments_max;             /* largest product vertices * orbits of any class */
+
+    /* The data set whose published stream draws the images; NULL: Philox draws them. */
+    const struct published_set *set;
 };
 
 /* The identity of an image. Together with a struct synth, it determines every bit of the image. */
@@ -61,14 +67,14 @@ struct synth_image {
 };
 
 /* Returns the identity of image j of run number `run`. */
-FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t stride, uint32_t class_count, uint64_t run,
+FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t stride, uint32_t turns, uint64_t run,
                                           uint64_t j)
 {
     uint64_t number = first + run * stride + j;
     struct synth_image image = {0, number};
-    if (class_count > 1) { /* 64-bit division is slow on a GPU */
-        image.class_index = (uint32_t)(number % class_count);
-        image.instance = number / class_count;
+    if (turns > 1) { /* 64-bit division is slow on a GPU */
+        image.class_index = (uint32_t)(number % turns);
+        image.instance = number / turns;
     }
     return image;
 }
@@ -85,26 +91,53 @@ static inline struct synth_image synth_run_image(const struct synth *synth, uint
 {
     const struct synth_call *call = synth->call;
     if (!call)
-        return synth_image_at(synth->first, synth->stride, synth->class_count, run, j);
-    return synth_image_at(synth->first, 1, synth->class_count,
-                          call->numbers ? call->numbers[j] : call->first + j, 0);
+        return synth_image_at(synth->first, synth->stride, synth->turns, run, j);
+    return synth_image_at(synth->first, 1, synth->turns, call->numbers ? call->numbers[j] : call->first + j,
+                          0);
+}
+
+/* Returns the number of the class of an image; 0 if an image shows several classes. */
+static inline uint32_t synth_label(const struct synth *synth, struct synth_image image)
+{
+    return synth->rules.shapes > 1 ? 0 : synth->classes[image.class_index].id;
+}
+
+/* Returns the Philox key of an image. */
+static inline struct philox_key synth_image_key(const struct synth *synth, struct synth_image image)
+{
+    return atom_image_key(&synth->rules, synth->seed, synth_label(synth, image), image.instance);
+}
+
+/* Returns shape `slot` of an image with this key. */
+static inline struct line_shape synth_shape(const struct synth *synth, struct synth_image image,
+                                            struct philox_key key, uint32_t slot)
+{
+    return line_shape(&synth->rules, key, slot, synth->classes, image.class_index, synth->class_count,
+                      synth->res);
 }
 
 FDSL_C_BEGIN
 
-/* Sets synth->classes to `count` classes of a preset. If `preset_file` is NULL and the preset is a built-in
- * list, takes the first `count` classes of the list. Otherwise draws them from the ranges in section `preset`
- * of `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with synth_free(),
- * even after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes;
+/* Sets synth->rows to `count` classes of a preset. If `preset_file` is NULL and the preset of the formula is
+ * a list, takes the first `count` classes of the list. Otherwise draws them from the ranges in section
+ * `preset` of `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with
+ * synth_free(), even after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes;
  * STATUS_UNAVAILABLE if ranges must be read and this build has no inih; STATUS_EXHAUSTED if memory runs out.
  */
 enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
                                uint32_t count);
 
-/* Computes the tables of synth->classes, and the maxima over the classes. Free the tables with synth_free(),
- * even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED if an allocation
- * fails. */
+/* Sets the formula and its rules. */
+void synth_set_formula(struct synth *synth, enum formula_id formula);
+
+/* Computes synth->classes and their tables from synth->rows, and the maxima over the classes. Free the tables
+ * with synth_free(), even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED
+ * if an allocation fails. */
 enum status synth_fill_tables(struct synth *synth);
+
+/* Returns whether a variant draws the formula of the input and the images of its published set. STATUS_USAGE
+ * names the variants that do. */
+enum status synth_check_formula(const struct synth *synth, const struct variant *variant);
 
 /* Creates a generator: `variant` generates images in the output format of `synth`. The variant's platform
  * must match request->on_device. Sample n of the generator is image number synth->first + n. The tables of
@@ -122,6 +155,12 @@ FDSL_C_END
 static inline size_t synth_image_bytes(const struct synth *synth)
 {
     return (size_t)synth->res * synth->res;
+}
+
+/* Returns the size of one mask in bytes: one byte per output pixel. 0 if the formula defines no masks. */
+static inline size_t synth_mask_bytes(const struct synth *synth)
+{
+    return synth->rules.masked ? (size_t)synth->output.res * synth->output.res : 0;
 }
 
 /* Returns the size of one image in the output format, in bytes. The images of a batch are contiguous. */
@@ -153,6 +192,7 @@ struct synth_traits {
     bool half;         /* the variant rounds noise to half precision before use */
     bool racy;         /* paints orbits in any order: a pixel has the gray of one orbit that covers it */
     bool outputs;      /* supports every output format and labels; other variants produce canvases only */
+    bool formulas;     /* draws all formulas and masks; other variants only formulas with `paper` */
     const char *timed; /* stages that a run's time includes, for the column `timed_stages` */
 
     /* Fetches the noise of image j of run number `run`, even if this run has not been executed. `noise`
@@ -181,16 +221,46 @@ struct synth_traits {
 struct synth_fetch {
     uint64_t j;      /* index of the image in the batch */
     uint8_t *pixels; /* the caller's buffer of synth_output_bytes() */
+    uint8_t *mask;   /* the caller's buffer of synth_mask_bytes(); NULL: not wanted */
     int64_t label;   /* class number; variants without labels leave it unchanged */
 };
 
-/* Implements fetch() of a variant whose images and labels are in host memory. */
-static inline enum status synth_fetch_host(const struct synth *synth, const uint8_t *images,
-                                           const int64_t *labels, struct synth_fetch *fetch)
+/* A batch in host memory. */
+struct synth_batch {
+    uint8_t *images;                  /* synth_output_bytes() per image */
+    struct generator_targets targets; /* labels, and masks if the formula defines them */
+};
+
+/* Allocates a batch, unless synth->call is set: then each call has its own memory. Free the batch with
+ * synth_batch_free(), even after a failure. Returns false if memory runs out. */
+bool synth_batch_make(const struct synth *synth, struct synth_batch *batch);
+void synth_batch_free(const struct synth *synth, struct synth_batch *batch);
+
+/* Begins a run: takes the memory of the call if synth->call is set, and stores the labels of the images. */
+void synth_batch_begin(const struct synth *synth, uint64_t run, struct synth_batch *batch);
+
+/* Returns where image j and its mask belong; the mask is NULL if it is not wanted. */
+static inline uint8_t *synth_batch_image(const struct synth *synth, const struct synth_batch *batch,
+                                         uint64_t j)
 {
-    size_t bytes = synth_output_bytes(synth);
-    memcpy(fetch->pixels, images + fetch->j * bytes, bytes);
-    fetch->label = labels[fetch->j];
+    return batch->images + j * synth_output_bytes(synth);
+}
+
+static inline uint8_t *synth_batch_mask(const struct synth *synth, const struct synth_batch *batch,
+                                        uint64_t j)
+{
+    return batch->targets.masks ? batch->targets.masks + j * synth_mask_bytes(synth) : NULL;
+}
+
+/* Implements fetch() of a variant whose batch is in host memory. */
+static inline enum status synth_fetch_host(const struct synth *synth, const struct synth_batch *batch,
+                                           struct synth_fetch *fetch)
+{
+    size_t bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
+    memcpy(fetch->pixels, batch->images + fetch->j * bytes, bytes);
+    if (fetch->mask && mask_bytes)
+        memcpy(fetch->mask, batch->targets.masks + fetch->j * mask_bytes, mask_bytes);
+    fetch->label = batch->targets.labels[fetch->j];
     return STATUS_OK;
 }
 
@@ -200,7 +270,8 @@ static inline enum status synth_check_memory(const struct synth *synth, size_t c
 {
     if (synth->call)
         return memory_check(canvas_bytes, "the canvases", "lower threads or res");
-    return memory_check(synth->batch * synth_output_bytes(synth) + canvas_bytes, "the batch",
+    return memory_check(synth->batch * (synth_output_bytes(synth) + synth_mask_bytes(synth)) + canvas_bytes,
+                        "the batch",
                         synth->output.fit == OUTPUT_WHOLE
                             ? OPTION_OR_FIELD("lower --batch or --res", "lower batch or res")
                             : OPTION_OR_FIELD("lower --batch or --out-res", "lower batch or out_res"));

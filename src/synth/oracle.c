@@ -23,82 +23,97 @@ static void uniform4_noise(const struct synth *synth, struct philox_key key, uin
     }
 }
 
-static void counter_noise(const struct synth *synth, struct philox_key key, uint32_t orbit, uint32_t vertices,
-                          float *noise)
+static void counter_noise(const struct synth *synth, struct philox_key key, uint32_t slot, uint32_t orbit,
+                          uint32_t vertices, float *noise)
 {
     for (uint32_t v = 0; v < vertices; v++) {
-        struct atom_point point = atom_noise(key, synth->gradients, v, orbit);
+        struct atom_point point = atom_noise(key, slot, synth->gradients, v, orbit);
         noise[2 * (size_t)v] = point.x;
         noise[2 * (size_t)v + 1] = point.y;
     }
 }
 
 void oracle_noise(const struct synth *synth, const struct synth_traits *traits, struct synth_image image,
-                  float *noise)
+                  uint32_t slot, float *noise)
 {
-    const struct atom_class *class_ = &synth->classes[image.class_index];
-    struct philox_key key = atom_image_key(synth->seed, class_->id, image.instance);
+    struct philox_key key = synth_image_key(synth, image);
+    const struct line_shape shape = synth_shape(synth, image, key, slot);
+    const struct atom_class *class_ = &synth->classes[shape.class_index];
     size_t per_orbit = 2 * (size_t)class_->vertices;
     for (uint32_t k = 0; k < class_->orbits; k++) {
         float *orbit_noise = noise + k * per_orbit;
         if (traits->noise == SYNTH_NOISE_UNIFORM4)
             uniform4_noise(synth, key, k, class_->vertices, orbit_noise);
         else
-            counter_noise(synth, key, k, class_->vertices, orbit_noise);
+            counter_noise(synth, key, slot, k, class_->vertices, orbit_noise);
         for (size_t i = 0; traits->half && i < per_orbit; i++)
             orbit_noise[i] = noise_round_half(orbit_noise[i]);
     }
 }
 
-/* A function to call for each pixel that a line covers. */
-typedef void visitor(void *context, size_t pixel, uint8_t gray);
+/* What a line shows. */
+struct paint {
+    uint8_t gray, class_id;
+};
 
-static inline void walk_line(const struct synth *synth, uint8_t gray, struct atom_point from,
+/* A function to call for each pixel that a line covers. */
+typedef void visitor(void *context, size_t pixel, struct paint paint);
+
+static inline void walk_line(const struct synth *synth, struct paint paint, struct atom_point from,
                              struct atom_point to, visitor *visit, void *context)
 {
     int32_t res = (int32_t)synth->res;
     int32_t x0 = (int32_t)from.x, y0 = (int32_t)from.y, x1 = (int32_t)to.x, y1 = (int32_t)to.y;
-    if (!line_drawn(synth->formula, x0, y0, x1, y1, res))
+    if (!line_drawn(&synth->rules, x0, y0, x1, y1, res))
         return;
-    for (struct line line = line_begin(synth->formula, x0, y0, x1, y1); line.left > 0; line_step(&line))
+    for (struct line line = line_begin(&synth->rules, x0, y0, x1, y1); line.left > 0; line_step(&line))
         if (line_inside(line.x, line.y, res))
-            visit(context, (size_t)line.y * synth->res + (size_t)line.x, gray);
+            visit(context, (size_t)line.y * synth->res + (size_t)line.x, paint);
 }
 
-/* Walks along the lines of all orbits, in order. Calls `visit` for each of their pixels inside the image. */
-static inline void walk_image(const struct synth *synth, struct synth_image image, const float *noise,
-                              struct atom_point *points, visitor *visit, void *context)
+/* Walks along the lines of all orbits of a shape, in order. Calls `visit` for each of their pixels inside the
+ * image. */
+static inline void walk_shape(const struct synth *synth, struct synth_image image, uint32_t slot,
+                              const float *noise, struct atom_point *points, visitor *visit, void *context)
 {
-    const struct atom_class *class_ = &synth->classes[image.class_index];
-    struct atom_spokes spokes = synth_spokes(synth, image.class_index);
-    struct philox_key key = atom_image_key(synth->seed, class_->id, image.instance);
-    struct atom_point centre = atom_centre(key, synth->formula, synth->res);
+    struct philox_key key = synth_image_key(synth, image);
+    const struct line_shape shape = synth_shape(synth, image, key, slot);
+    const struct atom_class *class_ = &synth->classes[shape.class_index];
+    const struct atom_spokes spokes = synth_spokes(synth, shape.class_index);
     uint32_t q = class_->vertices;
     for (uint32_t v = 0; v < q; v++)
-        points[v] = atom_start(class_, centre, spokes.cosine[v], spokes.sine[v]);
+        points[v] = line_start(&shape, spokes.cosine[v], spokes.sine[v]);
     for (uint32_t k = 0; k < class_->orbits; k++) {
         const float *orbit_noise = noise + 2 * (size_t)q * k;
-        uint8_t gray = atom_gray(key, synth->formula, k);
+        const struct paint paint = {atom_gray(&synth->rules, key, slot, k), (uint8_t)class_->id};
         for (uint32_t v = 0; v < q; v++) {
             struct atom_point draw = {orbit_noise[2 * (size_t)v], orbit_noise[2 * (size_t)v + 1]};
             points[v] = atom_advance(points[v], class_->noise, spokes.cosine[v], spokes.sine[v],
                                      spokes.advance[v], draw);
         }
         for (uint32_t v = 0; v < q; v++)
-            walk_line(synth, gray, points[v], points[v + 1 < q ? v + 1 : 0], visit, context);
+            walk_line(synth, paint, points[v], points[v + 1 < q ? v + 1 : 0], visit, context);
     }
 }
 
-static void paint(void *context, size_t pixel, uint8_t gray)
+static void paint_pixel(void *context, size_t pixel, struct paint paint)
 {
-    ((uint8_t *)context)[pixel] = gray;
+    const struct oracle_picture *picture = context;
+    picture->pixels[pixel] = paint.gray;
+    if (picture->mask)
+        picture->mask[pixel] = paint.class_id;
 }
 
-void oracle_draw(const struct synth *synth, struct synth_image image, const float *noise,
-                 struct atom_point *points, uint8_t *pixels)
+void oracle_draw(const struct synth *synth, struct synth_image image, uint32_t slot, const float *noise,
+                 struct atom_point *points, const struct oracle_picture *picture)
 {
-    memset(pixels, 0, synth_image_bytes(synth));
-    walk_image(synth, image, noise, points, paint, pixels);
+    struct oracle_picture own = *picture;
+    if (slot == 0) {
+        memset(own.pixels, (int)synth->rules.background, synth_image_bytes(synth));
+        if (own.mask)
+            memset(own.mask, 0, synth_image_bytes(synth));
+    }
+    walk_shape(synth, image, slot, noise, points, paint_pixel, &own);
 }
 
 /* Marks of a pixel in oracle_member(). COVERED: an orbit covers the pixel. EXPLAINED: an orbit that covers
@@ -110,10 +125,10 @@ struct membership {
     uint8_t *marks;
 };
 
-static void explain(void *context, size_t pixel, uint8_t gray)
+static void explain(void *context, size_t pixel, struct paint paint)
 {
     const struct membership *membership = context;
-    membership->marks[pixel] |= membership->pixels[pixel] == gray ? COVERED | EXPLAINED : COVERED;
+    membership->marks[pixel] |= membership->pixels[pixel] == paint.gray ? COVERED | EXPLAINED : COVERED;
 }
 
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
@@ -122,72 +137,128 @@ bool oracle_member(const struct synth *synth, struct synth_image image, const fl
     struct membership membership = {pixels, marks};
     size_t count = synth_image_bytes(synth);
     memset(marks, 0, count);
-    walk_image(synth, image, noise, points, explain, &membership);
+    walk_shape(synth, image, 0, noise, points, explain, &membership);
     for (size_t i = 0; i < count; i++)
-        if (marks[i] & COVERED ? !(marks[i] & EXPLAINED) : pixels[i] != 0)
+        if (marks[i] & COVERED ? !(marks[i] & EXPLAINED) : pixels[i] != synth->rules.background)
             return false;
     return true;
 }
 
 /* The buffers for checking one image. */
 struct slot {
-    uint8_t *pixels; /* the image to check */
+    uint8_t *pixels, *mask; /* the image to check and its mask; `mask` is NULL if there are no masks */
     int64_t label;
-    uint8_t *canvas,
-        *output; /* the reference's canvas and output; `output` is NULL if the canvas is the output */
+    uint8_t *canvas, *mask_canvas; /* the reference's canvases */
+    uint8_t *output, *mask_output; /* what they become; NULL if the canvas is the output */
     float *noise;
     float *expected; /* room in noise_check.expected for the reference's noise of this image, or NULL */
     struct atom_point *points;
+    void *scratch; /* of the published stream */
 };
 
-static bool image_correct(const struct synth *synth, const struct synth_traits *traits,
-                          struct synth_image image, struct slot *slot)
+/* The published stream that draws the images of a set; `published` is NULL if there is none. */
+struct oracle_stream {
+    const struct published_stream *stream;
+    struct published *published;
+};
+
+/* Draws the reference on the canvases of the slot. */
+static void draw_reference(const struct synth *synth, const struct synth_traits *traits,
+                           const struct oracle_stream *stream, struct synth_image image, struct slot *slot)
 {
-    if (!traits->fetch_noise)
-        oracle_noise(synth, traits, image, slot->noise);
-    if (traits->racy)
+    const struct oracle_picture picture = {slot->canvas, slot->mask_canvas};
+    if (stream->published) {
+        const struct published_image published = {.class_index = image.class_index,
+                                                  .instance = image.instance % synth->set->instances,
+                                                  .canvas = picture.pixels,
+                                                  .mask = picture.mask,
+                                                  .pitch = synth->res,
+                                                  .plain = true};
+        stream->stream->draw(stream->published, &published, slot->scratch);
+        return;
+    }
+    for (uint32_t s = 0; s < synth->rules.shapes; s++) {
+        if (!traits->fetch_noise)
+            oracle_noise(synth, traits, image, s, slot->noise);
+        oracle_draw(synth, image, s, slot->noise, slot->points, &picture);
+    }
+}
+
+static bool mask_correct(const struct synth *synth, struct philox_key key, const struct slot *slot)
+{
+    if (!slot->mask)
+        return true;
+    output_convert_mask(&synth->output, synth->res, key, slot->mask_canvas, synth->res,
+                        (struct output_rows){0, synth->output.res}, slot->mask_output);
+    return memcmp(slot->mask, slot->mask_output, synth_mask_bytes(synth)) == 0;
+}
+
+static bool image_correct(const struct synth *synth, const struct synth_traits *traits,
+                          const struct oracle_stream *stream, struct synth_image image, struct slot *slot)
+{
+    const struct philox_key key = synth_image_key(synth, image);
+    if (traits->racy) {
+        if (!traits->fetch_noise)
+            oracle_noise(synth, traits, image, 0, slot->noise);
         return oracle_member(synth, image, slot->noise, slot->points, slot->canvas, slot->pixels);
-    const struct atom_class *class_ = &synth->classes[image.class_index];
-    oracle_draw(synth, image, slot->noise, slot->points, slot->canvas);
+    }
+    draw_reference(synth, traits, stream, image, slot);
     if (slot->output)
-        output_convert(&synth->output, synth->res, atom_image_key(synth->seed, class_->id, image.instance),
-                       slot->canvas, synth->res, slot->output);
+        output_convert(&synth->output, synth->res, key, slot->canvas, synth->res, slot->output);
     const uint8_t *expected = slot->output ? slot->output : slot->canvas;
-    return memcmp(slot->pixels, expected, synth_output_bytes(synth)) == 0 &&
-           (!traits->outputs || slot->label == class_->id);
+    return memcmp(slot->pixels, expected, synth_output_bytes(synth)) == 0 && mask_correct(synth, key, slot) &&
+           (!traits->outputs || slot->label == synth_label(synth, image));
 }
 
 static void slots_free(struct slot *slots, int count)
 {
     for (int i = 0; slots && i < count; i++) {
         free(slots[i].pixels);
+        free(slots[i].mask);
         free(slots[i].canvas);
+        free(slots[i].mask_canvas);
         free(slots[i].output);
+        free(slots[i].mask_output);
         free(slots[i].noise);
         free(slots[i].points);
+        free(slots[i].scratch);
     }
     free(slots);
 }
 
-static enum status slots_make(const struct synth *synth, int count, struct slot **slots)
+/* Allocates `bytes` bytes unless they are 0. Clears `*made` if memory runs out. */
+static void *room(size_t bytes, bool *made)
 {
-    size_t canvas_bytes = synth_image_bytes(synth), output_bytes = synth_output_bytes(synth);
-    size_t noise_bytes = 2 * sizeof(float) * synth->segments_max;
-    bool converted = !output_is_canvas(&synth->output);
-    uint64_t slot_bytes = canvas_bytes + (converted ? 2 : 1) * output_bytes + noise_bytes;
+    void *memory = bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
+    *made = *made && (memory || !bytes);
+    return memory;
+}
+
+static enum status slots_make(const struct synth *synth, const struct oracle_stream *stream, int count,
+                              struct slot **slots)
+{
+    const size_t canvas_bytes = synth_image_bytes(synth), output_bytes = synth_output_bytes(synth);
+    const size_t mask_bytes = synth_mask_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
+    const size_t converted_bytes = output_is_canvas(&synth->output) ? 0 : output_bytes;
+    const size_t scratch_bytes = stream->published ? stream->stream->scratch_bytes(stream->published) : 0;
+    uint64_t slot_bytes = (mask_bytes ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
+                          2 * mask_bytes + noise_bytes + scratch_bytes;
     TRY(memory_check((uint64_t)count * slot_bytes, "--verify",
                      "lower --threads, --vertices, --orbits, --res or --out-res"));
     *slots = calloc((size_t)count, sizeof **slots);
     bool made = *slots != NULL;
-    for (int i = 0; made && i < count; i++) {
-        struct slot *slot = &(*slots)[i];
-        slot->pixels = malloc(output_bytes);
-        slot->canvas = malloc(canvas_bytes);
-        slot->output = converted ? malloc(output_bytes) : NULL;
-        slot->noise = malloc(noise_bytes);
-        slot->points = malloc(synth->vertices_max * sizeof *slot->points);
-        made = slot->pixels && slot->canvas && (slot->output || !converted) && slot->noise && slot->points;
-    }
+    for (int i = 0; made && i < count; i++)
+        (*slots)[i] = (struct slot){
+            .pixels = room(output_bytes, &made),
+            .mask = room(mask_bytes, &made),
+            .canvas = room(canvas_bytes, &made),
+            .mask_canvas = room(mask_bytes ? canvas_bytes : 0, &made),
+            .output = room(converted_bytes, &made),
+            .mask_output = room(mask_bytes, &made),
+            .noise = room(noise_bytes, &made),
+            .points = room(synth->vertices_max * sizeof(struct atom_point), &made),
+            .scratch = room(scratch_bytes, &made),
+        };
     if (made)
         return STATUS_OK;
     slots_free(*slots, count);
@@ -324,12 +395,13 @@ struct checked {
     const struct variant *variant;
     void *state;
     uint64_t run;
+    struct oracle_stream stream;
 };
 
 static struct synth_image image_of(const struct checked *checked, uint64_t j)
 {
     const struct synth *synth = checked->synth;
-    return synth_image_at(synth->first, synth->stride, synth->class_count, checked->run, j);
+    return synth_image_at(synth->first, synth->stride, synth->turns, checked->run, j);
 }
 
 /* Fetches images [begin, begin + count) of the batch into the slots, with their noise if it cannot be
@@ -341,7 +413,7 @@ static enum status fetch_slots(const struct checked *checked, uint64_t begin, in
     const struct synth_traits *traits = checked->variant->traits;
     for (int i = 0; i < count; i++) {
         uint64_t j = begin + (uint64_t)i;
-        struct synth_fetch fetch = {.j = j, .pixels = slots[i].pixels, .label = -1};
+        struct synth_fetch fetch = {.j = j, .pixels = slots[i].pixels, .mask = slots[i].mask, .label = -1};
         TRY(checked->variant->fetch(checked->state, &fetch));
         slots[i].label = fetch.label;
         if (!traits->fetch_noise)
@@ -364,9 +436,9 @@ static bool slot_correct(const struct checked *checked, uint64_t j, struct slot 
     const struct synth_traits *traits = checked->variant->traits;
     const struct synth_traits reference = {.noise = SYNTH_NOISE_COUNTER, .half = traits->half};
     const struct synth_image image = image_of(checked, j);
-    bool correct = image_correct(synth, traits, image, slot);
+    bool correct = image_correct(synth, traits, &checked->stream, image, slot);
     if (slot->expected) {
-        oracle_noise(synth, &reference, image, slot->noise);
+        oracle_noise(synth, &reference, image, 0, slot->noise);
         sample_noise(&synth->classes[image.class_index], slot->noise, slot->expected);
     }
     return correct;
@@ -392,11 +464,28 @@ static enum status count_wrong(const struct checked *checked, struct slot *slots
     return STATUS_OK;
 }
 
+/* Checks all images with `slot_count` slots. */
+static enum status check_all(const struct checked *checked, int slot_count, uint64_t *wrong)
+{
+    struct slot *slots;
+    struct noise_check check = {0};
+    TRY(slots_make(checked->synth, &checked->stream, slot_count, &slots));
+    enum status status = STATUS_OK;
+    if (((const struct synth_traits *)checked->variant->traits)->fetch_noise)
+        status = noise_check_make(checked->synth, &check);
+    if (status == STATUS_OK) {
+        status = count_wrong(checked, slots, slot_count, &check, wrong);
+        noise_check_free(&check);
+    }
+    slots_free(slots, slot_count);
+    return status;
+}
+
 enum status oracle_verify(const void *input, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong)
 {
     const struct synth *synth = input;
-    const struct checked checked = {synth, variant, state, run};
+    struct checked checked = {synth, variant, state, run, {formulas[synth->formula]->published, NULL}};
     int slot_count = 1;
 #ifdef _OPENMP
     slot_count = 2 * omp_get_max_threads();
@@ -404,16 +493,12 @@ enum status oracle_verify(const void *input, const struct variant *variant, void
     if ((uint64_t)slot_count > synth->batch)
         slot_count = (int)synth->batch;
     *wrong = 0;
-    struct slot *slots;
-    struct noise_check check = {0};
-    TRY(slots_make(synth, slot_count, &slots));
     enum status status = STATUS_OK;
-    if (((const struct synth_traits *)variant->traits)->fetch_noise)
-        status = noise_check_make(synth, &check);
-    if (status == STATUS_OK) {
-        status = count_wrong(&checked, slots, slot_count, &check, wrong);
-        noise_check_free(&check);
-    }
-    slots_free(slots, slot_count);
+    if (synth->set)
+        status = checked.stream.stream->open(synth, (slot_count + 1) / 2, &checked.stream.published);
+    if (status == STATUS_OK)
+        status = check_all(&checked, slot_count, wrong);
+    if (checked.stream.published)
+        checked.stream.stream->close(checked.stream.published);
     return status;
 }

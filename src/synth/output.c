@@ -117,3 +117,20 @@ void output_convert(const struct synth_output *output, uint32_t res, struct phil
 {
     output_convert_rows(output, res, key, canvas, pitch, (struct output_rows){0, output->res}, image);
 }
+
+void output_convert_mask(const struct synth_output *output, uint32_t res, struct philox_key key,
+                         const uint8_t *canvas, size_t pitch, struct output_rows rows, uint8_t *mask)
+{
+    struct output_corner corner = {0, 0};
+    if (output->fit == OUTPUT_CROP)
+        corner = output_crop(key, res, output->res);
+    for (uint32_t y = rows.begin; y < rows.end; y++) {
+        const uint8_t *row = canvas + output_nearest(output, res, corner.y, y) * pitch;
+        uint8_t *to = mask + (size_t)y * output->res;
+        if (output->fit != OUTPUT_RESIZE)
+            memcpy(to, row + corner.x, output->res);
+        else
+            for (uint32_t x = 0; x < output->res; x++)
+                to[x] = row[output_nearest(output, res, 0, x)];
+    }
+}

@@ -115,6 +115,13 @@ FDSL_HD uint32_t output_area(enum output_fit fit, uint32_t res)
     return fit == OUTPUT_RESIZE ? res * res : 1;
 }
 
+/* Returns the canvas column (or row) whose pixel a mask shows at output column (or row) j: the one under the
+ * centre of the output pixel. `corner` is that of the crop along the same axis. */
+FDSL_HD uint32_t output_nearest(const struct synth_output *output, uint32_t res, uint32_t corner, uint32_t j)
+{
+    return output->fit == OUTPUT_RESIZE ? (2 * j + 1) * res / (2 * output->res) : corner + j;
+}
+
 /* ---- Conversion of a weighted sum of grays; the sum is at most 255 * area, below 2^36 ---- */
 
 /* Returns the mean gray, rounded half up. */
@@ -174,6 +181,12 @@ void output_convert(const struct synth_output *output, uint32_t res, struct phil
                     const uint8_t *canvas, size_t pitch, void *image);
 void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,
                          const uint8_t *canvas, size_t pitch, struct output_rows rows, void *image);
+
+/* Converts rows of a mask of the size of the canvas to rows of a mask of the size of the output, which has
+ * one byte per pixel. Cuts the mask as output_convert() cuts the image; takes the nearest pixel where that
+ * takes a mean. */
+void output_convert_mask(const struct synth_output *output, uint32_t res, struct philox_key key,
+                         const uint8_t *canvas, size_t pitch, struct output_rows rows, uint8_t *mask);
 
 FDSL_C_END
 

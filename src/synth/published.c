@@ -11,54 +11,6 @@
 #include "synth/published_parts.h"
 #include "synth/published_random.h"
 
-static const struct published_set sets[] = {
-    {.name = "rcdb-1k",
-     .law = PUBLISHED_RCDB,
-     .threads = 40,
-     .classes = 1000,
-     .instances = 1000,
-     .block_images = 1000,
-     .res = PUBLISHED_RES,
-     .background = 255},
-    {.name = "rcdb-21k",
-     .law = PUBLISHED_RCDB,
-     .threads = 40,
-     .classes = 21000,
-     .instances = 1000,
-     .block_images = 1000,
-     .res = PUBLISHED_RES,
-     .background = 255},
-    {.name = "segrcdb",
-     .law = PUBLISHED_SEGRCDB,
-     .threads = 40,
-     .classes = 254,
-     .first_class = 1,
-     .instances = 20000,
-     .block_images = 20,
-     .res = PUBLISHED_RES,
-     .has_masks = true},
-    {.name = "visualatom-script-1k",
-     .law = PUBLISHED_VISUALATOM,
-     .threads = 20,
-     .classes = 1000,
-     .instances = 1000,
-     .block_images = 1000,
-     .res = PUBLISHED_RES},
-};
-
-const struct published_set *published_set_at(size_t i)
-{
-    return i < COUNT_OF(sets) ? &sets[i] : NULL;
-}
-
-const struct published_set *published_set_find(const char *name)
-{
-    for (size_t i = 0; i < COUNT_OF(sets); i++)
-        if (strcmp(sets[i].name, name) == 0)
-            return &sets[i];
-    return NULL;
-}
-
 /* ---- The numbers that a script draws ---- */
 
 /* Where an image is, and the size of its start circle. */
@@ -253,8 +205,9 @@ struct scratch {
     struct cursor cursor;                                                /* for when memory runs out */
 };
 
-size_t published_scratch_bytes(void)
+size_t published_scratch_bytes(const struct published *published)
 {
+    (void)published;
     return sizeof(struct scratch);
 }
 
@@ -323,7 +276,8 @@ static void start_vertices(enum published_law law, const struct atom_job *job, s
 static void paint_line_plain(const struct atom_job *job, int32_t x0, int32_t y0, int32_t x1, int32_t y1,
                              uint8_t gray)
 {
-    for (struct line line = line_begin(FORMULA_VISUALATOM, x0, y0, x1, y1); line.left > 0; line_step(&line))
+    const struct line_rules rules = line_rules_of(FORMULA_VISUALATOM);
+    for (struct line line = line_begin(&rules, x0, y0, x1, y1); line.left > 0; line_step(&line))
         if (line_inside(line.x, line.y, PUBLISHED_RES)) {
             size_t at = (size_t)(line.y * job->pitch + line.x);
             job->pixels[at] = gray;

@@ -21,7 +21,7 @@
 #define PUBLISHED_VERTICES_MIN 3    /* of a polygon */
 #define PUBLISHED_VERTICES_MAX 1000 /* of a polygon */
 
-/* The rules by which a script draws. */
+/* The rules by which a script draws: the order of its draws, and where it rounds. */
 enum published_law { PUBLISHED_RCDB, PUBLISHED_SEGRCDB, PUBLISHED_VISUALATOM };
 
 /* A data set that a published script makes. Constant. */
@@ -71,12 +71,6 @@ struct published_class {
 /* A data set that is open for drawing. */
 struct published;
 
-/* Returns the set with this name ("rcdb-1k", "rcdb-21k", "segrcdb", "visualatom-script-1k"), or NULL. */
-const struct published_set *published_set_find(const char *name);
-
-/* Returns set number i, or NULL if there are no more. */
-const struct published_set *published_set_at(size_t i);
-
 /* Opens a set. Reads the states of its streams from the cache folder, or computes them on `threads` threads
  * and stores them there. Shows progress. The folder is $XDG_CACHE_HOME/fdsl-bench, or ~/.cache/fdsl-bench. A
  * damaged file in it is replaced, with a warning. If the folder cannot be written, warns and continues.
@@ -97,6 +91,6 @@ const struct published_class *published_classes(const struct published *publishe
  * Thread-safe: each thread has its own `scratch`. The pixels depend only on the set, the class and the
  * instance. */
 void published_draw(const struct published *published, const struct published_image *image, void *scratch);
-size_t published_scratch_bytes(void);
+size_t published_scratch_bytes(const struct published *published);
 
 #endif

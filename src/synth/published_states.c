@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,10 @@
 
 #include "core/file.h"
 #include "core/parallel.h"
+#include "machine/host.h"
+#include "synth/input.h"
+#include "synth/lines.h"
+#include "synth/published_files.h"
 #include "synth/published_parts.h"
 
 /* ---- Directions ---- */
@@ -341,4 +346,54 @@ void published_forget(void)
     pthread_mutex_lock(&latest_lock);
     forget_latest();
     pthread_mutex_unlock(&latest_lock);
+}
+
+/* ---- What formulas use (lines.h) ---- */
+
+static enum status open_stream(const struct synth *synth, int threads, struct published **published)
+{
+    return published_open(synth->set, threads, published);
+}
+
+const struct published_stream published_lines = {
+    .open = open_stream,
+    .draw = published_draw,
+    .scratch_bytes = published_scratch_bytes,
+    .close = published_close,
+};
+
+void published_row(const struct formula *formula, const struct published_class *class_, struct class_row *row)
+{
+    const struct {
+        const char *column;
+        double value;
+    } values[] = {
+        {"vertices", class_->vertices},     {"orbits", class_->orbits},   {"noise", class_->noise},
+        {"line_width", class_->line_width}, {"radius", class_->radius},   {"oval_x", class_->oval_x},
+        {"oval_y", class_->oval_y},         {"freq1", class_->wave1},     {"freq2", class_->wave2},
+        {"start_x", class_->start_w},       {"start_y", class_->start_h},
+    };
+    *row = (struct class_row){.id = class_->number};
+    for (size_t i = 0; i < COUNT_OF(values); i++)
+        (void)published_set_column(formula, row, values[i].column, values[i].value);
+}
+
+/* Returns the number of threads that OMP_NUM_THREADS requests, or that this process may use. */
+static int usable_threads(void)
+{
+    uint64_t requested = 0;
+    cpu_set_t allowed;
+    if (threads_requested(&requested) && requested > 0)
+        return (int)requested;
+    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+}
+
+enum status published_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    struct published *published;
+    TRY(published_open(preset->set, usable_threads(), &published));
+    for (uint32_t i = 0; i < count; i++)
+        published_row(formula_of_preset(preset->name), &published_classes(published)[i], &rows[i]);
+    published_close(published);
+    return STATUS_OK;
 }

@@ -44,7 +44,7 @@ static void synth_source_close(void *state)
 
 static struct synth_image image_of(const struct synth *synth, uint64_t number)
 {
-    return synth_image_at(synth->first + number, 1, synth->class_count, 0, 0);
+    return synth_image_at(synth->first + number, 1, synth->turns, 0, 0);
 }
 
 /* Images in the output format, to be encoded as samples. `pixels` begins with image number `first`. */
@@ -62,7 +62,7 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     const struct png_shape shape = {output->res, output->res, 1};
     size_t image_bytes = synth_output_bytes(synth);
     const uint8_t *pixels = finished->pixels + (number - finished->first) * image_bytes;
-    TRY(source_add_label(sample, synth->classes[image_of(synth, number).class_index].id));
+    TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
     return finished->maker->encoding == SOURCE_NPY
                ? source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels,
                                   image_bytes, NULL)
@@ -119,14 +119,14 @@ static enum status synth_source_generate(void *state, const struct generator_req
 static uint64_t synth_source_label(const void *state, uint64_t number)
 {
     const struct synth *synth = ((const struct maker *)state)->synth;
-    return synth->classes[image_of(synth, number).class_index].id;
+    return synth_label(synth, image_of(synth, number));
 }
 
 static void synth_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     const struct synth *synth = ((const struct maker *)state)->synth;
     struct synth_image image = image_of(synth, number);
-    snprintf(texts[0], SOURCE_TEXT_MAX, "%u", synth->classes[image.class_index].id);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%u", synth_label(synth, image));
     snprintf(texts[1], SOURCE_TEXT_MAX, "%" PRIu64, image.instance);
     snprintf(texts[2], SOURCE_TEXT_MAX, "%" PRIu64, synth->seed);
 }
@@ -209,7 +209,7 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
                             "--fit resize",
                             out_res, wanted->res);
     synth->batch = synth->stride = wanted->batch ? wanted->batch : BATCH;
-    synth->formula = FORMULA_UJI;
+    synth_set_formula(synth, FORMULA_UJI);
     synth->res = wanted->res;
     synth->output = (struct synth_output){.type = DTYPE_U8,
                                           .layout = OUTPUT_NCHW,

@@ -14,6 +14,7 @@
 #include "core/workload.h"
 #include "machine/env.h"
 #include "synth/class.h"
+#include "synth/lines.h"
 #include "synth/deliver.h"
 #include "synth/oracle.h"
 
@@ -21,14 +22,15 @@ struct synth_parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
     double noise, line_width, oval_x, oval_y;
     uint64_t channels, out_res;
-    int formula, dtype, layout, fit;
+    int formula, random, dtype, layout, fit;
     const char *preset, *preset_file, *class_file, *mean, *std;
     struct compute compute;
     struct deliver_files files;
 };
 
-static const char *const formulas[] = {"uji", "visualatom", NULL};
+static const char *const randoms[] = {"philox", "published", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
+static const char *const class_formats[] = {"csv", "published", NULL}; /* in the order of enum class_format */
 static const char *const fits[] = {"resize", "crop",
                                    NULL}; /* in the order of enum output_fit, without OUTPUT_WHOLE */
 
@@ -39,14 +41,22 @@ static const struct option_spec options[] = {
     {"res", "PIXELS", OPTION_COUNT, AT(res), .fallback = "512", .minimum = 1, .maximum = SYNTH_RES_MAX,
      .column = COLUMN, .help = "side length of the square canvas on which an image is drawn"},
     {"vertices", "N", OPTION_COUNT, AT(vertices), .fallback = "1000", .minimum = 1,
-     .maximum = CLASS_VERTICES_MAX, .column = COLUMN,
+     .maximum = LINES_VERTICES_MAX, .column = COLUMN,
      .help = "vertices per orbit of the benchmark class, the single class that is drawn without --classes "
              "and --class"},
-    {"orbits", "N", OPTION_COUNT, AT(orbits), .fallback = "200", .minimum = 1, .maximum = CLASS_ORBITS_MAX,
+    {"orbits", "N", OPTION_COUNT, AT(orbits), .fallback = "200", .minimum = 1, .maximum = LINES_ORBITS_MAX,
      .column = COLUMN, .help = "orbits of the benchmark class"},
-    {"formula", "NAME", OPTION_CHOICE, AT(formula), .fallback = "uji", .choices = formulas, .column = COLUMN,
-     .help = "how an image is drawn. uji follows the code of hpca-uji/fdsl-gpu-pipeline; visualatom follows "
-             "the renderer of the released VisualAtom data set. NAME is one of"},
+    {"formula", "NAME", OPTION_CHOICE, AT(formula), .fallback = "uji", .choices = formula_names,
+     .column = COLUMN,
+     .help =
+         "how an image is drawn. uji follows the code of hpca-uji/fdsl-gpu-pipeline; visualatom follows "
+         "the renderer of the released VisualAtom data set; rcdb draws radial contours, and segrcdb 32 of "
+         "them per image with a mask. NAME is one of"},
+    {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
+     .column = COLUMN,
+     .help =
+         "random numbers of the images. philox: an image depends only on --seed, its class and its "
+         "instance; published: the images of a published set (--preset), pixel for pixel. STREAM is one of"},
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
      .column = COLUMN, .help = "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), .fallback = "0", .maximum = 4611686018427387904.0,
@@ -64,8 +74,9 @@ static const struct option_spec options[] = {
              "lowercompute-1000 are lists, whose first N classes are used (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
-    {"class", "FILE", OPTION_TEXT, AT(class_file), .column = COLUMN,
-     .help = "generate a mixed batch of the classes in this CSV file"},
+    {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
+     .help = "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
+             "script: one of them, or a folder (formulas visualatom, rcdb and segrcdb)"},
     {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .maximum = 1e6, .column = COLUMN,
      .help = "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), .fallback = "0.002", .maximum = 1e6,
@@ -103,8 +114,13 @@ static const struct option_spec options[] = {
      .help = "standard deviation by which float grays are divided after --mean is subtracted; one value, or "
              "one per channel"},
     COMPUTE_OPTION(AT(compute)),
-    {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes),
+    {"write-classes", "FILE|DIR", OPTION_OUTPUT, AT(files.write_classes),
      .help = "write the classes of the batch to a CSV file, which --class can read"},
+    {"class-format", "FORMAT", OPTION_CHOICE, AT(files.class_format), .fallback = "csv",
+     .choices = class_formats,
+     .help =
+         "format of --write-classes. csv: one file; published: a folder DIR with one file per class, with "
+         "the names and the bytes that the published script writes. FORMAT is one of"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png),
      .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
              "index.tsv; needs --dtype u8 and --channels 1"},
@@ -152,6 +168,52 @@ struct synth_job {
 static bool mixed(const struct synth_parameters *parameters)
 {
     return parameters->classes > 0 || parameters->class_file;
+}
+
+/* Selects the published stream of a set. It draws whole sets, so the classes and the canvas must be those of
+ * the set. */
+static enum status choose_published(const struct formula *formula, const struct published_set *set,
+                                    const struct synth_parameters *parameters, struct synth *synth)
+{
+    if (!formula->published)
+        return status_value(STATUS_USAGE, "random", "published", " is not supported for formula %s: %s",
+                            formula->name, formula->unpublished);
+    if (!set)
+        return status_value(STATUS_USAGE, "random", "published",
+                            " draws a published set; add --preset with the name of one");
+    if (parameters->classes != set->classes || parameters->res != set->res)
+        return status_option(STATUS_USAGE, parameters->res != set->res ? "res" : "classes",
+                             " must be that of the published set: %u classes, %u pixels", set->classes,
+                             set->res);
+    synth->set = set;
+    return STATUS_OK;
+}
+
+/* Chooses the formula: that of --formula, or the one that --preset implies. A formula without a benchmark
+ * class has default classes. */
+static enum status choose_formula(const struct options *given, struct synth_parameters *parameters,
+                                  struct synth *synth)
+{
+    const struct formula *formula = formulas[parameters->formula];
+    const struct formula *implied =
+        parameters->preset && !parameters->preset_file ? formula_of_preset(parameters->preset) : NULL;
+    if (implied && implied->parameters != formula->parameters) {
+        if (options_given(given, "formula"))
+            return status_option(STATUS_USAGE, "preset",
+                                 " %s belongs to --formula %s; drop --formula, or choose a preset of %s",
+                                 parameters->preset, implied->name, formula->name);
+        formula = implied;
+    }
+    const struct formula_preset *preset =
+        implied == formula ? formula_preset(formula, parameters->preset) : NULL;
+    const struct published_set *set = preset ? preset->set : NULL;
+    parameters->formula = (int)formula->id;
+    if (parameters->classes == 0 && !parameters->class_file)
+        parameters->classes = set ? set->classes : formula->classes;
+    if (!options_given(given, "res"))
+        parameters->res = set ? set->res : formula->canvas;
+    synth_set_formula(synth, formula->id);
+    return parameters->random ? choose_published(formula, set, parameters, synth) : STATUS_OK;
 }
 
 /* Rejects options that contradict each other, so that no option is silently ignored. */
@@ -258,34 +320,37 @@ static enum status get_output(struct synth_parameters *parameters, struct synth 
 static enum status draw_classes(struct synth_parameters *parameters, struct synth *synth)
 {
     if (!parameters->preset)
-        parameters->preset = formulas[parameters->formula];
+        parameters->preset = formula_names[parameters->formula];
     return synth_draw_classes(synth, parameters->preset_file, parameters->preset,
                               (uint32_t)parameters->classes);
 }
 
 static enum status benchmark_class(const struct synth_parameters *parameters, struct synth *synth)
 {
+    const struct formula *formula = formulas[synth->formula];
+    const struct {
+        const char *name;
+        double value;
+    } values[] = {
+        {"vertices", (double)parameters->vertices},    {"orbits", (double)parameters->orbits},
+        {"oval_x", (float)parameters->oval_x},         {"oval_y", (float)parameters->oval_y},
+        {"freq1", (double)parameters->freq1},          {"freq2", (double)parameters->freq2},
+        {"noise", (float)parameters->noise},           {"radius", (double)parameters->radius},
+        {"line_width", (float)parameters->line_width},
+    };
     synth->class_count = 1;
-    synth->classes = calloc(1, sizeof *synth->classes);
-    TRY(ALLOCATED(synth->classes, "out of memory"));
-    *synth->classes = (struct atom_class){.id = 0,
-                                          .vertices = (uint32_t)parameters->vertices,
-                                          .orbits = (uint32_t)parameters->orbits,
-                                          .oval_x = (float)parameters->oval_x,
-                                          .oval_y = (float)parameters->oval_y,
-                                          .freq1 = (uint32_t)parameters->freq1,
-                                          .freq2 = (uint32_t)parameters->freq2,
-                                          .noise = (float)parameters->noise,
-                                          .radius = (uint32_t)parameters->radius,
-                                          .line_width = (float)parameters->line_width};
-    return class_check(synth->classes);
+    synth->rows = calloc(1, sizeof *synth->rows);
+    TRY(ALLOCATED(synth->rows, "out of memory"));
+    for (size_t i = 0; i < COUNT_OF(values); i++)
+        (void)formula_set(formula, synth->rows, values[i].name, values[i].value);
+    return class_check(formula, synth->rows);
 }
 
 static enum status get_classes(struct synth_parameters *parameters, struct synth *synth)
 {
     if (parameters->class_file) {
         size_t count;
-        TRY(class_read_csv(parameters->class_file, &synth->classes, &count));
+        TRY(class_read(parameters->class_file, formulas[synth->formula], &synth->rows, &count));
         synth->class_count = (uint32_t)count;
         return STATUS_OK;
     }
@@ -321,17 +386,17 @@ static enum status fill_job(const struct options *given, const struct partition 
 {
     struct synth_parameters *parameters = &job->parameters;
     struct synth *synth = &job->synth;
+    TRY(choose_formula(given, parameters, synth));
     TRY(check_combination(given, parameters));
     TRY(compute_read(&parameters->compute));
     TRY(check_output(given, parameters));
     TRY(check_alone(parameters, partition));
     TRY(take_share(job, partition));
-    synth->formula = (enum formula)parameters->formula;
     synth->res = (uint32_t)parameters->res;
     synth->seed = parameters->seed;
     TRY(get_classes(parameters, synth));
     TRY(synth_fill_tables(synth));
-    TRY(deliver_check(given, &parameters->files));
+    TRY(deliver_check(given, synth, &parameters->files));
     return get_output(parameters, synth); /* after the other checks, because it may print warnings */
 }
 
@@ -398,6 +463,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
     char names[256];
+    TRY(synth_check_formula(synth, variant));
     if (traits->outputs || output_is_canvas(&synth->output))
         return strcmp(variant->platform, "cpu") == 0 ? synth_check_memory(synth, 0) : STATUS_OK;
     list_supporting_variants(names, sizeof names);
@@ -495,7 +561,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
     const struct synth_job *job = input;
     const struct deliver_files *files = &job->parameters.files;
     if (files->write_classes && job->leads)
-        TRY(class_write_csv(files->write_classes, job->synth.classes, job->synth.class_count));
+        TRY(deliver_classes(&job->synth, files));
     return deliver_write(&job->synth, files, name, variant, state);
 }
 

@@ -368,49 +368,58 @@ static inline void fuzz_pickle(const uint8_t *data, size_t size)
     tensor_file_close(&file);
 }
 
-/* Parses a CSV list of classes. Every class that is read must be within the limits. */
+/* Parses a CSV list of classes of each formula. Every class that is read must be within the limits. */
 static inline void fuzz_classes(const uint8_t *data, size_t size)
 {
     char path[64];
     int fd;
-    struct atom_class *classes = NULL;
-    size_t count = 0;
-    if (fuzz_file(data, size, &fd, path) && class_read_csv(path, &classes, &count) == STATUS_OK)
-        for (size_t i = 0; i < count; i++)
-            if (class_check(&classes[i]) != STATUS_OK)
-                abort();
-    free(classes);
+    const bool opened = fuzz_file(data, size, &fd, path);
+    for (size_t f = 0; opened && f < FORMULA_COUNT; f++) {
+        struct class_row *rows = NULL;
+        size_t count = 0;
+        if (class_read_csv(path, formulas[f], &rows, &count) == STATUS_OK)
+            for (size_t i = 0; i < count; i++)
+                if (class_check(formulas[f], &rows[i]) != STATUS_OK)
+                    abort();
+        free(rows);
+    }
     close(fd);
 }
 
-/* Parses a class file of a published script. What is read must survive writing and reading. */
+/* Parses a class file of a published script, for each formula. What is read must survive writing and reading.
+ */
 static inline void fuzz_published(const uint8_t *data, size_t size)
 {
-    char *text = strndup((const char *)data, size), again[PUBLISHED_TEXT_BYTES];
-    struct published_class class_ = {0}, second = {0};
-    enum published_law law, law_again;
-    if (text && published_text_read("file", text, &law, &class_) == STATUS_OK) {
-        published_text_write(law, &class_, again);
-        if (published_text_read("again", again, &law_again, &second) != STATUS_OK || law != law_again ||
-            memcmp(&class_, &second, sizeof class_) != 0)
-            abort();
+    for (size_t i = 0; i < FORMULA_COUNT; i++) {
+        char *text = strndup((const char *)data, size), again[PUBLISHED_TEXT_BYTES];
+        struct class_row row, second;
+        if (text && published_text_read("file", text, formulas[i], UINT32_MAX, &row) == STATUS_OK) {
+            published_text_write(formulas[i], &row, again);
+            if (published_text_read("again", again, formulas[i], UINT32_MAX, &second) != STATUS_OK ||
+                memcmp(&row, &second, sizeof row) != 0)
+                abort();
+        }
+        free(text);
     }
-    free(text);
 }
 
-/* Parses class ranges. Classes drawn from them must be within the limits. */
+/* Parses class ranges of each formula. Classes drawn from them must be within the limits. */
 static inline void fuzz_ranges(const uint8_t *data, size_t size)
 {
     char path[64];
     int fd;
-    struct class_ranges ranges;
-    if (fuzz_file(data, size, &fd, path) && class_ranges_read(path, "uji", &ranges) == STATUS_OK)
+    const bool opened = fuzz_file(data, size, &fd, path);
+    for (size_t f = 0; opened && f < FORMULA_COUNT; f++) {
+        struct class_ranges ranges;
+        if (class_ranges_read(path, "uji", formulas[f], &ranges) != STATUS_OK)
+            continue;
         for (uint32_t id = 0; id < 8; id++) {
-            struct atom_class class_;
-            class_draw(&ranges, id, &class_);
-            if (class_check(&class_) != STATUS_OK)
+            struct class_row row;
+            class_draw(&ranges, formulas[f]->id_least + id, &row);
+            if (class_check(formulas[f], &row) != STATUS_OK)
                 abort();
         }
+    }
     close(fd);
 }
 

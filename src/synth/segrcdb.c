@@ -1,0 +1,54 @@
+/* The formula `segrcdb`: 32 radial contours per image, with a mask (SegRCDB, mask mode M1; docs/formulas.md).
+ */
+#include "core/portable.h"
+#include "synth/lines.h"
+
+/* clang-format off */
+static const struct formula_parameter parameters[] = {
+    {"vertices", PARAMETER_INTEGER, 1, LINES_VERTICES_MAX, LAW_EXPONENTIAL, "nvertex_min", "nvertex_max", .turn = 0},
+    {"orbits", PARAMETER_INTEGER, 1, LINES_ORBITS_MAX, LAW_UNIFORM, "norbits_min", "norbits_max", .turn = 1},
+    {"noise", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, LAW_UNIFORM, "noisecoef_min", NULL, .span = 4,
+     .turn = 2},
+    {"line_width", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, LAW_UNIFORM, NULL, "linewidth_max",
+     .turn = 3},
+    {"radius", PARAMETER_INTEGER, 0, LINES_REACH_MAX, LAW_UNIFORM, "startrad_min", "startrad_max", .turn = 4},
+    {"oval_x", PARAMETER_DOUBLE, 0, LINES_REACH_MAX, LAW_UNIFORM, NULL, "oval_max", .low = 1, .turn = 5},
+    {"oval_y", PARAMETER_DOUBLE, 0, LINES_REACH_MAX, LAW_UNIFORM, NULL, "oval_max", .low = 1, .turn = 6},
+};
+/* clang-format on */
+
+static const struct published_set set = {.name = "segrcdb",
+                                         .law = PUBLISHED_SEGRCDB,
+                                         .threads = 40,
+                                         .classes = 254,
+                                         .first_class = 1,
+                                         .instances = 20000,
+                                         .block_images = 20,
+                                         .res = PUBLISHED_RES,
+                                         .has_masks = true};
+
+static const struct formula_preset presets[] = {
+    {.name = "segrcdb", .rows = published_rows, .set = &set},
+    {.name = NULL},
+};
+
+const struct formula formula_segrcdb = {
+    .name = "segrcdb",
+    .summary = "draws 32 radial contours per image and their mask, as SegRCDB (ICCV 2023)",
+    .id = FORMULA_SEGRCDB,
+    .family = FAMILY_LINES,
+    .targets = TARGET_MASK,
+    .parameters = parameters,
+    .parameter_count = COUNT_OF(parameters),
+    .mean_key = "nvertex_mean",
+    .published_keys = "Category_num=class,Vertex=vertices,Perlin_noise=noise,line_width=line_width,"
+                      "Center_rad=radius,Line_num=orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,"
+                      "Color_Gray=class",
+    .id_least = 1, /* 0 is the background of masks, which have one byte per pixel */
+    .id_most = 255,
+    .classes = 254,
+    .presets = presets,
+    .check = lines_check,
+    .canvas = 512,
+    .published = &published_lines,
+};
