@@ -115,7 +115,8 @@ static const struct option_spec options[] = {
              "one per channel"},
     COMPUTE_OPTION(AT(compute)),
     {"write-classes", "FILE|DIR", OPTION_OUTPUT, AT(files.write_classes),
-     .help = "write the classes of the batch to a CSV file, which --class can read"},
+     .help = "write the classes of the batch to a CSV file, which --class can read; without --variant, only "
+             "this"},
     {"class-format", "FORMAT", OPTION_CHOICE, AT(files.class_format), .fallback = "csv",
      .choices = class_formats,
      .help =
@@ -197,7 +198,9 @@ static enum status choose_formula(const struct options *given, struct synth_para
     const struct formula *formula = formulas[parameters->formula];
     const struct formula *implied =
         parameters->preset && !parameters->preset_file ? formula_of_preset(parameters->preset) : NULL;
-    if (implied && implied->parameters != formula->parameters) {
+    const struct formula_preset *of_implied = implied ? formula_preset(implied, parameters->preset) : NULL;
+    const bool foreign = of_implied && of_implied->set && !formula_preset(formula, parameters->preset);
+    if (implied && (implied->parameters != formula->parameters || foreign)) {
         if (options_given(given, "formula"))
             return status_option(STATUS_USAGE, "preset",
                                  " %s belongs to --formula %s; drop --formula, or choose a preset of %s",
@@ -228,6 +231,9 @@ static enum status check_combination(const struct options *given, const struct s
             return status_option(STATUS_USAGE, benchmark_options[i],
                                  " describes the benchmark class, which %s replaces; drop one of them",
                                  source);
+    if (options_given(given, "class-format") && !parameters->files.write_classes)
+        return status_option(STATUS_USAGE, "class-format",
+                             " has an effect only with --write-classes; add --write-classes DIR");
     if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
         return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
                              " has an effect only with --classes; add --classes N");
@@ -565,6 +571,12 @@ static enum status synth_deliver(const void *input, const char *name, const stru
     return deliver_write(&job->synth, files, name, variant, state);
 }
 
+static enum status synth_write_classes(const void *input)
+{
+    const struct synth_job *job = input;
+    return deliver_classes(&job->synth, &job->parameters.files);
+}
+
 const struct workload workload_synth = {
     .name = "synth",
     .schema = "synth/8",
@@ -588,4 +600,5 @@ const struct workload workload_synth = {
     .verify = oracle_verify,
     .measure = synth_measure,
     .deliver = synth_deliver,
+    .alone = {"write-classes", synth_write_classes},
 };
