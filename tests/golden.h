@@ -60,4 +60,21 @@ static const struct golden_output golden_outputs[] = {
     {"--dtype f16 --out-res 160 --fit crop --channels 3 --mean 0.5 --std 0.25", 0x8fb8a3e0b72a3390},
 };
 
+/* Images of other formulas: the options of a batch, and the hashes of its images and its masks (0: no masks).
+ */
+struct golden_formula {
+    const char *line;
+    uint64_t hash, mask;
+};
+
+static const struct golden_formula golden_formulas[] = {
+    {"--formula rcdb --batch 8", 0x43a6b119dc36cd6a, 0},
+    {"--formula rcdb --batch 5 --res 97 --classes 5 --seed 18446744073709551615 --instance 4294967290",
+     0xac221b79f0e2ca2b, 0},
+    {"--formula rcdb --batch 3 --res 1025 --classes 3", 0xdb45df6a835d3603, 0},
+    {"--formula segrcdb --batch 2", 0xe55cc3750f8ab6d7, 0x5bc54259656decb2},
+    {"--formula segrcdb --batch 4 --res 97 --classes 3 --seed 7 --instance 4294967295", 0x0070ffa05e2c18ae,
+     0xd8138c278f83c511},
+};
+
 #endif

@@ -438,11 +438,11 @@ Test(output, labels_files_are_named_after_their_images)
                                            {"a.npy.gz", "a.npy.gz.labels.npy"},
                                            {".npy", ".npy.labels.npy"}};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
-        cr_assert_eq(npy_labels_path(names[i][0], path), STATUS_OK);
+        cr_assert_eq(npy_target_path(names[i][0], "labels", path), STATUS_OK);
         cr_expect_str_eq(path, names[i][1]);
     }
     char long_name[PATH_MAX];
     memset(long_name, 'a', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
-    cr_expect_eq(npy_labels_path(long_name, path), STATUS_USAGE);
+    cr_expect_eq(npy_target_path(long_name, "labels", path), STATUS_USAGE);
 }

@@ -172,7 +172,7 @@ Test(picture, failures_of_threads_are_returned, .init = make_folder)
     uint8_t *pixels = noisy_pixels(1, 256);
     struct picture pictures[COUNT];
     for (uint32_t i = 0; i < COUNT; i++)
-        pictures[i] = (struct picture){pixels, 16, 0, i, 0};
+        pictures[i] = (struct picture){pixels, NULL, 16, 0, i, 0};
     cr_assert_eq(mkdir(inside("class-0_instance-33.png"), 0777), 0);
     cr_assert_eq(picture_write_folder(folder, pictures, COUNT), STATUS_FAILED);
     cr_assert(strstr(status_text(), "class-0_instance-33.png"), "%s", status_text());
@@ -249,7 +249,7 @@ Test(picture, a_sheet_has_rows_columns_and_borders, .init = make_folder)
     uint8_t *pixels[5];
     for (uint32_t i = 0; i < 5; i++) {
         pixels[i] = noisy_pixels(i, SIDE * SIDE);
-        pictures[i] = (struct picture){pixels[i], SIDE, i, 2 * i, 8};
+        pictures[i] = (struct picture){pixels[i], NULL, SIDE, i, 2 * i, 8};
     }
     cr_assert_eq(picture_write_sheet(inside("sheet.png"), pictures, 5), STATUS_OK, "%s", status_text());
     uint8_t *sheet = read_png(inside("sheet.png"), WIDTH, HEIGHT);
@@ -286,7 +286,7 @@ Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
     pixels[(size_t)SIDE * SIDE - 1] = 200; /* the corner: a box of one pixel */
     struct picture pictures[4];
     for (uint32_t i = 0; i < 4; i++)
-        pictures[i] = (struct picture){pixels, SIDE, i, 0, 0};
+        pictures[i] = (struct picture){pixels, NULL, SIDE, i, 0, 0};
     cr_assert_eq(picture_write_sheet(inside("sheet.png"), pictures, 4), STATUS_OK, "%s", status_text());
     uint8_t *sheet = read_png(inside("sheet.png"), WIDTH, WIDTH);
     for (int row = 0; row < 2; row++)

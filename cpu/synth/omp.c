@@ -90,19 +90,22 @@ static void scalar_advance(struct omp_arc *arc, uint32_t pair)
     }
 }
 
-void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const struct omp_pen *pen)
+void omp_trace_line(const struct omp_arc *arc, struct line line, const struct omp_pen *pen)
 {
     enum { LIST = 256 };
     int32_t pixels[LIST];
     size_t count = 0;
-    const int32_t *column = arc->column[parity], *row = arc->row[parity];
-    int32_t res = (int32_t)arc->res;
-    if (!line_drawn(arc->rules, column[i], row[i], column[i + 1], row[i + 1], res))
+    const struct omp_span span = omp_clip(&line, (int32_t)arc->res);
+    if (span.first >= span.end)
         return;
-    for (struct line line = line_begin(arc->rules, column[i], row[i], column[i + 1], row[i + 1]);
-         line.left > 0; line_step(&line)) {
-        if (!line_inside(line.x, line.y, res))
-            continue;
+    if (span.first > 0) { /* moves to the first pixel inside */
+        const int64_t s = span.first, major = line.major, minor = line.minor;
+        const int64_t m = (2 * minor * s + major) / (2 * major);
+        line.x += (int32_t)(s * line.major_x + m * line.minor_x);
+        line.y += (int32_t)(s * line.major_y + m * line.minor_y);
+        line.error = (int32_t)(2 * minor * (s + 1) + major - 2 * major * (m + 1));
+    }
+    for (line.left = (int32_t)(span.end - span.first); line.left > 0; line_step(&line)) {
         pixels[count++] = line.y * (int32_t)arc->pitch + line.x;
         if (count == LIST) {
             pen->paint(pen, pixels, count);
@@ -114,8 +117,10 @@ void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const str
 
 static void scalar_trace(const struct omp_arc *arc, int parity, const struct omp_pen *pen)
 {
+    const int32_t *x = arc->column[parity], *y = arc->row[parity];
     for (uint32_t i = 0; i < arc->count; i++)
-        omp_trace_line(arc, parity, i, pen);
+        if (line_drawn(arc->rules, x[i], y[i], x[i + 1], y[i + 1], (int32_t)arc->res))
+            omp_trace_line(arc, line_begin(arc->rules, x[i], y[i], x[i + 1], y[i + 1]), pen);
 }
 
 static const struct omp_kernel kernel_scalar = {

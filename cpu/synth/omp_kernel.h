@@ -102,8 +102,41 @@ static inline int32_t omp_pack_step(int32_t major, int32_t minor)
     return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
 }
 
-/* Draws the line that begins at vertex i of the arc, pixel by pixel. Used for lines that are too long for
- * vectors, and by the scalar kernel. */
-void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const struct omp_pen *pen);
+/* Steps `first` .. `end` - 1 of a line along its major axis; none if first >= end. */
+struct omp_span {
+    int64_t first, end;
+};
+
+/* Returns the first step s with m(s) >= `minor`, where m(s) is the number of minor steps after s steps. */
+static inline int64_t omp_step_of(const struct line *line, int64_t minor)
+{
+    if (minor <= 0)
+        return 0;
+    return line->minor == 0 ? INT64_MAX
+                            : ((2 * minor - 1) * line->major + 2 * line->minor - 1) / (2 * line->minor);
+}
+
+/* Returns the steps whose pixels are inside an image of side `res`. They are consecutive, because neither
+ * coordinate turns round. */
+static inline struct omp_span omp_clip(const struct line *line, int32_t res)
+{
+    const bool steep = line->major_y != 0;
+    const int64_t major = steep ? line->y : line->x, minor = steep ? line->x : line->y, last = res - 1;
+    const bool back = line->major_x + line->major_y < 0, minor_back = line->minor_x + line->minor_y < 0;
+    struct omp_span span = {back ? major - last : -major, back ? major + 1 : last - major + 1};
+    const int64_t enters = omp_step_of(line, minor_back ? minor - last : -minor);
+    const int64_t room = minor_back ? minor : last - minor; /* minor steps up to the border */
+    const int64_t leaves = room < 0 ? 0 : omp_step_of(line, room + 1);
+    span.first = span.first > enters ? span.first : enters;
+    span.first = span.first > 0 ? span.first : 0;
+    span.end = span.end < leaves ? span.end : leaves;
+    span.end = span.end < line->left ? span.end : line->left;
+    return span;
+}
+
+/* Draws the pixels of a line inside the image, pixel by pixel. Used for lines that are too long for vectors,
+ * and by the scalar kernel. `major` of the line must be at least 1, or the line must begin inside the image.
+ */
+void omp_trace_line(const struct omp_arc *arc, struct line line, const struct omp_pen *pen);
 
 #endif

@@ -96,14 +96,6 @@ typedef __m512 vreal;
 #define v_lows(even, odd)  _mm256_blend_epi32(even, _mm256_shuffle_epi32(odd, 0xA0), 0xAA)
 #define v_highs(even, odd) _mm256_blend_epi32(odd, _mm256_shuffle_epi32(even, 0xF5), 0x55)
 
-/* Stores the lanes in `mask` contiguously. Writes LANES elements; those after the stored lanes are
- * undefined. */
-static inline void v_compress(const struct omp_tables *tables, void *p, uint32_t mask, vint a)
-{
-    __m128i lanes = _mm_loadl_epi64((const __m128i *)&tables->compress[mask]);
-    v_store(p, _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(lanes)));
-}
-
 /* For each lane in `mask`, stores one byte, whose value is `at` + lane. Writes LANES bytes; those after the
  * stored lanes are undefined. */
 static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
@@ -157,10 +149,6 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
 
 #define v_lows(even, odd)  _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, (_MM_PERM_ENUM)0xA0)
 #define v_highs(even, odd) _mm512_mask_shuffle_epi32(odd, 0x5555, even, (_MM_PERM_ENUM)0xF5)
-
-/* Stores the lanes in `mask` contiguously. Writes LANES elements; those after the stored lanes are 0. */
-#define v_compress(tables, p, mask, a) \
-    ((void)(tables), _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)(mask), a)))
 
 /* For each lane in `mask`, stores one byte, whose value is `at` + lane. Writes LANES bytes; those after the
  * stored lanes are 0. */
@@ -554,27 +542,29 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
     }
 }
 
-/* Walks the line from vertex i with a bounds test per pixel. Such a line is longer than OMP_SHORT pixels, and
- * at least one of its ends is outside the image. */
-static inline void walk_crossing(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
-                                 uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
+/* Walks the pixels inside the image of a line whose data have index i in `lines`. Such a line is longer than
+ * OMP_SHORT pixels, and at least one of its ends is outside the image, or it is too long for vectors. */
+static inline void walk_crossing(const struct omp_arc *arc, const struct line *line,
+                                 const struct lines *lines, uint32_t i, struct pixels *pixels,
+                                 const struct omp_pen *pen)
 {
-    const vint last = v_set(arc->res - 1), pitch = v_set(arc->pitch);
-    const struct line line = line_begin(arc->rules, column[i], row[i], column[i + 1], row[i + 1]);
-    const vint step_x = v_set(omp_pack_step(line.major_x, line.minor_x));
-    const vint step_y = v_set(omp_pack_step(line.major_y, line.minor_y));
-    float slope, bias;
-    incline(line.major, line.minor, &slope, &bias);
-    for (int32_t left = line.left, begin_s = 0; left > 0; left -= LANES, begin_s += LANES) {
-        vint s = v_add(v_count(), v_set(begin_s));
-        vint walked = steps_of(slope, bias, s, v_real(s));
-        vint x = v_add(v_multiply_add(walked, step_x), v_set(line.x));
-        vint y = v_add(v_multiply_add(walked, step_y), v_set(line.y));
-        uint32_t kept = v_inside(x, y, last) & (left < LANES ? (1u << left) - 1 : (1u << LANES) - 1);
-        int32_t *list = reserve(pixels, LANES, pen);
-        v_compress(arc->tables, list, kept, v_add(v_multiply(y, pitch), x));
-        pixels->count += (size_t)__builtin_popcount(kept);
+    if (line->major > OMP_MAJOR_MAX) {
+        omp_trace_line(arc, *line, pen);
+        return;
     }
+    const struct omp_span span = omp_clip(line, (int32_t)arc->res);
+    if (span.first >= span.end)
+        return;
+    const int32_t count = (int32_t)(span.end - span.first);
+    const vint pixel = v_set(lines->pixel[i]), step = v_set(lines->step[i]);
+    int32_t *list = reserve(pixels, (size_t)count, pen);
+    float slope, bias;
+    incline(line->major, line->minor, &slope, &bias);
+    for (int32_t done = 0; done < count; done += LANES) {
+        vint s = v_add(v_count(), v_set((int32_t)span.first + done));
+        v_store(list + done, v_add(v_multiply_add(steps_of(slope, bias, s, v_real(s)), step), pixel));
+    }
+    pixels->count += (size_t)count;
 }
 
 static void trace(const struct omp_arc *arc, int parity, const struct omp_pen *pen)
@@ -592,11 +582,9 @@ static void trace(const struct omp_arc *arc, int parity, const struct omp_pen *p
         walk_short(arc->tables, lines, lines->up_to_32, lines->up_to_32_count, 32, pixels, pen);
         walk_longer(arc, lines, lines->longer_count, pixels, pen);
         for (uint32_t j = 0; j < lines->crossing_count; j++) {
-            uint32_t i = traced[lines->crossing[j] / LANES] + lines->crossing[j] % LANES;
-            if (lines->length[lines->crossing[j]] > OMP_MAJOR_MAX)
-                omp_trace_line(arc, parity, i, pen);
-            else
-                walk_crossing(arc, column, row, i, pixels, pen);
+            uint32_t at = lines->crossing[j], i = traced[at / LANES] + at % LANES;
+            const struct line line = line_begin(arc->rules, column[i], row[i], column[i + 1], row[i + 1]);
+            walk_crossing(arc, &line, lines, at, pixels, pen);
         }
     }
     flush(pixels, pen);

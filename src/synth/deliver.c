@@ -119,10 +119,12 @@ static struct naming naming_of(const struct picture *pictures, uint64_t count)
     return naming;
 }
 
-static void picture_name(char name[64], const struct naming *naming, const struct picture *picture)
+/* `ending` is "png" or "mask.png". */
+static void picture_name(char name[64], const struct naming *naming, const struct picture *picture,
+                         const char *ending)
 {
-    snprintf(name, 64, "class-%0*" PRIu32 "_instance-%0*" PRIu64 ".png", naming->class_digits,
-             picture->class_id, naming->instance_digits, picture->instance);
+    snprintf(name, 64, "class-%0*" PRIu32 "_instance-%0*" PRIu64 ".%s", naming->class_digits,
+             picture->class_id, naming->instance_digits, picture->instance, ending);
 }
 
 /* State that the writing threads share. */
@@ -139,9 +141,14 @@ struct folder_job {
 static enum status write_one(const struct folder_job *job, const struct picture *picture)
 {
     char name[64], path[PATH_MAX];
-    picture_name(name, &job->naming, picture);
+    picture_name(name, &job->naming, picture, "png");
     TRY(join_path(path, job->folder, name));
-    return picture_write_png(path, picture->pixels, picture->side, picture->side);
+    TRY(picture_write_png(path, picture->pixels, picture->side, picture->side));
+    if (!picture->mask)
+        return STATUS_OK;
+    picture_name(name, &job->naming, picture, "mask.png");
+    TRY(join_path(path, job->folder, name));
+    return picture_write_png(path, picture->mask, picture->side, picture->side);
 }
 
 /* Records the result of one picture. Call from one thread at a time. */
@@ -198,7 +205,7 @@ static enum status write_index(const struct folder_job *job)
     fprintf(stream, "file\tclass\tinstance\tseed\n");
     for (uint64_t i = 0; i < job->count; i++) {
         const struct picture *picture = &job->pictures[i];
-        picture_name(name, &job->naming, picture);
+        picture_name(name, &job->naming, picture, "png");
         fprintf(stream, "%s\t%" PRIu32 "\t%" PRIu64 "\t%" PRIu64 "\n", name, picture->class_id,
                 picture->instance, picture->seed);
     }
@@ -304,11 +311,11 @@ enum status picture_write_sheet(const char *path, const struct picture *pictures
 
 /* ---- NumPy files ---- */
 
-enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
+enum status npy_target_path(const char *path, const char *target, char target_path[PATH_MAX])
 {
     size_t length = strlen(path);
     int stem = (int)(text_ends_in(path, ".npy") ? length - 4 : length);
-    int bytes = snprintf(labels_path, PATH_MAX, "%.*s.labels.npy", stem, path);
+    int bytes = snprintf(target_path, PATH_MAX, "%.*s.%s.npy", stem, path, target);
     return bytes < PATH_MAX ? STATUS_OK
                             : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
 }
@@ -341,40 +348,70 @@ static enum status begin_images(struct file_writer *writer, const char *path, co
     return begin_array(writer, path, dtype_npy(synth->output.type), shape);
 }
 
-/* Copies the images of the batch to the file, and their labels to `labels`. Sets each label before it calls
- * fetch(), because some variants do not set labels. */
-static enum status add_images(struct file_writer *writer, const struct synth *synth,
-                              const struct variant *variant, void *state, void *pixels, int64_t *labels)
+/* The files of a batch. */
+struct npy_files {
+    struct file_writer images, masks, labels;
+};
+
+/* Copies the images and masks of the batch to the files, and their labels to `labels`. Sets each label before
+ * it calls fetch(), because some variants do not set labels. */
+static enum status add_images(struct npy_files *files, const struct synth *synth,
+                              const struct variant *variant, void *state, uint8_t *pixels, int64_t *labels)
 {
+    const size_t bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
     for (uint64_t j = 0; j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->stride, synth->turns, 0, j);
-        struct synth_fetch fetch = {.j = j, .pixels = pixels, .label = synth_label(synth, image)};
+        struct synth_fetch fetch = {.j = j,
+                                    .pixels = pixels,
+                                    .mask = mask_bytes ? pixels + bytes : NULL,
+                                    .label = synth_label(synth, image)};
         TRY(variant->fetch(state, &fetch));
-        TRY(file_add(writer, pixels, synth_output_bytes(synth)));
+        TRY(file_add(&files->images, pixels, bytes));
+        if (mask_bytes)
+            TRY(file_add(&files->masks, fetch.mask, mask_bytes));
         labels[j] = fetch.label;
     }
     return STATUS_OK;
 }
 
-/* Writes all images to a file, but does not yet rename this file from its temporary name to `path`. */
-static enum status complete_images(struct file_writer *writer, const char *path, const struct synth *synth,
+/* Begins the file of a target, "labels" or "masks". */
+static enum status begin_target(struct file_writer *writer, const char *path, const char *target,
+                                const char *type, const char *shape)
+{
+    char target_path[PATH_MAX];
+    TRY(npy_target_path(path, target, target_path));
+    return begin_array(writer, target_path, type, shape);
+}
+
+static enum status begin_masks(struct file_writer *writer, const char *path, const struct synth *synth)
+{
+    char shape[NPY_SHAPE_MAX];
+    snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u", synth->batch, synth->output.res, synth->output.res);
+    return begin_target(writer, path, "masks", "|u1", shape);
+}
+
+/* Writes all images and masks, but does not yet rename the files from their temporary names. */
+static enum status complete_images(struct npy_files *files, const char *path, const struct synth *synth,
                                    const struct variant *variant, void *state, int64_t *labels)
 {
-    FREED void *pixels = malloc(synth_output_bytes(synth));
+    FREED uint8_t *pixels = malloc(synth_output_bytes(synth) + synth_mask_bytes(synth));
     TRY(ALLOCATED(pixels, "%s: out of memory; lower --out-res", path));
-    TRY(begin_images(writer, path, synth));
-    TRY(add_images(writer, synth, variant, state, pixels, labels));
-    return file_complete(writer);
+    TRY(begin_images(&files->images, path, synth));
+    if (synth_mask_bytes(synth))
+        TRY(begin_masks(&files->masks, path, synth));
+    TRY(add_images(files, synth, variant, state, pixels, labels));
+    if (synth_mask_bytes(synth))
+        TRY(file_complete(&files->masks));
+    return file_complete(&files->images);
 }
 
 /* Writes all labels to a file, but does not yet rename this file from its temporary name. */
 static enum status complete_labels(struct file_writer *writer, const char *path, const int64_t *labels,
                                    uint64_t count)
 {
-    char shape[32], labels_path[PATH_MAX];
+    char shape[32];
     snprintf(shape, sizeof shape, "%" PRIu64 ",", count);
-    TRY(npy_labels_path(path, labels_path));
-    TRY(begin_array(writer, labels_path, "<i8", shape));
+    TRY(begin_target(writer, path, "labels", "<i8", shape));
     TRY(file_add(writer, labels, count * sizeof *labels));
     return file_complete(writer);
 }
@@ -385,32 +422,42 @@ static void report_written(const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
         [DTYPE_U8] = "uint8", [DTYPE_F16] = "float16", [DTYPE_BF16] = "uint16", [DTYPE_F32] = "float32"};
-    char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX];
+    char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX], masks_path[PATH_MAX];
+    const bool masks = synth_mask_bytes(synth) > 0 && npy_target_path(path, "masks", masks_path) == STATUS_OK;
     shape_of(synth, shape);
-    if (npy_labels_path(path, labels_path) == STATUS_OK)
-        status_note("wrote %s (%s) %s and %s (%" PRIu64 ")", path, shape, types[synth->output.type],
-                    labels_path, synth->batch);
+    if (npy_target_path(path, "labels", labels_path) == STATUS_OK)
+        status_note("wrote %s (%s) %s and %s (%" PRIu64 ")%s%s", path, shape, types[synth->output.type],
+                    labels_path, synth->batch, masks ? " and " : "", masks ? masks_path : "");
     if (synth->output.type == DTYPE_BF16)
         status_say("%s stores bfloat16 as <u2; to convert the loaded array a in PyTorch: "
                    "torch.from_numpy(a.view('int16')).view(torch.bfloat16)",
                    path);
 }
 
+static void abandon(struct npy_files *files)
+{
+    file_abandon(&files->images);
+    file_abandon(&files->masks);
+    file_abandon(&files->labels);
+}
+
 /* Fetches the images of the latest run, which must be run 0, and writes them to `path`. The shape is (N, C,
  * H, W) or (N, H, W, C), in C order. The type is |u1, <f2 or <f4; bfloat16, which NumPy lacks, is stored as
- * <u2. The labels, int64 of shape (N), are written to the labels' file. Keeps one image at a time in memory.
- * Renames both files only when both are complete, so a failure while writing leaves existing files
- * unchanged. */
+ * <u2. The labels, int64 of shape (N), are written to the labels' file, and masks, |u1 of shape (N, H, W), to
+ * the masks' file. Keeps one image at a time in memory. Renames the files only when all are complete, so a
+ * failure while writing leaves existing files unchanged. */
 static enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                                    void *state)
 {
-    CLOSED_BY(file_abandon) struct file_writer image_file = {.fd = -1}, label_file = {.fd = -1};
+    CLOSED_BY(abandon) struct npy_files files = {{.fd = -1}, {.fd = -1}, {.fd = -1}};
     FREED int64_t *labels = malloc(synth->batch * sizeof *labels);
     TRY(ALLOCATED(labels, "%s: out of memory; lower --batch", path));
-    TRY(complete_images(&image_file, path, synth, variant, state, labels));
-    TRY(complete_labels(&label_file, path, labels, synth->batch));
-    TRY(file_end(&label_file));
-    TRY(file_end(&image_file));
+    TRY(complete_images(&files, path, synth, variant, state, labels));
+    TRY(complete_labels(&files.labels, path, labels, synth->batch));
+    TRY(file_end(&files.labels));
+    if (synth_mask_bytes(synth))
+        TRY(file_end(&files.masks));
+    TRY(file_end(&files.images));
     report_written(path, synth);
     return STATUS_OK;
 }
@@ -465,18 +512,17 @@ static enum status check_sheet(const char *path, char *index)
     return check_pair(path, &png, index);
 }
 
-/* Checks that --npy can write `path` and its labels' file. Stores the name of the labels' file in `labels`.
- */
-static enum status check_npy(const char *path, char *labels)
+/* Checks that --npy can write `path` and the file of a target, and stores the name of the latter. */
+static enum status check_npy(const char *path, const char *target, char *target_path)
 {
     static const struct file_kind npy = {"NumPy file", 0, "\x93NUMPY", 6};
-    TRY(npy_labels_path(path, labels));
-    TRY(file_check_kind(labels, &npy));
-    return check_pair(path, &npy, labels);
+    TRY(npy_target_path(path, target, target_path));
+    TRY(file_check_kind(target_path, &npy));
+    return check_pair(path, &npy, target_path);
 }
 
-/* Checks that no other option names the labels' file of --npy. */
-static enum status check_labels(const struct options *given, const char *labels)
+/* Checks that no other option names the file of a target of --npy. */
+static enum status check_alone(const struct options *given, const char *file)
 {
     for (size_t t = 0; t < given->table_count; t++)
         for (size_t i = 0; i < given->tables[t].count; i++) {
@@ -484,9 +530,9 @@ static enum status check_labels(const struct options *given, const char *labels)
             const char *other = NULL;
             if (spec->kind == OPTION_OUTPUT)
                 other = *(const char **)((char *)given->tables[t].values + spec->offset);
-            if (other && file_same(other, labels))
+            if (other && file_same(other, file))
                 return status_set(STATUS_USAGE, "--npy and --%s would both write %s; choose another file",
-                                  spec->name, labels);
+                                  spec->name, file);
         }
     return STATUS_OK;
 }
@@ -494,7 +540,7 @@ static enum status check_labels(const struct options *given, const char *labels)
 enum status deliver_check(const struct options *given, const struct synth *synth,
                           const struct deliver_files *files)
 {
-    char sheet_index[PATH_MAX], png_index[PATH_MAX], labels[PATH_MAX];
+    char sheet_index[PATH_MAX], png_index[PATH_MAX], target[PATH_MAX];
     if (files->png || files->sheet)
         TRY(picture_available());
     if (files->sheet)
@@ -507,8 +553,12 @@ enum status deliver_check(const struct options *given, const struct synth *synth
         return status_set(STATUS_USAGE, "--sheet and --png would both write %s; choose another folder",
                           png_index);
     if (files->npy) {
-        TRY(check_npy(files->npy, labels));
-        TRY(check_labels(given, labels));
+        TRY(check_npy(files->npy, "labels", target));
+        TRY(check_alone(given, target));
+    }
+    if (files->npy && synth->rules.masked) {
+        TRY(check_npy(files->npy, "masks", target));
+        TRY(check_alone(given, target));
     }
     if (!files->write_classes)
         return STATUS_OK;
@@ -569,16 +619,21 @@ static enum status write_pictures(const struct synth *synth, const struct delive
 static enum status deliver_pictures(const struct synth *synth, const struct deliver_files *files,
                                     const char *name, const struct variant *variant, void *state)
 {
-    size_t bytes = synth_output_bytes(synth);
+    const size_t image_bytes = synth_output_bytes(synth), bytes = image_bytes + synth_mask_bytes(synth);
     TRY(memory_check(synth->batch * bytes, "writing pictures of the batch", "lower --batch or --res"));
     FREED uint8_t *pixels = malloc(synth->batch * bytes);
     FREED struct picture *pictures = calloc(synth->batch, sizeof *pictures);
     TRY(ALLOCATED(pixels && pictures, "out of memory for pictures of the batch; lower --batch"));
     for (uint64_t j = 0; j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->stride, synth->turns, 0, j);
-        struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
-        pictures[j] = (struct picture){pixels + j * bytes, synth->output.res, synth_label(synth, image),
-                                       image.instance, synth->seed};
+        uint8_t *own = pixels + j * bytes, *mask = bytes > image_bytes ? own + image_bytes : NULL;
+        struct synth_fetch fetch = {.j = j, .pixels = own, .mask = mask};
+        pictures[j] = (struct picture){.pixels = own,
+                                       .mask = mask,
+                                       .side = synth->output.res,
+                                       .class_id = synth_label(synth, image),
+                                       .instance = image.instance,
+                                       .seed = synth->seed};
         TRY(variant->fetch(state, &fetch));
     }
     return write_pictures(synth, files, name, pictures);
@@ -587,11 +642,13 @@ static enum status deliver_pictures(const struct synth *synth, const struct deli
 static enum status deliver_npy(const struct synth *synth, const char *file, const char *name,
                                const struct variant *variant, void *state)
 {
-    char path[2 * PATH_MAX], labels[PATH_MAX];
+    char path[2 * PATH_MAX], target[PATH_MAX];
     picture_path(path, sizeof path, file, name, false);
     if (name)
         TRY(make_parent(path));
-    TRY(check_npy(path, labels));
+    TRY(check_npy(path, "labels", target));
+    if (synth->rules.masked)
+        TRY(check_npy(path, "masks", target));
     return npy_write_batch(path, synth, variant, state);
 }
 

@@ -36,6 +36,7 @@ enum status deliver_write(const struct synth *synth, const struct deliver_files 
 /* One image to write, with the values of its line in index.tsv. */
 struct picture {
     const uint8_t *pixels; /* side * side gray bytes, row-major; not owned */
+    const uint8_t *mask;   /* the same for class numbers; NULL if the image has no mask */
     uint32_t side;
     uint32_t class_id;
     uint64_t instance, seed;
@@ -51,9 +52,9 @@ enum status picture_check_folder(const char *folder);
 /* Writes width * height gray bytes, row-major, as an 8-bit PNG file, atomically. */
 enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height);
 
-/* Writes every picture into `folder` as class-C_instance-I.png, with zero-padded numbers, and index.tsv with
- * the columns file, class, instance, seed. Creates the folder if needed. Uses all threads if OpenMP is
- * available. Shows progress on a terminal. */
+/* Writes every picture into `folder` as class-C_instance-I.png, with zero-padded numbers, its mask as
+ * class-C_instance-I.mask.png, and index.tsv with the columns file, class, instance, seed. Creates the folder
+ * if needed. Uses all threads if OpenMP is available. Shows progress on a terminal. */
 enum status picture_write_folder(const char *folder, const struct picture *pictures, uint64_t count);
 
 /* Writes a contact sheet: the pictures, row by row, in a nearly square grid with a thin border. Shrinks them
@@ -63,8 +64,9 @@ enum status picture_write_sheet(const char *path, const struct picture *pictures
 
 /* ---- NumPy files ---- */
 
-/* Stores the name of the labels' file: "a/b.labels.npy" for "a/b.npy"; other names get ".labels.npy"
- * appended. STATUS_USAGE if the name is too long. */
-enum status npy_labels_path(const char *path, char labels_path[PATH_MAX]);
+/* Stores the name of the file of a target ("labels" or "masks"): "a/b.labels.npy" for "a/b.npy"; other names
+ * get
+ * ".labels.npy" appended. STATUS_USAGE if the name is too long. */
+enum status npy_target_path(const char *path, const char *target, char target_path[PATH_MAX]);
 
 #endif

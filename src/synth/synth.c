@@ -124,12 +124,14 @@ static const struct option_spec options[] = {
          "the names and the bytes that the published script writes. FORMAT is one of"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png),
      .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
-             "index.tsv; needs --dtype u8 and --channels 1"},
+             "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8 and --channels 1"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet),
      .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
              "--dtype u8 and --channels 1"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
-     .help = "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy"},
+     .help =
+         "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, and masks "
+         "to x.masks.npy"},
 };
 
 static const struct option_section sections[] = {
@@ -480,16 +482,17 @@ static enum status synth_accepts(const void *input, const struct variant *varian
 
 /* ---- Work, checks, columns ---- */
 
-/* The roofline counts only the bytes of the images and labels. It omits arithmetic on vertices, because an
- * implementation can avoid much of it. For example, if the noise coefficient is 0, all images of a class have
- * the same polygons up to their position. Vertices whose lines are hidden or outside the image can be
- * skipped. */
+/* The roofline counts only the bytes of the images, masks and labels. It omits arithmetic on vertices,
+ * because an implementation can avoid much of it. For example, if the noise coefficient is 0, all images of a
+ * class have the same polygons up to their position. Vertices whose lines are hidden or outside the image can
+ * be skipped. */
 static struct work synth_work(const void *input, const struct variant *variant)
 {
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
     double images = (double)synth->batch;
-    size_t image_bytes = synth_output_bytes(synth) + (traits->outputs ? sizeof(int64_t) : 0);
+    size_t image_bytes =
+        synth_output_bytes(synth) + synth_mask_bytes(synth) + (traits->outputs ? sizeof(int64_t) : 0);
     double bytes = images * (double)image_bytes;
     return (struct work){.items = images, .bytes = bytes, .least.once_bytes = bytes};
 }
@@ -512,20 +515,23 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
 }
 
 #ifdef HAVE_XXHASH
-/* Computes the digest of run 0: the sum over all output images of their 64-bit XXH3 hashes. Each hash is
- * seeded with the image's index in the global batch. The digest of a global batch is the sum of the ranks'
- * digests. Swapped images change the digest, because of the seed. */
+/* Computes the digest of run 0: the sum over all output images and masks of their 64-bit XXH3 hashes. Each
+ * hash is seeded with the image's index in the global batch; that of a mask with the complement of the index.
+ * The digest of a global batch is the sum of the ranks' digests. Swapped images change the digest, because of
+ * the seed. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           struct row *row)
 {
-    size_t bytes = synth_output_bytes(synth);
-    FREED uint8_t *pixels = malloc(bytes);
+    size_t bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
+    FREED uint8_t *pixels = malloc(bytes + mask_bytes);
     unsigned long long sum = 0;
     TRY(ALLOCATED(pixels, "out of memory for the digest of the images"));
     for (uint64_t j = 0; j < synth->batch; j++) {
-        struct synth_fetch fetch = {.j = j, .pixels = pixels};
+        struct synth_fetch fetch = {.j = j, .pixels = pixels, .mask = mask_bytes ? pixels + bytes : NULL};
         TRY(variant->fetch(state, &fetch));
         sum += XXH3_64bits_withSeed(pixels, bytes, synth->position + j);
+        if (mask_bytes)
+            sum += XXH3_64bits_withSeed(fetch.mask, mask_bytes, ~(synth->position + j));
     }
     row_hash(row, "digest", sum);
     return STATUS_OK;
