@@ -6,6 +6,7 @@
 
 #include "core/options.h"
 #include "core/file.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "core/variant.h"
 #include "core/text.h"
@@ -17,6 +18,7 @@
 #include "run/runner.h"
 #include "run/settings.h"
 #include "run/sweep.h"
+#include "run/verify_published.h"
 #include "launcher.h"
 #include "data/prepare.h"
 
@@ -29,7 +31,7 @@
 static const struct command {
     const char *name;
     enum status (*run)(int argc, char *argv[]);
-} commands[] = {{"advise", advise_run}, {"compare", compare_run}};
+} commands[] = {{"advise", advise_run}, {"compare", compare_run}, {"verify-published", verify_published_run}};
 
 /* Returns the command whose name equals or resembles the first argument; NULL if there is none. */
 static const struct command *find_command(int argc, char *argv[])
@@ -53,8 +55,22 @@ static enum status run_command(const struct command *command, int argc, char *ar
     return command->run(argc, argv);
 }
 
-/* Performs --help, --version, --list, --columns, --env or --verify-set. These need no variant and no other
- * ranks. */
+/* Writes the file of workload->alone. */
+static enum status write_alone(struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    const struct partition partition = {.ranks = 1};
+    void *input = NULL;
+    enum status status = workload->open(&settings->options, settings->parameters, &partition, &input);
+    if (status == STATUS_OK)
+        status = workload->alone.write(input);
+    if (input)
+        workload->close(input);
+    return status;
+}
+
+/* Performs --help, --version, --list, --columns, --env, --verify-set or a file of workload->alone. These need
+ * no variant and no other ranks. */
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
@@ -67,6 +83,8 @@ static enum status inform(struct settings *settings)
     }
     if (settings->verify_set)
         return verify_set_run(settings->verify_set);
+    if (settings_write_alone(settings))
+        return write_alone(settings);
     if (settings->columns)
         return columns_print(settings->workload_name || settings->variant_names ? settings->workload : NULL,
                              settings->format);

@@ -147,7 +147,8 @@ static void draw_published(const struct naive *naive, struct synth_image image, 
                                               .instance = image.instance % naive->synth->set->instances,
                                               .canvas = pixels,
                                               .mask = naive->mask,
-                                              .pitch = naive->synth->res};
+                                              .pitch = naive->synth->res,
+                                              .plain = true};
     stream_of(naive)->draw(naive->published, &published, naive->scratch);
 }
 

@@ -13,14 +13,14 @@ _fdsl_bench_given()
     echo "$value"
 }
 
-# Prints the help of all options that fit the command line. These are the options of advise, compare or --prepare, or
+# Prints the help of all options that fit the command line. These are the options of advise, compare, verify-published or --prepare, or
 # those of a workload. --workload or --variant selects the workload; the default is synth.
 _fdsl_bench_help()
 {
     local words=" ${COMP_WORDS[*]} " variant workload
     variant=$(_fdsl_bench_given --variant) workload=$(_fdsl_bench_given --workload)
     [[ $variant || $workload ]] || workload=synth
-    if [[ ${COMP_WORDS[1]} == @(advise|compare) ]] && ((COMP_CWORD > 1)); then
+    if [[ ${COMP_WORDS[1]} == @(advise|compare|verify-published) ]] && ((COMP_CWORD > 1)); then
         "$1" "${COMP_WORDS[1]}" --help
     elif [[ $words == *' --prepare '* ]]; then
         "$1" --prepare --help
@@ -88,7 +88,13 @@ _fdsl_bench_suggest()
     --from) words=$("$program" --prepare --help 2>/dev/null | awk '/^options of the source/ { print $5 }') ;;
     --channels) words='1 3' ;;
     --measure) words=$(_fdsl_bench_measures "$program" "${COMP_WORDS[2]}") ;;
-    --preset) words='uji visualatom lowercompute paper-1000 lowercompute-1000' ;;
+    --preset)
+        if [[ ${COMP_WORDS[1]} == verify-published ]]; then
+            words='rcdb-1k rcdb-21k segrcdb visualatom-script-1k'
+        else
+            words='uji visualatom lowercompute paper-1000 lowercompute-1000'
+        fi
+        ;;
     --compute)
         [[ ${COMP_WORDS[1]} == advise ]] || return
         words=$("$program" --workload train --help 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')
@@ -112,7 +118,7 @@ _fdsl_bench_suggest()
         ;;
     esac
     [[ $words ]] || words=$(_fdsl_bench_help "$program" | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*' | sort -u)
-    ((COMP_CWORD > 1)) || words+=' advise compare'
+    ((COMP_CWORD > 1)) || words+=' advise compare verify-published'
 }
 
 # Completes the command after "--", which --monitor watches. The command's name is word $1 of the command line.

@@ -30,6 +30,12 @@ fdsl-bench \- benchmarks generating, loading and training on formula-driven imag
 .I A.csv B.csv
 .RI [ options ]
 .br
+.B fdsl-bench verify\-published
+.I DIR
+.B \-\-preset
+.I SET
+.RI [ options ]
+.br
 .B fdsl-bench
 .B \-\-monitor
 .IR FILE [: MS ]
@@ -48,7 +54,7 @@ HEAD
     "$program" --help --verbose | sed '/^lists and ranges/,$d'
     echo 'options of --prepare:'
     "$program" --prepare --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
-    for command in advise compare; do
+    for command in advise compare verify-published; do
         echo "options of $command:"
         "$program" $command --help | sed -n '/^options:/,/^$/{/^options:/d; p}'
     done

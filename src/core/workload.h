@@ -110,6 +110,13 @@ struct workload {
      * `name` is the variant's name if several variants write output, else NULL. May be NULL. */
     enum status (*deliver)(const void *input, const char *name, const struct variant *variant, void *state);
 
+    /* An option whose file needs no variant: without --variant, the program only calls write() of the opened
+     * input, which writes the file. NULL: there is none. */
+    struct {
+        const char *option;
+        enum status (*write)(const void *input);
+    } alone;
+
     /* Checks in addition to verify(). */
     struct {
         bool every_run; /* every run checks its results, and fails with STATUS_WRONG if they are wrong, so

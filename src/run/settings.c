@@ -193,6 +193,7 @@ static void help_common(FILE *stream, bool all)
           "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
           "       fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
           "       fdsl-bench compare A.csv B.csv [options]\n"
+          "       fdsl-bench verify-published DIR --preset SET [options]\n"
           "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
           "       fdsl-bench --list [-v] | --columns | --env | --verify-set DIR | --version | --help\n"
           "\n"
@@ -325,11 +326,18 @@ bool settings_has_option(const char *name)
     return false;
 }
 
+bool settings_write_alone(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    return !settings->variant_names && !settings->table && !settings->prepare && !settings->command &&
+           workload && workload->alone.option && options_given(&settings->options, workload->alone.option);
+}
+
 bool settings_informational(const struct settings *settings)
 {
     bool lists = settings->list && !settings->table; /* sweep_run() lists the rows of a table */
     return settings->help || settings->version || lists || settings->columns || settings->environment ||
-           settings->verify_set;
+           settings->verify_set || settings_write_alone(settings);
 }
 
 /* Returns output file number `number`, counted in the order of the option tables, or NULL after the last one.
@@ -769,6 +777,9 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (prepares_beside_steps(settings, argc, argv))
         device_use_all_queues();
     TRY(choose_device(settings));
+    if (settings_write_alone(settings) && settings->axes.count > 0)
+        return status_option(STATUS_USAGE, settings->workload->alone.option,
+                             " writes one file; give single values instead of lists and ranges");
     return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }
 

@@ -1,6 +1,7 @@
 #include "synth/class.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include "core/options.h"
 #include "core/philox.h"
 #include "core/text.h"
+#include "synth/published_files.h"
 
 /* ---- One class ---- */
 
@@ -363,6 +365,34 @@ enum status class_read_csv(const char *path, const struct formula *formula, stru
     FILE *stream;
     TRY(class_open(path, &stream));
     return read_csv(stream, path, formula, rows, count);
+}
+
+/* Returns whether the path is a folder, or a file that begins with a key of the formula's published files. */
+static bool is_published(const char *path, const struct formula *formula)
+{
+    const char *keys = formula->published_keys;
+    char begin[32] = "";
+    struct stat info;
+    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || !S_ISREG(info.st_mode) || !keys)
+        return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t bytes = fd < 0 ? 0 : read(fd, begin, sizeof begin - 1);
+    if (fd >= 0)
+        close(fd);
+    begin[bytes > 0 ? bytes : 0] = '\0';
+    const size_t length = strcspn(begin, ",");
+    for (const char *key = keys; begin[length] == ',' && key; key = strchr(key, ',')) {
+        key += *key == ',';
+        if (strncmp(key, begin, length) == 0 && key[length] == '=')
+            return true;
+    }
+    return false;
+}
+
+enum status class_read(const char *path, const struct formula *formula, struct class_row **rows,
+                       size_t *count)
+{
+    return (is_published(path, formula) ? published_files_read : class_read_csv)(path, formula, rows, count);
 }
 
 enum status class_read_text(const char *text, const char *name, const struct formula *formula,

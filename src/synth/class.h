@@ -53,6 +53,11 @@ enum status class_check_unique(const struct class_row *rows, size_t count);
 enum status class_read_csv(const char *path, const struct formula *formula, struct class_row **rows,
                            size_t *count);
 
+/* Reads classes from a CSV list, or from files of a published script: from a folder of them, or from one,
+ * which lacks the header of a list (published_files_read()). Otherwise as class_read_csv(). */
+enum status class_read(const char *path, const struct formula *formula, struct class_row **rows,
+                       size_t *count);
+
 /* Reads a list in the format of class_read_csv() from a text. Messages contain `name`. */
 enum status class_read_text(const char *text, const char *name, const struct formula *formula,
                             struct class_row **rows, size_t *count);

@@ -16,6 +16,7 @@
 #include "data/npy.h"
 #include "data/image.h"
 #include "synth/class.h"
+#include "synth/published_files.h"
 
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */
@@ -559,7 +560,16 @@ enum status deliver_check(const struct options *given, const struct synth *synth
         TRY(check_npy(files->npy, "masks", target));
         TRY(check_alone(given, target));
     }
-    return files->write_classes ? class_check_csv(files->write_classes, formulas[synth->formula]) : STATUS_OK;
+    if (!files->write_classes)
+        return STATUS_OK;
+    return (files->class_format == CLASSES_PUBLISHED ? published_files_check : class_check_csv)(
+        files->write_classes, formulas[synth->formula]);
+}
+
+enum status deliver_classes(const struct synth *synth, const struct deliver_files *files)
+{
+    return (files->class_format == CLASSES_PUBLISHED ? published_files_write : class_write_csv)(
+        files->write_classes, formulas[synth->formula], synth->rows, synth->class_count);
 }
 
 /* Builds the path of one variant's output. If several variants write, `name` is the variant's name: a

@@ -9,9 +9,12 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
+enum class_format { CLASSES_CSV, CLASSES_PUBLISHED };
+
 /* Paths from the command line; NULL if the option was not given. */
 struct deliver_files {
     const char *write_classes, *png, *sheet, *npy;
+    int class_format; /* enum class_format: of write_classes */
 };
 
 /* Checks that each file can be written, and that no two options write the same index.tsv or labels file.
@@ -19,6 +22,9 @@ struct deliver_files {
  * the output options of other parts of the program. */
 enum status deliver_check(const struct options *given, const struct synth *synth,
                           const struct deliver_files *files);
+
+/* Writes the classes to files->write_classes. */
+enum status deliver_classes(const struct synth *synth, const struct deliver_files *files);
 
 /* Writes the pictures and arrays of run 0, which must be the latest run of `state`. If several variants write
  * files, `name` is the variant's name, and becomes part of the paths. Otherwise `name` is NULL. */

@@ -13,13 +13,15 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "synth/atom.h"
+#include "synth/published.h"
 
 #define FORMULA_PARAMETERS_MAX 15
 
 /* A class: its number and the values of the formula's parameters, in the order of formula->parameters. */
 struct class_row {
     uint32_t id;
-    double value[FORMULA_PARAMETERS_MAX]; /* 0 beyond the formula's parameters */
+    double value[FORMULA_PARAMETERS_MAX]; /* beyond the formula's parameters: values that only published files
+                                             have, or 0 (published_files.h) */
 };
 
 /* The distribution from which a parameter is drawn for a new class. */
@@ -49,28 +51,10 @@ struct formula_parameter {
 /* ---- Published random streams ----
  *
  * Some published scripts draw a whole data set from one stream of random numbers. The formula's file
- * describes how (struct published_stream); the renderers only call draw(). The file that implements a stream
- * owns its state: generator states per class, tables in double precision, cache files. */
+ * describes how (struct published_stream); the renderers only call draw(). published.h has the data sets and
+ * the images. */
 
 struct synth;
-struct published;
-
-/* A data set that a published script makes. */
-struct published_set {
-    uint32_t threads;   /* threads of the script; each seeds its own stream and draws a share of the set */
-    uint32_t classes;   /* number of classes */
-    uint64_t instances; /* images per class; of the set, if an image shows several classes */
-    uint32_t res;       /* side of its images */
-};
-
-/* One image to draw. */
-struct published_image {
-    uint32_t class_index; /* 0 if an image shows several classes */
-    uint64_t instance;    /* 0 .. set->instances - 1 */
-    uint8_t *canvas;      /* res * res grays, row-major, `pitch` bytes per row */
-    uint8_t *mask;        /* the same for class numbers; NULL if the formula defines no masks */
-    size_t pitch;
-};
 
 /* The engine of a published stream. */
 struct published_stream {

@@ -23,6 +23,16 @@ double lines_reach(const struct line_rules *rules, const struct atom_class *clas
 /* Implements check() of a struct formula: the reach is at most LINES_REACH_MAX. */
 enum status lines_check(const struct formula *formula, const struct class_row *row);
 
+/* The published streams of line formulas, for struct formula; published.h describes them. */
+extern const struct published_stream published_lines;
+
+/* Implements rows() of a struct formula_preset with a set. May compute the states of the set. */
+enum status published_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
+
+/* Converts a class of a set. */
+void published_row(const struct formula *formula, const struct published_class *class_,
+                   struct class_row *row);
+
 FDSL_C_END
 
 #endif

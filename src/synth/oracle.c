@@ -172,7 +172,8 @@ static void draw_reference(const struct synth *synth, const struct synth_traits 
                                                   .instance = image.instance % synth->set->instances,
                                                   .canvas = picture.pixels,
                                                   .mask = picture.mask,
-                                                  .pitch = synth->res};
+                                                  .pitch = synth->res,
+                                                  .plain = true};
         stream->stream->draw(stream->published, &published, slot->scratch);
         return;
     }

@@ -20,6 +20,29 @@ static const struct formula_parameter parameters[] = {
 };
 /* clang-format on */
 
+static const struct published_set set_1k = {.name = "rcdb-1k",
+                                            .law = PUBLISHED_RCDB,
+                                            .threads = 40,
+                                            .classes = 1000,
+                                            .instances = 1000,
+                                            .block_images = 1000,
+                                            .res = PUBLISHED_RES,
+                                            .background = 255};
+static const struct published_set set_21k = {.name = "rcdb-21k",
+                                             .law = PUBLISHED_RCDB,
+                                             .threads = 40,
+                                             .classes = 21000,
+                                             .instances = 1000,
+                                             .block_images = 1000,
+                                             .res = PUBLISHED_RES,
+                                             .background = 255};
+
+static const struct formula_preset presets[] = {
+    {.name = "rcdb-1k", .rows = published_rows, .set = &set_1k},
+    {.name = "rcdb-21k", .rows = published_rows, .set = &set_21k},
+    {.name = NULL},
+};
+
 const struct formula formula_rcdb = {
     .name = "rcdb",
     .summary = "draws the radial contours of RCDB (CVPR 2022), dark to light lines on white",
@@ -34,7 +57,8 @@ const struct formula formula_rcdb = {
                       "start_pos_w=start_x",
     .id_most = UINT32_MAX,
     .classes = 1000,
+    .presets = presets,
     .check = lines_check,
     .canvas = 512,
-    .unpublished = "this version does not implement its published stream",
+    .published = &published_lines,
 };

@@ -17,6 +17,21 @@ static const struct formula_parameter parameters[] = {
 };
 /* clang-format on */
 
+static const struct published_set set = {.name = "segrcdb",
+                                         .law = PUBLISHED_SEGRCDB,
+                                         .threads = 40,
+                                         .classes = 254,
+                                         .first_class = 1,
+                                         .instances = 20000,
+                                         .block_images = 20,
+                                         .res = PUBLISHED_RES,
+                                         .has_masks = true};
+
+static const struct formula_preset presets[] = {
+    {.name = "segrcdb", .rows = published_rows, .set = &set},
+    {.name = NULL},
+};
+
 const struct formula formula_segrcdb = {
     .name = "segrcdb",
     .summary = "draws 32 radial contours per image and their mask, as SegRCDB (ICCV 2023)",
@@ -32,7 +47,8 @@ const struct formula formula_segrcdb = {
     .id_least = 1, /* 0 is the background of masks, which have one byte per pixel */
     .id_most = 255,
     .classes = 254,
+    .presets = presets,
     .check = lines_check,
     .canvas = 512,
-    .unpublished = "this version does not implement its published stream",
+    .published = &published_lines,
 };

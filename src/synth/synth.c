@@ -30,6 +30,7 @@ struct synth_parameters {
 
 static const char *const randoms[] = {"philox", "published", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
+static const char *const class_formats[] = {"csv", "published", NULL}; /* in the order of enum class_format */
 static const char *const fits[] = {"resize", "crop",
                                    NULL}; /* in the order of enum output_fit, without OUTPUT_WHOLE */
 
@@ -73,8 +74,9 @@ static const struct option_spec options[] = {
              "lowercompute-1000 are lists, whose first N classes are used (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
-    {"class", "FILE", OPTION_TEXT, AT(class_file), .column = COLUMN,
-     .help = "generate a mixed batch of the classes in this CSV file"},
+    {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
+     .help = "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
+             "script: one of them, or a folder (formulas visualatom, rcdb and segrcdb)"},
     {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .maximum = 1e6, .column = COLUMN,
      .help = "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), .fallback = "0.002", .maximum = 1e6,
@@ -112,8 +114,14 @@ static const struct option_spec options[] = {
      .help = "standard deviation by which float grays are divided after --mean is subtracted; one value, or "
              "one per channel"},
     COMPUTE_OPTION(AT(compute)),
-    {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes),
-     .help = "write the classes of the batch to a CSV file, which --class can read"},
+    {"write-classes", "FILE|DIR", OPTION_OUTPUT, AT(files.write_classes),
+     .help = "write the classes of the batch to a CSV file, which --class can read; without --variant, only "
+             "this"},
+    {"class-format", "FORMAT", OPTION_CHOICE, AT(files.class_format), .fallback = "csv",
+     .choices = class_formats,
+     .help =
+         "format of --write-classes. csv: one file; published: a folder DIR with one file per class, with "
+         "the names and the bytes that the published script writes. FORMAT is one of"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png),
      .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
              "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8 and --channels 1"},
@@ -192,7 +200,9 @@ static enum status choose_formula(const struct options *given, struct synth_para
     const struct formula *formula = formulas[parameters->formula];
     const struct formula *implied =
         parameters->preset && !parameters->preset_file ? formula_of_preset(parameters->preset) : NULL;
-    if (implied && implied->parameters != formula->parameters) {
+    const struct formula_preset *of_implied = implied ? formula_preset(implied, parameters->preset) : NULL;
+    const bool foreign = of_implied && of_implied->set && !formula_preset(formula, parameters->preset);
+    if (implied && (implied->parameters != formula->parameters || foreign)) {
         if (options_given(given, "formula"))
             return status_option(STATUS_USAGE, "preset",
                                  " %s belongs to --formula %s; drop --formula, or choose a preset of %s",
@@ -223,6 +233,9 @@ static enum status check_combination(const struct options *given, const struct s
             return status_option(STATUS_USAGE, benchmark_options[i],
                                  " describes the benchmark class, which %s replaces; drop one of them",
                                  source);
+    if (options_given(given, "class-format") && !parameters->files.write_classes)
+        return status_option(STATUS_USAGE, "class-format",
+                             " has an effect only with --write-classes; add --write-classes DIR");
     if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
         return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
                              " has an effect only with --classes; add --classes N");
@@ -345,7 +358,7 @@ static enum status get_classes(struct synth_parameters *parameters, struct synth
 {
     if (parameters->class_file) {
         size_t count;
-        TRY(class_read_csv(parameters->class_file, formulas[synth->formula], &synth->rows, &count));
+        TRY(class_read(parameters->class_file, formulas[synth->formula], &synth->rows, &count));
         synth->class_count = (uint32_t)count;
         return STATUS_OK;
     }
@@ -560,9 +573,14 @@ static enum status synth_deliver(const void *input, const char *name, const stru
     const struct synth_job *job = input;
     const struct deliver_files *files = &job->parameters.files;
     if (files->write_classes && job->leads)
-        TRY(class_write_csv(files->write_classes, formulas[job->synth.formula], job->synth.rows,
-                            job->synth.class_count));
+        TRY(deliver_classes(&job->synth, files));
     return deliver_write(&job->synth, files, name, variant, state);
+}
+
+static enum status synth_write_classes(const void *input)
+{
+    const struct synth_job *job = input;
+    return deliver_classes(&job->synth, &job->parameters.files);
 }
 
 const struct workload workload_synth = {
@@ -588,4 +606,5 @@ const struct workload workload_synth = {
     .verify = oracle_verify,
     .measure = synth_measure,
     .deliver = synth_deliver,
+    .alone = {"write-classes", synth_write_classes},
 };

@@ -43,6 +43,23 @@ const struct formula formula_uji = {
     .unpublished = "its published program draws with cuRAND, whose stream depends on the launch",
 };
 
+/* The set that the published script draws. The download VisualAtom-1k (Zenodo 7945009) is of another version.
+ */
+static const struct published_set script_1k = {.name = "visualatom-script-1k",
+                                               .law = PUBLISHED_VISUALATOM,
+                                               .threads = 20,
+                                               .classes = 1000,
+                                               .instances = 1000,
+                                               .block_images = 1000,
+                                               .res = PUBLISHED_RES};
+
+static const struct formula_preset visualatom_presets[] = {
+    {.name = "paper-1000", .csv = paper_1000_csv},
+    {.name = "lowercompute-1000", .csv = lowercompute_1000_csv},
+    {.name = "visualatom-script-1k", .rows = published_rows, .set = &script_1k},
+    {.name = NULL},
+};
+
 const struct formula formula_visualatom = {
     .name = "visualatom",
     .summary = "follows the renderer of the released VisualAtom data set",
@@ -52,11 +69,12 @@ const struct formula formula_visualatom = {
     .parameters = parameters,
     .parameter_count = COUNT_OF(parameters),
     .published_keys = "Vertex=vertices,Perlin_noise=noise,line_width=line_width,Center_rad=radius,"
-                      "Line_num=orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,nami1=freq1,nami2=freq2",
+                      "Line_num=orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,start_pos_h=start_y,"
+                      "start_pos_w=start_x,nami1=freq1,nami2=freq2",
     .id_most = UINT32_MAX,
-    .presets = presets,
+    .presets = visualatom_presets,
     .check = lines_check,
     .paper = true,
     .canvas = 512,
-    .unpublished = "this version does not implement its published stream",
+    .published = &published_lines,
 };

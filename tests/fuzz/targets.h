@@ -34,6 +34,7 @@
 #include "data/tar.h"
 #include "core/record.h"
 #include "synth/class.h"
+#include "synth/published_files.h"
 #include "train/checkpoint.h"
 
 /* Parses the first line as the value of --image, of --label, and of --member. Each accepted rule then reads a
@@ -383,6 +384,23 @@ static inline void fuzz_classes(const uint8_t *data, size_t size)
         free(rows);
     }
     close(fd);
+}
+
+/* Parses a class file of a published script, for each formula. What is read must survive writing and reading.
+ */
+static inline void fuzz_published(const uint8_t *data, size_t size)
+{
+    for (size_t i = 0; i < FORMULA_COUNT; i++) {
+        char *text = strndup((const char *)data, size), again[PUBLISHED_TEXT_BYTES];
+        struct class_row row, second;
+        if (text && published_text_read("file", text, formulas[i], UINT32_MAX, &row) == STATUS_OK) {
+            published_text_write(formulas[i], &row, again);
+            if (published_text_read("again", again, formulas[i], UINT32_MAX, &second) != STATUS_OK ||
+                memcmp(&row, &second, sizeof row) != 0)
+                abort();
+        }
+        free(text);
+    }
 }
 
 /* Parses class ranges of each formula. Classes drawn from them must be within the limits. */
@@ -798,6 +816,6 @@ static const struct {
                     {"members", fuzz_members}, {"objects", fuzz_objects},
                     {"jpeg", fuzz_jpeg},       {"webp", fuzz_webp},
                     {"lists", fuzz_lists},     {"cache", fuzz_cache},
-                    {"stream", fuzz_stream}};
+                    {"stream", fuzz_stream},   {"published", fuzz_published}};
 
 #endif

@@ -1,0 +1,551 @@
+#include "run/verify_published.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "core/options.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "data/image.h"
+#include "machine/host.h"
+#include "synth/lines.h"
+#include "synth/published_files.h"
+
+/* ---- Options ---- */
+
+struct verify_options {
+    const char *preset;
+    uint64_t threads;
+    bool help;
+};
+
+#define AT(field) offsetof(struct verify_options, field)
+static const struct option_spec specs[] = {
+    {"preset", "SET", OPTION_TEXT, AT(preset),
+     .help = "the published set: rcdb-1k, rcdb-21k, segrcdb or visualatom-script-1k"},
+    {"threads", "N", OPTION_COUNT, AT(threads), .fallback = "0", .maximum = THREADS_MAX,
+     .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+    {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
+};
+
+static void print_help(void)
+{
+    puts("fdsl-bench verify-published - is this copy of a published data set complete and correct?\n"
+         "\n"
+         "usage: fdsl-bench verify-published DIR --preset SET [options]\n"
+         "\n"
+         "Compares the PNG files in DIR with the images of the published script, pixel by pixel, and class "
+         "files\n"
+         "with its parameters. DIR is the folder that the script calls save_root. Any subset of its files "
+         "may\n"
+         "exist:\n"
+         "  rcdb-1k, rcdb-21k     image/CLASS/CLASS_INSTANCE.png, param/CLASS.csv\n"
+         "  segrcdb               image/NUMBER.png, mask/NUMBER.png, param/CLASS.csv\n"
+         "  visualatom-script-1k  CLASS/vertex_VERTICES_instance_INSTANCE.png, param/CLASS.csv\n"
+         "\n"
+         "examples:\n"
+         "  fdsl-bench verify-published dataset/rcdb --preset rcdb-1k\n"
+         "  fdsl-bench verify-published SegRCDB-dataset --preset segrcdb --threads 4\n"
+         "\n"
+         "options:");
+    options_help(stdout, specs, COUNT_OF(specs), NULL);
+    puts("\nexit status: 0 all files are equal; 1 a file differs, cannot be read or is not in the set;\n"
+         "             2 usage, or there is no file of the set; 4 this machine cannot draw the set");
+}
+
+/* ---- Counts ---- */
+
+enum kind { IMAGES, MASKS, CLASSES, KINDS };
+
+static const char *const kind_names[KINDS] = {"images", "masks", "class files"};
+
+#define REASON_BYTES 256
+
+struct verification {
+    const char *folder;
+    const struct formula *formula;
+    const struct published_set *set;
+    struct published *published;
+    int threads;
+    struct worker *workers;
+    pthread_mutex_t lock; /* of the fields below */
+    uint64_t compared[KINDS], equal[KINDS], foreign;
+    uint64_t first; /* order number of the first file that differs; UINT64_MAX: none */
+    char detail[PATH_MAX + 2 * REASON_BYTES]; /* which one, and why */
+    char stranger[PATH_MAX];                  /* a file that is not in the set */
+    struct failure failure;                   /* an error that ends the verification */
+    atomic_bool failed;
+};
+
+/* What one thread needs. */
+struct worker {
+    void *drawing; /* scratch memory of published_draw() */
+    struct image_scratch scratch;
+    uint8_t *pixels, *mask;
+    uint32_t *numbers; /* of the files in a folder */
+    size_t number_count, number_room;
+};
+
+static void count_file(struct verification *verification, enum kind kind, uint64_t order, bool equal,
+                       const char *path, const char *reason)
+{
+    pthread_mutex_lock(&verification->lock);
+    verification->compared[kind]++;
+    verification->equal[kind] += equal;
+    if (!equal && order < verification->first) {
+        verification->first = order;
+        snprintf(verification->detail, sizeof verification->detail, "%s: %s", path, reason);
+    }
+    pthread_mutex_unlock(&verification->lock);
+}
+
+static void count_foreign(struct verification *verification, const char *path)
+{
+    pthread_mutex_lock(&verification->lock);
+    if (verification->foreign++ == 0 || strcmp(path, verification->stranger) < 0)
+        snprintf(verification->stranger, sizeof verification->stranger, "%s", path);
+    pthread_mutex_unlock(&verification->lock);
+}
+
+/* ---- Files ---- */
+
+/* Compares a decoded image with ours; every channel has our grays. Returns whether they are equal, else
+ * writes the reason. */
+static bool compare_pixels(const struct image *image, const uint8_t *ours, char *reason, size_t size)
+{
+    uint64_t wrong = 0, first = 0;
+    if (image->width != PUBLISHED_RES || image->height != PUBLISHED_RES || image->type != DTYPE_U8) {
+        snprintf(reason, size, "it has %u x %u pixels instead of %d x %d", image->width, image->height,
+                 PUBLISHED_RES, PUBLISHED_RES);
+        return false;
+    }
+    size_t plane = (size_t)PUBLISHED_RES * PUBLISHED_RES;
+    size_t pixel_step = image->interleaved ? image->channels : 1,
+           channel_step = image->interleaved ? 1 : plane;
+    for (size_t i = 0; i < plane; i++)
+        for (size_t c = 0; c < image->channels; c++)
+            if (image->pixels[i * pixel_step + c * channel_step] != ours[i]) {
+                first = wrong == 0 ? i : first;
+                wrong++;
+                break;
+            }
+    if (wrong > 0)
+        snprintf(reason, size, "%llu pixels differ; the first is pixel (%llu, %llu): %u instead of %u",
+                 (unsigned long long)wrong, (unsigned long long)(first % PUBLISHED_RES),
+                 (unsigned long long)(first / PUBLISHED_RES), image->pixels[first * pixel_step], ours[first]);
+    return wrong == 0;
+}
+
+/* Reads a PNG file and compares it. A file that cannot be decoded differs. */
+static enum status compare_file(struct verification *verification, struct worker *worker, enum kind kind,
+                                uint64_t order, const char *path, const uint8_t *ours)
+{
+    FREED char *bytes = NULL;
+    char reason[REASON_BYTES];
+    size_t size;
+    struct image image;
+    bool is_image = false, equal = false;
+    enum status status = file_read(path, &bytes, &size);
+    if (status == STATUS_OK)
+        status = image_decode("png", (const uint8_t *)bytes, size, &worker->scratch, &image, &is_image);
+    if (status == STATUS_EXHAUSTED || status == STATUS_UNAVAILABLE)
+        return status;
+    if (status != STATUS_OK)
+        snprintf(reason, sizeof reason, "%s", status_text());
+    else if (!is_image)
+        snprintf(reason, sizeof reason, "it is not a PNG file");
+    else
+        equal = compare_pixels(&image, ours, reason, sizeof reason);
+    count_file(verification, kind, order, equal, path, reason);
+    return STATUS_OK;
+}
+
+static bool exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+/* ---- Folders ---- */
+
+/* Writes the name of an image's file in its folder, and returns the length of its path. */
+static void file_name(const struct published_set *set, const struct published_class *class_, uint32_t number,
+                      char *name, size_t size)
+{
+    if (set->law == PUBLISHED_RCDB)
+        snprintf(name, size, "%05u_%04u.png", class_->number, number);
+    else if (set->law == PUBLISHED_VISUALATOM)
+        snprintf(name, size, "vertex_%04u_instance_%04u.png", class_->vertices, number);
+    else
+        snprintf(name, size, "%06u.png", number);
+}
+
+/* Returns the last number in a name "...NUMBER.png"; UINT32_MAX if there is none. */
+static uint32_t number_of_name(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    const char *digits = dot;
+    while (digits && digits > name && digits[-1] >= '0' && digits[-1] <= '9')
+        digits--;
+    return digits && digits < dot && dot - digits <= 9 ? (uint32_t)strtoul(digits, NULL, 10) : UINT32_MAX;
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+    uint32_t first = *(const uint32_t *)a, second = *(const uint32_t *)b;
+    return (first > second) - (first < second);
+}
+
+static enum status add_number(struct worker *worker, uint32_t number)
+{
+    if (worker->number_count == worker->number_room) {
+        size_t room = worker->number_room ? 2 * worker->number_room : 1024;
+        uint32_t *larger = realloc(worker->numbers, room * sizeof *larger);
+        TRY(ALLOCATED(larger, "out of memory for a list of files"));
+        worker->numbers = larger;
+        worker->number_room = room;
+    }
+    worker->numbers[worker->number_count++] = number;
+    return STATUS_OK;
+}
+
+static void close_folder(DIR **folder)
+{
+    if (*folder)
+        closedir(*folder);
+}
+
+/* Lists the numbers below `count` of the PNG files in a folder, in ascending order. Counts PNG files with
+ * names that are not in the set. A folder that does not exist has no files. */
+static enum status list_files(struct verification *verification, struct worker *worker, const char *path,
+                              const struct published_class *class_, uint32_t count)
+{
+    CLOSED_BY(close_folder) DIR *folder = opendir(path);
+    worker->number_count = 0;
+    if (!folder && errno == ENOENT)
+        return STATUS_OK;
+    if (!folder)
+        return status_about(status_set(STATUS_FAILED, "%s: %s", path, strerror(errno)), path);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char expected[64], whole[PATH_MAX];
+        if (!text_ends_in(entry->d_name, ".png"))
+            continue;
+        uint32_t number = number_of_name(entry->d_name);
+        file_name(verification->set, class_, number, expected, sizeof expected);
+        if (number < count && strcmp(expected, entry->d_name) == 0) {
+            TRY(add_number(worker, number));
+            continue;
+        }
+        if (snprintf(whole, sizeof whole, "%s/%s", path, entry->d_name) < (int)sizeof whole)
+            count_foreign(verification, whole);
+    }
+    if (worker->number_count > 0)
+        qsort(worker->numbers, worker->number_count, sizeof *worker->numbers, compare_numbers);
+    return STATUS_OK;
+}
+
+static void draw(const struct verification *verification, struct worker *worker, uint32_t class_index,
+                 uint64_t instance)
+{
+    const struct published_image image = {.class_index = class_index,
+                                          .instance = instance,
+                                          .canvas = worker->pixels,
+                                          .mask = worker->mask,
+                                          .pitch = PUBLISHED_RES};
+    published_draw(verification->published, &image, worker->drawing);
+}
+
+/* ---- RCDB and VisualAtom: a folder per class ---- */
+
+static enum status verify_class(struct verification *verification, struct worker *worker, uint32_t block)
+{
+    const struct published_set *set = verification->set;
+    const struct published_class *class_ = &published_classes(verification->published)[block];
+    char folder[PATH_MAX], path[PATH_MAX + 64], name[64];
+    const char *inner = set->law == PUBLISHED_RCDB ? "/image" : "";
+    if (snprintf(folder, sizeof folder, "%s%s/%05u", verification->folder, inner, class_->number) >=
+        (int)sizeof folder)
+        return status_set(STATUS_USAGE, "%s: the path is too long", verification->folder);
+    TRY(list_files(verification, worker, folder, class_, (uint32_t)set->instances));
+    for (size_t i = 0; i < worker->number_count; i++) {
+        uint32_t instance = worker->numbers[i];
+        file_name(set, class_, instance, name, sizeof name);
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        draw(verification, worker, block, instance);
+        TRY(compare_file(verification, worker, IMAGES, (uint64_t)block * set->instances + instance, path,
+                         worker->pixels));
+    }
+    return STATUS_OK;
+}
+
+/* ---- SegRCDB: one folder of images, one of masks ---- */
+
+static enum status verify_pair(struct verification *verification, struct worker *worker, uint32_t number)
+{
+    char paths[2][PATH_MAX];
+    bool there[2];
+    for (int i = 0; i < 2; i++) {
+        if (snprintf(paths[i], sizeof paths[i], "%s/%s/%06u.png", verification->folder, i ? "mask" : "image",
+                     number) >= (int)sizeof paths[i])
+            return status_set(STATUS_USAGE, "%s: the path is too long", verification->folder);
+        there[i] = exists(paths[i]);
+    }
+    if (there[0] || there[1])
+        draw(verification, worker, 0, number);
+    for (int i = 0; i < 2; i++)
+        if (there[i])
+            TRY(compare_file(verification, worker, i ? MASKS : IMAGES, 2ull * number + (uint64_t)i, paths[i],
+                             i ? worker->mask : worker->pixels));
+    return STATUS_OK;
+}
+
+static enum status verify_pairs(struct verification *verification, struct worker *worker, uint32_t block)
+{
+    const uint32_t count = verification->set->block_images;
+    for (uint32_t i = 0; i < count; i++)
+        TRY(verify_pair(verification, worker, block * count + i));
+    return STATUS_OK;
+}
+
+/* Counts files in the two folders whose names are not in the set. */
+static enum status find_foreign(struct verification *verification)
+{
+    static const char *const folders[] = {"image", "mask"};
+    const struct published_set *set = verification->set;
+    struct worker *worker = &verification->workers[0];
+    for (size_t i = 0; i < COUNT_OF(folders); i++) {
+        char path[PATH_MAX];
+        if (snprintf(path, sizeof path, "%s/%s", verification->folder, folders[i]) < (int)sizeof path)
+            TRY(list_files(verification, worker, path, NULL, (uint32_t)set->instances));
+    }
+    return STATUS_OK;
+}
+
+/* ---- Class files ---- */
+
+static enum status verify_class_file(struct verification *verification, uint32_t index, const char *path)
+{
+    struct class_row ours, *row;
+    size_t count;
+    char reason[REASON_BYTES] = "its parameters differ";
+    enum status status = published_files_read(path, verification->formula, &row, &count);
+    published_row(verification->formula, &published_classes(verification->published)[index], &ours);
+    if (status == STATUS_EXHAUSTED)
+        return status;
+    if (status != STATUS_OK)
+        snprintf(reason, sizeof reason, "%s", status_text());
+    bool equal = status == STATUS_OK && memcmp(row, &ours, sizeof ours) == 0;
+    /* Class files come after all images. */
+    count_file(verification, CLASSES, UINT64_MAX / 2 + index, equal, path, reason);
+    free(row);
+    return STATUS_OK;
+}
+
+static enum status verify_class_files(struct verification *verification)
+{
+    const struct published_set *set = verification->set;
+    for (uint32_t i = 0; i < set->classes; i++) {
+        char path[PATH_MAX];
+        if (snprintf(path, sizeof path, "%s/param/%05u.csv", verification->folder, set->first_class + i) >=
+            (int)sizeof path)
+            return status_set(STATUS_USAGE, "%s: the path is too long", verification->folder);
+        if (exists(path))
+            TRY(verify_class_file(verification, i, path));
+    }
+    return STATUS_OK;
+}
+
+/* ---- The whole command ---- */
+
+static void verify_block(void *context, uint64_t block, int thread)
+{
+    struct verification *verification = context;
+    struct worker *worker = &verification->workers[thread];
+    if (verification->failed)
+        return;
+    enum status status =
+        (verification->set->has_masks ? verify_pairs : verify_class)(verification, worker, (uint32_t)block);
+    if (status != STATUS_OK && !atomic_exchange(&verification->failed, true))
+        verification->failure = status_save(status);
+}
+
+static enum status open_workers(struct verification *verification)
+{
+    size_t bytes = (size_t)PUBLISHED_RES * PUBLISHED_RES;
+    verification->workers = calloc((size_t)verification->threads, sizeof *verification->workers);
+    TRY(ALLOCATED(verification->workers, "out of memory"));
+    for (int i = 0; i < verification->threads; i++) {
+        struct worker *worker = &verification->workers[i];
+        worker->drawing = malloc(published_scratch_bytes(verification->published));
+        worker->pixels = malloc(bytes);
+        worker->mask = malloc(bytes);
+        TRY(ALLOCATED(worker->drawing && worker->pixels && worker->mask,
+                      "out of memory for images; lower --threads"));
+    }
+    return STATUS_OK;
+}
+
+static void close_verification(struct verification *verification)
+{
+    for (int i = 0; verification->workers && i < verification->threads; i++) {
+        struct worker *worker = &verification->workers[i];
+        free(worker->drawing);
+        image_scratch_close(&worker->scratch);
+        free(worker->pixels);
+        free(worker->mask);
+        free(worker->numbers);
+    }
+    free(verification->workers);
+    published_close(verification->published);
+    pthread_mutex_destroy(&verification->lock);
+}
+
+static enum status report(const struct verification *verification)
+{
+    const struct published_set *set = verification->set;
+    uint64_t compared = 0, equal = 0;
+    const uint64_t images = set->has_masks ? set->instances : set->classes * set->instances;
+    const uint64_t whole[KINDS] = {images, set->has_masks ? images : 0, set->classes};
+    for (int kind = 0; kind < KINDS; kind++) {
+        compared += verification->compared[kind];
+        equal += verification->equal[kind];
+        if (verification->compared[kind] > 0)
+            printf("%s: %llu of %llu %s equal; the whole set has %llu\n", set->name,
+                   (unsigned long long)verification->equal[kind],
+                   (unsigned long long)verification->compared[kind], kind_names[kind],
+                   (unsigned long long)whole[kind]);
+    }
+    if (equal < compared) {
+        fputs("first difference: ", stdout);
+        text_print(stdout, verification->detail);
+        putchar('\n');
+    }
+    if (verification->foreign > 0) {
+        printf("not in the set: %llu PNG files, such as ", (unsigned long long)verification->foreign);
+        text_print(stdout, verification->stranger);
+        putchar('\n');
+    }
+    if (compared == 0 && verification->foreign == 0)
+        return status_about(status_set(STATUS_USAGE,
+                                       "%s: contains no file of %s; name the folder that contains image/ or "
+                                       "class folders (see verify-published --help)",
+                                       verification->folder, set->name),
+                            verification->folder);
+    if (equal < compared || verification->foreign > 0)
+        return status_set(STATUS_FAILED, "%s: %llu of %llu files differ from %s", verification->folder,
+                          (unsigned long long)(compared - equal + verification->foreign),
+                          (unsigned long long)(compared + verification->foreign), set->name);
+    return STATUS_OK;
+}
+
+static enum status verify(struct verification *verification)
+{
+    const struct published_set *set = verification->set;
+    TRY(published_open(set, verification->threads, &verification->published));
+    TRY(open_workers(verification));
+    parallel_for(verification->threads, published_blocks(set), verify_block, verification);
+    if (verification->failed)
+        return status_restore(&verification->failure);
+    if (set->has_masks)
+        TRY(find_foreign(verification));
+    TRY(verify_class_files(verification));
+    return report(verification);
+}
+
+enum status verify_published(const char *folder, const struct formula *formula,
+                             const struct published_set *set, int threads)
+{
+    FREED struct verification *verification = calloc(1, sizeof *verification);
+    TRY(ALLOCATED(verification, "out of memory"));
+    verification->folder = folder;
+    verification->formula = formula;
+    verification->set = set;
+    verification->threads = threads;
+    verification->first = UINT64_MAX;
+    pthread_mutex_init(&verification->lock, NULL);
+    enum status status = verify(verification);
+    close_verification(verification);
+    return status;
+}
+
+/* Lists the published sets of all formulas. */
+static void list_sets(char *names, size_t size)
+{
+    names[0] = '\0';
+    for (size_t f = 0; f < FORMULA_COUNT; f++)
+        for (const struct formula_preset *preset = formulas[f]->presets; preset && preset->name; preset++)
+            if (preset->set)
+                text_join(names, size, ", ", "%s", preset->name);
+}
+
+static enum status find_set(const char *name, const struct formula **formula,
+                            const struct published_set **set)
+{
+    char names[256];
+    if (!name)
+        return status_option(STATUS_USAGE, "preset", " is missing: it names the published set");
+    *formula = formula_of_preset(name);
+    const struct formula_preset *preset = *formula ? formula_preset(*formula, name) : NULL;
+    *set = preset ? preset->set : NULL;
+    if (*set)
+        return STATUS_OK;
+    list_sets(names, sizeof names);
+    return status_value(STATUS_USAGE, "preset", name,
+                        " is not a published set whose images can be drawn again; these can: %s", names);
+}
+
+static enum status get_threads(uint64_t given, bool is_given, int *threads)
+{
+    uint64_t requested = given;
+    if (!is_given && !threads_requested(&requested))
+        return status_set(STATUS_USAGE, "OMP_NUM_THREADS is not a number of threads; set --threads");
+    long usable = sysconf(_SC_NPROCESSORS_ONLN);
+    *threads = requested ? (int)requested : usable > 0 ? (int)usable : 1;
+    return STATUS_OK;
+}
+
+static enum status check_folder(const char *folder)
+{
+    struct stat info;
+    if (!folder)
+        return status_set(STATUS_USAGE, "verify-published needs a folder: fdsl-bench verify-published DIR "
+                                        "--preset SET; see verify-published --help");
+    if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
+        return status_about(status_set(STATUS_USAGE, "%s is not a folder", folder), folder);
+    return STATUS_OK;
+}
+
+enum status verify_published_run(int argc, char *argv[])
+{
+    struct verify_options values = {0};
+    const char *folder = NULL;
+    struct options options = {.tables = {{specs, COUNT_OF(specs), &values}},
+                              .table_count = 1,
+                              .operands_max = 1,
+                              .operands = &folder,
+                              .help = "verify-published --help"};
+    enum status status = options_parse(&options, argc, argv);
+    bool threads_given = status == STATUS_OK && options_given(&options, "threads");
+    options_free(&options);
+    TRY(status);
+    if (values.help) {
+        print_help();
+        return STATUS_OK;
+    }
+    const struct formula *formula = NULL;
+    const struct published_set *set = NULL;
+    int threads = 1;
+    TRY(check_folder(folder));
+    TRY(find_set(values.preset, &formula, &set));
+    TRY(get_threads(values.threads, threads_given, &threads));
+    return verify_published(folder, formula, set, threads);
+}
