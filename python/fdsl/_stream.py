@@ -336,6 +336,8 @@ class _BatchMemory(_Memory):
     the default stream is being captured, goes back later."""
 
     __slots__ = ("handle", "live", "size", "masked")
+    size: int  # samples, and how many of them are masked
+    masked: int
     _refused: deque[tuple[int, int, bool, int]] = deque()  # batch, device, shared, process
 
     def __init__(self, device: int, live: dict[int, None]) -> None:
