@@ -1246,7 +1246,7 @@ static enum status allocate_slots(struct set_stream *self)
         slot->read = (uint64_t *)(slot->values + values + 2 * words);
         slot->direct = malloc(plan->capacity * sizeof *slot->direct);
         TRY(ALLOCATED(slot->direct, "out of memory for a batch of %u samples", plan->capacity));
-        self->stats.memory_bytes += self->slot_bytes;
+        self->stats.memory_bytes += self->slot_bytes + plan->capacity * sizeof *slot->direct;
         TRY(allocate_files(self, slot));
     }
     return STATUS_OK;
