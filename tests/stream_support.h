@@ -85,7 +85,7 @@ struct record {
     uint8_t *values;
     int32_t *labels;
     uint32_t *numbers, count;
-    size_t room, sample_bytes; /* `room`: the samples that fit into the arrays */
+    size_t sample_bytes, room; /* `room`: the samples that fit into the arrays */
 };
 
 /* The arrays grow rarely, because ASan copies them whenever they grow. */

@@ -412,8 +412,11 @@ Test(stream_files, a_seek_leads_to_the_same_files)
         some.count = 0;
         add(&some, &batch);
         const size_t first = at / steps * opened.epochs.count + at % steps * opened.epochs.batch;
-        const struct record wanted = {all.values + first * all.sample_bytes, all.labels + first,
-                                      all.numbers + first, some.count, all.sample_bytes};
+        const struct record wanted = {.values = all.values + first * all.sample_bytes,
+                                      .labels = all.labels + first,
+                                      .numbers = all.numbers + first,
+                                      .count = some.count,
+                                      .sample_bytes = all.sample_bytes};
         cr_expect(same(&some, &wanted), "batch %llu", (unsigned long long)at);
         must(stream_release(opened.stream, &batch, NULL));
     }
