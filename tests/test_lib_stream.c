@@ -454,6 +454,52 @@ Test(lib_stream, states_of_other_streams_are_refused)
 }
 
 /* The same files with another label are another data set. */
+/* A state comes back from its file as it was; every wrong argument and file is an error. */
+Test(lib_stream, states_are_stored_in_files)
+{
+    struct fdsl_state state = {.size = sizeof state,
+                               .epoch = 1,
+                               .sample = UINT64_MAX,
+                               .samples = 3,
+                               .seed = UINT64_MAX - 1,
+                               .data = 5,
+                               .transform = UINT64_MAX - 2,
+                               .global_batch = UINT32_MAX,
+                               .lanes = 8,
+                               .shuffle_buffer = 9,
+                               .drop_last = 1};
+    struct fdsl_state back = {.size = sizeof back}, odd = {.size = 8};
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/state", folder);
+    good(fdsl_state_write(&state, file));
+    good(fdsl_state_read(file, &back));
+    cr_expect_eq(memcmp(&state, &back, sizeof state), 0);
+    const enum fdsl_status wrong[] = {fdsl_state_write(NULL, file), fdsl_state_write(&state, NULL),
+                                      fdsl_state_write(&odd, file), fdsl_state_write(&state, folder),
+                                      fdsl_state_read(NULL, &back), fdsl_state_read(file, NULL),
+                                      fdsl_state_read(file, &odd)};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++)
+        cr_expect_eq(wrong[i], FDSL_INVALID, "case %zu", i);
+    cr_expect_eq(fdsl_state_read("/nowhere/state", &back), FDSL_FAILED);
+    cr_expect(strncmp(fdsl_error(), "/nowhere/state: ", 16) == 0, "%s", fdsl_error());
+    cr_expect_eq(memcmp(&state, &back, sizeof state), 0, "an error changed the state");
+    /* Each byte of the file counts. */
+    FILE *from = fopen(file, "re");
+    char text[512];
+    const size_t size = fread(text, 1, sizeof text, from);
+    fclose(from);
+    cr_assert(size > 200 && size < sizeof text);
+    for (size_t i = 0; i <= size; i++) {
+        FILE *to = fopen(file, "we");
+        const char before = text[i % size];
+        text[i % size] ^= 1;
+        fwrite(text, 1, i < size ? size : size - 1, to);
+        fclose(to);
+        text[i % size] = before;
+        cr_expect(fdsl_state_read(file, &back) != FDSL_OK, "byte %zu", i);
+    }
+}
+
 Test(lib_stream, states_of_other_labels_are_refused)
 {
     static const char *const labels[] = {"json:a", "json:b", "json:a"};
@@ -1078,6 +1124,60 @@ static int files_now(void)
         count++;
     closedir(files);
     return count;
+}
+
+/* fdsl_stream_begin() opens the same stream; errors come from fdsl_stream_wait(), and other functions wait
+ * for it. */
+Test(lib_stream, a_stream_may_be_opened_in_a_thread)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream *plain = opened_stream(source, &config), *stream;
+    char fit[] = "resize", type[] = "f16";
+    struct fdsl_stream_info info = {.size = sizeof info};
+    struct fdsl_state state = {.size = sizeof state}, same = {.size = sizeof same};
+    enum fdsl_status result;
+    config.fit = fit;
+    good(fdsl_stream_begin(source, &config, &stream));
+    memset(fit, 'x', sizeof fit - 1); /* the library has copied the string */
+    while ((result = fdsl_stream_wait(stream, 0.01)) == FDSL_PENDING) {
+    }
+    good(result);
+    good(fdsl_stream_describe(stream, &info));
+    good(fdsl_stream_save(plain, &state));
+    good(fdsl_stream_save(stream, &same));
+    cr_expect_eq(memcmp(&state, &same, sizeof state), 0);
+    struct fdsl_batch *one = taken(plain), *other = taken(stream);
+    cr_expect_eq(
+        memcmp(tensor_of(one, FDSL_IMAGES).data, tensor_of(other, FDSL_IMAGES).data, 16 * 3 * SIDE * SIDE),
+        0);
+    good(fdsl_batch_release(one, NULL));
+    good(fdsl_batch_release(other, NULL));
+    fdsl_stream_close(stream);
+    fdsl_stream_close(plain);
+    /* A wrong field, reported twice; then a stream that is closed while it opens. */
+    config = stream_config();
+    config.dtype = type;
+    config.lanes = 0;
+    good(fdsl_stream_begin(source, &config, &stream));
+    cr_expect_eq(fdsl_stream_save(stream, &state), FDSL_INVALID);
+    cr_expect(strncmp(fdsl_error(), "stream: it is not open", 22) == 0, "%s", fdsl_error());
+    cr_expect_eq(fdsl_stream_describe(stream, &info), FDSL_INVALID);
+    fdsl_stream_cancel(stream);
+    for (int i = 0; i < 2; i++) {
+        while ((result = fdsl_stream_wait(stream, 0.01)) == FDSL_PENDING) {
+        }
+        cr_expect(result == FDSL_INVALID && strncmp(fdsl_error(), "lanes: ", 7) == 0, "%s", fdsl_error());
+    }
+    fdsl_stream_close(stream);
+    config.lanes = 3;
+    good(fdsl_stream_begin(source, &config, &stream));
+    fdsl_stream_close(stream);
+    cr_expect_eq(fdsl_stream_begin(NULL, &config, &stream), FDSL_INVALID);
+    cr_expect_eq(fdsl_stream_begin(source, NULL, &stream), FDSL_INVALID);
+    cr_expect_eq(fdsl_stream_begin(source, &config, NULL), FDSL_INVALID);
+    fdsl_source_close(source);
 }
 
 /* A server accepts the connection and does not answer. Closing ends the opening, its threads and its

@@ -236,4 +236,4 @@ def stream_pointer(stream: object, device: int) -> int:
         raise TypeError(f"stream: it must be an int, a torch.cuda.Stream or a CuPy stream, not {type(stream).__name__}")
     if not 0 <= pointer < 1 << 64:
         raise ValueError(f"stream: {pointer} is not the address of a stream")
-    return pointer
+    return int(pointer)

@@ -88,7 +88,9 @@ class Loader(_stream.Loader):
         capacity, labelled, masked = int(stream.info.capacity), stream.labelled, self._label_of_masked
         shape, dtype, index = (capacity, *self.shape), getattr(torch, self.dtype), torch.int64
         where: dict[str, Any] = {"device": device, **({"pin_memory": True} if device.type == "cpu" else {})}
-        current = raw_torch_stream(torch) if device.type == "cuda" else lambda _: None
+        current: Callable[[int], Optional[int]] = lambda _: None
+        if device.type == "cuda":
+            current = raw_torch_stream(torch)
 
         def fill() -> Optional[Batch]:
             images = empty(shape, dtype=dtype, **where)

@@ -42,6 +42,6 @@ else
 fi
 has_torch "$python" || echo "  skipped python: the tests of fdsl.torch need PyTorch 2.1 or newer; make check-python installs it and runs them"
 if "$python" -c 'import mypy' 2>/dev/null; then
-    "$python" -m mypy --strict --cache-dir=/dev/null python/fdsl || status=1
+    "$python" -m mypy --strict --config-file python/pyproject.toml --cache-dir=/dev/null python/fdsl || status=1
 fi
 exit "$status"
