@@ -539,10 +539,10 @@ Test(formulas, drawn_classes_never_change)
           {4, 154, 1.7960522174835205, 0.021733826026320457, 55, 1.6428940296173096, 1.6798745393753052, 256,
            256}}},
         {FORMULA_SEGRCDB,
-         "segrcdb",
+         "segrcdb-ranges",
          {1, {3, 35, 1.5925731658935547, 0.070252396166324615, 22, 1.0148369073867798, 1.488645076751709}}},
         {FORMULA_SEGRCDB,
-         "segrcdb",
+         "segrcdb-ranges",
          {254,
           {95, 24, 1.1439924240112305, 0.023292452096939087, 19, 1.2505056858062744, 1.2271144390106201}}},
     };
@@ -667,7 +667,7 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
 {
     expect_usage("--formula uji --preset rcdb --classes 3", "belongs to --formula rcdb");
     expect_usage("--formula rcdb --vertices 9", "--vertices");
-    expect_usage("--formula segrcdb --classes 300", "1 to 255");
+    expect_usage("--formula segrcdb --preset segrcdb-ranges --classes 300", "1 to 255");
     expect_usage("--formula uji --random published", "cuRAND");
 }
 
