@@ -665,7 +665,7 @@ static void expect_usage(const char *words, const char *piece)
 
 Test(formulas, options_that_contradict_the_formula_are_refused)
 {
-    expect_usage("--formula uji --preset rcdb --classes 3", "belongs to --formula rcdb");
+    expect_usage("--formula uji --preset rcdb --classes 3", "rcdb is a preset of the formula rcdb, not of uji");
     expect_usage("--formula rcdb --vertices 9", "--vertices");
     expect_usage("--formula segrcdb --preset segrcdb-ranges --classes 300", "1 to 255");
     expect_usage("--formula uji --random published", "cuRAND");
