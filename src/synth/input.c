@@ -73,7 +73,7 @@ static enum status allocate_rows(struct synth *synth, uint32_t count)
 static enum status take_preset(struct synth *synth, const struct formula *formula,
                                const struct formula_preset *preset, uint32_t count)
 {
-    size_t listed = preset->set ? preset->set->classes : 0;
+    size_t listed = preset->set ? preset->set->classes : CLASS_COUNT_MAX;
     if (preset->csv)
         TRY(class_read_text(preset->csv, preset->name, formula, &synth->rows, &listed));
     if (count > listed)
