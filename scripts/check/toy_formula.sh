@@ -46,7 +46,7 @@ cd "$folder"
 printf 'class,orbits,vertices,noise\n5,40,9,0.5\n9,3,333,2.25\n' >classes.csv
 make CUDA=0 BUILD=build fdsl-bench build/tests/test_formulas >make.log 2>&1 || { tail -20 make.log && exit 1; }
 grep -i warning make.log && exit 1
-./fdsl-bench --help --workload synth | grep -q 'segrcdb, toy'
+./fdsl-bench --help --workload synth | grep 'segrcdb, toy' >help.log
 for threads in 1 7; do
     ./fdsl-bench --variant naive,omp --formula toy --class classes.csv --batch 3 --res 130 --threads $threads --verify --max-time 0.1 \
         --write-classes written.csv --png pictures --out rows.csv >run.log 2>&1 || { tail run.log && exit 1; }
