@@ -69,9 +69,8 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes. uji, visualatom, lowercompute and the sections of "
-             "--preset-file are ranges, from which classes are sampled at random; paper-1000 and "
-             "lowercompute-1000 are lists, whose first N classes are used (default: the name of --formula)"},
+     .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
+             "default. NAME is one of"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
@@ -558,7 +557,7 @@ static enum status synth_write_classes(const void *input)
 const struct workload workload_synth = {
     .name = "synth",
     .schema = "synth/8",
-    .summary = "VisualAtom images: formula-driven training images, generated instead of read",
+    .summary = "images of formulas such as VisualAtom, for training: generated instead of read",
     .item = "images",
     .options = options,
     .option_count = COUNT_OF(options),
