@@ -539,10 +539,10 @@ Test(formulas, drawn_classes_never_change)
           {4, 154, 1.7960522174835205, 0.021733826026320457, 55, 1.6428940296173096, 1.6798745393753052, 256,
            256}}},
         {FORMULA_SEGRCDB,
-         "segrcdb",
+         "segrcdb-ranges",
          {1, {3, 35, 1.5925731658935547, 0.070252396166324615, 22, 1.0148369073867798, 1.488645076751709}}},
         {FORMULA_SEGRCDB,
-         "segrcdb",
+         "segrcdb-ranges",
          {254,
           {95, 24, 1.1439924240112305, 0.023292452096939087, 19, 1.2505056858062744, 1.2271144390106201}}},
     };
@@ -665,9 +665,10 @@ static void expect_usage(const char *words, const char *piece)
 
 Test(formulas, options_that_contradict_the_formula_are_refused)
 {
-    expect_usage("--formula uji --preset rcdb --classes 3", "belongs to --formula rcdb");
+    expect_usage("--formula uji --preset rcdb --classes 3",
+                 "rcdb is a preset of the formula rcdb, not of uji");
     expect_usage("--formula rcdb --vertices 9", "--vertices");
-    expect_usage("--formula segrcdb --classes 300", "1 to 255");
+    expect_usage("--formula segrcdb --preset segrcdb-ranges --classes 300", "1 to 255");
     expect_usage("--formula uji --random published", "cuRAND");
 }
 
@@ -699,4 +700,33 @@ Test(formulas, the_ladder_refuses_other_formulas)
         cr_expect(formulas[f]->paper ||
                   (strstr(status_text(), formulas[f]->name) && strstr(status_text(), "use naive or omp")));
     }
+}
+
+/* ---- The page ---- */
+
+/* The table of docs/formulas.md has one row per formula, in order. The message shows the rows as they must
+ * be. */
+Test(formulas, the_page_lists_all_formulas)
+{
+    FILE *file = fopen("docs/formulas.md", "r");
+    static char page[1 << 16], rows[1 << 13];
+    size_t length = 0;
+    cr_assert_not_null(file);
+    cr_assert_gt(fread(page, 1, sizeof page - 1, file), 0);
+    fclose(file);
+    for (size_t f = 0; f < FORMULA_COUNT; f++) {
+        const struct formula *formula = formulas[f];
+        const struct line_rules rules = line_rules_of((enum formula_id)f);
+#define ADD(...) length += (size_t)snprintf(rows + length, sizeof rows - length, __VA_ARGS__)
+        ADD("| `%s` | %s | %s | %u | %u |", formula->name, formula->summary,
+            formula->targets == TARGET_MASK ? "mask" : "label", (unsigned)rules.background,
+            (unsigned)rules.shapes);
+        for (size_t i = 0; i < formula->parameter_count; i++)
+            ADD("%s `%s`", i ? "," : "", formula->parameters[i].name);
+        if (formula->classes)
+            ADD(" | %u |\n", (unsigned)formula->classes);
+        else
+            ADD(" | the benchmark class |\n");
+    }
+    cr_expect(strstr(page, rows), "the rows of the table must be:\n%s", rows);
 }

@@ -51,6 +51,7 @@ struct source_facts {
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
+    uint32_t classes;               /* of generated images with labels 0 to N - 1: N; otherwise 0 */
     bool uncounted;                 /* open() left out an unknown number of samples that have no numbers */
     const uint8_t *held; /* by a sample's number: 1 if it is held out for testing; valid while the source is
                             open. NULL: no sample is */
@@ -65,8 +66,10 @@ struct source_facts {
 struct synth_values {
     const char *variant; /* NULL: omp, or naive if the build lacks omp */
     int encoding;        /* enum source_encoding */
-    const char *preset;  /* source of the classes; NULL: "uji" */
-    uint32_t classes, res;
+    /* The classes; the formula follows from them. `class_file` has classes numbered 0 to N - 1, of any formula
+     * whose images have labels. Otherwise a preset, of `preset_file` or built-in; NULL: "uji". */
+    const char *preset, *preset_file, *class_file;
+    uint32_t classes, res; /* classes 0: all of class_file */
     uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
     bool crop;                  /* images of another size than `res` are cut out, not resized */
     uint64_t batch;             /* images per run of the variant; 0: 32 */

@@ -65,7 +65,6 @@ struct published_class {
     double oval_x, oval_y;     /* Oval_rate_x, Oval_rate_y: stretch of the start circle */
     uint32_t wave1, wave2;     /* nami1, nami2: only VisualAtom */
     double start_h, start_w;   /* start_pos_h, start_pos_w: centre of instance 0; not SegRCDB */
-    uint32_t gray;             /* Color_Gray: value in the mask, equal to the number; only SegRCDB */
 };
 
 /* A data set that is open for drawing. */

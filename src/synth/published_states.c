@@ -104,20 +104,19 @@ static void scan_states(struct published *published, int threads)
     progress_clear(&scan.progress);
 }
 
-/* Draws the classes of a set whose states are known. */
-static void draw_classes(struct published *published)
+/* Draws the classes of a set. `states` are those of its classes; NULL: SegRCDB, whose classes have their own
+ * stream. */
+static void draw_classes(const struct published_set *set, const struct twister *states,
+                         struct published_class *classes)
 {
-    const struct published_set *set = published->set;
     uint32_t seed = 0;
     struct twister stream;
     twister_seed_array(&stream, &seed, 1);
     for (uint32_t i = 0; i < set->classes; i++) {
-        if (set->law != PUBLISHED_SEGRCDB)
-            stream = published->states[i];
-        published_draw_class(set->law, &stream, &published->classes[i]);
-        published->classes[i].number = set->first_class + i;
-        if (set->law == PUBLISHED_SEGRCDB)
-            published->classes[i].gray = published->classes[i].number;
+        if (states)
+            stream = states[i];
+        published_draw_class(set->law, &stream, &classes[i]);
+        classes[i].number = set->first_class + i;
     }
 }
 
@@ -243,12 +242,13 @@ static void get_states(struct published *published, int threads)
 {
     char path[PATH_MAX];
     states_path(published->set, path);
+    if (published->set->law == PUBLISHED_SEGRCDB)
+        draw_classes(published->set, NULL, published->classes); /* the images depend on them */
     if (path[0] && states_read(published, path)) {
-        draw_classes(published);
+        if (published->set->law != PUBLISHED_SEGRCDB)
+            draw_classes(published->set, published->states, published->classes);
         return;
     }
-    if (published->set->law == PUBLISHED_SEGRCDB)
-        draw_classes(published); /* the images depend on them */
     scan_states(published, threads);
     if (!path[0] || states_write(published, path) != STATUS_OK)
         status_warn("the positions in the random numbers of %s are computed at every start, because they "
@@ -388,12 +388,25 @@ static int usable_threads(void)
     return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
 }
 
+static void fill_rows(const struct formula_preset *preset, const struct published_class *classes,
+                      uint32_t count, struct class_row *rows)
+{
+    for (uint32_t i = 0; i < count; i++)
+        published_row(formula_of_preset(preset->name), &classes[i], &rows[i]);
+}
+
 enum status published_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
 {
     struct published *published;
+    if (preset->set->law == PUBLISHED_SEGRCDB) { /* the states are not needed */
+        FREED struct published_class *classes = calloc(preset->set->classes, sizeof *classes);
+        TRY(ALLOCATED(classes, "out of memory for the classes of %s", preset->name));
+        draw_classes(preset->set, NULL, classes);
+        fill_rows(preset, classes, count, rows);
+        return STATUS_OK;
+    }
     TRY(published_open(preset->set, usable_threads(), &published));
-    for (uint32_t i = 0; i < count; i++)
-        published_row(formula_of_preset(preset->name), &published_classes(published)[i], &rows[i]);
+    fill_rows(preset, published_classes(published), count, rows);
     published_close(published);
     return STATUS_OK;
 }

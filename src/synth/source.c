@@ -12,6 +12,7 @@
 #include "core/workload.h"
 #include "data/npy.h"
 #include "data/source.h"
+#include "synth/class.h"
 #include "synth/input.h"
 
 #define BATCH 32 /* images per run if the request does not say it, as of --batch */
@@ -197,6 +198,62 @@ static enum status open_prepared(const struct source_request *request, struct ma
                : STATUS_OK;
 }
 
+/* Reads a file of classes, of the first formula that accepts it. If none does, the failure is that of the
+ * first formula. */
+static enum status read_classes(const char *path, struct synth *synth)
+{
+    struct failure first = {.status = STATUS_OK};
+    for (int formula = 0; formula < FORMULA_COUNT; formula++) {
+        size_t count;
+        enum status status = class_read(path, formulas[formula], &synth->rows, &count);
+        if (status == STATUS_OK) {
+            synth_set_formula(synth, (enum formula_id)formula);
+            synth->class_count = (uint32_t)count;
+            return STATUS_OK;
+        }
+        synth->rows = NULL;
+        if (first.status == STATUS_OK)
+            first = status_save(status);
+    }
+    return status_restore(&first);
+}
+
+/* Checks that labels are 0 to N - 1. Numbers of classes differ from each other. */
+static enum status check_labels(const struct synth *synth)
+{
+    if (synth->rules.shapes > 1)
+        return status_set(
+            STATUS_USAGE,
+            "an image of the formula %s shows several classes and has no label; choose classes of "
+            "another formula",
+            formulas[synth->formula]->name);
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        if (synth->rows[c].id >= synth->class_count)
+            return status_set(STATUS_USAGE,
+                              "class %u: labels are the numbers of the %u classes, so they must be 0 to "
+                              "%u",
+                              (unsigned)synth->rows[c].id, synth->class_count, synth->class_count - 1);
+    return STATUS_OK;
+}
+
+static enum status get_classes(const struct synth_values *wanted, struct synth *synth)
+{
+    const char *const preset = wanted->preset ? wanted->preset : "uji";
+    struct synth_wish wish = {.formula = -1,
+                              .preset = preset,
+                              .preset_file = wanted->preset_file,
+                              .classes = wanted->classes,
+                              .res = wanted->res};
+    if (wanted->class_file) {
+        enum status status = read_classes(wanted->class_file, synth);
+        return status == STATUS_OK ? check_labels(synth)
+                                   : status_about(status_prefix(status, "--class"), "class");
+    }
+    TRY(synth_choose(synth, &wish));
+    TRY(synth_draw_classes(synth, wanted->preset_file, preset, wanted->classes));
+    return check_labels(synth);
+}
+
 /* Fills the input of the variant from values. The workload's other options have their defaults. */
 static enum status open_values(const struct synth_values *wanted, struct maker *maker)
 {
@@ -209,7 +266,6 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
                             "--fit resize",
                             out_res, wanted->res);
     synth->batch = synth->stride = wanted->batch ? wanted->batch : BATCH;
-    synth_set_formula(synth, FORMULA_UJI);
     synth->res = wanted->res;
     synth->output = (struct synth_output){.type = DTYPE_U8,
                                           .layout = OUTPUT_NCHW,
@@ -218,7 +274,7 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
                                                                         : OUTPUT_RESIZE,
                                           .res = out_res,
                                           .channels = wanted->channels ? wanted->channels : 1};
-    TRY(synth_draw_classes(synth, NULL, wanted->preset ? wanted->preset : "uji", wanted->classes));
+    TRY(get_classes(wanted, synth));
     TRY(synth_fill_tables(synth));
     output_set_scale(&synth->output, synth->res, means, deviations);
     maker->synth = synth;
@@ -238,6 +294,7 @@ static enum status synth_source_open(const struct source_request *request, struc
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
     facts->samples = SOURCE_ENDLESS;
+    facts->classes = maker->synth->rules.shapes > 1 ? 0 : maker->synth->class_count;
     facts->sample_bytes = synth_output_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     facts->identity =
@@ -261,7 +318,7 @@ static const char *const indifferent[] = {"batch", "class", "preset-file", "layo
 
 const struct source source_synth = {
     .name = "synth",
-    .summary = "VisualAtom images and their labels",
+    .summary = "images of formulas such as VisualAtom, and their labels",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct synth_values),

@@ -1,6 +1,9 @@
 /* The formulas `uji` and `visualatom`: two interpretations of VisualAtom (docs/visualatom.md). */
+#include <string.h>
+
 #include "core/portable.h"
 #include "synth/lines.h"
+#include "synth/published_random.h"
 
 /* clang-format off */
 static const struct formula_parameter parameters[] = {
@@ -21,9 +24,37 @@ static const struct formula_parameter parameters[] = {
 /* Files of configs/, embedded by classes_cfg.S */
 extern const char paper_1000_csv[], lowercompute_1000_csv[];
 
+/* Draws class lists of any length as the published pre-training of uji does: Python's random, seeded with 42.
+ * The presets of 1000 classes are the beginnings of these lists. */
+static enum status paper_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    const int32_t vertices_max = strcmp(preset->name, "paper") == 0 ? 1000 : 400;
+    const uint32_t seed = 42;
+    struct twister stream;
+    twister_seed_array(&stream, &seed, 1);
+    for (uint32_t c = 0; c < count; c++) {
+        rows[c] = (struct class_row){.id = c};
+        double *value = rows[c].value; /* in the order of `parameters` */
+        value[0] = python_randint(&stream, 200, vertices_max);
+        value[1] = python_randint(&stream, 1, 200);
+        value[2] = (float)twister_uniform(&stream, 1, 2);
+        value[3] = (float)twister_uniform(&stream, 1, 2);
+        value[4] = python_randint(&stream, 0, 20);
+        do
+            value[5] = python_randint(&stream, 0, 20);
+        while (value[5] == value[4] && value[4] != 0);
+        value[6] = (float)twister_uniform(&stream, 2, 6);
+        value[7] = python_randint(&stream, 0, 50);
+        value[8] = (float)twister_uniform(&stream, 0, 0.01);
+    }
+    return STATUS_OK;
+}
+
 static const struct formula_preset presets[] = {
     {.name = "paper-1000", .csv = paper_1000_csv},
     {.name = "lowercompute-1000", .csv = lowercompute_1000_csv},
+    {.name = "paper", .rows = paper_rows},
+    {.name = "paper-lowercompute", .rows = paper_rows},
     {.name = NULL},
 };
 
@@ -56,6 +87,8 @@ static const struct published_set script_1k = {.name = "visualatom-script-1k",
 static const struct formula_preset visualatom_presets[] = {
     {.name = "paper-1000", .csv = paper_1000_csv},
     {.name = "lowercompute-1000", .csv = lowercompute_1000_csv},
+    {.name = "paper", .rows = paper_rows},
+    {.name = "paper-lowercompute", .rows = paper_rows},
     {.name = "visualatom-script-1k", .rows = published_rows, .set = &script_1k},
     {.name = NULL},
 };

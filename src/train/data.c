@@ -154,6 +154,26 @@ static enum status fill_synth(const struct data_request *request, struct source_
                      DATA_TEST);
 }
 
+/* Rejects options of classes that contradict each other. */
+static enum status check_class_options(const struct data_request *request)
+{
+    if (request->class_file && (request->preset || request->preset_file))
+        return status_option(STATUS_USAGE, "class", " replaces --preset%s; drop one of them",
+                             request->preset ? "" : "-file");
+    return STATUS_OK;
+}
+
+/* Sets the number of classes, which the source has read or drawn. */
+static enum status take_classes(const struct data_request *request, uint32_t classes, struct data *data)
+{
+    if (request->classes && request->classes != classes)
+        return status_number(STATUS_USAGE, "classes", (double)request->classes,
+                             ": the file of --class has %" PRIu32 "; drop --classes", classes);
+    data->classes = classes;
+    data->fresh = request->fresh ? generated_stream_fresh(classes) : 0;
+    return STATUS_OK;
+}
+
 static enum status open_synth(const struct data_request *request, struct data *data)
 {
     struct data_source *source = data->source = calloc(1, sizeof *source);
@@ -162,6 +182,8 @@ static enum status open_synth(const struct data_request *request, struct data *d
     const bool fits = fit->res && fit->how != FIT_RANDOM_RESIZED_CROP;
     const struct synth_values values = {.encoding = SOURCE_NPY,
                                         .preset = request->preset,
+                                        .preset_file = request->preset_file,
+                                        .class_file = request->class_file,
                                         .classes = data->classes,
                                         .res = (uint32_t)request->res,
                                         .out_res = fits ? fit->res : 0,
@@ -171,10 +193,12 @@ static enum status open_synth(const struct data_request *request, struct data *d
         data->fit = (struct image_fit){0}; /* the source delivers images of this size */
     data->gray = true;
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
-    data->fresh = request->fresh ? generated_stream_fresh(data->classes) : 0;
+    TRY(check_class_options(request));
     enum status status =
         source_open("synth", &(struct source_request){.parameters = &values, .resources = request->resources},
                     &source->reader);
+    if (status == STATUS_OK)
+        status = take_classes(request, source->reader.facts.classes, data);
     if (status == STATUS_OK)
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
@@ -717,7 +741,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     if (digit || clip || synth || records)
         TRY(check_no_test(request, records));
     if (data->classes == 0)
-        data->classes = clip ? CLIPS : digit || synth || records ? DIGITS : 0;
+        data->classes = clip ? CLIPS : digit || records || (synth && !request->class_file) ? DIGITS : 0;
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
     if (digit)

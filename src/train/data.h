@@ -176,6 +176,7 @@ struct data_request {
                              0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
     uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
     const char *preset;   /* preset of the classes, synth only; NULL: the default */
+    const char *preset_file, *class_file; /* synth only: where the classes are from; NULL: built-in presets */
     uint64_t res;         /* image width and height in pixels, synth only */
     struct image_fit fit; /* how images are resized; random crops are those of epoch 0 */
     uint64_t batch;       /* samples per step */

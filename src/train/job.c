@@ -61,6 +61,8 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                              isnan(parameters->test_share) ? 0 : parameters->test_share,
                                          .classes = parameters->classes,
                                          .preset = parameters->preset,
+                                         .preset_file = parameters->preset_file,
+                                         .class_file = parameters->class_file,
                                          .res = parameters->res,
                                          .fit = {.how = (enum fit_how)parameters->fit,
                                                  .res = (uint32_t)parameters->out_res,
@@ -91,7 +93,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
 {
     if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
         return "--out-res PIXELS";
-    if (strcmp(option, "preset") == 0 && strcmp(parameters->data, "synth") != 0)
+    static const char *const of_synth[] = {"preset", "preset-file", "class", NULL};
+    if (is_one_of(option, of_synth) && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
     static const char *const of_files[] = {"on-error", "test-share", "test-data", NULL};
     static const char *const of_rows[] = {"tensor", "labels", "test-labels", NULL};
