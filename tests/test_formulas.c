@@ -665,7 +665,8 @@ static void expect_usage(const char *words, const char *piece)
 
 Test(formulas, options_that_contradict_the_formula_are_refused)
 {
-    expect_usage("--formula uji --preset rcdb --classes 3", "belongs to --formula rcdb");
+    expect_usage("--formula uji --preset rcdb --classes 3",
+                 "rcdb is a preset of the formula rcdb, not of uji");
     expect_usage("--formula rcdb --vertices 9", "--vertices");
     expect_usage("--formula segrcdb --classes 300", "1 to 255");
     expect_usage("--formula uji --random published", "cuRAND");
@@ -699,4 +700,33 @@ Test(formulas, the_ladder_refuses_other_formulas)
         cr_expect(formulas[f]->paper ||
                   (strstr(status_text(), formulas[f]->name) && strstr(status_text(), "use naive or omp")));
     }
+}
+
+/* ---- The page ---- */
+
+/* The table of docs/formulas.md has one row per formula, in order. The message shows the rows as they must
+ * be. */
+Test(formulas, the_page_lists_all_formulas)
+{
+    FILE *file = fopen("docs/formulas.md", "r");
+    static char page[1 << 16], rows[1 << 13];
+    size_t length = 0;
+    cr_assert_not_null(file);
+    cr_assert_gt(fread(page, 1, sizeof page - 1, file), 0);
+    fclose(file);
+    for (size_t f = 0; f < FORMULA_COUNT; f++) {
+        const struct formula *formula = formulas[f];
+        const struct line_rules rules = line_rules_of((enum formula_id)f);
+#define ADD(...) length += (size_t)snprintf(rows + length, sizeof rows - length, __VA_ARGS__)
+        ADD("| `%s` | %s | %s | %u | %u |", formula->name, formula->summary,
+            formula->targets == TARGET_MASK ? "mask" : "label", (unsigned)rules.background,
+            (unsigned)rules.shapes);
+        for (size_t i = 0; i < formula->parameter_count; i++)
+            ADD("%s `%s`", i ? "," : "", formula->parameters[i].name);
+        if (formula->classes)
+            ADD(" | %u |\n", (unsigned)formula->classes);
+        else
+            ADD(" | the benchmark class |\n");
+    }
+    cr_expect(strstr(page, rows), "the rows of the table must be:\n%s", rows);
 }

@@ -125,6 +125,57 @@ Test(lib, classes_can_be_given)
     fdsl_close(generator);
 }
 
+/* Images and masks equal those of the program. A table of the classes gives the same images again. */
+Test(lib, masks_and_class_tables)
+{
+    enum { SIDE = 41, IMAGES = 5 };
+    struct fdsl_config config = small();
+    struct fdsl_layout layout = {.size = sizeof layout};
+    struct fdsl_class_table table = {.size = sizeof table};
+    static uint8_t images[IMAGES * SIDE * SIDE], masks[IMAGES * SIDE * SIDE], again[IMAGES * SIDE * SIDE],
+        expected[IMAGES * SIDE * SIDE];
+    int64_t labels[IMAGES];
+    const struct fdsl_targets targets = {sizeof targets, labels, masks};
+    const uint64_t backwards[IMAGES] = {4, 3, 2, 1, 0};
+
+    config.preset = "segrcdb";
+    config.classes = 7;
+    config.out_res = SIDE;
+    config.channels = 1;
+    config.dtype = "u8";
+    config.fit = "crop";
+    struct fdsl_generator *generator = opened(&config);
+    good(fdsl_describe(generator, &layout));
+    cr_assert_eq(layout.mask_bytes, SIDE * SIDE);
+    good(fdsl_generate_targets(generator, NULL, 0, IMAGES, images, &targets, NULL));
+    EXPECT(
+        0,
+        "$P --variant naive --batch 5 --classes 7 --res 96 --out-res 41 --fit crop --preset segrcdb --seed "
+        "%llu --npy m.npy --min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0 2>&1",
+        (unsigned long long)config.seed);
+    read_tail("m.npy", expected, sizeof expected);
+    cr_expect_eq(memcmp(images, expected, sizeof images), 0);
+    read_tail("m.masks.npy", expected, sizeof expected);
+    cr_expect_eq(memcmp(masks, expected, sizeof masks), 0);
+    for (int j = 0; j < IMAGES; j++)
+        cr_expect_eq(labels[j], 0);
+
+    good(fdsl_get_classes(generator, &table));
+    cr_expect_str_eq(table.formula, "segrcdb");
+    cr_assert(table.count == 7 && table.parameters == 7 && table.ids[0] == 1);
+    cr_expect_str_eq(table.names[0], "vertices");
+    config.formula = "segrcdb";
+    config.preset = NULL;
+    config.class_table = &table;
+    struct fdsl_generator *copy = opened(&config);
+    fdsl_close(generator);
+    good(fdsl_generate_list(copy, backwards, IMAGES, again, NULL, NULL));
+    for (int j = 0; j < IMAGES; j++)
+        cr_expect_eq(memcmp(again + j * SIDE * SIDE, images + (IMAGES - 1 - j) * SIDE * SIDE, SIDE * SIDE),
+                     0);
+    fdsl_close(copy);
+}
+
 Test(lib, layouts_are_described)
 {
     struct fdsl_config config = small();
@@ -179,7 +230,7 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.formula = NULL, "formula: it is NULL");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 0, "res: 0 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 16385, "res: 16385 is out of range");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, config.classes = 0, "classes: 0 is out of range");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.classes = 1048577, "classes: 1048577 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset = "paper",
                        "preset: the built-in classes.cfg: no section [paper]");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.preset = "paper-1000", config.classes = 1001),
@@ -199,6 +250,12 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID,
                        (config.class_list = twice, config.class_count = 1, config.class_file = "c.csv"),
                        "class_file: class_list already gives the classes");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.formula = "uji", config.preset = "rcdb"),
+                       "preset: rcdb is a preset of the formula rcdb, not of uji; set formula to auto");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.formula = "segrcdb", config.classes = 256), "1 to 255");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.random = "numpy", "random: 'numpy' is unknown");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.formula = "uji", config.random = "published"),
+                       "random: published");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.out_res = 16385, "out_res: 16385 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.out_res = 97, config.fit = "crop"),
                        "out_res: 97 is larger than res");
@@ -226,6 +283,47 @@ Test(lib, wrong_fields_are_named)
                        "GB available; lower threads or res");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.batch = 0, "batch: 0 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.batch = (1 << 24) + 1, "batch: 16777217 is out of range");
+}
+
+Test(lib, class_tables_are_checked)
+{
+    static const char *const names[] = {"vertices", "orbits", "noise", "line_width",
+                                        "radius",   "oval_x", "oval"};
+    static const uint32_t ids[] = {1, 1};
+    double values[] = {3, 5, 1, 0, 1, 1, 1, 3, 5, 1, 0, 1, 1, 1};
+    const struct fdsl_class_table right = {.size = sizeof right,
+                                           .formula = "segrcdb",
+                                           .count = 1,
+                                           .parameters = 7,
+                                           .ids = ids,
+                                           .values = values};
+    struct fdsl_class_table table = right;
+#define EXPECT_WRONG_TABLE(change, message)                                                             \
+    table = right;                                                                                      \
+    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.formula = "segrcdb", config.class_table = &table, change), \
+                       message)
+    EXPECT_WRONG_TABLE(table.size = 8, "class_table->size: it is 8");
+    EXPECT_WRONG_TABLE(table.formula = "rcdb",
+                       "class_table: its formula is 'rcdb', but formula is 'segrcdb'");
+    EXPECT_WRONG_TABLE(table.parameters = 9, "class_table: it has 9 parameters; the formula segrcdb has 7");
+    EXPECT_WRONG_TABLE(table.names = names, "class_table: name 6 is 'oval'; it must be 'oval_y'");
+    EXPECT_WRONG_TABLE(table.values = NULL, "class_table: values is NULL");
+    EXPECT_WRONG_TABLE(table.count = 0, "class_table->count: 0 is out of range");
+    EXPECT_WRONG_TABLE(table.count = 2, "class_table: classes 0 and 1");
+    EXPECT_WRONG_TABLE(values[0] = 0.5, "class_table: class 1: vertices 0.5");
+    EXPECT_WRONG_TABLE((values[0] = 3, config.class_file = "x.csv"), "class_table: class_list or class_file");
+    struct fdsl_config config = small();
+    struct fdsl_generator *generator = opened(&config);
+    uint8_t mask = 0;
+    const struct fdsl_targets targets = {.size = sizeof targets, .masks = &mask}, old = {.size = 8};
+    uint8_t *images = allocated(image_bytes(generator));
+    expect_error(FDSL_INVALID, fdsl_generate_targets(generator, NULL, 0, 1, images, &targets, NULL),
+                 "masks: the formula uji defines no masks");
+    expect_error(FDSL_INVALID, fdsl_generate_targets(generator, NULL, 0, 1, images, &old, NULL),
+                 "targets->size: it is 8");
+    expect_error(FDSL_INVALID, fdsl_get_classes(generator, NULL), "table: it is NULL");
+    fdsl_free(FDSL_CPU, images);
+    fdsl_close(generator);
 }
 
 /* Messages name fields, but a file may have the name of an option. */

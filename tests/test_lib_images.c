@@ -440,10 +440,14 @@ Test(lib_images, arguments_of_images_are_checked)
     config.threads = 2;
     expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "threads: ");
     config = images_config();
+    config.formula = "segrcdb";
+    config.classes = 3;
+    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "formula: images of segrcdb");
+    config = images_config();
     config.generator = "omq";
     expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "generator: ");
     config = images_config();
-    config.classes = 0;
+    config.classes = 1048577;
     expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "classes: ");
     config = images_config();
     config.class_list = &class_;

@@ -525,7 +525,7 @@ static void draw_shape(const struct omp *omp, struct synth_image image, struct p
 /* Fills the rows of a canvas with a value. */
 static void clear(const struct omp *omp, void *canvas, uint16_t value)
 {
-    const size_t first = (size_t)OMP_GUARD * omp->pitch, count = omp->synth->res * (size_t)omp->pitch;
+    const size_t first = (size_t)OMP_GUARD * omp->pitch, count = (size_t)omp->synth->res * omp->pitch;
     if (pixel_bytes(omp) == 1) {
         memset((uint8_t *)canvas + first, value, count);
         return;
@@ -578,20 +578,24 @@ static void convert(const struct omp *omp, struct synth_image image, uint64_t j,
         output_convert_mask(&synth->output, synth->res, key, classes, synth->res, rows, mask);
 }
 
-/* Converts a worker's canvas to image j. */
+/* Converts a worker's canvas or planes to image j. */
 static void finish_image(const struct omp *omp, struct synth_image image, uint64_t j, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
     const struct output_rows rows = {0, synth->output.res};
-    uint8_t *classes = worker->planes + synth_image_bytes(synth);
     double start_s = begin_stage(omp, RANGE_PAINTING);
     if (!needs_planes(synth)) {
         convert(omp, image, j, (const uint8_t *)worker->canvas + canvas_row(omp, 0), omp->pitch, NULL, rows);
     } else {
+        uint8_t *mask = synth_batch_mask(synth, &omp->batch, j);
+        const bool direct = !synth->set && mask && output_is_canvas(&synth->output);
+        uint8_t *grays = direct ? synth_batch_image(synth, &omp->batch, j) : worker->planes;
+        uint8_t *classes = direct ? mask : worker->planes + synth_image_bytes(synth);
         for (size_t y = 0; !synth->set && y < synth->res; y++)
             separate((const uint16_t *)worker->canvas + canvas_row(omp, y), synth->res,
-                     worker->planes + y * synth->res, classes + y * synth->res);
-        convert(omp, image, j, worker->planes, synth->res, classes, rows);
+                     grays + y * synth->res, classes + y * synth->res);
+        if (!direct)
+            convert(omp, image, j, grays, synth->res, classes, rows);
     }
     end_stage(omp, start_s, &worker->painting_s);
 }

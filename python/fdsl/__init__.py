@@ -14,7 +14,7 @@ fdsl.torch.Loader is the same for PyTorch. Importing needs neither NumPy nor PyT
 
 from ._array import Array
 from ._embeddings import Embeddings
-from ._generator import Class, Generator
+from ._generator import Class, ClassTable, Generator
 from ._images import Images
 from ._library import Error, Unavailable, cuda_devices, library_path
 from ._library import version as __version__
@@ -22,6 +22,6 @@ from ._monitor import Monitor
 from ._stream import CenterCrop, Folder, Loader, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
 
 __all__ = [
-    "Array", "CenterCrop", "Class", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "Monitor", "RandAugment",
+    "Array", "CenterCrop", "Class", "ClassTable", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "Monitor", "RandAugment",
     "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices", "library_path",
 ]  # fmt: skip

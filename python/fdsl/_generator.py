@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ._array import Array, device_name
-from ._library import CHANNELS_MAX, CPU, ClassStruct, ConfigStruct, Error, LayoutStruct, check, fail, integer, lib
+from ._library import CHANNELS_MAX, CPU, ClassStruct, ClassTableStruct, ConfigStruct, Error, LayoutStruct, TargetsStruct
+from ._library import check, fail, integer, lib
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
 Path = Union[str, "os.PathLike[str]"]
@@ -42,21 +43,37 @@ class Class(NamedTuple):
     line_width: float
 
 
-class Generator:
-    """Generates VisualAtom images by number, on the CPU or a CUDA GPU.
+class ClassTable(NamedTuple):
+    """The classes of any formula. docs/formulas.md of fdsl-bench describes the parameters.
 
-    With N classes, image g is instance g // N of the class at index g % N. With the generators "naive", "omp" and
+    formula: the name of the formula. names: the names of its parameters. ids: the numbers of the classes. values: for each
+    class, the values of its parameters, in the order of names.
+    """
+
+    formula: str
+    names: tuple[str, ...]
+    ids: list[int]
+    values: list[tuple[float, ...]]
+
+
+class Generator:
+    """Generates images by number, on the CPU or a CUDA GPU.
+
+    With N classes, image g is instance g // N of the class at index g % N; an image of "segrcdb" shows several classes. With the generators "naive", "omp" and
     "fused", its pixels depend only on the formula, the class, the seed, the instance, the side of the drawn image and
     the output format. They do not depend on the device, the batch or the number of threads.
 
-    classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000, or all
-                  classes of class_file or class_list
-    preset        "uji", "visualatom", "lowercompute", "paper-1000" or "lowercompute-1000"; None: the preset with
-                  the name of the formula
+    classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000 (for
+                  "segrcdb" 254), or all classes of class_file, class_list or class_table
+    preset        "uji", "visualatom", "lowercompute", "paper-1000", "lowercompute-1000", "rcdb" or "segrcdb"; None: the
+                  preset with the name of the formula
     preset_file   path of an INI file with other presets
     class_file    path of a CSV file with the classes, instead of a preset
     class_list    sequence of Class, instead of a preset
-    formula       "uji" (as in the paper's code) or "visualatom" (as in the data set)
+    class_table   a ClassTable, instead of a preset
+    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb" or "segrcdb"; "auto": that of
+                  the preset, else "uji"
+    random        "philox", or "published": the random numbers of a published set, which the preset names
     seed          seed of all images, 0 to 2^64 - 1
     res           side of the drawn image in pixels, 1 to 16384
     out_res       side of the image that is returned, in pixels; None: res
@@ -90,7 +107,7 @@ class Generator:
 
     __slots__ = (
         "_handle", "_process", "_lock", "_device", "_stream", "_stream_owner", "_shape", "_full", "_dtype", "_accepted",
-        "_batch", "_config", "__weakref__",
+        "_batch", "_config", "_mask_shape", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -101,7 +118,9 @@ class Generator:
         preset_file: Optional[Path] = None,
         class_file: Optional[Path] = None,
         class_list: Optional[Sequence[Class]] = None,
-        formula: str = "uji",
+        class_table: Optional[ClassTable] = None,
+        formula: str = "auto",
+        random: str = "philox",
         seed: int = 0,
         res: int = 512,
         out_res: Optional[int] = None,
@@ -119,7 +138,7 @@ class Generator:
         words = {name: value for name, value in locals().items() if name != "self"}
         c, self._config = configured(**words)
         number = self._open(c, None if classes is None else c.classes)
-        self._config.update(classes=number, device=self.device)
+        self._config.update(classes=number, device=self.device, formula=self._table().formula)
 
     def _open(self, c: ConfigStruct, classes: Optional[int]) -> int:
         """Opens the generator and returns its number of classes. Raises ValueError if `classes` is another number."""
@@ -128,7 +147,7 @@ class Generator:
         number = int(lib.fdsl_classes(handle, None, 0))
         if classes is not None and number != classes:
             lib.fdsl_close(handle)
-            field = "class_list" if c.class_list else "class_file"
+            field = "class_list" if c.class_list else "class_table" if c.class_table else "class_file"
             raise ValueError(f"classes: it is {classes}, but {field} has {number}; leave classes out")
         self._handle = handle.value or 0
         self._process = os.getpid()
@@ -140,6 +159,8 @@ class Generator:
         check(lib.fdsl_describe(self._handle, description))
         self._shape = tuple(description.shape)
         self._full = (c.batch, *self._shape)
+        side = self._shape[1]
+        self._mask_shape = (side, side) if description.mask_bytes else None
         self._dtype = _NAMES[c.dtype.decode()]
         self._accepted = (self._dtype, "uint16") if self._dtype == "bfloat16" else (self._dtype,)
         self._batch: int = c.batch
@@ -178,6 +199,30 @@ class Generator:
         return [Class(*(getattr(struct, field) for field in Class._fields)) for struct in structs]
 
     @property
+    def class_table(self) -> ClassTable:
+        """The classes with all parameters of the formula. Each access returns a new table."""
+        self._check_open()
+        with self._lock:
+            self._check_open()
+            return self._table()
+
+    def _table(self) -> ClassTable:
+        table = ClassTableStruct(ctypes.sizeof(ClassTableStruct))
+        check(lib.fdsl_get_classes(self._handle, table))
+        width = table.parameters
+        return ClassTable(
+            table.formula.decode(),
+            tuple(table.names[i].decode() for i in range(width)),
+            table.ids[: table.count],
+            [tuple(table.values[i * width : (i + 1) * width]) for i in range(table.count)],
+        )
+
+    @property
+    def mask_shape(self) -> Optional[tuple[int, int]]:
+        """The shape of the mask of one image, (height, width); None if the formula defines no masks."""
+        return self._mask_shape
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of memory that the generator has allocated on its device; on the CPU, an estimate."""
         self._check_open()
@@ -194,6 +239,8 @@ class Generator:
         shown = {name: value for name, value in self._config.items() if value != _DEFAULTS.get(name)}
         if "class_list" in shown:
             shown["class_list"] = f"<{len(shown['class_list'])} classes>"
+        if "class_table" in shown:
+            shown["class_table"] = f"<{len(shown['class_table'].ids)} classes>"
         words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"fdsl.Generator({words}){'' if self._handle else ' (closed)'}"
 
@@ -236,7 +283,11 @@ class Generator:
         self._check_open()
         config = self.config
         if config["class_file"] is not None or config["preset_file"] is not None:  # may be missing elsewhere
-            config.update(class_file=None, preset_file=None, preset=None, class_list=self.classes)
+            table = self.class_table
+            if table.formula in ("uji", "visualatom"):
+                config.update(class_file=None, preset_file=None, preset=None, class_list=self.classes)
+            else:
+                config.update(class_file=None, preset_file=None, preset=None, class_table=table)
         return _reopen, (config,)
 
     # ---- Images ----
@@ -249,8 +300,9 @@ class Generator:
         count: 1 to batch; None: batch, or the length of numbers. numbers: see fill(). stream: the CUDA stream that
         generates the images; None: the default stream.
 
-        Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. They own their
-        memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
+        Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. If the formula defines
+        masks, returns (images, masks): the masks have the shape (count, *mask_shape) and are uint8; a pixel is the number of
+        the class that it shows, or 0. Arrays own their memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
         `ptr` directly must wait itself.
         Raises the same exceptions as fill(), and is thread-safe.
         """
@@ -265,6 +317,10 @@ class Generator:
             count = self._counted(shape[0])
         count = self._batch if count is None else integer("count", count, 1, self._batch)
         images = Array((count, *self._shape), self._dtype, self._device, pointer, stream)
+        if self._mask_shape:
+            masks = Array((count, *self._mask_shape), "uint8", self._device, pointer, stream)
+            self.fill(images, None, first, numbers=numbers, stream=stream, masks=masks)
+            return images, masks
         labels = Array((count,), "int64", self._device, pointer, stream)
         self.fill(images, labels, first, numbers=numbers, stream=stream)
         return images, labels
@@ -279,13 +335,15 @@ class Generator:
         next: Any = None,
         step: Optional[int] = None,
         stream: Any = None,
+        masks: Any = None,
     ) -> None:
         """Generates images first, first + 1, ..., or those with the given numbers, into memory of the caller.
 
         images: shape (count, *shape) with count = 1 to batch, the generator's dtype (for bfloat16 also uint16) and
         device, contiguous, writable; on CUDA, aligned to 16 bytes. A PyTorch tensor, a CuPy or NumPy array, an
         fdsl.Array, or an object with __cuda_array_interface__, __array_interface__ or the buffer protocol.
-        labels: None, or int64 of shape (count,), which receives the class ids.
+        labels: None, or int64 of shape (count,), which receives the class ids; 0 if images show several classes.
+        masks: None, or uint8 of shape (count, *mask_shape), which receives the masks. Not together with next.
         first: the number of the first image, 0 to 2^64 - 1.
         numbers: the numbers of the images, in any order: int64 or uint64 of shape (count,) on the generator's
         device, or a list, tuple or range of ints (for CUDA, the call copies it and waits). Negative numbers in an
@@ -320,6 +378,7 @@ class Generator:
         if not 1 <= count <= self._batch:
             raise ValueError(f"images: there are {count}; give 1 to {self._batch}, the batch of the generator")
         label_address = None if labels is None else self._address("labels", labels, ("int64",), (count,), True)
+        targets = None if masks is None else self._targets(label_address, masks, count, next)
         pointer = None
         if stream is not None:
             pointer = self._stream_pointer(stream)
@@ -336,11 +395,17 @@ class Generator:
             if not self._handle:
                 self._check_open()
             if self._device != CPU and (
-                self._stream != (pointer or 0) or isinstance(images, Array) or isinstance(labels, Array)
+                self._stream != (pointer or 0)
+                or isinstance(images, Array)
+                or isinstance(labels, Array)
+                or isinstance(masks, Array)
             ):
                 owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
-                self._order(pointer or 0, owner, images, labels)
-            if by_first:
+                self._order(pointer or 0, owner, images, labels, masks)
+            if targets is not None:
+                listed = None if by_first else selection[0]
+                status = lib.fdsl_generate_targets(self._handle, listed, first, count, address, targets, pointer)
+            elif by_first:
                 status = lib.fdsl_generate(self._handle, first, count, address, label_address, pointer)
             else:
                 status = function(self._handle, *selection, count, address, label_address, pointer)
@@ -348,6 +413,15 @@ class Generator:
             fail(status)
 
     # ---- Helpers of generate() and fill() ----
+
+    def _targets(self, labels: Optional[int], masks: Any, count: int, next: Any) -> TargetsStruct:
+        """Returns the targets of a call with masks, after checking them."""
+        if not self._mask_shape:
+            raise ValueError(f"masks: the formula {self._config['formula']} defines no masks")
+        if next is not None:
+            raise ValueError("masks, next: they exclude each other; give numbers or first")
+        address = self._address("masks", masks, ("uint8",), (count, *self._mask_shape), True)
+        return TargetsStruct(ctypes.sizeof(TargetsStruct), labels, address)
 
     def _stream_pointer(self, stream: Any) -> int:
         if self._device == CPU:
@@ -426,7 +500,7 @@ class Generator:
             raise ValueError(f"{name}: its shape is {tuple(actual_shape)}, not {expected}")
 
 
-_DEFAULTS: dict[str, Any] = {**(Generator.__init__.__kwdefaults__ or {}), "mean": [0.0], "std": [1.0]}
+_DEFAULTS: dict[str, Any] = {**(Generator.__init__.__kwdefaults__ or {}), "formula": "uji", "mean": [0.0], "std": [1.0]}
 
 
 def _reopen(config: dict[str, Any]) -> Generator:
@@ -504,28 +578,32 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
 
 def configured(
     classes: Any = None, *, preset: Any = None, preset_file: Any = None, class_file: Any = None, class_list: Any = None,
-    formula: Any = "uji", seed: Any = 0, res: Any = 512, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
+    class_table: Any = None, formula: Any = "auto", random: Any = "philox", seed: Any = 0, res: Any = 512, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
     channels: Any = 1, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
     threads: Any = None, batch: Any = 256,
 ) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
     """Returns the configuration that the arguments of Generator describe, and these arguments after checking them."""
     c = ConfigStruct()
     check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
-    for name, text in ("formula", formula), ("fit", fit), ("layout", layout), ("generator", generator):
+    for name, text in ("formula", formula), ("random", random), ("fit", fit), ("layout", layout), ("generator", generator):
         setattr(c, name, _text(name, text))
     c.res, c.batch = integer("res", res, 1, _RES_MAX), integer("batch", batch, 1, _BATCH_MAX)
     c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _RES_MAX)
     c.seed, c.device = integer("seed", seed, 0, _U64), _device(device)
     c.threads = 0 if threads is None else integer("threads", threads, 1, _THREADS_MAX)
-    c.classes = 1000 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
+    c.classes = 0 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
     for name, value in ("preset", preset), ("preset_file", preset_file):
-        if value is not None and (class_list is not None or class_file is not None):
+        if value is not None and (class_list is not None or class_file is not None or class_table is not None):
             raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
     c.preset = None if preset is None else _text("preset", preset)
     c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
     if class_list is not None:
         structs, class_list = _class_structs(class_list)
         c.class_list, c.class_count = structs, len(structs)
+    if class_table is not None:
+        c.class_table = ctypes.pointer(_table_struct(class_table))
+        if formula == "auto":
+            c.formula = c.class_table.contents.formula
     c.channels = integer("channels", channels, 0, _U32)
     if c.channels not in (1, 3):
         raise ValueError(f"channels: {channels} is neither 1 nor 3")
@@ -536,10 +614,28 @@ def configured(
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
     return c, {
         "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-        "class_list": class_list, "formula": formula, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
+        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
         "dtype": _NAMES[c.dtype.decode()], "channels": c.channels, "layout": layout, "mean": mean, "std": std,
         "generator": generator, "device": device, "threads": threads, "batch": c.batch,
     }  # fmt: skip
+
+
+def _table_struct(table: Any) -> ClassTableStruct:
+    if not isinstance(table, ClassTable):
+        raise TypeError(f"class_table: it must be an fdsl.ClassTable, not {type(table).__name__}")
+    ids, rows, width = table.ids, table.values, len(table.names)
+    if not 1 <= len(ids) <= _CLASSES_MAX or len(rows) != len(ids) or any(len(row) != width for row in rows):
+        raise ValueError("class_table: give 1 to 1048576 ids, and for each id one row with a value per name")
+    try:
+        values = (ctypes.c_double * (len(rows) * width))(*(float(value) for row in rows for value in row))
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError("class_table: the values must be numbers") from None
+    numbers = (ctypes.c_uint32 * len(ids))(*(integer(f"class_table.ids[{i}]", one, 0, _U32) for i, one in enumerate(ids)))
+    names = (ctypes.c_char_p * width)(*(_text("class_table.names", name) for name in table.names))
+    struct = ClassTableStruct(ctypes.sizeof(ClassTableStruct), _text("class_table.formula", table.formula))
+    struct.count, struct.parameters = len(ids), width
+    struct.names, struct.ids, struct.values = names, numbers, values
+    return struct
 
 
 def _class_structs(classes: Any) -> tuple[Any, list[Class]]:

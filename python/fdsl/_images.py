@@ -39,7 +39,9 @@ class Images(_Source):
                 raise TypeError(f"{name}: the Loader decides about this; give it {_OF_THE_LOADER[name]}")
             if name not in _NAMES:
                 raise TypeError(f"{name}: Images has no such argument")
-        if classes is not None and (arguments.get("class_list") or arguments.get("class_file")) is not None:
+        if classes is not None and any(
+            arguments.get(name) is not None for name in ("class_list", "class_file", "class_table")
+        ):
             raise ValueError("classes: class_list or class_file gives the classes; leave classes out")
         number = integer("count", count, 1, _COUNT_MAX)
         c, config = configured(classes, **arguments)
@@ -78,7 +80,7 @@ def of_generator(
     total = batches * integer("world_size", world_size, 1, 1 << 24) * batch
     if total > _COUNT_MAX:
         raise ValueError(f"batches_per_epoch: an epoch would have {total} images; it may have {_COUNT_MAX}")
-    if config["class_list"] is not None:
+    if config["class_list"] is not None or config["class_table"] is not None:
         config["classes"] = None
     images = Images(count=total, fresh=True, **{name: config[name] for name in _NAMES})
     ahead = max(1, integer("prefetch", prefetch, 0, 1024))

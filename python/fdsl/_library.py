@@ -33,6 +33,21 @@ class ClassStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class ClassTableStruct(ctypes.Structure):
+    """struct fdsl_class_table"""
+
+    _fields_ = [
+        ("size", c_size_t), ("formula", c_char_p), ("count", c_uint32), ("parameters", c_uint32),
+        ("names", POINTER(c_char_p)), ("ids", POINTER(c_uint32)), ("values", POINTER(c_double)),
+    ]  # fmt: skip
+
+
+class TargetsStruct(ctypes.Structure):
+    """struct fdsl_targets"""
+
+    _fields_ = [("size", c_size_t), ("labels", c_void_p), ("masks", c_void_p)]
+
+
 class ConfigStruct(ctypes.Structure):
     """struct fdsl_config"""
 
@@ -43,6 +58,7 @@ class ConfigStruct(ctypes.Structure):
         ("out_res", c_uint32), ("fit", c_char_p), ("channels", c_uint32), ("layout", c_char_p), ("dtype", c_char_p),
         ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("generator", c_char_p), ("device", c_int), ("threads", c_int), ("batch", c_uint32),
+        ("class_table", POINTER(ClassTableStruct)), ("random", c_char_p),
     ]  # fmt: skip
 
 
@@ -51,7 +67,7 @@ class LayoutStruct(ctypes.Structure):
 
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("strides_bytes", c_uint64 * 3),
-        ("element_bytes", c_uint32), ("image_bytes", c_uint64),
+        ("element_bytes", c_uint32), ("image_bytes", c_uint64), ("mask_bytes", c_uint64),
     ]  # fmt: skip
 
 
@@ -176,9 +192,11 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_close": (None, [c_void_p]),
     "fdsl_describe": (c_int, [c_void_p, POINTER(LayoutStruct)]),
     "fdsl_classes": (c_uint32, [c_void_p, POINTER(ClassStruct), c_uint32]),
+    "fdsl_get_classes": (c_int, [c_void_p, POINTER(ClassTableStruct)]),
     "fdsl_memory_bytes": (c_uint64, [c_void_p]),
     "fdsl_generate": (c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
     "fdsl_generate_list": (c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p]),
+    "fdsl_generate_targets": (c_int, [c_void_p, c_void_p, c_uint64, c_uint32, c_void_p, POINTER(TargetsStruct), c_void_p]),
     "fdsl_generate_next": (c_int, [c_void_p, c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
     "fdsl_alloc": (c_int, [c_int, c_size_t, POINTER(c_void_p)]),
     "fdsl_free": (None, [c_int, c_void_p]),

@@ -130,3 +130,41 @@ def test_preset_lists() -> None:
         assert len(g.classes) == 3
         assert (g.classes[0].vertices, g.classes[0].orbits, g.classes[0].radius) == (854, 29, 43)
         assert g.memory_bytes > 0
+
+
+def test_masks_and_class_tables() -> None:
+    with segrcdb() as g:
+        images, masks = g.generate(1, 3)
+        assert images.shape == (3, 1, 31, 31) and masks.shape == (3, 31, 31) and masks.dtype == "uint8"
+        assert g.mask_shape == (31, 31) and g.config["formula"] == "segrcdb"
+        assert len(set(content(masks))) > 2 and set(content(masks)) <= {0, 1, 2, 3, 4, 5}
+        table = g.class_table
+        assert table.formula == "segrcdb" and table.ids == [1, 2, 3, 4, 5] and table.names[0] == "vertices"
+        backwards, of_backwards = g.generate(numbers=[3, 2, 1])
+        assert content(of_backwards)[: 31 * 31] == content(masks)[2 * 31 * 31 :]
+        assert content(backwards)[: 31 * 31] == content(images)[2 * 31 * 31 :]
+        with pytest.raises(ValueError, match="masks, next: they exclude"):
+            g.fill(images, masks=masks, next=array.array("Q", [0]))
+        with pytest.raises(ValueError, match=r"masks: its shape is \(3, 31, 31\), not \(2, 31, 31\)"):
+            g.fill(g.generate(0, 2)[0], masks=masks)
+    for other in (fdsl.Generator(class_table=table, res=64, out_res=31, batch=4), pickle.loads(pickle.dumps(segrcdb()))):
+        with other:
+            assert [content(one) for one in other.generate(1, 3)] == [content(images), content(masks)]
+    with fdsl.Generator(formula="rcdb", classes=3, res=64, batch=4) as rcdb:
+        images, labels = rcdb.generate()
+        assert labels.dtype == "int64" and rcdb.mask_shape is None
+        with pytest.raises(ValueError, match="masks: the formula rcdb defines no masks"):
+            rcdb.fill(images, masks=masks)
+    for words, message in (
+        ({"class_table": table._replace(formula="rcdb")}, "class_table: it has 7 parameters; the formula rcdb has 9"),
+        ({"class_table": table._replace(ids=[1])}, "class_table: give 1 to 1048576 ids"),
+        ({"class_table": table, "preset": "segrcdb"}, "preset: class_list or class_file gives"),
+        ({"formula": "uji", "preset": "rcdb"}, "rcdb is a preset of the formula rcdb, not of uji"),
+        ({"formula": "uji", "random": "published"}, "random: published is not supported for the formula uji"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fdsl.Generator(**words)
+
+
+def segrcdb() -> fdsl.Generator:
+    return fdsl.Generator(preset="segrcdb", classes=5, res=64, out_res=31, batch=4)

@@ -28,7 +28,11 @@ struct fdsl_generator {
     struct synth synth;
     struct pool *pool; /* CPU threads; NULL if the variant uses only the caller's thread */
     int device;
-    pid_t process; /* the process that opened the generator */
+    pid_t process;                                  /* the process that opened the generator */
+    struct fdsl_class_table table;                  /* of fdsl_get_classes() */
+    const char *parameters[FORMULA_PARAMETERS_MAX]; /* its names */
+    uint32_t *ids;
+    double *values;
 };
 
 /* ---- Errors ---- */
@@ -300,9 +304,48 @@ static enum status copy_classes(const struct fdsl_config *config, struct synth *
     return status == STATUS_OK ? status : status_prefix(status, "class_list");
 }
 
-static enum status get_classes(const struct fdsl_config *config, struct synth *synth)
+/* Copies the rows of a class table, after checking that it is of the formula. */
+static enum status copy_table(const struct fdsl_class_table *table, struct synth *synth)
+{
+    const struct formula *formula = formulas[synth->formula];
+    TRY(lib_check_size("class_table", table->size, sizeof *table));
+    if (!table->formula || strcmp(table->formula, formula->name) != 0)
+        return status_set(STATUS_USAGE, "class_table: its formula is '%.80s', but formula is '%s'",
+                          table->formula ? table->formula : "NULL", formula->name);
+    if (table->parameters != formula->parameter_count)
+        return status_set(STATUS_USAGE, "class_table: it has %u parameters; the formula %s has %zu",
+                          table->parameters, formula->name, formula->parameter_count);
+    for (size_t i = 0; table->names && i < formula->parameter_count; i++)
+        if (!table->names[i] || strcmp(table->names[i], formula->parameters[i].name) != 0)
+            return status_set(STATUS_USAGE, "class_table: name %zu is '%.80s'; it must be '%s'", i,
+                              table->names[i] ? table->names[i] : "NULL", formula->parameters[i].name);
+    if (!table->ids || !table->values)
+        return status_set(STATUS_USAGE, "class_table: %s is NULL", table->ids ? "values" : "ids");
+    TRY(lib_check_count("class_table->count", table->count, 1, CLASS_COUNT_MAX));
+    synth->class_count = table->count;
+    synth->rows = calloc(table->count, sizeof *synth->rows);
+    TRY(ALLOCATED(synth->rows, "out of memory for %u classes", table->count));
+    for (uint32_t c = 0; c < table->count; c++) {
+        synth->rows[c].id = table->ids[c];
+        memcpy(synth->rows[c].value, table->values + (size_t)c * table->parameters,
+               table->parameters * sizeof *table->values);
+        enum status status = class_check(formula, &synth->rows[c]);
+        if (status != STATUS_OK)
+            return status_prefix(status, "class_table");
+    }
+    enum status status = class_check_unique(synth->rows, synth->class_count);
+    return status == STATUS_OK ? status : status_prefix(status, "class_table");
+}
+
+static enum status get_classes(const struct fdsl_config *config, uint32_t classes, struct synth *synth)
 {
     size_t count = 0;
+    if (config->class_table && (config->class_list || config->class_file))
+        return status_set(STATUS_USAGE,
+                          "class_table: class_list or class_file already gives the classes; set only one of "
+                          "them");
+    if (config->class_table)
+        return copy_table(config->class_table, synth);
     if (config->class_list && config->class_file)
         return status_set(STATUS_USAGE,
                           "class_file: class_list already gives the classes; set only one of them");
@@ -316,9 +359,8 @@ static enum status get_classes(const struct fdsl_config *config, struct synth *s
         synth->class_count = (uint32_t)count;
         return status == STATUS_OK ? status : status_prefix(status, "class_file");
     }
-    TRY(lib_check_count("classes", config->classes, 1, CLASS_COUNT_MAX));
-    return synth_draw_classes(synth, config->preset_file, config->preset ? config->preset : config->formula,
-                              config->classes);
+    return synth_draw_classes(synth, config->preset_file,
+                              config->preset ? config->preset : formula_names[synth->formula], classes);
 }
 
 static enum status check_scale(const char *field, const double *values, uint32_t channels, double least,
@@ -378,18 +420,35 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
     return STATUS_OK;
 }
 
+#define CLASSES 1000 /* default number of classes of formulas with a benchmark class */
+
 enum status lib_images_input(const struct fdsl_config *config, struct synth *synth)
 {
-    int formula;
-    TRY(lib_find_name("formula", config->formula, formula_names, &formula));
+    static const char *const randoms[] = {"philox", "published", NULL};
+    const char *names[FORMULA_COUNT + 2] = {"auto"};
+    int formula, random;
+    for (size_t i = 0; i < FORMULA_COUNT; i++)
+        names[i + 1] = formula_names[i];
+    TRY(lib_find_name("formula", config->formula, names, &formula));
+    TRY(lib_find_name("random", config->random, randoms, &random));
     TRY(lib_check_count("res", config->res, 1, SYNTH_RES_MAX));
+    TRY(lib_check_count("classes", config->classes, 0, CLASS_COUNT_MAX));
+    struct synth_wish wish = {
+        .formula = formula - 1,
+        .preset = config->preset,
+        .preset_file = config->preset_file,
+        .listed = config->class_table || config->class_list || config->class_file,
+        .published = random != 0,
+        .classes = config->classes,
+        .res = config->res,
+    };
+    TRY(synth_choose(synth, &wish));
     TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
-    synth_set_formula(synth, (enum formula_id)formula);
     synth->res = config->res;
     synth->seed = config->seed;
     synth->batch = synth->stride = config->batch;
     TRY(get_output(config, synth));
-    TRY(get_classes(config, synth));
+    TRY(get_classes(config, wish.classes ? wish.classes : CLASSES, synth));
     return synth_fill_tables(synth);
 }
 
@@ -490,9 +549,8 @@ enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
     if (status != STATUS_OK)
         return lib_relay(status);
     *config = (struct fdsl_config){.size = size,
-                                   .formula = "uji",
+                                   .formula = "auto",
                                    .res = 512,
-                                   .classes = 1000,
                                    .fit = "resize",
                                    .channels = 1,
                                    .layout = "nchw",
@@ -500,7 +558,8 @@ enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
                                    .std = {1, 1, 1},
                                    .generator = "auto",
                                    .device = FDSL_CPU,
-                                   .batch = 256};
+                                   .batch = 256,
+                                   .random = "philox"};
     return FDSL_OK;
 }
 
@@ -521,6 +580,31 @@ static enum status check_stream(int device, const char *name, const void *stream
                                 : STATUS_OK;
 }
 
+/* Fills self->table. */
+static enum status make_table(struct fdsl_generator *self)
+{
+    const struct synth *synth = &self->synth;
+    const struct formula *formula = formulas[synth->formula];
+    const size_t parameters = formula->parameter_count;
+    self->ids = malloc(synth->class_count * sizeof *self->ids);
+    self->values = malloc(synth->class_count * parameters * sizeof *self->values);
+    TRY(ALLOCATED(self->ids && self->values, "out of memory for %u classes", synth->class_count));
+    for (size_t i = 0; i < parameters; i++)
+        self->parameters[i] = formula->parameters[i].name;
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        self->ids[c] = synth->rows[c].id;
+        memcpy(self->values + c * parameters, synth->rows[c].value, parameters * sizeof *self->values);
+    }
+    self->table = (struct fdsl_class_table){.size = sizeof self->table,
+                                            .formula = formula->name,
+                                            .count = synth->class_count,
+                                            .parameters = (uint32_t)parameters,
+                                            .names = self->parameters,
+                                            .ids = self->ids,
+                                            .values = self->values};
+    return STATUS_OK;
+}
+
 static enum status open_all(const struct fdsl_config *config, struct fdsl_generator *self)
 {
     const struct variant *variant;
@@ -535,6 +619,7 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
     if (variant->probe) /* only those of devices have one */
         TRY(of_device(variant->probe(&request.resources)));
     TRY(lib_images_input(config, &self->synth));
+    TRY(make_table(self));
     if (request.on_device)
         TRY(of_device(device_load(config->device)));
     TRY(synth_generator_open(&self->synth, variant, &request, &self->generator));
@@ -546,6 +631,8 @@ static void close_all(struct fdsl_generator *self)
     generator_close(self->generator);
     pool_close(self->pool);
     synth_free(&self->synth);
+    free(self->ids);
+    free(self->values);
     free(self);
 }
 
@@ -706,6 +793,7 @@ enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fd
     layout->size = sizeof *layout;
     layout->element_bytes = element;
     layout->image_bytes = plane * channels;
+    layout->mask_bytes = synth_mask_bytes(&generator->synth);
     return FDSL_OK;
 }
 
@@ -732,6 +820,16 @@ uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fdsl_class 
     return count;
 }
 
+enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator, struct fdsl_class_table *table)
+{
+    if (!generator || !table)
+        return lib_invalid(generator ? "table: it is NULL" : "generator: it is NULL");
+    enum status status = lib_check_size("table", table->size, sizeof *table);
+    if (status == STATUS_OK)
+        *table = generator->table;
+    return lib_relay(status);
+}
+
 uint64_t fdsl_memory_bytes(const struct fdsl_generator *generator)
 {
     return generator ? generator_memory_bytes(generator->generator) : 0;
@@ -747,6 +845,7 @@ struct call {
     void *images;
     int64_t *labels;
     void *stream;
+    uint8_t *masks; /* NULL: not wanted */
 };
 
 static enum status check_pointer(const struct fdsl_generator *self, const char *name, const void *pointer,
@@ -769,7 +868,12 @@ static enum status check_call(const struct fdsl_generator *self, const struct ca
     TRY(check_stream(self->device, "stream", call->stream));
     TRY(check_pointer(self, "images", call->images,
                       on_device ? DEVICE_ALIGNMENT : dtype_bytes(self->synth.output.type)));
-    return call->labels ? check_pointer(self, "labels", call->labels, sizeof *call->labels) : STATUS_OK;
+    if (call->labels)
+        TRY(check_pointer(self, "labels", call->labels, sizeof *call->labels));
+    if (call->masks && !synth_mask_bytes(&self->synth))
+        return status_set(STATUS_USAGE, "masks: the formula %s defines no masks; set it to NULL",
+                          formula_names[self->synth.formula]);
+    return call->masks ? check_pointer(self, "masks", call->masks, 1) : STATUS_OK;
 }
 
 static enum status check_first(const char *name, uint64_t first, uint32_t count)
@@ -783,7 +887,7 @@ static enum status check_first(const char *name, uint64_t first, uint32_t count)
 static enum status generate(struct fdsl_generator *self, const struct generator_numbers *numbers,
                             const struct call *call)
 {
-    const struct generator_targets targets = {.labels = call->labels};
+    const struct generator_targets targets = {.labels = call->labels, .masks = call->masks};
     if (self->device >= 0)
         return generator_make(self->generator, numbers, call->count, call->images, &targets, call->stream);
     fenv_t before;
@@ -818,7 +922,7 @@ static enum status begin_call(const struct fdsl_generator *self, const struct ca
 enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first, uint32_t count, void *images,
                                int64_t *labels, void *stream)
 {
-    const struct call call = {count, images, labels, stream};
+    const struct call call = {count, images, labels, stream, NULL};
     const struct generator_numbers numbers = {.first = first};
     RESTORED int before = -1;
     enum status status = begin_call(generator, &call, &before);
@@ -832,7 +936,7 @@ enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first,
 enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers, uint32_t count,
                                     void *images, int64_t *labels, void *stream)
 {
-    const struct call call = {count, images, labels, stream};
+    const struct call call = {count, images, labels, stream, NULL};
     const struct generator_numbers listed = {.list = numbers};
     RESTORED int before = -1;
     enum status status = begin_call(generator, &call, &before);
@@ -840,6 +944,28 @@ enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint
         status = check_pointer(generator, "numbers", numbers, sizeof *numbers);
     if (status == STATUS_OK)
         status = generate(generator, &listed, &call);
+    return lib_relay(status);
+}
+
+enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const uint64_t *numbers,
+                                       uint64_t first, uint32_t count, void *images,
+                                       const struct fdsl_targets *targets, void *stream)
+{
+    struct call call = {count, images, NULL, stream, NULL};
+    const struct generator_numbers wanted = {.list = numbers, .first = numbers ? 0 : first};
+    RESTORED int before = -1;
+    enum status status = targets ? lib_check_size("targets", targets->size, sizeof *targets) : STATUS_OK;
+    if (status == STATUS_OK && targets) {
+        call.labels = targets->labels;
+        call.masks = targets->masks;
+    }
+    if (status == STATUS_OK)
+        status = begin_call(generator, &call, &before);
+    if (status == STATUS_OK)
+        status = numbers ? check_pointer(generator, "numbers", numbers, sizeof *numbers)
+                         : check_first("first", first, count);
+    if (status == STATUS_OK)
+        status = generate(generator, &wanted, &call);
     return lib_relay(status);
 }
 
@@ -861,7 +987,7 @@ static enum status generate_next(struct fdsl_generator *self, uint64_t *next, ui
 enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *next, uint64_t step,
                                     uint32_t count, void *images, int64_t *labels, void *stream)
 {
-    const struct call call = {count, images, labels, stream};
+    const struct call call = {count, images, labels, stream, NULL};
     RESTORED int before = -1;
     enum status status = begin_call(generator, &call, &before);
     if (status == STATUS_OK)

@@ -76,19 +76,32 @@ struct fdsl_class {
     float line_width; /* in pixels: a constant that every orbit adds to the radius */
 };
 
+/* Classes of any formula, as rows of numbers. */
+struct fdsl_class_table {
+    size_t size;         /* sizeof(struct fdsl_class_table) of the caller */
+    const char *formula; /* the formula that the parameters belong to */
+    uint32_t count;      /* number of classes */
+    uint32_t parameters; /* number of parameters per class */
+    const char *const
+        *names;           /* their names, which are columns of class files; in fdsl_config: NULL is allowed */
+    const uint32_t *ids;  /* `count` class numbers */
+    const double *values; /* count * parameters values, class by class */
+};
+
 /* Describes the images, and how to generate them. Set all fields with fdsl_config_init(), then change some.
  * fdsl_open() copies strings and lists. */
 struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 
-    /* The images. Classes come from class_list, from class_file, or from preset. */
-    const char *formula;     /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
-    uint64_t seed;           /* seed of all images; default 0 */
-    uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;        /* number of classes; default 1000. They are drawn at random from the
-                              * preset's ranges; if the preset is a list, its first classes are used */
-    const char *preset;      /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
-                                "lowercompute-1000"; NULL (default): the preset with the name of the formula */
+    /* The images. Classes come from class_table, class_list, class_file, or preset. */
+    const char *formula; /* "uji": the paper's code; "visualatom": the VisualAtom data set; "rcdb"; "segrcdb";
+                          * "auto" (default): that of the preset, or else "uji" */
+    uint64_t seed;       /* seed of all images; default 0 */
+    uint32_t res;        /* side of the canvas in pixels, 1 to 16384; default 512 */
+    uint32_t classes;    /* number of classes; 0 (default): 1000, or 254 for segrcdb. They are drawn at random
+                          * from the preset's ranges; if the preset is a list, its first classes are used */
+    const char *preset;  /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", or the lists "paper-1000"
+                            and "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
     const char *class_file;  /* CSV file with the classes, instead of a preset; NULL (default): none */
     const struct fdsl_class *class_list; /* the classes, instead of a preset; NULL (default): none */
@@ -110,6 +123,9 @@ struct fdsl_config {
     int device;            /* FDSL_CPU (default), or the number of a CUDA device */
     int threads;           /* CPU threads; 0 (default): OMP_NUM_THREADS, else all that the process may use */
     uint32_t batch;        /* maximum number of images per call; default 256 */
+
+    const struct fdsl_class_table *class_table; /* the classes, instead of a preset; NULL (default): none */
+    const char *random; /* "philox" (default), or "published": the random numbers of a published set */
 };
 
 /* The memory layout of one image. The images of a batch are contiguous. */
@@ -119,6 +135,14 @@ struct fdsl_layout {
     uint64_t strides_bytes[3]; /* from one element to the next along each axis */
     uint32_t element_bytes;    /* 1, 2 or 4 */
     uint64_t image_bytes;
+    uint64_t mask_bytes; /* one byte per pixel of the image, row-major; 0: the formula defines no masks */
+};
+
+/* Memory for what a generator tells about images; a pointer may be NULL. */
+struct fdsl_targets {
+    size_t size;     /* sizeof(struct fdsl_targets) of the caller */
+    int64_t *labels; /* the class id of each image; 0 if images show several classes */
+    uint8_t *masks;  /* mask_bytes bytes per image: the class id that each pixel shows, 0: background */
 };
 
 struct fdsl_generator;
@@ -153,9 +177,15 @@ FDSL_API void fdsl_close(struct fdsl_generator *generator);
 FDSL_API enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fdsl_layout *layout);
 
 /* Returns the number of classes, and copies the first `capacity` classes to `classes` (NULL if capacity is
- * 0). If an argument is not valid, returns 0; fdsl_error() then returns the reason. */
+ * 0). Parameters that the formula lacks are 0; fdsl_get_classes() has all parameters. If an argument is not
+ * valid, returns 0; fdsl_error() then returns the reason. */
 FDSL_API uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fdsl_class *classes,
                                uint32_t capacity);
+
+/* Describes the classes of a generator, with all parameters of its formula. The table's pointers remain valid
+ * until the generator is closed. FDSL_INVALID if the library does not know table->size. */
+FDSL_API enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator,
+                                           struct fdsl_class_table *table);
 
 /* Returns the memory that the generator has allocated on its device, in bytes. On the CPU, this is an
  * estimate: canvases and labels. */
@@ -179,6 +209,12 @@ FDSL_API enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64
  * the image numbers, but it cannot read a list in device memory. Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
+
+/* Like fdsl_generate() (`numbers` NULL) or fdsl_generate_list(), but stores all `targets`. FDSL_INVALID if
+ * masks are wanted and the formula defines none. */
+FDSL_API enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const uint64_t *numbers,
+                                                uint64_t first, uint32_t count, void *images,
+                                                const struct fdsl_targets *targets, void *stream);
 
 /* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, `next` is device
  * memory, and the generation and the addition are enqueued on `stream`. If `step` is `count`, each replay of

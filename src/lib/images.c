@@ -47,6 +47,12 @@ enum status images_open(const struct fdsl_config *config, uint64_t count, int fr
                           config->threads);
     TRY(lib_find_generator(config->generator, &images->generator));
     TRY(lib_images_input(config, &images->synth));
+    if (!(formulas[images->synth.formula]->targets & TARGET_LABEL))
+        return status_set(
+            STATUS_USAGE,
+            "formula: images of %s have masks instead of labels, which streams do not deliver; use "
+            "fdsl_generate_targets()",
+            formula_names[images->synth.formula]);
     TRY(check_ids(&images->synth));
     images->count = (uint32_t)count;
     images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;

@@ -12,6 +12,51 @@ void synth_set_formula(struct synth *synth, enum formula_id formula)
     synth->rules = line_rules_of(formula);
 }
 
+/* Selects the published stream of a set. It draws whole sets, so the classes and the canvas must be those of
+ * the set. */
+static enum status choose_published(struct synth *synth, const struct published_set *set,
+                                    const struct synth_wish *wish)
+{
+    const struct formula *formula = formulas[synth->formula];
+    if (!formula->published)
+        return status_set(STATUS_USAGE, "%s published is not supported for the formula %s: %s",
+                          OPTION_OR_FIELD("--random", "random:"), formula->name, formula->unpublished);
+    if (!set)
+        return status_set(STATUS_USAGE, "%s published draws a published set; set %s to the name of one",
+                          OPTION_OR_FIELD("--random", "random:"), OPTION_OR_FIELD("--preset", "preset"));
+    if (wish->classes != set->classes || wish->res != set->res)
+        return status_set(STATUS_USAGE, "%s: a published set has %u classes and %u pixels per side",
+                          wish->res != set->res ? OPTION_OR_FIELD("--res", "res")
+                                                : OPTION_OR_FIELD("--classes", "classes"),
+                          set->classes, set->res);
+    synth->set = set;
+    return STATUS_OK;
+}
+
+enum status synth_choose(struct synth *synth, struct synth_wish *wish)
+{
+    const struct formula *formula = formulas[wish->formula < 0 ? FORMULA_UJI : wish->formula];
+    const struct formula *implied =
+        wish->preset && !wish->preset_file ? formula_of_preset(wish->preset) : NULL;
+    if (implied && implied->parameters != formula->parameters) { /* else the preset suits both */
+        if (wish->formula >= 0)
+            return status_set(STATUS_USAGE, "%s: %s is a preset of the formula %s, not of %s; %s",
+                              OPTION_OR_FIELD("--preset", "preset"), wish->preset, implied->name,
+                              formula->name, OPTION_OR_FIELD("drop --formula", "set formula to auto"));
+        formula = implied;
+    }
+    const struct formula_preset *preset =
+        wish->preset && !wish->preset_file ? formula_preset(formula, wish->preset) : NULL;
+    const struct published_set *set = preset ? preset->set : NULL;
+    wish->formula = (int)formula->id;
+    if (wish->classes == 0 && !wish->listed)
+        wish->classes = set ? set->classes : formula->classes;
+    if (wish->res == 0)
+        wish->res = set ? set->res : formula->canvas;
+    synth_set_formula(synth, formula->id);
+    return wish->published ? choose_published(synth, set, wish) : STATUS_OK;
+}
+
 /* ---- Classes ---- */
 
 static enum status allocate_rows(struct synth *synth, uint32_t count)

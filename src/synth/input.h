@@ -130,6 +130,20 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
 /* Sets the formula and its rules. */
 void synth_set_formula(struct synth *synth, enum formula_id formula);
 
+/* What a user asks for, before defaults. */
+struct synth_wish {
+    int formula;                      /* enum formula_id; -1: that of the preset, or else `uji` */
+    const char *preset, *preset_file; /* NULL: not given */
+    bool listed;                      /* a file or a list gives the classes */
+    bool published;                   /* the published random stream */
+    uint32_t classes, res;            /* 0: the default of the formula or of the preset */
+};
+
+/* Chooses the formula and, if wish->published, the published set, and replaces the values of `*wish` that are
+ * 0 or -1 with their defaults. wish->classes remains 0 if `listed` is set, or if the formula's default is its
+ * benchmark class. STATUS_USAGE for a preset of another formula, or if the stream does not exist. */
+enum status synth_choose(struct synth *synth, struct synth_wish *wish);
+
 /* Computes synth->classes and their tables from synth->rows, and the maxima over the classes. Free the tables
  * with synth_free(), even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED
  * if an allocation fails. */

@@ -261,7 +261,7 @@ static const char *const indifferent[] = {"batch", "class", "preset-file", "layo
 
 const struct source source_synth = {
     .name = "synth",
-    .summary = "VisualAtom images and their labels",
+    .summary = "images of formulas such as VisualAtom, and their labels",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct synth_values),

@@ -68,9 +68,8 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes. uji, visualatom, lowercompute and the sections of "
-             "--preset-file are ranges, from which classes are sampled at random; paper-1000 and "
-             "lowercompute-1000 are lists, whose first N classes are used (default: the name of --formula)"},
+     .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
+             "default. NAME is one of"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE", OPTION_TEXT, AT(class_file), .column = COLUMN,
@@ -165,50 +164,24 @@ static bool mixed(const struct synth_parameters *parameters)
     return parameters->classes > 0 || parameters->class_file;
 }
 
-/* Selects the published stream of a set. It draws whole sets, so the classes and the canvas must be those of
- * the set. */
-static enum status choose_published(const struct formula *formula, const struct published_set *set,
-                                    const struct synth_parameters *parameters, struct synth *synth)
-{
-    if (!formula->published)
-        return status_value(STATUS_USAGE, "random", "published", " is not supported for formula %s: %s",
-                            formula->name, formula->unpublished);
-    if (!set)
-        return status_value(STATUS_USAGE, "random", "published",
-                            " draws a published set; add --preset with the name of one");
-    if (parameters->classes != set->classes || parameters->res != set->res)
-        return status_option(STATUS_USAGE, parameters->res != set->res ? "res" : "classes",
-                             " must be that of the published set: %u classes, %u pixels", set->classes,
-                             set->res);
-    synth->set = set;
-    return STATUS_OK;
-}
-
-/* Chooses the formula: that of --formula, or the one that --preset implies. A formula without a benchmark
- * class has default classes. */
+/* Chooses the formula, and the defaults of the options that depend on it. */
 static enum status choose_formula(const struct options *given, struct synth_parameters *parameters,
                                   struct synth *synth)
 {
-    const struct formula *formula = formulas[parameters->formula];
-    const struct formula *implied =
-        parameters->preset && !parameters->preset_file ? formula_of_preset(parameters->preset) : NULL;
-    if (implied && implied->parameters != formula->parameters) {
-        if (options_given(given, "formula"))
-            return status_option(STATUS_USAGE, "preset",
-                                 " %s belongs to --formula %s; drop --formula, or choose a preset of %s",
-                                 parameters->preset, implied->name, formula->name);
-        formula = implied;
-    }
-    const struct formula_preset *preset =
-        implied == formula ? formula_preset(formula, parameters->preset) : NULL;
-    const struct published_set *set = preset ? preset->set : NULL;
-    parameters->formula = (int)formula->id;
-    if (parameters->classes == 0 && !parameters->class_file)
-        parameters->classes = set ? set->classes : formula->classes;
-    if (!options_given(given, "res"))
-        parameters->res = set ? set->res : formula->canvas;
-    synth_set_formula(synth, formula->id);
-    return parameters->random ? choose_published(formula, set, parameters, synth) : STATUS_OK;
+    struct synth_wish wish = {
+        .formula = options_given(given, "formula") ? parameters->formula : -1,
+        .preset = parameters->preset,
+        .preset_file = parameters->preset_file,
+        .listed = parameters->class_file != NULL,
+        .published = parameters->random != 0,
+        .classes = (uint32_t)parameters->classes,
+        .res = options_given(given, "res") ? (uint32_t)parameters->res : 0,
+    };
+    TRY(synth_choose(synth, &wish));
+    parameters->formula = wish.formula;
+    parameters->classes = wish.classes;
+    parameters->res = wish.res;
+    return STATUS_OK;
 }
 
 /* Rejects options that contradict each other, so that no option is silently ignored. */
@@ -568,7 +541,7 @@ static enum status synth_deliver(const void *input, const char *name, const stru
 const struct workload workload_synth = {
     .name = "synth",
     .schema = "synth/8",
-    .summary = "VisualAtom images: formula-driven training images, generated instead of read",
+    .summary = "images of formulas such as VisualAtom, for training: generated instead of read",
     .item = "images",
     .options = options,
     .option_count = COUNT_OF(options),
