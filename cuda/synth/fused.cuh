@@ -117,8 +117,7 @@ struct fused_kernels {
     fused_kernel *paint[2];
 };
 
-/* The kernels of each formula: fused_uji, ... Each has its own source file, because it takes seconds to
- * compile. */
+/* The kernels of each formula: fused_uji, ... */
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
 #include "synth/formulas.def"
 #undef FORMULA

@@ -554,17 +554,4 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     }
 }
 
-/* The entries of struct fused_kernels for a formula. `sparse`: see fused_paint_kernel(). `warps`, `quads`:
- * the sizes of fused_vertices_split_kernel(). A group with few units needs few warps. */
-#define FUSED_KERNELS(formula, sparse, warps, quads)                                                      \
-    {                                                                                                     \
-        {fused_vertices_kernel<false, (formula)>, fused_vertices_kernel<true, (formula)>},                \
-            {fused_vertices_split_kernel<false, (formula), (warps), (quads)>,                             \
-             fused_vertices_split_kernel<true, (formula), (warps), (quads)>},                             \
-            (warps)*FUSED_WARP, (quads)*SPLIT_UNIT_BYTES,                                                 \
-        {                                                                                                 \
-            fused_paint_kernel<false, (formula), (sparse)>, fused_paint_kernel<true, (formula), (sparse)> \
-        }                                                                                                 \
-    }
-
 #endif
