@@ -175,9 +175,12 @@ CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if 
 CU_SOURCES := $(filter-out $(if $(call on,CUFILE),,cuda/load/gds.cu) $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_backward.cu train/conv.cu train/conv_weights.cu load/unpack.cu \
-                  train/linear.cu common/cub.cu ops/write.cu synth/fused_uji.cu synth/fused_visualatom.cu synth/fused_rcdb.cu synth/fused_segrcdb.cu \
+                  train/linear.cu common/cub.cu ops/write.cu synth/fused_formula.cu \
                   synth/ladder.cu train/augment.cu train/allreduce_peer_update.cu train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
+# fused_formula.cu is compiled once per formula. Its objects are fused_formula.uji.cu.o and so on.
+FORMULAS   := $(shell sed -n 's/^FORMULA.[A-Z0-9_]*, *\([a-z0-9_]*\),.*/\1/p' src/synth/formulas.def)
+CU_SOURCES := $(foreach source,$(CU_SOURCES),$(if $(filter %/fused_formula.cu,$(source)),$(FORMULAS:%=$(source:.cu=).%.cu),$(source)))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c) $(if $(and $(call on,CUDA),$(call on,XXHASH)),,cuda/ops/rows_device_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/uring.c),$(C_SOURCES))
 # omp_simd.c is compiled once per instruction set: for vectors of 8 floats (AVX2), of 16 (AVX-512) and, in cpu/train, of 4
@@ -287,6 +290,15 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# Compiles fused_formula.cu for the formula $(1).
+define formula_rule
+$(BUILD)/%/fused_formula.$(1).cu.o: %/fused_formula.cu $(BUILD)/flags-nvcc
+	@mkdir -p $$(@D)
+	$$(say) NVCC $$@
+	$$(Q)$$(NVCC) $$(ALL_NVCCFLAGS) -DFUSED_NAME=$(1) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
+endef
+$(foreach formula,$(FORMULAS),$(eval $(call formula_rule,$(formula))))
 
 $(BUILD)/device_link.o: $(RDC_OBJECTS)
 	$(say) NVCC $@

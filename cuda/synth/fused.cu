@@ -25,22 +25,14 @@ static __global__ void __launch_bounds__(ORDER_BLOCK)
     __shared__ float4 work[SLICE_MAX / 4];
     const uint32_t i = blockIdx.x * ORDER_BLOCK + threadIdx.x, vectors = (job.count + 3) / 4;
     float *each = reinterpret_cast<float *>(work);
-    for (uint32_t k = threadIdx.x; k < 4 * vectors; k += ORDER_BLOCK) {
-        each[k] = -1;
-        if (k >= job.count)
-            continue;
-        const fused_number of = fused_number_at(job, k);
-        struct synth_image id =
-            synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
-        const struct atom_class &class_ = job.input.classes[id.class_index];
-        each[k] = (float)class_.vertices * (float)class_.orbits;
-    }
+    for (uint32_t k = threadIdx.x; k < 4 * vectors; k += ORDER_BLOCK)
+        each[k] = k < job.count ? fused_work(job, k) : -1;
     __syncthreads();
     if (i >= job.count)
         return;
     const float mine = each[i];
     uint32_t before = 0;
-    auto count = [&](float other, uint32_t k) { before += other > mine || (other == mine && k < i); };
+    auto count = [&](float other, uint32_t k) { before += fused_before(other, k, mine, i); };
     for (uint32_t k = 0; k < vectors; k++) {
         const float4 others = work[k];
         count(others.x, 4 * k);
@@ -481,7 +473,7 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
 {
     RANGE(VERTICES);
     uint64_t groups = (uint64_t)job->count * job->groups;
-    if (job->order) {
+    if (job->order && !plan->split) { /* blocks that compute groups also order the images */
         fused_order_kernel<<<(job->count + ORDER_BLOCK - 1) / ORDER_BLOCK, ORDER_BLOCK, 0, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }

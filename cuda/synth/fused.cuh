@@ -117,8 +117,7 @@ struct fused_kernels {
     fused_kernel *paint[2];
 };
 
-/* The kernels of each formula: fused_uji, ... Each has its own source file, because it takes seconds to
- * compile. */
+/* The kernels of each formula: fused_uji, ... */
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
 #include "synth/formulas.def"
 #undef FORMULA
@@ -147,6 +146,21 @@ static __device__ __forceinline__ fused_number fused_number_at(const fused_job &
 static __device__ __forceinline__ uint32_t fused_place(const fused_job &job, uint32_t rank)
 {
     return job.order ? job.order[rank] : rank;
+}
+
+/* Returns the amount of work of image `place` of the slice, for fused_job.order. */
+static __device__ __forceinline__ float fused_work(const fused_job &job, uint32_t place)
+{
+    const fused_number of = fused_number_at(job, place);
+    struct synth_image id = synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
+    const struct atom_class &class_ = job.input.classes[id.class_index];
+    return (float)class_.vertices * (float)class_.orbits;
+}
+
+/* Returns whether image `a` with work `work_a` precedes image `b` with work `work_b` in fused_job.order. */
+static __device__ __forceinline__ bool fused_before(float work_a, uint32_t a, float work_b, uint32_t b)
+{
+    return work_a > work_b || (work_a == work_b && a < b);
 }
 
 /* Returns the index of the first unit of image `place` of the slice. */

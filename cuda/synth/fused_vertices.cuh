@@ -208,15 +208,14 @@ static __device__ __forceinline__ void fused_begin_group(const fused_job &job, c
     }
 }
 
-/* Opens group `number` of the image with rank `rank` by work (fused_place()); returns false if there is none.
+/* Opens group `number` of image `place`; returns false if there is none.
  * The calling thread initialises units `first`, `first` + `step`, ... of the group. For formulas with one
  * shape per image. */
 template <formula_id Formula>
-static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
+static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t place, uint32_t number,
                                                         uint32_t first, uint32_t step, fused_group *self)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
-    uint32_t place = fused_place(job, rank);
     const fused_number of = fused_number_at(job, place);
     self->input = image_input_at(job.input, &rules, job.input.classes, job.input.spoke_offset, of.run, of.j);
     const struct image_input &input = self->input;
@@ -236,14 +235,14 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
     return true;
 }
 
-/* Opens group `number` of the image with rank `rank`, counted over all shapes of the image; returns false if
+/* Opens group `number` of the image `place`, counted over all shapes of the image; returns false if
  * there is none. The calling thread initialises units as in the other function of this name. */
 template <formula_id Formula>
 static __device__ __forceinline__ bool
-fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t rank, uint32_t number,
+fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t place, uint32_t number,
                  uint32_t first, uint32_t step, fused_group *self)
 {
-    const uint32_t place = fused_place(job, rank), lane = threadIdx.x % FUSED_WARP;
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
     if (number >= shapes.groups[FUSED_WARP])
         return false;
     const uint32_t slot = __popc(__ballot_sync(FUSED_ALL, shapes.groups[lane + 1] <= number));
@@ -416,17 +415,18 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
     fused_group group;
     if (rank >= job.count)
         return;
+    const uint32_t place = fused_place(job, rank);
     if constexpr (line_rules_of(Formula).shapes > 1) {
         struct fused_shapes &shapes = memory[threadIdx.x / FUSED_WARP];
-        fused_fill_shapes<Formula>(job, fused_place(job, rank), &shapes);
+        fused_fill_shapes<Formula>(job, place, &shapes);
         __syncwarp();
-        for (; fused_open_group<Formula>(job, shapes, rank, number, lane, FUSED_WARP, &group);
+        for (; fused_open_group<Formula>(job, shapes, place, number, lane, FUSED_WARP, &group);
              number += job.groups) {
             __syncwarp();
             fused_walk_group<Wide>(job, group, gradients);
         }
     } else {
-        if (!fused_open_group<Formula>(job, rank, number, lane, FUSED_WARP, &group))
+        if (!fused_open_group<Formula>(job, place, number, lane, FUSED_WARP, &group))
             return;
         __syncwarp();
         fused_walk_group<Wide>(job, group, gradients);
@@ -434,6 +434,19 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
 }
 
 /* ---- The kernel for few images: one block per group, orbits in parallel ---- */
+
+/* Stores image `place` at its rank in job.order. All threads of the block must call this. */
+static __device__ __forceinline__ void fused_order_image(const fused_job &job, uint32_t place)
+{
+    const float mine = fused_work(job, place);
+    uint32_t before = 0;
+    for (uint32_t begin = 0; begin < job.count; begin += blockDim.x) {
+        const uint32_t k = begin + threadIdx.x;
+        before += __syncthreads_count(k < job.count && fused_before(fused_work(job, k), k, mine, place));
+    }
+    if (threadIdx.x == 0)
+        job.order[before] = place;
+}
 
 /* A unit in shared memory has a row per orbit and axis. A row contains the steps of 32 vertices, and later
  * their positions. */
@@ -521,34 +534,24 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     extern __shared__ float split_rows[];
     __shared__ float2 gradients[FUSED_GRADIENTS];
     __shared__ fused_shapes_memory<Formula> shapes;
-    uint32_t rank = blockIdx.x / job.groups, number = blockIdx.x % job.groups;
+    const uint32_t place = blockIdx.x / job.groups;
+    uint32_t number = blockIdx.x % job.groups;
     fused_fill_gradients(job.input.gradients, gradients);
+    if (job.order && number == 0)
+        fused_order_image(job, place);
     fused_group group;
     if constexpr (line_rules_of(Formula).shapes > 1) {
         if (threadIdx.x < FUSED_WARP)
-            fused_fill_shapes<Formula>(job, fused_place(job, rank), &shapes);
+            fused_fill_shapes<Formula>(job, place, &shapes);
         __syncthreads();
-        for (; fused_open_group<Formula>(job, shapes, rank, number, threadIdx.x, Warps * FUSED_WARP, &group);
+        for (; fused_open_group<Formula>(job, shapes, place, number, threadIdx.x, Warps * FUSED_WARP, &group);
              number += job.groups)
             fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     } else {
-        if (!fused_open_group<Formula>(job, rank, number, threadIdx.x, Warps * FUSED_WARP, &group))
+        if (!fused_open_group<Formula>(job, place, number, threadIdx.x, Warps * FUSED_WARP, &group))
             return;
         fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     }
 }
-
-/* The entries of struct fused_kernels for a formula. `sparse`: see fused_paint_kernel(). `warps`, `quads`:
- * the sizes of fused_vertices_split_kernel(). A group with few units needs few warps. */
-#define FUSED_KERNELS(formula, sparse, warps, quads)                                                      \
-    {                                                                                                     \
-        {fused_vertices_kernel<false, (formula)>, fused_vertices_kernel<true, (formula)>},                \
-            {fused_vertices_split_kernel<false, (formula), (warps), (quads)>,                             \
-             fused_vertices_split_kernel<true, (formula), (warps), (quads)>},                             \
-            (warps)*FUSED_WARP, (quads)*SPLIT_UNIT_BYTES,                                                 \
-        {                                                                                                 \
-            fused_paint_kernel<false, (formula), (sparse)>, fused_paint_kernel<true, (formula), (sparse)> \
-        }                                                                                                 \
-    }
 
 #endif

@@ -163,6 +163,18 @@ END
                 --class "$classes" --batch 45 --res $res --formula $formula
         done
     done
+    for formula in rcdb segrcdb; do
+        for options in '--batch 256' '--batch 3 --res 1000' '--batch 40 --out-res 224 --fit crop --dtype f16 --channels 3' '--batch 40 --out-res 100'; do
+            # shellcheck disable=SC2086
+            check "$formula $options" "$bench" --variant fused,fused-graph --verify "${quick[@]}" --formula $formula $options
+        done
+    done
+    refuses_formula() { # the paper's variants draw only uji and visualatom
+        local output status=0
+        output=$("$bench" --variant bat --formula rcdb --batch 1 2>&1) || status=$?
+        ((status == 2)) && grep -q 'does not draw the formula rcdb' <<<"$output"
+    }
+    check 'bat refuses other formulas by name' refuses_formula
     # The weights of an output pixel add up to res^2, so at this size the sums of bright pixels exceed 32 bits.
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096

@@ -1,5 +1,0 @@
-/* Compiles the kernels of `fused` for one formula. */
-#include "synth/fused_paint.cuh"
-#include "synth/fused_vertices.cuh"
-
-const struct fused_kernels fused_segrcdb = FUSED_KERNELS(FORMULA_SEGRCDB, false, 4, 14);
