@@ -10,6 +10,7 @@
 #include "core/array.h"
 #include "core/text.h"
 #include "data/remote.h"
+#include "data/unpack.h"
 #include "data/set_stream.h"
 #include "data/tensor_file.h"
 #include "machine/comm.h"
@@ -139,8 +140,8 @@ static const struct option_spec options[] = {
              "without --out-res. NAME is one of"},
     STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
     {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
-     .help = "folder that keeps the shards of a URL; without this option, every run downloads the shards "
-             "again"},
+     .help = "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed "
+             "(.tar.gz, .tgz); without this option, every run downloads the shards again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(job.cache_bytes), .fallback = "0", .maximum = 1e18,
      .help =
          "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
@@ -301,14 +302,17 @@ static bool crops(const struct train_parameters *parameters)
     return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
 }
 
-/* Returns true if shards are read from a server. */
-static bool reads_url(const struct train_parameters *parameters)
+/* Returns true if shards are read from a server, or from unpacked copies. */
+static bool uses_cache(const struct train_parameters *parameters)
 {
     const char *const names[] = {parameters->job.data, parameters->job.test_data};
-    bool url = false;
-    for (size_t i = 0; i < COUNT_OF(names); i++)
-        url |= names[i] && remote_is(names[i]) && !remote_local(names[i]);
-    return url;
+    bool uses = false;
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        const bool url = names[i] && remote_is(names[i]) && !remote_local(names[i]);
+        uses |=
+            url || (names[i] && unpack_is_place(remote_local(names[i]) ? remote_local(names[i]) : names[i]));
+    }
+    return uses;
 }
 
 /* Returns true if --mean and --std normalise the samples. */
@@ -403,7 +407,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
         {crops(parameters) && !load, load ? "--feed stored" : "--fit random-resized-crop", {"interpolation"}},
         {load, "--feed load", {"lanes", "shuffle", "prefetch", "decoder", "device-share"}},
-        {reads_url(parameters), "data at a URL", {"cache-dir", "cache-bytes"}},
+        {uses_cache(parameters), "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
         {synth, "--data synth", {"res"}},
