@@ -203,8 +203,8 @@ Test(unpack, programs_read_compressed_shards)
 Test(unpack, refusals_name_the_remedy)
 {
     prepare();
-    expect_refused(2, "add --cache-dir DIR on a disk with room", "$P --variant stream --data z");
-    expect_refused(2, "add --cache-dir DIR on a disk with room",
+    expect_refused(2, "read them with --cache-dir DIR on a disk with room", "$P --variant stream --data z");
+    expect_refused(2, "read them with --cache-dir DIR on a disk with room",
                    "$P --variant train-omp --data z/s-000000.tar.gz --feed load");
     expect_refused(2, "unpack the shards with gunzip", "$P --prepare q --from dataset --source z");
     expect_refused(2,

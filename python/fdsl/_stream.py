@@ -173,7 +173,8 @@ class Shards(_Source):
     label                     where the label is: an extension, "json:FIELD", or several of them, separated by ";"; None: the
                               first of "cls", "json:label" and "txt"
     cache_dir                 for URLs: a folder for copies of the shards; None: blocks of 1 MiB are held in memory, up to
-                              1 GiB, or what the shuffle windows need if that is more
+                              1 GiB, or what the shuffle windows need if that is more.
+                              Shards that are compressed (.tar.gz, .tgz) need it: unpacked copies are read
     cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited
 
     Opening lists the samples, and reads the first and last bytes of each. `len()` is the number of samples.

