@@ -67,9 +67,10 @@ struct taken {
     uint64_t epoch, step;
     std::vector<uint8_t> images;
     std::vector<int64_t> labels, numbers;
+    std::vector<uint8_t> targets; /* the bytes of floats; empty: there are none */
     bool operator==(const struct taken &other) const
     {
-        return images == other.images && labels == other.labels &&
+        return images == other.images && labels == other.labels && targets == other.targets &&
                (numbers.empty() || other.numbers.empty() || numbers == other.numbers);
     }
 };
@@ -88,7 +89,14 @@ struct consumer {
     struct fdsl_stream_info info;
     uint8_t *images; /* of fill() */
     int64_t *labels;
+    float *targets; /* NULL: there are none */
 };
+
+/* Returns the size of the targets of `count` images. */
+static size_t target_bytes(const struct consumer *self, uint32_t count)
+{
+    return (size_t)count * self->info.classes * sizeof(float);
+}
 
 static void open_consumer(struct consumer *self, const struct fdsl_stream *stream, int device)
 {
@@ -98,6 +106,8 @@ static void open_consumer(struct consumer *self, const struct fdsl_stream *strea
     if (device < 0) {
         self->images = static_cast<uint8_t *>(malloc(self->info.capacity * self->info.image_bytes));
         self->labels = static_cast<int64_t *>(malloc(self->info.capacity * sizeof *self->labels));
+        if (self->info.classes)
+            self->targets = static_cast<float *>(malloc(target_bytes(self, self->info.capacity)));
         return;
     }
     must(cudaSetDevice(device));
@@ -105,6 +115,8 @@ static void open_consumer(struct consumer *self, const struct fdsl_stream *strea
     must(cudaStreamCreateWithFlags(&self->hasty, cudaStreamNonBlocking));
     must(cudaMalloc(&self->images, self->info.capacity * self->info.image_bytes));
     must(cudaMalloc(&self->labels, self->info.capacity * sizeof *self->labels));
+    if (self->info.classes)
+        must(cudaMalloc(&self->targets, target_bytes(self, self->info.capacity)));
 }
 
 /* Returns the offset of the labels in the copy of a batch. */
@@ -113,12 +125,19 @@ static size_t labels_at(const struct consumer *self)
     return (self->info.capacity * self->info.image_bytes + 7) / 8 * 8;
 }
 
+/* Returns the offset of the targets in the copy of a batch. */
+static size_t targets_at(const struct consumer *self)
+{
+    return labels_at(self) + self->info.capacity * sizeof *self->labels;
+}
+
 /* Waits for the consumer's work, and returns the batches. */
 static std::vector<struct taken> close_consumer(struct consumer *self)
 {
     if (self->device < 0) {
         free(self->images);
         free(self->labels);
+        free(self->targets);
         return self->batches;
     }
     must(cudaSetDevice(self->device));
@@ -130,22 +149,25 @@ static std::vector<struct taken> close_consumer(struct consumer *self)
         const int64_t *labels = reinterpret_cast<int64_t *>(self->pinned[i] + labels_at(self));
         batch.images.assign(self->pinned[i], self->pinned[i] + bytes);
         batch.labels.assign(labels, labels + self->counts[i]);
+        const uint8_t *targets = self->pinned[i] + targets_at(self);
+        batch.targets.assign(targets, targets + target_bytes(self, self->counts[i]));
         must(cudaFreeHost(self->pinned[i]));
     }
     must(cudaFree(self->images));
     must(cudaFree(self->labels));
+    must(cudaFree(self->targets));
     must(cudaStreamDestroy(self->steps));
     must(cudaStreamDestroy(self->hasty));
     return self->batches;
 }
 
 /* Enqueues a step: it takes a while, copies the batch to the host, and overwrites it. */
-static void enqueue_step(struct consumer *self, void *images, int64_t *labels, uint32_t count,
+static void enqueue_step(struct consumer *self, void *images, int64_t *labels, float *targets, uint32_t count,
                          cudaStream_t on)
 {
     const size_t room = labels_at(self), at = self->pinned.size();
     uint8_t *copy;
-    must(cudaMallocHost(&copy, room + self->info.capacity * sizeof *labels));
+    must(cudaMallocHost(&copy, targets_at(self) + target_bytes(self, self->info.capacity)));
     self->pinned.push_back(copy);
     self->counts.push_back(count);
     self->batches.push_back({});
@@ -155,27 +177,36 @@ static void enqueue_step(struct consumer *self, void *images, int64_t *labels, u
                                               : drawn(4, (uint32_t)at, 1) % 2000000);
     must(cudaMemcpyAsync(copy, images, count * self->info.image_bytes, cudaMemcpyDeviceToHost, on));
     must(cudaMemcpyAsync(copy + room, labels, count * sizeof *labels, cudaMemcpyDeviceToHost, on));
+    if (targets)
+        must(cudaMemcpyAsync(copy + targets_at(self), targets, target_bytes(self, count),
+                             cudaMemcpyDeviceToHost, on));
     must(cudaMemsetAsync(images, 0xaa, count * self->info.image_bytes, on));
     must(cudaMemsetAsync(labels, 0xaa, count * sizeof *labels, on));
+    if (targets)
+        must(cudaMemsetAsync(targets, 0xaa, target_bytes(self, count), on));
     must(cudaGetLastError());
 }
 
-static void keep_on_host(struct consumer *self, const void *images, const int64_t *labels, uint32_t count)
+static void keep_on_host(struct consumer *self, const void *images, const int64_t *labels,
+                         const float *targets, uint32_t count)
 {
     const uint8_t *bytes = static_cast<const uint8_t *>(images);
+    const uint8_t *weights = reinterpret_cast<const uint8_t *>(targets);
     self->batches.push_back({});
     self->batches.back().images.assign(bytes, bytes + count * self->info.image_bytes);
     self->batches.back().labels.assign(labels, labels + count);
+    self->batches.back().targets.assign(weights, weights + target_bytes(self, count));
 }
 
 static enum fdsl_status take_fill(struct consumer *self, struct fdsl_stream *stream)
 {
     uint32_t count;
-    const enum fdsl_status status = fdsl_stream_fill(stream, self->images, self->labels, &count, self->steps);
+    const enum fdsl_status status =
+        fdsl_stream_fill_targets(stream, self->images, self->labels, self->targets, &count, self->steps);
     if (status == FDSL_OK && self->device < 0)
-        keep_on_host(self, self->images, self->labels, count);
+        keep_on_host(self, self->images, self->labels, self->targets, count);
     else if (status == FDSL_OK)
-        enqueue_step(self, self->images, self->labels, count, self->steps);
+        enqueue_step(self, self->images, self->labels, self->targets, count, self->steps);
     return status;
 }
 
@@ -183,7 +214,7 @@ static enum fdsl_status take_next(struct consumer *self, struct fdsl_stream *str
 {
     struct fdsl_batch *batch;
     struct fdsl_batch_info info = {};
-    struct fdsl_tensor images, labels, numbers;
+    struct fdsl_tensor images, labels, numbers, targets = {};
     const bool on_device = self->device >= 0;
     const cudaStream_t waits = way == NOT_WAITED ? self->hasty : self->steps;
     const enum fdsl_status status = fdsl_stream_next(stream, self->steps, &batch);
@@ -194,6 +225,9 @@ static enum fdsl_status take_next(struct consumer *self, struct fdsl_stream *str
     good(fdsl_batch_tensor(batch, FDSL_IMAGES, &images));
     good(fdsl_batch_tensor(batch, FDSL_LABELS, &labels));
     good(fdsl_batch_tensor(batch, FDSL_NUMBERS, &numbers));
+    if (self->info.classes)
+        good(fdsl_batch_tensor(batch, FDSL_TARGETS, &targets));
+    float *const weights = static_cast<float *>(targets.data);
     const bool right = images.device_type == (on_device ? 2 : 1) &&
                        labels.device_type == images.device_type &&
                        images.device_id == (on_device ? self->device : 0) && numbers.device_type == 1 &&
@@ -204,9 +238,9 @@ static enum fdsl_status take_next(struct consumer *self, struct fdsl_stream *str
     if (way == RELEASED_EARLY)
         good(fdsl_batch_release(batch, self->hasty));
     if (on_device)
-        enqueue_step(self, images.data, static_cast<int64_t *>(labels.data), info.count, waits);
+        enqueue_step(self, images.data, static_cast<int64_t *>(labels.data), weights, info.count, waits);
     else
-        keep_on_host(self, images.data, static_cast<int64_t *>(labels.data), info.count);
+        keep_on_host(self, images.data, static_cast<int64_t *>(labels.data), weights, info.count);
     struct taken &taken = self->batches.back();
     const int64_t *listed = static_cast<int64_t *>(numbers.data);
     taken.epoch = info.epoch;
@@ -307,6 +341,57 @@ static void compare_formats(struct fdsl_source *source)
                  " " + formats[i].fit + " to " + std::to_string(formats[i].res) + ", " +
                  std::to_string(formats[i].channels) + " channels" + (formats[i].flip ? ", flip" : "") +
                  (masked ? "" : ", nothing is masked") + (wrong.empty() ? "" : "; not with" + wrong));
+    }
+}
+
+/* ---- Erasing and mixtures ---- */
+
+static const struct {
+    size_t format;
+    double rand_augment, erasing, mixup, cutmix;
+    uint32_t ranks;
+} changes[] = {
+    {4, -1, 0.6, 0, 0, 1},    {5, -1, 0.6, 0, 0, 2}, {8, 9, 0.6, 0, 0, 1},    {0, -1, 0, 0.8, 0, 1},
+    {1, -1, 0, 0, 1, 2},      {2, -1, 0, 0.8, 1, 3}, {3, -1, 0, 0.8, 1, 1},   {4, 9, 0.5, 0.8, 1, 2},
+    {6, -1, 0.5, 1, 0, 1},    {7, -1, 0.5, 0, 1, 3}, {8, -1, 0.5, 0.8, 1, 2}, {9, -1, 0, 0.8, 0, 1},
+    {10, -1, 0.5, 0.8, 1, 1},
+};
+
+/* Images that are erased and mixed on the device have the bits of those in host memory, on all ranks. */
+static void compare_changes(struct fdsl_source *source)
+{
+    for (const auto &change : changes) {
+        struct fdsl_stream_config config = format_config(change.format);
+        std::string wrong;
+        config.decoder = "cpu";
+        config.rand_augment = change.rand_augment;
+        config.erasing = change.erasing;
+        config.mixup = change.mixup;
+        config.cutmix = change.cutmix;
+        config.classes = change.mixup + change.cutmix > 0 ? 64 : 0;
+        config.world_size = change.ranks;
+        config.batch_size = 37 / change.ranks;
+        std::vector<struct taken> plain;
+        for (config.rank = 0; config.rank < change.ranks; config.rank++) {
+            const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 2);
+            for (enum way way : {NEXT, FILL, FILL_AND_NEXT})
+                if (!(take_all(source, config, 0, way, 2) == right))
+                    wrong += " way " + std::to_string(way) + " of rank " + std::to_string(config.rank);
+            struct fdsl_stream_config without = config;
+            without.erasing = without.mixup = without.cutmix = 0;
+            without.classes = 0;
+            plain = take_all(source, without, FDSL_CPU, NEXT, 2);
+            bool differs = false; /* the changes must change something */
+            for (size_t i = 0; i < plain.size(); i++)
+                differs = differs || plain[i].images != right[i].images;
+            if (!differs)
+                wrong += " nothing changes";
+        }
+        tell(wrong.empty(),
+             std::string("changes are those in host memory: ") + formats[change.format].dtype + " " +
+                 formats[change.format].layout + ", erasing " + std::to_string(change.erasing) + ", mixup " +
+                 std::to_string(change.mixup) + ", cutmix " + std::to_string(change.cutmix) + ", " +
+                 std::to_string(change.ranks) + " ranks" + (wrong.empty() ? "" : "; not" + wrong));
     }
 }
 
@@ -673,7 +758,7 @@ static void replay(const char *dtype)
     const auto launch = [&](size_t times) {
         for (size_t i = 0; i < times; i++) {
             must(cudaGraphLaunch(executable, consumer.steps));
-            enqueue_step(&consumer, consumer.images, consumer.labels, count, consumer.steps);
+            enqueue_step(&consumer, consumer.images, consumer.labels, nullptr, count, consumer.steps);
         }
     };
     launch(steps + 3);
@@ -924,6 +1009,7 @@ int main(void)
     const std::string path = write_files(&some);
     struct fdsl_source *source = open_source(path);
     compare_formats(source);
+    compare_changes(source);
     plant_faults(source);
     compare_decoders(source);
     move_states(source);

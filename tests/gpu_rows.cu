@@ -871,6 +871,13 @@ static std::string check_batch(struct output &out, const int64_t *labels, const 
     return "";
 }
 
+static enum status fill(struct device_batches *batches, void *rows, int64_t *labels, cudaStream_t stream,
+                        struct stream_batch *batch)
+{
+    const struct device_parts to = {rows, labels, nullptr};
+    return device_batches_fill(batches, &to, stream, batch);
+}
+
 /* Two epochs of a rank of two, of rows of which some are in host memory. Each of these is copied once for its
  * batch, ahead of it; only the batch after the last one is copied in vain. In their order, runs are copied.
  */
@@ -902,7 +909,7 @@ static void check_stream(bool shuffle, uint32_t rank)
         if (n == 2 * steps)
             break;
         streamed += following;
-        if (device_batches_fill(batches, out.values(), labels, NULL, &batch) != STATUS_OK)
+        if (fill(batches, out.values(), labels, NULL, &batch) != STATUS_OK)
             wrong = status_text();
         else if (batch.samples.count != rows.size() || batch.epoch != n / steps || batch.step != n % steps)
             wrong = "the description of a batch is wrong";
@@ -949,7 +956,7 @@ static void check_captures(bool shuffle)
         !works(open_stream(all, shuffle, 0, 1, true, &replayed), name))
         return;
     MUST(cudaStreamBeginCapture(own, cudaStreamCaptureModeThreadLocal));
-    enum status status = device_batches_fill(replayed, second.values(), labels + STREAM_STEP, own, &batch);
+    enum status status = fill(replayed, second.values(), labels + STREAM_STEP, own, &batch);
     MUST(cudaStreamEndCapture(own, &graph));
     if (!works(status, name))
         return;
@@ -967,7 +974,7 @@ static void check_captures(bool shuffle)
         if (cudaSetDevice(0) != cudaSuccess)
             wrong = "cudaSetDevice()";
         for (int i = 0; i < 8; i++)
-            must_work(device_batches_fill(from_host, first.values(), labels, own, &taken), "fill()");
+            must_work(fill(from_host, first.values(), labels, own, &taken), "fill()");
         must_work(open_case(streamed, &other), "opening");
         rows_device_close(other.rows);
         other.rows = NULL;
@@ -978,8 +985,7 @@ static void check_captures(bool shuffle)
         if (wrong.empty() && replayed->stream.at.step != 3)
             wrong = "the position after three replays is " + std::to_string(replayed->stream.at.step);
         must_work(stream_seek(&replayed->stream, {1, 2}), "seek()");
-        must_work(device_batches_fill(replayed, second.values(), labels + STREAM_STEP, own, &taken),
-                  "fill() after a seek");
+        must_work(fill(replayed, second.values(), labels + STREAM_STEP, own, &taken), "fill() after a seek");
         stream_close(&replayed->stream);
         stream_close(&from_host->stream);
     }).join();

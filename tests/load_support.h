@@ -170,6 +170,13 @@ static inline enum status open_workload(struct job *job, const char *name, const
     return job->workload->open(&job->options, job->parameters, &partition, &job->input);
 }
 
+/* Returns whether a variant supports the input and the options of a job. */
+static inline enum status accepted(const struct job *job, const struct variant *variant)
+{
+    TRY(job->workload->accepts(job->input, variant));
+    return job->workload->suits ? job->workload->suits(&job->options, job->parameters, variant) : STATUS_OK;
+}
+
 /* Opens the workload `load` with the data set in the test's folder. */
 static inline enum status open_job(struct job *job, const char *line)
 {
@@ -194,7 +201,7 @@ static inline bool start(struct job *job, const char *name)
     const struct variant *variant = variant_find(name)->variant;
     if (!is_available(name))
         return false;
-    must(job->workload->accepts(job->input, variant));
+    must(accepted(job, variant));
     must(variant->setup(&(const struct resources){.threads = 3}, job->input, &job->state));
     job->variant = variant;
     job->name = name;

@@ -475,6 +475,9 @@ Test(lib_images, fields_of_streams_are_checked)
     REFUSED(rand_augment, 9, FDSL_INVALID, "rand_augment: it has no effect on generated images");
     REFUSED(rand_augment_ops, 3, FDSL_INVALID, "rand_augment_ops: it has no effect on generated images");
     REFUSED(erasing, 0.5, FDSL_INVALID, "erasing: it has no effect on generated images");
+    REFUSED(mixup, 0.5, FDSL_INVALID, "mixup: it has no effect on generated images");
+    REFUSED(cutmix, 0.5, FDSL_INVALID, "cutmix: it has no effect on generated images");
+    REFUSED(classes, 10, FDSL_INVALID, "classes: it has no effect on generated images");
     REFUSED(wait_s, -1, FDSL_INVALID, "wait_s: ");
     if (fdsl_cuda_devices() == 0)
         REFUSED(device, 0, FDSL_UNAVAILABLE, "device: ");

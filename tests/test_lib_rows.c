@@ -1195,6 +1195,9 @@ Test(lib_rows, fields_of_images_are_refused)
     REFUSED_STREAM(rand_augment, 9);
     REFUSED_STREAM(rand_augment_ops, 3);
     REFUSED_STREAM(erasing, 0.5);
+    REFUSED_STREAM(mixup, 0.5);
+    REFUSED_STREAM(cutmix, 0.5);
+    REFUSED_STREAM(classes, 10);
     REFUSED_STREAM(wait_s, NAN);
     REFUSED_STREAM(resident, 2);
     REFUSED_STREAM(resident, 1); /* on the CPU */

@@ -83,6 +83,41 @@ static void open_data(const struct image_fit *fit, struct data *data)
     data_normalise_by(data, mean, deviation);
 }
 
+/* What the trainer makes of the samples of a step. */
+struct step {
+    const struct train *train;
+    const struct stream_batch *stored;
+    const uint32_t *numbers;
+    uint32_t epoch;
+    struct augment_plan plan;
+    struct augment_scratch scratch;
+};
+
+/* Computes the values of entry `j` of a step, not mixed. */
+static void gather(struct step *step, uint32_t j, float *values)
+{
+    const struct train *train = step->train;
+    const uint32_t number = step->numbers[j];
+    const uint8_t *stored = (const uint8_t *)step->stored->samples.values + j * step->stored->samples.stride;
+    uint8_t changed[3 * SIDE * SIDE];
+    const bool changes = augment_computes(&train->augment);
+    if (changes)
+        augment_image(&step->plan, stored, step->epoch, number, &step->scratch, changed);
+    data_gather(train->data, changes ? changed : stored,
+                box_move(&train->augment, train->seed, step->epoch, number), values);
+}
+
+/* Compares the targets of image `j` with those of the trainer's loss. */
+static void expect_targets(const struct stream_batch *stored, uint32_t count, uint32_t j, float share,
+                           const float *targets)
+{
+    const uint32_t other = mix_partner(count, stored->samples.count, j);
+    const struct target target = {(uint32_t)stored->samples.labels[j],
+                                  (uint32_t)stored->samples.labels[other], share};
+    for (uint32_t k = 0; k < 10; k++)
+        cr_expect_eq(targets[k], target_of(&target, 0, 10, k), "image %u, class %u", j, k);
+}
+
 /* Compares a batch of floats with the samples of the trainer's step as the network sees them. */
 static void expect_step(const struct train *train, struct feed_stream *feed, uint32_t epoch, uint32_t step,
                         struct fdsl_batch *batch)
@@ -91,42 +126,43 @@ static void expect_step(const struct train *train, struct feed_stream *feed, uin
     uint32_t numbers[256];
     struct stream_batch wanted;
     const uint32_t count = train_batch(train, &order, step, numbers);
-    must(feed_stream_next(feed, epoch, step, numbers, count, &wanted));
+    must(feed_stream_next(feed, epoch, step, numbers, train_generated(train, count), &wanted));
     const struct fdsl_batch_info info = described(batch);
     cr_assert(info.count == count && info.epoch == epoch && info.step == step && info.masked == 0);
     cr_expect_eq(info.last, wanted.last);
     const int64_t *labels = tensor_of(batch, FDSL_LABELS).data, *listed = tensor_of(batch, FDSL_NUMBERS).data;
     const float *images = tensor_of(batch, FDSL_IMAGES).data;
-    float values[3 * SIDE * SIDE];
-    uint8_t changed[3 * SIDE * SIDE];
-    const bool changes = augment_computes(&train->augment);
-    struct augment_plan plan;
-    struct augment_scratch scratch = {0};
-    must(augment_plan(train, &plan));
-    must(augment_scratch_open(&plan, &scratch));
+    float values[3 * SIDE * SIDE], partner[3 * SIDE * SIDE];
+    const struct mix mix = train_mix(train, epoch, step);
+    struct step own = {.train = train, .stored = &wanted, .numbers = numbers, .epoch = epoch};
+    must(augment_plan(train, &own.plan));
+    must(augment_scratch_open(&own.plan, &own.scratch));
     for (uint32_t j = 0; j < count; j++) {
-        const uint8_t *stored = (const uint8_t *)wanted.samples.values + j * wanted.samples.stride;
-        if (changes)
-            augment_image(&plan, stored, epoch, numbers[j], &scratch, changed);
         cr_expect(listed[j] == numbers[j] && labels[j] == wanted.samples.labels[j], "step %u, image %u", step,
                   j);
-        data_gather(train->data, changes ? changed : stored,
-                    box_move(&train->augment, train->seed, epoch, numbers[j]), values);
+        gather(&own, j, values);
+        if (mix.share < 1) {
+            gather(&own, mix_partner(count, wanted.samples.count, j), partner);
+            mix_samples(&mix, &train->data->shape, partner, values);
+        }
+        if (train_mixes(train))
+            expect_targets(&wanted, count, j, mix.share,
+                           (const float *)tensor_of(batch, FDSL_TARGETS).data + 10 * j);
         cr_expect_eq(memcmp(images + j * COUNT_OF(values), values, sizeof values), 0, "step %u, image %u",
                      step, j);
     }
-    augment_scratch_close(&scratch);
+    augment_scratch_close(&own.scratch);
     must(stream_release(feed->stream, &wanted, NULL));
 }
 
 /* Random crops, flips and normalised floats, on one to five ranks, over the end of an epoch; with `augment`,
  * also what it describes. */
-static void expect_training(const struct augment *augment)
+static void expect_training(const struct augment *augment, struct mixing mixing)
 {
     static const char *const names[] = {"f", "m"};
     const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = SIDE, .channels = 3};
     struct data data;
-    struct model model = {.classes = 10};
+    struct model model = {.classes = 10, .input = {3, 1, SIDE, SIDE}};
     prepare();
     open_data(&fit, &data);
     struct fdsl_stream_config config = stream_config();
@@ -138,6 +174,8 @@ static void expect_training(const struct augment *augment)
     config.rand_augment = augment->operations ? augment->magnitude : -1;
     config.rand_augment_ops = augment->operations ? augment->operations : 2;
     config.erasing = augment->erasing;
+    config.mixup = mixing.mixup;
+    config.cutmix = mixing.cutmix;
     for (uint32_t ranks = 1; ranks <= 5; ranks += 4)
         for (uint32_t rank = 0; rank < ranks; rank++) {
             struct fdsl_source *source = opened_source(names[rank % 2]);
@@ -148,7 +186,8 @@ static void expect_training(const struct augment *augment)
                                         .batch = 35,
                                         .rank = rank,
                                         .ranks = ranks,
-                                        .augment = *augment};
+                                        .augment = *augment,
+                                        .mixing = mixing};
             config.batch_size = 35 / ranks;
             config.rank = rank;
             config.world_size = ranks;
@@ -170,13 +209,220 @@ static void expect_training(const struct augment *augment)
 
 Test(lib_stream, batches_are_those_of_the_trainer)
 {
-    expect_training(&(struct augment){.flip = true});
+    expect_training(&(struct augment){.flip = true}, (struct mixing){0});
 }
 
 Test(lib_stream, randaugment_and_erasing_are_those_of_the_trainer)
 {
-    expect_training(&(struct augment){
-        .flip = true, .operations = 3, .magnitude = 25, .erasing = 0.5f, .height = SIDE, .width = SIDE});
+    expect_training(
+        &(struct augment){
+            .flip = true, .operations = 3, .magnitude = 25, .erasing = 0.5f, .height = SIDE, .width = SIDE},
+        (struct mixing){0});
+}
+
+Test(lib_stream, mixtures_are_those_of_the_trainer)
+{
+    const struct augment augment = {.flip = true, .erasing = 0.5f, .height = SIDE, .width = SIDE};
+    expect_training(&augment, (struct mixing){0.8, 1});
+    EXPECT(0, "rm -rf all f m");
+    expect_training(&augment, (struct mixing){0, 1});
+    EXPECT(0, "rm -rf all f m");
+    expect_training(&augment, (struct mixing){0.8, 0});
+}
+
+/* ---- Mixtures in all types ---- */
+
+static double element(enum dtype type, const void *values, size_t i)
+{
+    switch (type) {
+    case DTYPE_U8:
+        return ((const uint8_t *)values)[i];
+    case DTYPE_F16:
+        return half_to_float(((const uint16_t *)values)[i]);
+    case DTYPE_BF16:
+        return bf16_to_float(((const uint16_t *)values)[i]);
+    default:
+        return ((const float *)values)[i];
+    }
+}
+
+/* The largest error of one rounding to the type, for values below 4. */
+static double rounding(enum dtype type)
+{
+    return type == DTYPE_U8 ? 0.5001 : type == DTYPE_F16 ? 0x1p-10 : type == DTYPE_BF16 ? 0x1p-7 : 0x1p-22;
+}
+
+/* Compares a batch with the mixture of a batch that is not mixed: computed in double, to one rounding. */
+static void expect_mixture(const struct mix *mix, enum dtype type, bool interleaved, struct fdsl_batch *is,
+                           struct fdsl_batch *plain)
+{
+    const uint32_t count = described(is).count, values = 3 * SIDE * SIDE;
+    const void *mixed = tensor_of(is, FDSL_IMAGES).data, *own = tensor_of(plain, FDSL_IMAGES).data;
+    const int64_t *labels = tensor_of(plain, FDSL_LABELS).data;
+    const struct fdsl_tensor targets = tensor_of(is, FDSL_TARGETS);
+    cr_assert(targets.ndim == 2 && targets.shape[0] == count && targets.shape[1] == 10 && targets.code == 2 &&
+              targets.bits == 32 && targets.strides[0] == 10 && targets.strides[1] == 1);
+    for (uint32_t j = 0; j < count; j++) {
+        const uint32_t other = count - 1 - j;
+        for (uint32_t i = 0; i < values; i++) {
+            const uint32_t pixel = interleaved ? i / 3 : i % (SIDE * SIDE), y = pixel / SIDE,
+                           x = pixel % SIDE;
+            const double first = element(type, own, (size_t)j * values + i);
+            const double second = element(type, own, (size_t)other * values + i);
+            const bool inside = y >= mix->top && y < mix->bottom && x >= mix->left && x < mix->right;
+            const double wanted = !mix->cut ? mix->share * first + (1 - mix->share) * second
+                                  : inside  ? second
+                                            : first;
+            cr_assert(fabs(element(type, mixed, (size_t)j * values + i) - wanted) <=
+                          (mix->cut ? 0 : rounding(type)),
+                      "type %d, image %u, value %u", (int)type, j, i);
+        }
+        for (int64_t k = 0; k < 10; k++) {
+            const double wanted = mix->share * (labels[j] == k) + (1 - mix->share) * (labels[other] == k);
+            cr_expect_float_eq(((const float *)targets.data)[j * 10 + k], wanted, 1e-6);
+        }
+    }
+}
+
+/* Every type and layout, with 1 and 3 threads. */
+Test(lib_stream, mixtures_match_those_of_plain_batches)
+{
+    static const char *const dtypes[] = {"u8", "f16", "f32", "bf16"}, *const layouts[] = {"nchw", "nhwc"};
+    static const enum dtype types[] = {DTYPE_U8, DTYPE_F16, DTYPE_F32, DTYPE_BF16};
+    const struct shape shape = {3, 1, SIDE, SIDE};
+    uint32_t mixed = 0, cut = 0;
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    for (int way = 0; way < 16; way++) {
+        struct fdsl_stream_config config = stream_config();
+        config.dtype = dtypes[way % 4];
+        config.layout = layouts[way / 4 % 2];
+        config.num_threads = way < 8 ? 1 : 3;
+        config.flip = 1;
+        for (int c = 0; c < 3 && way % 4; c++)
+            config.std[c] = 0.3;
+        struct fdsl_stream *plain = opened_stream(source, &config);
+        config.mixup = 0.8;
+        config.cutmix = 1;
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        for (uint32_t step = 0; step < 8; step++) {
+            struct fdsl_batch *is = taken(stream), *from = taken(plain);
+            const struct mix mix = mix_draw(&(struct mixing){0.8, 1}, 9, 0, step, &shape);
+            expect_mixture(&mix, types[way % 4], way / 4 % 2, is, from);
+            mixed += mix.share < 1 && !mix.cut;
+            cut += mix.share < 1 && mix.cut;
+            good(fdsl_batch_release(is, NULL));
+            good(fdsl_batch_release(from, NULL));
+        }
+        fdsl_stream_close(stream);
+        fdsl_stream_close(plain);
+    }
+    cr_expect(mixed >= 16 && cut >= 16, "%u and %u", mixed, cut);
+    fdsl_source_close(source);
+}
+
+/* fill() delivers the same as next(), also on ranks that read partners, and counts no partners. */
+Test(lib_stream, fill_delivers_mixtures_and_their_targets)
+{
+    static float images[16 * 3 * SIDE * SIDE], targets[16 * 10];
+    static int64_t labels[16];
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        struct fdsl_stream_config config = stream_config();
+        config.dtype = "f32";
+        config.mixup = 0.5;
+        config.rank = rank;
+        config.world_size = 3;
+        struct fdsl_stream *next = opened_stream(source, &config), *fill = opened_stream(source, &config);
+        uint32_t count, samples = 0;
+        for (int step = 0; step < 3; step++) {
+            struct fdsl_batch *batch = taken(next);
+            good(fdsl_stream_fill_targets(fill, images, labels, targets, &count, NULL));
+            cr_assert_eq(count, described(batch).count);
+            cr_expect_eq(
+                memcmp(images, tensor_of(batch, FDSL_IMAGES).data, count * sizeof *images * 3 * SIDE * SIDE),
+                0);
+            cr_expect_eq(memcmp(labels, tensor_of(batch, FDSL_LABELS).data, count * sizeof *labels), 0);
+            cr_expect_eq(memcmp(targets, tensor_of(batch, FDSL_TARGETS).data, count * 10 * sizeof *targets),
+                         0);
+            good(fdsl_batch_release(batch, NULL));
+            samples += count;
+        }
+        struct fdsl_stream_stats stats = {.size = sizeof stats};
+        good(fdsl_stream_stats(fill, &stats));
+        cr_expect_eq(stats.samples, samples);
+        fdsl_stream_close(next);
+        fdsl_stream_close(fill);
+    }
+    fdsl_source_close(source);
+}
+
+/* A broken image has the weight 0 in its own mixture and in that of its partner, and is counted once. */
+Test(lib_stream, masked_parts_of_mixtures_have_no_weight)
+{
+    prepare();
+    EXPECT(0, "for f in f/0003/*; do echo broken >$f; done");
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    config.on_error = "mask";
+    config.dtype = "f32";
+    config.mixup = 1;
+    uint32_t masked = 0, parts = 0;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        config.rank = rank;
+        config.world_size = 2;
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        for (int step = 0; step < 4; step++) {
+            struct fdsl_batch *batch = taken(stream);
+            const int64_t *labels = tensor_of(batch, FDSL_LABELS).data;
+            const float *targets = tensor_of(batch, FDSL_TARGETS).data;
+            uint32_t counted = 0;
+            for (uint32_t j = 0; j < described(batch).count; j++) {
+                float sum = 0;
+                for (int k = 0; k < 10; k++)
+                    sum += targets[10 * j + k];
+                counted += labels[j] == -1;
+                parts += sum < 0.999f;
+                cr_expect(labels[j] == -1 ? sum < 0.999f : labels[j] != 3 && targets[10 * j + labels[j]] > 0);
+                cr_expect_eq(targets[10 * j + 3], 0);
+            }
+            cr_expect_eq(counted, described(batch).masked);
+            masked += counted;
+            good(fdsl_batch_release(batch, NULL));
+        }
+        fdsl_stream_close(stream);
+    }
+    cr_expect(masked == DIGITS / 10 && parts > masked, "%u, %u", masked, parts);
+    fdsl_source_close(source);
+}
+
+/* A label that is not below `classes` is a broken sample. */
+Test(lib_stream, labels_without_a_target_are_refused)
+{
+    struct fdsl_batch *batch;
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    config.cutmix = 1;
+    config.classes = 9;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    enum fdsl_status result = FDSL_OK;
+    while (result == FDSL_OK && (result = fdsl_stream_next(stream, NULL, &batch)) == FDSL_OK)
+        result = fdsl_batch_release(batch, NULL);
+    cr_expect(result == FDSL_FAILED && strstr(fdsl_error(), "label 9 is not a class from 0 to 8"), "%s",
+              fdsl_error());
+    fdsl_stream_close(stream);
+    config.on_error = "mask";
+    stream = opened_stream(source, &config);
+    uint32_t masked = 0;
+    while (fdsl_stream_next(stream, NULL, &batch) == FDSL_OK) {
+        masked += described(batch).masked;
+        good(fdsl_batch_release(batch, NULL));
+    }
+    cr_expect_eq(masked, DIGITS / 10);
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
 }
 
 /* ---- Types and layouts ---- */
@@ -408,10 +654,10 @@ Test(lib_stream, states_of_other_streams_are_refused)
     good(fdsl_batch_release(taken(stream), NULL));
     good(fdsl_stream_save(stream, &state));
     cr_expect_eq(state.sample, 16);
-    for (int fault = 0; fault < 11; fault++) {
-        static const char *const names[] = {"number of samples", "transform",    "transform",   "transform",
-                                            "transform",         "global batch", "seed",        "lanes",
-                                            "shuffle",           "drop_last",    "rand_augment"};
+    for (int fault = 0; fault < 12; fault++) {
+        static const char *const names[] = {"number of samples", "transform",    "transform",    "transform",
+                                            "transform",         "global batch", "seed",         "lanes",
+                                            "shuffle",           "drop_last",    "rand_augment", "mixup"};
         struct fdsl_stream_config config = first;
         if (fault == 1)
             config.out_res++;
@@ -433,6 +679,8 @@ Test(lib_stream, states_of_other_streams_are_refused)
             config.drop_last = 1;
         else if (fault == 10)
             config.rand_augment = 9;
+        else if (fault == 11)
+            config.cutmix = 1;
         struct fdsl_stream *changed = opened_stream(fault == 0 ? other : source, &config);
         cr_expect_eq(fdsl_stream_load(changed, &state), FDSL_INVALID, "fault %d", fault);
         cr_expect(strncmp(fdsl_error(), "state: ", 7) == 0 && strstr(fdsl_error(), names[fault]),
@@ -977,6 +1225,13 @@ Test(lib_stream, every_field_is_checked)
     REFUSED(rand_augment_ops, 0);
     REFUSED(rand_augment_ops, 17);
     REFUSED(erasing, 0.5); /* of bytes */
+    REFUSED(mixup, -0.1);
+    REFUSED(mixup, NAN);
+    REFUSED(mixup, 1001);
+    REFUSED(cutmix, -0.1);
+    REFUSED(cutmix, NAN);
+    REFUSED(cutmix, 1001);
+    REFUSED(classes, 10); /* without mixtures */
     REFUSED(device, -2);
     REFUSED(decoder, "gpu");
     REFUSED(decoder, NULL);
@@ -987,6 +1242,9 @@ Test(lib_stream, every_field_is_checked)
     config.dtype = "f32";
     REFUSED(erasing, 1.5);
     REFUSED(erasing, NAN);
+    config.mixup = 1;
+    REFUSED(classes, 1);
+    REFUSED(classes, 1u << 25);
     REFUSED(std[2], 0);
     REFUSED(mean[2], NAN);
     config.size--;

@@ -314,6 +314,10 @@ Test(live, omp_trains_identically_live_and_stored)
 
 /* Opens the workload `train` on a small set of synth with the options in `argv`. Calls `check` with the input
  * of the workload and `argument`. */
+/* The options of the latest open_train(), for its check. */
+static const struct options *given;
+static const void *given_parameters;
+
 static void open_train(int argc, char *argv[], void (*check)(const void *input, const void *argument),
                        const void *argument)
 {
@@ -324,6 +328,8 @@ static void open_train(int argc, char *argv[], void (*check)(const void *input, 
                               .table_count = 1};
     must(options_parse(&options, argc, argv));
     must(workload->open(&options, parameters, &alone, &input));
+    given = &options;
+    given_parameters = parameters;
     check(input, argument);
     workload->close(input);
     options_free(&options);
@@ -343,7 +349,7 @@ static void expect_feeds(const void *input, const void *argument)
     narrow.feeds = false;
     const struct variant variant = {.traits = &narrow}, able = {.traits = &engine_naive};
     cr_expect_eq(workload->accepts(input, &able), STATUS_OK);
-    cr_expect_eq(workload->accepts(input, &variant), live ? STATUS_USAGE : STATUS_OK);
+    cr_expect_eq(workload->suits(given, given_parameters, &variant), live ? STATUS_USAGE : STATUS_OK);
 }
 
 /* Engines that keep all samples in memory must reject --feed live. */
@@ -364,8 +370,9 @@ static void expect_generator(const void *input, const void *argument)
                          on_gpu = {.platform = "cuda", .traits = &engine_naive};
     const bool for_gpu = strcmp(name, "auto") != 0 && strcmp(name, "omp") != 0;
     const bool other_bits = for_gpu && strcmp(name, "fused") != 0;
-    cr_expect_eq(workload->accepts(input, &on_gpu), STATUS_OK, "%s", name);
-    cr_expect_eq(workload->accepts(input, &on_cpu), for_gpu ? STATUS_USAGE : STATUS_OK, "%s", name);
+    cr_expect_eq(workload->suits(given, given_parameters, &on_gpu), STATUS_OK, "%s", name);
+    cr_expect_eq(workload->suits(given, given_parameters, &on_cpu), for_gpu ? STATUS_USAGE : STATUS_OK, "%s",
+                 name);
     cr_expect_eq(option_values_find(&job->identity, "generator") != NULL, other_bits, "%s", name);
     cr_expect_str_eq(job->train.generator ? job->train.generator : "auto", name);
 }

@@ -323,7 +323,7 @@ Test(load_gpu, combinations_of_options_are_accepted_or_refused, .init = make_fol
                  strstr(cases[i].line, "--data") ? "" : folder, cases[i].line);
         enum status status = open_workload(&job, "load", line, partition);
         if (status == STATUS_OK)
-            status = job.workload->accepts(job.input, &variant);
+            status = accepted(&job, &variant);
         cr_expect_eq(status, cases[i].words ? STATUS_USAGE : STATUS_OK, "%s: status %d: %s", cases[i].line,
                      (int)status, status_text());
         cr_expect(!cases[i].words || strstr(status_text(), cases[i].words), "%s: %s", cases[i].line,

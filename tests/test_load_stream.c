@@ -633,7 +633,7 @@ static void expect_no_stream(const char *line, const char *words)
 {
     struct job job;
     must(open_job(&job, line));
-    cr_expect_eq(job.workload->accepts(job.input, variant_find("stream")->variant), STATUS_USAGE, "%s", line);
+    cr_expect_eq(accepted(&job, variant_find("stream")->variant), STATUS_USAGE, "%s", line);
     expect_words(words);
     close_job(&job);
 }
@@ -650,7 +650,7 @@ Test(load_stream, inputs_that_are_no_images_are_refused)
     expect_no_stream("--cache any --decode --on-error skip",
                      "--on-error skip would change the batches of a stream; use --on-error mask");
     must(open_job(&job, "--cache any --decode --on-error mask"));
-    cr_expect_eq(job.workload->accepts(job.input, variant_find("shards-mmap")->variant), STATUS_USAGE);
+    cr_expect_eq(accepted(&job, variant_find("shards-mmap")->variant), STATUS_USAGE);
     expect_words("--on-error mask is for variants that stream");
     close_job(&job);
     renew_folder();

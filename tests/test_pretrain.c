@@ -4,7 +4,7 @@
 
 #include "core/portable.h"
 #include "data/random_draws.h"
-#include "train/loss.h"
+#include "data/mixing.h"
 
 TestSuite(pretrain, .init = open_folder, .fini = remove_folder, .timeout = 120);
 

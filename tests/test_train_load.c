@@ -793,6 +793,34 @@ Test(train_load, steps_and_pictures_are_exported)
               "[ $(ls pictures/00000[0-2]-[0-9].png | wc -l) = 3 ] && [ -s step ]");
 }
 
+/* An option that the variant does not support is an error before the data are read: here, they do not exist.
+ * Wrong options that concern all variants are named first. */
+Test(train_load, options_are_checked_before_the_data)
+{
+    static const struct {
+        const char *line, *words;
+    } cases[] = {
+        {"train-omp --feed load --out-res 20 --decoder hybrid", "--decoder hybrid decodes on a GPU"},
+        {"train-omp --feed load --out-res 20 --device-share 0.5", "drop --device-share"},
+        {"train-omp --cudnn-benchmark", "--cudnn-benchmark works only with"},
+        {"train-omp --model vit-tiny --checkpoint-activations", "--checkpoint-activations works only with"},
+        {"train-omp --feed load --decoder hybrid", "add --out-res PIXELS"},
+        {"shards-mmap --mean 0.5", "--mean and --std require --augment"},
+        {"shards-mmap --on-error mask", "--on-error mask is for variants that stream"},
+        {"stream --on-error skip --decode", "--on-error skip would change the batches"},
+        {"stream --augment", "drop --augment"},
+        {"stream --augment --block 5", "--block 5 is not a multiple"},
+        {"stream --decode", "nowhere"},
+        {"train-omp", "nowhere"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        EXPECT(2, "$P --data nowhere --variant %s", cases[i].line);
+        cr_expect(strstr(out, cases[i].words), "%s: %s", cases[i].line, out);
+        cr_expect(strcmp(cases[i].words, "nowhere") == 0 || !strstr(out, "nowhere"), "%s: %s", cases[i].line,
+                  out);
+    }
+}
+
 #ifdef HAVE_JPEG
 
 /* ---- Decoders on a device ---- */

@@ -16,6 +16,8 @@
 #include "common/check.cuh"
 #include "common/device_stream.cuh"
 #include "common/stream.cuh"
+#include "data/mixing.h"
+#include "data/random_boxes.h"
 #include "data/random_draws.h"
 #include "machine/device.h"
 
@@ -34,6 +36,11 @@ struct store {
     uint32_t epoch;
     uint64_t seed;
     bool flip;
+    /* Only for mixed_kernel() and target_kernel(): */
+    bool interleaved;
+    uint32_t entries; /* images in `from`: `count`, and the partners that follow (mix_partner()) */
+    struct augment erase;
+    struct mix mix;
     float scale[IMAGE_OUTPUT_CHANNELS_MAX], offset[IMAGE_OUTPUT_CHANNELS_MAX];
 };
 
@@ -144,6 +151,96 @@ static __global__ void __launch_bounds__(BLOCK) store_kernel(const __grid_consta
     }
 }
 
+/* ---- Erasing and mixing ---- */
+
+/* What the threads of a block know about an image. */
+struct drawn_image {
+    bool flips, masked;
+    struct draw_erase erase;
+};
+
+static __device__ struct drawn_image draw_image(const struct store &store, uint32_t image)
+{
+    const uint32_t number = store.numbers[image];
+    return {store.flip && draw_flip(store.seed, store.epoch, number),
+            store.from_labels[image] == STREAM_MASKED,
+            box_erase(&store.erase, store.seed, store.epoch, number)};
+}
+
+template <class T> static __device__ __forceinline__ T from_float(float value)
+{
+    if constexpr (sizeof(T) == 1)
+        return static_cast<uint8_t>(augment_nearest(value));
+    else if constexpr (sizeof(T) == 4)
+        return value;
+    else if constexpr (std::is_same_v<T, __half>)
+        return __float2half_rn(value);
+    else
+        return __float2bfloat16_rn(value);
+}
+
+/* Returns the value at (c, y, x) of an image before it is mixed: that of image_output_store(). */
+template <class T>
+static __device__ __forceinline__ T unmixed(const struct store &store, const struct drawn_image &drawn,
+                                            uint32_t image, uint32_t c, uint32_t y, uint32_t x)
+{
+    const struct image_box &box = drawn.erase.box;
+    const uint32_t width = store.width, row = c * store.height + y;
+    if (drawn.masked)
+        return static_cast<T>(0.0f);
+    if constexpr (sizeof(T) > 1) /* the noise is normalised */
+        if (y - box.top < box.height && x - box.left < box.width)
+            return from_float<T>(box_erased(&drawn.erase, y, x, row * width + x, 0));
+    const uint64_t first = static_cast<uint64_t>(image) * store.channels * store.height * width;
+    return convert<T>(store, c, store.from[first + row * width + (drawn.flips ? width - 1 - x : x)]);
+}
+
+/* Each thread stores one pixel of an image, in all channels, erased and mixed: the values of
+ * image_output_store() and mix_images(). */
+template <class T>
+static __global__ void __launch_bounds__(BLOCK) mixed_kernel(const __grid_constant__ struct store store)
+{
+    const uint32_t image = blockIdx.x / store.blocks, plane = store.height * store.width;
+    const uint32_t pixel = (blockIdx.x - image * store.blocks) * BLOCK + threadIdx.x;
+    const bool mixes = store.mix.share < 1;
+    const uint32_t partner = mixes ? mix_partner(store.count, store.entries, image) : image;
+    __shared__ struct drawn_image own, other;
+    if (threadIdx.x == 0)
+        own = draw_image(store, image);
+    if (mixes && threadIdx.x == BLOCK - 1)
+        other = draw_image(store, partner);
+    __syncthreads();
+    store_label(store);
+    if (pixel >= plane)
+        return;
+    const uint32_t y = pixel / store.width, x = pixel - y * store.width;
+    const bool cut = mixes && store.mix.cut && mix_cuts(&store.mix, y, x);
+    T *to = static_cast<T *>(store.to) + static_cast<uint64_t>(image) * store.channels * plane;
+    for (uint32_t c = 0; c < store.channels; c++) {
+        T value = cut ? unmixed<T>(store, other, partner, c, y, x) : unmixed<T>(store, own, image, c, y, x);
+        if (mixes && !store.mix.cut) {
+            const T second = unmixed<T>(store, other, partner, c, y, x);
+            value = from_float<T>(
+                mix_value(&store.mix, y, x, static_cast<float>(value), static_cast<float>(second)));
+        }
+        to[store.interleaved ? pixel * store.channels + c : c * plane + pixel] = value;
+    }
+}
+
+/* Each thread stores the weight of one class in one image. */
+static __global__ void __launch_bounds__(BLOCK)
+    target_kernel(const __grid_constant__ struct store store, uint32_t classes, float *targets)
+{
+    const uint64_t i = own_thread();
+    if (i >= static_cast<uint64_t>(store.count) * classes)
+        return;
+    const uint32_t image = static_cast<uint32_t>(i / classes), k = static_cast<uint32_t>(i % classes);
+    const uint32_t partner = mix_partner(store.count, store.entries, image);
+    const struct target target = {static_cast<uint32_t>(store.from_labels[image]),
+                                  static_cast<uint32_t>(store.from_labels[partner]), store.mix.share};
+    targets[i] = mix_weight(&target, k);
+}
+
 typedef void store_function(const struct store);
 
 template <class T, int C, bool INTERLEAVED> static store_function *find_width(uint32_t width)
@@ -168,11 +265,21 @@ static store_function *find_kernel(const struct store *store, const struct image
                                         : find_layout<uint8_t>(store, interleaved);
 }
 
+/* The same for images that are erased or mixed. */
+static store_function *find_mixed_kernel(const struct image_output *output)
+{
+    return output->type == DTYPE_F16    ? mixed_kernel<__half>
+           : output->type == DTYPE_BF16 ? mixed_kernel<__nv_bfloat16>
+           : output->type == DTYPE_F32  ? mixed_kernel<float>
+                                        : mixed_kernel<uint8_t>;
+}
+
 /* ---- Data sets ---- */
 
 /* The memory of the batch that next() delivers from a slot. */
 struct set_slot {
     int64_t *labels; /* within set_batches.labels */
+    float *targets;  /* behind `images`, with mixing */
     void *images;    /* NULL: not allocated, or the images are those of the device stream */
 };
 
@@ -185,11 +292,18 @@ struct set_batches {
     struct store store;     /* what all batches have in common */
     store_function *kernel; /* NULL: the images are the bytes of the device stream */
     uint64_t sample_bytes;
+    struct mixing mixing;
+    uint64_t mix_seed;
+    struct shape shape;
+    struct stream_plan plan;
+    uint32_t (*own)(const void *context, uint64_t epoch, uint64_t step); /* set_stream_request.own */
     uint32_t capacity, slot_count;
+    uint32_t classes; /* of the targets; 0: there are none */
     struct set_slot *slots;
     int64_t *labels;       /* device memory for all slots */
     uint64_t device_bytes; /* memory of the slots on the device */
-    pthread_mutex_t lock;  /* protects `device_bytes` */
+    uint64_t partners;     /* that were left out of batches */
+    pthread_mutex_t lock;  /* protects `device_bytes` and `partners` */
 };
 
 static struct set_batches *set_of(struct device_batches *batches)
@@ -208,21 +322,53 @@ static bool converts(const struct set_batches *self)
     return self->kernel != nullptr;
 }
 
-/* Enqueues that a batch is stored. `images` NULL: only the labels. */
-static enum status store_batch(const struct set_batches *self, const struct stream_batch *batch, void *images,
-                               int64_t *labels, cudaStream_t stream)
+/* Leaves the partners out of a batch that was taken. Returns the number of images with them. */
+static uint32_t leave_partners(struct set_batches *self, struct stream_batch *batch)
+{
+    const uint32_t entries = batch->samples.count;
+    if (!self->own)
+        return entries;
+    batch->samples.count = self->own(self->plan.context, batch->epoch, batch->step);
+    batch->samples.bytes = batch->samples.count * batch->samples.stride;
+    if (entries == batch->samples.count)
+        return entries;
+    pthread_mutex_lock(&self->lock);
+    self->partners += entries - batch->samples.count;
+    pthread_mutex_unlock(&self->lock);
+    return entries;
+}
+
+static enum status store_targets(const struct set_batches *self, const struct store *store, float *targets,
+                                 cudaStream_t stream)
+{
+    const uint64_t values = (uint64_t)store->count * self->classes;
+    if (!targets)
+        return STATUS_OK;
+    target_kernel<<<(uint32_t)((values + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(*store, self->classes,
+                                                                                  targets);
+    return CUDA_LAUNCHED("target_kernel");
+}
+
+/* Enqueues that a batch of `entries` images is stored. `to->images` NULL: only the labels. */
+static enum status store_batch(const struct set_batches *self, const struct stream_batch *batch,
+                               uint32_t entries, const struct device_parts *to, cudaStream_t stream)
 {
     const struct batch *samples = &batch->samples;
     struct store store = self->store;
+    void *const images = to->images;
     if (samples->count == 0)
         return STATUS_OK;
     store.from = static_cast<const uint8_t *>(samples->values);
     store.from_labels = samples->labels;
     store.numbers = device_stream_numbers(self->inner, batch);
     store.to = images;
-    store.labels = labels;
+    store.labels = to->labels;
     store.count = samples->count;
+    store.entries = entries;
     store.epoch = (uint32_t)batch->epoch;
+    if (mixing_on(&self->mixing))
+        store.mix = mix_draw(&self->mixing, self->mix_seed, store.epoch, (uint32_t)batch->step, &self->shape);
+    TRY(store_targets(self, &store, to->targets, stream));
     if (!images) {
         label_kernel<<<(store.count + BLOCK - 1) / BLOCK, BLOCK, 0, stream>>>(store);
         return CUDA_LAUNCHED("label_kernel");
@@ -246,11 +392,16 @@ static enum status store_batch(const struct set_batches *self, const struct stre
 /* Allocates the images of all slots, at the first next() that needs them. */
 static enum status allocate_images(struct set_batches *self)
 {
-    const uint64_t bytes = (uint64_t)self->capacity * self->sample_bytes * dtype_bytes(self->output->type);
+    const uint64_t images =
+        stream_aligned((uint64_t)self->capacity * self->sample_bytes * dtype_bytes(self->output->type));
+    const uint64_t bytes = images + (uint64_t)self->capacity * self->classes * sizeof(float);
     for (uint32_t i = 0; i < self->slot_count && converts(self); i++) {
         if (self->slots[i].images)
             continue;
         TRY(device_alloc(self->device, bytes, &self->slots[i].images));
+        if (self->classes)
+            self->slots[i].targets =
+                reinterpret_cast<float *>(static_cast<uint8_t *>(self->slots[i].images) + images);
         pthread_mutex_lock(&self->lock);
         self->device_bytes += bytes;
         pthread_mutex_unlock(&self->lock);
@@ -299,13 +450,16 @@ static enum status set_next(struct device_batches *batches, void *cuda_stream, s
     if (status != STATUS_OK && !batch->ready)
         return status;
     const struct set_slot *slot = &self->slots[batch->slot];
-    *parts = {slot->images ? slot->images : const_cast<void *>(batch->samples.values), slot->labels};
+    const uint32_t entries = leave_partners(self, batch);
+    *parts = {slot->images, slot->labels, slot->targets};
     if (status == STATUS_OK)
-        status = store_batch(self, batch, slot->images, slot->labels, consumer);
+        status = store_batch(self, batch, entries, parts, consumer);
+    if (!parts->images)
+        parts->images = const_cast<void *>(batch->samples.values);
     return status == STATUS_OK ? STATUS_OK : abandon(self, batch, status);
 }
 
-static enum status set_fill(struct device_batches *batches, void *images, int64_t *labels, void *cuda_stream,
+static enum status set_fill(struct device_batches *batches, const struct device_parts *to, void *cuda_stream,
                             struct stream_batch *batch)
 {
     struct set_batches *self = set_of(batches);
@@ -315,8 +469,9 @@ static enum status set_fill(struct device_batches *batches, void *images, int64_
     enum status status = take(self, consumer, true, batch);
     if (status != STATUS_OK && !batch->ready)
         return status;
+    const uint32_t entries = leave_partners(self, batch);
     if (status == STATUS_OK)
-        status = store_batch(self, batch, images, labels, consumer);
+        status = store_batch(self, batch, entries, to, consumer);
     if (status != STATUS_OK)
         return abandon(self, batch, status);
     status = device_stream_give_back(self->inner, batch, consumer);
@@ -351,6 +506,7 @@ static void set_stats(struct stream *stream, struct stream_stats *stats)
     stream_stats(self->inner, stats);
     pthread_mutex_lock(&self->lock);
     stats->memory_bytes += self->device_bytes + self->decoder->bytes;
+    stats->samples -= self->partners;
     pthread_mutex_unlock(&self->lock);
 }
 
@@ -402,6 +558,7 @@ static enum status open_inner(struct set_batches *self, const struct set_stream_
 {
     struct set_stream_request from = *request;
     struct stream *host;
+    from.mixing = {0, 0};
     from.held = DEVICE_STREAM_HELD;
     from.device_share = share;
     from.allocate = device_stream_pin;
@@ -434,6 +591,7 @@ static enum status load_kernels(const struct set_batches *self)
     cudaFuncAttributes attributes;
     if (converts(self))
         CUDA_TRY(cudaFuncGetAttributes(&attributes, self->kernel));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, target_kernel));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, label_kernel));
     return CUDA_STATUS(cudaFuncGetAttributes(&attributes, copy_kernel));
 }
@@ -443,7 +601,8 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
 {
     const struct image_output *output = self->output;
     const uint64_t pixels = (uint64_t)request->height * request->width;
-    const uint32_t per_block = BLOCK * (request->width % 4 == 0 ? 4 : 1);
+    const bool mixes = mixing_on(&request->mixing), changes = mixes || output->erase.erasing > 0;
+    const uint32_t per_block = BLOCK * (request->width % 4 == 0 && !changes ? 4 : 1);
     void *memory;
     self->store.channels = request->channels;
     self->store.height = request->height;
@@ -451,9 +610,20 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
     self->store.blocks = (uint32_t)((pixels + per_block - 1) / per_block);
     self->store.flip = output->flip;
     self->store.seed = output->seed;
+    self->store.interleaved = output->interleaved;
+    self->store.erase = output->erase;
+    self->store.mix.share = 1;
+    self->mixing = request->mixing;
+    self->mix_seed = request->mix_seed;
+    self->classes = mixes ? request->classes : 0;
+    self->shape = {request->channels, 1, request->height, request->width};
+    self->plan = request->plan;
+    self->own = request->own;
     memcpy(self->store.scale, output->scale, sizeof self->store.scale);
     memcpy(self->store.offset, output->offset, sizeof self->store.offset);
-    if (output->type != DTYPE_U8 || output->flip || (output->interleaved && request->channels > 1))
+    if (changes)
+        self->kernel = find_mixed_kernel(output);
+    else if (output->type != DTYPE_U8 || output->flip || (output->interleaved && request->channels > 1))
         self->kernel = find_kernel(&self->store, output);
     self->sample_bytes = request->channels * pixels;
     self->capacity = request->plan.capacity;

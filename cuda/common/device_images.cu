@@ -226,9 +226,11 @@ static enum status fill_captured(struct image_batches *self, void *images, int64
     return STATUS_OK;
 }
 
-static enum status images_fill(struct device_batches *batches, void *images, int64_t *labels,
+static enum status images_fill(struct device_batches *batches, const struct device_parts *to,
                                void *cuda_stream, struct stream_batch *batch)
 {
+    void *const images = to->images;
+    int64_t *const labels = to->labels;
     struct image_batches *self = images_of(batches);
     const cudaStream_t stream = static_cast<cudaStream_t>(cuda_stream);
     TRY(check_cancelled(self));
@@ -355,7 +357,7 @@ static enum status images_next(struct device_batches *batches, void *cuda_stream
     describe(self, position, slot->count, batch);
     batch->numbers = slot->numbers;
     batch->slot = (uint32_t)(slot - self->slots);
-    *parts = {slot->images, slot->labels};
+    *parts = {slot->images, slot->labels, nullptr};
     return STATUS_OK;
 }
 

@@ -135,9 +135,11 @@ static enum status fill_captured(struct row_batches *self, void *rows, int64_t *
     return STATUS_OK;
 }
 
-static enum status rows_fill(struct device_batches *batches, void *rows, int64_t *labels, void *cuda_stream,
+static enum status rows_fill(struct device_batches *batches, const struct device_parts *to, void *cuda_stream,
                              struct stream_batch *batch)
 {
+    void *const rows = to->images;
+    int64_t *const labels = to->labels;
     struct row_batches *self = of(batches);
     const cudaStream_t stream = static_cast<cudaStream_t>(cuda_stream);
     TRY(check_cancelled(self));
@@ -202,7 +204,7 @@ static enum status rows_next(struct device_batches *batches, void *cuda_stream, 
     TRY(gather(self, &share, slot->rows, slot->labels, stream));
     describe(self, share.count, batch);
     batch->slot = (uint32_t)(slot - self->slots);
-    *parts = {slot->rows, slot->labels};
+    *parts = {slot->rows, slot->labels, nullptr};
     TRY(moving_on(&self->moving, stream));
     count_batch(self, share.count);
     pthread_mutex_lock(&self->lock);

@@ -19,9 +19,10 @@ from ._images import Images
 from ._library import Error, Unavailable, cuda_devices, library_path
 from ._library import version as __version__
 from ._monitor import Monitor
-from ._stream import CenterCrop, Folder, Loader, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
+from ._stream import CenterCrop, CutMix, Folder, Loader, MixUp, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
 
 __all__ = [
-    "Array", "CenterCrop", "Class", "ClassTable", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "Monitor", "RandAugment",
-    "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices", "library_path",
+    "Array", "CenterCrop", "Class", "ClassTable", "CutMix", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "MixUp",
+    "Monitor", "RandAugment", "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices",
+    "library_path",
 ]  # fmt: skip

@@ -120,6 +120,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
         ("on_error", c_char_p), ("device", c_int), ("decoder", c_char_p), ("device_share", c_double),
         ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
+        ("mixup", c_double), ("cutmix", c_double), ("classes", c_uint32),
         ("resident", c_int), ("wait_s", c_double),
     ]  # fmt: skip
 
@@ -129,7 +130,7 @@ class StreamInfoStruct(ctypes.Structure):
 
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
-        ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64),
+        ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64), ("classes", c_uint32),
     ]  # fmt: skip
 
 
@@ -182,7 +183,7 @@ class MonitorConfigStruct(ctypes.Structure):
 
 
 END, PENDING = 5, 6  # FDSL_END, FDSL_PENDING
-IMAGES, LABELS, NUMBERS, ROWS = 0, 1, 2, 3  # enum fdsl_field
+IMAGES, LABELS, NUMBERS, ROWS, TARGETS = 0, 1, 2, 3, 4  # enum fdsl_field
 
 _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a batch and a CUDA stream are void *
     "fdsl_error": (c_char_p, []),
@@ -225,6 +226,9 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_stream_next": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
     "fdsl_stream_wait": (c_int, [c_void_p, c_double]),
     "fdsl_stream_fill": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p]),
+    "fdsl_stream_fill_targets": (
+        c_int, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p],
+    ),
     "fdsl_stream_seek": (c_int, [c_void_p, c_uint64, c_uint64]),
     "fdsl_stream_save": (c_int, [c_void_p, POINTER(StateStruct)]),
     "fdsl_stream_load": (c_int, [c_void_p, POINTER(StateStruct)]),
@@ -286,8 +290,10 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, rand_augment, erasing, channels, layout, dtype, mean and std":
+    "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, channels, layout, dtype, mean and std":
         "transforms, channels, layout and dtype",
+    "classes: the targets of mixup and cutmix need": "transforms: the targets of MixUp and CutMix need",
+    "the data set does not name its classes; set it": "the data set does not name its classes; set num_classes",
     "lower out_res": "lower the size of transforms",
     "sample: only": "n: only",
     "fdsl_stream_seek()": "set_epoch()",

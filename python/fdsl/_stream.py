@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional, Union
 from ._array import Array, _Memory, device_name
 from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
-    CPU, END, IMAGES, LABELS, PENDING, ROWS, BatchInfoStruct, Error, SourceConfigStruct,
+    CPU, END, IMAGES, LABELS, PENDING, ROWS, TARGETS, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
     integer, lib,
 )  # fmt: skip
@@ -178,7 +178,8 @@ class Shards(_Source):
     label                     where the label is: an extension, "json:FIELD", or several of them, separated by ";"; None: the
                               first of "cls", "json:label" and "txt"
     cache_dir                 for URLs: a folder for copies of the shards; None: blocks of 1 MiB are held in memory, up to
-                              1 GiB, or what the shuffle windows need if that is more
+                              1 GiB, or what the shuffle windows need if that is more.
+                              Shards that are compressed (.tar.gz, .tgz) need it: unpacked copies are read
     cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited
 
     Opening lists the samples, and reads the first and last bytes of each. `len()` is the number of samples.
@@ -261,12 +262,36 @@ class RandAugment(NamedTuple):
 
 class RandomErasing(NamedTuple):
     """Fills a random rectangle of an image with normal noise, after normalising, with probability p: 2 % to 33 % of the
-    area. The rectangles and the noise are those of fdsl-bench --erasing, with the same bits; the CPU computes them."""
+    area. The rectangles and the noise are those of fdsl-bench --erasing, with the same bits."""
 
     p: float = 0.5
 
 
-Transform = Union[Resize, CenterCrop, RandomResizedCrop, RandAugment, RandomErasing]
+class MixUp(NamedTuple):
+    """Mixes each image with another one of its step: share * image + (1 - share) * other, where the share of a step is drawn
+    from Beta(alpha, alpha). In a step of N images of all ranks, image i is mixed with image N - 1 - i. The labels become
+    targets: float32 of shape (count, classes), with the weight of each class, as cross_entropy() of PyTorch takes them. The
+    part of a masked image has the weight 0.
+
+    num_classes: number of classes of the targets; None: those that the data set names. An image with a larger label is one
+    that cannot be decoded (on_error). The mixtures are those of fdsl-bench --mixup, with the same bits. On several ranks, each
+    rank also decodes the images of another one.
+    """
+
+    alpha: float = 1.0
+    num_classes: Optional[int] = None
+
+
+class CutMix(NamedTuple):
+    """Replaces a rectangle of each image by that of another one of its step. The rectangle is drawn once per step; its area,
+    as a share of the image, is drawn from Beta(alpha, alpha). If both MixUp and CutMix are given, each step draws one of the
+    two. For everything else, see MixUp."""
+
+    alpha: float = 1.0
+    num_classes: Optional[int] = None
+
+
+Transform = Union[Resize, CenterCrop, RandomResizedCrop, RandAugment, RandomErasing, MixUp, CutMix]
 Transforms = Union[None, Transform, Sequence[Transform]]
 _FITS = {Resize: b"resize", CenterCrop: b"center-crop", RandomResizedCrop: b"random-resized-crop"}
 
@@ -286,18 +311,36 @@ def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
             c.erasing = number("transforms: p", transform.p, 0, 1)
             if c.erasing and c.dtype == b"u8":
                 raise ValueError('dtype: the noise of RandomErasing is normalised; set dtype to "float32", "float16" or "bfloat16"')
+        elif kind in (MixUp, CutMix):
+            _set_mixing(c, transform)
         elif kind.__name__ in ("MixUp", "Mixup", "CutMix"):
-            raise TypeError(
-                f"transforms: {kind.__name__} also changes labels, which streams do not; apply it to the batches"
-            )
+            raise TypeError(f"transforms: {kind.__name__} of {kind.__module__} is unknown here; use fdsl.MixUp or fdsl.CutMix")
         else:
             raise TypeError(
-                "transforms: it must be None, or one or several of fdsl.Resize, CenterCrop, RandomResizedCrop, RandAugment "
-                f"and RandomErasing, not {kind.__name__}"
+                "transforms: it must be None, or one or several of fdsl.Resize, CenterCrop, RandomResizedCrop, RandAugment, "
+                f"RandomErasing, MixUp and CutMix, not {kind.__name__}"
             )
         order.append(Resize if kind in _FITS else kind)
-    if order != [kind for kind in (Resize, RandAugment, RandomErasing) if kind in order]:
-        raise ValueError("transforms: give one size or crop, then RandAugment, then RandomErasing, each at most once")
+    if order != [kind for kind in (Resize, RandAugment, RandomErasing, MixUp, CutMix) if kind in order]:
+        raise ValueError(
+            "transforms: give one size or crop, then RandAugment, RandomErasing, MixUp and CutMix, each at most once"
+        )
+
+
+def _set_mixing(c: StreamConfigStruct, transform: Any) -> None:
+    alpha = number("transforms: alpha", transform.alpha, 0, 1000)
+    if alpha == 0:
+        raise ValueError(f"transforms: alpha: it is 0; leave out {type(transform).__name__}")
+    if isinstance(transform, MixUp):
+        c.mixup = alpha
+    else:
+        c.cutmix = alpha
+    if transform.num_classes is None:
+        return
+    classes = integer("transforms: num_classes", transform.num_classes, 2, 1 << 24)
+    if c.classes not in (0, classes):
+        raise ValueError(f"transforms: num_classes: it is {c.classes} in MixUp and {classes} in CutMix; give both the same")
+    c.classes = classes
 
 
 def _set_fit(c: StreamConfigStruct, transform: Any) -> None:
@@ -401,6 +444,7 @@ class _Stream:
         own = config.dtype in (b"u8", b"auto") and source.dtype
         self.dtype = own or _NAMES[config.dtype.decode()]
         self.labelled, self.field = source.labelled, ROWS if source._rows else IMAGES
+        self.classes = int(self.info.classes)  # of the targets; 0: there are none
 
     def check_open(self) -> None:
         if _process != self._process:  # checked before locking, because the parent may have held the lock at fork()
@@ -442,20 +486,27 @@ class _Stream:
             _warn()
         return memory
 
-    def fill(self, images: int, labels: Optional[int], stream: Optional[int]) -> Optional[int]:
-        """Copies the next batch to two addresses, on a CUDA stream. Returns the number of samples; None at the end of an
-        epoch."""
-        if self._await(lib.fdsl_stream_fill, images, labels, self._count, stream) == END:
+    def fill(
+        self, images: int, labels: Optional[int], stream: Optional[int], targets: Optional[int] = None
+    ) -> Optional[int]:
+        """Copies the next batch to addresses, on a CUDA stream. Returns the number of samples; None at the end of an epoch."""
+        if targets is None:
+            status = self._await(lib.fdsl_stream_fill, images, labels, self._count, stream)
+        else:
+            status = self._await(lib.fdsl_stream_fill_targets, images, labels, targets, self._count, stream)
+        if status == END:
             return None
         if self.masks:
             _warn()
         return int(self._count.value)
 
     def array(self, batch: _BatchMemory, field: int) -> Array:
-        """Returns the samples or the labels of a batch: without a copy, unless the caller has several batches already."""
+        """Returns a part of a batch: without a copy, unless the caller has several batches already."""
         tensor, device = self._tensor, self.device
         check(lib.fdsl_batch_tensor(batch.handle, field, tensor))
-        if field == self.field:
+        if field == TARGETS:
+            array = Array((batch.size, self.classes), "float32", device, 0, None, batch, tensor.data)
+        elif field == self.field:
             array = Array((batch.size, *self.shape), self.dtype, device, 0, None, batch, tensor.data)
         else:
             array = Array((batch.size,), "int64", device, 0, None, batch, tensor.data)
@@ -508,8 +559,8 @@ class Loader:
     drop_last         leave out the last batch of an epoch if it is not full
     num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
     prefetch          number of batches that are prepared ahead, 1 to 1024
-    transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, also in a list, before fdsl.RandAugment and
-                      fdsl.RandomErasing; None: all images have one size already
+    transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, also in a list, before fdsl.RandAugment,
+                      fdsl.RandomErasing, fdsl.MixUp and fdsl.CutMix; None: all images have one size already
     dtype             "uint8" (None), "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or
                       NumPy
     channels          3 (RGB; None) or 1 (gray)
@@ -524,7 +575,7 @@ class Loader:
     shape (count, width), and their labels, or None if they have none.
 
     Each item is a pair of fdsl.Array on the device: images of shape (count, *loader.shape), and int64 labels of shape
-    (count,). The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On
+    (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On
     CUDA, DLPack makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
 
     The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
@@ -604,7 +655,7 @@ class Loader:
         self._resumed = False  # whether the next iteration begins at _step
         self._filling = False  # whether the library's position counts, not the one above: fill() was called last
         self._iteration = 0  # the number of the latest iteration
-        self._filled: tuple[Any, Any] = (None, None)  # the arrays of the latest fill()
+        self._filled: tuple[Any, Any, Any] = (None, None, None)  # the arrays of the latest fill()
 
     # ---- Properties ----
 
@@ -766,7 +817,7 @@ class Loader:
             if self._iteration != own:
                 raise RuntimeError("Loader: another iteration has begun, which ended this one")
 
-    def fill(self, images: Any, labels: Any = None, *, stream: Any = None) -> Optional[int]:
+    def fill(self, images: Any, labels: Any = None, *, targets: Any = None, stream: Any = None) -> Optional[int]:
         """Copies the next batch into memory of the caller. Returns its number of samples; None, once, at the end of each
         epoch. The first call continues where the caller left the loader, and ends an iteration.
 
@@ -775,6 +826,7 @@ class Loader:
         A PyTorch tensor, a CuPy or NumPy array, an fdsl.Array, or an object with __cuda_array_interface__,
         __array_interface__ or the buffer protocol. A short batch leaves the memory after it as it is.
         labels: None, or int64 of shape (count,). Masked samples have the label -1, also in fdsl.torch.Loader.
+        targets: None, or with MixUp or CutMix float32 of shape (count, classes).
         stream: a CUDA stream, as for Generator.fill(), with the same default. On the CPU, it must be None.
 
         On the CPU, the batch is complete when fill() returns. On CUDA, fill() only enqueues work on the stream. Of
@@ -787,23 +839,30 @@ class Loader:
         dtypes = (self.dtype, "uint16") if self.dtype == "bfloat16" else (self.dtype,)
         address = self._address("images", images, dtypes, self.shape)
         label_address = None if labels is None else self._address("labels", labels, ("int64",), ())
+        if targets is not None and not own.classes:
+            raise ValueError("targets: the loader has none; they come with MixUp or CutMix")
+        target_address = None if targets is None else self._address("targets", targets, ("float32",), (own.classes,))
         pointer = None
         if own.device != CPU:
             pointer = kind.stream(images) if stream is None else stream_pointer(stream, own.device)
             if not lib.fdsl_capturing(own.device, pointer):
                 owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
-                order_arrays(own.device, pointer, owner, images, labels)
+                order_arrays(own.device, pointer, owner, images, labels, targets)
         elif stream is not None:
             raise ValueError("stream: it must be None for a loader on the CPU")
         if not self._filling:
             self._iteration += 1
             own.call(lib.fdsl_stream_seek, self._epoch, self._step)
             self._resumed, self._filling = False, True
-        count = own.fill(address, label_address, pointer)
+        count = own.fill(address, label_address, pointer, target_address)
         if count is not None and own.device != CPU:
             # The library does not check the addresses of its latest call again. As long as these arrays exist, no other
             # device gets their addresses.
-            self._filled = images, self._filled[1] if labels is None else labels
+            self._filled = (
+                images,
+                self._filled[1] if labels is None else labels,
+                self._filled[2] if targets is None else targets,
+            )
         return count
 
     def _address(self, name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
@@ -821,6 +880,8 @@ class Loader:
         batch = self._stream.next()
         if batch is None:
             return None
+        if self._stream.classes:
+            return self._stream.array(batch, self._stream.field), self._stream.array(batch, TARGETS)
         labels = self._stream.array(batch, LABELS) if self._stream.labelled else None
         if labels is not None and batch.masked and self._label_of_masked != -1:
             values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)

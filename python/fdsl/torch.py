@@ -35,7 +35,8 @@ class Loader(_stream.Loader):
 
     device        also a torch.device; "cuda" is PyTorch's current device
     pin_memory    for the CPU: the tensors are in pinned memory, from which PyTorch copies to a GPU without waiting
-    labels        the label of a masked sample is -100, which cross_entropy() ignores
+    labels        the label of a masked sample is -100, which cross_entropy() ignores. With fdsl.MixUp or fdsl.CutMix, the
+                  targets are instead of the labels; the row of a masked part has the weight 0
 
     On the CPU, tensors use the memory of the library without a copy, unless pin_memory is set. On CUDA, PyTorch allocates
     the tensors, and the library copies each batch into them on the current stream, which waits for the batch. The host
@@ -87,6 +88,7 @@ class Loader(_stream.Loader):
         stream, device, empty = self._stream, torch.device(self.device), torch.empty
         capacity, labelled, masked = int(stream.info.capacity), stream.labelled, self._label_of_masked
         shape, dtype, index = (capacity, *self.shape), getattr(torch, self.dtype), torch.int64
+        classes, single = stream.classes, torch.float32
         where: dict[str, Any] = {"device": device, **({"pin_memory": True} if device.type == "cpu" else {})}
         current: Callable[[int], Optional[int]] = lambda _: None
         if device.type == "cuda":
@@ -94,6 +96,10 @@ class Loader(_stream.Loader):
 
         def fill() -> Optional[Batch]:
             images = empty(shape, dtype=dtype, **where)
+            if classes:
+                targets = empty((capacity, classes), dtype=single, **where)
+                count = stream.fill(images.data_ptr(), None, current(stream.device), targets.data_ptr())
+                return None if count is None else (images[:count], targets[:count])
             labels = empty(capacity, dtype=index, **where) if labelled else None
             to = None if labels is None else labels.data_ptr()
             count = stream.fill(images.data_ptr(), to, current(stream.device))

@@ -121,9 +121,24 @@ def test_randaugment_is_that_of_the_cpu(photos: pathlib.Path) -> None:
     assert same(batches_of(fdsl.Loader(source, 64, device=0, **words)), batches_of(fdsl.Loader(source, 64, **words)))
     with pytest.raises(ValueError, match="decoder: 'hybrid' excludes rand_augment"):
         fdsl.Loader(source, 64, device=0, decoder="hybrid", **words)
-    words["transforms"] = [SCALED, fdsl.RandomErasing()]
-    with pytest.raises(ValueError, match="erasing: it is not supported on a CUDA device"):
-        fdsl.Loader(source, 64, device=0, **words)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_erasing_and_mixtures_are_those_of_the_cpu(photos: pathlib.Path, dtype: str, ranks: int) -> None:
+    source = fdsl.Folder(photos / "f")
+    erasing = [] if dtype == "uint8" else [fdsl.RandomErasing(0.5)]
+    crop = SCALED if erasing else SCALED._replace(mean=None, std=None)
+    for mixing in ([], [fdsl.MixUp(0.8)], [fdsl.CutMix()], [fdsl.MixUp(0.8), fdsl.CutMix()]):
+        words: dict[str, Any] = {**SMALL, "transforms": [crop, *erasing, *mixing], "dtype": dtype, "decoder": "cpu"}
+        for rank in range(ranks):
+            words.update(rank=rank, world_size=ranks)
+            on_device = fdsl.Loader(source, 32, device=0, **words)
+            count = 0
+            for (images, targets), (pixels, rows) in zip(on_device, fdsl.Loader(source, 32, **words)):
+                assert images.tolist() == pixels.tolist() and targets.tolist() == rows.tolist()
+                count += 1
+            assert count == len(on_device)
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -197,6 +197,43 @@ def test_changes_of_images(digits: pathlib.Path) -> None:
     assert [labels for _, labels in wanted[0]] == [labels for _, labels in batches_of(opened(digits))]
 
 
+def test_mixtures_are_those_of_plain_batches(digits: pathlib.Path) -> None:
+    """tests/test_lib_stream.c compares them with those of the trainer."""
+    words: dict[str, Any] = {"dtype": "float32", "batch_size": 16}
+    kinds = set()
+    for mixing in ([fdsl.MixUp(0.8)], [fdsl.CutMix()], [fdsl.MixUp(0.8, num_classes=12), fdsl.CutMix(1, 12)]):
+        loader = opened(digits, transforms=[CROP, *mixing], **words)
+        classes = mixing[0].num_classes or 10
+        for (images, targets), (plain, labels) in zip(loader, opened(digits, **words)):
+            mixed, own, rows = images.numpy(), plain.numpy(), targets.numpy()
+            assert rows.shape == (len(own), classes) and rows.dtype == numpy.float32
+            assert numpy.allclose(rows.sum(axis=1), 1)
+            onehot = numpy.eye(classes)[labels.numpy()]
+            different = (onehot != onehot[::-1]).any(axis=1)
+            share = float(rows[different][0, labels.numpy()[different][0]])
+            assert numpy.allclose(rows, share * onehot + (1 - share) * onehot[::-1], atol=1e-6)
+            up = numpy.allclose(mixed, share * own + (1 - share) * own[::-1], atol=1e-5)
+            cut = ((mixed == own) | (mixed == own[::-1])).all()
+            assert up or cut
+            kinds.add((len(mixing), "up" if up and not cut else "cut"))
+    assert kinds == {(1, "up"), (1, "cut"), (2, "up"), (2, "cut")}
+
+
+def test_fill_takes_targets(digits: pathlib.Path) -> None:
+    loader = opened(digits, transforms=[CROP, fdsl.MixUp(0.8)])
+    images = numpy.empty((16, *loader.shape), "u1")
+    labels, targets = numpy.empty(16, "i8"), numpy.empty((16, 10), "f4")
+    assert loader.fill(images, labels, targets=targets) == 16
+    ((wanted, rows), *_) = opened(digits, transforms=[CROP, fdsl.MixUp(0.8)])
+    assert (images == wanted.numpy()).all() and (targets == rows.numpy()).all()
+    ((_, plain), *_) = opened(digits)
+    assert (labels == plain.numpy()).all()
+    with pytest.raises(ValueError, match="targets: its shape is"):
+        loader.fill(images, targets=numpy.empty((16, 9), "f4"))
+    with pytest.raises(ValueError, match="targets: the loader has none"):
+        opened(digits).fill(images, targets=targets)
+
+
 def test_batches_are_those_of_the_program(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The images that fdsl-bench trains on, as it writes them to PNG files."""
     image = pytest.importorskip("PIL.Image")
@@ -545,7 +582,12 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"transforms": [CROP, fdsl.RandAugment(2, "9")]}, TypeError, "transforms: magnitude: "),  # type: ignore[arg-type]
         ({"transforms": [CROP, fdsl.RandomErasing(2)], "dtype": "f32"}, ValueError, "transforms: p: 2 is out of range"),
         ({"transforms": [CROP, fdsl.RandomErasing()]}, ValueError, "dtype: the noise of RandomErasing .* set dtype"),
-        ({"transforms": [CROP, MixUp()]}, TypeError, "transforms: MixUp also changes labels"),
+        ({"transforms": [CROP, MixUp()]}, TypeError, "transforms: MixUp of .* is unknown here; use fdsl.MixUp or fdsl.CutMix"),
+        ({"transforms": [CROP, fdsl.MixUp(0)]}, ValueError, "transforms: alpha: it is 0; leave out MixUp"),
+        ({"transforms": [CROP, fdsl.CutMix(1001)]}, ValueError, "transforms: alpha: 1001 is out of range"),
+        ({"transforms": [CROP, fdsl.CutMix(1, 1)]}, ValueError, "transforms: num_classes: 1 is out of range"),
+        ({"transforms": [CROP, fdsl.CutMix(), fdsl.MixUp()]}, ValueError, "transforms: give one size or crop"),
+        ({"transforms": [CROP, fdsl.MixUp(1, 10), fdsl.CutMix(1, 11)]}, ValueError, "transforms: num_classes: it is 10 in"),
         ({"transforms": [Jitter()]}, TypeError, "transforms: .* not Jitter"),
         ({"device": "tpu"}, ValueError, "device: 'tpu' is unknown"),
         ({"device": 1.5}, TypeError, "device: "),

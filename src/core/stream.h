@@ -33,9 +33,12 @@ struct stream_batch {
                                 the batch is on a device */
     const uint64_t
         *read; /* per sample: a hash of its number and of what was read or generated for it, in host memory */
-    uint32_t masked;      /* number of broken samples among them */
-    uint64_t epoch, step; /* the step is counted within the epoch */
-    bool last;            /* the last step of the epoch */
+    const int32_t *partners; /* the labels of the samples that they are mixed with (data/mixing.h), in host
+                                memory; NULL: they are not mixed */
+    float share;             /* weight of each sample in its mixture */
+    uint32_t masked;         /* number of broken samples among them */
+    uint64_t epoch, step;    /* the step is counted within the epoch */
+    bool last;               /* the last step of the epoch */
     void *ready;   /* a cudaEvent_t that is recorded when the values are complete; NULL: they are complete */
     uint32_t slot; /* for stream_release() */
 };

@@ -74,6 +74,16 @@ struct workload {
      * not, its column stays empty. If this function is NULL, all options have an effect. */
     bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
+    /* Does the part of accepts() that needs no input, so that a wrong option is an error before the data are
+     * read. Called before open() for variants that are given by name, after validate(), and for all variants
+     * after accepts(). If this function is NULL, every variant supports all options.
+     *
+     * validate() checks the options as open() does, before it reads data. It changes nothing. NULL: nothing
+     * to check. */
+    enum status (*validate)(const struct options *given, const void *parameters,
+                            const struct partition *partition);
+    enum status (*suits)(const struct options *given, const void *parameters, const struct variant *variant);
+
     /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, which calls the
      * variant "it"; STATUS_UNAVAILABLE if this build or machine is the reason. If this function is NULL,
      * every variant supports every input. */

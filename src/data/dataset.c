@@ -20,6 +20,7 @@
 #include "data/file_list.h"
 #include "data/plain_reader.h"
 #include "data/remote.h"
+#include "data/unpack.h"
 
 #define WARNINGS_MAX 8 /* number of reported faults; further faults are only counted */
 #define AHEAD_BYTES \
@@ -251,12 +252,15 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     }
     /* With O_NONBLOCK, opening a pipe does not wait for its writer. The flag is cleared after the file is
      * open. */
-    *fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
+    if (dataset->files[file].copy)
+        name = dataset->files[file].copy; /* an absolute path, or one relative to the working folder */
+    const int from = dataset->files[file].copy ? AT_FDCWD : dataset->directory;
+    *fd = openat(from, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     int failure = *fd < 0 ? errno : 0;
     if (!failure && fcntl(*fd, F_SETFL, flags) != 0)
         failure = errno;
-    bool known = *fd < 0 ? fstatat(dataset->directory, name, &info, 0) == 0 : fstat(*fd, &info) == 0;
-    if (failure && dataset_dangles(dataset, name)) {
+    bool known = *fd < 0 ? fstatat(from, name, &info, 0) == 0 : fstat(*fd, &info) == 0;
+    if (failure && from != AT_FDCWD && dataset_dangles(dataset, name)) {
         errno = failure;
         return STATUS_FAILED;
     }
@@ -694,8 +698,8 @@ static enum status open_place(const char *path, const struct remote_options *opt
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dataset->directory >= 0)
         return STATUS_OK;
-    if (errno == ENOTDIR &&
-        (text_ends_in(dataset->path, ".tar") || text_ends_in(dataset->path, ".wids.json")))
+    if (errno == ENOTDIR && (text_ends_in(dataset->path, ".tar") || unpack_is_packed(dataset->path) ||
+                             text_ends_in(dataset->path, ".wids.json")))
         return open_shard_alone(dataset);
     return status_set(
         STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),

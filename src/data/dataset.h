@@ -29,9 +29,11 @@ struct dataset_file {
     bool known;                    /* the file was opened to list its members; dataset_check() compares it */
     bool dangling;                 /* a symbolic link whose target does not exist: its samples are broken */
     const char *md5;               /* from a wids index, or NULL */
-    bool unpacked;                 /* the file was gzipped, and its contents are in memory */
-    int memory;                    /* `unpacked` only: descriptor of the contents; owned */
-    bool global; /* the shard may contain a global pax header, which applies to all following members */
+    const char *copy; /* the shard is compressed: path of its unpacked copy (data/unpack.h), which is read in
+                         its place; NULL: it is not */
+    bool unpacked;    /* the file was gzipped, and its contents are in memory */
+    int memory;       /* `unpacked` only: descriptor of the contents; owned */
+    bool global;      /* the shard may contain a global pax header, which applies to all following members */
 };
 
 struct dataset_member {
@@ -108,6 +110,12 @@ struct dataset {
     char **names;       /* owns all other names */
     size_t name_count;
 };
+
+/* Returns whether the data set is read from unpacked copies of its shards. */
+static inline bool dataset_unpacked(const struct dataset *dataset)
+{
+    return dataset->file_count > 0 && dataset->files[0].copy;
+}
 
 /* Records what identifies an open file. */
 static inline void dataset_know_file(struct dataset_file *file, const struct stat *info)

@@ -21,6 +21,7 @@
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "data/tar.h"
+#include "data/unpack.h"
 
 #define INDEX_BYTES_MAX   ((uint64_t)4 << 30) /* largest index that is read from a URL */
 #define OTHER_BYTES_MAX   ((uint64_t)1 << 20) /* a smaller file may be a Git LFS pointer or an HTML page */
@@ -349,6 +350,37 @@ static enum status check_listed(const struct wids_shard *listed, uint64_t sample
     return STATUS_OK;
 }
 
+/* Returns whether shards that are compressed are read: from unpacked copies in the cache folder. */
+static bool unpacks(const struct dataset *dataset)
+{
+    return !dataset->remote && dataset->options && dataset->options->cache_dir;
+}
+
+static enum status check_stop(const void *context)
+{
+    return dataset_check_cancelled(context);
+}
+
+/* Sets the unpacked copy of a shard that is compressed. All copies together have at most the size of the
+ * cache. */
+static enum status unpack_file(struct dataset *dataset, uint32_t file)
+{
+    char path[2 * PATH_MAX], copy[PATH_MAX];
+    const struct unpack_stop stop = {check_stop, dataset};
+    struct dataset_file *shard = &dataset->files[file];
+    uint64_t limit = unpacks(dataset) ? dataset->options->cache_bytes : 0, used = 0;
+    if (!unpacks(dataset) || !unpack_is_packed(shard->name))
+        return STATUS_OK;
+    for (uint32_t f = 0; f < file; f++)
+        used += dataset->files[f].bytes;
+    if (limit)
+        limit = used < limit ? limit - used : 1;
+    snprintf(path, sizeof path, "%s/%s", dataset->path, shard->name);
+    TRY(unpack_shard(path, dataset->options->cache_dir, limit, dataset->options->frozen, &stop, copy,
+                     &shard->bytes));
+    return dataset_keep_name(dataset, copy, strlen(copy), &shard->copy);
+}
+
 /* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
  * broken and dataset->skip is set, keeps the samples before the broken part. */
 static enum status scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed)
@@ -363,7 +395,10 @@ static enum status scan_shard(struct dataset *dataset, const char *name, const s
     scan->name = name;
     scan->first = first;
     scan->open = NONE;
-    enum status status = dataset_file_open(dataset, file, 0, &scan->fd);
+    scan->fd = -1;
+    enum status status = unpack_file(dataset, file);
+    if (status == STATUS_OK)
+        status = dataset_file_open(dataset, file, 0, &scan->fd);
     if (status == STATUS_OK)
         status = scan_file(scan, file);
     uint64_t found = dataset->sample_count - first;
@@ -405,12 +440,26 @@ static enum status shards_room(struct dataset *dataset, size_t shards)
     return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
 }
 
-/* Removes all names but those of shards. */
-static void keep_shards(struct dataset_names *names)
+/* Returns the name of the first shard that is compressed, or NULL. */
+static const char *first_packed(const struct dataset_names *names)
 {
-    uint32_t kept = 0;
     for (uint32_t i = 0; i < names->count; i++)
-        if (text_ends_in(names->items[i], ".tar"))
+        if (unpack_is_packed(names->items[i]))
+            return names->items[i];
+    return NULL;
+}
+
+/* Removes all names but those of shards. `shard` is the first of them. Shards that are compressed are read
+ * only if there are no others: they may be the same ones. */
+static void keep_shards(const struct dataset *dataset, struct dataset_names *names, const char *shard)
+{
+    const bool packed = unpack_is_packed(shard);
+    const char *other = first_packed(names);
+    uint32_t kept = 0;
+    if (!packed && other && !dataset->remote)
+        status_warn("%s: only the shards whose names end in .tar are read, not %s", dataset->path, other);
+    for (uint32_t i = 0; i < names->count; i++)
+        if (packed ? unpack_is_packed(names->items[i]) : text_ends_in(names->items[i], ".tar"))
             names->items[kept++] = names->items[i];
     names->count = kept;
 }
@@ -714,7 +763,7 @@ static enum status open_shards(struct dataset *dataset, struct dataset_names *na
         status_warn("%s: only its shards are read, not its folders, such as %s; if the folders are classes, "
                     "move the .tar files elsewhere, such as %s",
                     dataset->path, names->folder, shard);
-    keep_shards(names);
+    keep_shards(dataset, names, shard);
     return scan_shards(dataset, dataset->path, names->items, names->count, NULL);
 }
 
@@ -903,12 +952,29 @@ static enum status find_one(const struct dataset *dataset, const struct dataset_
 }
 
 /* Returns the name of the first shard, or NULL. */
-static const char *first_shard(const struct dataset_names *names)
+static const char *first_shard(const struct dataset *dataset, const struct dataset_names *names)
 {
     for (uint32_t i = 0; i < names->count; i++)
         if (text_ends_in(names->items[i], ".tar"))
             return names->items[i];
-    return NULL;
+    return unpacks(dataset) ? first_packed(names) : NULL;
+}
+
+/* Refuses a folder of shards that are compressed: without a cache folder, they could only be read from their
+ * begin to their end. In a folder with class folders, an archive is a left-over. */
+static enum status refuse_packed(const struct dataset *dataset, const struct dataset_names *names)
+{
+    const char *packed = first_packed(names);
+    if (dataset->remote || names->folder || !packed)
+        return STATUS_OK;
+    return status_set(
+        STATUS_USAGE,
+        "%s/%s is compressed, but samples are read from many places of a shard at a time; unpack "
+        "the shards with gunzip%s",
+        dataset->path, packed,
+        OPTION_OR_FIELD(
+            "; load and train read them with --cache-dir DIR on a disk with room for unpacked copies",
+            ", or set cache_dir to a folder with room for unpacked copies"));
 }
 
 static bool has_name(const struct dataset_names *names, const char *name)
@@ -952,7 +1018,7 @@ static bool has_classes(const struct dataset *dataset, const struct dataset_name
 /* Finds out what kind of data set the folder is, and lists the samples. */
 static enum status open_listed(struct dataset *dataset, struct dataset_names *names)
 {
-    const char *index, *wids, *shard = first_shard(names);
+    const char *index, *wids, *shard = first_shard(dataset, names);
     TRY(find_one(dataset, names, ".index", "keep each data set in its own folder", &index));
     if (index) {
         TRY(open_indexed(dataset, index));
@@ -967,6 +1033,8 @@ static enum status open_listed(struct dataset *dataset, struct dataset_names *na
                           "%s is incomplete: %s was interrupted; repeat that command to continue",
                           dataset->path, OPTION_OR_FIELD("its --prepare", "the command that prepares it"));
     TRY(find_one(dataset, names, ".wids.json", "name one of them in place of the folder", &wids));
+    if (!wids && !shard)
+        TRY(refuse_packed(dataset, names));
     if (!wids && !shard)
         return dataset->remote ? refuse_files(dataset) : dataset_open_files(dataset);
     if (has_classes(dataset, names))

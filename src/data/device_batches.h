@@ -16,13 +16,14 @@ struct device_batches;
  */
 struct device_parts {
     void *images;
-    int64_t *labels;
+    int64_t *labels; /* NULL: not wanted */
+    float *targets;  /* with mixing: (count, classes) weights; NULL: not wanted */
 };
 
 struct device_batches_type {
     enum status (*next)(struct device_batches *self, void *cuda_stream, struct stream_batch *batch,
                         struct device_parts *parts);
-    enum status (*fill)(struct device_batches *self, void *images, int64_t *labels, void *cuda_stream,
+    enum status (*fill)(struct device_batches *self, const struct device_parts *to, void *cuda_stream,
                         struct stream_batch *batch);
     enum status (*release)(struct device_batches *self, const struct stream_batch *batch, void *cuda_stream);
     enum status (*locate)(struct device_batches *self); /* NULL: the position is always known */
@@ -45,14 +46,14 @@ static inline enum status device_batches_next(struct device_batches *self, void 
     return self->type->next(self, cuda_stream, batch, parts);
 }
 
-/* Enqueues on `cuda_stream` that the next batch is stored in device memory of the caller; `images` is aligned
- * to 16 bytes, and `labels` may be NULL. Allocates nothing. If `cuda_stream` is being captured, batches of
+/* Enqueues on `cuda_stream` that the next batch is stored in device memory of the caller; `to->images` is
+ * aligned to 16 bytes. Allocates nothing. If `cuda_stream` is being captured, batches of
  * data sets are refused (STATUS_USAGE). Generated batches are captured: each replay then stores the batch at
  * the stream's position, and moves it on; `batch->last` is false. */
-static inline enum status device_batches_fill(struct device_batches *self, void *images, int64_t *labels,
+static inline enum status device_batches_fill(struct device_batches *self, const struct device_parts *to,
                                               void *cuda_stream, struct stream_batch *batch)
 {
-    return self->type->fill(self, images, labels, cuda_stream, batch);
+    return self->type->fill(self, to, cuda_stream, batch);
 }
 
 /* Returns a batch of device_batches_next(). Its memory is used again after the work that is enqueued on
@@ -73,7 +74,8 @@ static inline enum status device_batches_locate(struct device_batches *self)
 FDSL_C_BEGIN
 
 /* Opens a stream of a data set. `request` is that of the host stream, without memory and share; its `output`,
- * if there is one, stores bytes, channels first.
+ * if there is one, stores bytes, channels first. Images are erased and mixed on the device; `classes` is then
+ * the number of classes of the targets.
  * `wanted` is the decoder, and `share` its share, below 0: the decoder's own (set_stream_share()). Messages
  * name the fields `decoder` and `device_share`. DECODER_AUTO becomes DECODER_CPU, with a warning if nvJPEG is
  * missing. `output` says how images are stored; `held` batches are held at a time. All must outlive the

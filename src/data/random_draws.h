@@ -28,7 +28,7 @@
 #define DRAW_CHANGE  0x545B0000u
 #define DRAW_ERASE   0x545C0000u
 #define DRAW_NOISE   0x545D0000u
-#define DRAW_MIX     0x545E0000u /* src/train/loss.h */
+#define DRAW_MIX     0x545E0000u /* data/mixing.h */
 #define DRAW_LANES   0x545F0000u
 
 /* ---- Initial parameters ---- */

@@ -1,6 +1,7 @@
 #include "data/set_files.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -399,7 +400,8 @@ static enum status compare_file(struct set_files *files, const struct dataset_me
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
     struct stat info = {.st_size = -1}; /* for a file that was removed */
-    if (by_name ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
+    const int from = file->copy ? AT_FDCWD : files->dataset->directory;
+    if (by_name ? fstatat(from, file->copy ? file->copy : file->name, &info, 0) != 0 && errno != ENOENT
                 : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
     const struct file_identity identity = file_identify(&info);

@@ -49,6 +49,10 @@ struct slot {
     uint32_t *numbers;
     uint64_t *read;
     uint32_t *direct; /* per sample: shard that it was read from directly, not compared yet; NO_SHARD: none */
+    /* Only with mixing: */
+    struct mix mix;
+    int32_t *partners;         /* labels of the partners */
+    _Atomic uint8_t *complete; /* per pair of partners: how many of them are loaded */
     /* Only with device_share: */
     struct set_stream_file *files; /* by sample while threads fill the batch, then without gaps */
     uint32_t file_count;           /* set when the batch is delivered */
@@ -57,7 +61,7 @@ struct slot {
     size_t bytes_room;
     enum slot_state state;
     struct stream_position at;
-    uint32_t count;
+    uint32_t count, own;      /* own: samples of the batch, without partners that follow them */
     _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
     uint32_t users;           /* threads that fill the batch */
     uint32_t masked;
@@ -99,6 +103,8 @@ struct set_stream {
     struct worker *workers;
     int worker_count;  /* running threads */
     uint32_t reported; /* batches with masked samples that were reported; only for the consumer's thread */
+    bool mixes;        /* request.mixing is on */
+    struct shape shape;
 
     pthread_mutex_t lock; /* protects everything below, and the slots */
     pthread_cond_t work;  /* for workers: there may be something to do */
@@ -164,6 +170,7 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
 {
     const struct dataset *dataset = worker->self->request.dataset;
     const bool folder = sample->label == sample->members;
+    const uint32_t classes = worker->self->request.classes ? worker->self->request.classes : INT32_MAX;
     const struct dataset_member *member = &dataset->members[sample->member + (folder ? 0 : sample->label)];
     if (!folder) {
         worker->broken = member->size > worker->self->label_bytes;
@@ -178,7 +185,7 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
         worker->label_edges = checksum_edges(worker->label, member->size);
     }
     const enum status status =
-        dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, INT32_MAX, label);
+        dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, classes, label);
     worker->broken = status == STATUS_FAILED;
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
@@ -479,6 +486,42 @@ static enum status load_sample(struct worker *worker, struct slot *slot, uint32_
     return STATUS_OK;
 }
 
+/* ---- Mixing ---- */
+
+/* Prepares the mixtures of a batch that was listed. */
+static void begin_mixing(const struct set_stream *self, struct slot *slot)
+{
+    const struct set_stream_request *request = &self->request;
+    if (!self->mixes)
+        return;
+    slot->mix = mix_draw(&request->mixing, request->mix_seed, (uint32_t)slot->at.epoch,
+                         (uint32_t)slot->at.step, &self->shape);
+    for (uint32_t i = 0; i < slot->own; i++)
+        atomic_store(&slot->complete[i], 0);
+}
+
+/* To be called when sample `i` of a batch is loaded. Mixes it with its partner if that is loaded, too: so the
+ * thread that loads the second one mixes both. */
+static void mix_sample(const struct set_stream *self, struct slot *slot, uint32_t i)
+{
+    const bool apart = slot->count > slot->own;
+    const uint32_t own = slot->own, mirrored = apart ? i % own : own - 1 - i;
+    const uint32_t first = apart || i > mirrored ? mirrored : i;
+    const uint32_t second = mix_partner(own, slot->count, first);
+    if (first != second && atomic_fetch_add(&slot->complete[first], 1) == 0)
+        return;
+    mix_images(&slot->mix, &self->shape, type_of(&self->request),
+               self->request.output && self->request.output->interleaved, !apart,
+               slot->values + first * self->sample_bytes, slot->values + second * self->sample_bytes);
+}
+
+/* Sets the labels of the partners in a batch that is complete. */
+static void set_partners(const struct slot *slot)
+{
+    for (uint32_t i = 0; i < slot->own; i++)
+        slot->partners[i] = slot->labels[mix_partner(slot->own, slot->count, i)];
+}
+
 /* ---- The threads ---- */
 
 static bool halted(const struct set_stream *self)
@@ -616,13 +659,18 @@ static void ask_members(const struct set_stream *self, const uint32_t *numbers, 
 static enum status list_samples(struct set_stream *self, struct slot *slot)
 {
     const struct stream_plan *plan = &self->request.plan;
-    slot->count = 0;
+    slot->count = slot->own = 0;
     const uint32_t count = plan->list(plan->context, slot->at.epoch, slot->at.step, slot->numbers);
     if (count > plan->capacity)
         return status_set(STATUS_USAGE, "a step has %u samples, but batches have room for %u", count,
                           plan->capacity);
     TRY(place_files(self, slot, count));
+    slot->own = self->request.own ? self->request.own(plan->context, slot->at.epoch, slot->at.step) : count;
+    if (slot->own != count && 2 * (uint64_t)slot->own != count)
+        return status_set(STATUS_USAGE, "a step has %u samples, but %u of them are its own", count,
+                          slot->own);
     slot->count = count;
+    begin_mixing(self, slot);
     ask_members(self, slot->numbers, count);
     return STATUS_OK;
 }
@@ -685,7 +733,7 @@ static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, e
         slot->fault_at = i;
         slot->fails = fails;
     }
-    if (!fails)
+    if (!fails && i < slot->own)
         count_masked(slot, i);
     if (fails) {
         const uint64_t number = number_of(self, slot);
@@ -761,8 +809,11 @@ static void fill(struct worker *worker, struct slot *slot)
             prefetch(self, slot, begin, end);
         /* After a failure of the stream, the rest of the samples would only fail later ones. A server that
          * does not answer may take minutes for each. */
-        for (uint32_t i = begin; i < end && try_to_load(worker, slot, i); i++)
+        for (uint32_t i = begin; i < end && try_to_load(worker, slot, i); i++) {
+            if (self->mixes)
+                mix_sample(self, slot, i);
             worker->timed = 0;
+        }
     }
     pthread_mutex_lock(&self->lock);
     add_counts(worker);
@@ -870,7 +921,7 @@ static enum status await_batch(struct set_stream *self, struct slot **slot)
 
 static void describe(const struct set_stream *self, const struct slot *slot, struct stream_batch *batch)
 {
-    const uint32_t count = slot->count;
+    const uint32_t count = self->mixes ? slot->own : slot->count;
     *batch = (struct stream_batch){
         .samples = {.values = slot->values,
                     .bytes = count * self->sample_bytes,
@@ -882,6 +933,8 @@ static void describe(const struct set_stream *self, const struct slot *slot, str
                     .first = count ? slot->numbers[0] : 0},
         .numbers = slot->numbers,
         .read = slot->read,
+        .partners = self->mixes ? slot->partners : NULL,
+        .share = self->mixes ? slot->mix.share : 1,
         .masked = slot->masked,
         .epoch = slot->at.epoch,
         .step = slot->at.step,
@@ -908,7 +961,7 @@ static void take(struct set_stream *self, struct slot *slot)
     self->take_at = stream_after(&self->request.plan, slot->at);
     set_files_next_round(self->files);
     self->stats.batches++;
-    self->stats.samples += slot->count;
+    self->stats.samples += slot->own;
     self->stats.masked += slot->masked;
 }
 
@@ -948,6 +1001,8 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     unlock_and_wake(self);
     TRY(status);
     compact_files(slot);
+    if (self->mixes)
+        set_partners(slot);
     describe(self, slot, batch);
     if (slot->masked)
         report_masked(self, slot, slot->fault.text);
@@ -1049,6 +1104,8 @@ static void free_slot(const struct set_stream *self, struct slot *slot)
     free(slot->direct);
     free(slot->files);
     free(slot->file_at);
+    free(slot->complete);
+    free(slot->partners);
 }
 
 static void free_all(struct set_stream *self)
@@ -1121,6 +1178,8 @@ enum status set_stream_break(struct stream *stream, struct stream_batch *batch, 
     if (slot->labels[index] == STREAM_MASKED)
         return STATUS_OK;
     slot->labels[index] = STREAM_MASKED;
+    if (index >= slot->own)
+        return STATUS_OK;
     pthread_mutex_lock(&self->lock);
     self->stats.masked++;
     pthread_mutex_unlock(&self->lock);
@@ -1174,6 +1233,9 @@ static enum status check_request(const struct set_stream_request *request)
         (request->type != DTYPE_U8 || request->depth != 1 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX))
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
                           IMAGE_OUTPUT_CHANNELS_MAX);
+    if (mixing_on(&request->mixing) &&
+        (request->depth != 1 || request->type != DTYPE_U8 || request->device_share > 0))
+        return status_set(STATUS_USAGE, "a stream can only mix images of bytes that it decodes itself");
     TRY(check_samples(request));
     return stream_check_position(&request->plan, request->begin);
 }
@@ -1214,6 +1276,18 @@ static enum status allocate_files(struct set_stream *self, struct slot *slot)
     return STATUS_OK;
 }
 
+/* Allocates what the threads need to mix the samples of a batch. */
+static enum status allocate_mixing(struct set_stream *self, struct slot *slot)
+{
+    const uint32_t capacity = self->request.plan.capacity;
+    if (!self->mixes)
+        return STATUS_OK;
+    slot->complete = malloc(capacity * sizeof *slot->complete);
+    slot->partners = malloc(capacity * sizeof *slot->partners);
+    self->stats.memory_bytes += capacity * (sizeof *slot->complete + sizeof *slot->partners);
+    return ALLOCATED(slot->complete && slot->partners, "out of memory for a batch");
+}
+
 /* Returns the number of samples that a thread takes at a time: few enough that all threads have work until
  * the end of a batch. */
 static uint32_t choose_chunk(const struct set_stream *self)
@@ -1248,6 +1322,7 @@ static enum status allocate_slots(struct set_stream *self)
         TRY(ALLOCATED(slot->direct, "out of memory for a batch of %u samples", plan->capacity));
         self->stats.memory_bytes += self->slot_bytes + plan->capacity * sizeof *slot->direct;
         TRY(allocate_files(self, slot));
+        TRY(allocate_mixing(self, slot));
     }
     return STATUS_OK;
 }
@@ -1325,6 +1400,8 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
         self->request.allocate = stream_allocate;
         self->request.deallocate = free;
     }
+    self->mixes = mixing_on(&request->mixing);
+    self->shape = (struct shape){request->channels, request->depth, request->height, request->width};
     self->slot_count = request->ahead + (request->held ? request->held : 1);
     self->sample_bytes = (size_t)request->channels * request->depth * request->height * request->width *
                          dtype_bytes(type_of(request));

@@ -8,6 +8,7 @@
 #include "data/dataset.h"
 #include "data/image.h"
 #include "data/image_output.h"
+#include "data/mixing.h"
 
 /* A broken sample: its bytes were read, but they are no image or no label, or differ from the hash in the
  * index. With both values, a file that cannot be opened or read, or that changed after dataset_open(), ends
@@ -27,6 +28,7 @@ struct set_stream_request {
                                NULL: the stream reads the label of each sample */
     uint32_t count;         /* elements of each array; 0: all samples of the data set */
     uint32_t copies;        /* the plan's numbers are below count * copies; 0: one */
+    uint32_t classes;       /* a sample that the stream reads with a larger label is broken; 0: none is */
 
     /* Each sample becomes an image of this shape and type, channels first. With fit.res, images are
      * resized and cropped by the epoch and the plan's number of the sample (image_fit()); otherwise each
@@ -36,6 +38,14 @@ struct set_stream_request {
     enum dtype type;
     const struct image_output *output; /* for images of bytes: how their values are stored; must outlive the
                                           stream. NULL: as they are, channels first, not mirrored */
+
+    /* MixUp and CutMix of images of bytes, with a depth of 1, after they are stored; zeros: none. `mix_seed`
+     * is the seed of mix_draw(), and the steps are those of the plan. `own` returns how many of the samples
+     * that the plan lists for a step are in its batch. The others, if there are any, follow as their
+     * partners (mix_partner()); they are neither delivered nor counted. NULL: all are in the batch. */
+    struct mixing mixing;
+    uint64_t mix_seed;
+    uint32_t (*own)(const void *context, uint64_t epoch, uint64_t step); /* `context` is that of the plan */
 
     /* The order of the plan, if it is that of draw_lanes() with these arguments. If the samples of shards are
      * small, shards are then read in blocks, which use at most one MiB of memory per lane (set_files.h).

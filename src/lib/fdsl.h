@@ -304,10 +304,11 @@ struct fdsl_source_config {
     const char *label; /* where the label is, such as "cls" or "json:label"; NULL (default): the class folder,
                         * or the first of cls, json:label and txt */
 
-    /* Shards at a URL. */
+    /* Shards at a URL, and shards that are compressed (.tar.gz, .tgz), which need cache_dir. */
     const char
         *cache_dir;       /* a folder for copies of them; NULL (default): blocks of them are held in memory */
-    uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited */
+    uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited. Unpacked copies of compressed
+                           * shards are not removed; FDSL_INVALID if those of the data set exceed it */
 };
 
 /* What fdsl_source_open() found. */
@@ -464,7 +465,15 @@ struct fdsl_stream_config {
                           * then is */
     uint32_t rand_augment_ops; /* operations per image, 1 to 16; default 2 */
     double erasing;            /* probability that a random rectangle of an image becomes normal noise, after
-                                * normalising; default 0. Not for u8, nor on a CUDA device */
+                                * normalising; default 0. Not for u8 */
+
+    /* Mixtures of images of a data set and of their labels, with the bits of --mixup and --cutmix of
+     * fdsl-bench. In a step of N images of all ranks, image i is mixed with image N - 1 - i. With several
+     * ranks, each rank therefore also decodes the images of another one. Batches have FDSL_TARGETS. */
+    double mixup, cutmix; /* alpha of the distribution of the shares, Beta(alpha, alpha), at most 1000; 0
+                           * (default): off. With both, each step draws one of them */
+    uint32_t classes;     /* number of classes of the targets, at least 2; 0 (default): those that the source
+                           * names. A sample with a larger label is one that cannot be decoded */
 
     int resident; /* rows on a device, whose source is not there already. 1: copy the rows to its memory once,
                    * as many as fit, and read only the others for each batch. 0 (default): use at most 256 MiB
@@ -485,6 +494,7 @@ struct fdsl_stream_info {
     uint32_t capacity;      /* largest number of images in a batch of this rank */
     uint64_t steps;         /* per epoch, at least 1 */
     uint64_t samples;       /* per epoch, of all ranks */
+    uint32_t classes;       /* columns of FDSL_TARGETS; 0: the stream has no targets */
 };
 
 struct fdsl_batch_info {
@@ -501,7 +511,9 @@ enum fdsl_field {
     FDSL_LABELS = 1,  /* (count) in int64; -1: the sample is masked */
     FDSL_NUMBERS = 2, /* (count) in int64: the numbers of the samples, in the order of the data set; always in
                        * host memory */
-    FDSL_ROWS = 3     /* (count, width) in the dtype of the stream, instead of FDSL_IMAGES */
+    FDSL_ROWS = 3,    /* (count, width) in the dtype of the stream, instead of FDSL_IMAGES */
+    FDSL_TARGETS = 4  /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
+                       * image. They add up to 1. A masked image and its label have the weight 0 */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */
@@ -691,6 +703,11 @@ FDSL_API enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double se
  * position wait for the latest replay. */
 FDSL_API enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels,
                                            uint32_t *count, void *cuda_stream);
+
+/* As fdsl_stream_fill(), and stores the FDSL_TARGETS of the batch. `targets` has room for the capacity of the
+ * stream times its classes, or is NULL. FDSL_INVALID if the stream has no targets. */
+FDSL_API enum fdsl_status fdsl_stream_fill_targets(struct fdsl_stream *stream, void *images, int64_t *labels,
+                                                   float *targets, uint32_t *count, void *cuda_stream);
 
 /* Describe a batch, and one of its parts. The memory of the tensor, its shape and its strides are valid until
  * the batch is released. The caller may write to the images and labels. On a device, both are device memory.

@@ -139,9 +139,10 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
         true; /* fdsl_stream_open() decides about samples without an image or a label */
     TRY(dataset_check(self->path, &self->dataset));
     TRY(check_class_folders(self, config->kind));
-    if (config->cache_dir && !self->dataset.remote)
+    if (config->cache_dir && !self->dataset.remote && !dataset_unpacked(&self->dataset))
         return status_set(STATUS_USAGE,
-                          "cache_dir: it is for data at a URL, but %s is on this machine; leave it out",
+                          "cache_dir: it is for data at a URL and for shards that are compressed, but %s is "
+                          "neither; leave it out",
                           self->dataset.path);
     if (self->dataset.sample_count >= LIB_SAMPLES_MAX)
         return status_set(STATUS_TOO_LARGE, "path: %s has more than %u samples", self->dataset.path,

@@ -12,6 +12,7 @@
 #include "data/checksum.h"
 #include "data/device_batches.h"
 #include "data/image_output.h"
+#include "data/mixing.h"
 #include "data/random_draws.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
@@ -26,9 +27,11 @@
 struct fdsl_batch {
     struct fdsl_stream *owner;
     struct stream_batch batch;
-    void *images; /* in the memory of the stream, like `labels` */
+    void *images; /* in the memory of the stream, like `labels` and `targets` */
     int64_t *labels, *numbers, *host_labels;
+    float *targets, *host_targets; /* (count, classes) */
     int64_t extents[9]; /* the shape of the images, their strides, and the stride of labels and numbers */
+    int64_t target_extents[4]; /* the shape and the strides of the targets */
     bool held;
 };
 
@@ -38,7 +41,7 @@ struct order {
     uint32_t count, global, lanes, shuffle; /* in samples; `shuffle` 0: the order of the files; `lanes` 0:
                                                that of draw_order(), or without `shuffle` of the numbers */
     uint32_t rank, ranks;
-    bool drop_last;
+    bool drop_last, mixes;
     const struct rows *rows; /* NULL: none; otherwise numbers are those of rows in the files */
 };
 
@@ -55,7 +58,7 @@ struct fdsl_stream {
     struct stream *stream;
     int device;                       /* FDSL_CPU: batches are in host memory */
     struct device_batches *on_device; /* NULL on the CPU; `stream` is its stream */
-    const void *checked[2];           /* memory of the latest fdsl_stream_fill(): CUDA's addresses of device
+    const void *checked[3];           /* memory of the latest fdsl_stream_fill(): CUDA's addresses of device
                                          memory never become those of host memory */
     struct order order;
     struct image_output output;
@@ -69,6 +72,7 @@ struct fdsl_stream {
 
     struct fdsl_batch *batches;
     int64_t *words; /* labels and numbers of all batches */
+    float *targets; /* of all batches in host memory */
     uint32_t batch_count;
 
     pthread_mutex_t lock; /* protects `held`, `closed`, and `held` of the batches */
@@ -106,13 +110,26 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
 
 /* ---- The order ---- */
 
-/* Returns the samples of this rank in a step. */
-static struct share share_of(const struct order *order, uint64_t step)
+/* Returns the samples of this rank in a step, counted from the beginning of the step. */
+static struct share share_in_step(const struct order *order, uint64_t step)
 {
     const struct partition ranks = {.rank = order->rank, .ranks = order->ranks, .strong = true};
-    struct share share = partition_step(&ranks, order->count, order->global, (uint32_t)step);
+    return partition_step(&ranks, order->count, order->global, (uint32_t)step);
+}
+
+/* Returns the samples of this rank in a step, counted from the beginning of the epoch. */
+static struct share share_of(const struct order *order, uint64_t step)
+{
+    struct share share = share_in_step(order, step);
     share.first += step * order->global;
     return share;
+}
+
+/* Implements set_stream_request.own. */
+static uint32_t own_samples(const void *context, uint64_t epoch, uint64_t step)
+{
+    (void)epoch;
+    return (uint32_t)share_in_step(context, step).count;
 }
 
 /* Implements stream_plan.list for rows. */
@@ -126,7 +143,8 @@ static uint32_t list_rows(const void *context, uint64_t epoch, uint64_t step, ui
     return (uint32_t)share.count;
 }
 
-/* Implements stream_plan.list, as the trainer does (train_batch()). */
+/* Implements stream_plan.list, as the trainer does (train_batch()). If samples are mixed, and their partners
+ * are not those of this rank, the partners follow: sample i of a step is mixed with sample total - 1 - i. */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     const struct order *order = context;
@@ -134,11 +152,16 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
         order->lanes ? draw_lanes(order->seed, (uint32_t)epoch, order->count, order->lanes, order->shuffle)
                      : draw_order(order->seed, (uint32_t)epoch, order->count);
     const bool drawing = order->lanes || order->shuffle;
-    const struct share share = share_of(order, step);
-    const uint32_t first = (uint32_t)share.first;
-    for (uint32_t i = 0; i < share.count; i++)
-        numbers[i] = drawing ? draw_order_at(&drawn, first + i) : first + i;
-    return (uint32_t)share.count;
+    const struct share share = share_in_step(order, step);
+    const uint64_t begin = step * order->global, last = share.total - 1;
+    const bool apart = order->mixes && last - share.first != share.first + share.count - 1;
+    const uint32_t count = (uint32_t)share.count, entries = apart ? 2 * count : count;
+    for (uint32_t i = 0; i < entries; i++) {
+        const uint64_t in_step = i < count ? share.first + i : last - (share.first + i - count);
+        const uint32_t at = (uint32_t)(begin + in_step);
+        numbers[i] = drawing ? draw_order_at(&drawn, at) : at;
+    }
+    return entries;
 }
 
 static enum status set_order(const struct fdsl_stream_config *config, struct fdsl_stream *self)
@@ -222,7 +245,13 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
         hash = checksum_seeded(&config->rand_augment, sizeof config->rand_augment, hash);
         hash = checksum_seeded(&config->rand_augment_ops, sizeof config->rand_augment_ops, hash);
     }
-    return config->erasing > 0 ? checksum_seeded(&config->erasing, sizeof config->erasing, hash) : hash;
+    if (config->erasing > 0)
+        hash = checksum_seeded(&config->erasing, sizeof config->erasing, hash);
+    if (config->mixup > 0 || config->cutmix > 0) {
+        const double alphas[] = {config->mixup + 0.0, config->cutmix + 0.0};
+        hash = checksum_seeded(alphas, sizeof alphas, hash);
+    }
+    return hash;
 }
 
 #define RAND_AUGMENT_OPS_MAX 16
@@ -241,11 +270,8 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
     TRY(lib_check_count("rand_augment_ops", config->rand_augment_ops, 1, RAND_AUGMENT_OPS_MAX));
     if (!(config->erasing >= 0 && config->erasing <= 1))
         return status_set(STATUS_USAGE, "erasing: %g is out of range; it must be 0 to 1", config->erasing);
-    if (config->erasing > 0 && (output->type == DTYPE_U8 || self->device >= 0))
-        return status_set(STATUS_USAGE,
-                          output->type == DTYPE_U8
-                              ? "erasing: its noise is normalised; set dtype to f16, bf16 or f32"
-                              : "erasing: it is not supported on a CUDA device");
+    if (config->erasing > 0 && output->type == DTYPE_U8)
+        return status_set(STATUS_USAGE, "erasing: its noise is normalised; set dtype to f16, bf16 or f32");
     output->erase = (struct augment){
         .erasing = (float)config->erasing, .height = request->height, .width = request->width};
     if (config->rand_augment < 0)
@@ -258,6 +284,33 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
     request->output = &self->changes;
     output->flip = false;
     return STATUS_OK;
+}
+
+#define MIXING_ALPHA_MAX 1000.0
+#define CLASSES_MAX      (1u << 24)
+
+/* Checks the fields of MixUp and CutMix, and sets `mixes` of the order and the classes of the targets. */
+static enum status set_mixing(const struct fdsl_stream_config *config, struct fdsl_stream *self)
+{
+    const struct fdsl_source *source = self->source;
+    const struct mixing mixing = {config->mixup, config->cutmix};
+    if (!(mixing.mixup >= 0 && mixing.mixup <= MIXING_ALPHA_MAX))
+        return status_set(STATUS_USAGE, "mixup: %g is out of range; it must be 0 to %g", mixing.mixup,
+                          MIXING_ALPHA_MAX);
+    if (!(mixing.cutmix >= 0 && mixing.cutmix <= MIXING_ALPHA_MAX))
+        return status_set(STATUS_USAGE, "cutmix: %g is out of range; it must be 0 to %g", mixing.cutmix,
+                          MIXING_ALPHA_MAX);
+    if (!mixing_on(&mixing))
+        return config->classes == 0
+                   ? STATUS_OK
+                   : status_set(STATUS_USAGE, "classes: it has an effect only with mixup or cutmix");
+    if (config->classes == 0 && source->classes < 2)
+        return status_set(STATUS_USAGE,
+                          "classes: the targets of mixup and cutmix need the number of classes, and the data "
+                          "set does not name its classes; set it");
+    self->info.classes = config->classes ? config->classes : source->classes;
+    self->order.mixes = true;
+    return lib_check_count("classes", self->info.classes, 2, CLASSES_MAX);
 }
 
 /* Gets the type of images by its name. */
@@ -327,6 +380,27 @@ static enum status check_complete(const struct dataset *dataset)
     return STATUS_OK;
 }
 
+/* Allocates the targets of all batches, if the stream has targets in host memory. */
+static enum status allocate_targets(struct fdsl_stream *self)
+{
+    const uint64_t classes = self->info.classes;
+    const size_t unit = ALIGNMENT / sizeof *self->targets;
+    const uint64_t values = (self->info.capacity * classes + unit - 1) / unit * unit;
+    if (classes == 0)
+        return STATUS_OK;
+    if (self->device < 0) {
+        self->targets = aligned_alloc(ALIGNMENT, self->batch_count * values * sizeof *self->targets);
+        TRY(ALLOCATED(self->targets, "out of memory for the targets of %u batches", self->batch_count));
+    }
+    for (uint32_t i = 0; i < self->batch_count; i++) {
+        struct fdsl_batch *batch = &self->batches[i];
+        batch->host_targets = self->targets ? self->targets + i * values : NULL;
+        batch->target_extents[1] = batch->target_extents[2] = (int64_t)classes;
+        batch->target_extents[3] = 1;
+    }
+    return STATUS_OK;
+}
+
 /* Returns the number of axes of a sample. */
 static int sample_axes(const struct fdsl_stream *self)
 {
@@ -355,7 +429,7 @@ static enum status allocate_batches(const struct fdsl_stream_config *config, str
         batch->extents[4] = step;
         batch->extents[8] = 1;
     }
-    return STATUS_OK;
+    return allocate_targets(self);
 }
 
 /* Checks `decoder` and `device_share`. Sets `*decoder` to the decoder that a stream on a device shall use. */
@@ -410,8 +484,14 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .shuffle = self->order.shuffle,
                                          .shard_bytes = config->shard_bytes,
                                          .on_error = on_error,
+                                         .classes = self->info.classes,
+                                         .mixing = {config->mixup, config->cutmix},
+                                         .mix_seed = config->seed,
+                                         .own = own_samples,
                                          .stopped = self->opening ? &self->opening->stopped : NULL};
     enum decoder decoder = DECODER_CPU;
+    if (self->order.mixes && self->order.ranks > 1)
+        request.plan.capacity *= 2; /* the partners */
     TRY(set_images(config, self, &request));
     request.stopped = NULL;
     TRY(choose_decoder(config, request.dataset, &decoder));
@@ -464,6 +544,9 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"rand_augment", config->rand_augment == plain.rand_augment, BOTH_IGNORE},
         {"rand_augment_ops", config->rand_augment_ops == plain.rand_augment_ops, BOTH_IGNORE},
         {"erasing", config->erasing == plain.erasing, BOTH_IGNORE},
+        {"mixup", config->mixup == plain.mixup, BOTH_IGNORE},
+        {"cutmix", config->cutmix == plain.cutmix, BOTH_IGNORE},
+        {"classes", config->classes == plain.classes, BOTH_IGNORE},
     };
     for (size_t i = 0; i < COUNT_OF(fields); i++)
         if ((fields[i].ignored & ignoring) && !fields[i].is_default)
@@ -537,6 +620,8 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
                                      .capacity = self->info.capacity,
                                      .list = list_step,
                                      .context = &self->order};
+    if (!self->source->rows && !self->source->generates)
+        TRY(set_mixing(config, self));
     if (config->resident && (!self->source->rows || config->device < 0))
         return status_set(STATUS_USAGE, "resident: it has an effect only on rows on a device");
     if (self->source->rows)
@@ -583,6 +668,7 @@ static void free_stream(struct fdsl_stream *self)
     pthread_mutex_destroy(&self->lock);
     free(self->batches);
     free(self->words);
+    free(self->targets);
     free(self);
 }
 
@@ -742,6 +828,14 @@ static enum status check_labels(const struct fdsl_stream *stream, const char *na
                : status_set(STATUS_USAGE, "%s: the rows have no labels", name);
 }
 
+/* Checks that a stream has targets. */
+static enum status check_targets(const struct fdsl_stream *stream, const char *name)
+{
+    return stream->info.classes
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s: the stream has no targets; set mixup or cutmix", name);
+}
+
 static enum status check_cuda_stream(const struct fdsl_stream *stream, const void *cuda_stream)
 {
     return stream->device < 0 && cuda_stream
@@ -798,10 +892,20 @@ static void copy_labels(const struct stream_batch *batch, int64_t *labels)
         labels[i] = batch->samples.labels[i];
 }
 
-/* Takes the next batch, and sets the addresses of its images and labels. */
+/* Stores the weights of all classes of a batch in host memory. */
+static void store_targets(const struct fdsl_stream *stream, const struct stream_batch *batch, float *targets)
+{
+    for (uint32_t i = 0; i < batch->samples.count; i++) {
+        const struct target target = {(uint32_t)batch->labels[i], (uint32_t)batch->partners[i], batch->share};
+        for (uint32_t k = 0; k < stream->info.classes; k++)
+            *targets++ = mix_weight(&target, k);
+    }
+}
+
+/* Takes the next batch, and sets the addresses of its images, labels and targets. */
 static enum status take(struct fdsl_stream *stream, void *cuda_stream, struct stream_batch *batch)
 {
-    struct device_parts parts;
+    struct device_parts parts = {NULL, NULL, NULL};
     if (stream->on_device)
         TRY(device_batches_next(stream->on_device, cuda_stream, batch, &parts));
     else
@@ -809,8 +913,11 @@ static enum status take(struct fdsl_stream *stream, void *cuda_stream, struct st
     struct fdsl_batch *self = &stream->batches[batch->slot];
     self->images = stream->on_device ? parts.images : (void *)(uintptr_t)batch->samples.values;
     self->labels = stream->on_device ? parts.labels : self->host_labels;
+    self->targets = stream->on_device ? parts.targets : self->host_targets;
     if (!stream->on_device)
         copy_labels(batch, self->labels);
+    if (self->host_targets)
+        store_targets(stream, batch, self->host_targets);
     return STATUS_OK;
 }
 
@@ -833,7 +940,7 @@ enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, void *cuda_stream,
     self->batch = taken;
     for (uint32_t i = 0; taken.numbers && i < taken.samples.count; i++)
         self->numbers[i] = taken.numbers[i];
-    self->extents[0] = taken.samples.count;
+    self->extents[0] = self->target_extents[0] = taken.samples.count;
     pthread_mutex_lock(&stream->lock);
     self->held = true;
     stream->held++;
@@ -858,41 +965,54 @@ static enum status check_memory(struct fdsl_stream *stream, int which, const cha
     return STATUS_OK;
 }
 
-static enum status fill_on_device(struct fdsl_stream *stream, void *images, int64_t *labels,
+static enum status fill_on_device(struct fdsl_stream *stream, const struct device_parts *to,
                                   void *cuda_stream, struct stream_batch *batch)
 {
-    TRY(check_memory(stream, 0, "images", images, DEVICE_ALIGNMENT));
-    if (labels)
-        TRY(check_memory(stream, 1, "labels", labels, sizeof *labels));
-    return device_batches_fill(stream->on_device, images, labels, cuda_stream, batch);
+    TRY(check_memory(stream, 0, "images", to->images, DEVICE_ALIGNMENT));
+    if (to->labels)
+        TRY(check_memory(stream, 1, "labels", to->labels, sizeof *to->labels));
+    if (to->targets)
+        TRY(check_memory(stream, 2, "targets", to->targets, sizeof *to->targets));
+    return device_batches_fill(stream->on_device, to, cuda_stream, batch);
 }
 
-static enum status fill_on_host(struct fdsl_stream *stream, void *images, int64_t *labels,
+static enum status fill_on_host(struct fdsl_stream *stream, const struct device_parts *to,
                                 struct stream_batch *batch)
 {
     TRY(stream_next(stream->stream, batch));
     if (batch->samples.count > 0)
-        memcpy(images, batch->samples.values, batch->samples.bytes);
-    if (labels)
-        copy_labels(batch, labels);
+        memcpy(to->images, batch->samples.values, batch->samples.bytes);
+    if (to->labels)
+        copy_labels(batch, to->labels);
+    if (to->targets)
+        store_targets(stream, batch, to->targets);
     return stream_release(stream->stream, batch, NULL);
 }
 
 enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels, uint32_t *count,
                                   void *cuda_stream)
 {
+    return fdsl_stream_fill_targets(stream, images, labels, NULL, count, cuda_stream);
+}
+
+enum fdsl_status fdsl_stream_fill_targets(struct fdsl_stream *stream, void *images, int64_t *labels,
+                                          float *targets, uint32_t *count, void *cuda_stream)
+{
+    const struct device_parts to = {images, labels, targets};
     struct stream_batch batch;
     if (!images || !count)
         return lib_invalid(images ? "count: it is NULL" : "images: it is NULL");
     *count = 0;
     if (labels && stream && check_labels(stream, "labels") != STATUS_OK)
         return lib_relay(STATUS_USAGE);
+    if (targets && stream && check_targets(stream, "targets") != STATUS_OK)
+        return lib_relay(STATUS_USAGE);
     const enum fdsl_status result = begin_batch(stream, cuda_stream);
     if (result != FDSL_OK)
         return result;
     const int before = enter_device(stream);
-    const enum status status = stream->on_device ? fill_on_device(stream, images, labels, cuda_stream, &batch)
-                                                 : fill_on_host(stream, images, labels, &batch);
+    const enum status status = stream->on_device ? fill_on_device(stream, &to, cuda_stream, &batch)
+                                                 : fill_on_host(stream, &to, &batch);
     device_restore(before);
     if (status == STATUS_OK) {
         stream->ended = batch.last;
@@ -954,10 +1074,12 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
         return lib_relay(status);
     const struct fdsl_stream *stream = batch->owner;
     const enum fdsl_field samples = stream->source->rows ? FDSL_ROWS : FDSL_IMAGES;
-    if (field != samples && field != FDSL_LABELS && field != FDSL_NUMBERS)
+    if (field != samples && field != FDSL_LABELS && field != FDSL_NUMBERS && field != FDSL_TARGETS)
         status = status_set(STATUS_USAGE, "field: %d is not a part of a batch", (int)field);
     if (status == STATUS_OK && field == FDSL_LABELS)
         status = check_labels(stream, "field");
+    if (status == STATUS_OK && field == FDSL_TARGETS)
+        status = check_targets(stream, "field");
     if (status != STATUS_OK)
         return lib_relay(status);
     const bool on_device = stream->on_device && field != FDSL_NUMBERS;
@@ -973,6 +1095,14 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
                                    .lanes = 1,
                                    .shape = batch->extents,
                                    .strides = batch->extents + 8};
+    if (field == FDSL_TARGETS) {
+        tensor->data = batch->targets;
+        tensor->ndim = 2;
+        tensor->code = 2;
+        tensor->bits = 32;
+        tensor->shape = batch->target_extents;
+        tensor->strides = batch->target_extents + 2;
+    }
     if (field != samples)
         return FDSL_OK;
     const enum dtype type = stream->output.type;

@@ -24,7 +24,8 @@ static const struct option_spec options[] = {
              "an Azure container"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
      .help =
-         "folder that keeps the shards of a URL; without this option, every run downloads the shards again"},
+         "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed (.tar.gz, "
+         ".tgz); without this option, every run downloads the shards again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), .fallback = "0", .maximum = 1e18,
      .help =
          "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
@@ -158,11 +159,14 @@ static bool is_url(const struct load_parameters *parameters)
     return remote_is(parameters->data) && !remote_local(parameters->data);
 }
 
-/* Checks the options of the cache. `remote` says whether the shards are at a URL. */
-static enum status check_remote(const struct options *given, struct load_parameters *parameters, bool remote)
+/* Checks the options of the cache. `remote` says whether the shards are at a URL, `unpacked` whether they are
+ * read from unpacked copies. */
+static enum status check_remote(const struct options *given, struct load_parameters *parameters, bool remote,
+                                bool unpacked)
 {
-    if (!remote && (parameters->cache_dir || options_given(given, "cache-bytes")))
-        return status_set(STATUS_USAGE, "--cache-dir and --cache-bytes are for data at a URL; drop them");
+    if (!remote && !unpacked && (parameters->cache_dir || options_given(given, "cache-bytes")))
+        return status_set(STATUS_USAGE, "--cache-dir and --cache-bytes are for data at a URL and for shards "
+                                        "that are compressed; drop them");
     if (!parameters->cache_dir && options_given(given, "cache-bytes"))
         return status_set(STATUS_USAGE,
                           "--cache-bytes is the size of a cache; name its folder with --cache-dir DIR");
@@ -231,7 +235,7 @@ static enum status check_combination(const struct options *given, struct load_pa
     if (!parameters->augment && options_given(given, "shift"))
         return status_option(STATUS_USAGE, "shift", " requires --augment; add it");
     TRY(check_fit(given, parameters));
-    return is_url(parameters) ? check_remote(given, parameters, true) : STATUS_OK;
+    return is_url(parameters) ? check_remote(given, parameters, true, false) : STATUS_OK;
 }
 
 static void load_close(void *input)
@@ -305,6 +309,23 @@ static enum status open_dataset(const struct load_parameters *parameters, const 
     return dataset_check(parameters->data, dataset);
 }
 
+/* Sets the parameters that tell which options are given, and checks the options. */
+static enum status check_parameters(const struct options *given, struct load_parameters *parameters)
+{
+    TRY(workload_refuse_max(parameters->batch));
+    parameters->default_shuffle = !options_given(given, "shuffle");
+    parameters->normalised = options_given(given, "mean") || options_given(given, "std");
+    return check_combination(given, parameters);
+}
+
+static enum status load_validate(const struct options *given, const void *parameters,
+                                 const struct partition *partition)
+{
+    struct load_parameters copy = *(const struct load_parameters *)parameters;
+    (void)partition;
+    return check_parameters(given, &copy);
+}
+
 static enum status load_open(const struct options *given, void *parameters_,
                              const struct partition *partition, void **input)
 {
@@ -312,10 +333,7 @@ static enum status load_open(const struct options *given, void *parameters_,
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
-    TRY(workload_refuse_max(parameters->batch));
-    parameters->default_shuffle = !options_given(given, "shuffle");
-    parameters->normalised = options_given(given, "mean") || options_given(given, "std");
-    TRY(check_combination(given, parameters));
+    TRY(check_parameters(given, parameters));
     TRY(read_scale(parameters));
     TRY(compute_read(&parameters->compute));
     parameters->decode |= parameters->augment || parameters->out_res;
@@ -334,7 +352,7 @@ static enum status load_open(const struct options *given, void *parameters_,
         status = dataset_advise_skip(status);
     TRY(status);
     if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
-        TRY(check_remote(given, parameters, job->dataset.remote));
+        TRY(check_remote(given, parameters, job->dataset.remote, dataset_unpacked(&job->dataset)));
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
         static char shown[PATH_MAX];
@@ -418,23 +436,44 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     return cpu || !is_one_of(option, of_cpu);
 }
 
-static enum status accepts_options(const struct load *load, const struct load_traits *traits)
+/* Checks the options of variants that deliver batches from a stream. */
+static enum status suits_streams(const struct options *given, const struct load_parameters *parameters)
 {
-    if (traits->streams) /* traits->accepts() checks them */
-        return STATUS_OK;
-    if (traits->device && load->given->decode && !traits->decodes)
+    if (parameters->on_error == ON_ERROR_SKIP)
+        return dataset_refuse_skip("a stream");
+    return parameters->augment || options_given(given, "mean") || options_given(given, "std")
+               ? status_set(STATUS_USAGE,
+                            "neither shifts, flips nor normalises images; drop --augment, --mean and --std")
+               : STATUS_OK;
+}
+
+static enum status load_suits(const struct options *given, const void *parameters_,
+                              const struct variant *variant)
+{
+    const struct load_parameters *parameters = parameters_;
+    const struct load_traits *traits = variant->traits;
+    const bool decodes = parameters->decode || parameters->augment || parameters->out_res;
+    const bool shifts = parameters->shift > 0 && (!parameters->out_res || options_given(given, "shift"));
+    if (parameters->on_error == ON_ERROR_MASK && !traits->streams)
+        return status_set(STATUS_USAGE, "omits broken samples, with --on-error skip; --on-error mask is for "
+                                        "variants that stream");
+    if (traits->streams)
+        return suits_streams(given, parameters);
+    if (traits->device && decodes && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use shards-gpu or a CPU variant");
-    if (traits->device && load->given->decode && load->fit.res == 0)
+    if (traits->device && decodes && parameters->out_res == 0)
         return status_set(STATUS_USAGE, "decodes into batches of images of one size; add --out-res PIXELS");
-    if (traits->device && load->given->decode && load->augmentation.move.shift > 0)
+    if (traits->device && decodes && shifts)
         return status_set(STATUS_USAGE, "does not shift images; drop --shift, or use --fit crop or "
                                         "random-resized-crop, which move them");
-    if (traits->device && !load->given->decode && load->augmentation.channels > 1)
+    if (traits->device && !decodes &&
+        (strchr(parameters->mean_text, ',') || strchr(parameters->std_text, ',')))
         return status_set(STATUS_USAGE,
                           "accepts one value per channel for --mean and --std only with --decode; give "
                           "one value for each option");
-    if (!traits->device && load->given->normalised && !load->given->augment)
+    if (!traits->device && !parameters->augment &&
+        (options_given(given, "mean") || options_given(given, "std")))
         return status_set(
             STATUS_USAGE,
             "--mean and --std require --augment or a GPU variant; add --augment, or drop both options");
@@ -455,9 +494,6 @@ static enum status load_accepts(const void *input, const struct variant *variant
 {
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
-    if (load->given->on_error == ON_ERROR_MASK && !traits->streams)
-        return status_set(STATUS_USAGE, "omits broken samples, with --on-error skip; --on-error mask is for "
-                                        "variants that stream");
     if (load->dataset->raw.channels && !traits->streams)
         return status_set(
             STATUS_USAGE,
@@ -470,10 +506,8 @@ static enum status load_accepts(const void *input, const struct variant *variant
                           "reads each file in one call, which is limited to 2 GiB, but a sample of %s has "
                           "%llu bytes; prepare the data set with --store shards",
                           load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
-    if (load->dataset->shards ? traits->shards : traits->files) {
-        TRY(accepts_options(load, traits));
+    if (load->dataset->shards ? traits->shards : traits->files)
         return traits->accepts ? traits->accepts(load) : STATUS_OK;
-    }
     return status_set(STATUS_USAGE, "reads %s, but %s holds %s", traits->shards ? "shards" : "single files",
                       load->dataset->path, load->dataset->shards ? "shards" : "single files");
 }
@@ -615,6 +649,8 @@ const struct workload workload_load = {
     .ranks.identity = load_identity,
     .ranks.check_total = load_check_total,
     .applies = load_applies,
+    .validate = load_validate,
+    .suits = load_suits,
     .accepts = load_accepts,
     .cache = load_cache_state,
     .batches.step = load_compute,

@@ -160,11 +160,6 @@ enum status stream_run_accepts(const struct load *load)
 {
     struct set_stream_request request = request_for(load);
     bool images = false;
-    if (load_skips(load))
-        return dataset_refuse_skip("a stream");
-    if (load->given->augment || load->given->normalised)
-        return status_set(STATUS_USAGE, "neither shifts, flips nor normalises images; drop --augment, --mean "
-                                        "and --std");
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         images |= load->dataset->samples[i].image < load->dataset->samples[i].members;
     if (!images)

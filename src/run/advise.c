@@ -996,7 +996,7 @@ static void close_set(const struct advise_set *set)
 static enum status open_set(struct situation *situation)
 {
     const struct advise_options *options = situation->options;
-    const struct remote_options remote = {.cache_dir = options->cache_dir,
+    const struct remote_options remote = {.cache_dir = remote_is(options->data) ? options->cache_dir : NULL,
                                           .cache_bytes = options->cache_bytes};
     struct advise_set *set = &situation->set;
     double sample_bytes = 0;

@@ -391,6 +391,16 @@ static bool wants_largest(const struct settings *settings)
     return workload->largest.given && workload->largest.given(settings->parameters) == OPTION_MAX;
 }
 
+/* Returns STATUS_OK if the variant supports the input and the options. */
+static enum status supports(const struct runner *runner, const struct variant *variant)
+{
+    const struct settings *settings = runner->settings;
+    const struct workload *workload = settings->workload;
+    if (workload->accepts && runner->input)
+        TRY(workload->accepts(runner->input, variant));
+    return workload->suits ? workload->suits(&settings->options, settings->parameters, variant) : STATUS_OK;
+}
+
 /* Sets up the variant, runs one step, and tears the variant down. */
 static enum status probe_batch(const struct search *search)
 {
@@ -398,7 +408,7 @@ static enum status probe_batch(const struct search *search)
     const struct workload *workload = runner->settings->workload;
     const struct variant *variant = runner->entry->variant;
     void *state = NULL;
-    TRY(comm_agree(workload->accepts ? workload->accepts(runner->input, variant) : STATUS_OK));
+    TRY(comm_agree(supports(runner, variant)));
     phase_enter(PHASE_SETUP);
     enum status status = comm_agree(variant->setup(&runner->settings->resources, runner->input, &state));
     if (status == STATUS_OK)
@@ -905,9 +915,8 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
  * because that result is the same on every machine. */
 static enum status can_run(const struct runner *runner, const struct variant_entry *entry)
 {
-    const struct workload *workload = runner->settings->workload;
-    if (entry->variant && workload->accepts)
-        TRY(workload->accepts(runner->input, entry->variant));
+    if (entry->variant)
+        TRY(supports(runner, entry->variant));
     return variant_available(entry, &runner->settings->resources);
 }
 
@@ -1049,6 +1058,26 @@ static enum status keep_runnable(struct runner *runner)
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
 }
 
+/* Refuses variants that were given by name and do not support the options, before the data are read. */
+static enum status refuse_unsuitable(const struct runner *runner)
+{
+    const struct settings *settings = runner->settings;
+    const struct workload *workload = settings->workload;
+    const bool named =
+        strcmp(settings->variant_names, "all") != 0 && !variant_is_auto(settings->variant_names);
+    if (named && workload->suits && workload->validate)
+        TRY(workload->validate(&settings->options, settings->parameters, &runner->partition));
+    for (size_t i = 0; named && workload->suits && i < settings->variant_count; i++) {
+        const struct variant_entry *entry = settings->variants[i];
+        const enum status status =
+            entry->variant ? workload->suits(&settings->options, settings->parameters, entry->variant)
+                           : STATUS_OK;
+        if (status != STATUS_OK)
+            return refuse(runner, entry, status);
+    }
+    return STATUS_OK;
+}
+
 /* Checks that rows can be appended to the output files. Called before any measurement. */
 static enum status check_outputs(const struct settings *settings)
 {
@@ -1185,6 +1214,7 @@ static enum status begin(struct runner *runner)
         TRY(runner_take_cores(settings, &cores));
     TRY(comm_agree(runner_take_device(runner)));
     bool largest = wants_largest(settings); /* open() replaces the value */
+    TRY(comm_agree(refuse_unsuitable(runner)));
     TRY(comm_agree(settings->workload->open(&settings->options, settings->parameters, &runner->partition,
                                             &runner->input)));
     TRY(runner_check_data(runner));

@@ -1,4 +1,5 @@
-/* Mixtures of samples, their targets, the loss, and loss scaling. Host and device share these definitions. */
+/* The targets of samples and mixtures (data/mixing.h), the loss, and loss scaling. Host and device share
+ * these definitions. */
 #ifndef FDSL_TRAIN_LOSS_H
 #define FDSL_TRAIN_LOSS_H
 
@@ -7,6 +8,7 @@
 #include <stdint.h>
 
 #include "core/portable.h"
+#include "data/mixing.h"
 #include "train/data.h"
 #include "train/model.h"
 #include "train/optimizer.h"
@@ -24,14 +26,6 @@
 enum loss_kind {
     LOSS_CROSS_ENTROPY, /* softmax cross-entropy */
     LOSS_BINARY         /* mean over the classes of the binary cross-entropy of sigmoid(logit) */
-};
-
-/* The classes that a sample belongs to: `label` with weight `share`, `other` with weight 1 - share. A sample
- * that is not mixed has the share 1. The part of a label that is DATA_MASKED has weight 0 instead, so it
- * contributes nothing to the loss and its gradient. */
-struct target {
-    uint32_t label, other;
-    float share;
 };
 
 /* Returns the weight of a sample in the loss: 1, or less if a part of the sample is masked. The loss of the
@@ -109,52 +103,5 @@ FDSL_HD void loss_scale_step(struct loss_scale *state, bool overflowed)
     else if (state->scale * 2 <= LOSS_SCALE_MOST)
         state->scale *= 2;
 }
-
-/* ---- Mixing samples ----
- *
- * MixUp (Zhang et al., "mixup: Beyond empirical risk minimization", 2018) and CutMix (Yun et al., "CutMix:
- * Regularization strategy to train strong classifiers with localizable features", 2019), as timm's class
- * Mixup computes them in batch mode.
- *
- * Every step draws one method, one share and, for CutMix, one rectangle. In a step with
- * `total` samples on all ranks, sample i is mixed with its partner, sample total - 1 - i. Therefore the
- * mixtures do not depend on the number of ranks. Both samples are augmented and normalised before they are
- * mixed. */
-
-/* The options --mixup and --cutmix: alpha of Beta(alpha, alpha), the distribution of the share; 0: the method
- * is off. If both are on, each step draws one of them with probability 1/2. */
-struct mixing {
-    double mixup, cutmix;
-};
-
-/* The mixing of the samples of a step. */
-struct mix {
-    float share;                       /* weight of a sample in its mixture, 0 to 1; 1: not mixed */
-    bool cut;                          /* CutMix: the rectangle comes from the partner */
-    uint32_t top, left, bottom, right; /* the rectangle; `bottom` and `right` are exclusive */
-};
-
-/* Returns the value at row y and column x of a mixed sample. */
-FDSL_HD float mix_value(const struct mix *mix, uint32_t y, uint32_t x, float own, float partner)
-{
-    if (mix->cut)
-        return y >= mix->top && y < mix->bottom && x >= mix->left && x < mix->right ? partner : own;
-    return fmaf(mix->share, own, (1 - mix->share) * partner);
-}
-
-FDSL_C_BEGIN
-
-/* Draws how the samples of a step are mixed; at least one member of `mixing` is not 0. The host computes it
- * for all devices. The Philox counter is (0, step, epoch); draws of the share have a larger first word. */
-struct mix mix_draw(const struct mixing *mixing, uint64_t seed, uint32_t epoch, uint32_t step,
-                    const struct shape *shape);
-
-/* Returns a random number of the distribution Beta(alpha, alpha), alpha > 0. */
-double mix_beta(double alpha, uint64_t seed, uint32_t epoch, uint32_t step);
-
-/* Mixes the values of `partner` into `values`. Both are samples of `shape` in C order. */
-void mix_samples(const struct mix *mix, const struct shape *shape, const float *partner, float *values);
-
-FDSL_C_END
 
 #endif

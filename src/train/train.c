@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/remote.h"
+#include "data/unpack.h"
 #include "data/set_stream.h"
 #include "data/tensor_file.h"
 #include "machine/comm.h"
@@ -140,8 +141,8 @@ static const struct option_spec options[] = {
              "without --out-res. NAME is one of"},
     STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
     {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
-     .help = "folder that keeps the shards of a URL; without this option, every run downloads the shards "
-             "again"},
+     .help = "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed "
+             "(.tar.gz, .tgz); without this option, every run downloads the shards again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(job.cache_bytes), .fallback = "0", .maximum = 1e18,
      .help =
          "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
@@ -310,14 +311,17 @@ static bool crops(const struct train_parameters *parameters)
     return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
 }
 
-/* Returns true if shards are read from a server. */
-static bool reads_url(const struct train_parameters *parameters)
+/* Returns true if shards are read from a server, or from unpacked copies. */
+static bool uses_cache(const struct train_parameters *parameters)
 {
     const char *const names[] = {parameters->job.data, parameters->job.test_data};
-    bool url = false;
-    for (size_t i = 0; i < COUNT_OF(names); i++)
-        url |= names[i] && remote_is(names[i]) && !remote_local(names[i]);
-    return url;
+    bool uses = false;
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        const bool url = names[i] && remote_is(names[i]) && !remote_local(names[i]);
+        uses |=
+            url || (names[i] && unpack_is_place(remote_local(names[i]) ? remote_local(names[i]) : names[i]));
+    }
+    return uses;
 }
 
 /* Returns true if --mean and --std normalise the samples. */
@@ -414,7 +418,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {load,
          "--feed load",
          {"lanes", "shuffle", "prefetch", "decoder", "device-share", "init-state", "export-state"}},
-        {reads_url(parameters), "data at a URL", {"cache-dir", "cache-bytes"}},
+        {uses_cache(parameters), "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
         {synth, "--data synth", {"res"}},
@@ -916,40 +920,64 @@ static enum status read_state(const char *path, struct stream_state *state)
 
 /* ---- Whether a variant supports the options ---- */
 
-/* Rejects generators for GPUs in engines that run on a CPU. */
-static enum status check_generator(const struct train *train, const struct variant *variant)
+static struct augment chosen_augment(const struct train_parameters *parameters, const struct shape *shape)
 {
-    const bool for_cpu = !train->generator || strcmp(train->generator, "omp") == 0;
+    const bool changes = !isnan(parameters->rand_augment);
+    return (struct augment){.shift = (uint32_t)parameters->shift,
+                            .flip = parameters->flip,
+                            .crop = crops(parameters) && parameters->job.feed != DATA_LOAD,
+                            .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
+                            .operations = changes ? (uint32_t)parameters->rand_augment_ops : 0,
+                            .magnitude = changes ? parameters->rand_augment : 0,
+                            .repeats = (uint32_t)parameters->repeats,
+                            .erasing = (float)parameters->erasing,
+                            .height = shape->height,
+                            .width = shape->width};
+}
+
+/* Returns --feed, or what it is if it is not given. */
+static enum data_feed chosen_feed(const struct train_parameters *parameters)
+{
+    if (parameters->job.feed >= 0)
+        return (enum data_feed)parameters->job.feed;
+    return strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
+}
+
+/* Rejects generators for GPUs in engines that run on a CPU. */
+static enum status check_generator(const struct train_parameters *parameters, const struct variant *variant)
+{
+    const char *name = generators[parameters->generator];
+    const bool for_cpu = parameters->generator == GENERATOR_AUTO || strcmp(name, "omp") == 0;
     return for_cpu || strcmp(variant->platform, "cuda") == 0
                ? STATUS_OK
                : status_set(STATUS_USAGE,
                             "it runs on a CPU, and --generator %s generates images on a GPU; use "
                             "--generator omp or auto",
-                            train->generator);
+                            name);
 }
 
 /* Rejects decoders on a GPU in engines that run on a CPU. */
-static enum status check_decoding(const struct train *train, const struct variant *variant)
+static enum status check_decoding(const struct train_parameters *parameters, const struct variant *variant)
 {
-    const struct train_decoding *decoding = train->decoding;
-    if (!decoding || strcmp(variant->platform, "cuda") == 0)
+    if (chosen_feed(parameters) != DATA_LOAD || strcmp(variant->platform, "cuda") == 0)
         return STATUS_OK;
-    if (decoding->decoder == DECODER_HARDWARE || decoding->decoder == DECODER_HYBRID)
+    if (parameters->decoder == DECODER_HARDWARE || parameters->decoder == DECODER_HYBRID)
         return status_set(STATUS_USAGE,
                           "it runs on a CPU, and --decoder %s decodes on a GPU; use --decoder cpu or auto",
-                          decoder_names[decoding->decoder]);
-    return decoding->share > 0
+                          decoder_names[parameters->decoder]);
+    return !isnan(parameters->device_share) && parameters->device_share > 0
                ? status_set(STATUS_USAGE, "it runs on a CPU, which decodes all samples; drop --device-share")
                : STATUS_OK;
 }
 
 /* Rejects augmentation that the engine does not support. */
-static enum status check_augments(const struct opened *opened, const struct engine *engine)
+static enum status check_augments(const struct train_parameters *parameters, const struct engine *engine)
 {
-    const struct augment *augment = &opened->job.train.augment;
-    const bool simple = !augment_computes(augment) && augment->erasing <= 0;
-    const bool crops = augment->crop && !opened->job.pipeline.stages && !data_is_generated(opened->job.data);
-    return simple || (engine->augments && !opened->job.pipeline.stages)
+    const struct augment augment = chosen_augment(parameters, &(struct shape){0});
+    const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
+    const bool simple = !augment_computes(&augment) && augment.erasing <= 0;
+    const bool crops = augment.crop && !pipeline && strcmp(parameters->job.data, "synth") != 0;
+    return simple || (engine->augments && !pipeline)
                ? STATUS_OK
                : status_set(
                      STATUS_USAGE,
@@ -959,21 +987,35 @@ static enum status check_augments(const struct opened *opened, const struct engi
                      crops ? "; with --feed load, images are cropped for every variant" : "");
 }
 
+static enum status train_suits(const struct options *given, const void *parameters_,
+                               const struct variant *variant)
+{
+    const struct train_parameters *parameters = parameters_;
+    const struct engine *engine = variant->traits;
+    const enum data_feed feed = chosen_feed(parameters);
+    (void)given;
+    if (parameters->checkpoint_activations && !engine->recomputes)
+        return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
+    TRY(check_generator(parameters, variant));
+    TRY(check_decoding(parameters, variant));
+    if (parameters->cudnn_benchmark && !engine->benchmarks)
+        return status_set(STATUS_USAGE,
+                          "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
+    TRY(check_augments(parameters, engine));
+    return engine->feeds || feed == DATA_STORED || (engine->loads && feed == DATA_LOAD)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "it supports only --feed stored%s; change --feed, or use train-cuda",
+                            engine->loads ? " and load" : "");
+}
+
 static enum status train_accepts(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
     const struct train *train = &opened->job.train;
     const struct engine *engine = variant->traits;
-    if (engine->accepts) /* first, because another --feed would not help if this fails */
+    if (engine->accepts)
         TRY(engine->accepts(train));
-    if (train->checkpoint_activations && !engine->recomputes)
-        return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
-    TRY(check_generator(train, variant));
-    TRY(check_decoding(train, variant));
-    if (train->cudnn_benchmark && !engine->benchmarks)
-        return status_set(STATUS_USAGE,
-                          "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
-    TRY(check_augments(opened, engine));
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (train->ranks > 1)
@@ -984,12 +1026,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
                           "its CUDA graph contains the shares and the exchange, so it can neither "
                           "measure speeds nor change shares; use --balance equal, memory or a "
                           "list such as 3:1, or use train-bf16");
-    const enum data_feed feed = opened->data.feed;
-    return engine->feeds || feed == DATA_STORED || (engine->loads && feed == DATA_LOAD)
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "it supports only --feed stored%s; change --feed, or use train-cuda",
-                            engine->loads ? " and load" : "");
+    return STATUS_OK;
 }
 
 static void train_close(void *input)
@@ -1010,21 +1047,6 @@ static void train_close(void *input)
 static double or_zero(double value)
 {
     return isnan(value) ? 0 : value;
-}
-
-static struct augment chosen_augment(const struct train_parameters *parameters, const struct shape *shape)
-{
-    const bool changes = !isnan(parameters->rand_augment);
-    return (struct augment){.shift = (uint32_t)parameters->shift,
-                            .flip = parameters->flip,
-                            .crop = crops(parameters) && parameters->job.feed != DATA_LOAD,
-                            .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
-                            .operations = changes ? (uint32_t)parameters->rand_augment_ops : 0,
-                            .magnitude = changes ? parameters->rand_augment : 0,
-                            .repeats = (uint32_t)parameters->repeats,
-                            .erasing = (float)parameters->erasing,
-                            .height = shape->height,
-                            .width = shape->width};
 }
 
 static struct optimizer chosen_optimizer(const struct train_parameters *parameters)
@@ -1241,6 +1263,29 @@ static enum status check_resumed(const struct train_parameters *all, struct open
     return resume_check_options(&job, model_tables[all->model].name);
 }
 
+/* Sets the parameters that follow from others, and those of all ranks, and checks them. */
+static enum status read_parameters(const struct options *given, const struct partition *partition,
+                                   struct train_parameters *parameters, struct train_parameters *all)
+{
+    parameters->job.feed = chosen_feed(parameters);
+    /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
+    parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
+                               !parameters->step_path && !parameters->data_path && !parameters->save_batch;
+    parameters->several_ranks = partition->ranks > 1;
+    parameters->largest = parameters->job.batch == OPTION_MAX;
+    if (parameters->largest)
+        parameters->job.batch = smallest_batch(parameters, partition);
+    *all = of_all_ranks(parameters, partition);
+    return check_options(given, parameters, all, partition);
+}
+
+static enum status train_validate(const struct options *given, const void *parameters,
+                                  const struct partition *partition)
+{
+    struct train_parameters copy = *(const struct train_parameters *)parameters, all;
+    return read_parameters(given, partition, &copy, &all);
+}
+
 /* Sets the batch in `parameters` to the batch of this rank, because the rows show it. */
 static enum status train_open(const struct options *given, void *parameters_,
                               const struct partition *partition, void **input)
@@ -1249,17 +1294,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     struct opened *opened = *input = calloc(1, sizeof *opened);
     TRY(comm_agree(ALLOCATED(opened, "out of memory"))); /* the ranks meet again below */
     job_hide_secrets(&parameters->job);
-    if (parameters->job.feed < 0)
-        parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
-    /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
-    parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
-                               !parameters->step_path && !parameters->data_path && !parameters->save_batch;
-    parameters->several_ranks = partition->ranks > 1;
-    parameters->largest = parameters->job.batch == OPTION_MAX;
-    if (parameters->largest)
-        parameters->job.batch = smallest_batch(parameters, partition);
-    struct train_parameters all = of_all_ranks(parameters, partition);
-    enum status status = check_options(given, parameters, &all, partition);
+    struct train_parameters all;
+    enum status status = read_parameters(given, partition, parameters, &all);
     if (status == STATUS_OK)
         status = read_balance(parameters, partition, opened);
     if (status == STATUS_OK)
@@ -1345,6 +1381,8 @@ const struct workload workload_train = {
     .close = train_close,
     .repartition = job_stay,
     .applies = train_applies,
+    .validate = train_validate,
+    .suits = train_suits,
     .accepts = train_accepts,
     .largest = {job_batch, train_range, train_set_batch, trainer_probe},
     .epochs.check = trainer_check,
