@@ -1018,7 +1018,7 @@ enum fdsl_status fdsl_stream_fill_targets(struct fdsl_stream *stream, void *imag
         stream->ended = batch.last;
         *count = batch.samples.count;
     } else
-        stream->checked[0] = stream->checked[1] = NULL; /* a caller in Python has not kept them */
+        memset(stream->checked, 0, sizeof stream->checked); /* a caller in Python has not kept them */
     return lib_relay(status);
 }
 
@@ -1260,8 +1260,8 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *giv
     TRY(stream_state_check("state", &state, &own, stream->info.steps,
                            stream->source->rows
                                ? "dtype and align"
-                               : "out_res, fit, flip, rand_augment, erasing, channels, layout, "
-                                 "dtype, mean and std"));
+                               : "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, channels, "
+                                 "layout, dtype, mean and std"));
     return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 
