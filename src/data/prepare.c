@@ -32,15 +32,16 @@
 #ifdef _OPENMP
 #endif
 
-#define FOLDER_SAMPLES 1000                /* samples per folder, with --store files */
-#define SHARD_SAMPLES  10000               /* limit of samples per shard without --shards */
-#define SHARD_BYTES    (UINT64_C(1) << 30) /* approximate limit of bytes per shard without --shards */
-#define CHUNK_SAMPLES  256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
-#define CHUNK_BYTES    (UINT64_C(64) << 20)
-#define KEY_DIGITS     6 /* minimum number of digits of a key */
-#define BROKEN_TOLD    8 /* warnings about broken images per rank; further ones are only counted */
-#define DIGITS         4 /* minimum number of digits of a class folder that is named by its number */
-#define SHARDS_MAX     1000000
+#define FOLDER_SAMPLES   1000                /* samples per folder, with --store files */
+#define SHARD_SAMPLES    10000               /* limit of samples per shard without --shards */
+#define SHARD_BYTES      (UINT64_C(1) << 30) /* approximate limit of bytes per shard without --shards */
+#define CHUNK_SAMPLES    256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
+#define CHUNK_BYTES      (UINT64_C(64) << 20)
+#define KEY_DIGITS       6 /* minimum number of digits of a key */
+#define BROKEN_TOLD      8 /* warnings about broken images per rank; further ones are only counted */
+#define DIGITS           4 /* minimum number of digits of a class folder that is named by its number */
+#define PUBLISHED_DIGITS 5 /* with --names published */
+#define SHARDS_MAX       1000000
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
  * folders are stored inside a folder with this name; such programs then find this folder as the only
@@ -92,6 +93,7 @@ static enum status class_folders_keep(const struct class_folders *folders, uint6
                           "(%s); drop --encode npy, or --store",
                           number, MEMBERS_IMAGEFOLDER);
     struct source_sample kept = {.key = sample->key, .class_folder = folders->labels[number]};
+    memcpy(kept.name, sample->name, sizeof kept.name);
     source_add(&kept, sample->members[image].extension, sample->members[image].bytes,
                sample->members[image].size);
     sample->members[image].bytes = NULL;
@@ -187,6 +189,7 @@ static enum status class_folders_name(const struct source_facts *source, const c
 {
     struct source_facts facts = *source;
     size_t size;
+    const int least = facts.published_names ? PUBLISHED_DIGITS : DIGITS;
     int digits = snprintf(NULL, 0, "%" PRIu64, folders->count ? folders->count - 1 : 0);
     for (uint32_t c = 0; facts.class_names && c < facts.class_count; c++)
         if (!is_printable(facts.class_names[c])) {
@@ -199,8 +202,8 @@ static enum status class_folders_name(const struct source_facts *source, const c
     folders->names = calloc(folders->count + 1, sizeof *folders->names);
     TRY(ALLOCATED(folders->names, "out of memory for class folders"));
     for (uint64_t c = 0; c < folders->count; c++) {
-        char number[24];
-        snprintf(number, sizeof number, "%0*" PRIu64, digits > DIGITS ? digits : DIGITS, c);
+        char number[32];
+        snprintf(number, sizeof number, "%0*" PRIu64, digits > least ? digits : least, c);
         folders->names[c] = strdup(fit ? facts.class_names[c] : number);
         TRY(ALLOCATED(folders->names[c], "out of memory for class folders"));
     }
@@ -549,6 +552,8 @@ static enum status open_job(struct job *job)
                                   .lock = -1};
     if (job->folder.layout == INDEX_IMAGEFOLDER)
         TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));
+    else if (job->facts.published_names)
+        return status_value(STATUS_USAGE, "names", "published", " needs --store imagefolder");
     TRY(class_folders_name(&job->facts, parameters->name, &job->classes));
     job->folder.class_folders = (const char *const *)job->classes.names;
     job->folder.class_count = job->classes.count;

@@ -26,15 +26,18 @@
 
 /* ---- Writing a unit ---- */
 
-/* Formats the key of a sample: its number in decimal with leading zeros; with INDEX_IMAGEFOLDER, its class
- * folder comes first. */
+/* Formats the key of a sample: its number in decimal with leading zeros. With INDEX_IMAGEFOLDER, its class
+ * folder comes first, and the sample can have a name in place of the number. */
 static void make_key(char key[KEY_MAX], const struct unit_writer *writer, uint64_t number,
-                     uint64_t class_folder)
+                     const struct source_sample *sample)
 {
     int used = 0;
     if (writer->layout == INDEX_IMAGEFOLDER)
-        used = snprintf(key, KEY_MAX, "%.*s/", NAME_MAX, writer->class_folders[class_folder]);
-    snprintf(key + used, (size_t)(KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
+        used = snprintf(key, KEY_MAX, "%.*s/", NAME_MAX, writer->class_folders[sample->class_folder]);
+    if (writer->layout == INDEX_IMAGEFOLDER && sample->name[0])
+        snprintf(key + used, (size_t)(KEY_MAX - used), "%s", sample->name);
+    else
+        snprintf(key + used, (size_t)(KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
 }
 
 enum status unit_path(char path[PATH_MAX], const char *folder, const char *name)
@@ -156,7 +159,7 @@ static enum status write_files(const struct unit_writer *writer, uint64_t number
                                const struct source_sample *sample)
 {
     char key[KEY_MAX];
-    make_key(key, writer, number, sample->class_folder);
+    make_key(key, writer, number, sample);
     for (size_t i = 0; i < sample->count; i++)
         TRY(write_file(writer, key, &sample->members[i]));
     return STATUS_OK;
@@ -184,7 +187,7 @@ static enum status add_sample(struct unit_writer *writer, uint64_t number, const
 {
     struct index_member entries[SOURCE_MEMBERS_MAX];
     char key[KEY_MAX];
-    make_key(key, writer, number, sample->class_folder);
+    make_key(key, writer, number, sample);
     for (size_t i = 0; i < sample->count; i++) {
         const struct source_member *member = &sample->members[i];
         entries[i] = (struct index_member){.extension = member->extension,

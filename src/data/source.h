@@ -34,6 +34,7 @@ struct source_sample {
     size_t count;
     const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
     uint64_t class_folder; /* set by --prepare, for INDEX_IMAGEFOLDER */
+    char name[32];         /* for INDEX_IMAGEFOLDER: name of the file without its extension; "": its number */
     bool broken;           /* its image is broken, so it was copied unchanged instead of resized */
     bool
         in_folder; /* the label is the number of a class folder, which the source added as the member "cls" */
@@ -48,6 +49,7 @@ struct source_facts {
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
+    bool published_names;  /* files have the names of a published data set; class folders have five digits */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
@@ -66,10 +68,11 @@ struct source_facts {
 struct synth_values {
     const char *variant; /* NULL: omp, or naive if the build lacks omp */
     int encoding;        /* enum source_encoding */
-    /* The classes; the formula follows from them. `class_file` has classes numbered 0 to N - 1, of any formula
-     * whose images have labels. Otherwise a preset, of `preset_file` or built-in; NULL: "uji". */
+    int names;           /* 1: names of the published data set */
+    /* The classes; the formula follows from them. `class_file` has classes numbered 0 to N - 1, of any
+     * formula whose images have labels. Otherwise a preset, of `preset_file` or built-in; NULL: "uji". */
     const char *preset, *preset_file, *class_file;
-    uint32_t classes, res; /* classes 0: all of class_file */
+    uint32_t classes, res;      /* classes 0: all of class_file */
     uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
     bool crop;                  /* images of another size than `res` are cut out, not resized */
     uint64_t batch;             /* images per run of the variant; 0: 32 */

@@ -177,18 +177,6 @@ static bool exists(const char *path)
 
 /* ---- Folders ---- */
 
-/* Writes the name of an image's file in its folder, and returns the length of its path. */
-static void file_name(const struct published_set *set, const struct published_class *class_, uint32_t number,
-                      char *name, size_t size)
-{
-    if (set->law == PUBLISHED_RCDB)
-        snprintf(name, size, "%05u_%04u.png", class_->number, number);
-    else if (set->law == PUBLISHED_VISUALATOM)
-        snprintf(name, size, "vertex_%04u_instance_%04u.png", class_->vertices, number);
-    else
-        snprintf(name, size, "%06u.png", number);
-}
-
 /* Returns the last number in a name "...NUMBER.png"; UINT32_MAX if there is none. */
 static uint32_t number_of_name(const char *name)
 {
@@ -227,7 +215,7 @@ static void close_folder(DIR **folder)
 /* Lists the numbers below `count` of the PNG files in a folder, in ascending order. Counts PNG files with
  * names that are not in the set. A folder that does not exist has no files. */
 static enum status list_files(struct verification *verification, struct worker *worker, const char *path,
-                              const struct published_class *class_, uint32_t count)
+                              const struct class_row *row, uint32_t count)
 {
     CLOSED_BY(close_folder) DIR *folder = opendir(path);
     worker->number_count = 0;
@@ -236,12 +224,14 @@ static enum status list_files(struct verification *verification, struct worker *
     if (!folder)
         return status_about(status_set(STATUS_FAILED, "%s: %s", path, strerror(errno)), path);
     for (struct dirent *entry; (entry = readdir(folder));) {
-        char expected[64], whole[PATH_MAX];
+        char expected[PUBLISHED_NAME_BYTES], whole[PATH_MAX];
         if (!text_ends_in(entry->d_name, ".png"))
             continue;
         uint32_t number = number_of_name(entry->d_name);
-        file_name(verification->set, class_, number, expected, sizeof expected);
-        if (number < count && strcmp(expected, entry->d_name) == 0) {
+        published_image_name(verification->set, row, number, expected);
+        const size_t length = strlen(expected);
+        if (number < count && strncmp(expected, entry->d_name, length) == 0 &&
+            strcmp(entry->d_name + length, ".png") == 0) {
             TRY(add_number(worker, number));
             continue;
         }
@@ -270,16 +260,18 @@ static enum status verify_class(struct verification *verification, struct worker
 {
     const struct published_set *set = verification->set;
     const struct published_class *class_ = &published_classes(verification->published)[block];
-    char folder[PATH_MAX], path[PATH_MAX + 64], name[64];
+    char folder[PATH_MAX], path[PATH_MAX + 64], name[PUBLISHED_NAME_BYTES];
+    struct class_row row;
     const char *inner = set->law == PUBLISHED_RCDB ? "/image" : "";
     if (snprintf(folder, sizeof folder, "%s%s/%05u", verification->folder, inner, class_->number) >=
         (int)sizeof folder)
         return status_set(STATUS_USAGE, "%s: the path is too long", verification->folder);
-    TRY(list_files(verification, worker, folder, class_, (uint32_t)set->instances));
+    published_row(verification->formula, class_, &row);
+    TRY(list_files(verification, worker, folder, &row, (uint32_t)set->instances));
     for (size_t i = 0; i < worker->number_count; i++) {
         uint32_t instance = worker->numbers[i];
-        file_name(set, class_, instance, name, sizeof name);
-        snprintf(path, sizeof path, "%s/%s", folder, name);
+        published_image_name(set, &row, instance, name);
+        snprintf(path, sizeof path, "%s/%s.png", folder, name);
         draw(verification, worker, block, instance);
         TRY(compare_file(verification, worker, IMAGES, (uint64_t)block * set->instances + instance, path,
                          worker->pixels));

@@ -134,6 +134,18 @@ static bool set_value(const struct key *key, const char *text, struct class_row 
     return true;
 }
 
+void published_image_name(const struct published_set *set, const struct class_row *row, uint64_t instance,
+                          char name[PUBLISHED_NAME_BYTES])
+{
+    const unsigned number = (unsigned)(instance % set->instances);
+    if (set->law == PUBLISHED_RCDB)
+        snprintf(name, PUBLISHED_NAME_BYTES, "%05u_%04u", (unsigned)row->id, number);
+    else if (set->law == PUBLISHED_VISUALATOM)
+        snprintf(name, PUBLISHED_NAME_BYTES, "vertex_%04u_instance_%04u", (unsigned)row->value[0], number);
+    else
+        snprintf(name, PUBLISHED_NAME_BYTES, "%06u", number);
+}
+
 /* ---- Reading ---- */
 
 /* Reads a line without its end. Sets the bit of its key in `*seen`. */

@@ -22,6 +22,13 @@ const char *published_repr(double value, char text[PUBLISHED_REPR_BYTES]);
 bool published_set_column(const struct formula *formula, struct class_row *row, const char *column,
                           double value);
 
+#define PUBLISHED_NAME_BYTES 32
+
+/* Writes the name of an image's file without ".png", as the script of the set names it in the folder of the
+ * class, or of all images if an image shows several classes. `row` is the class, if an image has one. */
+void published_image_name(const struct published_set *set, const struct class_row *row, uint64_t instance,
+                          char name[PUBLISHED_NAME_BYTES]);
+
 /* Reads the classes of a folder, or of one file. Files of a folder have names such as 00042.csv, whose number
  * is the class's; other names are skipped. If the folder has none, but a folder `param`, reads that one.
  * Lines may end with LF or CR LF, and may have any order. On success, `*rows` is an array of `*count` >= 1

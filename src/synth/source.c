@@ -14,12 +14,14 @@
 #include "data/source.h"
 #include "synth/class.h"
 #include "synth/input.h"
+#include "synth/published_files.h"
 
 #define BATCH 32 /* images per run if the request does not say it, as of --batch */
 
 /* The state of an open source. */
 struct maker {
     enum source_encoding encoding;
+    bool published_names;
     const struct workload *workload; /* only in --prepare: the owner of `input` */
     void *input;
     struct synth own;          /* only outside --prepare */
@@ -63,6 +65,10 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     const struct png_shape shape = {output->res, output->res, 1};
     size_t image_bytes = synth_output_bytes(synth);
     const uint8_t *pixels = finished->pixels + (number - finished->first) * image_bytes;
+    if (finished->maker->published_names) {
+        const struct synth_image image = image_of(synth, number);
+        published_image_name(synth->set, &synth->rows[image.class_index], image.instance, sample->name);
+    }
     TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
     return finished->maker->encoding == SOURCE_NPY
                ? source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels,
@@ -170,6 +176,19 @@ static enum status check_options(const struct source_request *request)
                                  " applies to timed runs only; --prepare writes images into its own folder");
     if (options_given(request->options, "compute"))
         return status_set(STATUS_USAGE, "--compute applies to timed runs only; drop --compute");
+    return STATUS_OK;
+}
+
+/* Checks that the files can have the names of a published set, and prepares this. */
+static enum status name_as_published(struct source_facts *facts, struct maker *maker)
+{
+    const struct published_set *set = maker->synth->set;
+    if (!set || set->has_masks)
+        return status_value(
+            STATUS_USAGE, "names", "published",
+            " needs --random published and a set with class folders, such as --preset rcdb-1k");
+    maker->published_names = true;
+    facts->published_names = true;
     return STATUS_OK;
 }
 
@@ -291,6 +310,8 @@ static enum status synth_source_open(const struct source_request *request, struc
     maker->encoding = (enum source_encoding)parameters->encoding;
     TRY(request->options ? open_prepared(request, maker) : open_values(parameters, maker));
     TRY(check_encoding(maker));
+    if (parameters->names)
+        TRY(name_as_published(facts, maker));
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
     facts->samples = SOURCE_ENDLESS;
@@ -303,12 +324,19 @@ static enum status synth_source_open(const struct source_request *request, struc
     return choose_variant(maker, parameters->variant, &request->resources);
 }
 
+static const char *const name_kinds[] = {"numbers", "published", NULL};
+
 #define AT(field) offsetof(struct synth_values, field)
 static const struct option_spec options[] = {
     {"variant", "NAME", OPTION_TEXT, AT(variant),
      .help = "bit-exact variant that generates the images, such as naive, omp or fused (default: omp)"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), .fallback = "png", .choices = source_encodings,
      .column = COLUMN, .help = "file format of an image. jpeg has quality 90. KIND is one of"},
+    {"names", "KIND", OPTION_CHOICE, AT(names), .fallback = "numbers", .choices = name_kinds,
+     .column = COLUMN,
+     .help = "names of the files of --store imagefolder. numbers: the number of the sample; published: "
+             "folders and "
+             "files as the published script names them, for --random published. KIND is one of"},
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};
