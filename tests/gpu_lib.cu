@@ -272,10 +272,10 @@ static std::vector<struct taken> take_all(struct fdsl_source *source, struct fds
                                           int device, enum way way, int epochs)
 {
     config.device = device;
-    if (device < 0)
-        config.decoder = "cpu";
-    if (device < 0)
+    if (device < 0) { /* the defaults */
+        config.decoder = "auto";
         config.device_share = -1;
+    }
     struct fdsl_stream *stream = open_stream(source, config);
     const std::vector<struct taken> batches = take_epochs(stream, device, way, epochs);
     fdsl_stream_close(stream);
@@ -461,7 +461,7 @@ static void compare_decoders(struct fdsl_source *source)
 
 /* ---- Positions and lifetimes ---- */
 
-/* A state moves between the host and the device, in both directions, and to two ranks. */
+/* A state moves between the host and the device, in both directions. */
 static void move_states(struct fdsl_source *source)
 {
     struct fdsl_stream_config config = format_config(4);
