@@ -257,11 +257,10 @@ static enum status read_classes(const char *path, struct synth *synth)
 /* Checks that labels are 0 to N - 1. Numbers of classes differ from each other. */
 static enum status check_labels(const struct synth *synth)
 {
-    if (synth->rules.shapes > 1)
+    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
         return status_set(
             STATUS_USAGE,
-            "an image of the formula %s shows several classes and has no label; choose classes of "
-            "another formula",
+            "images of the formula %s have masks instead of labels; choose classes of another formula",
             formulas[synth->formula]->name);
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
@@ -286,6 +285,9 @@ static enum status get_classes(const struct synth_values *wanted, struct synth *
                                    : status_about(status_prefix(status, "--class"), "class");
     }
     TRY(synth_choose(synth, &wish));
+    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
+        return status_value(STATUS_USAGE, "preset", preset,
+                            ": its images have masks instead of labels; choose a preset of another formula");
     TRY(synth_draw_classes(synth, wanted->preset_file, preset, wanted->classes));
     return check_labels(synth);
 }
@@ -301,12 +303,6 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
                             ": --out-res %u is larger than --res %u; lower --out-res, or enlarge with "
                             "--fit resize",
                             out_res, wanted->res);
-    struct synth_wish wish = {
-        .formula = -1, .preset = wanted->preset, .classes = wanted->classes, .res = wanted->res};
-    TRY(synth_choose(synth, &wish));
-    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
-        return status_value(STATUS_USAGE, "preset", wanted->preset,
-                            ": its images have masks instead of labels; choose a preset of another formula");
     synth->batch = synth->stride = wanted->batch ? wanted->batch : BATCH;
     synth->res = wanted->res;
     synth->output = (struct synth_output){.type = DTYPE_U8,
