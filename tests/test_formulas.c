@@ -16,6 +16,8 @@
 #include "synth/class.h"
 #include "synth/oracle.h"
 
+#include "../cpu/synth/omp_kernel.h"
+
 TestSuite(formulas, .timeout = 300);
 
 /* ---- Drawing ---- */
@@ -305,6 +307,42 @@ static void expect_same(const char *line, int threads)
         }
     drop(&expected);
     close_synth(&opened);
+}
+
+/* The steps of a line inside the image, found one by one. */
+Test(formulas, omp_clips_lines_at_the_border)
+{
+    static const int spreads[] = {4, 40, 400, 3000000}, sides[] = {1, 2, 17, 300};
+    uint32_t seen = 0;
+    for (uint32_t n = 0; n < 40000; n++) {
+        const struct philox_block words = philox(philox_key(5), n, 0, 0, 0);
+        const int spread = spreads[n % 4], side = sides[n / 4 % 4];
+        const struct line_rules rules = {.ends = n / 16 % 2, .outside = 1};
+        int at[4];
+        for (int i = 0; i < 4; i++)
+            at[i] = (int)below(words.word[i], (uint32_t)(2 * spread + side)) - spread;
+        if (n % 4 == 3) { /* long lines through the image: few steps near one end */
+            at[0] = at[0] % 50;
+            at[1] = at[1] % 50;
+        }
+        const struct line line = line_begin(&rules, at[0], at[1], at[2], at[3]);
+        const struct omp_span span = omp_clip(&line, side);
+        int64_t first = -1, end = -1, step = 0;
+        for (struct line walk = line; walk.left > 0 && step < 4000; line_step(&walk), step++)
+            if (line_inside(walk.x, walk.y, side)) {
+                first = first < 0 ? step : first;
+                end = step + 1;
+            }
+        if (n % 4 == 3 && step == 4000 && span.end > 4000)
+            continue; /* not walked to its end */
+        if (first < 0)
+            cr_assert(span.first >= span.end, "%u: %ld to %ld", n, (long)span.first, (long)span.end);
+        else
+            cr_assert(span.first == first && span.end == end, "%u: %ld to %ld, not %ld to %ld", n,
+                      (long)span.first, (long)span.end, (long)first, (long)end);
+        seen += first >= 0;
+    }
+    cr_expect_gt(seen, 5000);
 }
 
 static void expect_same_sizes(const char *formula, const char *classes)
@@ -730,3 +768,24 @@ Test(formulas, the_page_lists_all_formulas)
     }
     cr_expect(strstr(page, rows), "the rows of the table must be:\n%s", rows);
 }
+
+/* ---- Prepared sets ---- */
+
+#if defined(HAVE_INIH) && defined(HAVE_PNG)
+/* The members of a shard are the files that --png writes. A folder of class folders would lose the masks. */
+Test(formulas, prepared_sets_have_masks)
+{
+    cr_assert_not_null(getenv("FDSL_BENCH"));
+    cr_expect_eq(
+        system(
+            "d=$(mktemp -d) && cd $d && exec 2>&1 >log && "
+            "W='--preset segrcdb --classes 9 --res 64 --out-res 31' && "
+            "\"$FDSL_BENCH\" --prepare s --from synth $W --samples 3 --store shards && tar xf s/*.tar && "
+            "\"$FDSL_BENCH\" --variant naive $W --batch 3 --png p --max-time 0.01 && "
+            "for i in 0 1 2; do cmp 00000$i.png p/class-0_instance-$i.png && "
+            "cmp 00000$i.mask.png p/class-0_instance-$i.mask.png || exit 1; done && test ! -e 000000.cls && "
+            "! \"$FDSL_BENCH\" --prepare f --from synth $W --samples 3 --store imagefolder && test ! -e f && "
+            "cd / && rm -r $d"),
+        0);
+}
+#endif

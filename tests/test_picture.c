@@ -134,7 +134,7 @@ Test(picture, impossible_sizes_are_refused, .init = make_folder)
 Test(picture, a_folder_has_its_pictures_and_an_index, .init = make_folder)
 {
     struct picture pictures[3] = {
-        {NULL, 16, 0, 9, 5}, {NULL, 16, 12, 10, 5}, {NULL, 16, 3, 0, 18446744073709551615u}};
+        {NULL, NULL, 16, 0, 9, 5}, {NULL, NULL, 16, 12, 10, 5}, {NULL, NULL, 16, 3, 0, 18446744073709551615u}};
     uint8_t *pixels[3];
     for (uint32_t i = 0; i < 3; i++)
         pictures[i].pixels = pixels[i] = noisy_pixels(i, 256);
@@ -154,7 +154,7 @@ Test(picture, a_folder_has_its_pictures_and_an_index, .init = make_folder)
 Test(picture, an_empty_name_is_the_current_folder, .init = make_folder)
 {
     uint8_t pixel = 77;
-    struct picture picture = {&pixel, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
     cr_assert_eq(chdir(folder), 0);
     cr_assert_eq(picture_check_folder(""), STATUS_OK, "%s", status_text());
     cr_assert_eq(picture_write_folder("", &picture, 1), STATUS_OK, "%s", status_text());
@@ -209,7 +209,7 @@ Test(picture, folders_are_checked, .init = make_folder)
 Test(picture, folders_are_created, .init = make_folder)
 {
     uint8_t pixel = 0;
-    struct picture picture = {&pixel, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
     cr_assert_eq(picture_write_folder(inside("new/deep/"), &picture, 1), STATUS_OK, "%s", status_text());
     cr_assert_eq(access(inside("new/deep/index.tsv"), R_OK), 0);
     cr_assert_eq(access(inside("new/deep/class-0_instance-0.png"), R_OK), 0);
@@ -221,7 +221,7 @@ Test(picture, folders_are_created, .init = make_folder)
 Test(picture, an_unwritable_folder_is_refused, .init = make_folder)
 {
     uint8_t pixel = 0;
-    struct picture picture = {&pixel, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
     if (geteuid() ==
         0) { /* root may write anywhere, so switch to another user, who owns the folder and can remove it */
         cr_assert_eq(chown(folder, 65534, 65534), 0);
@@ -308,7 +308,7 @@ Test(picture, a_picture_above_the_maximum_side_is_halved, .init = make_folder)
 {
     uint8_t *pixels = calloc(8189, 8189);
     cr_assert_not_null(pixels);
-    struct picture picture = {pixels, 8188, 0, 0, 0};
+    struct picture picture = {pixels, NULL, 8188, 0, 0, 0};
     cr_assert_eq(picture_write_sheet(inside("sheet.png"), &picture, 1), STATUS_OK, "%s", status_text());
     free(read_png(inside("sheet.png"), 8192, 8192));
     picture.side = 8189;
@@ -321,7 +321,7 @@ Test(picture, a_picture_above_the_maximum_side_is_halved, .init = make_folder)
 Test(picture, impossible_sheets_are_refused)
 {
     uint8_t pixel = 0;
-    struct picture picture = {&pixel, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
     cr_assert_eq(picture_write_sheet("/nowhere/sheet.png", &picture, 0), STATUS_USAGE);
     cr_assert_eq(picture_write_sheet("/nowhere/sheet.png", &picture, UINT64_C(1) << 40), STATUS_USAGE);
     cr_assert(strstr(status_text(), "1 to 7452900"), "%s", status_text());
