@@ -438,26 +438,36 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
         crossing += __popc(crossing_mask);
     }
 
-    /* Lists the units in begin .. end - 1 (at most PAINT_HITS units) whose boxes touch the tile. All threads
-     * of the block must call this. Sparse: there are often fewer than PAINT_BLOCK units. */
-    template <bool Sparse> __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
+    /* The boxes of up to PAINT_HITS units, which the threads of the block test. */
+    struct box_set {
+        uint2 box[PAINT_HITS / PAINT_BLOCK];
+    };
+
+    /* Loads the boxes of units begin .. end - 1, at most PAINT_HITS. */
+    __device__ __forceinline__ box_set load_boxes(uint32_t begin, uint32_t end) const
+    {
+        box_set self;
+#pragma unroll
+        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+            uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
+            self.box[k] = u < end ? __ldg(boxes + u) : make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+        }
+        return self;
+    }
+
+    /* Lists the units whose boxes touch the tile. `count`: number of units of the set. All threads of the
+     * block must call this. Sparse: there are often fewer than PAINT_BLOCK units. */
+    template <bool Sparse> __device__ __forceinline__ void find(const box_set &set, uint32_t count)
     {
         /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
          * right of or below the tile. */
         uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
-        const uint32_t each = PAINT_HITS / PAINT_BLOCK;
-        uint2 box[each];
 #pragma unroll
-        for (uint32_t k = 0; k < each; k++) {
-            uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
-            box[k] = u < end ? __ldg(boxes + u) : make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < each; k++) {
-            if (Sparse && begin + k * PAINT_BLOCK >= end)
+        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+            if (Sparse && k * PAINT_BLOCK >= count)
                 break;
-            bool hit =
-                ((~(box[k].y + here) & 0x40004000u) | ((box[k].x + here + outside) & 0x80008000u)) == 0;
+            bool hit = ((~(set.box[k].y + here) & 0x40004000u) |
+                        ((set.box[k].x + here + outside) & 0x80008000u)) == 0;
             uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
             if (mask == 0)
                 continue;
@@ -611,7 +621,8 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
                 __syncthreads();
             }
             if (!Sparse || begin > 0) {
-                find<Sparse>(begin, min(unit_count, begin + PAINT_HITS));
+                const uint32_t end = min(unit_count, begin + PAINT_HITS);
+                find<Sparse>(load_boxes(begin, end), end - begin);
                 __syncthreads();
             }
             draw(begin);
@@ -674,6 +685,14 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     return self;
 }
 
+/* Fills the block's canvas with a word. */
+static __device__ __forceinline__ void clear_canvas(const fused_job &job, paint_shared *shared, uint32_t word)
+{
+    uint32_t vectors = job.tiling.pitch * job.tiling.height / 4;
+    for (uint32_t i = threadIdx.x; i < vectors; i += PAINT_BLOCK)
+        reinterpret_cast<uint4 *>(shared->canvas)[i] = make_uint4(word, word, word, word);
+}
+
 /* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z).
  * Sparse: many tiles are empty or have few lines. Long: see struct painter. */
 template <bool Wide, formula_id Formula, bool Sparse, bool Long>
@@ -686,16 +705,19 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_card card = job.cards[blockIdx.z];
     if (threadIdx.x == 0)
         shared->found = 0;
-    uint32_t vectors = job.tiling.pitch * job.tiling.height / 4;
-    for (uint32_t i = threadIdx.x; i < vectors; i += PAINT_BLOCK)
-        reinterpret_cast<uint4 *>(shared->canvas)[i] =
-            make_uint4(rules.background, rules.background, rules.background, rules.background);
-    __syncthreads();
+    if (!Sparse) {
+        clear_canvas(job, shared, rules.background);
+        __syncthreads();
+    }
     struct tile tile = tile_at(job, card);
     painter<Wide, Formula, Long> painter =
         painter_of<Wide, Formula, Long>(job, shared, tile, fused_first_unit(job, card.place));
-    if (Sparse) {
-        painter.template find<Sparse>(0, min(card.units, PAINT_HITS));
+    if (Sparse) { /* clears the canvas while it loads the boxes */
+        const uint32_t count = min(card.units, PAINT_HITS);
+        const auto set = painter.load_boxes(0, count);
+        clear_canvas(job, shared, rules.background);
+        __syncthreads();
+        painter.template find<Sparse>(set, count);
         __syncthreads();
         if (shared->found == 0 && card.units <= PAINT_HITS &&
             write_empty<rules.masked>(job, blockIdx.z, tile, rules.background))
