@@ -155,7 +155,8 @@ static __device__ __forceinline__ float fused_work(const fused_job &job, uint32_
     const fused_number of = fused_number_at(job, place);
     struct synth_image id = synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
     const struct atom_class &class_ = job.input.classes[id.class_index];
-    return (float)class_.vertices * (float)class_.orbits;
+    /* The second term is for the lines of polygons with few vertices, which are long. */
+    return (float)class_.vertices * (float)class_.orbits + 64.0f * (float)class_.orbits;
 }
 
 /* Returns whether image `a` with work `work_a` precedes image `b` with work `work_b` in fused_job.order. */
