@@ -138,7 +138,8 @@ struct fdsl_layout {
     uint64_t mask_bytes; /* one byte per pixel of the image, row-major; 0: the formula defines no masks */
 };
 
-/* Memory for what a generator tells about images; a pointer may be NULL. */
+/* Memory for what a generator tells about images; a pointer may be NULL. On a CUDA device, both are device
+ * memory, and `masks` must be aligned to 16 bytes. */
 struct fdsl_targets {
     size_t size;     /* sizeof(struct fdsl_targets) of the caller */
     int64_t *labels; /* the class id of each image; 0 if images show several classes */
