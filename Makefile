@@ -285,11 +285,17 @@ $(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv) $(BUILD)/flags
 	$(say) AS $@
 	$(Q)$(CC) -c -o $@ $<
 
+# Files and GPU tests without kernels. As C++, they compile in less than half the time: nvcc would compile the headers of CUDA
+# for the GPU, too. A file that gets a kernel leaves this list.
+HOST_CU := $(addprefix cuda/,$(addprefix ops/,stage input row_batches) $(addprefix load/,ring ring_decode shards_gpu files_gpu stream_gpu delivery) \
+             common/device_stream common/consumer train/network train/exchange train/allreduce_nccl train/vit/multiply)
+HOST_TESTS := augment augment_times formulas graph lib_rows product timed train
+$(HOST_CU:%=$(BUILD)/%.cu.o) $(HOST_TESTS:%=$(BUILD)/tests/gpu_%.o): private cuda_language := -x c++ -Xcompiler -Wno-unknown-pragmas
 $(RDC_OBJECTS): private ALL_NVCCFLAGS += -rdc=true
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
-	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) $(cuda_language) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 # Compiles fused_formula.cu for the formula $(1).
 define formula_rule
@@ -394,10 +400,10 @@ $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if 
 $(GPU_TESTS:=.o): $(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
-	$(Q)$(NVCC) $(patsubst -O3,$(or $(GPU_TEST_LEVEL),-O3),$(ALL_NVCCFLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) $(cuda_language) $(patsubst -O3,$(or $(GPU_TEST_LEVEL),-O3),$(ALL_NVCCFLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(GPU_TESTS): %: %.o $(BUILD)/objects.a
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(TEST_LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
 
 -include $(OBJECTS:.o=.d) $(LIB_OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
