@@ -455,9 +455,9 @@ FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/rem
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/env_identity.c src/machine/host.c src/core/axes.c src/core/options.c \
                 src/synth/class.c src/synth/classes_cfg.S src/synth/formula.c src/synth/lines.c $(wildcard src/synth/published*.c) src/core/parallel.c \
                 $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
-                src/data/set_stream.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
+                src/data/set_stream.c src/data/set_stream_load.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
                 src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/image_output.c src/data/rand_augment.c src/data/records.c src/data/embeddings.c
+                src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -514,7 +514,8 @@ enum fdsl_field {
                        * host memory */
     FDSL_ROWS = 3,    /* (count, width) in the dtype of the stream, instead of FDSL_IMAGES */
     FDSL_TARGETS = 4  /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
-                       * image. They add up to 1. A masked image and its label have the weight 0 */
+                       * image. They add up to 1, or to less if one of the two images is masked: its part is
+                       * 0 */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */
