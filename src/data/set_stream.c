@@ -166,11 +166,16 @@ static enum status read_image(struct worker *worker, const struct dataset_sample
                : STATUS_OK;
 }
 
+/* Returns the number of classes that labels must be below. */
+static uint32_t classes_of(const struct set_stream_request *request)
+{
+    return request->classes ? request->classes : INT32_MAX;
+}
+
 static enum status read_label(struct worker *worker, const struct dataset_sample *sample, int32_t *label)
 {
     const struct dataset *dataset = worker->self->request.dataset;
     const bool folder = sample->label == sample->members;
-    const uint32_t classes = worker->self->request.classes ? worker->self->request.classes : INT32_MAX;
     const struct dataset_member *member = &dataset->members[sample->member + (folder ? 0 : sample->label)];
     if (!folder) {
         worker->broken = member->size > worker->self->label_bytes;
@@ -184,8 +189,8 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
         worker->bytes += member->size;
         worker->label_edges = checksum_edges(worker->label, member->size);
     }
-    const enum status status =
-        dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, classes, label);
+    const enum status status = dataset_label(dataset, sample, worker->label, folder ? 0 : member->size,
+                                             classes_of(&worker->self->request), label);
     worker->broken = status == STATUS_FAILED;
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
@@ -443,7 +448,7 @@ static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
         worker->label_edges = checksum_edges(worker->label, label->size);
     if (request->labels)
         slot->labels[i] = (int32_t)request->labels[at];
-    else if (dataset_label(dataset, sample, worker->label, label ? label->size : 0, INT32_MAX,
+    else if (dataset_label(dataset, sample, worker->label, label ? label->size : 0, classes_of(request),
                            &slot->labels[i]) != STATUS_OK)
         return false;
     slot->read[i] = hash_read(worker, sample, number);
