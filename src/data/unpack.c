@@ -198,11 +198,11 @@ static enum status unpack_once(int fd, const struct stat *info, const char *copy
     return status;
 }
 
-enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
-                         const struct unpack_stop *stop, char *copy, uint64_t *bytes)
+/* Finds the copy of a file in a folder that can be used, or writes it. */
+static enum status find_or_unpack(const char *path, const char *folder, uint64_t limit, bool frozen,
+                                  const struct unpack_stop *stop, char *copy, uint64_t *bytes)
 {
     struct stat info;
-    TRY(cache_open(folder, frozen));
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     enum status status = STATUS_OK;
     if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
@@ -223,6 +223,14 @@ enum status unpack_shard(const char *path, const char *folder, uint64_t limit, b
     if (fd >= 0)
         close(fd);
     return status;
+}
+
+enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
+                         const struct unpack_stop *stop, char *copy, uint64_t *bytes)
+{
+    TRY(cache_open(folder, frozen));
+    const enum status status = find_or_unpack(path, folder, limit, frozen, stop, copy, bytes);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
 }
 
 #else
