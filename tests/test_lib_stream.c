@@ -397,21 +397,17 @@ Test(lib_stream, masked_parts_of_mixtures_have_no_weight)
     fdsl_source_close(source);
 }
 
-/* A label that is not below `classes` is a broken sample. */
-Test(lib_stream, labels_without_a_target_are_refused)
+/* Expects that label 9 of a source is broken in a stream with this configuration, which has nine classes. */
+static void expect_nine_classes(const char *name, struct fdsl_stream_config config)
 {
     struct fdsl_batch *batch;
-    prepare();
-    struct fdsl_source *source = opened_source("f");
-    struct fdsl_stream_config config = stream_config();
-    config.cutmix = 1;
-    config.classes = 9;
+    struct fdsl_source *source = opened_source(name);
     struct fdsl_stream *stream = opened_stream(source, &config);
     enum fdsl_status result = FDSL_OK;
     while (result == FDSL_OK && (result = fdsl_stream_next(stream, NULL, &batch)) == FDSL_OK)
         result = fdsl_batch_release(batch, NULL);
-    cr_expect(result == FDSL_FAILED && strstr(fdsl_error(), "label 9 is not a class from 0 to 8"), "%s",
-              fdsl_error());
+    cr_expect(result == FDSL_FAILED && strstr(fdsl_error(), "label 9 is not a class from 0 to 8"), "%s: %s",
+              name, fdsl_error());
     fdsl_stream_close(stream);
     config.on_error = "mask";
     stream = opened_stream(source, &config);
@@ -420,8 +416,40 @@ Test(lib_stream, labels_without_a_target_are_refused)
         masked += described(batch).masked;
         good(fdsl_batch_release(batch, NULL));
     }
-    cr_expect_eq(masked, DIGITS / 10);
+    cr_expect_eq(masked, DIGITS / 10, "%s: %u", name, masked);
     fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+/* A label that is not below `classes` is a broken sample, also if its array is read directly. */
+Test(lib_stream, labels_without_a_target_are_refused)
+{
+    prepare();
+    EXPECT(0, "$P --prepare a --from digits --samples %d --encode npy --name s", DIGITS);
+    struct fdsl_stream_config config = stream_config();
+    config.cutmix = 1;
+    config.classes = 9;
+    config.num_threads = 1;
+    expect_nine_classes("f", config);
+    config.out_res = 0;
+    config.channels = 1;
+    expect_nine_classes("a", config);
+}
+
+/* Targets that exceed the memory are refused before any of them is written. */
+Test(lib_stream, targets_beyond_the_memory_are_refused)
+{
+    prepare();
+    struct fdsl_stream *stream;
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    config.mixup = 1;
+    config.classes = 1u << 24;
+    config.batch_size = DIGITS;
+    config.prefetch = config.held = 1024;
+    cr_expect_eq(fdsl_stream_open(source, &config, &stream), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "the targets: ") && strstr(fdsl_error(), "lower classes"), "%s",
+              fdsl_error());
     fdsl_source_close(source);
 }
 

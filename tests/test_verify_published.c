@@ -202,6 +202,66 @@ Test(verify_published, other_channels_and_sizes_differ)
     free_copy(&copy);
 }
 
+/* Makes the second image of set 0 a PNG file with this header and these rows of one filter byte and values.
+ */
+static void write_raw_png(unsigned bits, unsigned kind, const char *rows)
+{
+    char command[1024];
+    snprintf(
+        command, sizeof command,
+        "python3 -c \"import zlib, struct; p = open('pixels', 'rb').read(); "
+        "rows = b''.join(bytes(1) + b''.join(%s for v in p[512 * y:512 * y + 512]) for y in range(512)); "
+        "c = lambda t, d: struct.pack('>I', len(d)) + t + d + struct.pack('>I', zlib.crc32(t + d)); "
+        "open('%s', 'wb').write(b'\\x89PNG\\r\\n\\x1a\\n' + c(b'IHDR', struct.pack('>IIBBBBB', 512, 512, "
+        "%u, %u, 0, 0, 0)) + c(b'IDAT', zlib.compress(rows, 1)) + c(b'IEND', b''))\"",
+        rows, image_paths[0], bits, kind);
+    cr_assert_eq(system(command), 0);
+}
+
+/* Readers other than ours do not drop the low bits of 16-bit values, nor the transparency. */
+Test(verify_published, other_kinds_of_pixels_differ)
+{
+    struct copy copy;
+    make_copy(0, &copy);
+    must(file_write_atomic("pixels", copy.pixels, PIXELS));
+    write_raw_png(8, 0, "bytes([v])");
+    must(verify(0));
+    write_raw_png(16, 0, "bytes([v, v])");
+    cr_assert_eq(verify(0), STATUS_FAILED);
+    write_raw_png(8, 4, "bytes([v, 0])");
+    cr_assert_eq(verify(0), STATUS_FAILED);
+    free_copy(&copy);
+}
+
+/* A folder of a class that set s does not have is not in the set, nor is a file beside the folders. */
+static void expect_other_folders(int s)
+{
+    struct copy copy;
+    char command[3 * PATH_MAX];
+    make_copy(s, &copy);
+    snprintf(command, sizeof command, "cp -r %s %s/../00002", folders[s], folders[s]);
+    cr_assert_eq(system(command), 0);
+    cr_assert_eq(verify(s), STATUS_FAILED, "class 2 of 0 and 1");
+    snprintf(command, sizeof command, "rm -r %s/../00002 && cp %s %s/../x.png", folders[s], image_paths[s],
+             folders[s]);
+    cr_assert_eq(system(command), 0);
+    cr_assert_eq(verify(s), STATUS_FAILED, "a file beside the folders");
+    snprintf(command, sizeof command, "rm %s/../x.png", folders[s]);
+    cr_assert_eq(system(command), 0);
+    must(verify(s));
+    free_copy(&copy);
+}
+
+Test(verify_published, other_folders_of_rcdb_are_not_in_the_set)
+{
+    expect_other_folders(0);
+}
+
+Test(verify_published, other_folders_of_visualatom_are_not_in_the_set)
+{
+    expect_other_folders(1);
+}
+
 Test(verify_published, a_folder_without_files_of_the_set_is_a_mistake)
 {
     struct copy copy;

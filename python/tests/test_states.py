@@ -168,6 +168,9 @@ def test_wrong_states_are_refused_by_name(digits: pathlib.Path, tmp_path: pathli
         (text[:-2], "damaged: the line 'check' is missing or wrong"),
         (text + "more\n", "damaged: the line 'check' is missing or wrong"),
         (text.replace("state 1", "state 2"), "has version 2, but this program reads version 1"),
+        (text.replace("state 1", "state 1\r"), "damaged: its version is missing or wrong"),
+        (text.replace("state 1", "state 12345678901234567890"), "damaged: its version is missing or wrong"),
+        (text.partition("1")[0], "damaged: its version is missing or wrong"),
         ("", "is no state of a stream"),
         ("PK\x03\x04", "is no state of a stream; give a file that Loader.save_state() or --export-state has written"),
     ):

@@ -412,6 +412,9 @@ static enum status scan_shard(struct dataset *dataset, const char *name, const s
     }
     if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
+    if (status == STATUS_FAILED && scan->fd >= 0 && dataset->files[file].copy)
+        status_append(status, "; if the shard itself is whole, remove its unpacked copy, %s",
+                      dataset->files[file].copy);
     if (scan->fd >= 0)
         dataset_file_close(dataset, scan->fd);
     drop_lost(scan);

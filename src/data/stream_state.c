@@ -177,12 +177,16 @@ static enum status parse(const char *path, const char *text, size_t size, struct
                           "%s is no state of a stream; give a file that Loader.save_state() or "
                           "--export-state has written",
                           path);
-    if (strncmp(at, VERSION "\n", sizeof VERSION) != 0)
+    if (strncmp(at, VERSION "\n", sizeof VERSION) != 0) {
+        const size_t digits = strspn(at, "0123456789");
+        if (digits == 0 || digits > 9 || at[digits] != '\n')
+            return damaged(path, "its version is missing or wrong");
         return status_set(
             STATUS_USAGE,
             "%s: this state of a stream has version %.*s, but this program reads version " VERSION
             "; update it",
-            path, (int)strcspn(at, "\n") % 20, at);
+            path, (int)digits, at);
+    }
     at += sizeof VERSION;
     for (size_t i = 0; i < COUNT_OF(members); i++) {
         snprintf(what, sizeof what, "the line '%s' is missing or wrong", members[i].name);

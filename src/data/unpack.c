@@ -140,15 +140,34 @@ static enum status write_copy(struct unpacking *self, const struct stat *info, c
     return status;
 }
 
-/* Locks the folder, so that one process unpacks at a time. File systems without locks give none. */
-static enum status lock_folder(int folder, const struct unpack_stop *stop)
+/* Locks the folder, so that one process unpacks at a time. File systems without locks give none: `*locked` is
+ * then false. */
+static enum status lock_folder(int folder, const struct unpack_stop *stop, bool *locked)
 {
     const struct timespec pause = {0, WAIT_NS};
-    while (flock(folder, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+    while (!(*locked = flock(folder, LOCK_EX | LOCK_NB) == 0) && (errno == EWOULDBLOCK || errno == EINTR)) {
         TRY(check_stop(stop));
         nanosleep(&pause, NULL);
     }
     return STATUS_OK;
+}
+
+/* Removes the temporary files of this copy, which processes that were killed have left. The caller has the
+ * lock, so no other process writes the copy. */
+static void remove_left(int folder, const char *copy)
+{
+    const char *name = strrchr(copy, '/') + 1;
+    const size_t length = strlen(name);
+    const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = again >= 0 ? fdopendir(again) : NULL;
+    if (!stream && again >= 0)
+        close(again);
+    for (struct dirent *entry; stream && (entry = readdir(stream));)
+        if (strncmp(entry->d_name, name, length) == 0 && entry->d_name[length] == '.' &&
+            text_ends_in(entry->d_name, ".tmp"))
+            (void)unlinkat(folder, entry->d_name, 0);
+    if (stream)
+        closedir(stream);
 }
 
 /* Sets `*bytes` to the size of the copy, if it is there and not larger than the limit. */
@@ -182,9 +201,12 @@ static enum status name_copy(const char *path, const struct stat *info, const ch
 static enum status unpack_once(int fd, const struct stat *info, const char *copy, int folder, uint64_t limit,
                                const struct unpack_stop *stop, uint64_t *bytes)
 {
-    TRY(lock_folder(folder, stop));
+    bool locked;
+    TRY(lock_folder(folder, stop, &locked));
     if (find_copy(copy, limit, bytes))
         return STATUS_OK;
+    if (locked)
+        remove_left(folder, copy);
     struct unpacking *self = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory to unpack a shard"));
     self->fd = fd;
@@ -198,11 +220,11 @@ static enum status unpack_once(int fd, const struct stat *info, const char *copy
     return status;
 }
 
-enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
-                         const struct unpack_stop *stop, char *copy, uint64_t *bytes)
+/* Finds the copy of a file in a folder that can be used, or writes it. */
+static enum status find_or_unpack(const char *path, const char *folder, uint64_t limit, bool frozen,
+                                  const struct unpack_stop *stop, char *copy, uint64_t *bytes)
 {
     struct stat info;
-    TRY(cache_open(folder, frozen));
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     enum status status = STATUS_OK;
     if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
@@ -223,6 +245,14 @@ enum status unpack_shard(const char *path, const char *folder, uint64_t limit, b
     if (fd >= 0)
         close(fd);
     return status;
+}
+
+enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
+                         const struct unpack_stop *stop, char *copy, uint64_t *bytes)
+{
+    TRY(cache_open(folder, frozen));
+    const enum status status = find_or_unpack(path, folder, limit, frozen, stop, copy, bytes);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
 }
 
 #else

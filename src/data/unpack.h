@@ -31,7 +31,8 @@ bool unpack_is_place(const char *path);
  * unpacks, the others wait. `limit`: maximum size of the copy; 0: none. `frozen`: writes nothing;
  * STATUS_USAGE if there is no copy. STATUS_FAILED if the file cannot be read, is no gzip file, is truncated
  * or damaged, or changes while it is read; STATUS_USAGE if `folder` cannot be used or the copy exceeds the
- * limit; STATUS_UNAVAILABLE in a build without zlib. */
+ * limit; STATUS_UNAVAILABLE in a build without zlib. The message begins with `path`, unless `folder` is to
+ * blame. */
 enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
                          const struct unpack_stop *stop, char *copy, uint64_t *bytes);
 

@@ -19,6 +19,7 @@
 #include "data/stream_state.h"
 #include "lib/sources.h"
 #include "machine/device.h"
+#include "machine/host.h"
 
 #define BATCHES_MAX 1024
 #define ALIGNMENT   256 /* of struct fdsl_tensor.data, in bytes */
@@ -390,6 +391,9 @@ static enum status allocate_targets(struct fdsl_stream *self)
     if (classes == 0)
         return STATUS_OK;
     if (self->device < 0) {
+        const uint64_t most = UINT64_MAX / sizeof *self->targets / self->batch_count;
+        TRY(memory_check(values > most ? UINT64_MAX : self->batch_count * values * sizeof *self->targets,
+                         "the targets", "lower classes, batch_size or prefetch"));
         self->targets = aligned_alloc(ALIGNMENT, self->batch_count * values * sizeof *self->targets);
         TRY(ALLOCATED(self->targets, "out of memory for the targets of %u batches", self->batch_count));
     }

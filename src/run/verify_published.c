@@ -102,7 +102,10 @@ static void count_file(struct verification *verification, enum kind kind, uint64
     verification->compared[kind]++;
     verification->equal[kind] += equal;
     if (!equal && order < verification->first) {
+        const size_t length = strlen(path);
         verification->first = order;
+        if (strncmp(reason, path, length) == 0 && strncmp(reason + length, ": ", 2) == 0)
+            reason += length + 2; /* messages about reading begin with the path */
         snprintf(verification->detail, sizeof verification->detail, "%s: %s", path, reason);
     }
     pthread_mutex_unlock(&verification->lock);
@@ -123,6 +126,7 @@ static void count_foreign(struct verification *verification, const char *path)
 static bool compare_pixels(const struct image *image, const uint8_t *ours, char *reason, size_t size)
 {
     uint64_t wrong = 0, first = 0;
+    unsigned value = 0; /* of the first wrong pixel */
     if (image->width != PUBLISHED_RES || image->height != PUBLISHED_RES || image->type != DTYPE_U8) {
         snprintf(reason, size, "it has %u x %u pixels instead of %d x %d", image->width, image->height,
                  PUBLISHED_RES, PUBLISHED_RES);
@@ -135,14 +139,27 @@ static bool compare_pixels(const struct image *image, const uint8_t *ours, char 
         for (size_t c = 0; c < image->channels; c++)
             if (image->pixels[i * pixel_step + c * channel_step] != ours[i]) {
                 first = wrong == 0 ? i : first;
+                value = wrong == 0 ? image->pixels[i * pixel_step + c * channel_step] : value;
                 wrong++;
                 break;
             }
     if (wrong > 0)
         snprintf(reason, size, "%llu pixels differ; the first is pixel (%llu, %llu): %u instead of %u",
                  (unsigned long long)wrong, (unsigned long long)(first % PUBLISHED_RES),
-                 (unsigned long long)(first / PUBLISHED_RES), image->pixels[first * pixel_step], ours[first]);
+                 (unsigned long long)(first / PUBLISHED_RES), value, ours[first]);
     return wrong == 0;
+}
+
+/* Returns what is wrong with the format of an image file that was decoded, or NULL. Decoding drops the low
+ * bits of 16-bit values, and the transparency. The header of a PNG file has the bits per value at byte 24,
+ * and the kind of pixels at byte 25, where the bit 4 says that they are transparent. */
+static const char *odd_format(const char *bytes)
+{
+    if (memcmp(bytes, "\x89PNG", 4) != 0)
+        return "it is not a PNG file";
+    return bytes[24] == 16 ? "it has 16 bits per value instead of 8"
+           : bytes[25] & 4 ? "it has transparent pixels"
+                           : NULL;
 }
 
 /* Reads a PNG file and compares it. A file that cannot be decoded differs. */
@@ -161,8 +178,8 @@ static enum status compare_file(struct verification *verification, struct worker
         return status;
     if (status != STATUS_OK)
         snprintf(reason, sizeof reason, "%s", status_text());
-    else if (!is_image)
-        snprintf(reason, sizeof reason, "it is not a PNG file");
+    else if (!is_image || odd_format(bytes))
+        snprintf(reason, sizeof reason, "%s", is_image ? odd_format(bytes) : "it is not a PNG file");
     else
         equal = compare_pixels(&image, ours, reason, sizeof reason);
     count_file(verification, kind, order, equal, path, reason);
@@ -322,6 +339,37 @@ static enum status find_foreign(struct verification *verification)
     return STATUS_OK;
 }
 
+/* Returns whether a name is that of the folder of a class. */
+static bool is_class_folder(const struct published_set *set, const char *name)
+{
+    char expected[16];
+    const size_t digits = strspn(name, "0123456789");
+    const uint32_t number = digits > 0 && digits < 10 ? (uint32_t)strtoul(name, NULL, 10) : UINT32_MAX;
+    snprintf(expected, sizeof expected, "%05u", number);
+    return number - set->first_class < set->classes && strcmp(name, expected) == 0;
+}
+
+/* Counts PNG files beside the folders of the classes, and in other folders there. */
+static enum status find_foreign_folders(struct verification *verification)
+{
+    const bool inner = verification->set->law == PUBLISHED_RCDB;
+    const struct class_row none = {0};
+    char path[PATH_MAX], entry_path[PATH_MAX];
+    snprintf(path, sizeof path, "%s%s", verification->folder, inner ? "/image" : "");
+    CLOSED_BY(close_folder) DIR *folder = opendir(path);
+    TRY(list_files(verification, &verification->workers[0], path, &none, 0));
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        struct stat info;
+        const bool known = *entry->d_name == '.' || is_class_folder(verification->set, entry->d_name) ||
+                           (!inner && strcmp(entry->d_name, "param") == 0);
+        if (!known &&
+            snprintf(entry_path, sizeof entry_path, "%s/%s", path, entry->d_name) < (int)sizeof entry_path &&
+            stat(entry_path, &info) == 0 && S_ISDIR(info.st_mode))
+            TRY(list_files(verification, &verification->workers[0], entry_path, &none, 0));
+    }
+    return STATUS_OK;
+}
+
 /* ---- Class files ---- */
 
 static enum status verify_class_file(struct verification *verification, uint32_t index, const char *path)
@@ -447,8 +495,7 @@ static enum status verify(struct verification *verification)
     parallel_for(verification->threads, published_blocks(set), verify_block, verification);
     if (verification->failed)
         return status_restore(&verification->failure);
-    if (set->has_masks)
-        TRY(find_foreign(verification));
+    TRY((set->has_masks ? find_foreign : find_foreign_folders)(verification));
     TRY(verify_class_files(verification));
     return report(verification);
 }

@@ -66,10 +66,12 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes; implies the formula. Most presets, and the sections of "
-             "--preset-file, are ranges, from which classes are sampled at random; paper-1000 and "
-             "lowercompute-1000 are lists, whose first N classes are used. docs/formulas.md and "
-             "docs/visualatom.md name the presets (default: the name of --formula)"},
+     .help = "source of the classes of --classes; implies the formula. uji, visualatom, lowercompute, rcdb "
+             "and the sections of "
+             "--preset-file are ranges, from which classes are sampled at random; paper-1000, "
+             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb and "
+             "visualatom-script-1k are published sets: their first N classes are used (default: the name of "
+             "--formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
