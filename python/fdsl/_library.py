@@ -316,14 +316,6 @@ def check(status: int) -> None:
         fail(status)
 
 
-def size(name: str, value: object) -> int:
-    """Returns a number of bytes; "all" is the largest one. Raises TypeError or ValueError, which name the argument."""
-    most = (1 << 64) - 1
-    if isinstance(value, str) and value != "all":
-        raise ValueError(f'{name}: {value!r} is neither a number of bytes nor "all"')
-    return most if value == "all" else integer(name, value, 0, most)
-
-
 def integer(name: str, value: object, least: int, most: int) -> int:
     """Returns `value` as an int. Raises TypeError or ValueError, whose message names the argument."""
     try:

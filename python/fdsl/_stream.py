@@ -16,7 +16,7 @@ from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
     CPU, END, IMAGES, LABELS, PENDING, ROWS, TARGETS, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
-    integer, lib, size,
+    integer, lib,
 )  # fmt: skip
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
@@ -567,8 +567,9 @@ class Loader:
     layout            "nchw" (None) or "nhwc"
     on_error          an image or label that cannot be decoded: "fail" raises an Error; "mask" gives it zeros and the label
                       -1, with a RuntimeWarning for each of the first 8 such batches
-    resident_bytes    host memory that keeps the files of the first samples, as many as fit, after they were read; the
-                      rest is read in each epoch. "all": all files. The batches stay the same. Each rank has its own
+    resident_bytes    host memory of this rank that keeps the files of the first samples, as many as fit, after they were
+                      read, such as 10**10 or "200G"; the rest is read in each epoch. "all": all files; None: none. The
+                      batches stay the same
     resident          rows on a device: copy them to its memory once, as many as fit
 
     decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, resident_bytes and on_error are for fdsl.Folder and
@@ -619,7 +620,7 @@ class Loader:
         channels: Optional[int] = None,
         layout: Optional[str] = None,
         on_error: str = "fail",
-        resident_bytes: Union[int, str] = 0,
+        resident_bytes: Union[None, int, str] = None,
         resident: bool = False,
     ) -> None:
         if not isinstance(source, _Source):
@@ -641,7 +642,7 @@ class Loader:
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
         c.prefetch, c.held, c.wait_s = integer("prefetch", prefetch, 1, 1024), _HELD, _WAIT_S
         c.on_error = _text("on_error", on_error)
-        c.resident_bytes = size("resident_bytes", resident_bytes)
+        c.resident_bytes = _U64 if resident_bytes == "all" else _bytes("resident_bytes", resident_bytes)
         c.resident = flag("resident", resident)
         source._set_format(c, transforms, dtype, channels, layout)
         self.source = source

@@ -652,11 +652,13 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
 enum status set_files_recheck(struct set_files *files, const struct dataset_member *member)
 {
     const uint64_t round = atomic_load(&files->round);
+    const bool once = files->dataset->shards;
     if (files->dataset->remote || files->dataset->files[member->file].unpacked ||
-        atomic_load(&files->compared[member->file]) >= round)
+        (once && atomic_load(&files->compared[member->file]) >= round))
         return STATUS_OK;
     TRY(compare_file(files, member, -1, NULL, true));
-    atomic_store(&files->compared[member->file], round);
+    if (once)
+        atomic_store(&files->compared[member->file], round);
     return STATUS_OK;
 }
 
