@@ -813,7 +813,8 @@ Test(lib_stream, files_stay_in_memory)
         good(fdsl_stream_stats(stream, &stats[kept]));
         fdsl_stream_close(stream);
     }
-    const struct fdsl_source_info info = source_info(source);
+    struct fdsl_source_info info = {.size = sizeof info};
+    good(fdsl_source_describe(source, &info));
     cr_expect(stats[0].resident_samples == 0 && stats[1].resident_samples == info.samples);
     cr_expect_geq(stats[0].bytes, 3 * stats[1].bytes);
     cr_expect_geq(stats[1].memory_bytes, stats[0].memory_bytes + stats[1].bytes);

@@ -2,6 +2,8 @@
  * stream that keeps none. */
 #include "stream_support.h"
 
+#include <pthread.h>
+
 #include "data/resident.h"
 
 TestSuite(resident, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
@@ -73,6 +75,43 @@ Test(resident, bytes_are_found_when_they_are_complete)
                 cr_expect_eq(resident_find(&resident, n, part)[i], 16 * n + (uint32_t)part);
     cr_expect(!resident_find(&resident, 2, RESIDENT_IMAGE) && !resident_begin(&resident, 2, RESIDENT_IMAGE));
     resident_close(&resident);
+}
+
+enum { PLACES = 20000 };
+
+/* Begins all members of `resident`, and returns how many this thread may write. */
+static void *begin_all(void *resident)
+{
+    uintptr_t count = 0;
+    for (uint32_t n = 0; n < PLACES; n++)
+        count += resident_begin(resident, n, RESIDENT_IMAGE) != NULL;
+    return (void *)count;
+}
+
+/* Of several threads that begin a member at the same time, one may write it. */
+Test(resident, one_thread_writes_a_member)
+{
+    static struct dataset_member members[PLACES];
+    static struct dataset_sample samples[PLACES];
+    const struct dataset dataset = {.members = members, .samples = samples, .sample_count = PLACES};
+    const struct resident_samples all = {&dataset, NULL, PLACES, false};
+    struct resident resident;
+    for (uint32_t i = 0; i < PLACES; i++)
+        samples[i] = (struct dataset_sample){.member = i, .members = 1, .label = 1};
+    for (int trial = 0; trial < 50; trial++) {
+        pthread_t threads[3];
+        uintptr_t sum = 0;
+        must(resident_open(&all, RESIDENT_ALL, &resident));
+        for (size_t t = 0; t < COUNT_OF(threads); t++)
+            cr_assert_eq(pthread_create(&threads[t], NULL, begin_all, &resident), 0);
+        for (size_t t = 0; t < COUNT_OF(threads); t++) {
+            void *count;
+            pthread_join(threads[t], &count);
+            sum += (uintptr_t)count;
+        }
+        cr_expect_eq(sum, PLACES, "trial %d: %zu", trial, (size_t)sum);
+        resident_close(&resident);
+    }
 }
 
 Test(resident, more_memory_than_there_is_is_refused)
