@@ -472,6 +472,7 @@ Test(lib_images, fields_of_streams_are_checked)
     REFUSED(lanes, 1, FDSL_INVALID, "lanes: it has no effect on generated images");
     REFUSED(on_error, "mask", FDSL_INVALID, "on_error: it has no effect on generated images");
     REFUSED(shard_bytes, 1, FDSL_INVALID, "shard_bytes: it has no effect on generated images");
+    REFUSED(resident_bytes, 1, FDSL_INVALID, "resident_bytes: it has no effect on generated images");
     REFUSED(rand_augment, 9, FDSL_INVALID, "rand_augment: it has no effect on generated images");
     REFUSED(rand_augment_ops, 3, FDSL_INVALID, "rand_augment_ops: it has no effect on generated images");
     REFUSED(erasing, 0.5, FDSL_INVALID, "erasing: it has no effect on generated images");

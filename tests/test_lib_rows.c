@@ -1189,6 +1189,7 @@ Test(lib_rows, fields_of_images_are_refused)
     REFUSED_STREAM(prefetch, 0);
     REFUSED_STREAM(held, 0);
     REFUSED_STREAM(shard_bytes, 1);
+    REFUSED_STREAM(resident_bytes, 1);
     REFUSED_STREAM(on_error, "mask");
     REFUSED_STREAM(decoder, "cpu");
     REFUSED_STREAM(device_share, 0.5);

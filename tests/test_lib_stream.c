@@ -191,6 +191,7 @@ static void expect_training(const struct augment *augment, struct mixing mixing)
             config.batch_size = 35 / ranks;
             config.rank = rank;
             config.world_size = ranks;
+            config.resident_bytes = rank % 3 == 2 ? UINT64_MAX : rank * 5000; /* changes no bit */
             struct fdsl_stream *stream = opened_stream(source, &config);
             fdsl_source_close(source); /* the stream keeps it open */
             must(feed_stream_open(&train, 2, 1, DECODER_CPU, NULL, NULL, &feed));
@@ -843,6 +844,31 @@ Test(lib_stream, small_samples_of_shards_are_read_in_blocks)
     const uint64_t files = stats_of("f").memory_bytes, shards = stats_of("m").memory_bytes;
     cr_expect(shards >= files + (64 << 10), "%llu and %llu bytes", (unsigned long long)files,
               (unsigned long long)shards);
+}
+
+/* Files that stay in memory are read once. */
+Test(lib_stream, files_stay_in_memory)
+{
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_stream_stats stats[2] = {{.size = sizeof *stats}, {.size = sizeof *stats}};
+    prepare();
+    struct fdsl_source *source = opened_source("m");
+    for (int kept = 0; kept < 2; kept++) {
+        config.resident_bytes = kept ? UINT64_MAX : 0;
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        struct fdsl_batch *batch;
+        for (int epoch = 0; epoch < 3; epoch++)
+            while (fdsl_stream_next(stream, NULL, &batch) == FDSL_OK)
+                good(fdsl_batch_release(batch, NULL));
+        good(fdsl_stream_stats(stream, &stats[kept]));
+        fdsl_stream_close(stream);
+    }
+    struct fdsl_source_info info = {.size = sizeof info};
+    good(fdsl_source_describe(source, &info));
+    cr_expect(stats[0].resident_samples == 0 && stats[1].resident_samples == info.samples);
+    cr_expect_geq(stats[0].bytes, 3 * stats[1].bytes);
+    cr_expect_geq(stats[1].memory_bytes, stats[0].memory_bytes + stats[1].bytes);
+    fdsl_source_close(source);
 }
 
 Test(lib_stream, all_parts_of_a_batch_are_aligned)

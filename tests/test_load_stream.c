@@ -108,14 +108,18 @@ static void expect_same(const struct taken *found, const struct taken *wanted, c
 Test(load_stream, threads_and_storage_do_not_change_a_bit)
 {
     static const char *const names[] = {"f", "m1", "m3"}, *const lines[] = {CROPS, "--decode --batch 32"};
+    static const char *const kept[] = {"", " --resident-bytes 9K", " --resident-bytes all"};
     make_digits();
     for (size_t l = 0; l < COUNT_OF(lines); l++) {
         struct taken wanted = {0}, found = {0};
         for (size_t n = 0; n < COUNT_OF(names); n++)
             for (int threads = 1; threads <= 3; threads++) {
                 struct job job;
-                open_in(&job, names[n], lines[l], (struct partition){.ranks = 1});
+                char line[256];
+                snprintf(line, sizeof line, "%s%s", lines[l], kept[threads - 1]);
+                open_in(&job, names[n], line, (struct partition){.ranks = 1});
                 start_with(&job, threads);
+                run_well(&job, 1); /* reads the files that stay in memory */
                 run_taking(&job, 2, wanted.count ? &found : &wanted);
                 if (found.count)
                     expect_same(&found, &wanted, names[n]);
@@ -701,6 +705,14 @@ Test(load_stream, columns_describe_the_run)
     cr_expect_str_eq(cell(&row, "timed_stages"), "order+open+read+copy+decode");
     cr_expect_geq(atof(cell(&row, "peak_memory_bytes")), 4 * 8 * 28 * 28); /* 3 batches ahead, and one held */
     cr_expect_gt(atof(cell(&row, "first_batch_s")), 0);
+    cr_expect_str_eq(cell(&row, "resident_samples"), "0");
+    row_free(&row);
+    close_job(&job);
+    open_in(&job, "m3", "--decode --batch 8 --resident-bytes all", (struct partition){.ranks = 1});
+    start_with(&job, 2);
+    run_well(&job, 1);
+    row = row_of(&job);
+    cr_expect_eq(atof(cell(&row, "resident_samples")), SAMPLES);
     row_free(&row);
     close_job(&job);
     /* Without shuffle, the samples have the order of the files. */

@@ -581,7 +581,7 @@ Test(mpi_train, ranks_read_the_samples_of_a_step_together)
     double loss[5];
     prepare_folders();
     for (int ranks = 1; ranks <= 4; ranks++) {
-        run_well(ranks, READ "--verify --verify-steps 3 --mixup 0.5 --shift 1");
+        run_well(ranks, READ "--verify --verify-steps 3 --mixup 0.5 --shift 1 --resident-bytes 12K");
         size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
         loss[ranks] = number(out, last, "train_loss");
         cr_expect(fabs(loss[ranks] - loss[1]) < 1e-5 * loss[1], "%d ranks: %.9g instead of %.9g", ranks,

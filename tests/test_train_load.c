@@ -80,6 +80,44 @@ Test(train_load, threads_and_storage_do_not_change_a_bit)
         }
 }
 
+/* Files in memory change no bit, and fewer bytes are read. */
+Test(train_load, files_that_stay_in_memory_do_not_change_a_bit)
+{
+    static const char *const sizes[] = {"none", "1", "20K", "all"}, *const names[] = {"f", "m3"};
+    char wanted[512] = "", found[512];
+    prepare();
+    for (size_t n = 0; n < COUNT_OF(names); n++) {
+        double before = INFINITY;
+        for (size_t s = 0; s < COUNT_OF(sizes); s++) {
+            EXPECT(0,
+                   "$P --variant " ENGINE " " STREAM
+                   "--data %s --test-data f --threads 2 --prefetch 1 --epochs 3 --flip --resident-bytes %s "
+                   "--export now && tail -c 31400 now > values && cp -n values first && cmp values first",
+                   names[n], sizes[s]);
+            copy_results(found, sizeof found);
+            if (!*wanted)
+                strcpy(wanted, found);
+            cr_expect_str_eq(found, wanted, "%s, %s", names[n], sizes[s]);
+            const double kept = atof(value(out, 3, "resident_samples"));
+            cr_expect(s < 2    ? kept == 0
+                      : s == 2 ? kept > 0 && kept < 120
+                               : kept == 120,
+                      "%s: %g", sizes[s], kept);
+            const double read =
+                atof(value(out, 3, "read_bytes_per_s")) * atof(value(out, 3, "time_median_s"));
+            cr_expect(s < 2 || read < before, "%s: %g bytes", sizes[s], read);
+            cr_expect(s < 3 || read == 0, "%g bytes", read);
+            before = read;
+            const char *given = value(out, 3, "resident_bytes");
+            cr_expect(s == 0   ? !*given
+                      : s == 1 ? strcmp(given, "1") == 0
+                      : s == 2 ? strcmp(given, "20480") == 0
+                               : atof(given) > 20480,
+                      "%s: %s", sizes[s], given);
+        }
+    }
+}
+
 /* One request in ten fails, so some are repeated. */
 Test(train_load, shards_behind_a_faulty_server_give_the_same_results)
 {
@@ -216,12 +254,14 @@ Test(train_load, memory_does_not_grow_with_epochs)
 
 /* ---- Resuming ---- */
 
+/* What stays in memory does not belong to the run. */
 Test(train_load, a_run_resumes_at_any_step_with_the_same_bits)
 {
+    static const char *const kept[] = {"", "--resident-bytes 20K", "--resident-bytes all"};
     char wanted[PATH_MAX], found[PATH_MAX];
     prepare();
     EXPECT(0, "$P --variant " ENGINE " " LOAD "--epochs 2 --checkpoint whole --checkpoint-steps 3 --keep 100 "
-              "--ema 0.9 && ls whole");
+              "--ema 0.9 --resident-bytes 9K && ls whole");
     snprintf(wanted, sizeof wanted, "%s/whole/epoch-000002.ckpt", folder);
     snprintf(found, sizeof found, "%s/part/epoch-000002.ckpt", folder);
     EXPECT(0, "ls whole | grep -c step");
@@ -232,8 +272,8 @@ Test(train_load, a_run_resumes_at_any_step_with_the_same_bits)
                "rm -rf part && mkdir part && cp whole/$(sed -n %dp names) part && $P --variant " ENGINE
                " " LOAD
                "--epochs 2 --checkpoint part --checkpoint-steps 3 --keep 100 --ema 0.9 --resume --threads %d "
-               "--prefetch %d",
-               i, 1 + i % 3, 1 + i % 4);
+               "--prefetch %d %s",
+               i, 1 + i % 3, 1 + i % 4, kept[i % 3]);
         expect_same_state(wanted, found, true);
     }
 }
@@ -729,6 +769,9 @@ Test(train_load, what_does_not_go_together_is_refused)
         {"--data f --feed stored --lanes 3", "--lanes needs --feed load"},
         {"--data f --feed stored --shuffle 3", "--shuffle needs --feed load"},
         {"--data f --feed stored --prefetch 3", "--prefetch needs --feed load"},
+        {"--data f --feed stored --resident-bytes 3", "--resident-bytes needs --feed load"},
+        {"--data f --feed load --resident-bytes 0", "--resident-bytes"},
+        {"--data f --feed load --resident-bytes most", "--resident-bytes"},
         {"--data f --feed stored --decoder cpu", "--decoder needs --feed load"},
         {"--data f --feed stored --device-share 0.1", "--device-share needs --feed load"},
         {"--data f --feed load --decoder hybrid", "--decoder needs images of one size; add --out-res"},

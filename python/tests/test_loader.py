@@ -151,6 +151,19 @@ def test_order_is_free_of_threads_storage_and_prefetch(digits: pathlib.Path) -> 
         assert [batches_of(loader), batches_of(loader)] == wanted
 
 
+@pytest.mark.parametrize("name", ["f", "m"])
+@pytest.mark.parametrize("kept", [1, "10K", "all"])
+def test_files_in_memory_do_not_change_the_batches(digits: pathlib.Path, name: str, kept: Any) -> None:
+    first, loader = opened(digits, name), opened(digits, name, resident_bytes=kept)
+    for _ in range(3):
+        assert batches_of(loader) == batches_of(first)
+    before, after = first.stats(), loader.stats()
+    assert before["resident_samples"] == 0
+    assert {1: lambda n: n == 0, "10K": lambda n: 0 < n < DIGITS, "all": lambda n: n == DIGITS}[kept](after["resident_samples"])
+    assert after["bytes"] < before["bytes"] or kept == 1
+    assert f"resident_bytes={kept!r}" in repr(loader)
+
+
 @pytest.mark.parametrize("world_size", range(1, 6))
 def test_ranks_together_are_one(digits: pathlib.Path, world_size: int) -> None:
     whole = batches_of(opened(digits, batch_size=60))
@@ -574,6 +587,9 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"drop_last": True, "batch_size": 121}, ValueError, "drop_last: "),
         ({"num_threads": 0}, ValueError, "num_threads: "),
         ({"prefetch": 0}, ValueError, "prefetch: "),
+        ({"resident_bytes": 0}, ValueError, "resident_bytes: 0 is out of range"),
+        ({"resident_bytes": "most"}, ValueError, "resident_bytes: 'most' is not a number of bytes"),
+        ({"resident_bytes": 0.5}, TypeError, "resident_bytes: "),
         ({"transforms": 224}, TypeError, "transforms: "),
         ({"transforms": [CROP, CROP]}, ValueError, "transforms: give one size or crop"),
         ({"transforms": [fdsl.RandAugment(), CROP]}, ValueError, "transforms: give one size or crop"),

@@ -20,6 +20,7 @@
 #define FIRST_VALUE 256 /* what getopt_long() returns for spec 0; larger than any character */
 
 const char *const option_max[] = {"max", NULL};
+const char *const option_all[] = {"all", NULL};
 
 /* ---- Tables ---- */
 
@@ -242,6 +243,10 @@ enum status option_set(const struct option_spec *spec, void *values, const char 
         }
         return parse_count(name, text, spec->minimum, spec->maximum, value);
     case OPTION_BYTES:
+        if (spec->choices == option_all && strcmp(text, *option_all) == 0) {
+            *(uint64_t *)value = OPTION_ALL;
+            return STATUS_OK;
+        }
         return parse_bytes(name, text, spec->minimum, spec->maximum, value);
     case OPTION_REAL:
         return parse_real(name, text, spec->minimum, spec->maximum, value);
@@ -322,6 +327,8 @@ void options_text(const struct option_spec *spec, const void *values, char *text
     case OPTION_BYTES:
         if (spec->choices == option_max && *(const uint64_t *)value == OPTION_MAX)
             snprintf(text, size, "%s", *option_max);
+        else if (spec->choices == option_all && *(const uint64_t *)value == OPTION_ALL)
+            snprintf(text, size, "%s", *option_all);
         else if (spec->fallback || *(const uint64_t *)value != 0)
             snprintf(text, size, "%llu", (unsigned long long)*(const uint64_t *)value);
         break;

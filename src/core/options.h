@@ -22,7 +22,7 @@ enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
     OPTION_BYTES,  /* uint64_t in [minimum, maximum]; K, M and G after the number multiply it by 1024, 1024^2
-                      and 1024^3 */
+                      and 1024^3. Or OPTION_ALL for "all" if `choices` is option_all */
     OPTION_REAL,   /* double in [minimum, maximum] */
     OPTION_CHOICE, /* int: an index into `choices` */
     OPTION_TEXT,   /* const char *, never empty; points into argv or to the default. With maximum > minimum,
@@ -33,6 +33,10 @@ enum option_kind {
 /* `choices` of a count that also accepts "max", and the value that is stored for this word. */
 extern const char *const option_max[];
 #define OPTION_MAX UINT64_C(0)
+
+/* `choices` of a size that also accepts "all", and the value that is stored for this word. */
+extern const char *const option_all[];
+#define OPTION_ALL UINT64_MAX
 
 /* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner or
  * the workload adds the column itself, for example with what a default turned out to be. Options that take a

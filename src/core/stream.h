@@ -76,6 +76,7 @@ struct stream_stats {
     uint64_t jpeg_warnings;            /* images that libjpeg decoded with warnings */
     uint64_t memory_bytes;             /* allocated for batches and by threads */
     uint64_t shard_bytes;              /* size of the shards at a URL that are held in memory now */
+    uint64_t resident;                 /* samples whose files stay in memory after they were read */
 };
 
 /* Mixes the bits of a word. Words that differ give different hashes. */

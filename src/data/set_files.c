@@ -649,6 +649,19 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
     return status;
 }
 
+enum status set_files_recheck(struct set_files *files, const struct dataset_member *member)
+{
+    const uint64_t round = atomic_load(&files->round);
+    const bool once = files->dataset->shards;
+    if (files->dataset->remote || files->dataset->files[member->file].unpacked ||
+        (once && atomic_load(&files->compared[member->file]) >= round))
+        return STATUS_OK;
+    TRY(compare_file(files, member, -1, NULL, true));
+    if (once)
+        atomic_store(&files->compared[member->file], round);
+    return STATUS_OK;
+}
+
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
                            uint8_t *bytes)
 {

@@ -47,6 +47,10 @@ void set_files_next_round(struct set_files *files);
 enum status set_files_read(struct set_files *files, const struct dataset_member *member, uint64_t size,
                            uint8_t *bytes);
 
+/* Compares the file of a member that the caller has in memory, as set_files_read() does: a shard once per
+ * round. A file at a URL is not compared. STATUS_FAILED, with the file, if it has changed. Thread safe. */
+enum status set_files_recheck(struct set_files *files, const struct dataset_member *member);
+
 /* Reads consecutive ranges of a local shard, from offset `offset` of its file `file` on: range r has
  * ranges[r].size bytes. Ranges that the caller does not need have room, too, but may be left unread. Does
  * not compare the identity of the file: the caller calls set_files_compare() after its last read. Returns

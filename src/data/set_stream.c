@@ -21,6 +21,7 @@
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "data/remote_blocks.h"
+#include "data/resident.h"
 #include "data/set_files.h"
 #include "machine/host.h"
 
@@ -160,9 +161,11 @@ static void ask_members(const struct set_stream *self, const uint32_t *numbers, 
     for (uint32_t i = 0; request->dataset->remote && i < count; i++) {
         const struct dataset_sample *sample = sample_of(request, numbers[i]);
         const struct dataset_member *members = &request->dataset->members[sample->member];
-        if (sample->image < sample->members)
+        const uint32_t at = numbers[i] % request->count;
+        if (sample->image < sample->members && !resident_find(&self->resident, at, RESIDENT_IMAGE))
             set_files_ask(self->files, &members[sample->image]);
-        if (!request->labels && sample->label < sample->members)
+        if (!request->labels && sample->label < sample->members &&
+            !resident_find(&self->resident, at, RESIDENT_LABEL))
             set_files_ask(self->files, &members[sample->label]);
     }
 }
@@ -629,6 +632,7 @@ static void free_all(struct set_stream *self)
         free(self->workers[i].changed);
     }
     set_files_close(self->files);
+    resident_close(&self->resident);
     pthread_cond_destroy(&self->done);
     pthread_cond_destroy(&self->work);
     pthread_mutex_destroy(&self->lock);
@@ -867,7 +871,11 @@ static enum status allocate_all(struct set_stream *self)
     self->direct = set_load_reads_directly(request);
     self->chunk = choose_chunk(self);
     TRY(allocate_slots(self));
-    self->stats.memory_bytes += set_files_block_bytes(self->files);
+    const struct resident_samples samples = {request->dataset, request->samples, request->count,
+                                             !request->labels};
+    TRY(resident_open(&samples, request->resident_bytes, &self->resident));
+    self->stats.memory_bytes += set_files_block_bytes(self->files) + self->resident.bytes;
+    self->stats.resident = self->resident.count;
     for (int i = 0; i < request->threads; i++) {
         struct worker *worker = &self->workers[i];
         worker->self = self;

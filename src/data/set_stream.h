@@ -72,6 +72,11 @@ struct set_stream_request {
      * shard if it is larger. 0: SET_STREAM_SHARD_BYTES. */
     uint64_t shard_bytes;
 
+    /* The files of the first samples of `samples` stay in memory, as they are stored, after they were read:
+     * of as many as fit into this number of bytes (data/resident.h); UINT64_MAX: of all. Does not change the
+     * batches. */
+    uint64_t resident_bytes;
+
     const bool *stopped; /* remote_stop() with this flag ends set_stream_find_shape(); NULL: nothing does */
 
     /* Allocate the memory of a batch, for example pinned memory; NULL: host memory aligned to STREAM_ALIGN.
@@ -187,6 +192,14 @@ FDSL_C_END
             .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the " \
                     "others. Which samples these are depends only on their numbers (default: 0.85 with "    \
                     "hardware, 0.25 with hybrid, 0 with cpu)"                                               \
+    }
+/* `stream` names what keeps the files in host memory; `more` is added to the help. */
+#define STREAM_RESIDENT_OPTION(at, stream, more)                                                             \
+    {                                                                                                        \
+        "resident-bytes", "N[K|M|G]|all", OPTION_BYTES, at,                                                  \
+            .minimum = 1, .maximum = 1e18, .choices = option_all, .column = COLUMN,                          \
+            .help = "memory of each rank in which " stream " keeps the files of the first samples, as many " \
+                    "as fit; it reads the rest in each epoch. all keeps all files" more                      \
     }
 #define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
     {                                                                                                        \

@@ -11,17 +11,39 @@
 
 /* ---- The members of a sample ---- */
 
-/* Reads the image of a sample to `bytes`. If the data set has an index, compares the hash of the bytes. */
-static enum status read_image(struct worker *worker, const struct dataset_sample *sample,
-                              const struct dataset_member *member, uint8_t *bytes)
+/* Reads the part of a sample that is `member`, and sets `*found` to its bytes: in memory if they are there or
+ * shall stay there, otherwise in `bytes`. */
+static enum status read_member(struct worker *worker, uint32_t number, enum resident_part part,
+                               const struct dataset_member *member, uint8_t *bytes, const uint8_t **found)
+{
+    struct set_stream *self = worker->self;
+    const uint32_t at = number % self->request.count;
+    *found = resident_find(&self->resident, at, part);
+    if (*found)
+        return set_files_recheck(self->files, member);
+    uint8_t *place = resident_begin(&self->resident, at, part);
+    const enum status status = set_files_read(self->files, member, member->size, place ? place : bytes);
+    if (place)
+        resident_end(&self->resident, at, part, status == STATUS_OK);
+    worker->bytes += status == STATUS_OK ? member->size : 0;
+    *found = place ? place : bytes;
+    return status;
+}
+
+/* Reads the image of sample `number` of the plan, and sets `*found` to its bytes. With `copies`, they are in
+ * `bytes`; otherwise they may be elsewhere. If the data set has an index, compares the hash of the bytes. */
+static enum status read_image(struct worker *worker, const struct dataset_sample *sample, uint32_t number,
+                              const struct dataset_member *member, bool copies, uint8_t *bytes,
+                              const uint8_t **found)
 {
     const struct dataset *dataset = worker->self->request.dataset;
-    const enum status status = set_files_read(worker->self->files, member, member->size, bytes);
+    const enum status status = read_member(worker, number, RESIDENT_IMAGE, member, bytes, found);
     if (status != STATUS_OK)
         return status_prefix(status, "sample '%s'", sample->key);
-    worker->bytes += member->size;
-    worker->image_edges = checksum_edges(bytes, member->size);
-    worker->broken = dataset->indexed && checksum_whole(bytes, member->size) != member->whole;
+    if (copies && *found != bytes)
+        memcpy(bytes, *found, member->size);
+    worker->image_edges = checksum_edges(*found, member->size);
+    worker->broken = dataset->indexed && checksum_whole(*found, member->size) != member->whole;
     return worker->broken
                ? dataset_at(dataset, sample, member,
                             status_set(STATUS_FAILED, "the data do not match the hash in the index"))
@@ -34,24 +56,25 @@ static uint32_t class_limit(const struct set_stream_request *request)
     return request->classes ? request->classes : INT32_MAX;
 }
 
-static enum status read_label(struct worker *worker, const struct dataset_sample *sample, int32_t *label)
+static enum status read_label(struct worker *worker, const struct dataset_sample *sample, uint32_t number,
+                              int32_t *label)
 {
     const struct dataset *dataset = worker->self->request.dataset;
     const bool folder = sample->label == sample->members;
     const struct dataset_member *member = &dataset->members[sample->member + (folder ? 0 : sample->label)];
+    const uint8_t *found = worker->label;
     if (!folder) {
         worker->broken = member->size > worker->self->label_bytes;
         if (worker->broken)
             return dataset_at(dataset, sample, member,
                               status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
                                          member->extension, (unsigned long long)member->size));
-        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
+        enum status status = read_member(worker, number, RESIDENT_LABEL, member, worker->label, &found);
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
-        worker->bytes += member->size;
-        worker->label_edges = checksum_edges(worker->label, member->size);
+        worker->label_edges = checksum_edges(found, member->size);
     }
-    const enum status status = dataset_label(dataset, sample, worker->label, folder ? 0 : member->size,
+    const enum status status = dataset_label(dataset, sample, found, folder ? 0 : member->size,
                                              class_limit(&worker->self->request), label);
     worker->broken = status == STATUS_FAILED;
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
@@ -143,9 +166,10 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     const struct dataset *dataset = self->request.dataset;
     const struct dataset_member *member = &dataset->members[sample->member + sample->image];
     const bool keeps = slot->files && slot->file_at[i] != NO_FILE;
-    uint8_t *bytes = keeps ? slot->bytes + slot->file_at[i] : worker->image;
+    const uint8_t *bytes;
     const double begin_s = clock_of(worker);
-    TRY(read_image(worker, sample, member, bytes));
+    TRY(read_image(worker, sample, slot->numbers[i], member, keeps,
+                   keeps ? slot->bytes + slot->file_at[i] : worker->image, &bytes));
     const double read_s = clock_of(worker);
     worker->read_s += worker->timed * (read_s - begin_s);
     enum status status = keeps ? hand_on(worker, member, slot, i) : STATUS_OK;
@@ -246,6 +270,43 @@ static bool read_directly(struct worker *worker, const struct dataset_member *im
     return set_files_read_ranges(worker->self->files, image->file, begin->offset, ranges, count);
 }
 
+/* Copies from memory what read_directly() reads. Returns false if it is not all in memory. */
+static bool copy_resident(struct worker *worker, uint32_t at, const struct dataset_member *image,
+                          const struct dataset_member *label, uint8_t *values)
+{
+    const struct resident *resident = &worker->self->resident;
+    const size_t header = worker->header_bytes;
+    const uint8_t *bytes = resident_find(resident, at, RESIDENT_IMAGE), *text = NULL;
+    if (label && label->size <= worker->self->label_bytes)
+        text = resident_find(resident, at, RESIDENT_LABEL);
+    if (!bytes || (label && !text))
+        return false;
+    memcpy(worker->image, bytes, header);
+    memcpy(values, bytes + header, image->size - header);
+    if (label)
+        memcpy(worker->label, text, label->size);
+    return true;
+}
+
+/* Keeps what read_directly() has read, if it shall stay in memory. */
+static void keep_resident(const struct worker *worker, uint32_t at, const struct dataset_member *image,
+                          const struct dataset_member *label, const uint8_t *values)
+{
+    const struct resident *resident = &worker->self->resident;
+    const size_t header = worker->header_bytes;
+    uint8_t *bytes = resident_begin(resident, at, RESIDENT_IMAGE);
+    uint8_t *text = label ? resident_begin(resident, at, RESIDENT_LABEL) : NULL;
+    if (bytes) {
+        memcpy(bytes, worker->image, header);
+        memcpy(bytes + header, values, image->size - header);
+        resident_end(resident, at, RESIDENT_IMAGE, true);
+    }
+    if (text) {
+        memcpy(text, worker->label, label->size);
+        resident_end(resident, at, RESIDENT_LABEL, true);
+    }
+}
+
 /* Returns whether the values that were read are those of the index and of the header, and finite. Sets
  * worker->image_edges. */
 static bool check_directly(struct worker *worker, const struct dataset_member *member, const uint8_t *values)
@@ -299,7 +360,8 @@ static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
     if (image->size != worker->header_bytes + self->sample_bytes)
         return false;
     const double begin_s = clock_of(worker);
-    if (!read_directly(worker, image, label, values))
+    const bool there = copy_resident(worker, at, image, label, values);
+    if (!there && !read_directly(worker, image, label, values))
         return false;
     const double read_s = clock_of(worker);
     if (!check_directly(worker, image, values))
@@ -313,7 +375,9 @@ static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
         return false;
     slot->read[i] = hash_read(worker, sample, number);
     slot->direct[i] = image->file;
-    worker->bytes += image->size + (label ? label->size : 0);
+    if (!there)
+        keep_resident(worker, at, image, label, values);
+    worker->bytes += there ? 0 : image->size + (label ? label->size : 0);
     worker->read_s += worker->timed * (read_s - begin_s);
     worker->decode_s += worker->timed * (clock_of(worker) - read_s);
     return true;
@@ -344,7 +408,7 @@ static enum status load_members(struct worker *worker, struct slot *slot, uint32
     }
     TRY(load_image(worker, sample, slot, i));
     if (!request->labels)
-        TRY(read_label(worker, sample, &slot->labels[i]));
+        TRY(read_label(worker, sample, number, &slot->labels[i]));
     else
         slot->labels[i] = (int32_t)request->labels[at];
     slot->read[i] = hash_read(worker, sample, number);

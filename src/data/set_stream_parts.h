@@ -9,6 +9,7 @@
 #include "core/status.h"
 #include "data/image.h"
 #include "data/npy.h"
+#include "data/resident.h"
 #include "data/set_files.h"
 #include "data/set_stream.h"
 
@@ -73,6 +74,7 @@ struct set_stream {
     struct stream stream; /* must be the first member */
     struct set_stream_request request;
     struct set_files *files;
+    struct resident resident; /* by the place of a sample in request.samples */
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
     double image_mean;          /* mean size of an image file in bytes */
     uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */

@@ -488,6 +488,7 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .lanes = self->order.lanes,
                                          .shuffle = self->order.shuffle,
                                          .shard_bytes = config->shard_bytes,
+                                         .resident_bytes = config->resident_bytes,
                                          .on_error = on_error,
                                          .classes = self->info.classes,
                                          .mixing = {config->mixup, config->cutmix},
@@ -543,6 +544,7 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"mean", memcmp(config->mean, plain.mean, sizeof plain.mean) == 0, BOTH_IGNORE},
         {"std", memcmp(config->std, plain.std, sizeof plain.std) == 0, BOTH_IGNORE},
         {"shard_bytes", config->shard_bytes == plain.shard_bytes, BOTH_IGNORE},
+        {"resident_bytes", config->resident_bytes == plain.resident_bytes, BOTH_IGNORE},
         {"on_error", same_text(config->on_error, plain.on_error), BOTH_IGNORE},
         {"decoder", same_text(config->decoder, plain.decoder), BOTH_IGNORE},
         {"device_share", config->device_share == plain.device_share, BOTH_IGNORE},
@@ -1321,7 +1323,8 @@ enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_strea
                                         .decode_s = own.decode_s,
                                         .ready = own.ready,
                                         .memory_bytes = own.memory_bytes,
-                                        .shard_bytes = own.shard_bytes};
+                                        .shard_bytes = own.shard_bytes,
+                                        .resident_samples = own.resident};
     return FDSL_OK;
 }
 

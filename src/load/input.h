@@ -75,8 +75,8 @@ struct load_parameters {
     uint64_t lanes, prefetch; /* for variants that stream: arguments of draw_lanes(), and batches ahead */
     uint64_t ring;            /* buffers per thread, for variants that deliver on a device */
     uint64_t block, chunk, shift, out_res, channels, cache_bytes;
-    uint64_t resident_bytes; /* maximum number of bytes that gpu-resident keeps in device memory; 0: as many
-                                as fit */
+    uint64_t resident_bytes; /* maximum number of bytes that variants that stream keep in host memory; 0: none.
+                                gpu-resident: in device memory; 0: as many as fit */
     double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel; set by load_open() */
     int cache;                                                    /* enum load_cache */
     int decoder;                                                  /* enum decoder */
@@ -169,6 +169,7 @@ struct load_result {
     const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     uint64_t memory_bytes; /* peak memory for data: buffers in host and device memory, without mapped files */
     double useful_bytes;   /* useful part of memory_bytes: one batch per thread, and the resident data set */
+    uint64_t resident;     /* variants that stream: samples whose files stay in memory */
     double first_batch_s;  /* variants that stream: time from the start of the run to its first batch */
     double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
     double latency_s[LOAD_CALLS][LOAD_QUANTILES]; /* only with control->timed_calls */

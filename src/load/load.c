@@ -8,6 +8,7 @@
 #include "core/workload.h"
 #include "data/dataset.h"
 #include "data/remote.h"
+#include "data/resident.h"
 #include "data/set_stream.h"
 #include "load/load_parts.h"
 
@@ -42,6 +43,9 @@ static const struct option_spec options[] = {
                              "gpu-resident, ignore this option and shuffle all samples"},
     STREAM_LANES_OPTION(AT(lanes), "a variant that streams"),
     STREAM_PREFETCH_OPTION(AT(prefetch), "a variant that streams"),
+    STREAM_RESIDENT_OPTION(AT(resident_bytes), "a variant that streams",
+                           ". gpu-resident keeps samples in device memory (default: as many as fit), and "
+                           "--threads threads read the rest"),
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
      .column = COLUMN,
      .help = "seed of the sample order, of --augment and of the random parts of --fit; each epoch has its "
@@ -108,10 +112,6 @@ static const struct option_spec options[] = {
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), .fallback = "2048", .minimum = 4, .maximum = 1 << 20,
      .column = COLUMN,
      .help = "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
-    {"resident-bytes", "N[K|M|G]", OPTION_BYTES, AT(resident_bytes), .minimum = 1, .maximum = 1e18,
-     .column = COLUMN,
-     .help = "maximum size of the part of the data set that gpu-resident keeps in device memory (default: as "
-             "much as fits). In every epoch, --threads threads read the rest"},
     {"rates-only", NULL, OPTION_FLAG, AT(rates_only),
      .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, displacement, "
              "shards_per_batch and those of latencies stay empty. With --cache cold, only the data set is "
@@ -246,6 +246,16 @@ static void load_close(void *input)
     free(job);
 }
 
+/* Returns the value of --resident-bytes that stands for "all", because the row says how many bytes these are.
+ */
+static uint64_t bytes_of_all(const struct dataset *dataset)
+{
+    const struct resident_samples samples = {dataset, NULL, dataset->sample_count, true};
+    uint64_t bytes;
+    (void)resident_fit(&samples, RESIDENT_ALL, &bytes);
+    return bytes > dataset->bytes ? bytes : dataset->bytes;
+}
+
 /* Computes what the variants need from the parameters. */
 static void fill_load(const struct load_parameters *parameters, struct load_job *job)
 {
@@ -368,6 +378,8 @@ static enum status load_open(const struct options *given, void *parameters_,
         return status_value(STATUS_USAGE, "cache", "cold",
                             " needs a single rank, because one rank would reload pages that "
                             "another evicted; use --cache any, or one rank with more --threads");
+    if (parameters->resident_bytes == OPTION_ALL)
+        parameters->resident_bytes = bytes_of_all(&job->dataset);
     fill_load(parameters, job);
     job->control.resident_share = 1;
     return load_move(job, parameters, partition);
@@ -424,7 +436,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
         return device && traits->ring;
     if (strcmp(option, "resident-bytes") == 0)
-        return device && traits->resident;
+        return traits->streams || (device && traits->resident);
     if (strcmp(option, "shuffle") == 0)
         return !traits->keyed && !(variant && traits->streams && parameters->default_shuffle);
     if (is_one_of(option, of_streams))

@@ -129,6 +129,7 @@ static struct set_stream_request request_for(const struct load *load)
     return (struct set_stream_request){.dataset = load->dataset,
                                        .fit = load->fit,
                                        .ahead = (uint32_t)load->given->prefetch,
+                                       .resident_bytes = load->given->resident_bytes,
                                        .on_error = load->given->on_error == ON_ERROR_MASK ? SET_STREAM_MASK
                                                                                           : SET_STREAM_FAIL};
 }
@@ -352,6 +353,7 @@ enum status stream_run_run(void *state, uint64_t number, struct run_time *time)
     result->decode_s = (after.decode_s - before.decode_s) / result->threads;
     result->jpeg_warnings = after.jpeg_warnings - before.jpeg_warnings;
     result->memory_bytes = after.memory_bytes + after.shard_bytes;
+    result->resident = after.resident;
     return verifier_finish(&run->verifier, number, &result->checksum, &run->losses);
 }
 

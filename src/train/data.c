@@ -19,6 +19,7 @@
 #include "data/generated_stream.h"
 #include "data/members.h"
 #include "data/remote.h"
+#include "data/resident.h"
 #include "data/set_stream.h"
 #include "machine/host.h"
 #include "data/source.h"
@@ -322,6 +323,11 @@ static enum status list_training_set(const struct data_request *request, struct 
         status = data_measure(reader, &list, request->resources.threads, data);
         data->sets[DATA_TRAIN] = set;
     }
+    if (status == STATUS_OK && data->resident_bytes == RESIDENT_ALL) {
+        const struct resident_samples samples = {source_dataset_set(reader), data->source->samples, list.count,
+                                                 false};
+        (void)resident_fit(&samples, RESIDENT_ALL, &data->resident_bytes);
+    }
     free(list.numbers);
     free(list.labels);
     return status;
@@ -350,6 +356,7 @@ static enum status open_set_stream(const struct data *data, const struct data_st
                                       .ahead = data->ahead,
                                       .held = request->held,
                                       .shard_bytes = data->shard_bytes,
+                                      .resident_bytes = data->resident_bytes,
                                       .on_error = data->masks ? SET_STREAM_MASK : SET_STREAM_FAIL,
                                       .device_share = request->device_share,
                                       .allocate = request->allocate,
@@ -718,6 +725,9 @@ static enum status check_no_test(const struct data_request *request, const struc
 /* Opens both sets from rows of embeddings. */
 static enum status open_rows(const struct data_request *request, struct data *data)
 {
+    if (request->resident_bytes)
+        return status_option(STATUS_USAGE, "resident-bytes",
+                             " has no effect on rows of embeddings; drop it, or use --feed stored");
     TRY(rows_open(request, data));
     for (int part = first_part(request); part < DATA_PARTS; part++)
         TRY(check_size(request, part, data->sets[part].count, data->split));
@@ -835,7 +845,8 @@ enum status data_open(const struct data_request *request, struct data *data)
                           .lanes = request->lanes,
                           .shuffle = request->shuffle,
                           .ahead = request->ahead,
-                          .shard_bytes = request->shard_bytes};
+                          .shard_bytes = request->shard_bytes,
+                          .resident_bytes = request->resident_bytes};
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     data->classes = (uint32_t)request->classes;
     TRY(open_sets(request, data));

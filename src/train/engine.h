@@ -448,6 +448,7 @@ struct train_totals {
     uint64_t masked;          /* broken samples of this rank; not counted in `samples` */
     uint64_t delivered;       /* sum of stream_batch.read of this rank's samples, modulo 2^64 */
     uint64_t read_bytes;      /* read from files, also for later steps */
+    uint64_t resident;        /* samples whose files stay in the memory of this rank */
     double stall_s, decode_s; /* seconds of waiting for the stream; seconds of decoding, of all threads */
 };
 

@@ -291,6 +291,7 @@ void feed_stream_totals(struct feed_stream *feed, struct train_totals *totals)
     totals->masked = feed->masked;
     totals->delivered = feed->delivered;
     totals->read_bytes = now.bytes - feed->before.bytes;
+    totals->resident = now.resident;
     totals->generate_s = now.generate_s - feed->before.generate_s;
     totals->stall_s = now.wait_s - feed->before.wait_s;
     totals->decode_s = now.decode_s - feed->before.decode_s;

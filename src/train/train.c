@@ -133,6 +133,7 @@ static const struct option_spec options[] = {
      .help = "size of the shuffle buffer of --feed load, divided equally among --lanes. Blocks of up to 256 "
              "consecutive samples are shuffled first. 0 keeps the order of the files"},
     STREAM_PREFETCH_OPTION(AT(job.ahead), "--feed load"),
+    STREAM_RESIDENT_OPTION(AT(job.resident_bytes), "--feed load", ""),
     {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
      .column = COLUMN_APART,
      .help = "what decodes the JPEG files of --feed load: cpu, --threads, with the exact pixels; hardware, "
@@ -401,7 +402,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
     const bool steps = schedule == SCHEDULE_STEP, multistep = schedule == SCHEDULE_MULTISTEP;
     const struct {
         bool there;
-        const char *needed, *options[8];
+        const char *needed, *options[9];
     } needs[] = {
         {steps, "--lr-schedule step", {"lr-step"}},
         {steps || multistep, "--lr-schedule step or multistep", {"lr-gamma"}},
@@ -417,7 +418,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {crops(parameters) && !load, load ? "--feed stored" : "--fit random-resized-crop", {"interpolation"}},
         {load,
          "--feed load",
-         {"lanes", "shuffle", "prefetch", "decoder", "device-share", "init-state", "export-state"}},
+         {"lanes", "shuffle", "prefetch", "resident-bytes", "decoder", "device-share", "init-state", "export-state"}},
         {uses_cache(parameters), "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
@@ -472,6 +473,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
                                          "test-labels",
                                          "test-data",
                                          "prefetch",
+                                         "resident-bytes",
                                          "preset",
                                          "preset-file",
                                          "class",
@@ -1307,6 +1309,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     if (!all.job.test_size)
         data_warn_of_few(&opened->data, all.job.test_data ? "test-data" : "data",
                          all.job.test_data ? all.job.test_data : all.job.data);
+    if (parameters->job.resident_bytes == OPTION_ALL) /* the row says how many these are */
+        parameters->job.resident_bytes = opened->data.resident_bytes;
     struct partition divided = *partition;
     divided.strong |= all.reduced_batch; /* the ranks divide the training set */
     parameters->job.batch =

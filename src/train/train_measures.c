@@ -102,6 +102,9 @@ const struct column train_columns[] = {
      .about = "bytes that --feed load read per second of the epoch", .digits = 6},
     {"cpu_cores", VALUE_REAL, COMBINE_SUM, "",
      .about = "CPU time per second of the epoch, of all threads; only with --feed load", .digits = 4},
+    {"resident_samples", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "training samples whose files stay in the memory of each rank after they were read "
+              "(--resident-bytes); only with --feed load"},
     {.name = NULL},
 };
 
@@ -172,6 +175,7 @@ static void put_stream(const struct train_epoch *epoch, int threads, struct row 
     row_real(row, "stall_share", epoch->stall_s / epoch->epoch_s);
     row_real(row, "decode_share", epoch->decode_s / (epoch->epoch_s * threads));
     row_real(row, "read_bytes_per_s", (double)epoch->read_bytes / epoch->epoch_s);
+    row_count(row, "resident_samples", epoch->resident);
     row_real(row, "cpu_cores", epoch->cpu_s / epoch->cpu_span_s);
 }
 

@@ -235,6 +235,7 @@ static enum status trainer_totals(struct trainer *trainer, struct train_totals *
     totals->data_s = own.data_s;
     totals->generate_s = own.generate_s;
     totals->read_bytes = own.read_bytes;
+    totals->resident = own.resident;
     totals->stall_s = own.stall_s;
     totals->decode_s = own.decode_s;
     return STATUS_OK;
@@ -794,6 +795,7 @@ static void add_part(struct train_partial *done, const struct train_totals *part
         sums->masked += part->masked;
         sums->delivered += part->delivered;
         sums->read_bytes += part->read_bytes;
+        sums->resident = part->resident;
         sums->stall_s += part->stall_s;
         sums->decode_s += part->decode_s;
         sums->bad_step = part->bad_step < sums->bad_step ? part->bad_step : sums->bad_step;
@@ -925,6 +927,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .generate_s = totals->generate_s,
                                   .masked = totals->masked,
                                   .read_bytes = totals->read_bytes,
+                                  .resident = totals->resident,
                                   .stall_s = totals->stall_s,
                                   .decode_s = totals->decode_s,
                                   .decoding = trainer->decoding,

@@ -256,6 +256,7 @@ static inline void fuzz_stream(const uint8_t *data, size_t size)
     default:
         break;
     }
+    request->resident_bytes = fuzz_draw(&bytes, 4) * 300;
     request->plan.capacity = fuzz.plan.capacity;
     request->plan.list = fuzz_plan_list;
     request->plan.context = &fuzz.plan;
