@@ -348,10 +348,15 @@ Test(formulas, omp_clips_lines_at_the_border)
 static void expect_same_sizes(const char *formula, const char *classes)
 {
     static const int sides[] = {1, 2, 3, 31, 97, 224, 513}, batches[] = {10, 1, 3}, threads[] = {1, 2, 7};
+#ifdef __SANITIZE_ADDRESS__
+    const size_t step = 3; /* one batch per side */
+#else
+    const size_t step = 1;
+#endif
     char line[200];
     write_classes(classes);
     for (size_t r = 0; r < COUNT_OF(sides); r++)
-        for (size_t b = 0; b < COUNT_OF(batches); b++) {
+        for (size_t b = r % step; b < COUNT_OF(batches); b += step) {
             snprintf(line, sizeof line, "--formula %s --class %s --res %d --batch %d --instance %zu", formula,
                      class_file, sides[r], batches[b], r + b);
             expect_same(line, threads[(r + b) % 3]);
