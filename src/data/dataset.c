@@ -253,7 +253,7 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     /* With O_NONBLOCK, opening a pipe does not wait for its writer. The flag is cleared after the file is
      * open. */
     if (dataset->files[file].copy)
-        name = dataset->files[file].copy; /* an absolute path, or one relative to the working folder */
+        name = dataset->files[file].copy; /* an absolute path */
     const int from = dataset->files[file].copy ? AT_FDCWD : dataset->directory;
     *fd = openat(from, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     int failure = *fd < 0 ? errno : 0;

@@ -181,7 +181,8 @@ static bool find_copy(const char *copy, uint64_t limit, uint64_t *bytes)
 }
 
 /* Sets the path of the copy: hashes of the path and of the identity of the file, without what depends on the
- * computer that reads it. */
+ * computer that reads it. The path is absolute, because a program may change its working folder while it
+ * reads. */
 static enum status name_copy(const char *path, const struct stat *info, const char *folder, char *copy)
 {
     char *real = realpath(path, NULL);
@@ -191,9 +192,11 @@ static enum status name_copy(const char *path, const struct stat *info, const ch
     const uint64_t words[] = {identity.bytes, (uint64_t)identity.modified_ns, (uint64_t)identity.changed_ns};
     const uint64_t source = checksum_seeded(real, strlen(real), 0);
     free(real);
+    real = realpath(folder, NULL); /* NULL: a dry run creates no folder */
     const int length =
-        snprintf(copy, PATH_MAX, "%s/unpacked-%016llx-%016llx.tar", folder, (unsigned long long)source,
-                 (unsigned long long)checksum_seeded(words, sizeof words, 1));
+        snprintf(copy, PATH_MAX, "%s/unpacked-%016llx-%016llx.tar", real ? real : folder,
+                 (unsigned long long)source, (unsigned long long)checksum_seeded(words, sizeof words, 1));
+    free(real);
     return length < PATH_MAX ? STATUS_OK : status_set(STATUS_USAGE, "%s: the path is too long", folder);
 }
 

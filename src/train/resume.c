@@ -277,7 +277,7 @@ enum status resume_check_state(const struct train_job *job)
     return job->begin->epoch < job->epochs
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "%s: %" PRIu64 " epochs are done, but --epochs is %" PRIu32 "; raise --epochs",
+                            "%s: it is after epoch %" PRIu64 ", but --epochs is %" PRIu32 "; raise --epochs",
                             name, job->begin->epoch, job->epochs);
 }
 
