@@ -95,6 +95,7 @@ static struct stream *open_host(const struct trial *trial, const struct dataset 
     request.held = DEVICE_STREAM_HELD;
     request.on_error = trial->masks ? SET_STREAM_MASK : SET_STREAM_FAIL;
     request.device_share = pinned ? trial->share : 0;
+    request.resident_bytes = pinned && trial->threads > 4 ? UINT64_MAX : 0;
     request.allocate = pinned ? device_stream_pin : NULL;
     request.deallocate = pinned ? device_stream_unpin : NULL;
     must(set_stream_open(&request, &stream));

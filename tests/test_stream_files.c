@@ -334,7 +334,9 @@ Test(stream_files, files_and_samples_are_those_of_the_cpu)
                 opened.request.device_share = shares[s];
                 opened.request.threads = threads;
                 opened.request.fit.unscaled = shares[s] == 0;
+                opened.request.resident_bytes = 0;
                 compare_ranks((uint32_t)threads, EPOCHS, &expected);
+                opened.request.resident_bytes = UINT64_MAX; /* the files stay in memory */
                 compare_ranks(4 - (uint32_t)threads, EPOCHS, &expected);
             }
         forget_expected(&expected);

@@ -140,6 +140,8 @@ check_streams() { # the variant stream-gpu: compares every value with a decoding
             check "stream-gpu: $threads threads, $prefetch batches ahead" "$bench" "${options[@]}" --data "$dir/odd-shards" \
                 --threads $threads --prefetch $prefetch --lanes 4 --shuffle 40 --batch 31 --epochs 3
         done
+        check "stream-gpu: $threads threads, files in memory" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 33 \
+            --threads $threads --resident-bytes all --batch 31 --epochs 3
         alone check "stream-gpu: $threads threads, while a training step runs" "$bench" "${options[@]}" --data "$dir/odd-shards" \
             --threads $threads --batch 31 --epochs 3 --compute 1
     done

@@ -424,8 +424,8 @@ same_order() { # the same weights for 1 and 5 threads, and for class folders and
     local crop=(--out-res "$res" --fit random-resized-crop --epochs 2) name=$work/order
     # shellcheck disable=SC2046  # several words on purpose
     "${loading[@]}" $(loads shards) "${crop[@]}" --threads 1 --prefetch 1 --export "$name-1" &&
-        "${loading[@]}" $(loads shards) "${crop[@]}" --threads 5 --prefetch 3 --export "$name-5" &&
-        "${loading[@]}" $(loads photos) "${crop[@]}" --threads 3 --export "$name-photos" &&
+        "${loading[@]}" $(loads shards) "${crop[@]}" --threads 5 --prefetch 3 --resident-bytes 1M --export "$name-5" &&
+        "${loading[@]}" $(loads photos) "${crop[@]}" --threads 3 --resident-bytes all --export "$name-photos" &&
         cmp <(weights "$name-1") <(weights "$name-5") && cmp <(weights "$name-1") <(weights "$name-photos") &&
         (($(weights "$name-1" | wc -c) > 1000))
 }
@@ -436,7 +436,7 @@ decodes_alike() { # decoder, share: the same weights and losses in every run and
     local run=("${loading[@]}" $(loads shards "$1") --device-share "$2" --out-res "$res" --fit random-resized-crop --epochs 2)
     "${run[@]}" --threads 1 --export "$name-1" --out "$name-1.csv" &&
         "${run[@]}" --threads 4 --export "$name-4" --out "$name-4.csv" &&
-        "${run[@]}" --threads 4 --export "$name-again" --prefetch 5 &&
+        "${run[@]}" --threads 4 --export "$name-again" --prefetch 5 --resident-bytes all &&
         cmp <(weights "$name-1") <(weights "$name-4") && cmp <(weights "$name-1") <(weights "$name-again") &&
         (($(weights "$name-1" | wc -c) > 1000)) &&
         diff <(columns "$name-1.csv" "$losses") <(columns "$name-4.csv" "$losses") &&

@@ -443,10 +443,10 @@ struct fdsl_stream_config {
                            * (default): 1 GiB, or what the blocks of the shuffle windows need if that is
                            * more. With less memory, blocks are requested again. FDSL_INVALID if the
                            * server sends no ranges, and the shuffled shards have more bytes */
-    uint64_t resident_bytes; /* host memory that keeps the files of the first samples of a data set, as many as
-                              * fit, after they were read; the rest is read in each epoch. 0 (default): none;
-                              * UINT64_MAX: all. Does not change the batches. FDSL_TOO_LARGE if this process
-                              * cannot have as much memory */
+    uint64_t resident_bytes; /* host memory that keeps the files of the first samples of a data set, as many
+                              * as fit, after they were read; the rest is read in each epoch. 0 (default):
+                              * none; UINT64_MAX: all. Does not change the batches. FDSL_INVALID if this
+                              * process cannot have as much memory */
     const char *on_error; /* a sample without an image or a label, or that cannot be decoded: "fail" (default)
                            * ends the stream with an error; "mask": its values are 0, its label is -1 */
 
@@ -560,9 +560,9 @@ struct fdsl_stream_stats {
     double wait_s;                     /* time that fdsl_stream_next() and fdsl_stream_wait() waited; includes
                                         * the time of generating if the caller's thread generates */
     double read_s, decode_s;           /* sums over all threads */
-    double ready;          /* mean number of complete batches when fdsl_stream_next() was called */
-    uint64_t memory_bytes; /* memory of batches and threads, on the host and the device */
-    uint64_t shard_bytes;  /* size of the shards at a URL that are in memory now */
+    double ready;              /* mean number of complete batches when fdsl_stream_next() was called */
+    uint64_t memory_bytes;     /* memory of batches and threads, on the host and the device */
+    uint64_t shard_bytes;      /* size of the shards at a URL that are in memory now */
     uint64_t resident_samples; /* samples whose files stay in memory once they were read (resident_bytes) */
 };
 
