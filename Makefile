@@ -285,11 +285,17 @@ $(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv) $(BUILD)/flags
 	$(say) AS $@
 	$(Q)$(CC) -c -o $@ $<
 
+# Files and GPU tests without kernels. As C++, they compile in less than half the time: nvcc would compile the headers of CUDA
+# for the GPU, too. A file that gets a kernel leaves this list.
+HOST_CU := $(addprefix cuda/,$(addprefix ops/,stage input row_batches) $(addprefix load/,ring ring_decode shards_gpu files_gpu stream_gpu delivery) \
+             common/device_stream common/consumer train/network train/exchange train/allreduce_nccl train/vit/multiply)
+HOST_TESTS := augment augment_times formulas graph lib_rows product timed train
+$(HOST_CU:%=$(BUILD)/%.cu.o) $(HOST_TESTS:%=$(BUILD)/tests/gpu_%.o): private cuda_language := -x c++ -Xcompiler -Wno-unknown-pragmas
 $(RDC_OBJECTS): private ALL_NVCCFLAGS += -rdc=true
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
-	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) $(cuda_language) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 # Compiles fused_formula.cu for the formula $(1).
 define formula_rule
@@ -394,10 +400,10 @@ $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if 
 $(GPU_TESTS:=.o): $(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
-	$(Q)$(NVCC) $(patsubst -O3,$(or $(GPU_TEST_LEVEL),-O3),$(ALL_NVCCFLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) $(cuda_language) $(patsubst -O3,$(or $(GPU_TEST_LEVEL),-O3),$(ALL_NVCCFLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(GPU_TESTS): %: %.o $(BUILD)/objects.a
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(TEST_LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
 
 -include $(OBJECTS:.o=.d) $(LIB_OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
@@ -443,14 +449,15 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
+FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
                 src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/data/zip.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/env_identity.c src/machine/host.c src/core/axes.c src/core/options.c \
-                src/synth/class.c src/synth/classes_cfg.S src/synth/published_files.c src/core/parallel.c src/train/checkpoint.c src/train/model.c src/train/option_values.c \
-                src/data/set_stream.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
+                src/synth/class.c src/synth/classes_cfg.S src/synth/formula.c src/synth/lines.c $(wildcard src/synth/published*.c) src/core/parallel.c \
+                $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
+                src/data/set_stream.c src/data/set_stream_load.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
                 src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/image_output.c src/data/records.c src/data/embeddings.c
+                src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

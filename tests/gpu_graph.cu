@@ -148,7 +148,7 @@ static void write_sample(const std::string &path, const struct shape *shape, con
     FILE *file = static_cast<FILE *>(must_have(fopen(path.c_str(), "wb")));
     const bool written =
         fwrite(header, 128, 1, file) == 1 && fwrite(values, masked ? count / 2 : count, 1, file) == 1;
-    must_have(fclose(file) == 0 && written ? file : NULL);
+    must_have(fclose(file) == 0 && written ? header : NULL);
 }
 
 /* Writes the random sets of a trial as class folders. Sample n is the n-th file in the order of the set. A

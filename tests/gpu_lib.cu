@@ -272,10 +272,10 @@ static std::vector<struct taken> take_all(struct fdsl_source *source, struct fds
                                           int device, enum way way, int epochs)
 {
     config.device = device;
-    if (device < 0)
-        config.decoder = "cpu";
-    if (device < 0)
+    if (device < 0) { /* the defaults */
+        config.decoder = "auto";
         config.device_share = -1;
+    }
     struct fdsl_stream *stream = open_stream(source, config);
     const std::vector<struct taken> batches = take_epochs(stream, device, way, epochs);
     fdsl_stream_close(stream);
@@ -461,7 +461,7 @@ static void compare_decoders(struct fdsl_source *source)
 
 /* ---- Positions and lifetimes ---- */
 
-/* A state moves between the host and the device, in both directions, and to two ranks. */
+/* A state moves between the host and the device, in both directions. */
 static void move_states(struct fdsl_source *source)
 {
     struct fdsl_stream_config config = format_config(4);
@@ -996,6 +996,51 @@ static void time_all(struct fdsl_source *source)
     time_conversion(source, "f32", "nhwc");
 }
 
+/* ---- Masks ---- */
+
+static struct fdsl_generator *open_masks(int device)
+{
+    struct fdsl_config config;
+    struct fdsl_generator *generator;
+    good(fdsl_config_init(&config, sizeof config));
+    config.formula = "segrcdb";
+    config.res = 256;
+    config.out_res = 100;
+    config.fit = "crop";
+    config.batch = 20;
+    config.device = device;
+    good(fdsl_open(&config, &generator));
+    return generator;
+}
+
+/* Compares images and masks of segrcdb with those of the CPU. A mask at an odd address is refused. */
+static void compare_masks(void)
+{
+    const uint32_t count = 17;
+    struct fdsl_generator *host = open_masks(FDSL_CPU), *device = open_masks(0);
+    struct fdsl_layout layout = {};
+    layout.size = sizeof layout;
+    good(fdsl_describe(device, &layout));
+    const size_t bytes = count * layout.image_bytes, mask_bytes = count * layout.mask_bytes;
+    std::vector<uint8_t> right(bytes + mask_bytes), ours(bytes + mask_bytes);
+    void *memory;
+    good(fdsl_alloc(0, bytes + mask_bytes + 16, &memory));
+    uint8_t *images = static_cast<uint8_t *>(memory), *masks = images + (bytes + 15) / 16 * 16;
+    struct fdsl_targets targets = {sizeof targets, nullptr, right.data() + bytes};
+    good(fdsl_generate_targets(host, nullptr, 1000, count, right.data(), &targets, nullptr));
+    targets.masks = masks;
+    good(fdsl_generate_targets(device, nullptr, 1000, count, images, &targets, nullptr));
+    must(cudaMemcpy(ours.data(), images, bytes, cudaMemcpyDeviceToHost));
+    must(cudaMemcpy(ours.data() + bytes, masks, mask_bytes, cudaMemcpyDeviceToHost));
+    tell(ours == right, "masks of segrcdb have the bits of the CPU");
+    targets.masks = masks + 1;
+    tell(fdsl_generate_targets(device, nullptr, 1000, count, images, &targets, nullptr) == FDSL_INVALID,
+         "masks in device memory that are not aligned are refused");
+    fdsl_free(0, memory);
+    fdsl_close(device);
+    fdsl_close(host);
+}
+
 int main(void)
 {
     char made[] = "/tmp/gpu_lib-XXXXXX";
@@ -1024,6 +1069,7 @@ int main(void)
     replay("f16");
     refuse_replay();
     survive_replays();
+    compare_masks();
     open_many(source);
     time_all(source);
     fdsl_source_close(source);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <initializer_list>
 
 extern "C" {
 #include "core/phase.h"

@@ -670,6 +670,28 @@ Test(lib_stream, drop_last_and_the_order_of_the_files)
     fdsl_source_close(source);
 }
 
+/* The targets of mixtures have a column per class, and larger labels are masked. */
+Test(lib_stream, states_with_mixtures_have_a_number_of_classes)
+{
+    prepare();
+    struct fdsl_source *source = opened_source("f");
+    struct fdsl_stream_config config = stream_config();
+    struct fdsl_state state = {.size = sizeof state};
+    config.mixup = 1;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    good(fdsl_batch_release(taken(stream), NULL));
+    good(fdsl_stream_save(stream, &state));
+    fdsl_stream_close(stream);
+    for (config.classes = 10; config.classes < 12; config.classes++) { /* the data set names 10 */
+        stream = opened_stream(source, &config);
+        cr_expect_eq(fdsl_stream_load(stream, &state), config.classes == 10 ? FDSL_OK : FDSL_INVALID);
+        fdsl_stream_close(stream);
+    }
+    cr_expect(strstr(fdsl_error(), "another transform") && strstr(fdsl_error(), "classes"), "%s",
+              fdsl_error());
+    fdsl_source_close(source);
+}
+
 /* Each difference is refused with its name, and the position stays. */
 Test(lib_stream, states_of_other_streams_are_refused)
 {

@@ -624,7 +624,7 @@ Test(published, class_files_of_visualatom_may_lack_the_start)
     cr_assert_str_eq(again, text);
 }
 
-/* The 254 files of SegRCDB, one after the other, as SegRCDB_params.py writes them. */
+/* The 254 files of SegRCDB, concatenated, as SegRCDB_params.py writes them. */
 Test(published, segrcdb_class_files_are_those_of_the_script)
 {
     char text[65] = "";
@@ -695,4 +695,58 @@ Test(published, wrong_class_files_are_refused)
                   "Category_num,4\nVertex,3\nPerlin_noise,1\nline_width,1\nCenter_rad,1.0\nLine_num,1\n"
                   "Oval_rate_x,1\nOval_rate_y,1\nColor_Gray,3\n",
                   "Category_num is 4, but this is class 3");
+}
+
+/* ---- The program ---- */
+
+static void check_program(const char *arguments, int expected, const char *text)
+{
+    static char program[PATH_MAX];
+    char command[2 * PATH_MAX], out[8192] = "";
+    if (!program[0])
+        find_program(program);
+    snprintf(command, sizeof command, "%s %s 2>&1", program, arguments);
+    FILE *pipe = popen(command, "r");
+    cr_assert_not_null(pipe);
+    size_t bytes = fread(out, 1, sizeof out - 1, pipe);
+    const int status = pclose(pipe);
+    cr_assert_eq(WEXITSTATUS(status), expected, "%s: %.*s", arguments, (int)bytes, out);
+    cr_assert(strstr(out, text), "%s: %s", arguments, out);
+}
+
+/* The class list of any length begins with the published list. */
+Test(published, the_paper_presets_begin_with_the_published_lists)
+{
+    char program[PATH_MAX];
+    find_program(program);
+    enter_cache_folder();
+    check_program("--preset paper --classes 1001 --write-classes a.csv", 0, "");
+    check_program("--preset paper-1000 --classes 1000 --write-classes b.csv", 0, "");
+    cr_assert_eq(system("head -n 1001 a.csv | cmp - b.csv"), 0);
+    check_program("--preset paper-lowercompute --classes 1000 --write-classes c.csv", 0, "");
+    check_program("--preset lowercompute-1000 --classes 1000 --write-classes d.csv", 0, "");
+    cr_assert_eq(system("cmp c.csv d.csv"), 0);
+}
+
+#define TRAIN "--variant train-naive --data synth --res 16 --train-size 8 --test-size 8 --epochs 1 --batch 8 "
+
+Test(published, training_takes_class_files)
+{
+    char program[PATH_MAX];
+    find_program(program);
+    enter_cache_folder();
+    struct class_row *rows = rows_of(&wide[0]);
+    must(published_files_write("classes", formulas[FORMULA_RCDB], rows, 3));
+    must(published_files_write("gap", formulas[FORMULA_RCDB], rows + 1, 2));
+    free(rows);
+    check_program(TRAIN "--class classes --format csv", 0, ",classes,");
+    check_program(TRAIN "--class classes --classes 4", 2, "the file of --class has 3");
+    check_program(TRAIN "--class classes --preset uji", 2, "--class replaces --preset");
+    check_program(TRAIN "--class gap", 2, "they must be 0 to 1");
+    check_program(TRAIN "--preset segrcdb", 2, "masks instead of labels");
+    check_program("--variant naive --class-format published", 2, "has an effect only with --write-classes");
+    check_program("--formula uji --write-classes x --class-format published", 2,
+                  "has no published class files");
+    check_program("--prepare x --from synth --samples 4 --store imagefolder --names published", 2,
+                  "needs --random published");
 }

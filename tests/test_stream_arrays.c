@@ -147,6 +147,30 @@ Test(stream_arrays, values_must_be_finite)
     expect_broken("p", "NaN");
 }
 
+/* MixUp and CutMix have targets of `classes` columns, so a larger label is broken. */
+Test(stream_arrays, labels_are_below_the_number_of_classes)
+{
+    prepare_arrays(2);
+    struct record all = take_all("m", 1);
+    open_arrays("m");
+    opened.request.threads = 2;
+    opened.request.classes = 5;
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    struct record found = take(opened.stream, 2 * opened.request.plan.steps);
+    cr_assert_eq(found.count, all.count);
+    uint32_t masked = 0;
+    for (uint32_t i = 0; i < all.count; i++) {
+        cr_expect_eq(found.labels[i], all.labels[i] < 5 ? all.labels[i] : STREAM_MASKED, "sample %u",
+                     all.numbers[i]);
+        masked += found.labels[i] == STREAM_MASKED;
+    }
+    cr_expect(masked > all.count / 4);
+    forget(&found);
+    forget(&all);
+    close_set(&opened);
+}
+
 /* ---- Sets that change ---- */
 
 /* Runs a command after the first batches, and expects a failure that names a shard. All batches before it

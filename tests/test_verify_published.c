@@ -18,6 +18,7 @@
 
 TestSuite(verify_published, .timeout = 120);
 
+#ifdef HAVE_PNG
 #define PIXELS (PUBLISHED_RES * PUBLISHED_RES)
 
 static const struct published_set sets[] = {
@@ -270,6 +271,8 @@ Test(verify_published, a_folder_without_files_of_the_set_is_a_mistake)
     cr_assert(strstr(status_text(), "contains no file of rcdb"), "%s", status_text());
     free_copy(&copy);
 }
+
+#endif
 
 Test(verify_published, the_command_explains_what_is_missing)
 {

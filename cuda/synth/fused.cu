@@ -80,6 +80,7 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
 
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
+#define LANE_TILES  4                   /* tiles per multiprocessor that keep it busy */
 #define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* units per image; limited by the unit field of a queue entry */
 #define OUT_MOST    512                 /* maximum side of a tile's output in pixels */
@@ -242,8 +243,9 @@ static bool splits(const struct fused_plan *plan, uint64_t images)
 
 /* Chooses the number of lanes and of images per slice. Slices are of about equal size and as large as the
  * memory budget allows, with at least one slice per lane. There are two lanes if half the batch keeps the
- * device busy. Painting in one lane then overlaps with the last vertices of the other lane. */
-static enum status choose_slice(struct fused_plan *plan, bool reduce)
+ * device busy. Painting in one lane then overlaps with the last vertices of the other lane. `tiles`: number
+ * of tiles per image. */
+static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t tiles)
 {
     const struct synth *synth = plan->synth;
     size_t free_bytes, bytes = image_bytes(plan, reduce);
@@ -262,8 +264,10 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
             1e-9 * (double)bytes, 1e-9 * (double)free_bytes,
             OPTION_OR_FIELD("--batch, --vertices or --orbits", "batch, vertices or orbits"));
     size_t budget = free_bytes < SLICE_BYTES ? free_bytes : SLICE_BYTES;
-    bool several =
-        synth->batch >= LANES_MAX && !splits(plan, synth->batch / LANES_MAX) && bytes <= budget / LANES_MAX;
+    const uint64_t part = synth->batch / LANES_MAX;
+    bool busy =
+        part > 0 && (!splits(plan, part) || part * tiles >= LANE_TILES * (uint64_t)plan->multiprocessors);
+    bool several = busy && bytes <= budget / LANES_MAX;
     plan->lane_count = several ? LANES_MAX : 1;
     uint64_t most = budget / plan->lane_count / bytes;
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
@@ -412,7 +416,7 @@ static enum status make_plan(struct fused_plan *plan)
     bool reduce = !tile_with(&synth->output, synth->res, plan->side, &tiling);
     if (reduce) /* painting then writes canvases */
         plan->job.output = {DTYPE_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
-    TRY(choose_slice(plan, reduce));
+    TRY(choose_slice(plan, reduce, reduce ? 1 : (uint64_t)tiling.columns * tiling.rows));
     choose_tiling(plan, &plan->job.output, &plan->job.tiling);
     plan->split = splits(plan, plan->slice);
     choose_warps(plan);

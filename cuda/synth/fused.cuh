@@ -71,6 +71,7 @@ struct fused_card {
     uint8_t *mask;               /* destination of the mask, with the side of the output; NULL: no mask */
     struct output_corner corner; /* upper left corner of the crop; (0, 0) without a crop */
     uint32_t units;              /* number of units */
+    uint32_t place;              /* index of the image in the slice */
 };
 
 /* The division of images into tiles; lengths in pixels. */
@@ -102,7 +103,7 @@ struct fused_job {
     /* Per unit, the canvas words that its four orbits paint, or 0 past the last orbit. */
     uint4 *values;
     void *ends;               /* FUSED_WARP entries of fused_end per unit */
-    struct fused_card *cards; /* `count` entries */
+    struct fused_card *cards; /* `count` entries, by rank: rank 0 has the most work */
     struct fused_tiling tiling;
 };
 
@@ -154,7 +155,8 @@ static __device__ __forceinline__ float fused_work(const fused_job &job, uint32_
     const fused_number of = fused_number_at(job, place);
     struct synth_image id = synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
     const struct atom_class &class_ = job.input.classes[id.class_index];
-    return (float)class_.vertices * (float)class_.orbits;
+    /* The second term is for the lines of polygons with few vertices, which are long. */
+    return (float)class_.vertices * (float)class_.orbits + 64.0f * (float)class_.orbits;
 }
 
 /* Returns whether image `a` with work `work_a` precedes image `b` with work `work_b` in fused_job.order. */

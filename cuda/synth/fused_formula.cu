@@ -14,31 +14,32 @@
 
 /* The sizes of a formula's kernels. They change no image. */
 template <enum formula_id> struct sizes {
-    static constexpr bool sparse = false; /* see fused_paint_kernel() */
+    static constexpr bool sparse = false, long_lines = false; /* see fused_paint_kernel() */
     /* Of fused_vertices_split_kernel(); a group with few units needs few warps. */
     static constexpr uint32_t warps = 16, quads = 48;
 };
 
 template <> struct sizes<FORMULA_RCDB> {
-    static constexpr bool sparse = true;
-    static constexpr uint32_t warps = 4, quads = 26;
+    static constexpr bool sparse = true, long_lines = true;
+    static constexpr uint32_t warps = 8, quads = 26;
 };
 
 template <> struct sizes<FORMULA_SEGRCDB> {
-    static constexpr bool sparse = false;
-    static constexpr uint32_t warps = 4, quads = 14;
+    static constexpr bool sparse = false, long_lines = true;
+    static constexpr uint32_t warps = 8, quads = 14;
 };
 
 template <enum formula_id Formula> static constexpr struct fused_kernels kernels_of()
 {
     constexpr uint32_t warps = sizes<Formula>::warps, quads = sizes<Formula>::quads;
-    constexpr bool sparse = sizes<Formula>::sparse;
+    constexpr bool sparse = sizes<Formula>::sparse, long_lines = sizes<Formula>::long_lines;
     return {{fused_vertices_kernel<false, Formula>, fused_vertices_kernel<true, Formula>},
             {fused_vertices_split_kernel<false, Formula, warps, quads>,
              fused_vertices_split_kernel<true, Formula, warps, quads>},
             warps * FUSED_WARP,
             quads * SPLIT_UNIT_BYTES,
-            {fused_paint_kernel<false, Formula, sparse>, fused_paint_kernel<true, Formula, sparse>}};
+            {fused_paint_kernel<false, Formula, sparse, long_lines>,
+             fused_paint_kernel<true, Formula, sparse, long_lines>}};
 }
 
 const struct fused_kernels JOIN(fused_, FUSED_NAME) = kernels_of<JOIN(id_, FUSED_NAME)>();

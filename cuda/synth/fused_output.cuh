@@ -214,20 +214,36 @@ template <uint32_t Byte> static __device__ __forceinline__ uint32_t canvas_bytes
     return __byte_perm(__byte_perm(words.x, words.y, pick), __byte_perm(words.z, words.w, pick), 0x5410);
 }
 
+/* Calls write(x, y) for each run of four pixels of a tile. Eager: several runs are in flight at a time, which
+ * takes more registers and helps if a multiprocessor has little other work. */
+template <bool Eager, class Write>
+static __device__ __forceinline__ void for_runs(const struct tile &tile, Write write)
+{
+    const uint32_t first = threadIdx.x / FUSED_WARP, step = blockDim.x / FUSED_WARP;
+    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
+        if (Eager) {
+#pragma unroll 4
+            for (uint32_t y = first; y < tile.out_height; y += step)
+                write(x, y);
+        } else {
+            for (uint32_t y = first; y < tile.out_height; y += step)
+                write(x, y);
+        }
+}
+
 /* Writes one byte of each canvas word of an unscaled tile to `image`, and, unless `mask` is NULL, the class
  * numbers to `mask`. Each store writes four pixels. */
-template <uint32_t Byte>
+template <uint32_t Byte, bool Eager>
 static __device__ __forceinline__ void write_bytes(const struct tile &tile, const uint32_t *canvas,
                                                    uint8_t *image, uint8_t *mask, uint32_t res)
 {
-    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
-        for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
-            uint4 words = canvas_words(tile, canvas, y, x);
-            size_t i = (size_t)(tile.out_y + y) * res + tile.out_x + x;
-            *reinterpret_cast<uint32_t *>(image + i) = canvas_bytes<Byte>(words);
-            if (mask)
-                *reinterpret_cast<uint32_t *>(mask + i) = canvas_bytes<FUSED_MASK_SHIFT / 8>(words);
-        }
+    for_runs<Eager>(tile, [&](uint32_t x, uint32_t y) {
+        uint4 words = canvas_words(tile, canvas, y, x);
+        size_t i = (size_t)(tile.out_y + y) * res + tile.out_x + x;
+        *reinterpret_cast<uint32_t *>(image + i) = canvas_bytes<Byte>(words);
+        if (mask)
+            *reinterpret_cast<uint32_t *>(mask + i) = canvas_bytes<FUSED_MASK_SHIFT / 8>(words);
+    });
 }
 
 /* Writes a tile's part of a mask: in each output pixel, the class number of one canvas pixel. `four`: runs of
@@ -237,7 +253,7 @@ static __device__ __forceinline__ void write_mask(const struct synth_output &out
                                                   uint8_t *mask, bool four)
 {
     if (four && output.fit != OUTPUT_RESIZE) {
-        write_bytes<FUSED_MASK_SHIFT / 8>(tile, canvas, mask, nullptr, output.res);
+        write_bytes<FUSED_MASK_SHIFT / 8, false>(tile, canvas, mask, nullptr, output.res);
         return;
     }
     for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP)
@@ -254,6 +270,7 @@ static __device__ __forceinline__ void write_mask(const struct synth_output &out
 
 /* Writes the image of a tile in the output format, and its mask if `mask` is not NULL. A warp writes one row
  * at a time, and each lane writes four pixels. */
+template <bool Eager>
 static __device__ __forceinline__ void write_outputs(const fused_job &job, const output_sink &sink,
                                                      const struct tile &tile, const uint32_t *canvas,
                                                      uint8_t *mask)
@@ -261,7 +278,7 @@ static __device__ __forceinline__ void write_outputs(const fused_job &job, const
     const struct synth_output &output = job.output;
     uint32_t res = job.input.res;
     if (sink.four && writes_bytes(output)) {
-        write_bytes<0>(tile, canvas, static_cast<uint8_t *>(sink.image), mask, output.res);
+        write_bytes<0, Eager>(tile, canvas, static_cast<uint8_t *>(sink.image), mask, output.res);
         return;
     }
     if (mask)
@@ -278,40 +295,40 @@ static __device__ __forceinline__ void write_outputs(const fused_job &job, const
             write_run(sink, tile, canvas, y, x);
 }
 
-/* Returns the destination and the format of an image. */
-static __device__ __forceinline__ output_sink sink_of(const fused_job &job, uint32_t place,
+/* Returns the destination and the format of the image with this rank. */
+static __device__ __forceinline__ output_sink sink_of(const fused_job &job, uint32_t rank,
                                                       const struct tile &tile)
 {
     const struct synth_output &output = job.output;
-    return {output, output_area(output.fit, job.input.res), job.cards[place].image,
+    return {output, output_area(output.fit, job.input.res), job.cards[rank].image,
             output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
 }
 
-/* Writes a tile to its destinations. `Masked`: the formula has masks. */
-template <bool Masked>
-static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
+/* Writes a tile to its destinations. Masked: the formula has masks. Eager: see for_runs(). */
+template <bool Masked, bool Eager>
+static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t rank,
                                                   const struct tile &tile, const uint32_t *canvas)
 {
-    write_outputs(job, sink_of(job, place, tile), tile, canvas, Masked ? job.cards[place].mask : nullptr);
+    write_outputs<Eager>(job, sink_of(job, rank, tile), tile, canvas,
+                         Masked ? job.cards[rank].mask : nullptr);
 }
 
 /* Writes a tile without lines, if its output is u8 with one channel and not resized. Otherwise returns false
  * and writes nothing. */
 template <bool Masked>
-static __device__ __forceinline__ bool write_empty(const fused_job &job, uint32_t place,
+static __device__ __forceinline__ bool write_empty(const fused_job &job, uint32_t rank,
                                                    const struct tile &tile, uint32_t background)
 {
-    const output_sink sink = sink_of(job, place, tile);
+    const output_sink sink = sink_of(job, rank, tile);
     if (!sink.four || !writes_bytes(sink.output))
         return false;
-    uint8_t *image = static_cast<uint8_t *>(sink.image), *mask = Masked ? job.cards[place].mask : nullptr;
-    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
-        for (uint32_t y = threadIdx.x / FUSED_WARP; y < tile.out_height; y += blockDim.x / FUSED_WARP) {
-            size_t i = (size_t)(tile.out_y + y) * sink.output.res + tile.out_x + x;
-            *reinterpret_cast<uint32_t *>(image + i) = background * 0x01010101u;
-            if (mask)
-                *reinterpret_cast<uint32_t *>(mask + i) = 0;
-        }
+    uint8_t *image = static_cast<uint8_t *>(sink.image), *mask = Masked ? job.cards[rank].mask : nullptr;
+    for_runs<true>(tile, [&](uint32_t x, uint32_t y) {
+        size_t i = (size_t)(tile.out_y + y) * sink.output.res + tile.out_x + x;
+        *reinterpret_cast<uint32_t *>(image + i) = background * 0x01010101u;
+        if (mask)
+            *reinterpret_cast<uint32_t *>(mask + i) = 0;
+    });
     return true;
 }
 

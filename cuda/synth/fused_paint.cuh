@@ -80,6 +80,8 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 #define PAINT_BLOCK   (PAINT_WARPS * FUSED_WARP)
 #define PAINT_HITS    2048 /* maximum number of units in a block's list */
 #define QUEUE_LINES   96   /* at most 31 waiting lines, plus 62 of two orbits */
+#define LONG_FEW      3    /* long lines that a warp draws one after another, each with all lanes */
+#define SPLIT_STROKES 128  /* strokes that all warps draw together at the end of a tile */
 #define QUEUE_STROKES 64   /* at most 31 waiting strokes, plus 32 */
 
 static_assert(PAINT_HITS % PAINT_BLOCK == 0, "each thread tests the same number of units in find()");
@@ -116,7 +118,8 @@ static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts,
 
 /* ---- A warp that paints ---- */
 
-template <bool Wide, formula_id Formula> struct painter {
+/* Long: many lines are longer than STROKE_MAJOR_MAX, or need many calls of stroke_walk(). */
+template <bool Wide, formula_id Formula, bool Long = false> struct painter {
     paint_shared *shared;
     struct tile tile;
     int32_t res;
@@ -240,6 +243,33 @@ template <bool Wide, formula_id Formula> struct painter {
         }
     }
 
+    /* Draws a long line per lane, pixel by pixel, in those lanes where `mine` is set. */
+    __device__ __forceinline__ void draw_own_long(bool mine, int2 from, int2 to, uint32_t value) const
+    {
+        using whole = std::conditional_t<Wide, uint64_t, uint32_t>; /* as in draw_long() */
+        constexpr struct line_rules rules = line_rules_of(Formula);
+        struct line line = line_begin(&rules, from.x, from.y, to.x, to.y);
+        bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
+        int32_t begin = is_steep ? line.y : line.x, size = is_steep ? tile.height : tile.width;
+        int32_t first = max(back ? begin - (size - 1) : -begin, 0);
+        int32_t end = mine ? min(back ? begin + 1 : size - begin, line.left) : 0;
+        whole sum = 2 * (whole)line.minor * (whole)first + (whole)line.major, around = 2 * (whole)line.major;
+        whole steps = mine ? sum / around : 0;
+        uint32_t rest = (uint32_t)(sum - steps * around);
+        int32_t x = line.x + first * line.major_x + (int32_t)steps * line.minor_x;
+        int32_t y = line.y + first * line.major_y + (int32_t)steps * line.minor_y;
+        for (int32_t s = first; s < end; s++) {
+            if ((uint32_t)x < (uint32_t)tile.width && (uint32_t)y < (uint32_t)tile.height)
+                shared_max(canvas + 4 * ((uint32_t)y * tile.pitch + (uint32_t)x), value);
+            rest += 2 * (uint32_t)line.minor;
+            bool carry = rest >= (uint32_t)around;
+            rest -= carry ? (uint32_t)around : 0;
+            x += line.major_x + (carry ? line.minor_x : 0);
+            y += line.major_y + (carry ? line.minor_y : 0);
+        }
+        __syncwarp();
+    }
+
     /* Converts a queue entry, a line that crosses the tile's border, to a stroke. Draws long lines
      * immediately, and returns stroke_none() for them. */
     __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
@@ -253,7 +283,12 @@ template <bool Wide, formula_id Formula> struct painter {
         from = make_int2(from.x - tile.x, from.y - tile.y);
         to = make_int2(to.x - tile.x, to.y - tile.y);
         bool is_long = max(abs(to.x - from.x), abs(to.y - from.y)) > STROKE_MAJOR_MAX;
-        for (uint32_t longs = __ballot_sync(FUSED_ALL, valid && is_long); longs; longs &= longs - 1) {
+        uint32_t longs = __ballot_sync(FUSED_ALL, valid && is_long);
+        if (Long && __popc(longs) > LONG_FEW) {
+            draw_own_long(valid && is_long, from, to, value);
+            longs = 0;
+        }
+        for (; longs; longs &= longs - 1) {
             int source = __ffs(longs) - 1;
             draw_long(make_int4(__shfl_sync(FUSED_ALL, from.x, source),
                                 __shfl_sync(FUSED_ALL, from.y, source), __shfl_sync(FUSED_ALL, to.x, source),
@@ -403,26 +438,36 @@ template <bool Wide, formula_id Formula> struct painter {
         crossing += __popc(crossing_mask);
     }
 
-    /* Lists the units in begin .. end - 1 (at most PAINT_HITS units) whose boxes touch the tile. All threads
-     * of the block must call this. Sparse: there are often fewer than PAINT_BLOCK units. */
-    template <bool Sparse> __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
+    /* The boxes of up to PAINT_HITS units, which the threads of the block test. */
+    struct box_set {
+        uint2 box[PAINT_HITS / PAINT_BLOCK];
+    };
+
+    /* Loads the boxes of units begin .. end - 1, at most PAINT_HITS. */
+    __device__ __forceinline__ box_set load_boxes(uint32_t begin, uint32_t end) const
+    {
+        box_set self;
+#pragma unroll
+        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+            uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
+            self.box[k] = u < end ? __ldg(boxes + u) : make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+        }
+        return self;
+    }
+
+    /* Lists the units whose boxes touch the tile. `count`: number of units of the set. All threads of the
+     * block must call this. Sparse: there are often fewer than PAINT_BLOCK units. */
+    template <bool Sparse> __device__ __forceinline__ void find(const box_set &set, uint32_t count)
     {
         /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
          * right of or below the tile. */
         uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
-        const uint32_t each = PAINT_HITS / PAINT_BLOCK;
-        uint2 box[each];
 #pragma unroll
-        for (uint32_t k = 0; k < each; k++) {
-            uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
-            box[k] = u < end ? __ldg(boxes + u) : make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < each; k++) {
-            if (Sparse && begin + k * PAINT_BLOCK >= end)
+        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+            if (Sparse && k * PAINT_BLOCK >= count)
                 break;
-            bool hit =
-                ((~(box[k].y + here) & 0x40004000u) | ((box[k].x + here + outside) & 0x80008000u)) == 0;
+            bool hit = ((~(set.box[k].y + here) & 0x40004000u) |
+                        ((set.box[k].x + here + outside) & 0x80008000u)) == 0;
             uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
             if (mask == 0)
                 continue;
@@ -526,12 +571,33 @@ template <bool Wide, formula_id Formula> struct painter {
         }
     }
 
+    /* Draws the strokes that remain in all queues. Warp w draws part w of each stroke, STROKE_STEPS pixels.
+     */
+    __device__ __forceinline__ void split_strokes(uint32_t all)
+    {
+        static_assert(PAINT_WARPS * STROKE_STEPS >= TILE_MOST - STROKE_STEPS, "each part has a warp");
+        for (uint32_t base = 0; base < all; base += FUSED_WARP) {
+            queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
+            stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
+            self.at += warp * STROKE_STEPS * self.step;
+            self.left -= (int32_t)(warp * STROKE_STEPS);
+            if (__any_sync(FUSED_ALL, self.left > 0)) {
+                self = self.left > 0 ? self : stroke_none(lane);
+                stroke_walk(self, canvas);
+            }
+        }
+    }
+
     /* Draws the strokes that remain in all queues, 32 per warp at a time. */
     __device__ __forceinline__ void finish_strokes()
     {
         publish(QUEUE_STROKE, strokes);
         __syncthreads();
         uint32_t all = published(QUEUE_STROKE);
+        if (Long && all <= SPLIT_STROKES) {
+            split_strokes(all);
+            return;
+        }
         for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
             queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
             stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
@@ -555,7 +621,8 @@ template <bool Wide, formula_id Formula> struct painter {
                 __syncthreads();
             }
             if (!Sparse || begin > 0) {
-                find<Sparse>(begin, min(unit_count, begin + PAINT_HITS));
+                const uint32_t end = min(unit_count, begin + PAINT_HITS);
+                find<Sparse>(load_boxes(begin, end), end - begin);
                 __syncthreads();
             }
             draw(begin);
@@ -592,12 +659,12 @@ static __device__ __forceinline__ struct tile tile_at(const fused_job &job, cons
     return tile;
 }
 
-template <bool Wide, formula_id Formula>
-static __device__ __forceinline__ painter<Wide, Formula>
+template <bool Wide, formula_id Formula, bool Long>
+static __device__ __forceinline__ painter<Wide, Formula, Long>
 painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, size_t first_unit)
 {
     uint32_t lane = threadIdx.x % FUSED_WARP, warp = __shfl_sync(FUSED_ALL, threadIdx.x / FUSED_WARP, 0);
-    painter<Wide, Formula> self;
+    painter<Wide, Formula, Long> self;
     self.shared = shared;
     self.tile = tile;
     self.res = (int32_t)job.input.res;
@@ -627,37 +694,38 @@ static __device__ __forceinline__ void clear_canvas(const fused_job &job, paint_
 }
 
 /* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z).
- * Sparse: many tiles are empty or have few lines. The kernel then looks for units before it clears the
- * canvas. */
-template <bool Wide, formula_id Formula, bool Sparse>
+ * Sparse: many tiles are empty or have few lines. Long: see struct painter. */
+template <bool Wide, formula_id Formula, bool Sparse, bool Long>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)
 {
     extern __shared__ uint4 paint_memory[];
     constexpr struct line_rules rules = line_rules_of(Formula);
     paint_shared *shared = reinterpret_cast<paint_shared *>(paint_memory);
-    uint32_t place = fused_place(job, blockIdx.z);
-    fused_card card = job.cards[place];
+    fused_card card = job.cards[blockIdx.z];
     if (threadIdx.x == 0)
         shared->found = 0;
-    if (!Sparse)
-        clear_canvas(job, shared, rules.background);
-    __syncthreads();
-    struct tile tile = tile_at(job, card);
-    painter<Wide, Formula> painter =
-        painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, place));
-    if (Sparse) {
-        painter.template find<Sparse>(0, min(card.units, PAINT_HITS));
-        __syncthreads();
-        if (shared->found == 0 && card.units <= PAINT_HITS &&
-            write_empty<rules.masked>(job, place, tile, rules.background))
-            return;
+    if (!Sparse) {
         clear_canvas(job, shared, rules.background);
         __syncthreads();
     }
+    struct tile tile = tile_at(job, card);
+    painter<Wide, Formula, Long> painter =
+        painter_of<Wide, Formula, Long>(job, shared, tile, fused_first_unit(job, card.place));
+    if (Sparse) { /* clears the canvas while it loads the boxes */
+        const uint32_t count = min(card.units, PAINT_HITS);
+        const auto set = painter.load_boxes(0, count);
+        clear_canvas(job, shared, rules.background);
+        __syncthreads();
+        painter.template find<Sparse>(set, count);
+        __syncthreads();
+        if (shared->found == 0 && card.units <= PAINT_HITS &&
+            write_empty<rules.masked>(job, blockIdx.z, tile, rules.background))
+            return;
+    }
     painter.template paint<Sparse>(card.units);
     __syncthreads();
-    write_tile<rules.masked>(job, place, tile, shared->canvas);
+    write_tile<rules.masked, Sparse>(job, blockIdx.z, tile, shared->canvas);
 }
 
 #endif

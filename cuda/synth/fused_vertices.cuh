@@ -162,7 +162,7 @@ static __device__ __forceinline__ uint4 fused_values(const struct image_input &i
  */
 template <formula_id Formula>
 static __device__ __forceinline__ void fused_write_card(const fused_job &job, const struct image_input &input,
-                                                        uint32_t place, uint32_t units)
+                                                        uint32_t rank, uint32_t place, uint32_t units)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
     const struct synth_output &output = job.output;
@@ -173,13 +173,14 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
                                     : call.images + (job.begin + place) * bytes,
                        nullptr,
                        {0, 0},
-                       units};
+                       units,
+                       place};
     if (rules.masked && call.masks)
         card.mask =
             job.canvases ? job.mask_canvases + place * pixels : call.masks + (job.begin + place) * pixels;
     if (output.fit == OUTPUT_CROP)
         card.corner = output_crop(input.key, input.res, output.res);
-    job.cards[place] = card;
+    job.cards[rank] = card;
     if (rules.shapes == 1)
         call.labels[job.begin + place] = input.class_.id;
     else
@@ -208,12 +209,13 @@ static __device__ __forceinline__ void fused_begin_group(const fused_job &job, c
     }
 }
 
-/* Opens group `number` of image `place`; returns false if there is none.
+/* Opens group `number` of image `place`; returns false if there is none. `rank`: of the image, if number = 0.
  * The calling thread initialises units `first`, `first` + `step`, ... of the group. For formulas with one
  * shape per image. */
 template <formula_id Formula>
-static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t place, uint32_t number,
-                                                        uint32_t first, uint32_t step, fused_group *self)
+static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t place,
+                                                        uint32_t number, uint32_t first, uint32_t step,
+                                                        fused_group *self)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
     const fused_number of = fused_number_at(job, place);
@@ -228,7 +230,7 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
     fused_begin_group<Formula>(job, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res), number,
                                0, first, step, self);
     if (number == 0 && first == 0)
-        fused_write_card<Formula>(job, input, place, groups * self->quads);
+        fused_write_card<Formula>(job, input, rank, place, groups * self->quads);
     /* The key is equal in all lanes. The reduction lets the compiler keep it in uniform registers. */
     self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
     self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
@@ -239,8 +241,8 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
  * there is none. The calling thread initialises units as in the other function of this name. */
 template <formula_id Formula>
 static __device__ __forceinline__ bool
-fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t place, uint32_t number,
-                 uint32_t first, uint32_t step, fused_group *self)
+fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t rank, uint32_t place,
+                 uint32_t number, uint32_t first, uint32_t step, fused_group *self)
 {
     const uint32_t lane = threadIdx.x % FUSED_WARP;
     if (number >= shapes.groups[FUSED_WARP])
@@ -257,7 +259,7 @@ fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32
     fused_begin_group<Formula>(job, shape, number - shapes.groups[slot], shapes.orbits[slot], first, step,
                                self);
     if (number == 0 && first == 0)
-        fused_write_card<Formula>(job, self->input, place, shapes.units[FUSED_WARP]);
+        fused_write_card<Formula>(job, self->input, rank, place, shapes.units[FUSED_WARP]);
     return true;
 }
 
@@ -420,13 +422,13 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
         struct fused_shapes &shapes = memory[threadIdx.x / FUSED_WARP];
         fused_fill_shapes<Formula>(job, place, &shapes);
         __syncwarp();
-        for (; fused_open_group<Formula>(job, shapes, place, number, lane, FUSED_WARP, &group);
+        for (; fused_open_group<Formula>(job, shapes, rank, place, number, lane, FUSED_WARP, &group);
              number += job.groups) {
             __syncwarp();
             fused_walk_group<Wide>(job, group, gradients);
         }
     } else {
-        if (!fused_open_group<Formula>(job, place, number, lane, FUSED_WARP, &group))
+        if (!fused_open_group<Formula>(job, rank, place, number, lane, FUSED_WARP, &group))
             return;
         __syncwarp();
         fused_walk_group<Wide>(job, group, gradients);
@@ -435,8 +437,8 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
 
 /* ---- The kernel for few images: one block per group, orbits in parallel ---- */
 
-/* Stores image `place` at its rank in job.order. All threads of the block must call this. */
-static __device__ __forceinline__ void fused_order_image(const fused_job &job, uint32_t place)
+/* Returns the rank of image `place` by work. All threads of the block must call this. */
+static __device__ __forceinline__ uint32_t fused_rank(const fused_job &job, uint32_t place)
 {
     const float mine = fused_work(job, place);
     uint32_t before = 0;
@@ -444,8 +446,7 @@ static __device__ __forceinline__ void fused_order_image(const fused_job &job, u
         const uint32_t k = begin + threadIdx.x;
         before += __syncthreads_count(k < job.count && fused_before(fused_work(job, k), k, mine, place));
     }
-    if (threadIdx.x == 0)
-        job.order[before] = place;
+    return before;
 }
 
 /* A unit in shared memory has a row per orbit and axis. A row contains the steps of 32 vertices, and later
@@ -537,18 +538,18 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     const uint32_t place = blockIdx.x / job.groups;
     uint32_t number = blockIdx.x % job.groups;
     fused_fill_gradients(job.input.gradients, gradients);
-    if (job.order && number == 0)
-        fused_order_image(job, place);
+    const uint32_t rank = job.order && number == 0 ? fused_rank(job, place) : place;
     fused_group group;
     if constexpr (line_rules_of(Formula).shapes > 1) {
         if (threadIdx.x < FUSED_WARP)
             fused_fill_shapes<Formula>(job, place, &shapes);
         __syncthreads();
-        for (; fused_open_group<Formula>(job, shapes, place, number, threadIdx.x, Warps * FUSED_WARP, &group);
+        for (; fused_open_group<Formula>(job, shapes, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
+                                         &group);
              number += job.groups)
             fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     } else {
-        if (!fused_open_group<Formula>(job, place, number, threadIdx.x, Warps * FUSED_WARP, &group))
+        if (!fused_open_group<Formula>(job, rank, place, number, threadIdx.x, Warps * FUSED_WARP, &group))
             return;
         fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     }

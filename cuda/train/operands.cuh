@@ -15,6 +15,13 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#ifndef __CUDACC__
+/* Files without kernels are compiled as C++ (HOST_CU in the Makefile). They never call these functions. */
+template <class T> T __ldg(const T *address);
+uint32_t __umulhi(uint32_t left, uint32_t right);
+extern const uint3 blockIdx, threadIdx;
+#endif
+
 /* Division of numbers below 2^31 by an invariant divisor: Granlund and Montgomery, "Division by invariant
  * integers using multiplication", 1994. */
 struct divider {

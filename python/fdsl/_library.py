@@ -290,7 +290,7 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, channels, layout, dtype, mean and std":
+    "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, classes, channels, layout, dtype, mean and std":
         "transforms, channels, layout and dtype",
     "classes: the targets of mixup and cutmix need": "transforms: the targets of MixUp and CutMix need",
     "the data set does not name its classes; set it": "the data set does not name its classes; set num_classes",

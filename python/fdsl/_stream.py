@@ -701,6 +701,7 @@ class Loader:
         """Ends the threads and frees the memory. Arrays stay valid. Any thread may call it; an iteration in another thread
         then raises an error. Closing again does nothing."""
         self._stream.close()
+        self._filled = (None, None, None)
 
     def __enter__(self) -> Any:
         self._stream.check_open()
@@ -759,7 +760,7 @@ class Loader:
     def load_state(self, path: Path) -> None:
         """Continues with a state in a file of save_state(), or of `fdsl-bench --workload train --export-state FILE`, as
         load_state_dict() does. States of fdsl-bench do not say how it changes the images, so the transforms are not
-        compared."""
+        compared: give the loader those of the program, or it delivers other images of the same samples without an error."""
         state = StateStruct(ctypes.sizeof(StateStruct))
         check(lib.fdsl_state_read(_named(path), state))
         self._load(state)

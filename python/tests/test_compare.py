@@ -47,11 +47,12 @@ def test_all_parts_are_measured(folder: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     with open(out, newline="") as file:
         rows = list(csv.DictReader(file))
-    own = {"a": 1, "b": 1, **({"c": 1, "d": 1, "e": 3} if NUMPY else {})}
+    own = {"a": 1, "b": 1, **({"c": 1, "d": 1, "e": 6} if NUMPY else {})}
     for part, count in own.items():
         assert sum(row["part"] == part and row["implementation"] == "fdsl" for row in rows) == 2 * count, done.stderr
     found = {(row["part"], row["implementation"]) for row in rows}
-    assert {("a", "stream"), *({("c", "ops-omp")} if NUMPY else set())} <= found
+    assert {("a", "stream"), *({("c", "ops-omp"), ("d", "fdsl.Loader")} if NUMPY else set())} <= found
+    assert (("d", "fdsl.torch.Loader") in found) == (TORCH and NUMPY)
     peers = {(part, name) for part, name in found if name.startswith("torch")}
     assert {part for part, _ in peers} == (set("bcd") if TORCH and NUMPY else set())
     assert all(float(row["value"]) > 0 and row["unit"] and row["device"] == "cpu" for row in rows)

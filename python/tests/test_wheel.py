@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from typing import Any
 
@@ -119,11 +120,17 @@ def test_a_bundled_library_with_a_runpath_is_refused(tmp_path: pathlib.Path) -> 
 
 
 def test_it_installs_and_runs(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("ensurepip", reason="python3-venv is not installed")
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    ensurepip = pytest.importorskip("ensurepip", reason="python3-venv is not installed")
+    bundled = pathlib.Path(ensurepip.__file__).parent / "_bundled"
+    folders = [bundled, pathlib.Path(sysconfig.get_config_var("WHEEL_PKG_DIR") or bundled)]
+    pip = next((path for folder in folders for path in folder.glob("pip-*.whl")), None)
+    if not pip:
+        pytest.skip("pip is not installed")
+    # pip runs from its wheel, because installing it takes longer than the rest of this test.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     environment = {"PATH": "/nonexistent", "HOME": str(tmp_path)}  # no compiler, no FDSL_LIBRARY
-    install = [python, "-m", "pip", "install", "--no-index", "--no-deps", "--disable-pip-version-check", str(wheel)]
+    install = [python, f"{pip}/pip", "install", "--no-index", "--no-deps", "--disable-pip-version-check", str(wheel)]
     done = subprocess.run(install, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     code = "import fdsl; print(fdsl.__version__, fdsl.library_path(), fdsl.Generator(3, res=16, batch=2).generate()[0].shape)"

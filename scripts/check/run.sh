@@ -54,6 +54,10 @@ if python=$(python3 -c 'import sys; print(sys.executable)' 2>/dev/null) && [[ $p
     PATH=${python%/*}:$PATH
 fi
 
+# Suites start the same scripts hundreds of times, so Python keeps what it compiles, outside of the source folders.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=$PWD/build/pycache
+
 # Suites that test only scripts. Sanitizers find nothing in them.
 only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_sweep_slurm|test_break_even|test_submit|test_reference|test_pretrain'
 

@@ -12,12 +12,15 @@ Parts:
         read the arrays with NumPy, in random order, with pinned memory
     c   --rows rows of 768 floats, which the script writes to a temporary folder (--folder): the rows with a norm from 0.1
         to 100 as float16: fdsl (Embeddings.validate); the program's variant ops-fused (on the CPU ops-omp); PyTorch
-    d   random batches of 8192 rows of the result of c: fdsl (Loader.fill); PyTorch (index_select)
-    e   host time of one call of Loader.fill(): of the shards of --data-raw or --data-jpeg, of generated images, and of the
-        rows of c. 2 ms are between two calls, as in a training loop, so that batches are ready
+    d   random batches of 8192 rows of the result of c: fdsl (Loader.fill); the batches of an epoch of fdsl.Loader and, with
+        PyTorch, of fdsl.torch.Loader; PyTorch (index_select)
+    e   host time of one call of Loader.fill(), median and 90th percentile: batches of 256 of the shards of --data-raw or
+        --data-jpeg and of generated images, and batches of 8192 of the rows of c. Before each call, the script computes for
+        2 ms, as a training loop does, so that batches are ready
 
 fdsl-bench and the loaders have --workers threads or worker processes (16). A part is measured --rounds times (3), its
-implementations in turn, each for --seconds (2) after a warm-up; the table has the medians of the rounds. `ratio` is the speed of
+implementations in turn, each for --seconds (2) after a warm-up, in part a on a GPU of 300 batches, which its JPEG engines need to
+reach their speed; the table has the medians of the rounds. `ratio` is the speed of
 fdsl, divided by that of the implementation in the row. With --out, all rounds are written to a CSV file, one line each. On a
 GPU, a measurement ends when the GPU has finished, except in e.
 
@@ -48,6 +51,7 @@ DIM, ROW_BATCH, RES = 768, 8192, 224
 LOW, HIGH = 0.1, 100.0
 CHUNK = 65536  # rows that are written at a time
 GAP_S = 0.002  # between two calls of part e
+ENGINES_WARM = 300  # batches
 
 
 def skip(what, why):
@@ -89,17 +93,20 @@ class Run:
             for name, function in implementations:
                 value = function()
                 if value is not None:
-                    self.results.append({
-                        "part": part, "what": what, "implementation": name, "round": number, "value": value, "unit": unit,
-                        "device": self.options.device, "threads": self.options.workers, "batch": batch,
-                        "seconds": self.options.seconds})
+                    self.keep(part, what, unit, batch, name, number, value)
 
-    def rate(self, batches, count):
-        """Returns the samples per second of an endless sequence of batches. The first second is the warm-up, at most."""
+    def keep(self, part, what, unit, batch, name, number, value):
+        self.results.append({
+            "part": part, "what": what, "implementation": name, "round": number, "value": value, "unit": unit,
+            "device": self.options.device, "threads": self.options.workers, "batch": batch, "seconds": self.options.seconds})
+
+    def rate(self, batches, count, warm=0):
+        """Returns the samples per second of an endless sequence of batches. The warm-up has at least `warm` batches, and takes
+        at least half of the time, at most one second."""
         seconds = self.options.seconds
         warm_s = time.perf_counter() + min(seconds / 2, 1)
-        for _ in batches:
-            if time.perf_counter() > warm_s:
+        for number, _ in enumerate(batches, 1):
+            if number >= warm and time.perf_counter() > warm_s:
                 break
         self.finish()
         samples, begin_s = 0, time.perf_counter()
@@ -163,9 +170,11 @@ def measure_jpeg(run):
     more = ["--dtype", "raw"] if run.gpu else ["--decode"]
     program = ["--data", options.data_jpeg, "--batch", "256", "--threads", str(options.workers), "--prefetch", str(options.prefetch),
                "--out-res", str(RES), "--fit", "random-resized-crop", "--cache", "any", *more]
-    batches = endless(loader)
+    batches, warm = endless(loader), ENGINES_WARM if run.gpu else 0
+    if run.gpu:  # a run of the program is an epoch
+        program += ["--warmups", str(math.ceil(warm / math.ceil(len(data) / 256)))]
     implementations = [
-        ("fdsl", lambda: run.rate(batches, lambda batch: len(batch[0]))),
+        ("fdsl", lambda: run.rate(batches, lambda batch: len(batch[0]), warm)),
         ("stream-gpu" if run.gpu else "stream",
          lambda: run.program("stream-gpu" if run.gpu else "stream", "items_per_s", *program)),
     ]
@@ -177,7 +186,7 @@ def measure_jpeg(run):
             extension = next(member.name for member in shard if loading.is_data(member.name)).split(".", 1)[1]
         peer = loading.DaliLoader(dali, shards, extension, names)
         of_dali = (batch for _ in endless([0]) for batch in peer.epoch())
-        implementations.append(("dali", lambda: run.rate(of_dali, lambda batch: batch[1])))
+        implementations.append(("dali", lambda: run.rate(of_dali, lambda batch: batch[1], warm)))
     run.compare("a", f"JPEG shards, {RES} x {RES} uint8", "images/s", 256, implementations)
     loader.close()
 
@@ -299,11 +308,20 @@ def filler(loader, batch, labels):
     return fill
 
 
+def taker(loader):
+    """Returns a function that takes the next batch, epoch after epoch."""
+    batches = endless(loader)
+    return lambda _: next(batches)
+
+
 def measure_batches(run, numpy, good, good_torch):
     batch = min(ROW_BATCH, len(good))
     loader = run.open(good, batch, resident=run.gpu, drop_last=True)
     memory, _ = memory_for(run, loader, numpy)
     implementations = [("fdsl", lambda: run.mean_us(filler(loader, memory, None)))]
+    for kind in (run.fdsl.Loader, *([run.fdsl.torch.Loader] if run.torch else [])):
+        one = kind(good, batch, device=run.options.device, num_threads=run.options.workers, seed=1, resident=run.gpu, drop_last=True)
+        implementations.append((f"{kind.__module__.replace('._stream', '')}.Loader", lambda one=one: run.mean_us(taker(one))))
     if run.torch:
         order = run.torch.randperm(len(good_torch), device=run.options.device)
         batches = len(order) // batch
@@ -317,16 +335,18 @@ def measure_batches(run, numpy, good, good_torch):
 
 
 def host_us(run, fill):
-    """Returns the median time that a call takes on the host, if batches are ready."""
+    """Returns the median and the 90th percentile of the time that a call takes on the host, if batches are ready."""
     times, begin_s = [], time.perf_counter()
     for i in range(16):
         fill(i)
     while len(times) < 20 or time.perf_counter() - begin_s < run.options.seconds:
-        time.sleep(GAP_S)
+        wait_s = time.perf_counter() + GAP_S
+        while time.perf_counter() < wait_s:
+            pass  # after a sleep, the core would be slow for the next 0.1 ms
         call_s = time.perf_counter()
         fill(0)
         times.append(time.perf_counter() - call_s)
-    return 1e6 * statistics.median(times)
+    return 1e6 * statistics.median(times), 1e6 * statistics.quantiles(times, n=10)[-1]
 
 
 def measure_fill(run, numpy, good):
@@ -340,10 +360,12 @@ def measure_fill(run, numpy, good):
     if good is not None:
         sources.append(("rows", good, {"resident": run.gpu}))
     for name, source, more in sources:
-        loader = run.open(source, min(256, len(source)), drop_last=True, **more)
+        loader = run.open(source, min(ROW_BATCH if source is good else 256, len(source)), drop_last=True, **more)
         fill = filler(loader, *memory_for(run, loader, numpy)[:2 if source.labelled else 1],
                       *(() if source.labelled else (None,)))
-        run.compare("e", f"host time of fill: {name}", "us", loader.batch_size, [("fdsl", lambda f=fill: host_us(run, f))])
+        for number in range(options.rounds):
+            for what, value in zip(("median", "90 %"), host_us(run, fill)):
+                run.keep("e", f"host time of fill: {name}, {what}", "us", loader.batch_size, "fdsl", number, value)
         loader.close()
 
 

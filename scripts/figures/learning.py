@@ -1,6 +1,7 @@
 """Figures of training, from rows of the workload train. scripts/figures/draw.py documents the return values."""
 
 import collections
+import operator
 
 from devices import NO_SLOT, SLOTS, Devices, Missing, about_yours, device_of
 from plot import Plot, linear_ticks, linear_y_axis, log_range, log_ticks, number_words, ranks_words, short_device, ticks_125, x_axis
@@ -14,6 +15,7 @@ LINEAR_BELOW = 4  # if the losses in learning_steps differ by a smaller factor, 
 OF_RANKS = ("sync", "lr_scale", "balance")  # parameters that may differ between lines, because they do not apply to one rank
 # Parameters that are equal in all lines of a figure. `data` may differ, because it may be a path.
 JOB = tuple(column for column in DEFAULTS["train"] if column not in ("epochs", "data", *OF_RANKS))
+settings_of_job = operator.itemgetter(*JOB)
 
 
 def data_name(row):
@@ -22,7 +24,7 @@ def data_name(row):
 
 
 def job_of(row):
-    return (data_name(row),) + tuple(row.settings[column] for column in JOB) + (row["train_samples"], row["test_samples"])
+    return (data_name(row), *settings_of_job(row.settings), row["train_samples"], row["test_samples"])
 
 
 def line_of(row):

@@ -210,7 +210,8 @@ def need_columns(path, header, columns, schema):
 def numbered(path, line, fields, columns, needed):
     values = dict(fields)
     for column in columns:
-        values[column] = number(path, line, column, fields.get(column, ""), column in needed)
+        text = fields.get(column, "")
+        values[column] = number(path, line, column, text, column in needed) if text or column in needed else None
     return values
 
 

@@ -113,14 +113,14 @@ static enum status check_first(const struct source *source, void *state, const s
  * below the largest has no sample. ImageFolder refuses an empty class folder; without the folder, it would
  * give all larger classes other numbers. Before anything is written, also checks that the first sample has an
  * image. */
-static enum status class_folders_read(const struct source *source, void *state, uint64_t samples,
-                                      struct class_folders *folders)
+static enum status class_folders_read(const struct source *source, const struct source_facts *facts,
+                                      void *state, uint64_t samples, struct class_folders *folders)
 {
     *folders = (struct class_folders){0};
-    if (!source->label)
+    if (!source->label || facts->unlabelled)
         return status_set(STATUS_USAGE,
-                          "--store imagefolder needs labels, and --from %s has none; drop --store",
-                          source->name);
+                          "--store imagefolder needs labels, and --from %s has none%s; drop --store",
+                          source->name, source->label ? " with these options" : "");
     folders->labels = calloc(samples, sizeof *folders->labels);
     FREED uint8_t *seen = calloc(samples, 1);
     TRY(ALLOCATED(folders->labels && seen, "out of memory for %" PRIu64 " labels", samples));
@@ -551,7 +551,7 @@ static enum status open_job(struct job *job)
                                   .unit_count = units,
                                   .lock = -1};
     if (job->folder.layout == INDEX_IMAGEFOLDER)
-        TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));
+        TRY(class_folders_read(job->source, &job->facts, job->state, parameters->samples, &job->classes));
     else if (job->facts.published_names)
         return status_value(STATUS_USAGE, "names", "published", " needs --store imagefolder");
     TRY(class_folders_name(&job->facts, parameters->name, &job->classes));

@@ -48,7 +48,7 @@ enum status set_files_read(struct set_files *files, const struct dataset_member 
                            uint8_t *bytes);
 
 /* Reads consecutive ranges of a local shard, from offset `offset` of its file `file` on: range r has
- * ranges[r].iov_len bytes. Ranges that the caller does not need have room, too, but may be left unread. Does
+ * ranges[r].size bytes. Ranges that the caller does not need have room, too, but may be left unread. Does
  * not compare the identity of the file: the caller calls set_files_compare() after its last read. Returns
  * false, without a message, if the ranges cannot be read at once; set_files_read() then reads each member or
  * reports why it cannot. `count` is at most SET_FILES_RANGES. Thread safe. */

@@ -5,7 +5,7 @@
  *
  * Files that the consumer may decode are read into memory of the batch. The thread that lists a batch knows
  * their sizes: it gives each one its place, and enlarges the memory if necessary. */
-#include "data/set_stream.h"
+#include "data/set_stream_parts.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -25,507 +25,14 @@
 #include "machine/host.h"
 
 #define NONE        UINT64_MAX
-#define NO_FILE     SIZE_MAX
 #define ALL         (UINT32_C(1) << 31) /* more than the number of samples in a batch, even if threads add to it */
 #define REPORTS_MAX 8                   /* batches with masked samples that are reported */
-#define NAMED       3                   /* masked samples of a batch that a report names */
 
 /* Samples whose files and values have at most SMALL bytes are handed out up to CHUNK_MAX at a time. Arrays
  * that are read directly into the batch need no decoder: as many as have DIRECT_BYTES together. */
 #define SMALL        16384
 #define CHUNK_MAX    16
 #define DIRECT_BYTES (UINT64_C(256) << 10)
-
-#define GAP_MAX      4096 /* image and label are read at once if at most this many bytes are between them */
-#define NO_SHARD     UINT32_MAX
-
-enum slot_state { SLOT_FREE, SLOT_LISTING, SLOT_FILLING, SLOT_READY, SLOT_HELD };
-
-/* The memory of a batch, and the work on it. All members except `claimed` are protected by the stream's lock,
- * or do not change while threads fill the batch. */
-struct slot {
-    uint8_t *values;
-    int32_t *labels;
-    uint32_t *numbers;
-    uint64_t *read;
-    uint32_t *direct; /* per sample: shard that it was read from directly, not compared yet; NO_SHARD: none */
-    /* Only with mixing: */
-    struct mix mix;
-    int32_t *partners;         /* labels of the partners */
-    _Atomic uint8_t *complete; /* per pair of partners: how many of them are loaded */
-    /* Only with device_share: */
-    struct set_stream_file *files; /* by sample while threads fill the batch, then without gaps */
-    uint32_t file_count;           /* set when the batch is delivered */
-    size_t *file_at;               /* per sample: offset of its file in `bytes`; NO_FILE: none */
-    uint8_t *bytes;
-    size_t bytes_room;
-    enum slot_state state;
-    struct stream_position at;
-    uint32_t count, own;      /* own: samples of the batch, without partners that follow them */
-    _Atomic uint32_t claimed; /* samples that threads have taken; `count` or more: none is left */
-    uint32_t users;           /* threads that fill the batch */
-    uint32_t masked;
-    uint32_t masked_at[NAMED]; /* the first masked samples, in ascending order */
-    uint32_t fault_at;         /* index of the sample that `fault` is about */
-    bool fails;                /* `fault` ends the stream; otherwise it is that of a masked sample */
-    struct failure fault;      /* the first in the order of the samples; status STATUS_OK: none */
-};
-
-struct set_stream;
-
-/* A thread, and what it counts while it fills a batch. */
-struct worker {
-    struct set_stream *self;
-    pthread_t thread;
-    struct image_scratch scratch;
-    uint8_t *image, *label;         /* bytes of members */
-    uint8_t *changed;               /* scratch memory of image_output_store() */
-    uint8_t header[NPY_HEADER_MAX]; /* of arrays that have the shape and type of the request */
-    size_t header_bytes;
-    bool header_known;
-    uint8_t gap[GAP_MAX];              /* bytes between image and label */
-    uint64_t image_edges, label_edges; /* checksum_edges() of what was read for the sample */
-    bool broken;                       /* the latest failure is that of a sample, and may be masked */
-    uint64_t bytes, memory_bytes;
-    uint32_t timed; /* number of samples that the times of the next sample are for; 0: it is not timed */
-    double read_s, decode_s;
-};
-
-struct set_stream {
-    struct stream stream; /* must be the first member */
-    struct set_stream_request request;
-    struct set_files *files;
-    size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
-    double image_mean;          /* mean size of an image file in bytes */
-    uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
-    bool direct;                /* all images are arrays whose values the batch has as they are stored */
-    struct slot *slots;
-    struct worker *workers;
-    int worker_count;  /* running threads */
-    uint32_t reported; /* batches with masked samples that were reported; only for the consumer's thread */
-    bool mixes;        /* request.mixing is on */
-    struct shape shape;
-
-    pthread_mutex_t lock; /* protects everything below, and the slots */
-    pthread_cond_t work;  /* for workers: there may be something to do */
-    pthread_cond_t done;  /* for the consumer: a batch is finished, or no thread works any more */
-    uint32_t idle;        /* waiting workers */
-    bool woken;           /* the consumer has woken a worker, which does not run yet */
-    bool waiting;         /* the consumer waits */
-    bool started;         /* stream_next() was called: threads may list batches */
-    bool cancelled, draining, closing, listing;
-    /* Batches have sequence numbers since the latest seek. Those from `taken` to `listed` - 1 are in
-     * queue[number % ahead]; samples are handed out from number `serving` on. */
-    struct slot **queue;
-    uint64_t taken, serving, listed;
-    uint64_t failed;                         /* the first batch that fails; NONE: no one does */
-    struct stream_position take_at, list_at; /* of the batches `taken` and `listed` */
-    uint64_t epochs_open; /* with by_epoch: batches of epochs below this one may be prepared */
-    uint32_t ready, held; /* finished batches, and batches of the consumer */
-    struct stream_stats stats;
-    uint64_t calls, ready_sum; /* of stream_next(); the sum of `ready` */
-};
-
-/* Returns the element type of the batches. */
-static enum dtype type_of(const struct set_stream_request *request)
-{
-    return request->output ? request->output->type : request->type;
-}
-
-/* ---- One sample ---- */
-
-static enum status check_number(const struct set_stream_request *request, uint32_t number)
-{
-    const uint64_t end = (uint64_t)request->count * request->copies;
-    return number < end ? STATUS_OK
-                        : status_set(STATUS_USAGE, "the plan names sample %u of %llu", number,
-                                     (unsigned long long)end);
-}
-
-/* Returns the sample of the data set that has a number of the plan. */
-static const struct dataset_sample *sample_of(const struct set_stream_request *request, uint32_t number)
-{
-    const uint32_t at = number % request->count;
-    return &request->dataset->samples[request->samples ? request->samples[at] : at];
-}
-
-/* Reads the image of a sample to `bytes`. If the data set has an index, compares the hash of the bytes. */
-static enum status read_image(struct worker *worker, const struct dataset_sample *sample,
-                              const struct dataset_member *member, uint8_t *bytes)
-{
-    const struct dataset *dataset = worker->self->request.dataset;
-    const enum status status = set_files_read(worker->self->files, member, member->size, bytes);
-    if (status != STATUS_OK)
-        return status_prefix(status, "sample '%s'", sample->key);
-    worker->bytes += member->size;
-    worker->image_edges = checksum_edges(bytes, member->size);
-    worker->broken = dataset->indexed && checksum_whole(bytes, member->size) != member->whole;
-    return worker->broken
-               ? dataset_at(dataset, sample, member,
-                            status_set(STATUS_FAILED, "the data do not match the hash in the index"))
-               : STATUS_OK;
-}
-
-/* Returns the number of classes that labels must be below. */
-static uint32_t classes_of(const struct set_stream_request *request)
-{
-    return request->classes ? request->classes : INT32_MAX;
-}
-
-static enum status read_label(struct worker *worker, const struct dataset_sample *sample, int32_t *label)
-{
-    const struct dataset *dataset = worker->self->request.dataset;
-    const bool folder = sample->label == sample->members;
-    const struct dataset_member *member = &dataset->members[sample->member + (folder ? 0 : sample->label)];
-    if (!folder) {
-        worker->broken = member->size > worker->self->label_bytes;
-        if (worker->broken)
-            return dataset_at(dataset, sample, member,
-                              status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
-                                         member->extension, (unsigned long long)member->size));
-        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
-        if (status != STATUS_OK)
-            return status_prefix(status, "sample '%s'", sample->key);
-        worker->bytes += member->size;
-        worker->label_edges = checksum_edges(worker->label, member->size);
-    }
-    const enum status status = dataset_label(dataset, sample, worker->label, folder ? 0 : member->size,
-                                             classes_of(&worker->self->request), label);
-    worker->broken = status == STATUS_FAILED;
-    return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
-}
-
-static enum status check_shape(const struct set_stream_request *request, const struct image *image)
-{
-    if (image->channels == request->channels && image->depth == request->depth &&
-        image->height == request->height && image->width == request->width && image->type == request->type)
-        return STATUS_OK;
-    return status_set(
-        STATUS_USAGE,
-        "it is %s of %ux%ux%ux%u (channels, depth, height, width), but samples are %s of "
-        "%ux%ux%ux%u; to give all images one size, %s",
-        dtype_names[image->type], image->channels, image->depth, image->height, image->width,
-        dtype_names[request->type], request->channels, request->depth, request->height, request->width,
-        OPTION_OR_FIELD("add --out-res PIXELS --channels 3 (or 1)", "set out_res and channels"));
-}
-
-/* Decodes the bytes of a member to `to`. */
-static enum status decode(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes,
-                          uint32_t epoch, uint32_t number, uint8_t *to)
-{
-    const struct set_stream_request *request = &worker->self->request;
-    struct image image;
-    bool is_image;
-    TRY(image_fit(&request->fit, members_format(member->extension), bytes, member->size, epoch, number,
-                  &worker->scratch, &image, &is_image));
-    if (!is_image)
-        return status_set(STATUS_FAILED,
-                          "its %s is neither an image nor an array of an image; name another member with "
-                          "%s",
-                          member->extension, OPTION_OR_FIELD("--image", "image"));
-    TRY(check_shape(request, &image));
-    TRY(image_check_finite(&image));
-    if (request->output)
-        image_output_store(request->output, &image, epoch, number, worker->changed, to);
-    else
-        image_store(&image, to);
-    return STATUS_OK;
-}
-
-/* Returns the time if the sample is timed. Reading the clock takes long compared with copying a few bytes. */
-static double clock_of(const struct worker *worker)
-{
-    return worker->timed ? timer_now_s() : 0;
-}
-
-/* Describes the file of sample `i` of a batch for the consumer, or, if it must not decode this file, takes
- * the file away from the batch. */
-static enum status hand_on(struct worker *worker, const struct dataset_member *member, struct slot *slot,
-                           uint32_t i)
-{
-    const struct set_stream_request *request = &worker->self->request;
-    const struct image_fit *fit = &request->fit;
-    struct set_stream_file *file = &slot->files[i];
-    *file =
-        (struct set_stream_file){.index = i, .bytes = slot->bytes + slot->file_at[i], .size = member->size};
-    if (image_for_device(members_format(member->extension), file->bytes, file->size, fit->res,
-                         &worker->scratch, &file->shape) &&
-        (fit->channels || file->shape.channels == request->channels))
-        return image_fit_part(fit, &file->shape, (uint32_t)slot->at.epoch, slot->numbers[i], &file->part,
-                              &file->turn);
-    slot->file_at[i] = NO_FILE;
-    return STATUS_OK;
-}
-
-/* Keeps the header of an array that was stored in the batch: further arrays with this header have the same
- * shape and type. Files of records have no headers. */
-static void keep_header(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes)
-{
-    const struct set_stream *self = worker->self;
-    const size_t header_bytes = member->size - self->sample_bytes;
-    if (!self->direct || worker->header_known)
-        return;
-    if (header_bytes == 0 || (header_bytes >= CHECKSUM_EDGE && self->sample_bytes >= CHECKSUM_EDGE &&
-                              header_bytes <= sizeof worker->header)) {
-        memcpy(worker->header, bytes, header_bytes);
-        worker->header_bytes = header_bytes;
-        worker->header_known = true;
-    }
-}
-
-/* Reads the image of sample `i` of a batch, and decodes it unless the consumer does. */
-static enum status load_image(struct worker *worker, const struct dataset_sample *sample, struct slot *slot,
-                              uint32_t i)
-{
-    const struct set_stream *self = worker->self;
-    const struct dataset *dataset = self->request.dataset;
-    const struct dataset_member *member = &dataset->members[sample->member + sample->image];
-    const bool keeps = slot->files && slot->file_at[i] != NO_FILE;
-    uint8_t *bytes = keeps ? slot->bytes + slot->file_at[i] : worker->image;
-    const double begin_s = clock_of(worker);
-    TRY(read_image(worker, sample, member, bytes));
-    const double read_s = clock_of(worker);
-    worker->read_s += worker->timed * (read_s - begin_s);
-    enum status status = keeps ? hand_on(worker, member, slot, i) : STATUS_OK;
-    if (status == STATUS_OK && !(keeps && slot->file_at[i] != NO_FILE))
-        status = decode(worker, member, bytes, (uint32_t)slot->at.epoch, slot->numbers[i],
-                        slot->values + i * self->sample_bytes);
-    worker->decode_s += worker->timed * (clock_of(worker) - read_s);
-    worker->broken = status == STATUS_FAILED;
-    if (status == STATUS_OK)
-        keep_header(worker, member, bytes);
-    return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
-}
-
-/* Returns the hash of a sample with the bytes that were read, instead of those that dataset_check() found.
- * Members that the stream does not read keep their hashes. */
-static uint64_t hash_read(const struct worker *worker, const struct dataset_sample *sample, uint32_t number)
-{
-    const struct set_stream_request *request = &worker->self->request;
-    struct dataset_sample read = *sample;
-    uint64_t edges[DATASET_MEMBERS_MAX];
-    for (uint32_t m = 0; m < sample->members; m++)
-        edges[m] = m == sample->image ? worker->image_edges
-                   : m == sample->label && !request->labels
-                       ? worker->label_edges
-                       : request->dataset->members[sample->member + m].edges;
-    read.edges = checksum_sample(sample->key_hash, edges, sample->members);
-    return set_stream_hash(&read, number);
-}
-
-/* Fetches what describes samples `begin` to `end` - 1 of a batch into the cache, and the bytes of their
- * images, all at the same time. */
-static void prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
-{
-    const struct dataset_member *members = self->request.dataset->members;
-    for (uint32_t i = begin; i < end; i++)
-        __builtin_prefetch(sample_of(&self->request, slot->numbers[i]));
-    for (uint32_t i = begin; i < end; i++) {
-        const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[i]);
-        if (sample->image < sample->members)
-            __builtin_prefetch(&members[sample->member + sample->image]);
-    }
-    for (uint32_t i = begin; i < end; i++) {
-        const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[i]);
-        if (sample->image < sample->members)
-            set_files_prefetch(self->files, &members[sample->member + sample->image]);
-    }
-}
-
-/* ---- Arrays that are read directly into the batch ----
- * The values of an array, its header and the label of the sample are read by one call. Whatever is not as
- * expected is left to load_sample(), which reads the members again, one by one, and reports what is wrong. */
-
-/* Returns whether batches have the values of arrays as they are stored. */
-static bool stores_arrays(const struct set_stream_request *request)
-{
-    const struct image_output *output = request->output;
-    if (request->fit.res)
-        return false;
-    return !output || (output->type == request->type && !output->flip && output->rand.operations == 0 &&
-                       (!output->interleaved || request->channels == 1));
-}
-
-/* Returns whether all images may be read directly. */
-static bool reads_directly(const struct set_stream_request *request)
-{
-    const struct dataset *dataset = request->dataset;
-    bool direct = stores_arrays(request) && dataset->shards && !dataset->remote;
-    for (uint32_t i = 0; direct && !dataset->raw.channels && i < dataset->sample_count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[i];
-        const struct dataset_member *members = &dataset->members[sample->member];
-        direct = sample->image == sample->members ||
-                 strcasecmp(members_format(members[sample->image].extension), "npy") == 0;
-    }
-    return direct;
-}
-
-/* Reads an array to `values`, its header to worker->image, and if `label` is not NULL, that member to
- * worker->label. Returns false if they cannot be read at once. */
-static bool read_directly(struct worker *worker, const struct dataset_member *image,
-                          const struct dataset_member *label, uint8_t *values)
-{
-    const size_t header = worker->header_bytes;
-    struct set_files_range ranges[SET_FILES_RANGES];
-    int count = 0;
-    const bool first = label && label->offset < image->offset;
-    const struct dataset_member *begin = first ? label : image, *end = first ? image : label;
-    const uint64_t gap = label ? end->offset - begin->offset - begin->size : 0;
-    if (label && (label->file != image->file || label->size > worker->self->label_bytes || gap > GAP_MAX))
-        return false;
-    if (first) {
-        ranges[count++] = (struct set_files_range){worker->label, label->size, true};
-        ranges[count++] = (struct set_files_range){worker->gap, gap, false};
-    }
-    ranges[count++] = (struct set_files_range){worker->image, header, true};
-    ranges[count++] = (struct set_files_range){values, image->size - header, true};
-    if (label && !first) {
-        ranges[count++] = (struct set_files_range){worker->gap, gap, false};
-        ranges[count++] = (struct set_files_range){worker->label, label->size, true};
-    }
-    return set_files_read_ranges(worker->self->files, image->file, begin->offset, ranges, count);
-}
-
-/* Returns whether the values that were read are those of the index and of the header, and finite. Sets
- * worker->image_edges. */
-static bool check_directly(struct worker *worker, const struct dataset_member *member, const uint8_t *values)
-{
-    const struct set_stream *self = worker->self;
-    const struct set_stream_request *request = &self->request;
-    const size_t header = worker->header_bytes;
-    const struct image image = {.channels = request->channels,
-                                .depth = request->depth,
-                                .height = request->height,
-                                .width = request->width,
-                                .type = request->type,
-                                .pixels = values};
-    uint8_t edges[2 * CHECKSUM_EDGE];
-    if (memcmp(worker->image, worker->header, header) != 0)
-        return false;
-    if (request->dataset->indexed &&
-        checksum_split(worker->image, header, values, self->sample_bytes) != member->whole)
-        return false;
-    if (header == 0) {
-        worker->image_edges = checksum_edges(values, self->sample_bytes);
-    } else {
-        memcpy(edges, worker->image, CHECKSUM_EDGE);
-        memcpy(edges + CHECKSUM_EDGE, values + self->sample_bytes - CHECKSUM_EDGE, CHECKSUM_EDGE);
-        worker->image_edges = checksum_edges_only(edges, member->size);
-    }
-    return image_check_finite(&image) == STATUS_OK;
-}
-
-/* Fills the place of sample `i` of a batch as load_sample() does, but leaves the comparison of its shard to
- * compare_shards(). Returns false, and leaves the values undefined, if load_sample() has to do it. */
-static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
-{
-    const struct set_stream *self = worker->self;
-    const struct set_stream_request *request = &self->request;
-    const struct dataset *dataset = request->dataset;
-    const uint32_t number = slot->numbers[i];
-    slot->direct[i] = NO_SHARD;
-    if (!worker->header_known || check_number(request, number) != STATUS_OK)
-        return false;
-    const uint32_t at = number % request->count;
-    const struct dataset_sample *sample = sample_of(request, number);
-    const struct dataset_member *members = &dataset->members[sample->member], *label = NULL;
-    if (sample->image >= sample->members ||
-        (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED))
-        return false;
-    if (!request->labels && sample->label < sample->members)
-        label = &members[sample->label];
-    const struct dataset_member *image = &members[sample->image];
-    uint8_t *values = slot->values + i * self->sample_bytes;
-    if (image->size != worker->header_bytes + self->sample_bytes)
-        return false;
-    const double begin_s = clock_of(worker);
-    if (!read_directly(worker, image, label, values))
-        return false;
-    const double read_s = clock_of(worker);
-    if (!check_directly(worker, image, values))
-        return false;
-    if (label)
-        worker->label_edges = checksum_edges(worker->label, label->size);
-    if (request->labels)
-        slot->labels[i] = (int32_t)request->labels[at];
-    else if (dataset_label(dataset, sample, worker->label, label ? label->size : 0, classes_of(request),
-                           &slot->labels[i]) != STATUS_OK)
-        return false;
-    slot->read[i] = hash_read(worker, sample, number);
-    slot->direct[i] = image->file;
-    worker->bytes += image->size + (label ? label->size : 0);
-    worker->read_s += worker->timed * (read_s - begin_s);
-    worker->decode_s += worker->timed * (clock_of(worker) - read_s);
-    return true;
-}
-
-/* Fills the place of sample `i` of a batch. */
-static enum status load_sample(struct worker *worker, struct slot *slot, uint32_t i)
-{
-    const struct set_stream_request *request = &worker->self->request;
-    const uint32_t number = slot->numbers[i];
-    worker->broken = false;
-    TRY(check_number(request, number));
-    const uint32_t at = number % request->count;
-    const struct dataset_sample *sample = sample_of(request, number);
-    slot->read[i] = set_stream_hash(sample, number);
-    if (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED) {
-        worker->broken = true;
-        return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
-                          status_set(STATUS_FAILED, "its label cannot be read"));
-    }
-    const enum status links = dataset_check_links(request->dataset, sample);
-    worker->broken = links != STATUS_OK;
-    TRY(links);
-    if (sample->image == sample->members) {
-        worker->broken = true;
-        return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
-                          dataset_lacks(request->dataset, sample, &request->dataset->choice.image, "image"));
-    }
-    TRY(load_image(worker, sample, slot, i));
-    if (!request->labels)
-        TRY(read_label(worker, sample, &slot->labels[i]));
-    else
-        slot->labels[i] = (int32_t)request->labels[at];
-    slot->read[i] = hash_read(worker, sample, number);
-    return STATUS_OK;
-}
-
-/* ---- Mixing ---- */
-
-/* Prepares the mixtures of a batch that was listed. */
-static void begin_mixing(const struct set_stream *self, struct slot *slot)
-{
-    const struct set_stream_request *request = &self->request;
-    if (!self->mixes)
-        return;
-    slot->mix = mix_draw(&request->mixing, request->mix_seed, (uint32_t)slot->at.epoch,
-                         (uint32_t)slot->at.step, &self->shape);
-    for (uint32_t i = 0; i < slot->own; i++)
-        atomic_store(&slot->complete[i], 0);
-}
-
-/* To be called when sample `i` of a batch is loaded. Mixes it with its partner if that is loaded, too: so the
- * thread that loads the second one mixes both. */
-static void mix_sample(const struct set_stream *self, struct slot *slot, uint32_t i)
-{
-    const bool apart = slot->count > slot->own;
-    const uint32_t own = slot->own, mirrored = apart ? i % own : own - 1 - i;
-    const uint32_t first = apart || i > mirrored ? mirrored : i;
-    const uint32_t second = mix_partner(own, slot->count, first);
-    if (first != second && atomic_fetch_add(&slot->complete[first], 1) == 0)
-        return;
-    mix_images(&slot->mix, &self->shape, type_of(&self->request),
-               self->request.output && self->request.output->interleaved, !apart,
-               slot->values + first * self->sample_bytes, slot->values + second * self->sample_bytes);
-}
-
-/* Sets the labels of the partners in a batch that is complete. */
-static void set_partners(const struct slot *slot)
-{
-    for (uint32_t i = 0; i < slot->own; i++)
-        slot->partners[i] = slot->labels[mix_partner(slot->own, slot->count, i)];
-}
 
 /* ---- The threads ---- */
 
@@ -675,7 +182,7 @@ static enum status list_samples(struct set_stream *self, struct slot *slot)
         return status_set(STATUS_USAGE, "a step has %u samples, but %u of them are its own", count,
                           slot->own);
     slot->count = count;
-    begin_mixing(self, slot);
+    set_mix_begin(self, slot);
     ask_members(self, slot->numbers, count);
     return STATUS_OK;
 }
@@ -752,9 +259,7 @@ static void keep_fault(struct set_stream *self, struct slot *slot, uint32_t i, e
 static bool try_to_load(struct worker *worker, struct slot *slot, uint32_t i)
 {
     struct set_stream *self = worker->self;
-    if (self->direct && load_directly(worker, slot, i))
-        return true;
-    const enum status status = load_sample(worker, slot, i);
+    const enum status status = set_load_sample(worker, slot, i);
     if (status == STATUS_OK)
         return true;
     const bool masks = worker->broken && self->request.on_error == SET_STREAM_MASK;
@@ -811,12 +316,12 @@ static void fill(struct worker *worker, struct slot *slot)
         const uint32_t end = begin + self->chunk < count ? begin + self->chunk : count;
         worker->timed = end - begin;
         if (self->chunk > 1)
-            prefetch(self, slot, begin, end);
+            set_load_prefetch(self, slot, begin, end);
         /* After a failure of the stream, the rest of the samples would only fail later ones. A server that
          * does not answer may take minutes for each. */
         for (uint32_t i = begin; i < end && try_to_load(worker, slot, i); i++) {
             if (self->mixes)
-                mix_sample(self, slot, i);
+                set_mix_sample(self, slot, i);
             worker->timed = 0;
         }
     }
@@ -1007,7 +512,7 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     TRY(status);
     compact_files(slot);
     if (self->mixes)
-        set_partners(slot);
+        set_mix_partners(slot);
     describe(self, slot, batch);
     if (slot->masked)
         report_masked(self, slot, slot->fault.text);
@@ -1359,7 +864,7 @@ static enum status allocate_all(struct set_stream *self)
     TRY(ALLOCATED(self->slots && self->queue && self->workers, "out of memory for a stream"));
     TRY(open_files(self));
     measure_members(self);
-    self->direct = reads_directly(request);
+    self->direct = set_load_reads_directly(request);
     self->chunk = choose_chunk(self);
     TRY(allocate_slots(self));
     self->stats.memory_bytes += set_files_block_bytes(self->files);
@@ -1466,7 +971,7 @@ static enum status compare_shapes(const struct set_stream_request *request, stru
         struct image image = {.channels = request->fit.channels, .depth = 1, .type = DTYPE_U8};
         if (decode_sample(request, number, plain, scratch, bytes, &image) != STATUS_OK)
             continue;
-        const enum status status = check_shape(request, &image);
+        const enum status status = set_load_check_shape(request, &image);
         if (status != STATUS_OK)
             return dataset_at(dataset, sample, &dataset->members[sample->member + sample->image], status);
     }

@@ -54,6 +54,7 @@ struct source_facts {
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
     uint32_t classes;               /* of generated images with labels 0 to N - 1: N; otherwise 0 */
+    bool unlabelled;                /* samples have no labels, although the source has some in other cases */
     bool uncounted;                 /* open() left out an unknown number of samples that have no numbers */
     const uint8_t *held; /* by a sample's number: 1 if it is held out for testing; valid while the source is
                             open. NULL: no sample is */

@@ -873,7 +873,8 @@ static enum status check_call(const struct fdsl_generator *self, const struct ca
     if (call->masks && !synth_mask_bytes(&self->synth))
         return status_set(STATUS_USAGE, "masks: the formula %s defines no masks; set it to NULL",
                           formula_names[self->synth.formula]);
-    return call->masks ? check_pointer(self, "masks", call->masks, 1) : STATUS_OK;
+    return call->masks ? check_pointer(self, "masks", call->masks, on_device ? DEVICE_ALIGNMENT : 1)
+                       : STATUS_OK;
 }
 
 static enum status check_first(const char *name, uint64_t first, uint32_t count)

@@ -138,7 +138,8 @@ struct fdsl_layout {
     uint64_t mask_bytes; /* one byte per pixel of the image, row-major; 0: the formula defines no masks */
 };
 
-/* Memory for what a generator tells about images; a pointer may be NULL. */
+/* Memory for what a generator tells about images; a pointer may be NULL. On a CUDA device, both are device
+ * memory, and `masks` must be aligned to 16 bytes. */
 struct fdsl_targets {
     size_t size;     /* sizeof(struct fdsl_targets) of the caller */
     int64_t *labels; /* the class id of each image; 0 if images show several classes */
@@ -513,7 +514,8 @@ enum fdsl_field {
                        * host memory */
     FDSL_ROWS = 3,    /* (count, width) in the dtype of the stream, instead of FDSL_IMAGES */
     FDSL_TARGETS = 4  /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
-                       * image. They add up to 1. A masked image and its label have the weight 0 */
+                       * image. They add up to 1, or to less if one of the two images is masked: its part is
+                       * 0 */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */

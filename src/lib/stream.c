@@ -231,8 +231,9 @@ static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t heig
     self->info.image_bytes = (uint64_t)channels * height * width * self->info.element_bytes;
 }
 
-/* Hashes the fields that determine the images. */
-static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
+/* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
+ */
+static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit, uint32_t classes,
                                const struct image_output *output)
 {
     const uint32_t words[] = {config->out_res,  config->out_res ? (uint32_t)fit : 0, config->flip != 0,
@@ -249,8 +250,8 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
     if (config->erasing > 0)
         hash = checksum_seeded(&config->erasing, sizeof config->erasing, hash);
     if (config->mixup > 0 || config->cutmix > 0) {
-        const double alphas[] = {config->mixup + 0.0, config->cutmix + 0.0};
-        hash = checksum_seeded(alphas, sizeof alphas, hash);
+        const double mixing[] = {config->mixup + 0.0, config->cutmix + 0.0, classes};
+        hash = checksum_seeded(mixing, sizeof mixing, hash);
     }
     return hash;
 }
@@ -355,7 +356,7 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     if (config->out_res == 0)
         TRY(check_shape(request));
     TRY(set_changes(config, self, request));
-    self->transform = hash_transform(config, fit, &self->output);
+    self->transform = hash_transform(config, fit, self->info.classes, &self->output);
     set_shape(self, request->channels, request->height, request->width);
     return STATUS_OK;
 }
@@ -1264,8 +1265,8 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *giv
     TRY(stream_state_check("state", &state, &own, stream->info.steps,
                            stream->source->rows
                                ? "dtype and align"
-                               : "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, channels, "
-                                 "layout, dtype, mean and std"));
+                               : "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, classes, "
+                                 "channels, layout, dtype, mean and std"));
     return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 

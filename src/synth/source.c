@@ -50,12 +50,24 @@ static struct synth_image image_of(const struct synth *synth, uint64_t number)
     return synth_image_at(synth->first + number, 1, synth->turns, 0, 0);
 }
 
-/* Images in the output format, to be encoded as samples. `pixels` begins with image number `first`. */
+/* Images in the output format, each followed by its mask if the formula defines masks, to be encoded as
+ * samples. `pixels` begins with image number `first`. */
 struct finished {
     const struct maker *maker;
     uint64_t first;
     const uint8_t *pixels;
 };
+
+/* Adds the member "mask.png". */
+static enum status add_mask(struct source_sample *sample, const uint8_t *mask, uint32_t side)
+{
+    const struct png_shape shape = {side, side, 1};
+    void *bytes;
+    size_t size;
+    TRY(source_encode(SOURCE_PNG, SOURCE_JPEG_QUALITY, mask, &shape, &bytes, &size));
+    source_add(sample, "mask.png", bytes, size);
+    return STATUS_OK;
+}
 
 static enum status encode(const void *state, uint64_t number, struct source_sample *sample)
 {
@@ -63,17 +75,19 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     const struct synth *synth = finished->maker->synth;
     const struct synth_output *output = &synth->output;
     const struct png_shape shape = {output->res, output->res, 1};
-    size_t image_bytes = synth_output_bytes(synth);
-    const uint8_t *pixels = finished->pixels + (number - finished->first) * image_bytes;
+    size_t image_bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
+    const uint8_t *pixels = finished->pixels + (number - finished->first) * (image_bytes + mask_bytes);
     if (finished->maker->published_names) {
         const struct synth_image image = image_of(synth, number);
         published_image_name(synth->set, &synth->rows[image.class_index], image.instance, sample->name);
     }
-    TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
-    return finished->maker->encoding == SOURCE_NPY
-               ? source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels,
-                                  image_bytes, NULL)
-               : source_add_image(sample, finished->maker->encoding, pixels, &shape);
+    if (formulas[synth->formula]->targets & TARGET_LABEL)
+        TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
+    enum status status = finished->maker->encoding == SOURCE_NPY
+                             ? source_add_array(sample, dtype_npy(output->type), finished->maker->shape,
+                                                pixels, image_bytes, NULL)
+                             : source_add_image(sample, finished->maker->encoding, pixels, &shape);
+    return status == STATUS_OK && mask_bytes ? add_mask(sample, pixels + image_bytes, output->res) : status;
 }
 
 /* Fills `samples` with images first to first + count - 1, which must belong to one run of the variant.
@@ -82,7 +96,8 @@ static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t coun
                               struct source_sample *samples)
 {
     const struct synth *synth = maker->synth;
-    size_t bytes = synth_output_bytes(synth);
+    const size_t image_bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
+    const size_t bytes = image_bytes + mask_bytes;
     struct run_time time;
     if (maker->run != first / synth->batch) {
         maker->run = UINT64_MAX;
@@ -92,7 +107,9 @@ static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t coun
     FREED uint8_t *pixels = malloc(count * bytes);
     TRY(ALLOCATED(pixels, "out of memory for %" PRIu64 " images; lower --batch", count));
     for (uint64_t i = 0; i < count; i++) {
-        struct synth_fetch fetch = {.j = (first + i) % synth->batch, .pixels = pixels + i * bytes};
+        uint8_t *own = pixels + i * bytes;
+        struct synth_fetch fetch = {
+            .j = (first + i) % synth->batch, .pixels = own, .mask = mask_bytes ? own + image_bytes : NULL};
         TRY(maker->variant->fetch(maker->state, &fetch));
     }
     const struct finished finished = {maker, first, pixels};
@@ -240,11 +257,10 @@ static enum status read_classes(const char *path, struct synth *synth)
 /* Checks that labels are 0 to N - 1. Numbers of classes differ from each other. */
 static enum status check_labels(const struct synth *synth)
 {
-    if (synth->rules.shapes > 1)
+    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
         return status_set(
             STATUS_USAGE,
-            "an image of the formula %s shows several classes and has no label; choose classes of "
-            "another formula",
+            "images of the formula %s have masks instead of labels; choose classes of another formula",
             formulas[synth->formula]->name);
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
@@ -269,6 +285,9 @@ static enum status get_classes(const struct synth_values *wanted, struct synth *
                                    : status_about(status_prefix(status, "--class"), "class");
     }
     TRY(synth_choose(synth, &wish));
+    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
+        return status_value(STATUS_USAGE, "preset", preset,
+                            ": its images have masks instead of labels; choose a preset of another formula");
     TRY(synth_draw_classes(synth, wanted->preset_file, preset, wanted->classes));
     return check_labels(synth);
 }
@@ -316,7 +335,8 @@ static enum status synth_source_open(const struct source_request *request, struc
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
     facts->samples = SOURCE_ENDLESS;
     facts->classes = maker->synth->rules.shapes > 1 ? 0 : maker->synth->class_count;
-    facts->sample_bytes = synth_output_bytes(maker->synth) + NPY_HEADER_MAX;
+    facts->unlabelled = !(formulas[maker->synth->formula]->targets & TARGET_LABEL);
+    facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     facts->identity =
         XXH3_64bits(maker->synth->classes, maker->synth->class_count * sizeof *maker->synth->classes);

@@ -1,0 +1,391 @@
+/* Implements the functions of set_stream_parts.h that fill a batch: a thread reads the members of a sample,
+ * decodes its image into the batch, and mixes it. */
+#include "data/set_stream_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "core/timer.h"
+#include "data/checksum.h"
+
+/* ---- The members of a sample ---- */
+
+/* Reads the image of a sample to `bytes`. If the data set has an index, compares the hash of the bytes. */
+static enum status read_image(struct worker *worker, const struct dataset_sample *sample,
+                              const struct dataset_member *member, uint8_t *bytes)
+{
+    const struct dataset *dataset = worker->self->request.dataset;
+    const enum status status = set_files_read(worker->self->files, member, member->size, bytes);
+    if (status != STATUS_OK)
+        return status_prefix(status, "sample '%s'", sample->key);
+    worker->bytes += member->size;
+    worker->image_edges = checksum_edges(bytes, member->size);
+    worker->broken = dataset->indexed && checksum_whole(bytes, member->size) != member->whole;
+    return worker->broken
+               ? dataset_at(dataset, sample, member,
+                            status_set(STATUS_FAILED, "the data do not match the hash in the index"))
+               : STATUS_OK;
+}
+
+/* Returns the number of labels that a stream accepts. */
+static uint32_t class_limit(const struct set_stream_request *request)
+{
+    return request->classes ? request->classes : INT32_MAX;
+}
+
+static enum status read_label(struct worker *worker, const struct dataset_sample *sample, int32_t *label)
+{
+    const struct dataset *dataset = worker->self->request.dataset;
+    const bool folder = sample->label == sample->members;
+    const struct dataset_member *member = &dataset->members[sample->member + (folder ? 0 : sample->label)];
+    if (!folder) {
+        worker->broken = member->size > worker->self->label_bytes;
+        if (worker->broken)
+            return dataset_at(dataset, sample, member,
+                              status_set(STATUS_FAILED, "its %s has %llu bytes, too many for a label",
+                                         member->extension, (unsigned long long)member->size));
+        enum status status = set_files_read(worker->self->files, member, member->size, worker->label);
+        if (status != STATUS_OK)
+            return status_prefix(status, "sample '%s'", sample->key);
+        worker->bytes += member->size;
+        worker->label_edges = checksum_edges(worker->label, member->size);
+    }
+    const enum status status = dataset_label(dataset, sample, worker->label, folder ? 0 : member->size,
+                                             class_limit(&worker->self->request), label);
+    worker->broken = status == STATUS_FAILED;
+    return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
+}
+
+enum status set_load_check_shape(const struct set_stream_request *request, const struct image *image)
+{
+    if (image->channels == request->channels && image->depth == request->depth &&
+        image->height == request->height && image->width == request->width && image->type == request->type)
+        return STATUS_OK;
+    return status_set(
+        STATUS_USAGE,
+        "it is %s of %ux%ux%ux%u (channels, depth, height, width), but samples are %s of "
+        "%ux%ux%ux%u; to give all images one size, %s",
+        dtype_names[image->type], image->channels, image->depth, image->height, image->width,
+        dtype_names[request->type], request->channels, request->depth, request->height, request->width,
+        OPTION_OR_FIELD("add --out-res PIXELS --channels 3 (or 1)", "set out_res and channels"));
+}
+
+/* Decodes the bytes of a member to `to`. */
+static enum status decode(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes,
+                          uint32_t epoch, uint32_t number, uint8_t *to)
+{
+    const struct set_stream_request *request = &worker->self->request;
+    struct image image;
+    bool is_image;
+    TRY(image_fit(&request->fit, members_format(member->extension), bytes, member->size, epoch, number,
+                  &worker->scratch, &image, &is_image));
+    if (!is_image)
+        return status_set(STATUS_FAILED,
+                          "its %s is neither an image nor an array of an image; name another member with "
+                          "%s",
+                          member->extension, OPTION_OR_FIELD("--image", "image"));
+    TRY(set_load_check_shape(request, &image));
+    TRY(image_check_finite(&image));
+    if (request->output)
+        image_output_store(request->output, &image, epoch, number, worker->changed, to);
+    else
+        image_store(&image, to);
+    return STATUS_OK;
+}
+
+/* Returns the time if the sample is timed. Reading the clock takes long compared with copying a few bytes. */
+static double clock_of(const struct worker *worker)
+{
+    return worker->timed ? timer_now_s() : 0;
+}
+
+/* Describes the file of sample `i` of a batch for the consumer, or, if it must not decode this file, takes
+ * the file away from the batch. */
+static enum status hand_on(struct worker *worker, const struct dataset_member *member, struct slot *slot,
+                           uint32_t i)
+{
+    const struct set_stream_request *request = &worker->self->request;
+    const struct image_fit *fit = &request->fit;
+    struct set_stream_file *file = &slot->files[i];
+    *file =
+        (struct set_stream_file){.index = i, .bytes = slot->bytes + slot->file_at[i], .size = member->size};
+    if (image_for_device(members_format(member->extension), file->bytes, file->size, fit->res,
+                         &worker->scratch, &file->shape) &&
+        (fit->channels || file->shape.channels == request->channels))
+        return image_fit_part(fit, &file->shape, (uint32_t)slot->at.epoch, slot->numbers[i], &file->part,
+                              &file->turn);
+    slot->file_at[i] = NO_FILE;
+    return STATUS_OK;
+}
+
+/* Keeps the header of an array that was stored in the batch: further arrays with this header have the same
+ * shape and type. Files of records have no headers. */
+static void keep_header(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes)
+{
+    const struct set_stream *self = worker->self;
+    const size_t header_bytes = member->size - self->sample_bytes;
+    if (!self->direct || worker->header_known)
+        return;
+    if (header_bytes == 0 || (header_bytes >= CHECKSUM_EDGE && self->sample_bytes >= CHECKSUM_EDGE &&
+                              header_bytes <= sizeof worker->header)) {
+        memcpy(worker->header, bytes, header_bytes);
+        worker->header_bytes = header_bytes;
+        worker->header_known = true;
+    }
+}
+
+/* Reads the image of sample `i` of a batch, and decodes it unless the consumer does. */
+static enum status load_image(struct worker *worker, const struct dataset_sample *sample, struct slot *slot,
+                              uint32_t i)
+{
+    const struct set_stream *self = worker->self;
+    const struct dataset *dataset = self->request.dataset;
+    const struct dataset_member *member = &dataset->members[sample->member + sample->image];
+    const bool keeps = slot->files && slot->file_at[i] != NO_FILE;
+    uint8_t *bytes = keeps ? slot->bytes + slot->file_at[i] : worker->image;
+    const double begin_s = clock_of(worker);
+    TRY(read_image(worker, sample, member, bytes));
+    const double read_s = clock_of(worker);
+    worker->read_s += worker->timed * (read_s - begin_s);
+    enum status status = keeps ? hand_on(worker, member, slot, i) : STATUS_OK;
+    if (status == STATUS_OK && !(keeps && slot->file_at[i] != NO_FILE))
+        status = decode(worker, member, bytes, (uint32_t)slot->at.epoch, slot->numbers[i],
+                        slot->values + i * self->sample_bytes);
+    worker->decode_s += worker->timed * (clock_of(worker) - read_s);
+    worker->broken = status == STATUS_FAILED;
+    if (status == STATUS_OK)
+        keep_header(worker, member, bytes);
+    return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
+}
+
+/* Returns the hash of a sample with the bytes that were read, instead of those that dataset_check() found.
+ * Members that the stream does not read keep their hashes. */
+static uint64_t hash_read(const struct worker *worker, const struct dataset_sample *sample, uint32_t number)
+{
+    const struct set_stream_request *request = &worker->self->request;
+    struct dataset_sample read = *sample;
+    uint64_t edges[DATASET_MEMBERS_MAX];
+    for (uint32_t m = 0; m < sample->members; m++)
+        edges[m] = m == sample->image ? worker->image_edges
+                   : m == sample->label && !request->labels
+                       ? worker->label_edges
+                       : request->dataset->members[sample->member + m].edges;
+    read.edges = checksum_sample(sample->key_hash, edges, sample->members);
+    return set_stream_hash(&read, number);
+}
+
+void set_load_prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
+{
+    const struct dataset_member *members = self->request.dataset->members;
+    for (uint32_t i = begin; i < end; i++)
+        __builtin_prefetch(sample_of(&self->request, slot->numbers[i]));
+    for (uint32_t i = begin; i < end; i++) {
+        const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[i]);
+        if (sample->image < sample->members)
+            __builtin_prefetch(&members[sample->member + sample->image]);
+    }
+    for (uint32_t i = begin; i < end; i++) {
+        const struct dataset_sample *sample = sample_of(&self->request, slot->numbers[i]);
+        if (sample->image < sample->members)
+            set_files_prefetch(self->files, &members[sample->member + sample->image]);
+    }
+}
+
+/* ---- Arrays that are read directly into the batch ----
+ * The values of an array, its header and the label of the sample are read by one call. Whatever is not as
+ * expected is left to load_members(), which reads the members again, one by one, and reports what is wrong.
+ */
+
+/* Returns whether batches have the values of arrays as they are stored. */
+static bool stores_arrays(const struct set_stream_request *request)
+{
+    const struct image_output *output = request->output;
+    if (request->fit.res)
+        return false;
+    return !output || (output->type == request->type && !output->flip && output->rand.operations == 0 &&
+                       (!output->interleaved || request->channels == 1));
+}
+
+bool set_load_reads_directly(const struct set_stream_request *request)
+{
+    const struct dataset *dataset = request->dataset;
+    bool direct = stores_arrays(request) && dataset->shards && !dataset->remote;
+    for (uint32_t i = 0; direct && !dataset->raw.channels && i < dataset->sample_count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[i];
+        const struct dataset_member *members = &dataset->members[sample->member];
+        direct = sample->image == sample->members ||
+                 strcasecmp(members_format(members[sample->image].extension), "npy") == 0;
+    }
+    return direct;
+}
+
+/* Reads an array to `values`, its header to worker->image, and if `label` is not NULL, that member to
+ * worker->label. Returns false if they cannot be read at once. */
+static bool read_directly(struct worker *worker, const struct dataset_member *image,
+                          const struct dataset_member *label, uint8_t *values)
+{
+    const size_t header = worker->header_bytes;
+    struct set_files_range ranges[SET_FILES_RANGES];
+    int count = 0;
+    const bool first = label && label->offset < image->offset;
+    const struct dataset_member *begin = first ? label : image, *end = first ? image : label;
+    const uint64_t gap = label ? end->offset - begin->offset - begin->size : 0;
+    if (label && (label->file != image->file || label->size > worker->self->label_bytes || gap > GAP_MAX))
+        return false;
+    if (first) {
+        ranges[count++] = (struct set_files_range){worker->label, label->size, true};
+        ranges[count++] = (struct set_files_range){worker->gap, gap, false};
+    }
+    ranges[count++] = (struct set_files_range){worker->image, header, true};
+    ranges[count++] = (struct set_files_range){values, image->size - header, true};
+    if (label && !first) {
+        ranges[count++] = (struct set_files_range){worker->gap, gap, false};
+        ranges[count++] = (struct set_files_range){worker->label, label->size, true};
+    }
+    return set_files_read_ranges(worker->self->files, image->file, begin->offset, ranges, count);
+}
+
+/* Returns whether the values that were read are those of the index and of the header, and finite. Sets
+ * worker->image_edges. */
+static bool check_directly(struct worker *worker, const struct dataset_member *member, const uint8_t *values)
+{
+    const struct set_stream *self = worker->self;
+    const struct set_stream_request *request = &self->request;
+    const size_t header = worker->header_bytes;
+    const struct image image = {.channels = request->channels,
+                                .depth = request->depth,
+                                .height = request->height,
+                                .width = request->width,
+                                .type = request->type,
+                                .pixels = values};
+    uint8_t edges[2 * CHECKSUM_EDGE];
+    if (memcmp(worker->image, worker->header, header) != 0)
+        return false;
+    if (request->dataset->indexed &&
+        checksum_split(worker->image, header, values, self->sample_bytes) != member->whole)
+        return false;
+    if (header == 0) {
+        worker->image_edges = checksum_edges(values, self->sample_bytes);
+    } else {
+        memcpy(edges, worker->image, CHECKSUM_EDGE);
+        memcpy(edges + CHECKSUM_EDGE, values + self->sample_bytes - CHECKSUM_EDGE, CHECKSUM_EDGE);
+        worker->image_edges = checksum_edges_only(edges, member->size);
+    }
+    return image_check_finite(&image) == STATUS_OK;
+}
+
+/* Fills the place of sample `i` of a batch as load_members() does, but leaves the comparison of its shard to
+ * compare_shards(). Returns false, and leaves the values undefined, if load_members() has to do it. */
+static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
+{
+    const struct set_stream *self = worker->self;
+    const struct set_stream_request *request = &self->request;
+    const struct dataset *dataset = request->dataset;
+    const uint32_t number = slot->numbers[i];
+    slot->direct[i] = NO_SHARD;
+    if (!worker->header_known || check_number(request, number) != STATUS_OK)
+        return false;
+    const uint32_t at = number % request->count;
+    const struct dataset_sample *sample = sample_of(request, number);
+    const struct dataset_member *members = &dataset->members[sample->member], *label = NULL;
+    if (sample->image >= sample->members ||
+        (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED))
+        return false;
+    if (!request->labels && sample->label < sample->members)
+        label = &members[sample->label];
+    const struct dataset_member *image = &members[sample->image];
+    uint8_t *values = slot->values + i * self->sample_bytes;
+    if (image->size != worker->header_bytes + self->sample_bytes)
+        return false;
+    const double begin_s = clock_of(worker);
+    if (!read_directly(worker, image, label, values))
+        return false;
+    const double read_s = clock_of(worker);
+    if (!check_directly(worker, image, values))
+        return false;
+    if (label)
+        worker->label_edges = checksum_edges(worker->label, label->size);
+    if (request->labels)
+        slot->labels[i] = (int32_t)request->labels[at];
+    else if (dataset_label(dataset, sample, worker->label, label ? label->size : 0, class_limit(request),
+                           &slot->labels[i]) != STATUS_OK)
+        return false;
+    slot->read[i] = hash_read(worker, sample, number);
+    slot->direct[i] = image->file;
+    worker->bytes += image->size + (label ? label->size : 0);
+    worker->read_s += worker->timed * (read_s - begin_s);
+    worker->decode_s += worker->timed * (clock_of(worker) - read_s);
+    return true;
+}
+
+/* Fills the place of sample `i` of a batch, one member after the other. */
+static enum status load_members(struct worker *worker, struct slot *slot, uint32_t i)
+{
+    const struct set_stream_request *request = &worker->self->request;
+    const uint32_t number = slot->numbers[i];
+    worker->broken = false;
+    TRY(check_number(request, number));
+    const uint32_t at = number % request->count;
+    const struct dataset_sample *sample = sample_of(request, number);
+    slot->read[i] = set_stream_hash(sample, number);
+    if (request->labels && request->labels[at] == (uint32_t)STREAM_MASKED) {
+        worker->broken = true;
+        return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
+                          status_set(STATUS_FAILED, "its label cannot be read"));
+    }
+    const enum status links = dataset_check_links(request->dataset, sample);
+    worker->broken = links != STATUS_OK;
+    TRY(links);
+    if (sample->image == sample->members) {
+        worker->broken = true;
+        return dataset_at(request->dataset, sample, &request->dataset->members[sample->member],
+                          dataset_lacks(request->dataset, sample, &request->dataset->choice.image, "image"));
+    }
+    TRY(load_image(worker, sample, slot, i));
+    if (!request->labels)
+        TRY(read_label(worker, sample, &slot->labels[i]));
+    else
+        slot->labels[i] = (int32_t)request->labels[at];
+    slot->read[i] = hash_read(worker, sample, number);
+    return STATUS_OK;
+}
+
+enum status set_load_sample(struct worker *worker, struct slot *slot, uint32_t i)
+{
+    return worker->self->direct && load_directly(worker, slot, i) ? STATUS_OK : load_members(worker, slot, i);
+}
+
+/* ---- Mixing ---- */
+
+void set_mix_begin(const struct set_stream *self, struct slot *slot)
+{
+    const struct set_stream_request *request = &self->request;
+    if (!self->mixes)
+        return;
+    slot->mix = mix_draw(&request->mixing, request->mix_seed, (uint32_t)slot->at.epoch,
+                         (uint32_t)slot->at.step, &self->shape);
+    for (uint32_t i = 0; i < slot->own; i++)
+        atomic_store(&slot->complete[i], 0);
+}
+
+/* To be called when sample `i` of a batch is loaded. Mixes it with its partner if that is loaded, too: so the
+ * thread that loads the second one mixes both. */
+void set_mix_sample(const struct set_stream *self, struct slot *slot, uint32_t i)
+{
+    const bool apart = slot->count > slot->own;
+    const uint32_t own = slot->own, mirrored = apart ? i % own : own - 1 - i;
+    const uint32_t first = apart || i > mirrored ? mirrored : i;
+    const uint32_t second = mix_partner(own, slot->count, first);
+    if (first != second && atomic_fetch_add(&slot->complete[first], 1) == 0)
+        return;
+    mix_images(&slot->mix, &self->shape, type_of(&self->request),
+               self->request.output && self->request.output->interleaved, !apart,
+               slot->values + first * self->sample_bytes, slot->values + second * self->sample_bytes);
+}
+
+void set_mix_partners(const struct slot *slot)
+{
+    for (uint32_t i = 0; i < slot->own; i++)
+        slot->partners[i] = slot->labels[mix_partner(slot->own, slot->count, i)];
+}
