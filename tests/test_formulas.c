@@ -713,6 +713,11 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
     expect_usage("--formula rcdb --vertices 9", "--vertices");
     expect_usage("--formula segrcdb --preset segrcdb-ranges --classes 300", "1 to 255");
     expect_usage("--formula uji --random published", "cuRAND");
+    expect_usage("--preset rcdb-1k --random published --seed 3", "--seed has no effect on published images");
+    expect_usage("--formula rcdb --class x.csv --random published", "drop --class");
+    expect_usage("--preset rcdb-1k --preset-file x --classes 9 --random published", "drop --preset-file");
+    expect_usage("--preset segrcbd --classes 3", "did you mean [segrcdb]?");
+    expect_usage("--preset rcdb1k --classes 3", "did you mean [rcdb-1k]?");
 }
 
 #ifdef HAVE_INIH

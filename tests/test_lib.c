@@ -231,8 +231,8 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 0, "res: 0 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 16385, "res: 16385 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.classes = 1048577, "classes: 1048577 is out of range");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset = "paper",
-                       "preset: the built-in classes.cfg: no section [paper]");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset = "papers",
+                       "preset: the built-in classes.cfg: no section [papers]: did you mean [paper]?");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.preset = "paper-1000", config.classes = 1001),
                        "classes: preset paper-1000 has 1000");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset_file = "/nonexistent",
@@ -252,10 +252,14 @@ Test(lib, wrong_fields_are_named)
                        "class_file: class_list already gives the classes");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.formula = "uji", config.preset = "rcdb"),
                        "preset: rcdb is a preset of the formula rcdb, not of uji; set formula to auto");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.formula = "segrcdb", config.classes = 256), "1 to 255");
+    EXPECT_WRONG_FIELD(FDSL_INVALID,
+                       (config.formula = "segrcdb", config.preset = "segrcdb-ranges", config.classes = 256),
+                       "1 to 255");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.random = "numpy", "random: 'numpy' is unknown");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.formula = "uji", config.random = "published"),
                        "random: published");
+    EXPECT_WRONG_FIELD(FDSL_INVALID,
+                       (config.preset = "rcdb-1k", config.random = "published", config.seed = 3), "seed: ");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.out_res = 16385, "out_res: 16385 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.out_res = 97, config.fit = "crop"),
                        "out_res: 97 is larger than res");

@@ -431,6 +431,8 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
         names[i + 1] = formula_names[i];
     TRY(lib_find_name("formula", config->formula, names, &formula));
     TRY(lib_find_name("random", config->random, randoms, &random));
+    if (random && config->seed)
+        return status_set(STATUS_USAGE, "seed: it has no effect on published images; leave it at 0");
     TRY(lib_check_count("res", config->res, 1, SYNTH_RES_MAX));
     TRY(lib_check_count("classes", config->classes, 0, CLASS_COUNT_MAX));
     struct synth_wish wish = {

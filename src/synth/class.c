@@ -559,14 +559,22 @@ static enum status read_key(struct ini_reading *reading, const char *name, const
                       nearest ? nearest : "", nearest ? "'?" : "");
 }
 
+/* Adds a name to those that an unknown preset is compared with. */
+static void add_section(struct ini_reading *reading, const char *name)
+{
+    for (size_t i = 0; i < reading->section_count; i++)
+        if (strcmp(reading->sections[i], name) == 0)
+            return;
+    if (reading->section_count < SECTIONS_MAX)
+        snprintf(reading->sections[reading->section_count++], SECTION_LENGTH_MAX, "%s", name);
+}
+
 /* The handler that inih calls for each key; returns nonzero on success. Records the name of each section
  * with keys, but reads only the keys of the preset's section. */
 static int handle_key(void *context, const char *section, const char *name, const char *value)
 {
     struct ini_reading *reading = context;
-    size_t last = reading->section_count;
-    if (last < SECTIONS_MAX && (last == 0 || strcmp(reading->sections[last - 1], section) != 0))
-        snprintf(reading->sections[reading->section_count++], SECTION_LENGTH_MAX, "%s", section);
+    add_section(reading, section);
     if (!*section)
         reading->status = status_set(STATUS_USAGE, "key '%s' appears before any [section]", name);
     else if (strcmp(section, reading->preset) == 0) {
@@ -649,10 +657,10 @@ enum status class_ranges_read(const char *path, const char *preset, const struct
 {
     const char *source = path ? path : "the built-in classes.cfg";
     struct ini_reading reading = {.preset = preset, .ranges.formula = formula};
-    const struct formula_preset *listed = path ? NULL : formula->presets;
     list_keys(formula, &reading.keys);
-    for (; listed && listed->name; listed++) /* suggest lists, too */
-        snprintf(reading.sections[reading.section_count++], SECTION_LENGTH_MAX, "%s", listed->name);
+    for (size_t i = 0; !path && i < FORMULA_COUNT; i++) /* suggest lists and published sets, too */
+        for (const struct formula_preset *listed = formulas[i]->presets; listed && listed->name; listed++)
+            add_section(&reading, listed->name);
     if (path)
         TRY(class_open(path, &reading.stream));
     else if (!(reading.stream = fmemopen((void *)classes_cfg, strlen(classes_cfg), "r")))

@@ -18,6 +18,11 @@ static enum status choose_published(struct synth *synth, const struct published_
                                     const struct synth_wish *wish)
 {
     const struct formula *formula = formulas[synth->formula];
+    if (wish->listed || wish->preset_file)
+        return status_set(STATUS_USAGE, "%s published draws the classes of a published set; drop %s",
+                          OPTION_OR_FIELD("--random", "random:"),
+                          wish->listed ? OPTION_OR_FIELD("--class", "the list of classes")
+                                       : OPTION_OR_FIELD("--preset-file", "preset_file"));
     if (!formula->published)
         return status_set(STATUS_USAGE, "%s published is not supported for the formula %s: %s",
                           OPTION_OR_FIELD("--random", "random:"), formula->name, formula->unpublished);

@@ -208,6 +208,10 @@ static enum status check_combination(const struct options *given, const struct s
     if (options_given(given, "class-format") && !parameters->files.write_classes)
         return status_option(STATUS_USAGE, "class-format",
                              " has an effect only with --write-classes; add --write-classes DIR");
+    if (parameters->random && options_given(given, "seed"))
+        return status_option(STATUS_USAGE, "seed",
+                             " has no effect on published images, whose seeds are those of the published "
+                             "script; drop it");
     if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
         return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
                              " has an effect only with --classes; add --classes N");
