@@ -216,6 +216,19 @@ def test_the_order_is_that_of_the_program() -> None:
         assert sum(labels_of(loader), []) == [wanted.at(index) for index in range(30)]
 
 
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_masks_instead_of_labels(pin_memory: bool) -> None:
+    config: dict[str, Any] = {"formula": "segrcdb", "classes": 5, "res": 64, "out_res": 31}
+    loader = Loader(fdsl.Images(**config, count=10), 4, shuffle=False, pin_memory=pin_memory)
+    with fdsl.Generator(**config, batch=10) as g:
+        wanted = [part.numpy() for part in g.generate(0, 10)]
+        taken = list(loader)
+        assert [tuple(masks.shape) for _, masks in taken] == [(4, 31, 31), (4, 31, 31), (2, 31, 31)]
+        for part in (0, 1):
+            assert all("uint8" in str(batch[part].dtype) for batch in taken)
+            assert (numpy.concatenate([batch[part].numpy() for batch in taken]) == wanted[part]).all()
+
+
 @pytest.mark.parametrize("fresh", [True, False])
 def test_images_belong_to_labels(fresh: bool) -> None:
     """In epoch e, sample n is image n + e * s, and s is a multiple of the number of classes."""
