@@ -54,26 +54,51 @@ static struct synth_image image_of(const struct synth *synth, uint64_t number)
 struct finished {
     const struct maker *maker;
     uint64_t first;
-    const uint8_t *pixels;
+    const uint8_t *pixels, *masks; /* `masks`: NULL if there are none */
 };
 
+static enum status add_image(const struct finished *finished, const uint8_t *pixels,
+                             struct source_sample *sample)
+{
+    const struct maker *maker = finished->maker;
+    const struct synth_output *output = &maker->synth->output;
+    const struct png_shape shape = {output->res, output->res, 1};
+    return maker->encoding == SOURCE_NPY ? source_add_array(sample, dtype_npy(output->type), maker->shape,
+                                                            pixels, synth_output_bytes(maker->synth), NULL)
+                                         : source_add_image(sample, maker->encoding, pixels, &shape);
+}
+
+/* Adds the mask as a PNG file of class numbers. */
+static enum status add_mask(const struct finished *finished, uint64_t j, struct source_sample *sample)
+{
+    const struct synth *synth = finished->maker->synth;
+    const struct png_shape shape = {synth->output.res, synth->output.res, 1};
+    void *bytes;
+    size_t size;
+    if (!finished->masks)
+        return STATUS_OK;
+    TRY(source_encode(SOURCE_PNG, 0, finished->masks + j * synth_mask_bytes(synth), &shape, &bytes, &size));
+    source_add(sample, MASK_MEMBER, bytes, size);
+    return STATUS_OK;
+}
+
+/* Members are sorted by extension. */
 static enum status encode(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct finished *finished = state;
     const struct synth *synth = finished->maker->synth;
-    const struct synth_output *output = &synth->output;
-    const struct png_shape shape = {output->res, output->res, 1};
-    size_t image_bytes = synth_output_bytes(synth);
-    const uint8_t *pixels = finished->pixels + (number - finished->first) * image_bytes;
+    const uint64_t j = number - finished->first;
+    const uint8_t *pixels = finished->pixels + j * synth_output_bytes(synth);
+    const bool mask_first = strcmp(MASK_MEMBER, source_extensions[finished->maker->encoding]) < 0;
     if (finished->maker->published_names) {
         const struct synth_image image = image_of(synth, number);
         published_image_name(synth->set, &synth->rows[image.class_index], image.instance, sample->name);
     }
     TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
-    return finished->maker->encoding == SOURCE_NPY
-               ? source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels,
-                                  image_bytes, NULL)
-               : source_add_image(sample, finished->maker->encoding, pixels, &shape);
+    if (mask_first)
+        TRY(add_mask(finished, j, sample));
+    TRY(add_image(finished, pixels, sample));
+    return mask_first ? STATUS_OK : add_mask(finished, j, sample);
 }
 
 /* Fills `samples` with images first to first + count - 1, which must belong to one run of the variant.
@@ -82,20 +107,23 @@ static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t coun
                               struct source_sample *samples)
 {
     const struct synth *synth = maker->synth;
-    size_t bytes = synth_output_bytes(synth);
+    size_t bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
     struct run_time time;
     if (maker->run != first / synth->batch) {
         maker->run = UINT64_MAX;
         TRY(maker->variant->run(maker->state, first / synth->batch, &time));
         maker->run = first / synth->batch;
     }
-    FREED uint8_t *pixels = malloc(count * bytes);
+    FREED uint8_t *pixels = malloc(count * (bytes + mask_bytes));
     TRY(ALLOCATED(pixels, "out of memory for %" PRIu64 " images; lower --batch", count));
+    uint8_t *masks = mask_bytes ? pixels + count * bytes : NULL;
     for (uint64_t i = 0; i < count; i++) {
         struct synth_fetch fetch = {.j = (first + i) % synth->batch, .pixels = pixels + i * bytes};
+        if (masks)
+            fetch.mask = masks + i * mask_bytes;
         TRY(maker->variant->fetch(maker->state, &fetch));
     }
-    const struct finished finished = {maker, first, pixels};
+    const struct finished finished = {maker, first, pixels, masks};
     return source_make_all(encode, &finished, first, count, samples);
 }
 
@@ -316,7 +344,8 @@ static enum status synth_source_open(const struct source_request *request, struc
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
     facts->samples = SOURCE_ENDLESS;
     facts->classes = maker->synth->rules.shapes > 1 ? 0 : maker->synth->class_count;
-    facts->sample_bytes = synth_output_bytes(maker->synth) + NPY_HEADER_MAX;
+    facts->masks = maker->synth->rules.masked;
+    facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     facts->identity =
         XXH3_64bits(maker->synth->classes, maker->synth->class_count * sizeof *maker->synth->classes);
@@ -346,7 +375,7 @@ static const char *const indifferent[] = {"batch", "class", "preset-file", "layo
 
 const struct source source_synth = {
     .name = "synth",
-    .summary = "images of formulas such as VisualAtom, and their labels",
+    .summary = "images of formulas such as VisualAtom, and their labels or masks",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct synth_values),
