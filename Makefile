@@ -443,14 +443,15 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
+FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
                 src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/data/zip.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/env_identity.c src/machine/host.c src/core/axes.c src/core/options.c \
-                src/synth/class.c src/synth/classes_cfg.S src/synth/published_files.c src/core/parallel.c src/train/checkpoint.c src/train/model.c src/train/option_values.c \
+                 src/synth/class.c src/synth/classes_cfg.S src/synth/formula.c src/synth/lines.c $(wildcard src/synth/published*.c) src/core/parallel.c \
+                 $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
                 src/data/set_stream.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
                 src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/image_output.c src/data/records.c src/data/embeddings.c
+                src/data/image_output.c src/data/rand_augment.c src/data/records.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -133,8 +133,9 @@ Test(picture, impossible_sizes_are_refused, .init = make_folder)
 
 Test(picture, a_folder_has_its_pictures_and_an_index, .init = make_folder)
 {
-    struct picture pictures[3] = {
-        {NULL, NULL, 16, 0, 9, 5}, {NULL, NULL, 16, 12, 10, 5}, {NULL, NULL, 16, 3, 0, 18446744073709551615u}};
+    struct picture pictures[3] = {{NULL, NULL, 16, 0, 9, 5},
+                                  {NULL, NULL, 16, 12, 10, 5},
+                                  {NULL, NULL, 16, 3, 0, 18446744073709551615u}};
     uint8_t *pixels[3];
     for (uint32_t i = 0; i < 3; i++)
         pictures[i].pixels = pixels[i] = noisy_pixels(i, 256);

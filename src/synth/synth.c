@@ -48,10 +48,8 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "orbits of the benchmark class"},
     {"formula", "NAME", OPTION_CHOICE, AT(formula), .fallback = "uji", .choices = formula_names,
      .column = COLUMN,
-     .help =
-         "how an image is drawn. uji follows the code of hpca-uji/fdsl-gpu-pipeline; visualatom follows "
-         "the renderer of the released VisualAtom data set; rcdb draws radial contours, and segrcdb 32 of "
-         "them per image with a mask. NAME is one of"},
+     .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
+             "default. NAME is one of"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
      .column = COLUMN,
      .help =
@@ -69,8 +67,10 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
-             "default. NAME is one of"},
+     .help = "source of the classes of --classes; implies the formula. Most presets, and the sections of "
+             "--preset-file, are ranges, from which classes are sampled at random; paper-1000 and "
+             "lowercompute-1000 are lists, whose first N classes are used. docs/formulas.md and "
+             "docs/visualatom.md name the presets (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
