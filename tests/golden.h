@@ -72,9 +72,11 @@ static const struct golden_formula golden_formulas[] = {
     {"--formula rcdb --batch 5 --res 97 --classes 5 --seed 18446744073709551615 --instance 4294967290",
      0xac221b79f0e2ca2b, 0},
     {"--formula rcdb --batch 3 --res 1025 --classes 3", 0xdb45df6a835d3603, 0},
-    {"--formula segrcdb --preset segrcdb-ranges --classes 254 --batch 2", 0xe55cc3750f8ab6d7, 0x5bc54259656decb2},
-    {"--formula segrcdb --preset segrcdb-ranges --batch 4 --res 97 --classes 3 --seed 7 --instance 4294967295", 0x0070ffa05e2c18ae,
-     0xd8138c278f83c511},
+    {"--formula segrcdb --preset segrcdb-ranges --classes 254 --batch 2", 0xe55cc3750f8ab6d7,
+     0x5bc54259656decb2},
+    {"--formula segrcdb --preset segrcdb-ranges --batch 4 --res 97 --classes 3 --seed 7 --instance "
+     "4294967295",
+     0x0070ffa05e2c18ae, 0xd8138c278f83c511},
 };
 
 #endif

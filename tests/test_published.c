@@ -624,7 +624,7 @@ Test(published, class_files_of_visualatom_may_lack_the_start)
     cr_assert_str_eq(again, text);
 }
 
-/* The 254 files of SegRCDB, one after the other, as SegRCDB_params.py writes them. */
+/* The 254 files of SegRCDB, concatenated, as SegRCDB_params.py writes them. */
 Test(published, segrcdb_class_files_are_those_of_the_script)
 {
     char text[65] = "";

@@ -208,7 +208,6 @@ static void help_common(FILE *stream, bool all)
           "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # median and 99th percentile\n"
           "  mpirun -n 2 fdsl-bench --workload exchange --variant all --bytes 1K:256M:2x   # all-reduces\n"
           "  fdsl-bench advise --data photos --compute 5   # generate or read?\n"
-          "  fdsl-bench compare before.csv after.csv       # what became slower\n"
           "\n"
           "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
           stream);
@@ -224,7 +223,7 @@ static void help_common(FILE *stream, bool all)
     fputs(all ? list_help
               : "\nmore help:\n"
                 "  fdsl-bench --workload NAME --help   describes all options that apply to a workload\n"
-                "  fdsl-bench --prepare --help         and advise --help, compare --help\n"
+                "  fdsl-bench --prepare --help         and advise, compare or verify-published --help\n"
                 "  fdsl-bench --help --verbose         describes all options of all workloads\n",
           stream);
     fputs(exit_statuses, stream);

@@ -347,7 +347,7 @@ static inline __attribute__((always_inline)) void paint_line(uint8_t *pixels, ui
             mask[at] = class_;
         if (i == 0)
             return;
-        int32_t moves = ~(error >> 31); /* all bits set if error >= 0 */
+        int32_t moves = -(int32_t)(error >= 0); /* all bits set if error >= 0 */
         at += along + (across & moves);
         error += 2 * minor - (2 * major & moves);
     }

@@ -51,7 +51,8 @@ static enum status fill_directions(struct published *published)
         }
         to += 2 * q;
     }
-    uint64_t hash = hash_words(1, (const uint32_t *)published->directions, 2 * count);
+    const void *words = published->directions;
+    uint64_t hash = hash_words(1, words, 2 * count);
     if (hash != DIRECTIONS_HASH)
         return status_set(STATUS_UNAVAILABLE,
                           "%s cannot be drawn as published on this machine: its C library rounds cosines and "
