@@ -71,9 +71,10 @@ struct synth_values {
     const char *variant; /* NULL: omp, or naive if the build lacks omp */
     int encoding;        /* enum source_encoding */
     int names;           /* 1: names of the published data set */
-    /* The classes; the formula follows from them. `class_file` has classes numbered 0 to N - 1, of any
-     * formula whose images have labels. Otherwise a preset, of `preset_file` or built-in; NULL: "uji". */
-    const char *preset, *preset_file, *class_file;
+    /* The classes. `class_file` has classes numbered 0 to N - 1. Otherwise a preset, of `preset_file` or
+     * built-in; NULL: that of the formula. `formula` NULL: the one of the classes, else "uji". Images of the
+     * formula must have labels. */
+    const char *formula, *preset, *preset_file, *class_file;
     uint32_t classes, res;      /* classes 0: all of class_file */
     uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
     bool crop;                  /* images of another size than `res` are cut out, not resized */

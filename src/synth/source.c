@@ -9,6 +9,7 @@
 
 #include "core/generator.h"
 #include "core/parallel.h"
+#include "core/text.h"
 #include "core/workload.h"
 #include "data/npy.h"
 #include "data/source.h"
@@ -245,13 +246,32 @@ static enum status open_prepared(const struct source_request *request, struct ma
                : STATUS_OK;
 }
 
-/* Reads a file of classes, of the first formula that accepts it. If none does, the failure is that of the
- * first formula. */
-static enum status read_classes(const char *path, struct synth *synth)
+/* Sets `*formula` to the formula of a name; -1: not named. */
+static enum status find_formula(const char *name, int *formula)
+{
+    *formula = -1;
+    if (!name)
+        return STATUS_OK;
+    for (int i = 0; i < FORMULA_COUNT; i++)
+        if (strcmp(name, formula_names[i]) == 0) {
+            *formula = i;
+            return STATUS_OK;
+        }
+    const char *nearest = nearest_word(name, formula_names, FORMULA_COUNT);
+    return status_value(STATUS_USAGE, "formula", name, " is unknown; %s%s%s",
+                        nearest ? "did you mean '" : "docs/formulas.md lists the formulas",
+                        nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+/* Reads a file of classes: of the formula, or if it is -1, of the first one that accepts the file. If none
+ * does, the failure is that of the first one. */
+static enum status read_classes(const char *path, int wanted, struct synth *synth)
 {
     struct failure first = {.status = STATUS_OK};
     for (int formula = 0; formula < FORMULA_COUNT; formula++) {
         size_t count;
+        if (wanted >= 0 && formula != wanted)
+            continue;
         enum status status = class_read(path, formulas[formula], &synth->rows, &count);
         if (status == STATUS_OK) {
             synth_set_formula(synth, (enum formula_id)formula);
@@ -268,11 +288,11 @@ static enum status read_classes(const char *path, struct synth *synth)
 /* Checks that labels are 0 to N - 1. Numbers of classes differ from each other. */
 static enum status check_labels(const struct synth *synth)
 {
-    if (synth->rules.shapes > 1)
+    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
         return status_set(
             STATUS_USAGE,
-            "an image of the formula %s shows several classes and has no label; choose classes of "
-            "another formula",
+            "an image of the formula %s shows several classes and has a mask instead of a label; "
+            "choose classes of another formula",
             formulas[synth->formula]->name);
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
@@ -285,19 +305,17 @@ static enum status check_labels(const struct synth *synth)
 
 static enum status get_classes(const struct synth_values *wanted, struct synth *synth)
 {
-    const char *const preset = wanted->preset ? wanted->preset : "uji";
-    struct synth_wish wish = {.formula = -1,
-                              .preset = preset,
-                              .preset_file = wanted->preset_file,
-                              .classes = wanted->classes,
-                              .res = wanted->res};
+    struct synth_wish wish = {
+        .preset_file = wanted->preset_file, .classes = wanted->classes, .res = wanted->res};
+    TRY(find_formula(wanted->formula, &wish.formula));
+    wish.preset = wanted->preset ? wanted->preset : wanted->formula ? wanted->formula : "uji";
     if (wanted->class_file) {
-        enum status status = read_classes(wanted->class_file, synth);
+        enum status status = read_classes(wanted->class_file, wish.formula, synth);
         return status == STATUS_OK ? check_labels(synth)
                                    : status_about(status_prefix(status, "--class"), "class");
     }
     TRY(synth_choose(synth, &wish));
-    TRY(synth_draw_classes(synth, wanted->preset_file, preset, wanted->classes));
+    TRY(synth_draw_classes(synth, wanted->preset_file, wish.preset, wanted->classes));
     return check_labels(synth);
 }
 

@@ -472,6 +472,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
                                          "test-labels",
                                          "test-data",
                                          "prefetch",
+                                         "formula",
                                          "preset",
                                          "preset-file",
                                          "class",
