@@ -153,9 +153,10 @@ Test(lib_images, batches_are_those_of_the_generator)
 }
 
 /* The steps of `train --data synth --feed live --fresh` on two ranks. */
-Test(lib_images, batches_are_those_of_the_trainer)
+static void compare_with_trainer(const char *formula)
 {
     const struct data_request request = {.name = "synth",
+                                         .formula = formula,
                                          .train_size = SAMPLES,
                                          .test_size = 1,
                                          .classes = CLASSES,
@@ -168,6 +169,7 @@ Test(lib_images, batches_are_those_of_the_trainer)
     struct model model = {.classes = CLASSES};
     must(data_open(&request, &data));
     struct fdsl_config images = images_config();
+    images.formula = formula ? formula : "auto";
     images.out_res = 0;
     images.channels = 1;
     struct fdsl_source *source = opened_images(&images, 1);
@@ -190,7 +192,7 @@ Test(lib_images, batches_are_those_of_the_trainer)
             cr_assert_eq(tensor_of(batch, FDSL_IMAGES).shape[0], count);
             cr_expect_eq(
                 memcmp(tensor_of(batch, FDSL_IMAGES).data, wanted.samples.values, wanted.samples.bytes), 0,
-                "step %u", step);
+                "%s, step %u", images.formula, step);
             for (uint32_t j = 0; j < count; j++)
                 cr_expect_eq(labels[j], wanted.labels[j]);
             must(stream_release(feed.stream, &wanted, NULL));
@@ -203,6 +205,13 @@ Test(lib_images, batches_are_those_of_the_trainer)
     }
     fdsl_source_close(source);
     data_close(&data);
+}
+
+Test(lib_images, batches_are_those_of_the_trainer)
+{
+    static const char *const formulas[] = {NULL, "visualatom", "rcdb"};
+    for (size_t i = 0; i < COUNT_OF(formulas); i++)
+        compare_with_trainer(formulas[i]);
 }
 
 Test(lib_images, fill_and_describe)
