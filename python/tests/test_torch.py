@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -680,3 +682,23 @@ def test_doctests() -> None:
         pytest.skip("needs PyTorch")
     code = "import doctest, fdsl.torch; print(doctest.testmod(fdsl.torch))"
     assert "failed=0, attempted=3" in run_python(code).stdout
+
+
+@real
+def test_the_segmentation_example_learns() -> None:
+    words = "--size 64 --steps 60 --every 20 --batch 4 --width 8"
+    done = run_example("segmentation.py", words)
+    lines = re.findall(r"^step (\d+): loss ([\d.]+), mean IoU ([\d.]+)", done, re.M)
+    assert [int(step) for step, _, _ in lines] == [20, 40, 60], done
+    losses = [float(loss) for _, loss, _ in lines]
+    before = float(re.findall(r"^untrained: mean IoU ([\d.]+)", done, re.M)[0])
+    assert losses[2] < losses[1] < losses[0] and float(lines[2][2]) > before, done
+
+
+def run_example(name: str, words: str) -> str:
+    """Runs a program of docs/examples with this package, and returns what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(fdsl.__file__).parents[1])}
+    command = [sys.executable, str(ROOT / "docs" / "examples" / name), *words.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
