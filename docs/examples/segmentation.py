@@ -8,7 +8,7 @@ background, on images that it never trains on.
     python3 docs/examples/segmentation.py                     # a few minutes on a CPU
     python3 docs/examples/segmentation.py --device cuda --steps 3000 --size 224 --width 32
 
-The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512 pixels. With `--published`, the
+The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512 pixels. With --published, the
 program trains on these classes; that needs a larger network and many more steps.
 """
 

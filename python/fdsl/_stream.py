@@ -589,7 +589,8 @@ class Loader:
     Each item is a pair of fdsl.Array on the device: images of shape (count, *loader.shape), and int64 labels of shape
     (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. Of
     fdsl.Images with a formula that has masks ("segrcdb"), it is the masks, uint8 of shape (count, height, width). The
-    caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
+    caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
+    makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
 
     The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
     class folders and shards of the same samples, and in the program fdsl-bench. All ranks have the same number of

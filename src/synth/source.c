@@ -212,10 +212,10 @@ static enum status check_options(const struct source_request *request)
 static enum status name_as_published(struct source_facts *facts, struct maker *maker)
 {
     const struct published_set *set = maker->synth->set;
-    if (!set || set->has_masks)
+    if (!set)
         return status_value(
             STATUS_USAGE, "names", "published",
-            " needs --random published and a set with class folders, such as --preset rcdb-1k");
+            " needs --random published and its set, such as --preset rcdb-1k");
     maker->published_names = true;
     facts->published_names = true;
     return STATUS_OK;
