@@ -213,9 +213,8 @@ static enum status name_as_published(struct source_facts *facts, struct maker *m
 {
     const struct published_set *set = maker->synth->set;
     if (!set)
-        return status_value(
-            STATUS_USAGE, "names", "published",
-            " needs --random published and its set, such as --preset rcdb-1k");
+        return status_value(STATUS_USAGE, "names", "published",
+                            " needs --random published and its set, such as --preset rcdb-1k");
     maker->published_names = true;
     facts->published_names = true;
     return STATUS_OK;

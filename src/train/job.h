@@ -19,7 +19,8 @@ struct checkpoint;
 
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
-    const char *data, *image, *label, *tensor, *labels, *test_labels, *formula, *preset, *preset_file, *class_file;
+    const char *data, *image, *label, *tensor, *labels, *test_labels, *formula, *preset, *preset_file,
+        *class_file;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
     double test_share; /* NaN: not given */
     int fit;           /* enum fit_how */
