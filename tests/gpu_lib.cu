@@ -733,6 +733,114 @@ static void compare_images(void)
     }
 }
 
+/* The images and masks of a batch in host memory. */
+struct masked_batch {
+    std::vector<uint8_t> images, masks;
+    bool operator==(const struct masked_batch &other) const
+    {
+        return images == other.images && masks == other.masks;
+    }
+};
+
+/* Copies a batch from the device, or from the host if `on` is NULL. */
+static struct masked_batch copied(const struct fdsl_stream_info &info, const void *images, const void *masks,
+                                  uint32_t count, cudaStream_t on)
+{
+    struct masked_batch batch;
+    batch.images.resize(count * info.image_bytes);
+    batch.masks.resize(count * info.mask_bytes);
+    if (on)
+        must(cudaStreamSynchronize(on));
+    must(cudaMemcpy(batch.images.data(), images, batch.images.size(), cudaMemcpyDefault));
+    must(cudaMemcpy(batch.masks.data(), masks, batch.masks.size(), cudaMemcpyDefault));
+    return batch;
+}
+
+/* Takes the batches of two epochs with fdsl_stream_next(). */
+static std::vector<struct masked_batch>
+take_masks(struct fdsl_source *source, struct fdsl_stream_config config, int device, cudaStream_t on)
+{
+    config.device = device;
+    struct fdsl_stream *stream = open_stream(source, config);
+    const struct fdsl_stream_info info = info_of(stream);
+    std::vector<struct masked_batch> batches;
+    for (int epoch = 0; epoch < 2;) {
+        struct fdsl_batch *batch;
+        struct fdsl_tensor images, masks;
+        const enum fdsl_status status = fdsl_stream_next(stream, on, &batch);
+        epoch += status == FDSL_END;
+        if (status == FDSL_END)
+            continue;
+        good(status);
+        good(fdsl_batch_tensor(batch, FDSL_IMAGES, &images));
+        good(fdsl_batch_tensor(batch, FDSL_MASKS, &masks));
+        if (masks.device_type != (device < 0 ? 1 : 2) || masks.ndim != 3 || (uintptr_t)masks.data % 256 != 0)
+            tell(false, "the masks of a batch are described");
+        batches.push_back(copied(info, images.data, masks.data, (uint32_t)images.shape[0], on));
+        good(fdsl_batch_release(batch, on));
+    }
+    fdsl_stream_close(stream);
+    return batches;
+}
+
+/* Masks on the device have the bits of those in host memory: taken, filled, and of replays. */
+static void compare_masks(void)
+{
+    struct fdsl_config config;
+    struct fdsl_source *source;
+    struct fdsl_stream_config how = images_config();
+    cudaStream_t on;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    uint32_t count;
+    uint8_t *images, *masks;
+    good(fdsl_config_init(&config, sizeof config));
+    config.formula = "segrcdb";
+    config.classes = CLASSES;
+    config.res = 96;
+    config.out_res = 65;
+    good(fdsl_images_open(&config, 100, 1, &source));
+    must(cudaSetDevice(0));
+    must(cudaStreamCreateWithFlags(&on, cudaStreamNonBlocking));
+    const std::vector<struct masked_batch> whole = take_masks(source, how, FDSL_CPU, nullptr);
+    size_t shown = 0;
+    for (const struct masked_batch &batch : whole)
+        for (uint8_t value : batch.masks)
+            shown += value != 0;
+    tell(shown > 0 && take_masks(source, how, 0, on) == whole, "masks have the bits of the CPU");
+    how.drop_last = 1;
+    const std::vector<struct masked_batch> right = take_masks(source, how, FDSL_CPU, nullptr);
+    how.device = 0;
+    struct fdsl_stream *stream = open_stream(source, how);
+    const struct fdsl_stream_info info = info_of(stream);
+    must(cudaMalloc(&images, info.capacity * info.image_bytes));
+    must(cudaMalloc(&masks, info.capacity * info.mask_bytes));
+    good(fdsl_stream_fill_masks(stream, images, masks, &count, on));
+    bool well = copied(info, images, masks, count, on) == right[0];
+    must(cudaStreamBeginCapture(on, cudaStreamCaptureModeGlobal));
+    good(fdsl_stream_fill_masks(stream, images, masks, &count, on));
+    must(cudaStreamEndCapture(on, &graph));
+    must(cudaGraphInstantiate(&executable, graph, 0));
+    for (size_t i = 1; i < right.size(); i++) { /* the capture itself fills nothing */
+        must(cudaMemsetAsync(masks, 0xaa, info.capacity * info.mask_bytes, on));
+        must(cudaGraphLaunch(executable, on));
+        well = well && copied(info, images, masks, count, on) == right[i];
+    }
+    tell(well, "filled masks, and those of replays, have the bits of the CPU");
+    const bool refused =
+        fdsl_stream_fill_masks(stream, images, masks + 1, &count, on) == FDSL_INVALID &&
+        strncmp(fdsl_error(), "masks: ", 7) == 0 &&
+        fdsl_stream_fill(stream, images, reinterpret_cast<int64_t *>(masks), &count, on) == FDSL_INVALID;
+    tell(refused, "masks that are not aligned, and labels of images with masks, are refused");
+    must(cudaGraphExecDestroy(executable));
+    must(cudaGraphDestroy(graph));
+    must(cudaFree(images));
+    must(cudaFree(masks));
+    must(cudaStreamDestroy(on));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
 /* Replays deliver the batches that follow, over the ends of epochs. Then the stream continues without a
  * graph, with the graph again, and its state with another stream. */
 static void replay(const char *dtype)
@@ -1065,6 +1173,7 @@ int main(void)
     survive_captures(source, "cpu");
     survive_captures(source, "auto");
     compare_images();
+    compare_masks();
     replay("u8");
     replay("f16");
     refuse_replay();

@@ -874,7 +874,7 @@ static std::string check_batch(struct output &out, const int64_t *labels, const 
 static enum status fill(struct device_batches *batches, void *rows, int64_t *labels, cudaStream_t stream,
                         struct stream_batch *batch)
 {
-    const struct device_parts to = {rows, labels, nullptr};
+    const struct device_parts to = {rows, labels, nullptr, nullptr};
     return device_batches_fill(batches, &to, stream, batch);
 }
 

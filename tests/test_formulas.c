@@ -778,24 +778,3 @@ Test(formulas, the_page_lists_all_formulas)
     }
     cr_expect(strstr(page, rows), "the rows of the table must be:\n%s", rows);
 }
-
-/* ---- Prepared sets ---- */
-
-#if defined(HAVE_INIH) && defined(HAVE_PNG)
-/* The members of a shard are the files that --png writes. A folder of class folders would lose the masks. */
-Test(formulas, prepared_sets_have_masks)
-{
-    cr_assert_not_null(getenv("FDSL_BENCH"));
-    cr_expect_eq(
-        system(
-            "d=$(mktemp -d) && cd $d && exec 2>&1 >log && "
-            "W='--preset segrcdb --classes 9 --res 64 --out-res 31' && "
-            "\"$FDSL_BENCH\" --prepare s --from synth $W --samples 3 --store shards && tar xf s/*.tar && "
-            "\"$FDSL_BENCH\" --variant naive $W --batch 3 --png p --max-time 0.01 && "
-            "for i in 0 1 2; do cmp 00000$i.png p/class-0_instance-$i.png && "
-            "cmp 00000$i.mask.png p/class-0_instance-$i.mask.png || exit 1; done && test ! -e 000000.cls && "
-            "! \"$FDSL_BENCH\" --prepare f --from synth $W --samples 3 --store imagefolder && test ! -e f && "
-            "cd / && rm -r $d"),
-        0);
-}
-#endif

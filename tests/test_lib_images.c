@@ -153,9 +153,10 @@ Test(lib_images, batches_are_those_of_the_generator)
 }
 
 /* The steps of `train --data synth --feed live --fresh` on two ranks. */
-Test(lib_images, batches_are_those_of_the_trainer)
+static void compare_with_trainer(const char *formula)
 {
     const struct data_request request = {.name = "synth",
+                                         .formula = formula,
                                          .train_size = SAMPLES,
                                          .test_size = 1,
                                          .classes = CLASSES,
@@ -168,6 +169,7 @@ Test(lib_images, batches_are_those_of_the_trainer)
     struct model model = {.classes = CLASSES};
     must(data_open(&request, &data));
     struct fdsl_config images = images_config();
+    images.formula = formula ? formula : "auto";
     images.out_res = 0;
     images.channels = 1;
     struct fdsl_source *source = opened_images(&images, 1);
@@ -190,7 +192,7 @@ Test(lib_images, batches_are_those_of_the_trainer)
             cr_assert_eq(tensor_of(batch, FDSL_IMAGES).shape[0], count);
             cr_expect_eq(
                 memcmp(tensor_of(batch, FDSL_IMAGES).data, wanted.samples.values, wanted.samples.bytes), 0,
-                "step %u", step);
+                "%s, step %u", images.formula, step);
             for (uint32_t j = 0; j < count; j++)
                 cr_expect_eq(labels[j], wanted.labels[j]);
             must(stream_release(feed.stream, &wanted, NULL));
@@ -203,6 +205,13 @@ Test(lib_images, batches_are_those_of_the_trainer)
     }
     fdsl_source_close(source);
     data_close(&data);
+}
+
+Test(lib_images, batches_are_those_of_the_trainer)
+{
+    static const char *const formulas[] = {NULL, "visualatom", "rcdb"};
+    for (size_t i = 0; i < COUNT_OF(formulas); i++)
+        compare_with_trainer(formulas[i]);
 }
 
 Test(lib_images, fill_and_describe)
@@ -233,6 +242,100 @@ Test(lib_images, fill_and_describe)
     cr_expect(stats.batches == STEPS && stats.samples == SAMPLES && stats.memory_bytes > sizeof memory);
     fdsl_stream_close(stream);
     fdsl_close(expected->generator);
+}
+
+/* ---- Masks ---- */
+
+enum { MASK_SIDE = 31, MASK_BYTES = MASK_SIDE * MASK_SIDE };
+
+static struct fdsl_config masks_config(void)
+{
+    struct fdsl_config config = images_config();
+    config.formula = "segrcdb";
+    config.res = 64;
+    config.out_res = MASK_SIDE;
+    return config;
+}
+
+/* Compares images and masks with those of the generator. */
+static void expect_masks(struct expected *expected, const struct fdsl_stream_config *config, uint64_t epoch,
+                         uint32_t first, uint32_t count, const void *images, const uint8_t *masks)
+{
+    static uint8_t wanted[BATCH * 3 * MASK_BYTES], wanted_masks[BATCH * MASK_BYTES];
+    const struct fdsl_targets targets = {.size = sizeof targets, .masks = wanted_masks};
+    const struct draw_order order = draw_order(config->seed, (uint32_t)epoch, SAMPLES);
+    uint64_t numbers[BATCH];
+    size_t shown = 0;
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] =
+            (config->shuffle ? draw_order_at(&order, first + i) : first + i) + epoch * expected->fresh;
+    good(fdsl_generate_targets(expected->generator, numbers, 0, count, wanted, &targets, NULL));
+    cr_expect_eq(memcmp(images, wanted, count * expected->image_bytes), 0, "image %u", first);
+    cr_expect_eq(memcmp(masks, wanted_masks, count * MASK_BYTES), 0, "mask %u", first);
+    for (size_t i = 0; i < count * MASK_BYTES; i++)
+        shown += wanted_masks[i] != 0;
+    cr_expect_gt(shown, 0);
+}
+
+/* next() and fill(), shuffled or not, the same and fresh images, with one and with two ranks. */
+Test(lib_images, batches_have_the_masks_of_the_generator)
+{
+    static uint8_t images[BATCH * 3 * MASK_BYTES], masks[BATCH * MASK_BYTES];
+    for (int trial = 0; trial < 4; trial++) {
+        const struct fdsl_config from = masks_config();
+        struct expected *expected = opened_expected(&from, trial % 2);
+        expected->fresh = trial % 2 ? generated_stream_fresh(1) : 0;
+        struct fdsl_source *source = opened_images(&from, trial % 2);
+        struct fdsl_stream_config config = stream_config();
+        config.shuffle = trial / 2;
+        config.batch_size = trial < 2 ? BATCH : BATCH / 2;
+        config.world_size = trial < 2 ? 1 : 2;
+        config.rank = config.world_size - 1;
+        struct fdsl_stream *next = opened_stream(source, &config), *fill = opened_stream(source, &config);
+        cr_expect_eq(info_of(next).mask_bytes, MASK_BYTES);
+        for (uint32_t step = 0; step < STEPS + 2; step++) {
+            const uint64_t epoch = step / STEPS;
+            const uint32_t in_epoch = step % STEPS, all = in_epoch + 1 == STEPS ? 2 : BATCH;
+            struct fdsl_batch *batch = taken(next);
+            uint32_t count, mine = all / config.world_size;
+            const uint32_t first = in_epoch * BATCH + config.rank * mine;
+            const struct fdsl_tensor tensor = tensor_of(batch, FDSL_MASKS);
+            cr_expect(tensor.ndim == 3 && tensor.code == 1 && tensor.bits == 8 && tensor.device_type == 1 &&
+                      (uintptr_t)tensor.data % 256 == 0);
+            cr_expect(tensor.shape[0] == mine && tensor.shape[1] == MASK_SIDE &&
+                      tensor.shape[2] == MASK_SIDE);
+            cr_expect(tensor.strides[0] == MASK_BYTES && tensor.strides[1] == MASK_SIDE &&
+                      tensor.strides[2] == 1);
+            expect_masks(expected, &config, epoch, first, mine, tensor_of(batch, FDSL_IMAGES).data,
+                         tensor.data);
+            good(fdsl_batch_release(batch, NULL));
+            good(fdsl_stream_fill_masks(fill, images, masks, &count, NULL));
+            cr_assert_eq(count, mine);
+            expect_masks(expected, &config, epoch, first, mine, images, masks);
+            if (in_epoch + 1 == STEPS) {
+                cr_assert_eq(fdsl_stream_next(next, NULL, &batch), FDSL_END);
+                cr_assert_eq(fdsl_stream_fill_masks(fill, images, masks, &count, NULL), FDSL_END);
+            }
+        }
+        /* A state, and images without their masks. */
+        struct fdsl_state state = {.size = sizeof state};
+        uint32_t count;
+        good(fdsl_stream_save(fill, &state));
+        cr_expect(state.epoch == 1 && state.sample == 2 * BATCH);
+        good(fdsl_stream_seek(fill, 0, 0));
+        good(fdsl_stream_load(fill, &state));
+        memset(masks, 0xaa, sizeof masks);
+        good(fdsl_stream_fill(fill, images, NULL, &count, NULL));
+        for (size_t i = 0; i < sizeof masks; i++)
+            cr_assert_eq(masks[i], 0xaa);
+        good(fdsl_stream_load(fill, &state));
+        good(fdsl_stream_fill_masks(fill, images, masks, &count, NULL));
+        expect_masks(expected, &config, 1, 2 * BATCH + config.rank * count, count, images, masks);
+        fdsl_stream_close(next);
+        fdsl_stream_close(fill);
+        fdsl_source_close(source);
+        fdsl_close(expected->generator);
+    }
 }
 
 /* ---- Positions and lifetimes ---- */
@@ -301,6 +404,9 @@ Test(lib_images, states_of_other_images_are_refused)
     images = images_config();
     images.dtype = "f32";
     expect_other(opened_images(&images, 0), &config, &state, "another transform");
+    images = images_config();
+    images.formula = "visualatom";
+    expect_other(opened_images(&images, 0), &config, &state, "another data set");
     images = images_config();
     config.shuffle = 0;
     expect_other(opened_images(&images, 0), &config, &state, "shuffle_buffer");
@@ -402,6 +508,38 @@ static void expect_error(enum fdsl_status result, enum fdsl_status expected, con
     cr_expect_eq(strncmp(fdsl_error(), name, strlen(name)), 0, "%s: %s", name, fdsl_error());
 }
 
+/* A stream has either labels or masks. */
+Test(lib_images, parts_that_a_stream_lacks_are_refused)
+{
+    static uint8_t images[BATCH * 3 * 32 * 32], masks[BATCH * MASK_BYTES];
+    int64_t labels[BATCH];
+    uint32_t count;
+    struct fdsl_tensor tensor;
+    for (int masked = 0; masked < 2; masked++) {
+        const struct fdsl_config from = masked ? masks_config() : images_config();
+        struct fdsl_source *source = opened_images(&from, 0);
+        const struct fdsl_stream_config config = stream_config();
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        struct fdsl_batch *batch = taken(stream);
+        expect_error(fdsl_batch_tensor(batch, masked ? FDSL_LABELS : FDSL_MASKS, &tensor), FDSL_INVALID,
+                     masked ? "field: the images have masks instead of labels"
+                            : "field: the stream has no masks");
+        if (masked)
+            expect_error(fdsl_stream_fill(stream, images, labels, &count, NULL), FDSL_INVALID,
+                         "labels: the images have masks");
+        else
+            expect_error(fdsl_stream_fill_masks(stream, images, masks, &count, NULL), FDSL_INVALID,
+                         "masks: the stream has no masks");
+        expect_error(fdsl_stream_fill_masks(stream, images, NULL, &count, NULL), FDSL_INVALID,
+                     "masks: it is NULL");
+        expect_error(fdsl_stream_fill_masks(stream, NULL, masks, &count, NULL), FDSL_INVALID, "images: ");
+        expect_error(fdsl_stream_fill_masks(NULL, images, masks, &count, NULL), FDSL_INVALID, "stream: ");
+        good(fdsl_batch_release(batch, NULL));
+        fdsl_stream_close(stream);
+        fdsl_source_close(source);
+    }
+}
+
 Test(lib_images, arguments_of_images_are_checked)
 {
     const struct fdsl_class class_ = {
@@ -418,10 +556,6 @@ Test(lib_images, arguments_of_images_are_checked)
     config = images_config();
     config.threads = 2;
     expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "threads: ");
-    config = images_config();
-    config.formula = "segrcdb";
-    config.classes = 3;
-    expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "formula: images of segrcdb");
     config = images_config();
     config.generator = "omq";
     expect_error(fdsl_images_open(&config, 1, 0, &source), FDSL_INVALID, "generator: ");

@@ -255,6 +255,54 @@ Test(prepare, synth_samples_are_the_images_and_labels_of_run_0)
     free(raw);
 }
 
+/* Images of a formula with masks: members of shards, and two folders of files. Image and mask are cut alike,
+ * and a lossy or floating-point image still has a lossless mask. */
+Test(prepare, masks_are_stored_with_their_images)
+{
+#define MASKED "--from synth --preset segrcdb --classes 9 --samples 7 --res 64 --out-res 31"
+    EXPECT(0, "$P --variant naive --preset segrcdb --classes 9 --batch 7 --res 64 --out-res 31 --png p "
+              "--warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0");
+    EXPECT(0, "$P --prepare s " MASKED " --shards 2 && cat s/*.tar > /dev/null && mkdir x && cd x && "
+              "tar xf ../s/synth-000000.tar && tar xf ../s/synth-000001.tar && cat *.cls");
+    cr_expect(strstr(out, "\n0000000"), "%s", out);
+    EXPECT(0, "$P --prepare i " MASKED " --store imagefolder --batch 3 2>&1");
+    cr_expect(strstr(out, "7 samples in 2 folders"), "%s", out);
+    EXPECT(0,
+           "for i in 0 1 2 3 4 5 6; do cmp x/00000$i.png p/class-0_instance-$i.png && "
+           "cmp x/00000$i.mask.png p/class-0_instance-$i.mask.png && cmp x/00000$i.png i/image/00000$i.png "
+           "&& cmp x/00000$i.mask.png i/mask/00000$i.png || exit 1; done; find i -type f | wc -l");
+    cr_expect_str_eq(out, "16\n");
+    EXPECT(0, "head -c 200 i/synth.index | head -1 | cut -f 2; grep -c '^sample.image/.*mask.png.*png' "
+              "i/synth.index");
+    cr_expect_str_eq(out, "imagefolder\n7\n");
+    static const char *const kinds[] = {"npy", "jpeg"}, *const files[] = {"mask.png,npy", "jpg,mask.png"};
+    for (int k = 0; k < 2; k++) {
+        EXPECT(0,
+               "rm -rf e && $P --prepare e " MASKED " --encode %s --store files && cmp x/000003.mask.png "
+               "e/not-imagefolder/000/000003.mask.png && ls e/not-imagefolder/000/000003.* | cut -d. -f 2- | "
+               "grep -v cls | paste -sd,",
+               kinds[k]);
+        cr_expect(strstr(out, files[k]), "%s", out);
+    }
+    /* A missing mask is written again; sets are read and verified. */
+    EXPECT(0, "rm i/mask/000004.png && $P --prepare i " MASKED " --store imagefolder 2>&1 && "
+              "cmp x/000004.mask.png i/mask/000004.png");
+    EXPECT(0, "$P --variant files --data i --decode --min-samples 1 --min-time 0 --max-time 0 2>&1");
+    cr_expect_null(strstr(out, "not read"), "%s", out);
+    EXPECT(0, "$P --variant shards --data s --decode --min-samples 1 --min-time 0 --max-time 0 2>&1");
+    EXPECT(0, "$P --prepare c --from dataset --source i && tar xf c/dataset-000000.tar && "
+              "cmp x/000004.mask.png 000004.mask.png && cat *.cls");
+    cr_expect(strstr(out, "0000000"), "%s", out);
+    EXPECT(0, "$P --variant files --data i --verify --min-samples 1 --min-time 0 --max-time 0 2>&1");
+    cr_expect_null(strstr(out, "not read"), "%s", out);
+    /* The tree of the published set. */
+    EXPECT(0, "$P --prepare v --from synth --preset segrcdb --random published --samples 2 --instance 3500 "
+              "--store imagefolder --names published && test -f v/mask/003501.png && "
+              "$P verify-published v --preset segrcdb 2>&1");
+    cr_expect(strstr(out, "2 of 2 images equal") && strstr(out, "2 of 2 masks equal"), "%s", out);
+#undef MASKED
+}
+
 /* The bytes must not depend on the variant, the batch size or the number of threads. */
 Test(prepare, synth_bytes_do_not_depend_on_variant)
 {

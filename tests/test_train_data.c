@@ -53,6 +53,65 @@ Test(train_data, rows_have_the_preset)
     cr_expect_str_eq(value(out, 1, "skipped"), "");
 }
 
+/* Formulas by name, by preset, by ranges in a file and by a file of classes; up to 21,000 classes. */
+Test(train_data, trains_on_every_formula_with_labels)
+{
+    double loss[3];
+    static const char *const formulas[] = {"uji", "visualatom", "rcdb"};
+    for (int i = 0; i < 3; i++) {
+        EXPECT(0, "$P " LIVE "--epochs 2 --formula %s --format csv --verify --shift 2 --export live",
+               formulas[i]);
+        cr_expect_str_eq(value(out, 2, "formula"), formulas[i]);
+        cr_expect_str_eq(value(out, 2, "feed"), "live");
+        cr_expect_str_eq(value(out, 2, "wrong"), "0");
+        loss[i] = number(out, 2, "test_loss");
+        cr_expect(loss[i] > 0 && (i == 0 || loss[i] != loss[i - 1]));
+        EXPECT(0,
+               "$P " LIVE
+               "--epochs 2 --formula %s --feed stored --export stored --shift 2 && cmp live stored",
+               formulas[i]);
+    }
+    EXPECT(0, "$P " LIVE "--epochs 2 --preset rcdb --format csv --shift 2");
+    cr_expect_eq(number(out, 2, "test_loss"), loss[2]);
+    EXPECT(0, "$P --variant naive --preset rcdb --classes 5 --batch 1 --write-classes c.csv --max-time 0.01");
+    EXPECT(0, "$P " LIVE "--epochs 2 --class c.csv --format csv --shift 2");
+    cr_expect_eq(number(out, 2, "test_loss"), loss[2]);
+    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint k --formula rcdb --format csv");
+    const double tested = number(out, 1, "test_loss");
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "formula"), "rcdb");
+    cr_expect_float_eq(number(out, 1, "test_loss"), tested, 1e-6 * tested);
+    EXPECT(0,
+           "sed -n '/^.rcdb.$/,/^$/p' %s/configs/classes.cfg | sed 's/rcdb/mine/' > mine.cfg && "
+           "$P " LIVE "--epochs 2 --formula rcdb --preset mine --preset-file mine.cfg --format csv --shift 2",
+           root);
+    cr_expect_eq(number(out, 2, "test_loss"), loss[2]);
+    EXPECT(0, "$P --variant train-omp --model logreg --data synth --formula rcdb --classes 21000 --res 8 "
+              "--train-size 60 --test-size 20 --batch 20 --epochs 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "classes"), "21000");
+    EXPECT(0, "$P --variant train-omp --model vit-micro --data synth --formula rcdb --classes 3 --res 32 "
+              "--train-size 16 --test-size 4 --batch 8 --epochs 1 --format csv");
+}
+
+/* Formulas whose images have no label, unknown ones, and presets of another formula. */
+Test(train_data, refuses_formulas_by_name)
+{
+    EXPECT(2, "$P " LIVE "--formula segrcdb");
+    cr_expect(strstr(out, "the formula segrcdb shows several classes and has a mask instead of a label"),
+              "%s", out);
+    EXPECT(2, "$P " LIVE "--preset segrcdb");
+    cr_expect(strstr(out, "mask instead of a label"), "%s", out);
+    EXPECT(2, "$P " LIVE "--formula rcbd");
+    cr_expect(strstr(out, "--formula rcbd is unknown; did you mean 'rcdb'?"), "%s", out);
+    EXPECT(2, "$P " LIVE "--formula rcdb --preset paper-1000");
+    cr_expect(strstr(out, "paper-1000 is a preset of the formula uji, not of rcdb"), "%s", out);
+    EXPECT(0,
+           "$P --variant naive --preset segrcdb --classes 3 --batch 1 --write-classes s.csv --max-time 0.01");
+    EXPECT(2, "$P " LIVE "--formula segrcdb --class s.csv");
+    EXPECT(2, "$P --variant train-naive --data digits --formula rcdb");
+    cr_expect(strstr(out, "--data synth"), "%s", out);
+}
+
 /* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the
  * checkpoint. */
 static void expect_same_test(const char *options, const char *trained)

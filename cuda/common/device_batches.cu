@@ -451,7 +451,7 @@ static enum status set_next(struct device_batches *batches, void *cuda_stream, s
         return status;
     const struct set_slot *slot = &self->slots[batch->slot];
     const uint32_t entries = leave_partners(self, batch);
-    *parts = {slot->images, slot->labels, slot->targets};
+    *parts = {slot->images, slot->labels, slot->targets, nullptr};
     if (status == STATUS_OK)
         status = store_batch(self, batch, entries, parts, consumer);
     if (!parts->images)

@@ -26,6 +26,7 @@ enum slot_state { SLOT_FREE, SLOT_READY, SLOT_HELD };
 struct image_slot {
     uint8_t *images; /* device memory */
     int64_t *labels; /* device memory, after the images */
+    uint8_t *masks;  /* device memory, after the labels; NULL: the images have none */
     uint32_t *numbers;
     cudaEvent_t ready, done; /* the batch is complete; the consumer no longer uses it */
     enum slot_state state;
@@ -142,7 +143,7 @@ static enum status find_numbers(struct image_batches *self, uint64_t position, c
 /* Enqueues the generation of the batch at a position, or if `captured` is set, at the one in device memory.
  */
 static enum status draw(struct image_batches *self, uint64_t position, bool captured,
-                        const struct share *share, void *images, int64_t *labels, cudaStream_t stream)
+                        const struct share *share, const struct device_parts *to, cudaStream_t stream)
 {
     uint64_t *numbers = self->numbers + (uint64_t)LISTED_STEPS * self->request.plan.capacity;
     RANGE(GENERATE);
@@ -152,18 +153,19 @@ static enum status draw(struct image_batches *self, uint64_t position, bool capt
                  : find_numbers(self, position, share, &numbers, stream));
     const struct generator_numbers listed = {numbers, 0, nullptr,
                                              captured ? nullptr : list_on_host(self, position)};
-    const struct generator_targets targets = {labels, nullptr};
-    return generator_make(self->request.generator, &listed, (uint32_t)share->count, images, &targets, stream);
+    const struct generator_targets targets = {to->labels, to->masks};
+    return generator_make(self->request.generator, &listed, (uint32_t)share->count, to->images, &targets,
+                          stream);
 }
 
 /* As draw(), after the generator's previous work. */
 static enum status draw_in_turn(struct image_batches *self, uint64_t position, const struct share *share,
-                                void *images, int64_t *labels, cudaStream_t stream)
+                                const struct device_parts *to, cudaStream_t stream)
 {
     if (!self->turn.uses) /* a call has failed, perhaps after it had listed numbers on another stream */
         self->steps = 0;
     TRY(turn_begin(&self->turn, stream));
-    TRY(draw(self, position, false, share, images, labels, stream));
+    TRY(draw(self, position, false, share, to, stream));
     return turn_end(&self->turn, stream);
 }
 
@@ -210,7 +212,7 @@ static void count_batch(struct image_batches *self, uint32_t count)
 
 /* ---- fill() ---- */
 
-static enum status fill_captured(struct image_batches *self, void *images, int64_t *labels,
+static enum status fill_captured(struct image_batches *self, const struct device_parts *to,
                                  cudaStream_t stream, struct stream_batch *batch)
 {
     if (!self->order.captures)
@@ -219,7 +221,7 @@ static enum status fill_captured(struct image_batches *self, void *images, int64
                           "step is not constant, or the generator is gbase or bat; set drop_last, or choose "
                           "the generator fused");
     TRY(moving_begin(&self->moving, &self->turn));
-    TRY(draw(self, 0, true, &self->share, images, labels, stream));
+    TRY(draw(self, 0, true, &self->share, to, stream));
     TRY(moving_capture(&self->moving, self->device, stream));
     describe(self, 0, (uint32_t)self->share.count, batch);
     batch->last = false;
@@ -229,17 +231,15 @@ static enum status fill_captured(struct image_batches *self, void *images, int64
 static enum status images_fill(struct device_batches *batches, const struct device_parts *to,
                                void *cuda_stream, struct stream_batch *batch)
 {
-    void *const images = to->images;
-    int64_t *const labels = to->labels;
     struct image_batches *self = images_of(batches);
     const cudaStream_t stream = static_cast<cudaStream_t>(cuda_stream);
     TRY(check_cancelled(self));
     if (device_capturing(-1, cuda_stream))
-        return fill_captured(self, images, labels, stream, batch);
+        return fill_captured(self, to, stream, batch);
     TRY(images_locate(batches));
     const uint64_t position = moving_position(&self->moving);
     const struct share share = share_at(self, position);
-    TRY(draw_in_turn(self, position, &share, images, labels, stream));
+    TRY(draw_in_turn(self, position, &share, to, stream));
     TRY(moving_on(&self->moving, stream));
     pthread_mutex_lock(&self->lock);
     while (self->queued > 0 && self->queue[0]->position <= position)
@@ -256,15 +256,17 @@ static enum status open_image_slot(struct image_batches *self, struct image_slot
 {
     const uint64_t capacity = self->request.plan.capacity;
     const uint64_t bytes = stream_aligned(capacity * self->request.sample_bytes),
-                   labels = capacity * sizeof(int64_t);
+                   labels = stream_aligned(capacity * sizeof(int64_t)),
+                   masks = capacity * self->request.mask_bytes;
     void *memory;
-    CUDA_TRY(cudaMalloc(&memory, bytes + labels));
+    CUDA_TRY(cudaMalloc(&memory, bytes + labels + masks));
     slot->images = static_cast<uint8_t *>(memory);
     slot->labels = reinterpret_cast<int64_t *>(slot->images + bytes);
+    slot->masks = masks ? slot->images + bytes + labels : nullptr;
     slot->numbers = static_cast<uint32_t *>(malloc(capacity * sizeof *slot->numbers));
     TRY(ALLOCATED(slot->numbers, "out of memory for a batch"));
     pthread_mutex_lock(&self->lock);
-    self->stats.memory_bytes += bytes + labels;
+    self->stats.memory_bytes += bytes + labels + masks;
     pthread_mutex_unlock(&self->lock);
     CUDA_TRY(cudaEventCreateWithFlags(&slot->ready, cudaEventDisableTiming));
     return CUDA_STATUS(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming));
@@ -313,7 +315,8 @@ static enum status draw_ahead(struct image_batches *self, struct image_slot *slo
     slot->position = position;
     slot->count = plan->list(plan->context, at.epoch, at.step, slot->numbers);
     CUDA_TRY(cudaStreamWaitEvent(self->own, slot->done, 0));
-    TRY(draw_in_turn(self, position, &share, slot->images, slot->labels, self->own));
+    const struct device_parts to = {slot->images, slot->labels, nullptr, slot->masks};
+    TRY(draw_in_turn(self, position, &share, &to, self->own));
     CUDA_TRY(cudaEventRecord(slot->ready, self->own));
     pthread_mutex_lock(&self->lock);
     slot->state = SLOT_READY;
@@ -357,7 +360,7 @@ static enum status images_next(struct device_batches *batches, void *cuda_stream
     describe(self, position, slot->count, batch);
     batch->numbers = slot->numbers;
     batch->slot = (uint32_t)(slot - self->slots);
-    *parts = {slot->images, slot->labels, nullptr};
+    *parts = {slot->images, slot->labels, nullptr, slot->masks};
     return STATUS_OK;
 }
 

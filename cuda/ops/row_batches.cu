@@ -204,7 +204,7 @@ static enum status rows_next(struct device_batches *batches, void *cuda_stream, 
     TRY(gather(self, &share, slot->rows, slot->labels, stream));
     describe(self, share.count, batch);
     batch->slot = (uint32_t)(slot - self->slots);
-    *parts = {slot->rows, slot->labels, nullptr};
+    *parts = {slot->rows, slot->labels, nullptr, nullptr};
     TRY(moving_on(&self->moving, stream));
     count_batch(self, share.count);
     pthread_mutex_lock(&self->lock);

@@ -130,7 +130,7 @@ class StreamInfoStruct(ctypes.Structure):
 
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
-        ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64), ("classes", c_uint32),
+        ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64), ("classes", c_uint32), ("mask_bytes", c_uint64),
     ]  # fmt: skip
 
 
@@ -184,7 +184,7 @@ class MonitorConfigStruct(ctypes.Structure):
 
 
 END, PENDING = 5, 6  # FDSL_END, FDSL_PENDING
-IMAGES, LABELS, NUMBERS, ROWS, TARGETS = 0, 1, 2, 3, 4  # enum fdsl_field
+IMAGES, LABELS, NUMBERS, ROWS, TARGETS, MASKS = 0, 1, 2, 3, 4, 5  # enum fdsl_field
 
 _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a batch and a CUDA stream are void *
     "fdsl_error": (c_char_p, []),
@@ -230,6 +230,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_stream_fill_targets": (
         c_int, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p],
     ),
+    "fdsl_stream_fill_masks": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p]),
     "fdsl_stream_seek": (c_int, [c_void_p, c_uint64, c_uint64]),
     "fdsl_stream_save": (c_int, [c_void_p, POINTER(StateStruct)]),
     "fdsl_stream_load": (c_int, [c_void_p, POINTER(StateStruct)]),

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional, Union
 from ._array import Array, _Memory, device_name
 from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
-    CPU, END, IMAGES, LABELS, PENDING, ROWS, TARGETS, BatchInfoStruct, Error, SourceConfigStruct,
+    CPU, END, IMAGES, LABELS, MASKS, PENDING, ROWS, TARGETS, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
     integer, lib,
 )  # fmt: skip
@@ -443,7 +443,10 @@ class _Stream:
         self.shape = tuple(self.info.shape)[: 1 if source._rows else 3]
         own = config.dtype in (b"u8", b"auto") and source.dtype
         self.dtype = own or _NAMES[config.dtype.decode()]
-        self.labelled, self.field = source.labelled, ROWS if source._rows else IMAGES
+        # Images are square, and axis 1 is one of the sides in both layouts. None: there are no masks.
+        self.mask_shape = (self.shape[1], self.shape[1]) if self.info.mask_bytes else None
+        self.labelled = source.labelled and not self.mask_shape
+        self.field = ROWS if source._rows else IMAGES
         self.classes = int(self.info.classes)  # of the targets; 0: there are none
 
     def check_open(self) -> None:
@@ -487,10 +490,17 @@ class _Stream:
         return memory
 
     def fill(
-        self, images: int, labels: Optional[int], stream: Optional[int], targets: Optional[int] = None
+        self,
+        images: int,
+        labels: Optional[int],
+        stream: Optional[int],
+        targets: Optional[int] = None,
+        masks: Optional[int] = None,
     ) -> Optional[int]:
         """Copies the next batch to addresses, on a CUDA stream. Returns the number of samples; None at the end of an epoch."""
-        if targets is None:
+        if masks is not None:
+            status = self._await(lib.fdsl_stream_fill_masks, images, masks, self._count, stream)
+        elif targets is None:
             status = self._await(lib.fdsl_stream_fill, images, labels, self._count, stream)
         else:
             status = self._await(lib.fdsl_stream_fill_targets, images, labels, targets, self._count, stream)
@@ -506,6 +516,8 @@ class _Stream:
         check(lib.fdsl_batch_tensor(batch.handle, field, tensor))
         if field == TARGETS:
             array = Array((batch.size, self.classes), "float32", device, 0, None, batch, tensor.data)
+        elif field == MASKS:
+            array = Array((batch.size, *(self.mask_shape or ())), "uint8", device, 0, None, batch, tensor.data)
         elif field == self.field:
             array = Array((batch.size, *self.shape), self.dtype, device, 0, None, batch, tensor.data)
         else:
@@ -578,8 +590,10 @@ class Loader:
     shape (count, width), and their labels, or None if they have none.
 
     Each item is a pair of fdsl.Array on the device: images of shape (count, *loader.shape), and int64 labels of shape
-    (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On
-    CUDA, DLPack makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
+    (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. Of
+    fdsl.Images with a formula that has masks ("segrcdb"), it is the masks, uint8 of shape (count, height, width). The
+    caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
+    makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
 
     The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
     class folders and shards of the same samples, and in the program fdsl-bench. All ranks have the same number of
@@ -661,7 +675,7 @@ class Loader:
         self._resumed = False  # whether the next iteration begins at _step
         self._filling = False  # whether the library's position counts, not the one above: fill() was called last
         self._iteration = 0  # the number of the latest iteration
-        self._filled: tuple[Any, Any, Any] = (None, None, None)  # the arrays of the latest fill()
+        self._filled: dict[str, Any] = {}  # the arrays of the latest fill()
 
     # ---- Properties ----
 
@@ -669,6 +683,11 @@ class Loader:
     def shape(self) -> tuple[int, ...]:
         """The shape of one image."""
         return self._stream.shape
+
+    @property
+    def mask_shape(self) -> Optional[tuple[int, int]]:
+        """The shape of the mask of one image, (height, width); None if the images have no masks."""
+        return self._stream.mask_shape
 
     @property
     def dtype(self) -> str:
@@ -825,7 +844,9 @@ class Loader:
             if self._iteration != own:
                 raise RuntimeError("Loader: another iteration has begun, which ended this one")
 
-    def fill(self, images: Any, labels: Any = None, *, targets: Any = None, stream: Any = None) -> Optional[int]:
+    def fill(
+        self, images: Any, labels: Any = None, *, targets: Any = None, masks: Any = None, stream: Any = None
+    ) -> Optional[int]:
         """Copies the next batch into memory of the caller. Returns its number of samples; None, once, at the end of each
         epoch. The first call continues where the caller left the loader, and ends an iteration.
 
@@ -835,6 +856,8 @@ class Loader:
         __array_interface__ or the buffer protocol. A short batch leaves the memory after it as it is.
         labels: None, or int64 of shape (count,). Masked samples have the label -1, also in fdsl.torch.Loader.
         targets: None, or with MixUp or CutMix float32 of shape (count, classes).
+        masks: None, or, if the images have masks, uint8 of shape (count, *loader.mask_shape), aligned to 16 bytes on CUDA.
+        Such images have no labels.
         stream: a CUDA stream, as for Generator.fill(), with the same default. On the CPU, it must be None.
 
         On the CPU, the batch is complete when fill() returns. On CUDA, fill() only enqueues work on the stream. Of
@@ -850,27 +873,29 @@ class Loader:
         if targets is not None and not own.classes:
             raise ValueError("targets: the loader has none; they come with MixUp or CutMix")
         target_address = None if targets is None else self._address("targets", targets, ("float32",), (own.classes,))
+        if labels is not None and own.mask_shape:
+            raise ValueError("labels: the images have masks instead of labels")
+        if masks is not None and not own.mask_shape:
+            raise ValueError("masks: the loader has none; they come with fdsl.Images of a formula such as segrcdb")
+        mask_address = None if masks is None else self._address("masks", masks, ("uint8",), own.mask_shape or ())
         pointer = None
         if own.device != CPU:
             pointer = kind.stream(images) if stream is None else stream_pointer(stream, own.device)
             if not lib.fdsl_capturing(own.device, pointer):
                 owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
-                order_arrays(own.device, pointer, owner, images, labels, targets)
+                order_arrays(own.device, pointer, owner, images, labels, targets, masks)
         elif stream is not None:
             raise ValueError("stream: it must be None for a loader on the CPU")
         if not self._filling:
             self._iteration += 1
             own.call(lib.fdsl_stream_seek, self._epoch, self._step)
             self._resumed, self._filling = False, True
-        count = own.fill(address, label_address, pointer, target_address)
+        count = own.fill(address, label_address, pointer, target_address, mask_address)
         if count is not None and own.device != CPU:
             # The library does not check the addresses of its latest call again. As long as these arrays exist, no other
             # device gets their addresses.
-            self._filled = (
-                images,
-                self._filled[1] if labels is None else labels,
-                self._filled[2] if targets is None else targets,
-            )
+            arrays = {"images": images, "labels": labels, "targets": targets, "masks": masks}
+            self._filled.update({name: array for name, array in arrays.items() if array is not None})
         return count
 
     def _address(self, name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
@@ -890,6 +915,8 @@ class Loader:
             return None
         if self._stream.classes:
             return self._stream.array(batch, self._stream.field), self._stream.array(batch, TARGETS)
+        if self._stream.mask_shape:
+            return self._stream.array(batch, self._stream.field), self._stream.array(batch, MASKS)
         labels = self._stream.array(batch, LABELS) if self._stream.labelled else None
         if labels is not None and batch.masked and self._label_of_masked != -1:
             values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)

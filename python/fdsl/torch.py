@@ -20,7 +20,7 @@ from ._memory import old_torch, raw_torch_stream
 if reason := old_torch(torch):
     raise ImportError(f"fdsl.torch: {reason}")
 
-Batch = tuple[torch.Tensor, Any]  # the labels are None if the samples have none
+Batch = tuple[torch.Tensor, Any]  # labels, targets or masks; None if the samples have none
 
 __all__ = ["Loader"]
 
@@ -36,7 +36,8 @@ class Loader(_stream.Loader):
     device        also a torch.device; "cuda" is PyTorch's current device
     pin_memory    for the CPU: the tensors are in pinned memory, from which PyTorch copies to a GPU without waiting
     labels        the label of a masked sample is -100, which cross_entropy() ignores. With fdsl.MixUp or fdsl.CutMix, the
-                  targets are instead of the labels; the row of a masked part has the weight 0
+                  targets are instead of the labels; the row of a masked part has the weight 0. Masks are uint8, of
+                  shape (count, height, width)
 
     On the CPU, tensors use the memory of the library without a copy, unless pin_memory is set. On CUDA, PyTorch allocates
     the tensors, and the library copies each batch into them on the current stream, which waits for the batch. The host
@@ -88,7 +89,7 @@ class Loader(_stream.Loader):
         stream, device, empty = self._stream, torch.device(self.device), torch.empty
         capacity, labelled, masked = int(stream.info.capacity), stream.labelled, self._label_of_masked
         shape, dtype, index = (capacity, *self.shape), getattr(torch, self.dtype), torch.int64
-        classes, single = stream.classes, torch.float32
+        classes, single, plane, byte = stream.classes, torch.float32, stream.mask_shape, torch.uint8
         where: dict[str, Any] = {"device": device, **({"pin_memory": True} if device.type == "cpu" else {})}
         current: Callable[[int], Optional[int]] = lambda _: None
         if device.type == "cuda":
@@ -100,6 +101,10 @@ class Loader(_stream.Loader):
                 targets = empty((capacity, classes), dtype=single, **where)
                 count = stream.fill(images.data_ptr(), None, current(stream.device), targets.data_ptr())
                 return None if count is None else (images[:count], targets[:count])
+            if plane:
+                masks = empty((capacity, *plane), dtype=byte, **where)
+                count = stream.fill(images.data_ptr(), None, current(stream.device), None, masks.data_ptr())
+                return None if count is None else (images[:count], masks[:count])
             labels = empty(capacity, dtype=index, **where) if labelled else None
             to = None if labels is None else labels.data_ptr()
             count = stream.fill(images.data_ptr(), to, current(stream.device))

@@ -156,6 +156,16 @@ def test_generated_images_have_the_bits_of_the_cpu(shuffle: bool, fresh: bool) -
         assert (both == pixels.numpy()).all() and sum((own.tolist() for _, own in pair), []) == labels.tolist()
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_masks_have_the_bits_of_the_cpu(fresh: bool) -> None:
+    data = fdsl.Images(7, count=100, fresh=fresh, formula="segrcdb", res=96, out_res=48, dtype="float16", channels=3)
+    cpu, loader = fdsl.Loader(data, 32, seed=4), fdsl.Loader(data, 32, seed=4, device=0)
+    for _ in range(2):
+        for (pixels, masks), (wanted, wanted_masks) in zip(loader, cpu):
+            assert masks.device == "cuda:0" and masks.shape == wanted_masks.shape and wanted_masks.numpy().any()
+            assert (pixels.numpy() == wanted.numpy()).all() and (masks.numpy() == wanted_masks.numpy()).all()
+
+
 def test_states_move_between_devices_and_ranks(digits: pathlib.Path) -> None:
     words = {**SMALL, "transforms": CROP}
     source = fdsl.Folder(digits / "f")

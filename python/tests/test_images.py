@@ -132,6 +132,41 @@ def test_preset_lists() -> None:
         assert g.memory_bytes > 0
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_loaders_deliver_masks(fresh: bool, tmp_path: Any) -> None:
+    words: dict[str, Any] = {"formula": "segrcdb", "classes": 5, "res": 64, "out_res": 31, "seed": 4, "dtype": "float16"}
+    data = fdsl.Images(count=10, fresh=fresh, **words)
+    with fdsl.Generator(**words, batch=10) as g, fdsl.Loader(data, 4, shuffle=False) as loader:
+        assert loader.mask_shape == g.mask_shape == (31, 31) and len(loader) == 3
+        images, masks = numpy.empty((4, *loader.shape), "float16"), numpy.empty((4, 31, 31), "uint8")
+        for epoch in range(2):
+            wanted = [content(part) for part in g.generate(epoch << 32 if fresh else 0, 10)]
+            assert len(set(wanted[1])) > 2
+            taken = list(loader)
+            assert [m.shape for _, m in taken] == [(4, 31, 31), (4, 31, 31), (2, 31, 31)]
+            assert all(m.dtype == "uint8" for _, m in taken)
+            assert [b"".join(content(batch[part]) for batch in taken) for part in (0, 1)] == wanted
+            loader.set_epoch(epoch)
+            parts = [b"", b""]
+            while (count := loader.fill(images, masks=masks)) is not None:
+                parts = [parts[0] + images[:count].tobytes(), parts[1] + masks[:count].tobytes()]
+            assert parts == wanted
+        loader.set_epoch(0)
+        loader.fill(images)
+        state = loader.state_dict()
+        for other in (pickle.loads(pickle.dumps(loader)), fdsl.Loader(data, 4, shuffle=False)):
+            other.load_state_dict(state)
+            assert content(next(iter(other))[1]) == content(g.generate(4, 4)[1])
+        with pytest.raises(ValueError, match="labels: the images have masks instead of labels"):
+            loader.fill(images, numpy.empty(4, "int64"))
+        with pytest.raises(ValueError, match=r"masks: its shape is \(4, 31, 30\), not \(count, 31, 31\)"):
+            loader.fill(images, masks=numpy.empty((4, 31, 30), "uint8"))
+    with fdsl.Loader(fdsl.Images(5, count=8, res=16), 4) as loader:
+        assert loader.mask_shape is None
+        with pytest.raises(ValueError, match="masks: the loader has none"):
+            loader.fill(numpy.empty((4, 1, 16, 16), "uint8"), masks=masks)
+
+
 def test_masks_and_class_tables() -> None:
     with segrcdb() as g:
         images, masks = g.generate(1, 3)

@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -214,6 +216,19 @@ def test_the_order_is_that_of_the_program() -> None:
     for epoch in range(2):
         wanted = order.Order((3 << 32) + 7, epoch, 30)
         assert sum(labels_of(loader), []) == [wanted.at(index) for index in range(30)]
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_masks_instead_of_labels(pin_memory: bool) -> None:
+    config: dict[str, Any] = {"formula": "segrcdb", "classes": 5, "res": 64, "out_res": 31}
+    loader = Loader(fdsl.Images(**config, count=10), 4, shuffle=False, pin_memory=pin_memory)
+    with fdsl.Generator(**config, batch=10) as g:
+        wanted = [part.numpy() for part in g.generate(0, 10)]
+        taken = list(loader)
+        assert [tuple(masks.shape) for _, masks in taken] == [(4, 31, 31), (4, 31, 31), (2, 31, 31)]
+        for part in (0, 1):
+            assert all("uint8" in str(batch[part].dtype) for batch in taken)
+            assert (numpy.concatenate([batch[part].numpy() for batch in taken]) == wanted[part]).all()
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -667,3 +682,23 @@ def test_doctests() -> None:
         pytest.skip("needs PyTorch")
     code = "import doctest, fdsl.torch; print(doctest.testmod(fdsl.torch))"
     assert "failed=0, attempted=3" in run_python(code).stdout
+
+
+@real
+def test_the_segmentation_example_learns() -> None:
+    words = "--size 64 --steps 60 --every 20 --batch 4 --width 8"
+    done = run_example("segmentation.py", words)
+    lines = re.findall(r"^step (\d+): loss ([\d.]+), mean IoU ([\d.]+)", done, re.M)
+    assert [int(step) for step, _, _ in lines] == [20, 40, 60], done
+    losses = [float(loss) for _, loss, _ in lines]
+    before = float(re.findall(r"^untrained: mean IoU ([\d.]+)", done, re.M)[0])
+    assert losses[2] < losses[1] < losses[0] and float(lines[2][2]) > before, done
+
+
+def run_example(name: str, words: str) -> str:
+    """Runs a program of docs/examples with this package, and returns what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(fdsl.__file__).parents[1])}
+    command = [sys.executable, str(ROOT / "docs" / "examples" / name), *words.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -810,8 +810,11 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
             char path[PATH_MAX];
             const char *kept = NULL;
             bool here = index->layout == INDEX_IMAGEFOLDER;
-            snprintf(path, sizeof path, "%s%s%s.%s", here ? "" : index->units[sample->unit].name,
-                     here ? "" : "/", sample->key, from->extension);
+            const int used = snprintf(path, sizeof path, "%s%s", here ? "" : index->units[sample->unit].name,
+                                      here ? "" : "/");
+            if (used < PATH_MAX)
+                index_member_path(index->layout, sample->key, from->extension, path + used,
+                                  sizeof path - (size_t)used);
             TRY(dataset_keep_name(dataset, path, strlen(path), &kept));
             TRY(dataset_add_file(dataset, kept, from->size));
             member.file = dataset->file_count - 1;
@@ -1000,7 +1003,7 @@ static void warn_of_added(struct dataset *dataset, const struct dataset_names *n
                                  : dataset_is_image(dataset, names->items[i]);
     if (dataset->index.layout == INDEX_IMAGEFOLDER) {
         added += dataset_count_images(dataset);
-        listed = dataset->sample_count;
+        listed = dataset->file_count;
     }
     if (added > listed && dataset->choice.image.preset && !dataset->choice.only.count &&
         dataset_warns(dataset))

@@ -18,6 +18,7 @@ struct device_parts {
     void *images;
     int64_t *labels; /* NULL: not wanted */
     float *targets;  /* with mixing: (count, classes) weights; NULL: not wanted */
+    uint8_t *masks;  /* of generated images that have them, aligned to 16 bytes; NULL: not wanted */
 };
 
 struct device_batches_type {
@@ -98,8 +99,8 @@ struct device_order {
 };
 
 /* Opens a stream of generated images. `request` is that of a host stream: generator (on this device; taken
- * over, and closed even after a failure), plan, sample_bytes, type, ahead and held. `plan` lists what `order`
- * describes. Otherwise as device_set_open(). */
+ * over, and closed even after a failure), plan, sample_bytes, mask_bytes, type, ahead and held. `plan` lists
+ * what `order` describes. Otherwise as device_set_open(). */
 enum status device_images_open(int device, const struct generated_stream_request *request,
                                const struct device_order *order, struct device_batches **batches);
 

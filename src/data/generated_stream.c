@@ -17,7 +17,7 @@
 enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 
 struct slot {
-    uint8_t *values;
+    uint8_t *values, *masks; /* `masks`: NULL if the samples have none */
     int32_t *labels;
     uint32_t *numbers;
     uint64_t *read;
@@ -85,7 +85,7 @@ static enum status fill_values(struct generated_stream *self, const struct slot 
     }
     RANGE(GENERATE);
     const struct generator_numbers listed = {.list = slot->samples};
-    const struct generator_targets targets = {.labels = self->generated_labels};
+    const struct generator_targets targets = {.labels = self->generated_labels, .masks = slot->masks};
     return generator_make(request->generator, &listed, slot->count, slot->values, &targets, NULL);
 }
 
@@ -232,6 +232,7 @@ static void describe(const struct generated_stream *self, const struct slot *slo
                     .first = slot->count ? slot->numbers[0] : 0},
         .numbers = slot->numbers,
         .read = slot->read,
+        .masks = slot->masks,
         .epoch = slot->at.epoch,
         .step = slot->at.step,
         .last = slot->at.step + 1 == request->plan.steps,
@@ -373,15 +374,20 @@ static enum status check_request(const struct generated_stream_request *request)
 {
     if (request->plan.steps < 1 || request->plan.capacity < 1 || request->count < 1 ||
         request->sample_bytes < 1 || !request->generator != (request->values != NULL) ||
-        (!request->generator && !request->labels) || !request->allocate != !request->deallocate)
-        return status_set(STATUS_USAGE, "a stream needs a generator or samples in memory, labels, and steps");
+        (!request->generator && (!request->labels || request->mask_bytes)) ||
+        !request->allocate != !request->deallocate)
+        return status_set(
+            STATUS_USAGE,
+            "a stream needs a generator, or samples in memory with labels and without masks; and steps");
     return stream_check_position(&request->plan, request->begin);
 }
 
 static enum status allocate_slots(struct generated_stream *self)
 {
     const struct generated_stream_request *request = &self->request;
-    const size_t capacity = request->plan.capacity, values = stream_aligned(capacity * request->sample_bytes),
+    const size_t capacity = request->plan.capacity,
+                 samples = stream_aligned(capacity * request->sample_bytes),
+                 values = samples + stream_aligned(capacity * request->mask_bytes),
                  words = stream_aligned(capacity * sizeof(uint32_t)), bytes = values + 6 * words;
     char what[64];
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, request->plan.capacity);
@@ -391,6 +397,7 @@ static enum status allocate_slots(struct generated_stream *self)
         void *memory;
         TRY(self->request.allocate(bytes, &memory));
         slot->values = memory;
+        slot->masks = request->mask_bytes ? slot->values + samples : NULL;
         slot->labels = (int32_t *)(slot->values + values);
         slot->numbers = (uint32_t *)(slot->values + values + words);
         slot->read = (uint64_t *)(slot->values + values + 2 * words);

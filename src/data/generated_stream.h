@@ -23,6 +23,7 @@ struct generated_stream_request {
     const uint32_t *labels;
 
     size_t sample_bytes;
+    size_t mask_bytes; /* size of the mask that the generator makes for each sample; 0: none */
     enum dtype type;
     struct stream_plan plan;
     struct stream_position begin; /* the first batch; zeros: the beginning */

@@ -122,6 +122,16 @@ enum status index_extensions_add(struct index_extensions *extensions, const char
     return STATUS_OK;
 }
 
+int index_member_path(enum index_layout layout, const char *key, const char *extension, char *path,
+                      size_t size)
+{
+    static const char images[] = INDEX_IMAGES "/", mask[] = "mask.";
+    const bool moves = layout == INDEX_IMAGEFOLDER && strncmp(key, images, strlen(images)) == 0 &&
+                       strncmp(extension, mask, strlen(mask)) == 0;
+    return moves ? snprintf(path, size, INDEX_MASKS "/%s.%s", key + strlen(images), extension + strlen(mask))
+                 : snprintf(path, size, "%s.%s", key, extension);
+}
+
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
                                   size_t count)
 {

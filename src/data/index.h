@@ -19,8 +19,13 @@ enum index_layout {
     INDEX_FILES,      /* one file per member: FOLDER/KEY.EXTENSION */
     INDEX_SHARDS,     /* tar files */
     INDEX_IMAGEFOLDER /* one file per sample, its image: CLASS/NUMBER.EXTENSION. The key is CLASS/NUMBER.
-                         Units are ranges of samples; the name of each is INDEX_HERE */
+                         Units are ranges of samples; the name of each is INDEX_HERE. Images with masks have
+                         the class folder INDEX_IMAGES, and the member "mask.EXTENSION" of
+                         INDEX_IMAGES/NUMBER is INDEX_MASKS/NUMBER.EXTENSION */
 };
+
+#define INDEX_IMAGES "image"
+#define INDEX_MASKS  "mask"
 
 #define CLASSES_NAME "classes.txt" /* in a prepared set: the names of the classes, one per line */
 #define SAMPLES_NAME "samples.csv" /* in a prepared set: the list of its samples */
@@ -93,6 +98,11 @@ struct index_text {
  * refuses a name. */
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance);
 void index_text_add_unit(struct index_text *text, const struct index_unit *unit); /* its samples follow */
+/* Formats the path of a member's file, relative to the folder of its unit. Not for INDEX_SHARDS. Returns its
+ * length, as snprintf() does. */
+int index_member_path(enum index_layout layout, const char *key, const char *extension, char *path,
+                      size_t size);
+
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
                                   size_t count); /* `stream` is text->stream or another stream */
 enum status index_text_add_all(struct index_text *text, const struct index *index,

@@ -57,6 +57,7 @@ struct class_folders {
     uint64_t count;   /* number of classes; each has at least one sample */
     char **names;     /* names of the class folders, in sorted order */
     char *list;       /* content of classes.txt, or NULL */
+    bool masks;       /* there are no classes, but one folder of images and one of masks */
 };
 
 /* Fails if a class has no sample. `seen` has one element per sample. The search ends inside `seen`: if the
@@ -74,8 +75,8 @@ static enum status check_gaps(const struct class_folders *folders, const uint8_t
     return STATUS_OK;
 }
 
-/* Reduces sample `number` to its image, and sets its class folder. STATUS_FAILED if the sample has no image
- * of a format that ImageFolder reads. */
+/* Reduces sample `number` to its image and its mask, and sets its class folder. STATUS_FAILED if the sample
+ * has no image of a format that ImageFolder reads. */
 static enum status class_folders_keep(const struct class_folders *folders, uint64_t number,
                                       struct source_sample *sample)
 {
@@ -94,9 +95,13 @@ static enum status class_folders_keep(const struct class_folders *folders, uint6
                           number, MEMBERS_IMAGEFOLDER);
     struct source_sample kept = {.key = sample->key, .class_folder = folders->labels[number]};
     memcpy(kept.name, sample->name, sizeof kept.name);
-    source_add(&kept, sample->members[image].extension, sample->members[image].bytes,
-               sample->members[image].size);
-    sample->members[image].bytes = NULL;
+    for (uint32_t m = 0; m < count; m++) {
+        struct source_member *member = &sample->members[m];
+        if (m != image && !(folders->masks && strcmp(member->extension, MASK_MEMBER) == 0))
+            continue;
+        source_add(&kept, member->extension, member->bytes, member->size);
+        member->bytes = NULL;
+    }
     source_sample_free(sample);
     *sample = kept;
     return STATUS_OK;
@@ -113,14 +118,13 @@ static enum status check_first(const struct source *source, void *state, const s
  * below the largest has no sample. ImageFolder refuses an empty class folder; without the folder, it would
  * give all larger classes other numbers. Before anything is written, also checks that the first sample has an
  * image. */
-static enum status class_folders_read(const struct source *source, const struct source_facts *facts,
-                                      void *state, uint64_t samples, struct class_folders *folders)
+static enum status class_folders_read(const struct source *source, void *state, uint64_t samples,
+                                      struct class_folders *folders)
 {
-    *folders = (struct class_folders){0};
-    if (!source->label || facts->unlabelled)
+    if (!source->label)
         return status_set(STATUS_USAGE,
-                          "--store imagefolder needs labels, and --from %s has none%s; drop --store",
-                          source->name, source->label ? " with these options" : "");
+                          "--store imagefolder needs labels, and --from %s has none; drop --store",
+                          source->name);
     folders->labels = calloc(samples, sizeof *folders->labels);
     FREED uint8_t *seen = calloc(samples, 1);
     TRY(ALLOCATED(folders->labels && seen, "out of memory for %" PRIu64 " labels", samples));
@@ -135,6 +139,7 @@ static enum status class_folders_read(const struct source *source, const struct 
             seen[label] = 1;
     }
     TRY(check_gaps(folders, seen));
+    folders->count += folders->masks;
     return check_first(source, state, folders);
 }
 
@@ -201,6 +206,11 @@ static enum status class_folders_name(const struct source_facts *source, const c
     bool fit = names_fit(&facts, set, folders);
     folders->names = calloc(folders->count + 1, sizeof *folders->names);
     TRY(ALLOCATED(folders->names, "out of memory for class folders"));
+    if (folders->masks) {
+        folders->names[0] = strdup(INDEX_IMAGES);
+        folders->names[1] = strdup(INDEX_MASKS);
+        return ALLOCATED(folders->names[0] && folders->names[1], "out of memory for class folders");
+    }
     for (uint64_t c = 0; c < folders->count; c++) {
         char number[32];
         snprintf(number, sizeof number, "%0*" PRIu64, digits > least ? digits : least, c);
@@ -270,9 +280,11 @@ static const struct option_spec specs[] = {
     {"from", "SOURCE", OPTION_TEXT, AT(from), .fallback = "counter",
      .help = "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), .fallback = "shards", .choices = stores, .column = COLUMN,
-     .help = "how samples are stored. files writes single files, such as an image and its label, into "
-             "folders of 1000 samples; shards writes tar files; imagefolder writes the image of each sample "
-             "into the folder of its class, as torchvision's ImageFolder reads them. HOW is one of"},
+     .help =
+         "how samples are stored. files writes single files, such as an image and its label, into "
+         "folders of 1000 samples; shards writes tar files; imagefolder writes the image of each sample "
+         "into the folder of its class, as torchvision's ImageFolder reads them, or, if it has a mask, both "
+         "into the folders image and mask. HOW is one of"},
     {"samples", "N", OPTION_COUNT, AT(samples), .minimum = 1, .maximum = 1e12, .column = COLUMN,
      .help = "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), .minimum = 1, .maximum = SHARDS_MAX, .column = COLUMN,
@@ -550,8 +562,9 @@ static enum status open_job(struct job *job)
                                   .layout = (enum index_layout)parameters->store,
                                   .unit_count = units,
                                   .lock = -1};
+    job->classes.masks = job->facts.masks && job->folder.layout == INDEX_IMAGEFOLDER;
     if (job->folder.layout == INDEX_IMAGEFOLDER)
-        TRY(class_folders_read(job->source, &job->facts, job->state, parameters->samples, &job->classes));
+        TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));
     else if (job->facts.published_names)
         return status_value(STATUS_USAGE, "names", "published", " needs --store imagefolder");
     TRY(class_folders_name(&job->facts, parameters->name, &job->classes));
@@ -784,7 +797,10 @@ static void tell(const struct job *job, const struct index *index)
     printf(": %" PRIu64 " %s%s", index->sample_count, sample_word(job), index->sample_count == 1 ? "" : "s");
     if (job->facts.rows > 0)
         printf(" with %" PRIu64 " row%s", job->facts.rows, job->facts.rows == 1 ? "" : "s");
-    printf(" in %" PRIu64 " %s%s, %.3f MB, in %.1f s", folders, classes ? "class folder" : unit_word(job),
+    printf(" in %" PRIu64 " %s%s, %.3f MB, in %.1f s", folders,
+           job->classes.masks ? "folder"
+           : classes          ? "class folder"
+                              : unit_word(job),
            folders == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
         printf(" (%" PRIu64 " of %" PRIu64 " %s%s %s already finished)", job->folder.part_count,

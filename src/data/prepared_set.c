@@ -149,8 +149,10 @@ static enum status write_file(const struct unit_writer *writer, const char *key,
                               const struct source_member *member)
 {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/%s/%s.%s", writer->folder, writer->name, key, member->extension) >=
-        PATH_MAX)
+    const int used = snprintf(path, sizeof path, "%s/%s/", writer->folder, writer->name);
+    if (used >= PATH_MAX || used + index_member_path(writer->layout, key, member->extension, path + used,
+                                                     sizeof path - (size_t)used) >=
+                                PATH_MAX)
         return status_set(STATUS_USAGE, "the path '%.80s...' is too long", writer->folder);
     return file_write_atomic(path, member->bytes, member->size);
 }
@@ -432,9 +434,9 @@ static bool has_size(const char *path, uint64_t bytes)
 static bool file_is_whole(const struct folder *folder, const struct index_unit *unit, const char *key,
                           const struct index_member *member)
 {
-    char path[PATH_MAX];
-    return inside(folder, path, "/%s/%s.%s", unit->name, key, member->extension) == STATUS_OK &&
-           has_size(path, member->size);
+    char path[PATH_MAX], name[PATH_MAX];
+    return index_member_path(folder->layout, key, member->extension, name, sizeof name) < PATH_MAX &&
+           inside(folder, path, "/%s/%s", unit->name, name) == STATUS_OK && has_size(path, member->size);
 }
 
 /* Returns whether a file contains exactly this text. */

@@ -18,6 +18,7 @@
 #include "data/image_formats.h"
 
 #define SOURCE_MEMBERS_MAX 4
+#define MASK_MEMBER        "mask.png" /* extension of the mask of an image */
 #define SOURCE_COLUMNS_MAX 4
 #define SOURCE_TEXT_MAX    4097       /* bytes of a column's text, with the terminating zero; any key fits */
 #define SOURCE_ENDLESS     UINT64_MAX /* number of samples of an unlimited source */
@@ -50,11 +51,11 @@ struct source_facts {
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
     bool published_names;  /* files have the names of a published data set; class folders have five digits */
+    bool masks;            /* samples have the member "mask.png", and their label is 0 */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
     uint32_t classes;               /* of generated images with labels 0 to N - 1: N; otherwise 0 */
-    bool unlabelled;                /* samples have no labels, although the source has some in other cases */
     bool uncounted;                 /* open() left out an unknown number of samples that have no numbers */
     const uint8_t *held; /* by a sample's number: 1 if it is held out for testing; valid while the source is
                             open. NULL: no sample is */
@@ -70,9 +71,10 @@ struct synth_values {
     const char *variant; /* NULL: omp, or naive if the build lacks omp */
     int encoding;        /* enum source_encoding */
     int names;           /* 1: names of the published data set */
-    /* The classes; the formula follows from them. `class_file` has classes numbered 0 to N - 1, of any
-     * formula whose images have labels. Otherwise a preset, of `preset_file` or built-in; NULL: "uji". */
-    const char *preset, *preset_file, *class_file;
+    /* The classes. `class_file` has classes numbered 0 to N - 1. Otherwise a preset, of `preset_file` or
+     * built-in; NULL: that of the formula. `formula` NULL: the one of the classes, else "uji". Images of the
+     * formula must have labels. */
+    const char *formula, *preset, *preset_file, *class_file;
     uint32_t classes, res;      /* classes 0: all of class_file */
     uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
     bool crop;                  /* images of another size than `res` are cut out, not resized */

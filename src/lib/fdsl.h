@@ -500,6 +500,7 @@ struct fdsl_stream_info {
     uint64_t steps;         /* per epoch, at least 1 */
     uint64_t samples;       /* per epoch, of all ranks */
     uint32_t classes;       /* columns of FDSL_TARGETS; 0: the stream has no targets */
+    uint64_t mask_bytes;    /* of one mask, one byte per pixel; 0: the stream has no masks */
 };
 
 struct fdsl_batch_info {
@@ -513,13 +514,15 @@ struct fdsl_batch_info {
 /* The parts of a batch. */
 enum fdsl_field {
     FDSL_IMAGES = 0,  /* (count, shape...) in the dtype of the stream */
-    FDSL_LABELS = 1,  /* (count) in int64; -1: the sample is masked */
+    FDSL_LABELS = 1,  /* (count) in int64; -1: the sample is masked. Not for images that have masks */
     FDSL_NUMBERS = 2, /* (count) in int64: the numbers of the samples, in the order of the data set; always in
                        * host memory */
     FDSL_ROWS = 3,    /* (count, width) in the dtype of the stream, instead of FDSL_IMAGES */
-    FDSL_TARGETS = 4  /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
+    FDSL_TARGETS = 4, /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
                        * image. They add up to 1, or to less if one of the two images is masked: its part is
                        * 0 */
+    FDSL_MASKS = 5    /* (count, height, width) in u8, only of generated images of a formula with masks,
+                       * instead of FDSL_LABELS: the class id that each pixel shows, 0: background */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */
@@ -715,6 +718,12 @@ FDSL_API enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *ima
  * stream times its classes, or is NULL. FDSL_INVALID if the stream has no targets. */
 FDSL_API enum fdsl_status fdsl_stream_fill_targets(struct fdsl_stream *stream, void *images, int64_t *labels,
                                                    float *targets, uint32_t *count, void *cuda_stream);
+
+/* As fdsl_stream_fill(), and stores the FDSL_MASKS of the batch. `masks` has room for the capacity of the
+ * stream times mask_bytes (struct fdsl_stream_info), and is aligned to 16 bytes on a device. FDSL_INVALID if
+ * the stream has no masks. */
+FDSL_API enum fdsl_status fdsl_stream_fill_masks(struct fdsl_stream *stream, void *images, uint8_t *masks,
+                                                 uint32_t *count, void *cuda_stream);
 
 /* Describe a batch, and one of its parts. The memory of the tensor, its shape and its strides are valid until
  * the batch is released. The caller may write to the images and labels. On a device, both are device memory.

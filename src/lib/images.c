@@ -9,13 +9,15 @@
 
 #define COUNT_MAX ((UINT64_C(1) << 31) - 1) /* the limit of draw_order() */
 
-/* Hashes everything that determines the pixels of the canvases, which images they are, and their labels. */
+/* Hashes everything that determines the pixels of the canvases, which images they are, and their targets. */
 static uint64_t hash_images(const struct images *images)
 {
     const struct synth *synth = &images->synth;
     const uint64_t words[] = {images->count, images->fresh,     synth->seed, (uint64_t)synth->formula,
                               synth->res,    synth->class_count};
-    const uint64_t hash = checksum_seeded(words, sizeof words, 2);
+    uint64_t hash = checksum_seeded(words, sizeof words, 2);
+    if (synth->set) /* the published random stream of the set */
+        hash = checksum_seeded(synth->set->name, strlen(synth->set->name), hash);
     _Static_assert(sizeof *synth->classes == 40, "the parameters of a class have no gaps");
     return checksum_seeded(synth->classes, synth->class_count * sizeof *synth->classes, hash);
 }
@@ -47,12 +49,6 @@ enum status images_open(const struct fdsl_config *config, uint64_t count, int fr
                           config->threads);
     TRY(lib_find_generator(config->generator, &images->generator));
     TRY(lib_images_input(config, &images->synth));
-    if (!(formulas[images->synth.formula]->targets & TARGET_LABEL))
-        return status_set(
-            STATUS_USAGE,
-            "formula: images of %s have masks instead of labels, which streams do not deliver; use "
-            "fdsl_generate_targets()",
-            formula_names[images->synth.formula]);
     TRY(check_ids(&images->synth));
     images->count = (uint32_t)count;
     images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;
@@ -88,6 +84,7 @@ enum status images_stream_open(const struct images *images, const struct fdsl_st
     struct generated_stream_request request = {.fresh = images->fresh,
                                                .count = images->count,
                                                .sample_bytes = synth_output_bytes(&images->synth),
+                                               .mask_bytes = synth_mask_bytes(&images->synth),
                                                .type = images->synth.output.type,
                                                .plan = plan->plan,
                                                .ahead = config->prefetch,

@@ -31,8 +31,10 @@ struct fdsl_batch {
     void *images; /* in the memory of the stream, like `labels` and `targets` */
     int64_t *labels, *numbers, *host_labels;
     float *targets, *host_targets; /* (count, classes) */
+    uint8_t *masks;                /* (count, height, width); NULL: there are none */
     int64_t extents[9]; /* the shape of the images, their strides, and the stride of labels and numbers */
     int64_t target_extents[4]; /* the shape and the strides of the targets */
+    int64_t mask_extents[6];   /* and those of the masks */
     bool held;
 };
 
@@ -59,7 +61,7 @@ struct fdsl_stream {
     struct stream *stream;
     int device;                       /* FDSL_CPU: batches are in host memory */
     struct device_batches *on_device; /* NULL on the CPU; `stream` is its stream */
-    const void *checked[3];           /* memory of the latest fdsl_stream_fill(): CUDA's addresses of device
+    const void *checked[4];           /* memory of the latest fdsl_stream_fill(): CUDA's addresses of device
                                          memory never become those of host memory */
     struct order order;
     struct image_output output;
@@ -406,6 +408,17 @@ static enum status allocate_targets(struct fdsl_stream *self)
     return STATUS_OK;
 }
 
+/* Sets the shape and the strides of the masks of all batches. */
+static void set_masks(struct fdsl_stream *self, uint32_t res)
+{
+    const int64_t side = res;
+    self->info.mask_bytes = (uint64_t)res * res;
+    for (uint32_t i = 0; i < self->batch_count; i++) {
+        const int64_t extents[] = {0, side, side, side * side, side, 1};
+        memcpy(self->batches[i].mask_extents, extents, sizeof extents);
+    }
+}
+
 /* Returns the number of axes of a sample. */
 static int sample_axes(const struct fdsl_stream *self)
 {
@@ -583,6 +596,8 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
     images_get_format(images, &self->output, &self->transform);
     set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
     TRY(allocate_batches(config, self));
+    if (synth_mask_bytes(&images->synth))
+        set_masks(self, images->synth.output.res);
     return images_stream_open(images, config, &with, &self->stream, &self->on_device);
 }
 
@@ -830,9 +845,22 @@ enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
 /* Checks that a stream has labels. */
 static enum status check_labels(const struct fdsl_stream *stream, const char *name)
 {
+    if (stream->info.mask_bytes)
+        return status_set(STATUS_USAGE, "%s: the images have masks instead of labels", name);
     return !stream->source->rows || rows_labelled(stream->source->rows)
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%s: the rows have no labels", name);
+}
+
+/* Checks that a stream has masks. */
+static enum status check_masks(const struct fdsl_stream *stream, const char *name)
+{
+    return stream->info.mask_bytes
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "%s: the stream has no masks; only generated images of some formulas, such as "
+                            "segrcdb, have them",
+                            name);
 }
 
 /* Checks that a stream has targets. */
@@ -909,10 +937,10 @@ static void store_targets(const struct fdsl_stream *stream, const struct stream_
     }
 }
 
-/* Takes the next batch, and sets the addresses of its images, labels and targets. */
+/* Takes the next batch, and sets the addresses of its parts. */
 static enum status take(struct fdsl_stream *stream, void *cuda_stream, struct stream_batch *batch)
 {
-    struct device_parts parts = {NULL, NULL, NULL};
+    struct device_parts parts = {NULL, NULL, NULL, NULL};
     if (stream->on_device)
         TRY(device_batches_next(stream->on_device, cuda_stream, batch, &parts));
     else
@@ -921,6 +949,7 @@ static enum status take(struct fdsl_stream *stream, void *cuda_stream, struct st
     self->images = stream->on_device ? parts.images : (void *)(uintptr_t)batch->samples.values;
     self->labels = stream->on_device ? parts.labels : self->host_labels;
     self->targets = stream->on_device ? parts.targets : self->host_targets;
+    self->masks = stream->on_device ? parts.masks : (uint8_t *)(uintptr_t)batch->masks;
     if (!stream->on_device)
         copy_labels(batch, self->labels);
     if (self->host_targets)
@@ -947,7 +976,7 @@ enum fdsl_status fdsl_stream_next(struct fdsl_stream *stream, void *cuda_stream,
     self->batch = taken;
     for (uint32_t i = 0; taken.numbers && i < taken.samples.count; i++)
         self->numbers[i] = taken.numbers[i];
-    self->extents[0] = self->target_extents[0] = taken.samples.count;
+    self->extents[0] = self->target_extents[0] = self->mask_extents[0] = taken.samples.count;
     pthread_mutex_lock(&stream->lock);
     self->held = true;
     stream->held++;
@@ -980,6 +1009,8 @@ static enum status fill_on_device(struct fdsl_stream *stream, const struct devic
         TRY(check_memory(stream, 1, "labels", to->labels, sizeof *to->labels));
     if (to->targets)
         TRY(check_memory(stream, 2, "targets", to->targets, sizeof *to->targets));
+    if (to->masks)
+        TRY(check_memory(stream, 3, "masks", to->masks, DEVICE_ALIGNMENT));
     return device_batches_fill(stream->on_device, to, cuda_stream, batch);
 }
 
@@ -993,33 +1024,37 @@ static enum status fill_on_host(struct fdsl_stream *stream, const struct device_
         copy_labels(batch, to->labels);
     if (to->targets)
         store_targets(stream, batch, to->targets);
+    if (to->masks && batch->samples.count > 0)
+        memcpy(to->masks, batch->masks, batch->samples.count * stream->info.mask_bytes);
     return stream_release(stream->stream, batch, NULL);
 }
 
-enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels, uint32_t *count,
-                                  void *cuda_stream)
+/* Checks that a stream has the parts that a caller wants. */
+static enum status check_parts(const struct fdsl_stream *stream, const struct device_parts *to)
 {
-    return fdsl_stream_fill_targets(stream, images, labels, NULL, count, cuda_stream);
+    if (to->labels)
+        TRY(check_labels(stream, "labels"));
+    if (to->targets)
+        TRY(check_targets(stream, "targets"));
+    return to->masks ? check_masks(stream, "masks") : STATUS_OK;
 }
 
-enum fdsl_status fdsl_stream_fill_targets(struct fdsl_stream *stream, void *images, int64_t *labels,
-                                          float *targets, uint32_t *count, void *cuda_stream)
+/* Stores the next batch in memory of the caller. */
+static enum fdsl_status fill(struct fdsl_stream *stream, const struct device_parts *to, uint32_t *count,
+                             void *cuda_stream)
 {
-    const struct device_parts to = {images, labels, targets};
     struct stream_batch batch;
-    if (!images || !count)
-        return lib_invalid(images ? "count: it is NULL" : "images: it is NULL");
+    if (!to->images || !count)
+        return lib_invalid(to->images ? "count: it is NULL" : "images: it is NULL");
     *count = 0;
-    if (labels && stream && check_labels(stream, "labels") != STATUS_OK)
-        return lib_relay(STATUS_USAGE);
-    if (targets && stream && check_targets(stream, "targets") != STATUS_OK)
+    if (stream && check_parts(stream, to) != STATUS_OK)
         return lib_relay(STATUS_USAGE);
     const enum fdsl_status result = begin_batch(stream, cuda_stream);
     if (result != FDSL_OK)
         return result;
     const int before = enter_device(stream);
-    const enum status status = stream->on_device ? fill_on_device(stream, &to, cuda_stream, &batch)
-                                                 : fill_on_host(stream, &to, &batch);
+    const enum status status = stream->on_device ? fill_on_device(stream, to, cuda_stream, &batch)
+                                                 : fill_on_host(stream, to, &batch);
     device_restore(before);
     if (status == STATUS_OK) {
         stream->ended = batch.last;
@@ -1027,6 +1062,27 @@ enum fdsl_status fdsl_stream_fill_targets(struct fdsl_stream *stream, void *imag
     } else
         memset(stream->checked, 0, sizeof stream->checked); /* a caller in Python has not kept them */
     return lib_relay(status);
+}
+
+enum fdsl_status fdsl_stream_fill(struct fdsl_stream *stream, void *images, int64_t *labels, uint32_t *count,
+                                  void *cuda_stream)
+{
+    const struct device_parts to = {images, labels, NULL, NULL};
+    return fill(stream, &to, count, cuda_stream);
+}
+
+enum fdsl_status fdsl_stream_fill_targets(struct fdsl_stream *stream, void *images, int64_t *labels,
+                                          float *targets, uint32_t *count, void *cuda_stream)
+{
+    const struct device_parts to = {images, labels, targets, NULL};
+    return fill(stream, &to, count, cuda_stream);
+}
+
+enum fdsl_status fdsl_stream_fill_masks(struct fdsl_stream *stream, void *images, uint8_t *masks,
+                                        uint32_t *count, void *cuda_stream)
+{
+    const struct device_parts to = {images, NULL, NULL, masks};
+    return masks ? fill(stream, &to, count, cuda_stream) : lib_invalid("masks: it is NULL");
 }
 
 static enum status check_batch(const struct fdsl_batch *batch)
@@ -1081,12 +1137,15 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
         return lib_relay(status);
     const struct fdsl_stream *stream = batch->owner;
     const enum fdsl_field samples = stream->source->rows ? FDSL_ROWS : FDSL_IMAGES;
-    if (field != samples && field != FDSL_LABELS && field != FDSL_NUMBERS && field != FDSL_TARGETS)
+    if (field != samples && field != FDSL_LABELS && field != FDSL_NUMBERS && field != FDSL_TARGETS &&
+        field != FDSL_MASKS)
         status = status_set(STATUS_USAGE, "field: %d is not a part of a batch", (int)field);
     if (status == STATUS_OK && field == FDSL_LABELS)
         status = check_labels(stream, "field");
     if (status == STATUS_OK && field == FDSL_TARGETS)
         status = check_targets(stream, "field");
+    if (status == STATUS_OK && field == FDSL_MASKS)
+        status = check_masks(stream, "field");
     if (status != STATUS_OK)
         return lib_relay(status);
     const bool on_device = stream->on_device && field != FDSL_NUMBERS;
@@ -1109,6 +1168,14 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
         tensor->bits = 32;
         tensor->shape = batch->target_extents;
         tensor->strides = batch->target_extents + 2;
+    }
+    if (field == FDSL_MASKS) {
+        tensor->data = batch->masks;
+        tensor->ndim = 3;
+        tensor->code = 1;
+        tensor->bits = 8;
+        tensor->shape = batch->mask_extents;
+        tensor->strides = batch->mask_extents + 3;
     }
     if (field != samples)
         return FDSL_OK;

@@ -9,6 +9,7 @@
 
 #include "core/generator.h"
 #include "core/parallel.h"
+#include "core/text.h"
 #include "core/workload.h"
 #include "data/npy.h"
 #include "data/source.h"
@@ -50,44 +51,55 @@ static struct synth_image image_of(const struct synth *synth, uint64_t number)
     return synth_image_at(synth->first + number, 1, synth->turns, 0, 0);
 }
 
-/* Images in the output format, each followed by its mask if the formula defines masks, to be encoded as
- * samples. `pixels` begins with image number `first`. */
+/* Images in the output format, to be encoded as samples. `pixels` begins with image number `first`. */
 struct finished {
     const struct maker *maker;
     uint64_t first;
-    const uint8_t *pixels;
+    const uint8_t *pixels, *masks; /* `masks`: NULL if there are none */
 };
 
-/* Adds the member "mask.png". */
-static enum status add_mask(struct source_sample *sample, const uint8_t *mask, uint32_t side)
+static enum status add_image(const struct finished *finished, const uint8_t *pixels,
+                             struct source_sample *sample)
 {
-    const struct png_shape shape = {side, side, 1};
+    const struct maker *maker = finished->maker;
+    const struct synth_output *output = &maker->synth->output;
+    const struct png_shape shape = {output->res, output->res, 1};
+    return maker->encoding == SOURCE_NPY ? source_add_array(sample, dtype_npy(output->type), maker->shape,
+                                                            pixels, synth_output_bytes(maker->synth), NULL)
+                                         : source_add_image(sample, maker->encoding, pixels, &shape);
+}
+
+/* Adds the mask as a PNG file of class numbers. */
+static enum status add_mask(const struct finished *finished, uint64_t j, struct source_sample *sample)
+{
+    const struct synth *synth = finished->maker->synth;
+    const struct png_shape shape = {synth->output.res, synth->output.res, 1};
     void *bytes;
     size_t size;
-    TRY(source_encode(SOURCE_PNG, SOURCE_JPEG_QUALITY, mask, &shape, &bytes, &size));
-    source_add(sample, "mask.png", bytes, size);
+    if (!finished->masks)
+        return STATUS_OK;
+    TRY(source_encode(SOURCE_PNG, 0, finished->masks + j * synth_mask_bytes(synth), &shape, &bytes, &size));
+    source_add(sample, MASK_MEMBER, bytes, size);
     return STATUS_OK;
 }
 
+/* Members are sorted by extension. */
 static enum status encode(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct finished *finished = state;
     const struct synth *synth = finished->maker->synth;
-    const struct synth_output *output = &synth->output;
-    const struct png_shape shape = {output->res, output->res, 1};
-    size_t image_bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
-    const uint8_t *pixels = finished->pixels + (number - finished->first) * (image_bytes + mask_bytes);
+    const uint64_t j = number - finished->first;
+    const uint8_t *pixels = finished->pixels + j * synth_output_bytes(synth);
+    const bool mask_first = strcmp(MASK_MEMBER, source_extensions[finished->maker->encoding]) < 0;
     if (finished->maker->published_names) {
         const struct synth_image image = image_of(synth, number);
         published_image_name(synth->set, &synth->rows[image.class_index], image.instance, sample->name);
     }
-    if (formulas[synth->formula]->targets & TARGET_LABEL)
-        TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
-    enum status status = finished->maker->encoding == SOURCE_NPY
-                             ? source_add_array(sample, dtype_npy(output->type), finished->maker->shape,
-                                                pixels, image_bytes, NULL)
-                             : source_add_image(sample, finished->maker->encoding, pixels, &shape);
-    return status == STATUS_OK && mask_bytes ? add_mask(sample, pixels + image_bytes, output->res) : status;
+    TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
+    if (mask_first)
+        TRY(add_mask(finished, j, sample));
+    TRY(add_image(finished, pixels, sample));
+    return mask_first ? STATUS_OK : add_mask(finished, j, sample);
 }
 
 /* Fills `samples` with images first to first + count - 1, which must belong to one run of the variant.
@@ -96,23 +108,23 @@ static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t coun
                               struct source_sample *samples)
 {
     const struct synth *synth = maker->synth;
-    const size_t image_bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
-    const size_t bytes = image_bytes + mask_bytes;
+    size_t bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
     struct run_time time;
     if (maker->run != first / synth->batch) {
         maker->run = UINT64_MAX;
         TRY(maker->variant->run(maker->state, first / synth->batch, &time));
         maker->run = first / synth->batch;
     }
-    FREED uint8_t *pixels = malloc(count * bytes);
+    FREED uint8_t *pixels = malloc(count * (bytes + mask_bytes));
     TRY(ALLOCATED(pixels, "out of memory for %" PRIu64 " images; lower --batch", count));
+    uint8_t *masks = mask_bytes ? pixels + count * bytes : NULL;
     for (uint64_t i = 0; i < count; i++) {
-        uint8_t *own = pixels + i * bytes;
-        struct synth_fetch fetch = {
-            .j = (first + i) % synth->batch, .pixels = own, .mask = mask_bytes ? own + image_bytes : NULL};
+        struct synth_fetch fetch = {.j = (first + i) % synth->batch, .pixels = pixels + i * bytes};
+        if (masks)
+            fetch.mask = masks + i * mask_bytes;
         TRY(maker->variant->fetch(maker->state, &fetch));
     }
-    const struct finished finished = {maker, first, pixels};
+    const struct finished finished = {maker, first, pixels, masks};
     return source_make_all(encode, &finished, first, count, samples);
 }
 
@@ -200,10 +212,9 @@ static enum status check_options(const struct source_request *request)
 static enum status name_as_published(struct source_facts *facts, struct maker *maker)
 {
     const struct published_set *set = maker->synth->set;
-    if (!set || set->has_masks)
-        return status_value(
-            STATUS_USAGE, "names", "published",
-            " needs --random published and a set with class folders, such as --preset rcdb-1k");
+    if (!set)
+        return status_value(STATUS_USAGE, "names", "published",
+                            " needs --random published and its set, such as --preset rcdb-1k");
     maker->published_names = true;
     facts->published_names = true;
     return STATUS_OK;
@@ -234,13 +245,32 @@ static enum status open_prepared(const struct source_request *request, struct ma
                : STATUS_OK;
 }
 
-/* Reads a file of classes, of the first formula that accepts it. If none does, the failure is that of the
- * first formula. */
-static enum status read_classes(const char *path, struct synth *synth)
+/* Sets `*formula` to the formula of a name; -1: not named. */
+static enum status find_formula(const char *name, int *formula)
+{
+    *formula = -1;
+    if (!name)
+        return STATUS_OK;
+    for (int i = 0; i < FORMULA_COUNT; i++)
+        if (strcmp(name, formula_names[i]) == 0) {
+            *formula = i;
+            return STATUS_OK;
+        }
+    const char *nearest = nearest_word(name, formula_names, FORMULA_COUNT);
+    return status_value(STATUS_USAGE, "formula", name, " is unknown; %s%s%s",
+                        nearest ? "did you mean '" : "docs/formulas.md lists the formulas",
+                        nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+/* Reads a file of classes: of the formula, or if it is -1, of the first one that accepts the file. If none
+ * does, the failure is that of the first one. */
+static enum status read_classes(const char *path, int wanted, struct synth *synth)
 {
     struct failure first = {.status = STATUS_OK};
     for (int formula = 0; formula < FORMULA_COUNT; formula++) {
         size_t count;
+        if (wanted >= 0 && formula != wanted)
+            continue;
         enum status status = class_read(path, formulas[formula], &synth->rows, &count);
         if (status == STATUS_OK) {
             synth_set_formula(synth, (enum formula_id)formula);
@@ -260,7 +290,8 @@ static enum status check_labels(const struct synth *synth)
     if (!(formulas[synth->formula]->targets & TARGET_LABEL))
         return status_set(
             STATUS_USAGE,
-            "images of the formula %s have masks instead of labels; choose classes of another formula",
+            "an image of the formula %s shows several classes and has a mask instead of a label; "
+            "choose classes of another formula",
             formulas[synth->formula]->name);
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
@@ -273,22 +304,17 @@ static enum status check_labels(const struct synth *synth)
 
 static enum status get_classes(const struct synth_values *wanted, struct synth *synth)
 {
-    const char *const preset = wanted->preset ? wanted->preset : "uji";
-    struct synth_wish wish = {.formula = -1,
-                              .preset = preset,
-                              .preset_file = wanted->preset_file,
-                              .classes = wanted->classes,
-                              .res = wanted->res};
+    struct synth_wish wish = {
+        .preset_file = wanted->preset_file, .classes = wanted->classes, .res = wanted->res};
+    TRY(find_formula(wanted->formula, &wish.formula));
+    wish.preset = wanted->preset ? wanted->preset : wanted->formula ? wanted->formula : "uji";
     if (wanted->class_file) {
-        enum status status = read_classes(wanted->class_file, synth);
+        enum status status = read_classes(wanted->class_file, wish.formula, synth);
         return status == STATUS_OK ? check_labels(synth)
                                    : status_about(status_prefix(status, "--class"), "class");
     }
     TRY(synth_choose(synth, &wish));
-    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
-        return status_value(STATUS_USAGE, "preset", preset,
-                            ": its images have masks instead of labels; choose a preset of another formula");
-    TRY(synth_draw_classes(synth, wanted->preset_file, preset, wanted->classes));
+    TRY(synth_draw_classes(synth, wanted->preset_file, wish.preset, wanted->classes));
     return check_labels(synth);
 }
 
@@ -335,7 +361,7 @@ static enum status synth_source_open(const struct source_request *request, struc
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
     facts->samples = SOURCE_ENDLESS;
     facts->classes = maker->synth->rules.shapes > 1 ? 0 : maker->synth->class_count;
-    facts->unlabelled = !(formulas[maker->synth->formula]->targets & TARGET_LABEL);
+    facts->masks = maker->synth->rules.masked;
     facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     facts->identity =
@@ -366,7 +392,7 @@ static const char *const indifferent[] = {"batch", "class", "preset-file", "layo
 
 const struct source source_synth = {
     .name = "synth",
-    .summary = "images of formulas such as VisualAtom, and their labels",
+    .summary = "images of formulas such as VisualAtom, and their labels or masks",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct synth_values),

@@ -182,6 +182,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
     const struct image_fit *fit = &request->fit;
     const bool fits = fit->res && fit->how != FIT_RANDOM_RESIZED_CROP;
     const struct synth_values values = {.encoding = SOURCE_NPY,
+                                        .formula = request->formula,
                                         .preset = request->preset,
                                         .preset_file = request->preset_file,
                                         .class_file = request->class_file,

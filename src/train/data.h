@@ -172,10 +172,11 @@ struct data_request {
     uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
                                        first of every class); 0: all, or, for generated data,
                                        DATA_TRAIN_SIZE and DATA_TEST_SIZE */
-    double test_share;  /* share of a single data set that is held out for testing, above 0 and below 1;
-                           0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
-    uint64_t classes;   /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
-    const char *preset; /* preset of the classes, synth only; NULL: the default */
+    double test_share;   /* share of a single data set that is held out for testing, above 0 and below 1;
+                            0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
+    uint64_t classes;    /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
+    const char *preset;  /* preset of the classes, synth only; NULL: the default */
+    const char *formula; /* synth only; NULL: that of the classes */
     const char *preset_file, *class_file; /* synth only: where the classes are from; NULL: built-in presets */
     uint64_t res;                         /* image width and height in pixels, synth only */
     struct image_fit fit;                 /* how images are resized; random crops are those of epoch 0 */

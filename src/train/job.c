@@ -60,6 +60,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .test_share =
                                              isnan(parameters->test_share) ? 0 : parameters->test_share,
                                          .classes = parameters->classes,
+                                         .formula = parameters->formula,
                                          .preset = parameters->preset,
                                          .preset_file = parameters->preset_file,
                                          .class_file = parameters->class_file,
@@ -94,7 +95,7 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
 {
     if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
         return "--out-res PIXELS";
-    static const char *const of_synth[] = {"preset", "preset-file", "class", NULL};
+    static const char *const of_synth[] = {"formula", "preset", "preset-file", "class", NULL};
     if (is_one_of(option, of_synth) && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
     static const char *const of_files[] = {"on-error", "test-share", "test-data", NULL};

@@ -19,7 +19,8 @@ struct checkpoint;
 
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
-    const char *data, *image, *label, *tensor, *labels, *test_labels, *preset, *preset_file, *class_file;
+    const char *data, *image, *label, *tensor, *labels, *test_labels, *formula, *preset, *preset_file,
+        *class_file;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
     double test_share; /* NaN: not given */
     int fit;           /* enum fit_how */
@@ -54,9 +55,10 @@ struct job_parameters {
     {"test-share", "X", OPTION_REAL, offsetof(parameters, job.test_share), .minimum = 0.0001, .maximum = 0.9999, .help = "share of the samples that is held out for testing if --data is one data set. In a class with n samples, round(n X) are held out, but at least 1 and at most n - 1; a single sample is trained on (default: " test_shares ")"},   \
     {"test-data", "DIR|URL", OPTION_TEXT, offsetof(parameters, job.test_data), .column = COLUMN, .help = "test set: class folders, a data set of --prepare, or a URL of tar shards. All of --data is then trained on (default: the test set that --data contains, or a part of --data: --test-share)"}, \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), .minimum = 1, .maximum = 1 << 20, .column = COLUMN, .help = "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
-    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), .column = COLUMN, .help = "source of the classes of synth: uji, visualatom, lowercompute, paper-1000, lowercompute-1000, paper, paper-lowercompute, rcdb, rcdb-1k, rcdb-21k or visualatom-script-1k (default: " preset_ ")"}, \
-    {"preset-file", "FILE", OPTION_TEXT, offsetof(parameters, job.preset_file), .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"}, \
-    {"class", "FILE|DIR", OPTION_TEXT, offsetof(parameters, job.class_file), .help = "take the classes of synth from this CSV file, or from the class files of a published script in a folder, instead of --preset. Their numbers are the labels, 0 to N - 1, and decide --classes"}, \
+    {"formula", "NAME", OPTION_TEXT, offsetof(parameters, job.formula), .column = COLUMN, .help = "how an image of synth is drawn: uji, visualatom, rcdb or another formula of docs/formulas.md whose images have labels (default: that of --preset or --class, else uji)"}, \
+    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), .column = COLUMN, .help = "source of the classes of synth: uji, visualatom, lowercompute, paper-1000, lowercompute-1000, paper, paper-lowercompute, rcdb, rcdb-1k, rcdb-21k or visualatom-script-1k (default: that of --formula, or " preset_ ")"}, \
+    {"preset-file", "FILE", OPTION_TEXT, offsetof(parameters, job.preset_file), .column = COLUMN, .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"}, \
+    {"class", "FILE|DIR", OPTION_TEXT, offsetof(parameters, job.class_file), .column = COLUMN, .help = "take the classes of synth from this CSV file, or from the class files of a published script in a folder, instead of --preset. Their numbers are the labels, 0 to N - 1, and decide --classes"}, \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), .fallback = res_, .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample (with --feed load, in each epoch); random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized (with --feed load, until the shorter side has 256/224 of --out-res; then the centre is cut out). HOW is one of"},                                                                                         \

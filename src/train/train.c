@@ -474,6 +474,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
                                          "test-data",
                                          "prefetch",
                                          "resident-bytes",
+                                         "formula",
                                          "preset",
                                          "preset-file",
                                          "class",
