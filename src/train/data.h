@@ -90,9 +90,9 @@ struct data {
     uint32_t lanes, shuffle;    /* DATA_LOAD only: the arguments of draw_lanes() */
 
     /* DATA_LOAD only. No training sample is in memory: sets[DATA_TRAIN].values is NULL. */
-    uint32_t ahead;       /* batches that a stream prepares in advance */
+    uint32_t ahead;                       /* batches that a stream prepares in advance */
     uint64_t shard_bytes, resident_bytes; /* as in struct set_stream_request */
-    bool masks;           /* broken training samples become zeros with the label DATA_MASKED */
+    bool masks; /* broken training samples become zeros with the label DATA_MASKED */
     struct data_sums {
         double values, squares; /* of the values and their squares */
     } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */
@@ -172,17 +172,17 @@ struct data_request {
     uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
                                        first of every class); 0: all, or, for generated data,
                                        DATA_TRAIN_SIZE and DATA_TEST_SIZE */
-    double test_share;    /* share of a single data set that is held out for testing, above 0 and below 1;
-                             0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
-    uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
-    const char *preset;   /* preset of the classes, synth only; NULL: the default */
+    double test_share;  /* share of a single data set that is held out for testing, above 0 and below 1;
+                           0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
+    uint64_t classes;   /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
+    const char *preset; /* preset of the classes, synth only; NULL: the default */
     const char *preset_file, *class_file; /* synth only: where the classes are from; NULL: built-in presets */
-    uint64_t res;         /* image width and height in pixels, synth only */
-    struct image_fit fit; /* how images are resized; random crops are those of epoch 0 */
-    uint64_t batch;       /* samples per step */
-    int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
-    bool fresh;           /* live samples differ between epochs */
-    bool skip;            /* leave out broken samples of data sets, with a warning */
+    uint64_t res;                         /* image width and height in pixels, synth only */
+    struct image_fit fit;                 /* how images are resized; random crops are those of epoch 0 */
+    uint64_t batch;                       /* samples per step */
+    int feed;                             /* enum data_feed; negative: live for synth, otherwise stored */
+    bool fresh;                           /* live samples differ between epochs */
+    bool skip;                            /* leave out broken samples of data sets, with a warning */
     bool mask;   /* DATA_LOAD only: mask broken training samples, and leave out broken test samples */
     bool centre; /* fit test images by FIT_CENTRE if `fit` is FIT_RANDOM_RESIZED_CROP; implied by
                     DATA_LOAD */
@@ -192,9 +192,9 @@ struct data_request {
                              the shards have more bytes than this and cannot be read in blocks, or if they
                              have more than a `cache_bytes` above 0 */
     uint64_t resident_bytes; /* DATA_LOAD only: as in struct set_stream_request; not for rows of embeddings */
-    bool test_only;       /* read only the test set; the training set stays empty */
-    bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
-                             numbers of samples as if all were there */
+    bool test_only;          /* read only the test set; the training set stays empty */
+    bool describe; /* generate only the first sample of each generated set; data_open() then sets the
+                      numbers of samples as if all were there */
     struct resources resources;
 };
 
