@@ -75,8 +75,8 @@ struct load_parameters {
     uint64_t lanes, prefetch; /* for variants that stream: arguments of draw_lanes(), and batches ahead */
     uint64_t ring;            /* buffers per thread, for variants that deliver on a device */
     uint64_t block, chunk, shift, out_res, channels, cache_bytes;
-    uint64_t resident_bytes; /* maximum number of bytes that variants that stream keep in host memory; 0: none.
-                                gpu-resident: in device memory; 0: as many as fit */
+    uint64_t resident_bytes; /* maximum number of bytes that variants that stream keep in host memory; 0:
+                                none. gpu-resident: in device memory; 0: as many as fit */
     double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel; set by load_open() */
     int cache;                                                    /* enum load_cache */
     int decoder;                                                  /* enum decoder */

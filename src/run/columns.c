@@ -236,6 +236,17 @@ static enum status describe(const struct workload *workload, struct described *d
     return columns_of(workload, &described->columns);
 }
 
+enum status columns_default(const struct workload *workload, const char *column, char *text, size_t size)
+{
+    CLOSED_BY(forget) struct described described;
+    const struct option_spec *spec = option_of(workload, column);
+    TRY(describe(workload, &described));
+    *text = '\0';
+    if (spec)
+        options_text(spec, described.defaults, text, size);
+    return STATUS_OK;
+}
+
 /* Makes a row that describes a column. */
 static void column_row(const struct described *described, const struct column *column, struct row *row)
 {

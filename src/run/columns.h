@@ -16,6 +16,10 @@ struct row_columns {
 };
 enum status columns_of(const struct workload *workload, const struct row_columns **columns);
 
+/* Copies the default of the option that has a column to `text`, as rows write it: at most `size` - 1 bytes;
+ * "" if there is none. */
+enum status columns_default(const struct workload *workload, const char *column, char *text, size_t size);
+
 /* --columns: describes the columns of a workload, or if `only` is NULL of all workloads, of --log and of
  * --monitor: as a page of Markdown, or one row per column in CSV or JSON. */
 enum status columns_print(const struct workload *only, int format);

@@ -176,7 +176,7 @@ struct comparison {
     /* Names of columns: first the key_count columns by which rows are matched, then the origins, then the
      * ignored_count columns of --ignore. */
     const char *names[KEYS_MAX + ORIGINS];
-    char key_names[KEYS_MAX][64];
+    char key_names[KEYS_MAX][64], key_defaults[KEYS_MAX][64]; /* of options; see option_default() */
     size_t key_count, ignored_count;
     size_t named[2][KEYS_MAX + ORIGINS]; /* the numbers of these columns in each file */
     size_t fields[2][FIELDS];
@@ -254,6 +254,16 @@ static size_t name_count(const struct comparison *comparison)
     return comparison->key_count + ORIGINS + comparison->ignored_count;
 }
 
+/* Returns the default of the option that has this column; NULL if the column is not that of an option. */
+static const char *option_default(const struct comparison *comparison, const char *name)
+{
+    for (size_t i = 0; i < KEYS_MAX; i++)
+        if (name == comparison->key_names[i])
+            return comparison->key_defaults[i];
+    return NULL;
+}
+
+/* A file that was written before an option existed lacks its column: its rows have the default. */
 static enum status find_columns(struct comparison *comparison, size_t side)
 {
     static const char *const fields[FIELDS] = {"ranks",        "rank",    "time_median_s", "items",
@@ -269,7 +279,8 @@ static enum status find_columns(struct comparison *comparison, size_t side)
     }
     for (size_t i = 0; i < name_count(comparison); i++) {
         comparison->named[side][i] = table_column(table, comparison->names[i]);
-        if (comparison->named[side][i] == TABLE_NONE && i < comparison->key_count && !missing)
+        if (comparison->named[side][i] == TABLE_NONE && i < comparison->key_count && !missing &&
+            !option_default(comparison, comparison->names[i]))
             missing = comparison->names[i];
     }
     return missing ? status_set(STATUS_USAGE, "%s has no column '%s'; name a file that --out wrote",
@@ -280,7 +291,9 @@ static enum status find_columns(struct comparison *comparison, size_t side)
 /* Returns the cell of a row in column number `name` of comparison->names. The table owns it. */
 static const char *named_cell(const struct comparison *comparison, size_t side, size_t row, size_t name)
 {
-    return table_cell(&comparison->tables[side], row, comparison->named[side][name]);
+    const size_t column = comparison->named[side][name];
+    const char *fallback = column == TABLE_NONE ? option_default(comparison, comparison->names[name]) : NULL;
+    return fallback ? fallback : table_cell(&comparison->tables[side], row, column);
 }
 
 /* Returns the text of key column number `key`, which is the same in all rows of the pair. */
@@ -1198,8 +1211,11 @@ static enum status choose_keys(struct comparison *comparison)
             continue;
         options_column(&workload->options[i], name, sizeof comparison->key_names[0]);
         /* The workload `load` has an option --cache, but common_keys already has this column. */
-        if (find_name(comparison, name, 0, comparison->key_count) == comparison->key_count)
-            comparison->names[comparison->key_count++] = name;
+        if (find_name(comparison, name, 0, comparison->key_count) < comparison->key_count)
+            continue;
+        TRY(columns_default(workload, name, comparison->key_defaults[comparison->key_count],
+                            sizeof comparison->key_defaults[0]));
+        comparison->names[comparison->key_count++] = name;
     }
     memcpy(&comparison->names[comparison->key_count], origins, sizeof origins);
     if (!comparison->ignored)

@@ -51,6 +51,7 @@ static const struct option_spec options[] = {
      .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
              "default. NAME is one of"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
+     .column = COLUMN,
      .help =
          "random numbers of the images. philox: an image depends only on --seed, its class and its "
          "instance; published: the images of a published set (--preset), pixel for pixel. STREAM is one of"},

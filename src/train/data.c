@@ -325,8 +325,8 @@ static enum status list_training_set(const struct data_request *request, struct 
         data->sets[DATA_TRAIN] = set;
     }
     if (status == STATUS_OK && data->resident_bytes == RESIDENT_ALL) {
-        const struct resident_samples samples = {source_dataset_set(reader), data->source->samples, list.count,
-                                                 false};
+        const struct resident_samples samples = {source_dataset_set(reader), data->source->samples,
+                                                 list.count, false};
         (void)resident_fit(&samples, RESIDENT_ALL, &data->resident_bytes);
     }
     free(list.numbers);

@@ -90,9 +90,9 @@ struct data {
     uint32_t lanes, shuffle;    /* DATA_LOAD only: the arguments of draw_lanes() */
 
     /* DATA_LOAD only. No training sample is in memory: sets[DATA_TRAIN].values is NULL. */
-    uint32_t ahead;       /* batches that a stream prepares in advance */
+    uint32_t ahead;                       /* batches that a stream prepares in advance */
     uint64_t shard_bytes, resident_bytes; /* as in struct set_stream_request */
-    bool masks;           /* broken training samples become zeros with the label DATA_MASKED */
+    bool masks; /* broken training samples become zeros with the label DATA_MASKED */
     struct data_sums {
         double values, squares; /* of the values and their squares */
     } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */
@@ -193,9 +193,9 @@ struct data_request {
                              the shards have more bytes than this and cannot be read in blocks, or if they
                              have more than a `cache_bytes` above 0 */
     uint64_t resident_bytes; /* DATA_LOAD only: as in struct set_stream_request; not for rows of embeddings */
-    bool test_only;       /* read only the test set; the training set stays empty */
-    bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
-                             numbers of samples as if all were there */
+    bool test_only;          /* read only the test set; the training set stays empty */
+    bool describe; /* generate only the first sample of each generated set; data_open() then sets the
+                      numbers of samples as if all were there */
     struct resources resources;
 };
 
