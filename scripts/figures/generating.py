@@ -14,10 +14,8 @@ IN_FIGURES = ("naive", "omp", "gbase", "bat", "fused") + PUBLISHED
 PUBLISHED_GROUP, PUBLISHED_CODE_GROUP = 5, 6
 PAPER = "published: PDP 2026"
 
-# The paper's job: one class, unscaled gray images. Columns in VARIED may have any value. Columns in
-# MAY_BE_EMPTY may be empty, because they do not apply to every run.
+# The paper's job: one class, unscaled gray images. Columns in VARIED may have any value.
 VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
-MAY_BE_EMPTY = ("preset", "preset_file", "fit", "mean", "std")
 ERROR_BARS = "Median run time divided by the number of images; whiskers: minimum to 95th percentile."
 
 
@@ -27,8 +25,7 @@ ERROR_BARS = "Median run time divided by the number of images; whiskers: minimum
 def is_paper_job(row):
     """Returns whether a row has the paper's class and unscaled gray images. The figures of this module show such rows."""
     return row.texts["out_res"] == row.texts["res"] and all(
-        row.texts[column] == default or (column in MAY_BE_EMPTY and not row.texts[column])
-        for column, default in DEFAULTS["synth"].items() if column not in VARIED)
+        row.settings[column] == default for column, default in DEFAULTS["synth"].items() if column not in VARIED)
 
 
 def paper_rows(measured, variants, rows=None, **fixed):
