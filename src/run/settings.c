@@ -204,7 +204,7 @@ static void help_common(FILE *stream, bool all)
           "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
           "  fdsl-bench --workload load --variant all --data train\n"
           "  fdsl-bench --workload train --variant all --model lenet --epochs 3\n"
-          "  fdsl-bench --variant train-omp --data synth --formula rcdb --epochs 3   # drawn meanwhile\n"
+          "  fdsl-bench --variant train-omp --data synth --formula rcdb --epochs 3   # images drawn live\n"
           "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # median and 99th percentile\n"
           "  mpirun -n 2 fdsl-bench --workload exchange --variant all --bytes 1K:256M:2x   # all-reduces\n"
           "  fdsl-bench advise --data photos --compute 5   # generate or read?\n"
