@@ -403,7 +403,7 @@ $(GPU_TESTS:=.o): $(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags-nvcc
 	$(Q)$(NVCC) $(cuda_language) $(patsubst -O3,$(or $(GPU_TEST_LEVEL),-O3),$(ALL_NVCCFLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(GPU_TESTS): %: %.o $(BUILD)/objects.a
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(TEST_LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
 
 -include $(OBJECTS:.o=.d) $(LIB_OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
