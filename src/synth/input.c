@@ -36,8 +36,11 @@ static enum status choose_published(struct synth *synth, const struct published_
                           wish->res != set->res ? OPTION_OR_FIELD("--res", "res")
                                                 : OPTION_OR_FIELD("--classes", "classes"),
                           set->classes, set->res,
-                          OPTION_OR_FIELD("drop it; --out-res resizes the images",
-                                          "leave it at its default; out_res resizes the images"));
+                          wish->res != set->res
+                              ? OPTION_OR_FIELD("drop --res; --out-res resizes the images",
+                                                "leave res at its default; out_res resizes the images")
+                              : OPTION_OR_FIELD("drop --classes and --class",
+                                                "leave out classes, class_file, class_list and class_table"));
     synth->set = set;
     return STATUS_OK;
 }
