@@ -71,8 +71,8 @@ class Generator:
     class_file    path of a CSV file with the classes, instead of a preset
     class_list    sequence of Class, instead of a preset
     class_table   a ClassTable, instead of a preset
-    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb" or "segrcdb"; "auto": that of
-                  the preset, else "uji"
+    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb" or "segrcdb"; "auto": that
+                  which the preset implies, else "uji", also for the preset "visualatom"
     random        "philox", or "published": the random numbers of a published set, which the preset names
     seed          seed of all images, 0 to 2^64 - 1
     res           side of the drawn image in pixels, 1 to 16384

@@ -572,7 +572,8 @@ class Loader:
     num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
     prefetch          number of batches that are prepared ahead, 1 to 1024
     transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, also in a list, before fdsl.RandAugment,
-                      fdsl.RandomErasing, fdsl.MixUp and fdsl.CutMix; None: all images have one size already
+                      fdsl.RandomErasing, fdsl.MixUp and fdsl.CutMix; None: all images have one size already,
+                      and the number of channels
     dtype             "uint8" (None), "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or
                       NumPy
     channels          3 (RGB; None) or 1 (gray)

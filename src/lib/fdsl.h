@@ -95,7 +95,8 @@ struct fdsl_config {
 
     /* The images. Classes come from class_table, class_list, class_file, or preset. */
     const char *formula; /* "uji": the paper's code; "visualatom": the VisualAtom data set; "rcdb"; "segrcdb";
-                          * "auto" (default): that of the preset, or else "uji" */
+                          * "auto" (default): that which the preset implies, or else "uji", also for
+                          * the preset "visualatom" */
     uint64_t seed;       /* seed of all images; default 0; published images have none */
     uint32_t res;        /* side of the canvas in pixels, 1 to 16384; default 512 */
     uint32_t classes;    /* number of classes; 0 (default): 1000, or 254 for segrcdb. They are drawn at random

@@ -220,7 +220,8 @@ static enum status check_shape(struct set_stream_request *request)
                ? STATUS_OK
                : status_set(STATUS_USAGE,
                             "channels: it is %u, but the first image is %s with %u channels and a depth of "
-                            "%u; streams deliver images of bytes with a depth of 1",
+                            "%u; set channels to the number of the images, or choose a transform, which "
+                            "converts them; only images of bytes with a depth of 1 are delivered",
                             channels, dtype_names[request->type], request->channels, request->depth);
 }
 

@@ -24,16 +24,22 @@ static enum status choose_published(struct synth *synth, const struct published_
                           wish->listed ? OPTION_OR_FIELD("--class", "the list of classes")
                                        : OPTION_OR_FIELD("--preset-file", "preset_file"));
     if (!formula->published)
-        return status_set(STATUS_USAGE, "%s published is not supported for the formula %s: %s",
-                          OPTION_OR_FIELD("--random", "random:"), formula->name, formula->unpublished);
+        return status_set(STATUS_USAGE,
+                          "%s published is not supported for the formula %s: %s; set %s to a published "
+                          "set, such as rcdb-1k",
+                          OPTION_OR_FIELD("--random", "random:"), formula->name, formula->unpublished,
+                          OPTION_OR_FIELD("--preset", "preset"));
     if (!set)
         return status_set(STATUS_USAGE, "%s published draws a published set; set %s to the name of one",
                           OPTION_OR_FIELD("--random", "random:"), OPTION_OR_FIELD("--preset", "preset"));
     if (wish->classes != set->classes || wish->res != set->res)
-        return status_set(STATUS_USAGE, "%s: a published set has %u classes and %u pixels per side",
-                          wish->res != set->res ? OPTION_OR_FIELD("--res", "res")
-                                                : OPTION_OR_FIELD("--classes", "classes"),
-                          set->classes, set->res);
+        return status_set(
+            STATUS_USAGE, "%s: the published set has %u classes and %u pixels per side; %s",
+            wish->res != set->res ? OPTION_OR_FIELD("--res", "res") : OPTION_OR_FIELD("--classes", "classes"),
+            set->classes, set->res,
+            wish->res != set->res ? OPTION_OR_FIELD("drop --res; --out-res resizes the images",
+                                                    "leave res at its default; out_res resizes the images")
+                                  : OPTION_OR_FIELD("drop --classes", "leave classes at its default"));
     synth->set = set;
     return STATUS_OK;
 }

@@ -67,17 +67,21 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes; implies the formula. uji, visualatom, lowercompute, rcdb "
-             "and the sections of "
-             "--preset-file are ranges, from which classes are sampled at random; paper-1000, "
+     .help = "source of the classes of --classes. The presets rcdb*, segrcdb* and visualatom-script-1k imply "
+             "the formula; the others are drawn with uji, unless --formula visualatom is given. uji, "
+             "visualatom, lowercompute, "
+             "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
+             "sampled at random; paper-1000, "
              "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb and "
              "visualatom-script-1k are published sets: their first N classes are used (default: the name of "
              "--formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
-     .help = "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
-             "script: one of them, or a folder (formulas visualatom, rcdb and segrcdb)"},
+     .help =
+         "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
+         "script (a folder, or one file of it). The columns must be those of --formula; published scripts "
+         "exist for visualatom, rcdb and segrcdb"},
     {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .maximum = 1e6, .column = COLUMN,
      .help = "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), .fallback = "0.002", .maximum = 1e6,
