@@ -145,6 +145,7 @@ def test_wrong_states_are_refused_by_name(digits: pathlib.Path, tmp_path: pathli
         ("--train-size 60", "60 of them are trained on; name the test set with --test-data, and drop --train-size"),
         ("--repeats 2", "--repeats: steps of repeated samples have no state"),
         ("--batch max", "--init-state needs a known batch"),
+        ("--checkpoint run --export-state s", "--export-state would replace the file of --init-state"),
         ("--save-batch 1:x", "--init-state begins later"),
     ):
         option = words.split()[0]

@@ -15,8 +15,8 @@ Parts:
     d   random batches of 8192 rows of the result of c: fdsl (Loader.fill); the batches of an epoch of fdsl.Loader and, with
         PyTorch, of fdsl.torch.Loader; PyTorch (index_select)
     e   host time of one call of Loader.fill(), median and 90th percentile: batches of 256 of the shards of --data-raw or
-        --data-jpeg and of generated images, and batches of 8192 of the rows of c. Before each call, the script computes for
-        2 ms, as a training loop does, so that batches are ready
+        --data-jpeg and of generated images, and batches of 8192 of the rows of c. Before each call, the script waits
+        for 0.5 ms without sleeping, so that batches are ready; meanwhile the GPU computes, as in a training loop
 
 fdsl-bench and the loaders have --workers threads or worker processes (16). A part is measured --rounds times (3), its
 implementations in turn, each for --seconds (2) after a warm-up, in part a on a GPU of 300 batches, which its JPEG engines need to
@@ -50,7 +50,7 @@ PARTS = "abcde"
 DIM, ROW_BATCH, RES = 768, 8192, 224
 LOW, HIGH = 0.1, 100.0
 CHUNK = 65536  # rows that are written at a time
-GAP_S = 0.002  # between two calls of part e
+GAP_S = 0.0005  # between two calls of part e
 ENGINES_WARM = 300  # batches
 
 
@@ -100,22 +100,27 @@ class Run:
             "part": part, "what": what, "implementation": name, "round": number, "value": value, "unit": unit,
             "device": self.options.device, "threads": self.options.workers, "batch": batch, "seconds": self.options.seconds})
 
-    def rate(self, batches, count, warm=0):
-        """Returns the samples per second of an endless sequence of batches. The warm-up has at least `warm` batches, and takes
-        at least half of the time, at most one second."""
+    def rate(self, batches, count, epoch, warm=0):
+        """Returns the samples per second of an endless sequence of batches: the median over spans of `epoch` batches, as a
+        row of the program is the median of its runs; if there are fewer than three spans, over all. The warm-up has at least
+        `warm` batches, and takes at least half of the time, at most one second."""
         seconds = self.options.seconds
         warm_s = time.perf_counter() + min(seconds / 2, 1)
         for number, _ in enumerate(batches, 1):
             if number >= warm and time.perf_counter() > warm_s:
                 break
         self.finish()
-        samples, begin_s = 0, time.perf_counter()
-        for batch in batches:
+        samples, begin_s, spans = 0, time.perf_counter(), []
+        for number, batch in enumerate(batches, 1):
             samples += count(batch)
+            if number % epoch == 0:
+                spans.append((samples, time.perf_counter()))
             if time.perf_counter() - begin_s > seconds:
                 break
         self.finish()
-        return samples / (time.perf_counter() - begin_s)
+        if len(spans) < 4:
+            return samples / (time.perf_counter() - begin_s)
+        return statistics.median((b - a) / (until - since) for (a, since), (b, until) in zip(spans, spans[1:]))
 
     def median_us(self, function):
         """Returns the median time of a function in microseconds, each call with the work that it enqueued."""
@@ -174,7 +179,7 @@ def measure_jpeg(run):
     if run.gpu:  # a run of the program is an epoch
         program += ["--warmups", str(math.ceil(warm / math.ceil(len(data) / 256)))]
     implementations = [
-        ("fdsl", lambda: run.rate(batches, lambda batch: len(batch[0]), warm)),
+        ("fdsl", lambda: run.rate(batches, lambda batch: len(batch[0]), len(loader), warm)),
         ("stream-gpu" if run.gpu else "stream",
          lambda: run.program("stream-gpu" if run.gpu else "stream", "items_per_s", *program)),
     ]
@@ -186,7 +191,7 @@ def measure_jpeg(run):
             extension = next(member.name for member in shard if loading.is_data(member.name)).split(".", 1)[1]
         peer = loading.DaliLoader(dali, shards, extension, names)
         of_dali = (batch for _ in endless([0]) for batch in peer.epoch())
-        implementations.append(("dali", lambda: run.rate(of_dali, lambda batch: batch[1], warm)))
+        implementations.append(("dali", lambda: run.rate(of_dali, lambda batch: batch[1], len(loader), warm)))
     run.compare("a", f"JPEG shards, {RES} x {RES} uint8", "images/s", 256, implementations)
     loader.close()
 
@@ -227,14 +232,14 @@ def measure_raw(run):
     data = run.fdsl.Shards(options.data_raw)
     loader = run.open(data, 1024, channels=1)
     batches = endless(loader)
-    implementations = [("fdsl", lambda: run.rate(batches, lambda batch: len(batch[0])))]
+    implementations = [("fdsl", lambda: run.rate(batches, lambda batch: len(batch[0]), len(loader)))]
     numpy = loading.find_module("numpy")
     if run.torch and numpy:
         names = argparse.Namespace(batch=1024, workers=options.workers, gpu=run.gpu)
         kind = loading.GpuLoader if run.gpu else loading.TorchLoader
         peer = kind(run.torch, make_arrays(run, numpy), names, shuffle=True)
         of_torch = (batch for _ in endless([0]) for batch in peer.epoch())
-        implementations.append(("torch DataLoader", lambda: run.rate(of_torch, lambda batch: batch.shape[0])))
+        implementations.append(("torch DataLoader", lambda: run.rate(of_torch, lambda batch: batch.shape[0], len(loader))))
     bytes_each = math.prod(loader.shape)
     run.compare("b", f"raw shards, {bytes_each} bytes", "samples/s", 1024, implementations)
     loader.close()
@@ -335,17 +340,23 @@ def measure_batches(run, numpy, good, good_torch):
 
 
 def host_us(run, fill):
-    """Returns the median and the 90th percentile of the time that a call takes on the host, if batches are ready."""
+    """Returns the median and the 90th percentile of the time that a call takes on the host, if batches are ready. As in a
+    training loop, the GPU computes meanwhile: after an idle time, the driver would need longer."""
     times, begin_s = [], time.perf_counter()
+    if run.gpu:
+        factor = run.torch.ones(6144, 6144, dtype=run.torch.float32, device="cuda")
     for i in range(16):
         fill(i)
     while len(times) < 20 or time.perf_counter() - begin_s < run.options.seconds:
+        if run.gpu:
+            run.torch.mm(factor, factor)  # some milliseconds
         wait_s = time.perf_counter() + GAP_S
         while time.perf_counter() < wait_s:
             pass  # after a sleep, the core would be slow for the next 0.1 ms
         call_s = time.perf_counter()
         fill(0)
         times.append(time.perf_counter() - call_s)
+        run.finish()
     return 1e6 * statistics.median(times), 1e6 * statistics.quantiles(times, n=10)[-1]
 
 

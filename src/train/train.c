@@ -529,6 +529,11 @@ static enum status check_outputs(const struct options *given, const struct train
         return status_set(STATUS_USAGE,
                           "--save-batch writes samples of the first step of epoch 1, but "
                           "--init-state begins later; use --export-step, or drop one of the two");
+    if (parameters->checkpoint && parameters->begin_path && parameters->state_path &&
+        strcmp(parameters->begin_path, parameters->state_path) == 0)
+        return status_option(STATUS_USAGE, "export-state",
+                             " would replace the file of --init-state, which --resume compares; give it "
+                             "another name");
     if (parameters->state_path && partition->rank == 0) {
         const enum status status = stream_state_writable(parameters->state_path);
         if (status != STATUS_OK)
