@@ -16,7 +16,7 @@ Parts:
         PyTorch, of fdsl.torch.Loader; PyTorch (index_select)
     e   host time of one call of Loader.fill(), median and 90th percentile: batches of 256 of the shards of --data-raw or
         --data-jpeg and of generated images, and batches of 8192 of the rows of c. Before each call, the script waits
-        for 0.5 ms without sleeping, so that batches are ready; meanwhile the GPU computes, as in a training loop
+        for 0.5 ms without sleeping, so that batches are ready. The GPU computes while the call runs, as in training
 
 fdsl-bench and the loaders have --workers threads or worker processes (16). A part is measured --rounds times (3), its
 implementations in turn, each for --seconds (2) after a warm-up, in part a on a GPU of 300 batches, which its JPEG engines need to
@@ -341,7 +341,7 @@ def measure_batches(run, numpy, good, good_torch):
 
 def host_us(run, fill):
     """Returns the median and the 90th percentile of the time that a call takes on the host, if batches are ready. As in a
-    training loop, the GPU computes meanwhile: after an idle time, the driver would need longer."""
+    training loop, the GPU computes while the call runs: after an idle time, the driver would need longer."""
     times, begin_s = [], time.perf_counter()
     if run.gpu:
         factor = run.torch.ones(6144, 6144, dtype=run.torch.float32, device="cuda")
