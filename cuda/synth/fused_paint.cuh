@@ -571,20 +571,25 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
         }
     }
 
-    /* Draws the strokes that remain in all queues. Warp w draws part w of each stroke, STROKE_STEPS pixels.
-     */
+    /* Draws at most SPLIT_STROKES strokes that remain in all queues. Each batch of 32 strokes has `sharing`
+     * warps, which draw its parts of STROKE_STEPS pixels in turn. */
     __device__ __forceinline__ void split_strokes(uint32_t all)
     {
-        static_assert(PAINT_WARPS * STROKE_STEPS >= TILE_MOST - STROKE_STEPS, "each part has a warp");
-        for (uint32_t base = 0; base < all; base += FUSED_WARP) {
-            queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
-            stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
-            self.at += warp * STROKE_STEPS * self.step;
-            self.left -= (int32_t)(warp * STROKE_STEPS);
-            if (__any_sync(FUSED_ALL, self.left > 0)) {
-                self = self.left > 0 ? self : stroke_none(lane);
-                stroke_walk(self, canvas);
-            }
+        static_assert(SPLIT_STROKES / FUSED_WARP <= PAINT_WARPS, "each batch has a warp");
+        const uint32_t batches = (all + FUSED_WARP - 1) / FUSED_WARP;
+        if (warp >= batches * (PAINT_WARPS / max(batches, 1u)))
+            return;
+        const uint32_t sharing = PAINT_WARPS / batches, part = warp / batches, batch = warp % batches;
+        const queue_place place =
+            queue_find(shared->counts[QUEUE_STROKE], min(batch * FUSED_WARP + lane, all - 1));
+        stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
+        self.at += part * STROKE_STEPS * self.step;
+        self.left -= (int32_t)(part * STROKE_STEPS);
+        while (__any_sync(FUSED_ALL, self.left > 0)) {
+            stroke now = self.left > 0 ? self : stroke_none(lane);
+            stroke_walk(now, canvas);
+            self.at += sharing * STROKE_STEPS * self.step;
+            self.left -= (int32_t)(sharing * STROKE_STEPS);
         }
     }
 
