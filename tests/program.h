@@ -37,7 +37,7 @@
 static const char header[] =
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,"
     "ranks_per_device,"
-    "batch,res,vertices,orbits,formula,seed,instance,classes,preset,preset_file,class,"
+    "batch,res,vertices,orbits,formula,random,seed,instance,classes,preset,preset_file,class,"
     "noise,line_width,radius,oval_x,oval_y,freq1,freq2,dtype,channels,layout,out_res,fit,mean,std,"
     "compute,"
     "warmups,samples,settled,median_error,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_"

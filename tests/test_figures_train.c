@@ -204,24 +204,24 @@ Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
     EXPECT_OUT("skipped training_time: no data; to measure it: scripts/compare/live_training.sh DIR");
 }
 
-/* The figure training draws the epochs after the first, by source of images and number of GPUs, beside
+/* The figure training draws the second half of each run, by source of images and number of GPUs, beside
  * PyTorch's rows of the same GPU. Rows of ranks that share a GPU, and jobs with a single source, are left
  * out. */
 Test(figures_train, training_throughput_is_drawn_by_source_and_number_of_gpus)
 {
     SHELL(0, "cp " FIXTURES "/training.csv $D/results && " FIGURES
              "training && cat $D/work/training.vars $D/work/training.dat");
-    EXPECT_OUT("of your ", " rows of train left out: ", " of first epochs");
+    EXPECT_OUT("of your ", " rows of train left out: ", " of the first half of a run");
     EXPECT_OUT("series = 10", "one constant batch", "generated live", "raw shards in memory",
                "JPEG shards in memory", "JPEG shards on a disk", "JPEG shards over HTTP", "PyTorch, compiled",
                "loaded (LOAD)", "generated (BAT)", "batch 256 per GPU", "figures, revision new");
-    cr_expect(says("\n1\t32109.2241\t") && says("\n2\t62612.987\t"), "%s", out);
+    cr_expect(says("\n1\t32087.2354\t") && says("\n2\t62570.109\t"), "%s", out);
     shell("sed -i '/,constant,/s/,weak,1,/,weak,2,/' $D/results/training.csv && " SELECT
           "training >/dev/null && cat $D/work/training.dat");
-    cr_expect(status == 0 && !says("\n2\t62612.987\t"), "%s", out);
+    cr_expect(status == 0 && !says("\n2\t62570.109\t"), "%s", out);
     shell("sed -i '/,load,/d; /,live,/d' $D/results/training.csv && " SELECT
           "--reference $D/reference training");
-    EXPECT_OUT("skipped training: 6 of your 6 rows of train left out: ", " of first epochs",
+    EXPECT_OUT("skipped training: 6 of your 6 rows of train left out: ", " of the first half of a run",
                " of another job, or of one "
                "with a single source; to measure it: GPUS='1 2' scripts/compare/training.sh DIR "
                "results/training.csv");

@@ -743,7 +743,7 @@ Test(published, training_takes_class_files)
     check_program(TRAIN "--class classes --classes 4", 2, "the file of --class has 3");
     check_program(TRAIN "--class classes --preset uji", 2, "--class replaces --preset");
     check_program(TRAIN "--class gap", 2, "they must be 0 to 1");
-    check_program(TRAIN "--preset segrcdb", 2, "masks instead of labels");
+    check_program(TRAIN "--preset segrcdb", 2, "a mask instead of a label");
     check_program("--variant naive --class-format published", 2, "has an effect only with --write-classes");
     check_program("--formula uji --write-classes x --class-format published", 2,
                   "has no published class files");

@@ -674,8 +674,6 @@ Test(train_cli, single_network_engine_rejects_others)
 {
     expect_refusal(2, "--variant train-graph --model lenet " FEW, "supports only cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --classes 33 " FEW, "at most 32 classes");
-    expect_refusal(2, "--variant train-graph --model lenet --data synth --res 28 " FEW,
-                   "supports only cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28 " FEW,
                    "supports only --feed stored and load");
     EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "

@@ -32,7 +32,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"formula": "\udcff"}, ValueError, "formula: it contains a character that cannot be encoded"),
     ({"class_file": "\ud800"}, ValueError, "class_file: it contains a character that cannot be encoded"),
     ({"class_file": "a\0b"}, ValueError, "class_file: it contains a null character"),
-    ({"preset": "paper"}, ValueError, r"no section \[paper\]"),
+    ({"preset": "papers"}, ValueError, r"no section \[papers\]"),
     ({"preset": "a\0b"}, ValueError, "preset: it contains a null character"),
     ({"preset": "paper-1000", "classes": 1001}, ValueError, "classes: preset paper-1000 has 1000"),
     ({"preset_file": 3}, TypeError, "preset_file: it must be a path, not int"),

@@ -216,13 +216,18 @@ static enum status check_shape(struct set_stream_request *request)
     const enum status status = set_stream_find_shape(request);
     if (status != STATUS_OK)
         return status_prefix(status, "path: cannot find the size of the images");
-    return request->type == DTYPE_U8 && request->depth == 1 && request->channels == channels
+    if (request->type != DTYPE_U8 || request->depth != 1)
+        return status_set(
+            STATUS_USAGE,
+            "path: streams deliver images of bytes with a depth of 1, but the first image is %s "
+            "with a depth of %u",
+            dtype_names[request->type], request->depth);
+    return request->channels == channels
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "channels: it is %u, but the first image is %s with %u channels and a depth of "
-                            "%u; set channels to the number of the images, or choose a transform, which "
-                            "converts them; only images of bytes with a depth of 1 are delivered",
-                            channels, dtype_names[request->type], request->channels, request->depth);
+                            "channels: it is %u, but the first image has %u; set channels to %u, or choose "
+                            "a transform, which converts them",
+                            channels, request->channels, request->channels);
 }
 
 /* Sets the shapes and strides that do not depend on the batch. */

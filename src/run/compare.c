@@ -292,7 +292,8 @@ static enum status find_columns(struct comparison *comparison, size_t side)
 static const char *named_cell(const struct comparison *comparison, size_t side, size_t row, size_t name)
 {
     const size_t column = comparison->named[side][name];
-    const char *fallback = column == TABLE_NONE ? option_default(comparison, comparison->names[name]) : NULL;
+    const bool lacks = column == TABLE_NONE && comparison->named[1 - side][name] != TABLE_NONE;
+    const char *fallback = lacks ? option_default(comparison, comparison->names[name]) : NULL;
     return fallback ? fallback : table_cell(&comparison->tables[side], row, column);
 }
 

@@ -404,7 +404,7 @@ enum status class_read_text(const char *text, const char *name, const struct for
 /* Writes the fewest digits that read back as the same number of the type. */
 static void write_value(FILE *stream, const struct formula_parameter *parameter, double value)
 {
-    char text[32];
+    char text[64];
     for (int digits = parameter->type == PARAMETER_INTEGER ? DBL_DECIMAL_DIG : 1; digits <= DBL_DECIMAL_DIG;
          digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);
