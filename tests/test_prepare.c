@@ -295,6 +295,11 @@ Test(prepare, masks_are_stored_with_their_images)
     cr_expect(strstr(out, "0000000"), "%s", out);
     EXPECT(0, "$P --variant files --data i --verify --min-samples 1 --min-time 0 --max-time 0 2>&1");
     cr_expect_null(strstr(out, "not read"), "%s", out);
+    /* A copy does not resize images without their masks. */
+    EXPECT(2, "$P --prepare z --from dataset --source s --out-res 16 2>&1");
+    cr_expect(strstr(out, "--out-res resizes images, but not their masks: sample '000000'"), "%s", out);
+    EXPECT(0, "$P --prepare z --from dataset --source s --out-res 16 --member 'png;cls' && tar tf z/*.tar");
+    cr_expect(strstr(out, "000000.png") && !strstr(out, "mask"), "%s", out);
     /* The tree of the published set. */
     EXPECT(0, "$P --prepare v --from synth --preset segrcdb --random published --samples 2 --instance 3500 "
               "--store imagefolder --names published && test -f v/mask/003501.png && "

@@ -526,6 +526,20 @@ static enum status open_resizing(const struct source_request *request, struct re
     return STATUS_OK;
 }
 
+/* Rejects masks if images are resized: a mask would keep its size, and no longer fit its image. */
+static enum status check_masks(const struct dataset *dataset)
+{
+    for (uint32_t i = 0; i < dataset->sample_count; i++)
+        for (uint32_t m = 0; m < dataset->samples[i].members; m++)
+            if (strcmp(dataset->members[dataset->samples[i].member + m].extension, MASK_MEMBER) == 0)
+                return status_option(STATUS_USAGE, "out-res",
+                                     " resizes images, but not their masks: sample '%s' has a member "
+                                     "'" MASK_MEMBER
+                                     "'; drop --out-res, or choose other members with --member",
+                                     dataset->samples[i].key);
+    return STATUS_OK;
+}
+
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
                                        void **state)
 {
@@ -558,6 +572,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->samples = dataset->listed;
     facts->sample_bytes = dataset->sample_count ? dataset->bytes / dataset->sample_count : 0;
     TRY(open_resizing(request, &copy->resizing, facts));
+    if (parameters->out_res)
+        TRY(check_masks(dataset));
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;
