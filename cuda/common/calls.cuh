@@ -1,5 +1,5 @@
-/* What streams of batches for libfdsl share whose calls enqueue work on CUDA streams of the caller: the order
- * of calls on different CUDA streams, and the position, which replays of a captured call move.
+/* Shared by the streams of libfdsl that enqueue their work on CUDA streams of the caller: the order of calls
+ * on different CUDA streams, and the position, which replays of a captured call move.
  *
  * A captured call reads the position from device memory and moves it on. The host then no longer knows it:
  * `moves` is set, and moving_locate() waits for the latest replay and reads it. cudaDeviceSynchronize() would

@@ -153,7 +153,7 @@ static __global__ void __launch_bounds__(BLOCK) store_kernel(const __grid_consta
 
 /* ---- Erasing and mixing ---- */
 
-/* What the threads of a block know about an image. */
+/* The parameters of an image, which all threads of a block read. */
 struct drawn_image {
     bool flips, masked;
     struct draw_erase erase;

@@ -27,9 +27,8 @@ struct generator_numbers {
     const uint64_t *host_list;
 };
 
-/* What a generator tells about its samples, beside their values. A pointer is NULL if this target is not
- * wanted; it is also ignored if the generator does not have it. On a device, the pointers are to device
- * memory. */
+/* Arrays for the targets of the samples. A pointer is NULL if this target is not wanted; it is ignored if the
+ * generator does not have the target. On a device, the pointers are to device memory. */
 struct generator_targets {
     int64_t *labels; /* one number per sample */
     uint8_t

@@ -1,5 +1,5 @@
-/* What set_stream.c (batches, threads, the consumer) and set_stream_load.c (the samples of a batch) share. No
- * other file includes this header. */
+/* Types shared by set_stream.c (batches, threads, the consumer) and set_stream_load.c (the samples of a
+ * batch). No other file includes this header. */
 #ifndef FDSL_DATA_SET_STREAM_PARTS_H
 #define FDSL_DATA_SET_STREAM_PARTS_H
 

@@ -86,7 +86,7 @@ struct verification {
     atomic_bool failed;
 };
 
-/* What one thread needs. */
+/* The memory and the counts of a thread. */
 struct worker {
     void *drawing; /* scratch memory of published_draw() */
     struct image_scratch scratch;

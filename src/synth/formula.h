@@ -84,7 +84,7 @@ enum formula_family {
     FAMILY_LINES /* closed polygons; drawn by the engine of atom.h */
 };
 
-/* What a formula tells about an image. */
+/* The targets of an image, as bits. */
 enum formula_targets {
     TARGET_LABEL = 1, /* the number of the image's class */
     TARGET_MASK = 2   /* per pixel, the number of the class that it shows; 0: background */

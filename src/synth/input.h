@@ -130,7 +130,7 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
 /* Sets the formula and its rules. */
 void synth_set_formula(struct synth *synth, enum formula_id formula);
 
-/* What a user asks for, before defaults. */
+/* The options of a user, before defaults. */
 struct synth_wish {
     int formula;                      /* enum formula_id; -1: that of the preset, or else `uji` */
     const char *preset, *preset_file; /* NULL: not given */

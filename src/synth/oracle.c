@@ -51,7 +51,7 @@ void oracle_noise(const struct synth *synth, const struct synth_traits *traits, 
     }
 }
 
-/* What a line shows. */
+/* The values of a line. */
 struct paint {
     uint8_t gray, class_id;
 };

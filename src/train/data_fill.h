@@ -1,5 +1,5 @@
-/* What data.c shares with data_fill.c, which reads samples of a source into a set, and with data_rows.c: rows
- * of embeddings with labels as training data. No other file includes this header. */
+/* Shared by data.c, data_fill.c (reads samples of a source into a set) and data_rows.c (rows of embeddings
+ * with labels as training data). No other file includes this header. */
 #ifndef FDSL_TRAIN_DATA_FILL_H
 #define FDSL_TRAIN_DATA_FILL_H
 
