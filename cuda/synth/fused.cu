@@ -174,20 +174,35 @@ static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t 
 
 /* Returns the shared memory of a painting block in bytes, for a canvas of this size. The canvas has at least
  * 32 words, because each lane without a line paints to its own word. */
-static size_t paint_bytes(uint32_t width, uint32_t height)
+static size_t paint_bytes(const struct fused_kernels *kernels, uint32_t width, uint32_t height)
 {
     size_t words = (size_t)pitch_of(width) * height;
-    return offsetof(paint_shared, canvas) + (words < FUSED_WARP ? FUSED_WARP : words) * sizeof(uint32_t);
+    return kernels->paint_fixed + (words < FUSED_WARP ? FUSED_WARP : words) * sizeof(uint32_t);
 }
 
 /* Returns the largest canvas side (TILE_MOST, TILE_MOST - 8, ...) for which a block needs at most `bytes`
  * bytes of shared memory; at least TILE_LEAST. */
-static uint32_t side_within(size_t bytes)
+static uint32_t side_within(const struct fused_kernels *kernels, size_t bytes)
 {
     uint32_t side = TILE_MOST;
-    while (side > TILE_LEAST && paint_bytes(side, side) > bytes)
+    while (side > TILE_LEAST && paint_bytes(kernels, side, side) > bytes)
         side -= 8;
     return side;
+}
+
+/* The kernels of all formulas, indexed by enum formula_id. */
+static const struct fused_kernels *const kernels[] = {
+#define FORMULA(symbol, name, ...) &fused_##name,
+#include "synth/formulas.def"
+#undef FORMULA
+};
+
+static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
+{
+    const char *trial = getenv("FDSL_TRIAL");
+    if (trial && plan->synth->formula == FORMULA_RCDB)
+        return &fused_trials[atoi(trial)];
+    return kernels[plan->synth->formula];
 }
 
 /* Sets the maximum side of a canvas, such that two painting blocks fit on a multiprocessor. If the side would
@@ -198,9 +213,14 @@ static enum status choose_side(struct fused_plan *plan)
     CUDA_TRY(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan->device));
     CUDA_TRY(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, plan->device));
     CUDA_TRY(cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, plan->device));
-    plan->side = side_within((size_t)(all / 2 - reserved));
-    if (plan->side < TILE_WORTH)
-        plan->side = side_within((size_t)block);
+    const struct fused_kernels *of = kernels_of(plan);
+    plan->side = side_within(of, (size_t)(all / (int)of->paint_blocks - reserved));
+    if (of->paint_blocks == 2 && plan->side < TILE_WORTH)
+        plan->side = side_within(of, (size_t)block);
+    if (getenv("FDSL_SIDE"))
+        plan->side = (uint32_t)atoi(getenv("FDSL_SIDE"));
+    if (getenv("FDSL_TRIAL"))
+        printf("side %u, fixed %zu, blocks %u x %u threads\n", plan->side, of->paint_fixed, of->paint_blocks, of->paint_block);
     return STATUS_OK;
 }
 
@@ -361,21 +381,14 @@ static enum status open_lanes(struct fused_plan *plan, bool reduce)
 
 /* ---- The plan ---- */
 
-/* The kernels of all formulas, indexed by enum formula_id. */
-static const struct fused_kernels *const kernels[] = {
-#define FORMULA(symbol, name, ...) &fused_##name,
-#include "synth/formulas.def"
-#undef FORMULA
-};
-
 static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
 {
-    return kernels[plan->synth->formula]->paint[plan->wide];
+    return kernels_of(plan)->paint[plan->wide];
 }
 
 static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
 {
-    const struct fused_kernels *of = kernels[plan->synth->formula];
+    const struct fused_kernels *of = kernels_of(plan);
     return plan->split ? of->vertices_split[plan->wide] : of->vertices[plan->wide];
 }
 
@@ -396,7 +409,7 @@ static enum status load_kernels(const struct fused_plan *plan)
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
         CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)kernels[plan->synth->formula]->split_bytes));
+                                      (int)kernels_of(plan)->split_bytes));
     return STATUS_OK;
 }
 
@@ -422,7 +435,7 @@ static enum status make_plan(struct fused_plan *plan)
     choose_warps(plan);
     TRY(open_lanes(plan, reduce));
 
-    plan->paint_bytes = paint_bytes(plan->job.tiling.width, plan->job.tiling.height);
+    plan->paint_bytes = paint_bytes(kernels_of(plan), plan->job.tiling.width, plan->job.tiling.height);
     return load_kernels(plan);
 }
 
@@ -482,7 +495,7 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {
-        const struct fused_kernels *of = kernels[plan->synth->formula];
+        const struct fused_kernels *of = kernels_of(plan);
         vertices_kernel_of(plan)<<<(unsigned)groups, of->split_block, of->split_bytes, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {
@@ -500,7 +513,7 @@ static enum status enqueue_painting(const struct fused_plan *plan, const struct 
     RANGE(PAINTING);
     const struct synth_output *output = &plan->synth->output;
     dim3 tiles(job->tiling.columns, job->tiling.rows, job->count);
-    paint_kernel_of(plan)<<<tiles, PAINT_BLOCK, plan->paint_bytes, stream>>>(*job);
+    paint_kernel_of(plan)<<<tiles, kernels_of(plan)->paint_block, plan->paint_bytes, stream>>>(*job);
     CUDA_TRY_LAUNCH("fused_paint_kernel");
     if (job->canvases) {
         uint64_t pixels = (uint64_t)job->count * output->res * output->res;

@@ -116,12 +116,15 @@ struct fused_kernels {
     uint32_t split_block; /* threads per block of vertices_split */
     size_t split_bytes;   /* its shared memory */
     fused_kernel *paint[2];
+    uint32_t paint_block, paint_blocks; /* threads per block of `paint`, and blocks per multiprocessor */
+    size_t paint_fixed;                 /* its shared memory without the canvas */
 };
 
 /* The kernels of each formula: fused_uji, ... */
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
 #include "synth/formulas.def"
 #undef FORMULA
+extern const struct fused_kernels fused_trials[];
 
 static __device__ __forceinline__ fused_call fused_call_of(const fused_job &job)
 {

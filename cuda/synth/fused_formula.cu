@@ -14,32 +14,49 @@
 
 /* The sizes of a formula's kernels. They change no image. */
 template <enum formula_id> struct sizes {
-    static constexpr bool sparse = false, long_lines = false; /* see fused_paint_kernel() */
+    using paint = paint_sizes<>;
     /* Of fused_vertices_split_kernel(); a group with few units needs few warps. */
     static constexpr uint32_t warps = 16, quads = 48;
 };
 
 template <> struct sizes<FORMULA_RCDB> {
-    static constexpr bool sparse = true, long_lines = true;
+    using paint = paint_sizes<16, 2, true, true>;
     static constexpr uint32_t warps = 8, quads = 26;
 };
 
 template <> struct sizes<FORMULA_SEGRCDB> {
-    static constexpr bool sparse = false, long_lines = true;
+    using paint = paint_sizes<16, 2, false, true>;
     static constexpr uint32_t warps = 8, quads = 14;
 };
 
-template <enum formula_id Formula> static constexpr struct fused_kernels kernels_of()
+template <enum formula_id Formula, class Paint = typename sizes<Formula>::paint>
+static constexpr struct fused_kernels kernels_of()
 {
     constexpr uint32_t warps = sizes<Formula>::warps, quads = sizes<Formula>::quads;
-    constexpr bool sparse = sizes<Formula>::sparse, long_lines = sizes<Formula>::long_lines;
     return {{fused_vertices_kernel<false, Formula>, fused_vertices_kernel<true, Formula>},
             {fused_vertices_split_kernel<false, Formula, warps, quads>,
              fused_vertices_split_kernel<true, Formula, warps, quads>},
             warps * FUSED_WARP,
             quads * SPLIT_UNIT_BYTES,
-            {fused_paint_kernel<false, Formula, sparse, long_lines>,
-             fused_paint_kernel<true, Formula, sparse, long_lines>}};
+            {fused_paint_kernel<false, Formula, Paint>, fused_paint_kernel<true, Formula, Paint>},
+            Paint::block,
+            Paint::blocks,
+            offsetof(paint_shared<Paint>, canvas)};
 }
 
 const struct fused_kernels JOIN(fused_, FUSED_NAME) = kernels_of<JOIN(id_, FUSED_NAME)>();
+
+#ifdef FUSED_TRIALS
+const struct fused_kernels fused_trials[] = {
+    kernels_of<FORMULA_RCDB>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<16, 2, true, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<8, 3, true, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<8, 4, true, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<8, 4, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<4, 8, true, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<4, 8, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<4, 6, true, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<4, 4, true, true, true>>(),
+    kernels_of<FORMULA_RCDB, paint_sizes<4, 3, true, true, true>>(),
+};
+#endif

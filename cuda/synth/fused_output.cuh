@@ -219,8 +219,10 @@ template <uint32_t Byte> static __device__ __forceinline__ uint32_t canvas_bytes
 template <bool Eager, class Write>
 static __device__ __forceinline__ void for_runs(const struct tile &tile, Write write)
 {
-    const uint32_t first = threadIdx.x / FUSED_WARP, step = blockDim.x / FUSED_WARP;
-    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP)
+    /* A warp writes two rows at a time if half its lanes suffice for a row. */
+    const uint32_t lanes = tile.out_width > 2 * FUSED_WARP ? FUSED_WARP : FUSED_WARP / 2;
+    const uint32_t first = threadIdx.x / lanes, step = blockDim.x / lanes;
+    for (uint32_t x = threadIdx.x % lanes * 4; x < tile.out_width; x += 4 * lanes)
         if (Eager) {
 #pragma unroll 4
             for (uint32_t y = first; y < tile.out_height; y += step)

@@ -76,28 +76,42 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
  * its lanes have work. There are three kinds of entries: lines inside the tile, lines that cross its border,
  * and strokes. A stroke is the rest of a line whose first pixels have been drawn. */
 
-#define PAINT_WARPS   16
-#define PAINT_BLOCK   (PAINT_WARPS * FUSED_WARP)
-#define PAINT_HITS    2048 /* maximum number of units in a block's list */
 #define QUEUE_LINES   96   /* at most 31 waiting lines, plus 62 of two orbits */
+#define QUEUE_EVEN    64   /* at most 31 waiting lines, plus 31 of an orbit */
 #define LONG_FEW      3    /* long lines that a warp draws one after another, each with all lanes */
 #define SPLIT_STROKES 128  /* strokes that all warps draw together at the end of a tile */
 #define QUEUE_STROKES 64   /* at most 31 waiting strokes, plus 32 */
 
-static_assert(PAINT_HITS % PAINT_BLOCK == 0, "each thread tests the same number of units in find()");
-
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
-struct queues {
+template <bool Even> struct line_queues {
     uint2 inside[QUEUE_LINES];      /* x: coordinates of both ends, one byte each; y: value */
     uint4 strokes[QUEUE_STROKES];   /* at, step, value, left | steep << 8 */
     uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit in unit << 5 | lane */
 };
 
-struct paint_shared {
-    struct queues queues[PAINT_WARPS];
-    uint32_t counts[QUEUE_KINDS][PAINT_WARPS];
-    uint16_t hits[PAINT_HITS];               /* the block's list: units whose boxes touch the tile */
+template <> struct line_queues<true> {
+    uint2 inside[QUEUE_EVEN];
+    uint32_t crossing[QUEUE_EVEN];
+};
+
+/* The sizes of a painting kernel. They change no image.
+ * Warps: per block. Blocks: per multiprocessor.
+ * Sparse: many tiles are empty or have few lines.
+ * Long: many lines are longer than STROKE_MAJOR_MAX, or need many calls of stroke_walk().
+ * Even: a warp divides the parts of 32 strokes evenly among its lanes. Otherwise each lane draws one part of
+ * its stroke, and the rest waits in a queue. */
+template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Sparse = false, bool Long = false, bool Even = false>
+struct paint_sizes {
+    static constexpr uint32_t warps = Warps, blocks = Blocks, block = Warps * FUSED_WARP;
+    static constexpr bool sparse = Sparse, is_long = Long, even = Even;
+    static constexpr uint32_t hits = 4 * block; /* maximum number of units in a block's list */
+};
+
+template <class Sizes> struct paint_shared {
+    line_queues<Sizes::even> queues[Sizes::warps];
+    uint32_t counts[QUEUE_KINDS][Sizes::warps];
+    uint16_t hits[Sizes::hits];              /* the block's list: units whose boxes touch the tile */
     uint32_t found;                          /* number of hits */
     alignas(16) uint32_t canvas[FUSED_WARP]; /* continues beyond the struct, row by row */
 };
@@ -107,20 +121,49 @@ struct queue_place {
     uint32_t warp, at;
 };
 
-/* Returns the position of entry `i`, counted over the queues of all warps; `counts` has each queue's size. */
-static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts, uint32_t i)
+/* Adds up the values of this lane and all lower ones, in the first `Count` lanes. */
+template <uint32_t Count> static __device__ __forceinline__ uint32_t lower_sum(uint32_t value)
 {
-    queue_place place = {0, i};
-    while (place.warp < PAINT_WARPS && place.at >= counts[place.warp])
-        place.at -= counts[place.warp++];
-    return place;
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
+#pragma unroll
+    for (uint32_t step = 1; step < Count; step *= 2) {
+        uint32_t below = __shfl_up_sync(FUSED_ALL, value, step);
+        value += lane >= step ? below : 0;
+    }
+    return value;
+}
+
+/* Returns the first lane whose `end` exceeds `i`, or Count - 1. The first `Count` lanes have ascending ends. */
+template <uint32_t Count> static __device__ __forceinline__ uint32_t lane_of(uint32_t end, uint32_t i)
+{
+    uint32_t lane = 0;
+#pragma unroll
+    for (uint32_t step = Count / 2; step > 0; step /= 2)
+        lane += __shfl_sync(FUSED_ALL, end, lane + step - 1) <= i ? step : 0;
+    return lane;
+}
+
+/* The entries of all warps' queues of one kind. Lane w has those of warp w: entries begin .. end - 1. */
+struct queue_sums {
+    uint32_t begin, end, all;
+};
+
+/* Returns the position of entry `i`, counted over the queues of all warps. The whole warp must call this. */
+template <uint32_t Warps>
+static __device__ __forceinline__ queue_place queue_find(const queue_sums &sums, uint32_t i)
+{
+    i = min(i, sums.all - 1);
+    uint32_t warp = lane_of<Warps>(sums.end, i);
+    return {warp, i - __shfl_sync(FUSED_ALL, sums.begin, warp)};
 }
 
 /* ---- A warp that paints ---- */
 
-/* Long: many lines are longer than STROKE_MAJOR_MAX, or need many calls of stroke_walk(). */
-template <bool Wide, formula_id Formula, bool Long = false> struct painter {
-    paint_shared *shared;
+template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct painter {
+    using queues = line_queues<Sizes::even>;
+    static constexpr uint32_t PAINT_WARPS = Sizes::warps, PAINT_BLOCK = Sizes::block, PAINT_HITS = Sizes::hits;
+    static constexpr bool Long = Sizes::is_long, Sparse = Sizes::sparse;
+    paint_shared<Sizes> *shared;
     struct tile tile;
     int32_t res;
     uint32_t canvas, mine;              /* shared-memory addresses of the canvas and of the warp's queues */
@@ -317,21 +360,21 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
     {
         strokes -= FUSED_WARP;
         return stroke_again(
-            shared_load4(mine + offsetof(struct queues, strokes) + (strokes + lane) * sizeof(uint4)));
+            shared_load4(mine + offsetof(queues, strokes) + (strokes + lane) * sizeof(uint4)));
     }
 
     __device__ __forceinline__ stroke take_inside()
     {
         inside -= FUSED_WARP;
         return stroke_inside(
-            shared_load2(mine + offsetof(struct queues, inside) + (inside + lane) * sizeof(uint2)));
+            shared_load2(mine + offsetof(queues, inside) + (inside + lane) * sizeof(uint2)));
     }
 
     __device__ __forceinline__ stroke take_crossing()
     {
         crossing -= FUSED_WARP;
         return stroke_crossing(
-            shared_load(mine + offsetof(struct queues, crossing) + (crossing + lane) * sizeof(uint32_t)),
+            shared_load(mine + offsetof(queues, crossing) + (crossing + lane) * sizeof(uint32_t)),
             true);
     }
 
@@ -341,11 +384,43 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
         stroke_walk(self, canvas);
         uint32_t mask = __ballot_sync(FUSED_ALL, self.left > 0);
         if (self.left > 0)
-            shared_store(mine + offsetof(struct queues, strokes) + (strokes + rank(mask)) * sizeof(uint4),
+            shared_store(mine + offsetof(queues, strokes) + (strokes + rank(mask)) * sizeof(uint4),
                          make_uint4(self.at, self.step, self.value,
                                     (uint32_t)self.left | (self.place == steep ? 0x100 : 0)));
         strokes += __popc(mask);
         __syncwarp();
+    }
+
+    /* Paints the strokes of all lanes. Each lane in turn takes a part of STROKE_STEPS pixels of any stroke. */
+    __device__ __forceinline__ void walk_even(const stroke &self) const
+    {
+        const uint32_t parts = self.value ? ((uint32_t)self.left + STROKE_STEPS - 1) / STROKE_STEPS : 0;
+        const uint32_t end = lower_sum<FUSED_WARP>(parts), all = __shfl_sync(FUSED_ALL, end, FUSED_WARP - 1);
+        const uint32_t rest = (uint32_t)self.left | (self.place == steep ? 0x100 : 0) | (end - parts) << 16;
+#pragma unroll 1
+        for (uint32_t i = lane; i - lane < all; i += FUSED_WARP) {
+            const uint32_t from = lane_of<FUSED_WARP>(end, i);
+            const uint32_t other = __shfl_sync(FUSED_ALL, rest, from);
+            const uint32_t skip = (i - (other >> 16)) * STROKE_STEPS;
+            stroke part;
+            part.step = __shfl_sync(FUSED_ALL, self.step, from);
+            part.at = __shfl_sync(FUSED_ALL, self.at, from) + skip * part.step;
+            part.value = __shfl_sync(FUSED_ALL, self.value, from);
+            part.place = other & 0x100 ? steep : flat;
+            part.left = (int32_t)(other & 0xFF) - (int32_t)skip;
+            if (i >= all)
+                part = stroke_none(lane);
+            stroke_walk(part, canvas);
+        }
+    }
+
+    /* Draws up to 32 strokes, one per lane. */
+    __device__ __forceinline__ void draw_strokes(const stroke &self)
+    {
+        if constexpr (Sizes::even)
+            walk_even(self);
+        else
+            walk(self);
     }
 
     /* Processes entries until every queue has fewer than 32. There is a single call of walk(), because walk()
@@ -354,8 +429,14 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
     {
         for (;;) {
             stroke self;
-            if (strokes >= FUSED_WARP)
-                self = take_stroke();
+            bool again = false;
+            if constexpr (!Sizes::even) {
+                again = strokes >= FUSED_WARP;
+                if (again)
+                    self = take_stroke();
+            }
+            if (again)
+                ;
             else if (inside >= FUSED_WARP)
                 self = take_inside();
             else if (crossing >= FUSED_WARP)
@@ -363,7 +444,7 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
             else
                 return;
             __syncwarp();
-            walk(self);
+            draw_strokes(self);
         }
     }
 
@@ -427,11 +508,11 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
         uint32_t inside_mask = __ballot_sync(FUSED_ALL, is_inside);
         uint32_t crossing_mask = __ballot_sync(FUSED_ALL, is_crossing);
         if (is_inside)
-            shared_store(mine + offsetof(struct queues, inside) +
+            shared_store(mine + offsetof(queues, inside) +
                              (inside + rank(inside_mask)) * sizeof(uint2),
                          make_uint2(bytes, value));
         if (is_crossing)
-            shared_store(mine + offsetof(struct queues, crossing) +
+            shared_store(mine + offsetof(queues, crossing) +
                              (crossing + rank(crossing_mask)) * sizeof(uint32_t),
                          entry | lane);
         inside += __popc(inside_mask);
@@ -455,19 +536,30 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
         return self;
     }
 
-    /* Lists the units whose boxes touch the tile. `count`: number of units of the set. All threads of the
-     * block must call this. Sparse: there are often fewer than PAINT_BLOCK units. */
-    template <bool Sparse> __device__ __forceinline__ void find(const box_set &set, uint32_t count)
+    /* Returns which boxes of the calling thread touch the tile, one bit per box. */
+    __device__ __forceinline__ uint32_t test_boxes(const box_set &set) const
     {
         /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
          * right of or below the tile. */
-        uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
+        uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height), hits = 0;
 #pragma unroll
         for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
-            if (Sparse && k * PAINT_BLOCK >= count)
-                break;
             bool hit = ((~(set.box[k].y + here) & 0x40004000u) |
                         ((set.box[k].x + here + outside) & 0x80008000u)) == 0;
+            hits |= (uint32_t)hit << k;
+        }
+        return hits;
+    }
+
+    /* Lists the units whose boxes touch the tile. `hits`: from test_boxes(); `count`: number of units of the
+     * set. All threads of the block must call this. */
+    __device__ __forceinline__ void list(uint32_t hits, uint32_t count)
+    {
+#pragma unroll
+        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+            if (Sparse && k * PAINT_BLOCK >= count) /* often, there are fewer than PAINT_BLOCK units */
+                break;
+            bool hit = hits >> k & 1;
             uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
             if (mask == 0)
                 continue;
@@ -499,17 +591,31 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
     }
 
     /* Queues the lines of a unit, two orbits at a time. Processes queues that reach 32 entries. */
-    __device__ __forceinline__ void draw_unit(const load &unit)
+    __device__ __forceinline__ void draw_unit(load unit)
     {
+        if constexpr (Sizes::even) {
 #pragma unroll 1
-        for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit += 2) {
-            uint32_t entry = unit.unit << 7 | orbit << 5;
-            push(orbit ? unit.end.at[2] : unit.end.at[0], entry, orbit ? unit.values.z : unit.values.x);
-            push(orbit ? unit.end.at[3] : unit.end.at[1], entry | 1 << 5,
-                 orbit ? unit.values.w : unit.values.y);
-            __syncwarp();
-            if (max(inside, crossing) >= FUSED_WARP)
-                work();
+            for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit++) {
+                push(unit.end.at[0], unit.unit << 7 | orbit << 5, unit.values.x);
+                unit.end.at[0] = unit.end.at[1];
+                unit.end.at[1] = unit.end.at[2];
+                unit.end.at[2] = unit.end.at[3];
+                unit.values = make_uint4(unit.values.y, unit.values.z, unit.values.w, 0);
+                __syncwarp();
+                if (max(inside, crossing) >= FUSED_WARP)
+                    work();
+            }
+        } else {
+#pragma unroll 1
+            for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit += 2) {
+                uint32_t entry = unit.unit << 7 | orbit << 5;
+                push(orbit ? unit.end.at[2] : unit.end.at[0], entry, orbit ? unit.values.z : unit.values.x);
+                push(orbit ? unit.end.at[3] : unit.end.at[1], entry | 1 << 5,
+                     orbit ? unit.values.w : unit.values.y);
+                __syncwarp();
+                if (max(inside, crossing) >= FUSED_WARP)
+                    work();
+            }
         }
     }
 
@@ -538,10 +644,12 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
             shared->counts[kind][warp] = count;
     }
 
-    /* Returns the number of entries in the queues of all warps. */
-    __device__ __forceinline__ uint32_t published(enum queue_kind kind) const
+    /* Returns the entries in the queues of all warps. */
+    __device__ __forceinline__ queue_sums published(enum queue_kind kind) const
     {
-        return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
+        const uint32_t count = lane < PAINT_WARPS ? shared->counts[kind][lane] : 0;
+        const uint32_t end = lower_sum<PAINT_WARPS>(count);
+        return {end - count, end, __shfl_sync(FUSED_ALL, end, PAINT_WARPS - 1)};
     }
 
     /* Draws the lines that remain in all queues, 32 per warp at a time. */
@@ -550,38 +658,39 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
         publish(QUEUE_INSIDE, inside);
         publish(QUEUE_CROSSING, crossing);
         __syncthreads();
-        uint32_t all_inside = published(QUEUE_INSIDE), all_crossing = published(QUEUE_CROSSING);
-        uint32_t loads_inside = (all_inside + FUSED_WARP - 1) / FUSED_WARP;
-        uint32_t loads = loads_inside + (all_crossing + FUSED_WARP - 1) / FUSED_WARP;
+        const queue_sums sums_inside = published(QUEUE_INSIDE), sums_crossing = published(QUEUE_CROSSING);
+        uint32_t loads_inside = (sums_inside.all + FUSED_WARP - 1) / FUSED_WARP;
+        uint32_t loads = loads_inside + (sums_crossing.all + FUSED_WARP - 1) / FUSED_WARP;
         inside = crossing = 0;
+#pragma unroll 1
         for (uint32_t load = warp; load < loads; load += PAINT_WARPS) {
             stroke self;
             if (load < loads_inside) {
                 uint32_t i = load * FUSED_WARP + lane;
-                queue_place place = queue_find(shared->counts[QUEUE_INSIDE], min(i, all_inside - 1));
+                queue_place place = queue_find<PAINT_WARPS>(sums_inside, i);
                 self = stroke_inside(shared->queues[place.warp].inside[place.at]);
-                self = i < all_inside ? self : stroke_none(lane);
+                self = i < sums_inside.all ? self : stroke_none(lane);
             } else {
                 uint32_t i = (load - loads_inside) * FUSED_WARP + lane;
-                queue_place place = queue_find(shared->counts[QUEUE_CROSSING], min(i, all_crossing - 1));
-                self = stroke_crossing(shared->queues[place.warp].crossing[place.at], i < all_crossing);
+                queue_place place = queue_find<PAINT_WARPS>(sums_crossing, i);
+                self = stroke_crossing(shared->queues[place.warp].crossing[place.at], i < sums_crossing.all);
             }
-            walk(self);
-            work();
+            draw_strokes(self);
+            if constexpr (!Sizes::even)
+                work();
         }
     }
 
     /* Draws at most SPLIT_STROKES strokes that remain in all queues. Each batch of 32 strokes has `sharing`
      * warps, which draw its parts of STROKE_STEPS pixels in turn. */
-    __device__ __forceinline__ void split_strokes(uint32_t all)
+    __device__ __forceinline__ void split_strokes(const queue_sums &sums)
     {
         static_assert(SPLIT_STROKES / FUSED_WARP <= PAINT_WARPS, "each batch has a warp");
-        const uint32_t batches = (all + FUSED_WARP - 1) / FUSED_WARP;
+        const uint32_t batches = (sums.all + FUSED_WARP - 1) / FUSED_WARP;
         if (warp >= batches * (PAINT_WARPS / max(batches, 1u)))
             return;
         const uint32_t sharing = PAINT_WARPS / batches, part = warp / batches, batch = warp % batches;
-        const queue_place place =
-            queue_find(shared->counts[QUEUE_STROKE], min(batch * FUSED_WARP + lane, all - 1));
+        const queue_place place = queue_find<PAINT_WARPS>(sums, batch * FUSED_WARP + lane);
         stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
         self.at += part * STROKE_STEPS * self.step;
         self.left -= (int32_t)(part * STROKE_STEPS);
@@ -598,13 +707,13 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
     {
         publish(QUEUE_STROKE, strokes);
         __syncthreads();
-        uint32_t all = published(QUEUE_STROKE);
-        if (Long && all <= SPLIT_STROKES) {
-            split_strokes(all);
+        const queue_sums sums = published(QUEUE_STROKE);
+        if (Long && sums.all <= SPLIT_STROKES) {
+            split_strokes(sums);
             return;
         }
-        for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
-            queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
+        for (uint32_t base = warp * FUSED_WARP; base < sums.all; base += PAINT_BLOCK) {
+            queue_place place = queue_find<PAINT_WARPS>(sums, base + lane);
             stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
             /* Lanes beyond the last entry draw the last entry again, which changes nothing. */
             while (__any_sync(FUSED_ALL, self.left > 0)) {
@@ -615,8 +724,8 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
     }
 
     /* Draws an image's units on the canvas. All threads of the block must call this. Sparse: the caller has
-     * called find() for the first units, and has waited for it. */
-    template <bool Sparse> __device__ __forceinline__ void paint(uint32_t unit_count)
+     * listed the first units, and has waited for it. */
+    __device__ __forceinline__ void paint(uint32_t unit_count)
     {
         for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
             if (begin > 0) {
@@ -627,13 +736,14 @@ template <bool Wide, formula_id Formula, bool Long = false> struct painter {
             }
             if (!Sparse || begin > 0) {
                 const uint32_t end = min(unit_count, begin + PAINT_HITS);
-                find<Sparse>(load_boxes(begin, end), end - begin);
+                list(test_boxes(load_boxes(begin, end)), end - begin);
                 __syncthreads();
             }
             draw(begin);
         }
         finish_lines();
-        finish_strokes();
+        if constexpr (!Sizes::even)
+            finish_strokes();
     }
 };
 
@@ -664,12 +774,12 @@ static __device__ __forceinline__ struct tile tile_at(const fused_job &job, cons
     return tile;
 }
 
-template <bool Wide, formula_id Formula, bool Long>
-static __device__ __forceinline__ painter<Wide, Formula, Long>
-painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, size_t first_unit)
+template <bool Wide, formula_id Formula, class Sizes>
+static __device__ __forceinline__ painter<Wide, Formula, Sizes>
+painter_of(const fused_job &job, paint_shared<Sizes> *shared, const struct tile &tile, size_t first_unit)
 {
     uint32_t lane = threadIdx.x % FUSED_WARP, warp = __shfl_sync(FUSED_ALL, threadIdx.x / FUSED_WARP, 0);
-    painter<Wide, Formula, Long> self;
+    painter<Wide, Formula, Sizes> self;
     self.shared = shared;
     self.tile = tile;
     self.res = (int32_t)job.input.res;
@@ -691,46 +801,47 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
 }
 
 /* Fills the block's canvas with a word. */
-static __device__ __forceinline__ void clear_canvas(const fused_job &job, paint_shared *shared, uint32_t word)
+template <class Sizes>
+static __device__ __forceinline__ void clear_canvas(const fused_job &job, paint_shared<Sizes> *shared,
+                                                    uint32_t word)
 {
     uint32_t vectors = job.tiling.pitch * job.tiling.height / 4;
-    for (uint32_t i = threadIdx.x; i < vectors; i += PAINT_BLOCK)
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < vectors; i += Sizes::block)
         reinterpret_cast<uint4 *>(shared->canvas)[i] = make_uint4(word, word, word, word);
 }
 
-/* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z).
- * Sparse: many tiles are empty or have few lines. Long: see struct painter. */
-template <bool Wide, formula_id Formula, bool Sparse, bool Long>
-static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
+/* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z). */
+template <bool Wide, formula_id Formula, class Sizes>
+static __global__ void __launch_bounds__(Sizes::block, Sizes::blocks)
     fused_paint_kernel(const __grid_constant__ fused_job job)
 {
     extern __shared__ uint4 paint_memory[];
     constexpr struct line_rules rules = line_rules_of(Formula);
-    paint_shared *shared = reinterpret_cast<paint_shared *>(paint_memory);
+    paint_shared<Sizes> *shared = reinterpret_cast<paint_shared<Sizes> *>(paint_memory);
     fused_card card = job.cards[blockIdx.z];
     if (threadIdx.x == 0)
         shared->found = 0;
-    if (!Sparse) {
+    if (!Sizes::sparse) {
         clear_canvas(job, shared, rules.background);
         __syncthreads();
     }
     struct tile tile = tile_at(job, card);
-    painter<Wide, Formula, Long> painter =
-        painter_of<Wide, Formula, Long>(job, shared, tile, fused_first_unit(job, card.place));
-    if (Sparse) { /* clears the canvas while it loads the boxes */
-        const uint32_t count = min(card.units, PAINT_HITS);
-        const auto set = painter.load_boxes(0, count);
-        clear_canvas(job, shared, rules.background);
-        __syncthreads();
-        painter.template find<Sparse>(set, count);
-        __syncthreads();
-        if (shared->found == 0 && card.units <= PAINT_HITS &&
+    painter<Wide, Formula, Sizes> painter =
+        painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, card.place));
+    if constexpr (Sizes::sparse) {
+        const uint32_t count = min(card.units, Sizes::hits);
+        const uint32_t hits = painter.test_boxes(painter.load_boxes(0, count));
+        if (!__syncthreads_or(hits) && card.units <= Sizes::hits &&
             write_empty<rules.masked>(job, blockIdx.z, tile, rules.background))
             return;
+        clear_canvas(job, shared, rules.background);
+        painter.list(hits, count);
+        __syncthreads();
     }
-    painter.template paint<Sparse>(card.units);
+    painter.paint(card.units);
     __syncthreads();
-    write_tile<rules.masked, Sparse>(job, blockIdx.z, tile, shared->canvas);
+    write_tile<rules.masked, Sizes::sparse>(job, blockIdx.z, tile, shared->canvas);
 }
 
 #endif
