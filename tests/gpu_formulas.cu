@@ -2,9 +2,10 @@
  * bit, for every formula and for odd sizes. Then plants faults, which the comparison must detect, and prints
  * the time per image. make check-gpu runs this program.
  *
- *     gpu_formulas [--short] [--times]
+ *     gpu_formulas [--short] [--times] [--formula NAME]
  *
  * --short: few small cases and no times; for compute-sanitizer. --times: only the times.
+ * --formula: only this formula.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include <algorithm>
@@ -348,7 +349,10 @@ static void print_times(enum formula_id formula, uint32_t classes, uint32_t res,
 int main(int argc, char **argv)
 {
     bool brief = false, times = false;
+    const char *only = nullptr;
     for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--formula") == 0 && i + 1 < argc)
+            only = argv[++i];
         brief = brief || strcmp(argv[i], "--short") == 0;
         times = times || strcmp(argv[i], "--times") == 0;
     }
@@ -356,7 +360,14 @@ int main(int argc, char **argv)
         fprintf(stderr, "gpu_formulas: %s\n", status_text());
         return 4;
     }
-    const enum formula_id all[] = {FORMULA_RCDB, FORMULA_SEGRCDB, FORMULA_VISUALATOM, FORMULA_UJI};
+    std::vector<enum formula_id> all;
+    for (enum formula_id formula : {FORMULA_RCDB, FORMULA_SEGRCDB, FORMULA_VISUALATOM, FORMULA_UJI})
+        if (!only || strcmp(formulas[formula]->name, only) == 0)
+            all.push_back(formula);
+    if (all.empty()) {
+        fprintf(stderr, "gpu_formulas: there is no formula %s\n", only);
+        return 1;
+    }
     for (enum formula_id formula : all)
         if (!times)
             compare_all(formula, brief);

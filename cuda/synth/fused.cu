@@ -1,6 +1,7 @@
 /* The plan of `fused`: selects kernels, allocates memory, and launches the kernels. docs/fused.md explains
  * the algorithm. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -200,8 +201,21 @@ static const struct fused_kernels *const kernels[] = {
 static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
 {
     const char *trial = getenv("FDSL_TRIAL");
+    static const struct fused_kernels *const trials[] = {
+#define FORMULA(symbol, name, ...) fused_trials_##name,
+#include "synth/formulas.def"
+#undef FORMULA
+    };
+    if (trial)
+        return &trials[plan->synth->formula][atoi(trial)];
+    return kernels[plan->synth->formula];
+}
+
+static const struct fused_kernels *vertices_of(const struct fused_plan *plan)
+{
+    const char *trial = getenv("FDSL_VERT");
     if (trial && plan->synth->formula == FORMULA_RCDB)
-        return &fused_trials[atoi(trial)];
+        return &fused_vertices_trials[atoi(trial)];
     return kernels[plan->synth->formula];
 }
 
@@ -220,7 +234,8 @@ static enum status choose_side(struct fused_plan *plan)
     if (getenv("FDSL_SIDE"))
         plan->side = (uint32_t)atoi(getenv("FDSL_SIDE"));
     if (getenv("FDSL_TRIAL"))
-        printf("side %u, fixed %zu, blocks %u x %u threads\n", plan->side, of->paint_fixed, of->paint_blocks, of->paint_block);
+        printf("side %u, fixed %zu, blocks %u x %u threads\n", plan->side, of->paint_fixed, of->paint_blocks,
+               of->paint_block);
     return STATUS_OK;
 }
 
@@ -291,7 +306,11 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t t
     plan->lane_count = several ? LANES_MAX : 1;
     uint64_t most = budget / plan->lane_count / bytes;
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
+    if (getenv("FDSL_LANES"))
+        plan->lane_count = (uint32_t)atoi(getenv("FDSL_LANES"));
     uint64_t slices = (synth->batch + most - 1) / most;
+    if (getenv("FDSL_SLICES"))
+        slices = (uint64_t)atoi(getenv("FDSL_SLICES"));
     slices = slices < plan->lane_count ? plan->lane_count : slices;
     plan->slice = (uint32_t)((synth->batch + slices - 1) / slices);
     return STATUS_OK;
@@ -388,7 +407,7 @@ static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
 
 static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
 {
-    const struct fused_kernels *of = kernels_of(plan);
+    const struct fused_kernels *of = vertices_of(plan);
     return plan->split ? of->vertices_split[plan->wide] : of->vertices[plan->wide];
 }
 
@@ -409,7 +428,7 @@ static enum status load_kernels(const struct fused_plan *plan)
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
         CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)kernels_of(plan)->split_bytes));
+                                      (int)vertices_of(plan)->split_bytes));
     return STATUS_OK;
 }
 
@@ -474,6 +493,7 @@ static struct fused_job slice_at(const struct fused_plan *plan, const struct fus
 {
     struct fused_job job = *from;
     job.begin = begin;
+    job.major = getenv("FDSL_MAJOR") != nullptr;
     job.count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
     job.boxes = lane->boxes;
     job.values = lane->values;
@@ -495,7 +515,7 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {
-        const struct fused_kernels *of = kernels_of(plan);
+        const struct fused_kernels *of = vertices_of(plan);
         vertices_kernel_of(plan)<<<(unsigned)groups, of->split_block, of->split_bytes, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {

@@ -105,6 +105,7 @@ struct fused_job {
     void *ends;               /* FUSED_WARP entries of fused_end per unit */
     struct fused_card *cards; /* `count` entries, by rank: rank 0 has the most work */
     struct fused_tiling tiling;
+    uint32_t major;
 };
 
 typedef void fused_kernel(const struct fused_job job);
@@ -124,7 +125,10 @@ struct fused_kernels {
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
 #include "synth/formulas.def"
 #undef FORMULA
-extern const struct fused_kernels fused_trials[];
+extern const struct fused_kernels fused_vertices_trials[];
+#define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_trials_##name[];
+#include "synth/formulas.def"
+#undef FORMULA
 
 static __device__ __forceinline__ fused_call fused_call_of(const fused_job &job)
 {

@@ -20,7 +20,7 @@ template <enum formula_id> struct sizes {
 };
 
 template <> struct sizes<FORMULA_RCDB> {
-    using paint = paint_sizes<16, 2, true, true>;
+    using paint = paint_sizes<8, 3, true, true, true>;
     static constexpr uint32_t warps = 8, quads = 26;
 };
 
@@ -29,10 +29,10 @@ template <> struct sizes<FORMULA_SEGRCDB> {
     static constexpr uint32_t warps = 8, quads = 14;
 };
 
-template <enum formula_id Formula, class Paint = typename sizes<Formula>::paint>
+template <enum formula_id Formula, class Paint = typename sizes<Formula>::paint,
+          uint32_t warps = sizes<Formula>::warps, uint32_t quads = sizes<Formula>::quads>
 static constexpr struct fused_kernels kernels_of()
 {
-    constexpr uint32_t warps = sizes<Formula>::warps, quads = sizes<Formula>::quads;
     return {{fused_vertices_kernel<false, Formula>, fused_vertices_kernel<true, Formula>},
             {fused_vertices_split_kernel<false, Formula, warps, quads>,
              fused_vertices_split_kernel<true, Formula, warps, quads>},
@@ -46,17 +46,33 @@ static constexpr struct fused_kernels kernels_of()
 
 const struct fused_kernels JOIN(fused_, FUSED_NAME) = kernels_of<JOIN(id_, FUSED_NAME)>();
 
+#define ID JOIN(id_, FUSED_NAME)
+template <uint32_t W, uint32_t B, bool Even, bool Sparse = sizes<ID>::paint::sparse>
+static constexpr struct fused_kernels trial()
+{
+    return kernels_of<ID, paint_sizes<W, B, Sparse, sizes<ID>::paint::is_long, Even>>();
+}
+
+const struct fused_kernels JOIN(fused_trials_, FUSED_NAME)[] = {
+    /* 0 */ trial<16, 2, false>(),
+    /* 1 */ trial<16, 2, true>(),
+    /* 2 */ trial<8, 3, true>(),
+    /* 3 */ trial<8, 4, true>(),
 #ifdef FUSED_TRIALS
-const struct fused_kernels fused_trials[] = {
-    kernels_of<FORMULA_RCDB>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<16, 2, true, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<8, 3, true, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<8, 4, true, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<8, 4, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<4, 8, true, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<4, 8, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<4, 6, true, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<4, 4, true, true, true>>(),
-    kernels_of<FORMULA_RCDB, paint_sizes<4, 3, true, true, true>>(),
+    /* 4 */ trial<8, 4, false>(),
+    /* 5 */ trial<4, 8, true>(),
+    /* 6 */ trial<4, 8, false>(),
+    /* 7 */ trial<4, 6, true>(),
+    /* 8 */ trial<4, 4, true>(),
+    /* 9 */ trial<4, 3, true>(),
+#endif
+};
+#ifdef FUSED_TRIALS
+const struct fused_kernels fused_vertices_trials[] = {
+    /* 0 */ kernels_of<FORMULA_RCDB>(),
+    /* 1 */ kernels_of<FORMULA_RCDB, sizes<FORMULA_RCDB>::paint, 16, 26>(),
+    /* 2 */ kernels_of<FORMULA_RCDB, sizes<FORMULA_RCDB>::paint, 16, 52>(),
+    /* 3 */ kernels_of<FORMULA_RCDB, sizes<FORMULA_RCDB>::paint, 4, 26>(),
+    /* 4 */ kernels_of<FORMULA_RCDB, sizes<FORMULA_RCDB>::paint, 8, 52>(),
 };
 #endif

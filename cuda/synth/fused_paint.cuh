@@ -76,11 +76,11 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
  * its lanes have work. There are three kinds of entries: lines inside the tile, lines that cross its border,
  * and strokes. A stroke is the rest of a line whose first pixels have been drawn. */
 
-#define QUEUE_LINES   96   /* at most 31 waiting lines, plus 62 of two orbits */
-#define QUEUE_EVEN    64   /* at most 31 waiting lines, plus 31 of an orbit */
-#define LONG_FEW      3    /* long lines that a warp draws one after another, each with all lanes */
-#define SPLIT_STROKES 128  /* strokes that all warps draw together at the end of a tile */
-#define QUEUE_STROKES 64   /* at most 31 waiting strokes, plus 32 */
+#define QUEUE_LINES   96  /* at most 31 waiting lines, plus 62 of two orbits */
+#define QUEUE_EVEN    124 /* at most 31 waiting lines of each kind, plus 62 of two orbits */
+#define LONG_FEW      3   /* long lines that a warp draws one after another, each with all lanes */
+#define SPLIT_STROKES 128 /* strokes that all warps draw together at the end of a tile */
+#define QUEUE_STROKES 64  /* at most 31 waiting strokes, plus 32 */
 
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
@@ -90,9 +90,9 @@ template <bool Even> struct line_queues {
     uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit in unit << 5 | lane */
 };
 
+/* Lines inside the tile fill the array from its beginning, other lines from its end. */
 template <> struct line_queues<true> {
-    uint2 inside[QUEUE_EVEN];
-    uint32_t crossing[QUEUE_EVEN];
+    uint2 lines[QUEUE_EVEN]; /* x: as above; y: value */
 };
 
 /* The sizes of a painting kernel. They change no image.
@@ -105,7 +105,9 @@ template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Sparse = false, bool Lo
 struct paint_sizes {
     static constexpr uint32_t warps = Warps, blocks = Blocks, block = Warps * FUSED_WARP;
     static constexpr bool sparse = Sparse, is_long = Long, even = Even;
-    static constexpr uint32_t hits = 4 * block; /* maximum number of units in a block's list */
+    static constexpr uint32_t hits = block == 512   ? 2048
+                                     : block == 256 ? 512
+                                                    : 512; /* maximum number of units in a block's list */
 };
 
 template <class Sizes> struct paint_shared {
@@ -133,7 +135,8 @@ template <uint32_t Count> static __device__ __forceinline__ uint32_t lower_sum(u
     return value;
 }
 
-/* Returns the first lane whose `end` exceeds `i`, or Count - 1. The first `Count` lanes have ascending ends. */
+/* Returns the first lane whose `end` exceeds `i`, or Count - 1. The first `Count` lanes have ascending ends.
+ */
 template <uint32_t Count> static __device__ __forceinline__ uint32_t lane_of(uint32_t end, uint32_t i)
 {
     uint32_t lane = 0;
@@ -161,7 +164,8 @@ static __device__ __forceinline__ queue_place queue_find(const queue_sums &sums,
 
 template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct painter {
     using queues = line_queues<Sizes::even>;
-    static constexpr uint32_t PAINT_WARPS = Sizes::warps, PAINT_BLOCK = Sizes::block, PAINT_HITS = Sizes::hits;
+    static constexpr uint32_t PAINT_WARPS = Sizes::warps, PAINT_BLOCK = Sizes::block,
+                              PAINT_HITS = Sizes::hits;
     static constexpr bool Long = Sizes::is_long, Sparse = Sizes::sparse;
     paint_shared<Sizes> *shared;
     struct tile tile;
@@ -315,12 +319,11 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* Converts a queue entry, a line that crosses the tile's border, to a stroke. Draws long lines
      * immediately, and returns stroke_none() for them. */
-    __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
+    __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, uint32_t value, bool valid) const
     {
         uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
         const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
         int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
-        uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
         constexpr struct line_rules rules = line_rules_of(Formula);
         valid = valid && line_drawn(&rules, from.x, from.y, to.x, to.y, res);
         from = make_int2(from.x - tile.x, from.y - tile.y);
@@ -366,16 +369,42 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ stroke take_inside()
     {
         inside -= FUSED_WARP;
-        return stroke_inside(
-            shared_load2(mine + offsetof(queues, inside) + (inside + lane) * sizeof(uint2)));
+        return stroke_inside(shared_load2(inside_at(inside + lane)));
     }
 
     __device__ __forceinline__ stroke take_crossing()
     {
         crossing -= FUSED_WARP;
-        return stroke_crossing(
-            shared_load(mine + offsetof(queues, crossing) + (crossing + lane) * sizeof(uint32_t)),
-            true);
+        if constexpr (Sizes::even) {
+            const uint2 entry = shared_load2(crossing_at(crossing + lane));
+            return stroke_crossing(entry.x, entry.y, true);
+        } else {
+            const uint32_t entry = shared_load(crossing_at(crossing + lane));
+            return stroke_crossing(entry, value_of(entry), true);
+        }
+    }
+
+    /* Return the addresses of entries of the warp's queues. */
+    __device__ __forceinline__ uint32_t inside_at(uint32_t i) const
+    {
+        if constexpr (Sizes::even)
+            return mine + i * (uint32_t)sizeof(uint2);
+        else
+            return mine + (uint32_t)offsetof(queues, inside) + i * (uint32_t)sizeof(uint2);
+    }
+
+    __device__ __forceinline__ uint32_t crossing_at(uint32_t i) const
+    {
+        if constexpr (Sizes::even)
+            return mine + (QUEUE_EVEN - 1) * (uint32_t)sizeof(uint2) - i * (uint32_t)sizeof(uint2);
+        else
+            return mine + (uint32_t)offsetof(queues, crossing) + i * (uint32_t)sizeof(uint32_t);
+    }
+
+    /* Returns the value that the line of a queue entry paints. */
+    __device__ __forceinline__ uint32_t value_of(uint32_t entry) const
+    {
+        return reinterpret_cast<const uint32_t *>(values + (entry >> 7))[entry >> 5 & 3];
     }
 
     /* Paints STROKE_STEPS pixels of each lane's stroke and queues the rest. */
@@ -391,10 +420,15 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         __syncwarp();
     }
 
-    /* Paints the strokes of all lanes. Each lane in turn takes a part of STROKE_STEPS pixels of any stroke. */
-    __device__ __forceinline__ void walk_even(const stroke &self) const
+    /* Paints the strokes of all lanes. Each lane paints the first STROKE_STEPS pixels of its stroke. Then the
+     * lanes divide the other parts of all strokes among themselves. */
+    __device__ __forceinline__ void walk_even(stroke self) const
     {
-        const uint32_t parts = self.value ? ((uint32_t)self.left + STROKE_STEPS - 1) / STROKE_STEPS : 0;
+        stroke_walk(self, canvas);
+        if (!__any_sync(FUSED_ALL, self.left > 0))
+            return;
+        self.left = max(self.left, 0);
+        const uint32_t parts = ((uint32_t)self.left + STROKE_STEPS - 1) / STROKE_STEPS;
         const uint32_t end = lower_sum<FUSED_WARP>(parts), all = __shfl_sync(FUSED_ALL, end, FUSED_WARP - 1);
         const uint32_t rest = (uint32_t)self.left | (self.place == steep ? 0x100 : 0) | (end - parts) << 16;
 #pragma unroll 1
@@ -505,16 +539,19 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ void push_lines(bool is_inside, bool is_crossing, uint32_t bytes,
                                                uint32_t entry, uint32_t value)
     {
+        if (Sizes::even && !__any_sync(FUSED_ALL, is_inside || is_crossing))
+            return;
         uint32_t inside_mask = __ballot_sync(FUSED_ALL, is_inside);
         uint32_t crossing_mask = __ballot_sync(FUSED_ALL, is_crossing);
         if (is_inside)
-            shared_store(mine + offsetof(queues, inside) +
-                             (inside + rank(inside_mask)) * sizeof(uint2),
-                         make_uint2(bytes, value));
-        if (is_crossing)
-            shared_store(mine + offsetof(queues, crossing) +
-                             (crossing + rank(crossing_mask)) * sizeof(uint32_t),
-                         entry | lane);
+            shared_store(inside_at(inside + rank(inside_mask)), make_uint2(bytes, value));
+        if (is_crossing) {
+            const uint32_t at = crossing_at(crossing + rank(crossing_mask));
+            if constexpr (Sizes::even)
+                shared_store(at, make_uint2(entry | lane, value));
+            else
+                shared_store(at, entry | lane);
+        }
         inside += __popc(inside_mask);
         crossing += __popc(crossing_mask);
     }
@@ -591,31 +628,17 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     }
 
     /* Queues the lines of a unit, two orbits at a time. Processes queues that reach 32 entries. */
-    __device__ __forceinline__ void draw_unit(load unit)
+    __device__ __forceinline__ void draw_unit(const load &unit)
     {
-        if constexpr (Sizes::even) {
 #pragma unroll 1
-            for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit++) {
-                push(unit.end.at[0], unit.unit << 7 | orbit << 5, unit.values.x);
-                unit.end.at[0] = unit.end.at[1];
-                unit.end.at[1] = unit.end.at[2];
-                unit.end.at[2] = unit.end.at[3];
-                unit.values = make_uint4(unit.values.y, unit.values.z, unit.values.w, 0);
-                __syncwarp();
-                if (max(inside, crossing) >= FUSED_WARP)
-                    work();
-            }
-        } else {
-#pragma unroll 1
-            for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit += 2) {
-                uint32_t entry = unit.unit << 7 | orbit << 5;
-                push(orbit ? unit.end.at[2] : unit.end.at[0], entry, orbit ? unit.values.z : unit.values.x);
-                push(orbit ? unit.end.at[3] : unit.end.at[1], entry | 1 << 5,
-                     orbit ? unit.values.w : unit.values.y);
-                __syncwarp();
-                if (max(inside, crossing) >= FUSED_WARP)
-                    work();
-            }
+        for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit += 2) {
+            uint32_t entry = unit.unit << 7 | orbit << 5;
+            push(orbit ? unit.end.at[2] : unit.end.at[0], entry, orbit ? unit.values.z : unit.values.x);
+            push(orbit ? unit.end.at[3] : unit.end.at[1], entry | 1 << 5,
+                 orbit ? unit.values.w : unit.values.y);
+            __syncwarp();
+            if (max(inside, crossing) >= FUSED_WARP)
+                work();
         }
     }
 
@@ -668,12 +691,22 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
             if (load < loads_inside) {
                 uint32_t i = load * FUSED_WARP + lane;
                 queue_place place = queue_find<PAINT_WARPS>(sums_inside, i);
-                self = stroke_inside(shared->queues[place.warp].inside[place.at]);
+                if constexpr (Sizes::even)
+                    self = stroke_inside(shared->queues[place.warp].lines[place.at]);
+                else
+                    self = stroke_inside(shared->queues[place.warp].inside[place.at]);
                 self = i < sums_inside.all ? self : stroke_none(lane);
             } else {
                 uint32_t i = (load - loads_inside) * FUSED_WARP + lane;
                 queue_place place = queue_find<PAINT_WARPS>(sums_crossing, i);
-                self = stroke_crossing(shared->queues[place.warp].crossing[place.at], i < sums_crossing.all);
+                const bool valid = i < sums_crossing.all;
+                if constexpr (Sizes::even) {
+                    const uint2 entry = shared->queues[place.warp].lines[QUEUE_EVEN - 1 - place.at];
+                    self = stroke_crossing(entry.x, entry.y, valid);
+                } else {
+                    const uint32_t entry = shared->queues[place.warp].crossing[place.at];
+                    self = stroke_crossing(entry, value_of(entry), valid);
+                }
             }
             draw_strokes(self);
             if constexpr (!Sizes::even)

@@ -209,28 +209,28 @@ static __device__ __forceinline__ void fused_begin_group(const fused_job &job, c
     }
 }
 
-/* Opens group `number` of image `place`; returns false if there is none. `rank`: of the image, if number = 0.
- * The calling thread initialises units `first`, `first` + `step`, ... of the group. For formulas with one
- * shape per image. */
+/* Opens group `number` of image `place`; returns false if there is none. The calling thread initialises units
+ * `first`, `first` + `step`, ... of the group. `card`: it also writes the card of the image, whose rank is
+ * `rank`. For formulas with one shape per image. */
 template <formula_id Formula>
 static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t place,
                                                         uint32_t number, uint32_t first, uint32_t step,
-                                                        fused_group *self)
+                                                        bool card, fused_group *self)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
     const fused_number of = fused_number_at(job, place);
     self->input = image_input_at(job.input, &rules, job.input.classes, job.input.spoke_offset, of.run, of.j);
     const struct image_input &input = self->input;
     uint32_t groups = fused_groups_of(input.class_);
-    if (number >= groups)
-        return false;
     self->slot = 0;
     self->quads = fused_quads_of(input.class_);
+    if (card)
+        fused_write_card<Formula>(job, input, rank, place, groups * self->quads);
+    if (number >= groups)
+        return false;
     self->first_unit = fused_first_unit(job, place) + (size_t)number * self->quads;
     fused_begin_group<Formula>(job, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res), number,
                                0, first, step, self);
-    if (number == 0 && first == 0)
-        fused_write_card<Formula>(job, input, rank, place, groups * self->quads);
     /* The key is equal in all lanes. The reduction lets the compiler keep it in uniform registers. */
     self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
     self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
@@ -242,7 +242,7 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
 template <formula_id Formula>
 static __device__ __forceinline__ bool
 fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t rank, uint32_t place,
-                 uint32_t number, uint32_t first, uint32_t step, fused_group *self)
+                 uint32_t number, uint32_t first, uint32_t step, bool card, fused_group *self)
 {
     const uint32_t lane = threadIdx.x % FUSED_WARP;
     if (number >= shapes.groups[FUSED_WARP])
@@ -258,7 +258,7 @@ fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32
                        (size_t)(number - shapes.groups[slot]) * self->quads;
     fused_begin_group<Formula>(job, shape, number - shapes.groups[slot], shapes.orbits[slot], first, step,
                                self);
-    if (number == 0 && first == 0)
+    if (card)
         fused_write_card<Formula>(job, self->input, rank, place, shapes.units[FUSED_WARP]);
     return true;
 }
@@ -422,13 +422,15 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
         struct fused_shapes &shapes = memory[threadIdx.x / FUSED_WARP];
         fused_fill_shapes<Formula>(job, place, &shapes);
         __syncwarp();
-        for (; fused_open_group<Formula>(job, shapes, rank, place, number, lane, FUSED_WARP, &group);
+        for (; fused_open_group<Formula>(job, shapes, rank, place, number, lane, FUSED_WARP,
+                                         number == 0 && lane == 0, &group);
              number += job.groups) {
             __syncwarp();
             fused_walk_group<Wide>(job, group, gradients);
         }
     } else {
-        if (!fused_open_group<Formula>(job, rank, place, number, lane, FUSED_WARP, &group))
+        if (!fused_open_group<Formula>(job, rank, place, number, lane, FUSED_WARP, number == 0 && lane == 0,
+                                       &group))
             return;
         __syncwarp();
         fused_walk_group<Wide>(job, group, gradients);
@@ -535,21 +537,24 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     extern __shared__ float split_rows[];
     __shared__ float2 gradients[FUSED_GRADIENTS];
     __shared__ fused_shapes_memory<Formula> shapes;
-    const uint32_t place = blockIdx.x / job.groups;
-    uint32_t number = blockIdx.x % job.groups;
+    const uint32_t place = job.major ? blockIdx.x % job.count : blockIdx.x / job.groups;
+    uint32_t number = job.major ? blockIdx.x / job.count : blockIdx.x % job.groups;
     fused_fill_gradients(job.input.gradients, gradients);
-    const uint32_t rank = job.order && number == 0 ? fused_rank(job, place) : place;
+    /* If an image has one shape, its last block usually has no group, and writes the card. */
+    const bool card = number == (line_rules_of(Formula).shapes > 1 ? 0 : job.groups - 1);
+    const uint32_t rank = job.order && card ? fused_rank(job, place) : place;
     fused_group group;
     if constexpr (line_rules_of(Formula).shapes > 1) {
         if (threadIdx.x < FUSED_WARP)
             fused_fill_shapes<Formula>(job, place, &shapes);
         __syncthreads();
         for (; fused_open_group<Formula>(job, shapes, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
-                                         &group);
+                                         number == 0 && threadIdx.x == 0, &group);
              number += job.groups)
             fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     } else {
-        if (!fused_open_group<Formula>(job, rank, place, number, threadIdx.x, Warps * FUSED_WARP, &group))
+        if (!fused_open_group<Formula>(job, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
+                                       card && threadIdx.x == 0, &group))
             return;
         fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
     }
