@@ -36,8 +36,9 @@ struct device_slot {
     int32_t *labels; /* pinned memory, followed by `numbers` as on the device; `read` is before them */
     uint32_t *numbers;
     uint64_t *read;
-    cudaEvent_t ready; /* the batch is complete */
-    cudaEvent_t done;  /* the consumer no longer uses the batch; recorded if `waits` is set */
+    struct fit_move *moves, *device_moves; /* pinned and device memory; NULL: no sample is resident */
+    cudaEvent_t ready;                     /* the batch is complete */
+    cudaEvent_t done; /* the consumer no longer uses the batch; recorded if `waits` is set */
     bool waits;
     enum slot_state state;
     struct stream_batch batch; /* as it is delivered */
@@ -59,6 +60,13 @@ struct area {
     cudaEvent_t decoded, fitted;                /* the pixels are complete; they may be overwritten */
 };
 
+/* Device memory for samples. */
+struct resident {
+    uint8_t *memory;
+    uint32_t room, count; /* samples */
+    uint8_t *there;       /* per sample of the set: whether it has a place */
+};
+
 struct device_stream {
     struct stream stream; /* must be the first member */
     struct device_stream_request request;
@@ -72,6 +80,7 @@ struct device_stream {
     bool borrows; /* only for the consumer: device_stream_borrow() takes a batch */
     struct area areas[AREAS];
     uint64_t chunks; /* number of chunks so far */
+    struct resident resident;
     struct host_batch hosts[DEVICE_STREAM_HELD];
     uint32_t host_first, host_count; /* the batches in use are those from `host_first` on, in a circle */
 
@@ -136,6 +145,20 @@ static enum status open_event(cudaEvent_t *event)
     return CUDA_STATUS(cudaEventCreateWithFlags(event, cudaEventDisableTiming | cudaEventBlockingSync));
 }
 
+static enum status open_moves(struct device_stream *self, struct device_slot *slot)
+{
+    const size_t bytes = self->request.capacity * sizeof *slot->moves;
+    void *memory;
+    if (self->request.resident_bytes == 0)
+        return STATUS_OK;
+    TRY(reserve(self, bytes, &memory));
+    slot->device_moves = static_cast<struct fit_move *>(memory);
+    CUDA_TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
+    slot->moves = static_cast<struct fit_move *>(memory);
+    self->stats.memory_bytes += bytes;
+    return STATUS_OK;
+}
+
 static enum status open_slot(struct device_stream *self, struct device_slot *slot)
 {
     const size_t capacity = self->request.capacity;
@@ -151,6 +174,7 @@ static enum status open_slot(struct device_stream *self, struct device_slot *slo
     slot->labels = reinterpret_cast<int32_t *>(slot->read + capacity);
     slot->numbers = reinterpret_cast<uint32_t *>(slot->labels + capacity);
     self->stats.memory_bytes += bytes;
+    TRY(open_moves(self, slot));
     TRY(open_event(&slot->ready));
     /* Only device_stream_close() waits for `done`. Recording it takes less time without an interrupt. */
     return CUDA_STATUS(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming));
@@ -162,6 +186,8 @@ static void close_slot(struct device_slot *slot)
     (void)cudaFree(slot->values);
     (void)cudaFree(slot->device_labels);
     (void)cudaFreeHost(slot->read);
+    (void)cudaFree(slot->device_moves);
+    (void)cudaFreeHost(slot->moves);
     destroy(slot->ready, slot->done);
 }
 
@@ -204,6 +230,75 @@ static enum status grow_area(struct device_stream *self, struct area *area, uint
     TRY(reserve(self, room, &memory));
     area->pixels = static_cast<uint8_t *>(memory);
     area->bytes = room;
+    return STATUS_OK;
+}
+
+/* ---- Resident samples ---- */
+
+/* Allocates the memory for as many samples as fit. */
+static enum status open_resident(struct device_stream *self)
+{
+    struct resident *resident = &self->resident;
+    const uint32_t samples = set_stream_samples(self->host);
+    const uint64_t room = self->request.resident_bytes / self->request.sample_bytes;
+    void *memory;
+    resident->room = (uint32_t)(room < samples ? room : samples);
+    if (resident->room == 0)
+        return STATUS_OK;
+    TRY(device_check_room(self->device, resident->room * self->request.sample_bytes,
+                          "the resident samples need",
+                          OPTION_OR_FIELD("lower --resident-device-bytes", "lower resident_device_bytes")));
+    TRY(reserve(self, resident->room * self->request.sample_bytes, &memory));
+    resident->memory = static_cast<uint8_t *>(memory);
+    resident->there = static_cast<uint8_t *>(calloc(samples, 1));
+    self->stats.memory_bytes += samples;
+    return ALLOCATED(resident->there, "out of memory for a list of %u samples", samples);
+}
+
+/* Enqueues the copies of the samples of a batch that are resident. `places`: set_stream_places(). */
+static enum status gather(struct device_stream *self, struct device_slot *slot, const uint64_t *places,
+                          uint32_t samples)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; places && i < samples; i++)
+        if (places[i] != SET_STREAM_LOADED)
+            slot->moves[count++] = {places[i], i};
+    if (count == 0)
+        return STATUS_OK;
+    CUDA_TRY(cudaMemcpyAsync(slot->device_moves, slot->moves, count * sizeof *slot->moves,
+                             cudaMemcpyHostToDevice, self->copies));
+    return fit_move_launch(slot->device_moves, count, self->request.sample_bytes, self->resident.memory,
+                           slot->values, self->copies);
+}
+
+/* Returns whether a sample of a batch shall become resident. */
+static bool is_new(const struct device_stream *self, const struct stream_batch *batch, const uint64_t *places,
+                   uint32_t i, uint32_t set)
+{
+    return i < batch->samples.count && places[i] == SET_STREAM_LOADED &&
+           (!batch->labels || batch->labels[i] != STREAM_MASKED) &&
+           !self->resident.there[batch->numbers[i] % set];
+}
+
+/* Enqueues that samples of a batch become resident, as many as there is room for. The host stream delivers
+ * them no more once their copies are enqueued; a sample whose copy fails is delivered as before. */
+static enum status keep_samples(struct device_stream *self, const struct device_slot *slot,
+                                const struct stream_batch *batch, const uint64_t *places)
+{
+    struct resident *resident = &self->resident;
+    const size_t bytes = self->request.sample_bytes;
+    const uint32_t set = places ? set_stream_samples(self->host) : 0;
+    for (uint32_t i = 0; places && i < batch->samples.count && resident->count < resident->room; i++) {
+        uint32_t end = i;
+        while (resident->count + (end - i) < resident->room && is_new(self, batch, places, end, set))
+            resident->there[batch->numbers[end++] % set] = 1;
+        if (end == i)
+            continue;
+        CUDA_TRY(cudaMemcpyAsync(resident->memory + resident->count * bytes, slot->values + i * bytes,
+                                 (end - i) * bytes, cudaMemcpyDeviceToDevice, self->copies));
+        for (; i < end; i++)
+            set_stream_keep(self->host, batch, i, resident->count++);
+    }
     return STATUS_OK;
 }
 
@@ -365,20 +460,22 @@ static enum status check_batch(const struct device_stream *self, const struct ba
                             samples->count, samples->stride);
 }
 
-/* Enqueues the copies of the samples that the host has decoded: all but those of `files`, which are in the
- * order of their indices. */
+/* Enqueues the copies of the samples that the host has decoded: all but those that are resident, and those of
+ * `files`, which are in the order of their indices. */
 static enum status copy_samples(struct device_stream *self, struct device_slot *slot,
-                                const struct batch *samples, const struct set_stream_file *files,
-                                uint32_t count)
+                                const struct batch *samples, const uint64_t *places,
+                                const struct set_stream_file *files, uint32_t count)
 {
     const uint8_t *values = static_cast<const uint8_t *>(samples->values);
-    uint32_t first = 0;
-    for (uint32_t i = 0; i <= count; i++) {
-        const uint32_t end = i < count ? files[i].index : samples->count;
-        if (end > first)
+    for (uint32_t i = 0, first = 0, file = 0; i <= samples->count; i++) {
+        const bool handed_on = file < count && files[file].index == i;
+        file += handed_on;
+        if (i < samples->count && !handed_on && (!places || places[i] == SET_STREAM_LOADED))
+            continue;
+        if (i > first)
             CUDA_TRY(cudaMemcpyAsync(slot->values + first * samples->stride, values + first * samples->stride,
-                                     (end - first) * samples->stride, cudaMemcpyHostToDevice, self->copies));
-        first = end + 1;
+                                     (i - first) * samples->stride, cudaMemcpyHostToDevice, self->copies));
+        first = i + 1;
     }
     return STATUS_OK;
 }
@@ -394,12 +491,15 @@ static enum status enqueue(struct device_stream *self, struct device_slot *slot,
     TRY(check_batch(self, samples));
     if (decodes(self))
         files = set_stream_files(self->host, batch, &count);
+    const uint64_t *places = self->request.resident_bytes ? set_stream_places(self->host, batch) : nullptr;
     /* The arrays of the slot may still be copied if its latest batch was discarded. */
     CUDA_TRY(cudaEventSynchronize(slot->ready));
     if (slot->waits)
         CUDA_TRY(cudaStreamWaitEvent(self->copies, slot->done, 0));
-    TRY(copy_samples(self, slot, samples, files, count));
+    TRY(copy_samples(self, slot, samples, places, files, count));
     TRY(decode_files(self, slot, batch, files, count));
+    TRY(gather(self, slot, places, samples->count));
+    TRY(keep_samples(self, slot, batch, places));
     TRY(describe(self, slot, batch));
     CUDA_TRY(cudaEventRecord(slot->ready, self->copies));
     return CUDA_STATUS(cudaEventRecord(host->copied, self->copies));
@@ -473,6 +573,7 @@ static void fill(struct device_stream *self, struct device_slot *slot)
     const enum status status = transfer(self, slot, &decode_s);
     pthread_mutex_lock(&self->lock);
     self->stats.decode_s += decodes(self) ? decode_s : 0;
+    self->stats.resident_device = self->resident.count;
     slot->state = status == STATUS_OK ? SLOT_READY : SLOT_FREE;
     if (status == STATUS_OK)
         self->queue[(self->first + self->ready++) % self->slot_count] = slot;
@@ -740,6 +841,7 @@ static void device_stream_stats(struct stream *stream, struct stream_stats *stat
     stats->decode_s += self->stats.decode_s;
     stats->ready = self->calls ? (double)self->ready_sum / (double)self->calls : 0;
     stats->memory_bytes += self->stats.memory_bytes + self->device_bytes;
+    stats->resident_device = self->stats.resident_device;
     pthread_mutex_unlock(&self->lock);
 }
 
@@ -782,6 +884,8 @@ static void device_stream_close(struct stream *stream)
         close_area(&area);
     for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
         close_slot(&self->slots[i]);
+    (void)cudaFree(self->resident.memory);
+    free(self->resident.there);
     destroy(self->copies, self->decodes, self->order);
     pthread_cond_destroy(&self->done);
     pthread_cond_destroy(&self->work);
@@ -832,7 +936,7 @@ static enum status open_all(struct device_stream *self)
         TRY(open_event(&host.copied));
     for (uint32_t i = 0; decodes(self) && i < AREAS; i++)
         TRY(open_area(self, &self->areas[i]));
-    return STATUS_OK;
+    return self->request.resident_bytes ? open_resident(self) : STATUS_OK;
 }
 
 static enum status start_thread(struct device_stream *self)

@@ -37,6 +37,7 @@ static enum status open_streams(struct stream_run *run)
     from->device_share = std::isnan(wanted) ? set_stream_share(gpu->decoder.kind) : wanted;
     from->fit.unscaled = from->device_share > 0; /* as in the stream, for the reference */
     from->held = DEVICE_STREAM_HELD;
+    from->device_bytes = run->load->given->resident_device_bytes;
     from->allocate = device_stream_pin;
     from->deallocate = device_stream_unpin;
     TRY(set_stream_open(from, &host));
@@ -48,6 +49,7 @@ static enum status open_streams(struct stream_run *run)
     request.sample_bytes = run->sample_bytes;
     request.ahead = from->ahead;
     request.held = 1;
+    request.resident_bytes = from->device_bytes;
     return device_stream_open(host, &request, &run->stream);
 }
 

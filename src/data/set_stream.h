@@ -77,6 +77,11 @@ struct set_stream_request {
      * batches. */
     uint64_t resident_bytes;
 
+    /* Memory on a device in which the consumer keeps samples, which are not read again: set_stream_keep(). 0:
+     * none. Only without `output` and `mixing`, and with values that are the same in each epoch: not with
+     * FIT_CROP or FIT_RANDOM_RESIZED_CROP. */
+    uint64_t device_bytes;
+
     const bool *stopped; /* remote_stop() with this flag ends set_stream_find_shape(); NULL: nothing does */
 
     /* Allocate the memory of a batch, for example pinned memory; NULL: host memory aligned to STREAM_ALIGN.
@@ -161,6 +166,22 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
 const struct set_stream_file *set_stream_files(const struct stream *stream, const struct stream_batch *batch,
                                                uint32_t *count);
 
+/* With request.device_bytes: returns for each sample of a batch that stream_next() delivered the place where
+ * the consumer keeps it, or SET_STREAM_LOADED. The values of a sample that it keeps are undefined; its label
+ * and its hash in stream_batch.read are as before. The array is valid until the batch is released. */
+#define SET_STREAM_LOADED UINT64_MAX
+const uint64_t *set_stream_places(const struct stream *stream, const struct stream_batch *batch);
+
+/* With request.device_bytes: the consumer keeps sample `index` of a delivered batch at `place`, and from now
+ * on the values of this sample. Batches that are listed later are delivered without them; so are copies
+ * that the same decoder would decode (set_stream_on_device()). Its file is not read again, but compared with
+ * the one that was opened, as for a sample in memory (resident_bytes). To be called once for each of the
+ * samples 0 to count - 1, by the thread that calls stream_next(), for samples that are not masked. */
+void set_stream_keep(struct stream *stream, const struct stream_batch *batch, uint32_t index, uint64_t place);
+
+/* Returns the number of samples of a stream, without copies. */
+uint32_t set_stream_samples(const struct stream *stream);
+
 /* Reports that the consumer cannot decode the file of sample `index` of a delivered batch; `why` is the
  * failure, whose message is set. With SET_STREAM_MASK, if `why` is STATUS_FAILED: gives the sample the label
  * STREAM_MASKED, counts it once in `batch` and in the statistics, and returns STATUS_OK; the caller sets its
@@ -200,6 +221,14 @@ FDSL_C_END
             .minimum = 1, .maximum = 1e18, .choices = option_all, .column = COLUMN,                          \
             .help = "memory of each rank in which " stream " keeps the files of the first samples, as many " \
                     "as fit; it reads the rest in each epoch. all keeps all files" more                      \
+    }
+#define STREAM_DEVICE_OPTION(at, stream)                                                                  \
+    {                                                                                                     \
+        "resident-device-bytes", "N[K|M|G]", OPTION_BYTES, at,                                            \
+            .minimum = 1, .maximum = 1e18, .column = COLUMN,                                              \
+            .help =                                                                                       \
+                "memory of the GPU in which " stream " keeps samples, decoded, as many as fit; it reads " \
+                "the rest in each epoch. Not with random crops"                                           \
     }
 #define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
     {                                                                                                        \

@@ -183,9 +183,10 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
 
-/* Returns the hash of a sample with the bytes that were read, instead of those that dataset_check() found.
- * Members that the stream does not read keep their hashes. */
-static uint64_t hash_read(const struct worker *worker, const struct dataset_sample *sample, uint32_t number)
+/* Sets the hash of sample `i` of a batch to that of the bytes that were read, instead of those that
+ * dataset_check() found. Members that the stream does not read keep their hashes. */
+static void hash_read(const struct worker *worker, const struct dataset_sample *sample, struct slot *slot,
+                      uint32_t i)
 {
     const struct set_stream_request *request = &worker->self->request;
     struct dataset_sample read = *sample;
@@ -196,7 +197,9 @@ static uint64_t hash_read(const struct worker *worker, const struct dataset_samp
                        ? worker->label_edges
                        : request->dataset->members[sample->member + m].edges;
     read.edges = checksum_sample(sample->key_hash, edges, sample->members);
-    return set_stream_hash(&read, number);
+    slot->read[i] = set_stream_hash(&read, slot->numbers[i]);
+    if (slot->edges)
+        slot->edges[i] = read.edges;
 }
 
 void set_load_prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
@@ -373,7 +376,7 @@ static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
     else if (dataset_label(dataset, sample, worker->label, label ? label->size : 0, class_limit(request),
                            &slot->labels[i]) != STATUS_OK)
         return false;
-    slot->read[i] = hash_read(worker, sample, number);
+    hash_read(worker, sample, slot, i);
     slot->direct[i] = image->file;
     if (!there)
         keep_resident(worker, at, image, label, values);
@@ -411,12 +414,35 @@ static enum status load_members(struct worker *worker, struct slot *slot, uint32
         TRY(read_label(worker, sample, number, &slot->labels[i]));
     else
         slot->labels[i] = (int32_t)request->labels[at];
-    slot->read[i] = hash_read(worker, sample, number);
+    hash_read(worker, sample, slot, i);
     return STATUS_OK;
+}
+
+/* Describes sample `i` of a batch, which the consumer keeps. */
+static enum status load_kept(struct worker *worker, const struct kept *kept, struct slot *slot, uint32_t i)
+{
+    struct set_stream *self = worker->self;
+    struct dataset_sample sample = *sample_of(&self->request, slot->numbers[i]);
+    const struct dataset_member *image = &self->request.dataset->members[sample.member + sample.image];
+    worker->broken = false;
+    if (slot->files)
+        slot->file_at[i] = NO_FILE;
+    slot->direct[i] = NO_SHARD;
+    slot->places[i] = kept->place;
+    slot->labels[i] = kept->label;
+    sample.edges = kept->edges;
+    slot->read[i] = set_stream_hash(&sample, slot->numbers[i]);
+    const enum status status = set_files_recheck(self->files, image);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "sample '%s'", sample.key);
 }
 
 enum status set_load_sample(struct worker *worker, struct slot *slot, uint32_t i)
 {
+    const struct kept *kept = kept_of(worker->self, slot->numbers[i]);
+    if (kept)
+        return load_kept(worker, kept, slot, i);
+    if (slot->places)
+        slot->places[i] = SET_STREAM_LOADED;
     return worker->self->direct && load_directly(worker, slot, i) ? STATUS_OK : load_members(worker, slot, i);
 }
 

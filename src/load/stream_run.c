@@ -354,6 +354,7 @@ enum status stream_run_run(void *state, uint64_t number, struct run_time *time)
     result->jpeg_warnings = after.jpeg_warnings - before.jpeg_warnings;
     result->memory_bytes = after.memory_bytes + after.shard_bytes;
     result->resident = after.resident;
+    result->resident_device = after.resident_device;
     return verifier_finish(&run->verifier, number, &result->checksum, &run->losses);
 }
 
