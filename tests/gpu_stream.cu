@@ -593,10 +593,7 @@ static void jump(struct image_decoder *decoder, bool by_epoch)
 {
     struct trial trial = {&some,   FIT_RANDOM_RESIZED_CROP, 57, 3, 16, share_for(decoder, 0.6), 4, 5, false,
                           by_epoch};
-    if (by_epoch) {
-        trial.how = FIT_RESIZE;
-        trial.device_bytes = 120 * bytes_of(&trial);
-    }
+    trial.device_bytes = by_epoch ? UINT64_C(3) << 20 : 0; /* about half of the images */
     const struct stream_position to[] = {{0, 0}, {1, 3}, {0, 7}, {0, 8}, {1, steps_of(&trial) - 1}, {0, 2}};
     struct dataset dataset;
     struct consumer consumer = {};
@@ -693,58 +690,81 @@ static void open_often(struct image_decoder *decoder)
     dataset_close(&dataset);
 }
 
+/* Returns how many samples can stay on the device: those that are not broken. */
+static uint32_t count_whole(const struct trial *trial)
+{
+    uint32_t whole = 0;
+    for (uint32_t n = 0; n < trial->files->count; n++) {
+        const enum kind kind = kind_of(trial->files, n);
+        whole +=
+            kind != TRUNCATED && !(kind < PNG_FILE && is_refused(n) && set_stream_on_device(n, trial->share));
+    }
+    return whole;
+}
+
+/* Returns whether the number of samples that were left out of batches is right if `kept` samples stay.
+ * Batches that were listed before a sample was kept have its values; so have copies that another decoder
+ * decodes. */
+static bool right_left_out(const struct trial *trial, uint64_t kept)
+{
+    const uint32_t copies = trial->copies ? trial->copies : 1, late = kept == 1 ? 0 : 6 * trial->batch;
+    const bool same = copies == 1 || trial->share == 0 || trial->share == 1;
+    const uint64_t most = kept * (EPOCHS * copies - 1), least = kept * (EPOCHS - 1) * copies;
+    return left_out <= most && left_out + late >= (same ? least : kept > 0);
+}
+
 /* Samples that stay on the device: batches must be the same, whatever fits, and the host must read only the
- * rest. */
+ * rest. With random crops, whole images stay, and their number is known only if there is room for all. */
 static void stay(struct image_decoder *decoder)
 {
+    const uint64_t all = UINT64_MAX;
     const struct {
         struct trial trial;
-        uint32_t kept;
+        uint64_t kept; /* samples; with random crops, KB */
     } cases[] = {
         {{&some, FIT_RESIZE, 64, 3, 32, 0.5, 4}, 0},
         {{&some, FIT_RESIZE, 64, 3, 32, 0.5, 16}, 1},
         {{&some, FIT_RESIZE, 64, 3, 32, 0.5, 4}, 150},
-        {{&some, FIT_RESIZE, 64, 3, 61, 1, 16}, UINT32_MAX},
+        {{&some, FIT_RESIZE, 64, 3, 61, 1, 16}, all},
         {{&some, FIT_RESIZE, 57, 3, 7, 0.5, 1}, 299},
-        {{&tiny, FIT_RESIZE, 41, 1, 5, 0.5, 4}, UINT32_MAX},
+        {{&tiny, FIT_RESIZE, 41, 1, 5, 0.5, 4}, all},
         {{&tiny, FIT_RESIZE, 34, 1, 16, 0.5, 4, .copies = 3}, 60},
-        {{&spoilt, FIT_RESIZE, 33, 3, 8, 0.6, 4, .masks = true}, UINT32_MAX},
+        {{&spoilt, FIT_RESIZE, 33, 3, 8, 0.6, 4, .masks = true}, all},
+        {{&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 32, 0.5, 4, 5}, 120},
+        {{&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 61, 1, 16, 5, .chunk = 7}, 6000},
+        {{&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 32, 0.5, 16, 5}, all},
+        {{&some, FIT_CROP, 33, 1, 7, 0.5, 1, 5}, all},
+        {{&tiny, FIT_RANDOM_RESIZED_CROP, 224, 3, 16, 0.5, 4, 5, .copies = 3}, all},
+        {{&spoilt, FIT_RANDOM_RESIZED_CROP, 33, 3, 8, 0.6, 4, 5, .masks = true}, all},
     };
     for (const auto &item : cases) {
         struct trial trial = item.trial;
         struct dataset dataset;
-        uint32_t whole = 0;
+        const bool crops = trial.how != FIT_RESIZE;
         trial.share = share_for(decoder, trial.share);
-        trial.device_bytes = item.kept == UINT32_MAX ? UINT64_MAX : item.kept * bytes_of(&trial) + 7;
+        trial.device_bytes = crops             ? (item.kept == all ? 64 << 10 : item.kept) << 10
+                             : item.kept < all ? item.kept * bytes_of(&trial) + 7
+                                               : all;
         refuse = trial.masks ? 11 : 0;
-        for (uint32_t n = 0; n < trial.files->count; n++)
-            whole += kind_of(trial.files, n) != TRUNCATED &&
-                     !(is_refused(n) && kind_of(trial.files, n) < PNG_FILE &&
-                       set_stream_on_device(n, trial.share));
-        const uint32_t kept = item.kept < whole ? item.kept : whole;
+        const uint64_t whole = count_whole(&trial), kept = item.kept < whole ? item.kept : whole;
         open_files(trial.files, &dataset);
         const struct record right = take_host(trial, &dataset);
         left_out = 0;
         const struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
         const struct comparison result =
             compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
-        /* Batches that were listed before a sample was kept have its values. */
-        const uint32_t copies = trial.copies ? trial.copies : 1, late = 6 * trial.batch;
-        const uint64_t most = (uint64_t)kept * (EPOCHS * copies - 1),
-                       least = (uint64_t)kept * (EPOCHS - 1) * copies;
-        /* Copies that another decoder decodes are read. */
-        const bool same = copies == 1 || trial.share == 0 || trial.share == 1;
-        const bool reads = left_out <= most && left_out + (kept == 1 ? 0 : late) >= (same ? least : 1);
-        tell(result.wrong == 0 && found.values.size() == (size_t)EPOCHS * samples_of(&trial) && reads &&
-                 taken.resident_device == kept && (grown == 0 || trial.share > 0),
+        const uint64_t stayed = taken.resident_device;
+        tell(result.wrong == 0 && found.values.size() == (size_t)EPOCHS * samples_of(&trial) &&
+                 right_left_out(&trial, stayed) && (grown == 0 || trial.share > 0 || crops) &&
+                 (crops && item.kept < all ? stayed > 0 && stayed < whole : stayed == kept),
              std::string("stay, ") + text_of(&trial, decoder_names[decoder->kind]) + ": " +
                  std::to_string(result.wrong) + " wrong, largest difference " +
-                 std::to_string(result.largest) + ", " + std::to_string(taken.resident_device) + " of " +
-                 std::to_string(kept) + " samples stay, " + std::to_string(left_out) + " not read again");
+                 std::to_string(result.largest) + ", " + std::to_string(stayed) + " of " +
+                 std::to_string(whole) + " samples stay, " + std::to_string(left_out) + " not read again");
         refuse = 0;
         exchange = true;
         left_out = 0;
-        if (!brief && kept > 1 && !trial.copies && !trial.masks) {
+        if (!brief && item.kept == all && !trial.copies && !trial.masks) {
             const struct record exchanged = take_device(&trial, &dataset, decoder, NO_FAULT);
             const uint64_t wrong =
                 compare(&trial, &right, &exchanged, image_decoder_tolerance(decoder->kind)).wrong;

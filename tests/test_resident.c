@@ -188,7 +188,7 @@ static void keep_batch(const struct stream_batch *batch)
     const struct batch *samples = &batch->samples;
     const uint64_t *places = set_stream_places(opened.stream, batch);
     for (uint32_t i = 0; i < samples->count; i++) {
-        const uint32_t number = batch->numbers[i] % set_stream_samples(opened.stream);
+        const uint32_t number = batch->numbers[i] % set_stream_request_of(opened.stream)->count;
         uint8_t *values = (uint8_t *)samples->values + i * samples->stride;
         keeper.read = stream_hash(keeper.read + batch->read[i]);
         if (places[i] != SET_STREAM_LOADED) {
@@ -200,7 +200,7 @@ static void keep_batch(const struct stream_batch *batch)
                    samples->labels[i] != STREAM_MASKED) {
             memcpy(keeper.values + keeper.count * samples->stride, values, samples->stride);
             keeper.there[number] = 1;
-            set_stream_keep(opened.stream, batch, i, keeper.count++);
+            set_stream_keep(opened.stream, batch, i, keeper.count++, NULL);
         }
     }
 }
@@ -365,7 +365,7 @@ Test(resident, copies_that_another_decoder_decodes_are_read)
         for (uint32_t j = 0; j < batch.samples.count; j++)
             if (places[j] == SET_STREAM_LOADED && !keeper.there[batch.numbers[j] % 251]) {
                 keeper.there[batch.numbers[j] % 251] = 1;
-                set_stream_keep(opened.stream, &batch, j, batch.numbers[j]);
+                set_stream_keep(opened.stream, &batch, j, batch.numbers[j], NULL);
             } else {
                 keeper.left_out += places[j] != SET_STREAM_LOADED;
             }
@@ -376,16 +376,20 @@ Test(resident, copies_that_another_decoder_decodes_are_read)
     close_set(&opened);
 }
 
-Test(resident, only_samples_that_stay_the_same_are_kept)
+Test(resident, samples_that_threads_change_are_not_kept)
 {
-    static const enum fit_how random[] = {FIT_CROP, FIT_RANDOM_RESIZED_CROP};
+    static const struct image_output output = {.type = DTYPE_U8};
     prepare();
-    for (size_t i = 0; i < COUNT_OF(random); i++) {
+    for (int mixes = 0; mixes < 2; mixes++) {
         open_kept("m", 1);
-        opened.request.fit.how = random[i];
+        if (mixes)
+            opened.request.mixing.mixup = 0.5F;
+        else
+            opened.request.output = &output;
         opened.request.plan = (struct stream_plan){1, 16, list, &opened.epochs, false};
         cr_expect_eq(set_stream_open(&opened.request, &opened.stream), STATUS_USAGE);
-        cr_expect(strstr(status_text(), "--resident-device-bytes") && strstr(status_text(), "random crops"),
+        cr_expect(strstr(status_text(), "--resident-device-bytes") &&
+                      strstr(status_text(), mixes ? "mixtures" : "--rand-augment"),
                   "%s", status_text());
         close_set(&opened);
     }

@@ -183,6 +183,7 @@ static enum status list_samples(struct set_stream *self, struct slot *slot)
         return status_set(STATUS_USAGE, "a step has %u samples, but batches have room for %u", count,
                           plan->capacity);
     TRY(place_files(self, slot, count));
+    atomic_store(&slot->pixels_used, 0);
     slot->own = self->request.own ? self->request.own(plan->context, slot->at.epoch, slot->at.step) : count;
     if (slot->own != count && 2 * (uint64_t)slot->own != count)
         return status_set(STATUS_USAGE, "a step has %u samples, but %u of them are its own", count,
@@ -617,6 +618,8 @@ static void free_slot(const struct set_stream *self, struct slot *slot)
         self->request.deallocate(slot->values);
     if (slot->bytes)
         self->request.deallocate(slot->bytes);
+    if (slot->pixels)
+        self->request.deallocate(slot->pixels);
     free(slot->direct);
     free(slot->files);
     free(slot->file_at);
@@ -717,7 +720,8 @@ const uint64_t *set_stream_places(const struct stream *stream, const struct stre
     return ((const struct set_stream *)stream)->slots[batch->slot].places;
 }
 
-void set_stream_keep(struct stream *stream, const struct stream_batch *batch, uint32_t index, uint64_t place)
+void set_stream_keep(struct stream *stream, const struct stream_batch *batch, uint32_t index, uint64_t place,
+                     const struct set_stream_file *file)
 {
     struct set_stream *self = of(stream);
     const struct slot *slot = &self->slots[batch->slot];
@@ -725,12 +729,19 @@ void set_stream_keep(struct stream *stream, const struct stream_batch *batch, ui
     kept->label = slot->labels[index];
     kept->edges = slot->edges[index];
     kept->device = set_stream_on_device(slot->numbers[index], self->request.device_share);
+    if (file)
+        kept->shape = file->shape;
     atomic_store_explicit(&kept->place, place, memory_order_release);
 }
 
-uint32_t set_stream_samples(const struct stream *stream)
+void set_stream_keep_no_more(struct stream *stream)
 {
-    return ((const struct set_stream *)stream)->request.count;
+    atomic_store(&of(stream)->wants, false);
+}
+
+const struct set_stream_request *set_stream_request_of(const struct stream *stream)
+{
+    return &((const struct set_stream *)stream)->request;
 }
 
 /* ---- Opening ---- */
@@ -759,13 +770,10 @@ static enum status check_share(const struct set_stream_request *request)
                                                          "cropped to one size");
 }
 
-/* Refuses to keep samples that differ in each epoch. */
+/* Refuses to keep samples that the threads change in each epoch. */
 static enum status check_kept(const struct set_stream_request *request)
 {
-    const enum fit_how how = request->fit.how;
-    const bool crops = request->fit.res && (how == FIT_CROP || how == FIT_RANDOM_RESIZED_CROP);
-    const char *why = crops                         ? "random crops"
-                      : request->output             ? OPTION_OR_FIELD("--rand-augment", "rand_augment")
+    const char *why = request->output               ? OPTION_OR_FIELD("--rand-augment", "rand_augment")
                       : mixing_on(&request->mixing) ? "mixtures in host memory"
                                                     : NULL;
     return request->device_bytes == 0 || !why
@@ -826,13 +834,14 @@ static enum status allocate_files(struct set_stream *self, struct slot *slot)
 {
     const struct set_stream_request *request = &self->request;
     const uint32_t capacity = request->plan.capacity;
-    if (request->device_share == 0)
+    if (request->device_share == 0 && !self->crops)
         return STATUS_OK;
     slot->files = calloc(capacity, sizeof *slot->files);
     slot->file_at = calloc(capacity, sizeof *slot->file_at);
     TRY(ALLOCATED(slot->files && slot->file_at, "out of memory for the files of a batch"));
     const double mean = request->device_share * (self->image_mean + STREAM_ALIGN / 2) * capacity;
-    TRY(grow_files(self, slot, stream_aligned((size_t)(1.25 * mean) + 1)));
+    if (request->device_share > 0)
+        TRY(grow_files(self, slot, stream_aligned((size_t)(1.25 * mean) + 1)));
     self->stats.memory_bytes += slot->bytes_room + capacity * (sizeof *slot->files + sizeof *slot->file_at);
     return STATUS_OK;
 }
@@ -852,9 +861,19 @@ static enum status allocate_mixing(struct set_stream *self, struct slot *slot)
 /* Allocates what the threads need for samples that the consumer keeps. */
 static enum status allocate_places(struct set_stream *self, struct slot *slot)
 {
-    const uint32_t capacity = self->request.plan.capacity;
-    if (self->request.device_bytes == 0)
+    const struct set_stream_request *request = &self->request;
+    const uint32_t capacity = request->plan.capacity;
+    if (request->device_bytes == 0)
         return STATUS_OK;
+    if (self->crops) {
+        void *memory;
+        const uint64_t most =
+            request->device_bytes < SET_STREAM_PIXEL_BYTES ? request->device_bytes : SET_STREAM_PIXEL_BYTES;
+        slot->pixels_room = stream_aligned(most);
+        TRY(request->allocate(slot->pixels_room, &memory));
+        slot->pixels = memory;
+        self->stats.memory_bytes += slot->pixels_room;
+    }
     slot->places = malloc(capacity * sizeof *slot->places);
     slot->edges = malloc(capacity * sizeof *slot->edges);
     self->stats.memory_bytes += capacity * (sizeof *slot->places + sizeof *slot->edges);
@@ -993,6 +1012,8 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
         self->request.deallocate = free;
     }
     self->mixes = mixing_on(&request->mixing);
+    self->crops = request->device_bytes > 0 && set_stream_crops(&request->fit);
+    atomic_init(&self->wants, true);
     self->shape = (struct shape){request->channels, request->depth, request->height, request->width};
     self->slot_count = request->ahead + (request->held ? request->held : 1);
     self->sample_bytes = (size_t)request->channels * request->depth * request->height * request->width *

@@ -14,6 +14,7 @@
 #include "data/set_stream.h"
 
 #define NO_FILE  SIZE_MAX
+#define DECODED  (SIZE_MAX - 1) /* an image that is decoded already */
 #define NO_SHARD UINT32_MAX
 #define NAMED    3    /* masked samples of a batch that a report names */
 #define GAP_MAX  4096 /* image and label are read at once if at most this many bytes are between them */
@@ -38,9 +39,12 @@ struct slot {
     /* Only with device_share: */
     struct set_stream_file *files; /* by sample while threads fill the batch, then without gaps */
     uint32_t file_count;           /* set when the batch is delivered */
-    size_t *file_at;               /* per sample: offset of its file in `bytes`; NO_FILE: none */
+    size_t *file_at;               /* per sample: offset of its file in `bytes`; NO_FILE: none; DECODED */
     uint8_t *bytes;
     size_t bytes_room;
+    uint8_t *pixels; /* of images that are decoded already; NULL: there are none */
+    size_t pixels_room;
+    _Atomic size_t pixels_used;
     enum slot_state state;
     struct stream_position at;
     uint32_t count, own;      /* own: samples of the batch, without partners that follow them */
@@ -58,7 +62,8 @@ struct kept {
     _Atomic uint64_t place; /* SET_STREAM_LOADED: it does not keep the sample */
     uint64_t edges;
     int32_t label;
-    bool device; /* set_stream_on_device() of the number with which it was kept */
+    struct jpeg_shape shape; /* with random crops */
+    bool device;             /* set_stream_on_device() of the number with which it was kept */
 };
 
 struct set_stream;
@@ -87,6 +92,8 @@ struct set_stream {
     struct set_files *files;
     struct resident resident; /* by the place of a sample in request.samples */
     struct kept *kept;        /* as `resident`; NULL without request.device_bytes */
+    bool crops;               /* the consumer keeps whole images */
+    _Atomic bool wants;       /* the consumer has room for further samples */
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
     double image_mean;          /* mean size of an image file in bytes */
     uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
