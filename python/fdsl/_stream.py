@@ -584,8 +584,8 @@ class Loader:
                       read, such as 10**10 or "200G"; the rest is read in each epoch. "all": all files; None: none. The
                       batches stay the same
     resident_device_bytes
-                      the same for memory of the CUDA device, which keeps decoded images. Not with random crops or RandAugment,
-                      whose images differ in each epoch
+                      the same for memory of the CUDA device, which keeps decoded images; those of random crops are whole, and
+                      need a number of bytes. Not with RandAugment, which CPU threads apply
     resident          rows on a device: copy them to its memory once, as many as fit
 
     decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, resident_bytes, resident_device_bytes and

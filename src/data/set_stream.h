@@ -239,13 +239,12 @@ FDSL_C_END
             .help = "memory of each rank in which " stream " keeps the files of the first samples, as many " \
                     "as fit; it reads the rest in each epoch. all keeps all files" more                      \
     }
-#define STREAM_DEVICE_OPTION(at, stream)                                                                  \
-    {                                                                                                     \
-        "resident-device-bytes", "N[K|M|G]", OPTION_BYTES, at,                                            \
-            .minimum = 1, .maximum = 1e18, .column = COLUMN,                                              \
-            .help =                                                                                       \
-                "memory of the GPU in which " stream " keeps samples, decoded, as many as fit; it reads " \
-                "the rest in each epoch. Not with random crops"                                           \
+#define STREAM_DEVICE_OPTION(at, stream)                                                                    \
+    {                                                                                                       \
+        "resident-device-bytes", "N[K|M|G]", OPTION_BYTES, at,                                              \
+            .minimum = 1, .maximum = 1e18, .column = COLUMN,                                                \
+            .help = "memory of the GPU in which " stream " keeps samples after they were read, as many as " \
+                    "fit; it reads the rest in each epoch. With random crops, whole images are kept"        \
     }
 #define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
     {                                                                                                        \

@@ -450,9 +450,10 @@ struct fdsl_stream_config {
                               * process cannot have as much memory */
     uint64_t resident_device_bytes; /* on a CUDA device: memory of the device that keeps samples, decoded, as
                                      * many as fit, after they were read; the rest is read in each epoch.
-                                     * 0 (default): none; UINT64_MAX: all. Does not change the batches.
-                                     * FDSL_INVALID with random crops or rand_augment, whose images differ in
-                                     * each epoch, or if less memory is free */
+                                     * 0 (default): none; UINT64_MAX: all, but not with random crops, for
+                                     * which whole images are kept: their sizes are not known in advance. Does
+                                     * not change the batches. FDSL_INVALID with rand_augment, which CPU
+                                     * threads apply, or if less memory is free */
     const char *on_error; /* a sample without an image or a label, or that cannot be decoded: "fail" (default)
                            * ends the stream with an error; "mask": its values are 0, its label is -1 */
 
