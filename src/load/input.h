@@ -58,8 +58,8 @@ struct load_control {
     bool timed_calls; /* time each open, read and close call */
     uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
 
-    double
-        resident_share; /* share of the data set that a variant keeps in device memory; set by its setup() */
+    double resident_share; /* share of the data set that a variant keeps in device memory; set by its setup(),
+                              or its latest run */
 
     struct checksum lost; /* checksum of the samples that the latest run lost; set by verifier_finish() */
 

@@ -537,7 +537,7 @@ static const char *load_cache_state(const void *input)
 static struct least_work least_work(const struct load *load, const struct load_traits *traits, double bytes)
 {
     double share = load->control->resident_share;
-    if (traits->resident)
+    if (traits->resident || (traits->streams && traits->device))
         return (struct least_work){.round_bytes = share * bytes / load->epochs,
                                    .rounds = load->epochs,
                                    .bus_bytes = (1 - share) * bytes};
