@@ -781,7 +781,7 @@ static enum status check_kept(const struct set_stream_request *request)
                : status_set(
                      STATUS_USAGE,
                      "%s keeps images that are the same in each epoch, not those of %s; drop one of them",
-                     OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes:"), why);
+                     OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"), why);
 }
 
 static enum status check_request(const struct set_stream_request *request)
