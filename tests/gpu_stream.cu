@@ -5,11 +5,12 @@
  * runs this program.
  *
  *     gpu_stream [--short] [DECODER ...]
- *     gpu_stream --times FOLDER
+ *     gpu_stream --times [FOLDER]
  *
  * --short: fewer cases and no planted faults; for compute-sanitizer. DECODER: cpu, hardware or hybrid
  * (default: all). Only one process at a time should use the engines of a GPU. --times: the rates of batches
- * of 256 samples of a data set, read and from device memory, and what their bytes allow.
+ * of 256 samples of a data set, read and from device memory, and what their bytes allow; without FOLDER, of
+ * 8,192 arrays of 3 x 224 x 224 bytes in shards in /dev/shm.
  *
  * compute-sanitizer does not detect races between CUDA streams, so the test provokes them, as gpu_live does:
  * steps have random or long durations, copy their batch, and overwrite it. Planted faults show that the test
@@ -23,6 +24,7 @@
 
 #include "common/device_stream.cuh"
 #include "data/set_stream.h"
+#include "data/tar.h"
 #include "machine/device.h"
 
 #define EPOCHS 2
@@ -836,9 +838,11 @@ static void time_stream(const struct dataset *dataset, uint64_t device_bytes)
     struct stream *host, *stream;
     cudaStream_t consumer;
     cudaEvent_t done;
+    const std::vector<uint32_t> labels(dataset->sample_count);
     request.dataset = dataset;
     must(set_stream_find_shape(&request));
     request.plan = {timed_samples / TIMED_BATCH, TIMED_BATCH, list_timed, NULL, false};
+    request.labels = labels.data();
     request.threads = 16;
     request.ahead = 4;
     request.held = DEVICE_STREAM_HELD;
@@ -899,6 +903,33 @@ static void time_copies(size_t bytes)
                1e6 * (seconds_of(CLOCK_MONOTONIC) - begin_s) / rounds);
         must(within ? cudaFree(from) : cudaFreeHost(from));
         must(cudaFree(to));
+    }
+}
+
+/* Writes shards of arrays of 3 x 224 x 224 bytes. */
+static void write_raw(const std::string &path)
+{
+    const uint32_t shards = 8, samples = 1024, bytes = 3 * 224 * 224;
+    std::string header = "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 224, 224), }";
+    header.resize(117, ' ');
+    header = std::string("\x93NUMPY\1\0\x76\0", 10) + header + "\n"; /* 128 bytes */
+    std::vector<uint8_t> values(bytes + TAR_BLOCK_BYTES);
+    std::filesystem::create_directories(path);
+    for (uint32_t s = 0; s < shards; s++) {
+        FILE *file = static_cast<FILE *>(
+            must_have(fopen((path + "/m-00000" + std::to_string(s) + ".tar").c_str(), "wb")));
+        for (uint32_t i = 0; i < samples; i++) {
+            uint8_t block[TAR_BLOCK_BYTES];
+            const size_t size = header.size() + bytes, whole = (size + 511) / 512 * 512 - header.size();
+            must(tar_header(block, (std::to_string(100000 + s * samples + i) + ".npy").c_str(), size));
+            memset(values.data(), (int)(i % 251), bytes);
+            must_have(fwrite(block, sizeof block, 1, file) && fwrite(header.data(), header.size(), 1, file) &&
+                              fwrite(values.data(), whole, 1, file)
+                          ? file
+                          : NULL);
+        }
+        std::vector<uint8_t> end(2 * TAR_BLOCK_BYTES);
+        must_have(fwrite(end.data(), end.size(), 1, file) && fclose(file) == 0 ? file : NULL);
     }
 }
 
@@ -966,8 +997,13 @@ int main(int argc, char **argv)
     }
     must(cudaSetDevice(0));
     device_stream_use(0);
-    if (argc == 3 && strcmp(argv[1], "--times") == 0) {
-        time_folder(argv[2]);
+    if (argc > 1 && strcmp(argv[1], "--times") == 0) {
+        char raw[] = "/dev/shm/gpu_stream-XXXXXX";
+        if (argc == 2)
+            write_raw(static_cast<char *>(must_have(mkdtemp(raw))));
+        time_folder(argc == 2 ? raw : argv[2]);
+        if (argc == 2)
+            std::filesystem::remove_all(raw);
         return 0;
     }
     folder = static_cast<char *>(must_have(mkdtemp(made)));
