@@ -328,12 +328,19 @@ static void compare_formats(struct fdsl_source *source)
     for (size_t i = 0; i < COUNT_OF(formats); i++) {
         struct fdsl_stream_config config = format_config(i);
         config.decoder = "cpu";
-        const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 2);
+        const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 3);
         std::string wrong;
+        const bool crops = strstr(config.fit, "crop") && !strstr(config.fit, "center");
         bool masked = false;
-        for (enum way way : {NEXT, FILL, FILL_AND_NEXT})
-            if (!(take_all(source, config, 0, way, 2) == right))
+        for (enum way way : {NEXT, FILL, FILL_AND_NEXT}) {
+            /* none, all that fit, or some of the samples stay in device memory */
+            config.resident_device_bytes = way == NEXT   ? 0
+                                           : way != FILL ? 300000
+                                           : crops       ? 64 << 20
+                                                         : UINT64_MAX;
+            if (!(take_all(source, config, 0, way, 3) == right))
                 wrong += std::string(" ") + ways[way];
+        }
         for (const struct taken &batch : right)
             masked |= std::count(batch.labels.begin(), batch.labels.end(), -1) > 0;
         tell(wrong.empty() && masked,
@@ -374,9 +381,12 @@ static void compare_changes(struct fdsl_source *source)
         std::vector<struct taken> plain;
         for (config.rank = 0; config.rank < change.ranks; config.rank++) {
             const std::vector<struct taken> right = take_all(source, config, FDSL_CPU, NEXT, 2);
-            for (enum way way : {NEXT, FILL, FILL_AND_NEXT})
-                if (!(take_all(source, config, 0, way, 2) == right))
+            for (enum way way : {NEXT, FILL, FILL_AND_NEXT}) {
+                struct fdsl_stream_config kept = config;
+                kept.resident_device_bytes = config.rand_augment < 0 && way != NEXT ? 500000 : 0;
+                if (!(take_all(source, kept, 0, way, 2) == right))
                     wrong += " way " + std::to_string(way) + " of rank " + std::to_string(config.rank);
+            }
             struct fdsl_stream_config without = config;
             without.erasing = without.mixup = without.cutmix = 0;
             without.classes = 0;
@@ -597,6 +607,16 @@ static void refuse_arguments(struct fdsl_source *source)
     config.decoder = "hardware";
     config.fit = "center-crop";
     refused(fdsl_stream_open(source, &config, &none), FDSL_INVALID, "decoder: ");
+    config = stream_config();
+    config.device = 0;
+    config.resident_device_bytes = UINT64_MAX;
+    config.fit = "random-resized-crop";
+    refused(fdsl_stream_open(source, &config, &none), FDSL_INVALID, "resident_device_bytes: the sizes ");
+    config.rand_augment = 9;
+    refused(fdsl_stream_open(source, &config, &none), FDSL_INVALID, "resident_device_bytes: it keeps ");
+    config.rand_augment = -1;
+    config.resident_device_bytes = UINT64_C(1) << 50;
+    refused(fdsl_stream_open(source, &config, &none), FDSL_INVALID, "the resident samples need ");
     config = stream_config();
     config.device = 0;
     stream = open_stream(source, config);
@@ -997,6 +1017,7 @@ static void open_many(struct fdsl_source *source)
         if (i % 4 != 3)
             config.decoder = i % 8 ? "cpu" : "auto";
         config.num_threads = 2;
+        config.resident_device_bytes = i % 4 != 3 ? 1 << 20 : 0;
         struct fdsl_stream *stream = open_stream(i % 4 == 3 ? images : source, config);
         struct fdsl_batch *batch;
         if (i % 8 > 1)

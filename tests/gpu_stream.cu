@@ -5,9 +5,12 @@
  * runs this program.
  *
  *     gpu_stream [--short] [DECODER ...]
+ *     gpu_stream --times [FOLDER]
  *
  * --short: fewer cases and no planted faults; for compute-sanitizer. DECODER: cpu, hardware or hybrid
- * (default: all). Only one process at a time should use the engines of a GPU.
+ * (default: all). Only one process at a time should use the engines of a GPU. --times: the rates of batches
+ * of 256 samples of a data set, read and from device memory, and what their bytes allow; without FOLDER, of
+ * 8,192 arrays of 3 x 224 x 224 bytes in shards in /dev/shm.
  *
  * compute-sanitizer does not detect races between CUDA streams, so the test provokes them, as gpu_live does:
  * steps have random or long durations, copy their batch, and overwrite it. Planted faults show that the test
@@ -21,6 +24,7 @@
 
 #include "common/device_stream.cuh"
 #include "data/set_stream.h"
+#include "data/tar.h"
 #include "machine/device.h"
 
 #define EPOCHS 2
@@ -48,11 +52,19 @@ struct trial {
     bool masks, by_epoch;
     uint64_t slow_ns; /* as in struct consumer */
     uint32_t chunk;   /* as in struct device_stream_request */
+    uint64_t device_bytes;
+    uint32_t copies; /* as in struct set_stream_request; 0: one */
 };
+
+/* Returns the number of samples of an epoch. */
+static uint32_t samples_of(const struct trial *trial)
+{
+    return trial->files->count * (trial->copies ? trial->copies : 1);
+}
 
 static uint32_t steps_of(const struct trial *trial)
 {
-    return (trial->files->count + trial->batch - 1) / trial->batch;
+    return (samples_of(trial) + trial->batch - 1) / trial->batch;
 }
 
 static size_t bytes_of(const struct trial *trial)
@@ -66,8 +78,9 @@ static std::atomic<uint64_t> latest_listed; /* the largest epoch that a plan has
 static uint32_t list(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     const struct trial *trial = static_cast<const struct trial *>(context);
-    const struct draw_order order = draw_order(3, (uint32_t)epoch, trial->files->count);
-    const uint32_t first = (uint32_t)step * trial->batch, left = trial->files->count - first;
+    const uint32_t all = samples_of(trial);
+    const struct draw_order order = draw_order(3, (uint32_t)epoch, all);
+    const uint32_t first = (uint32_t)step * trial->batch, left = all - first;
     const uint32_t count = left < trial->batch ? left : trial->batch;
     for (uint32_t i = 0; i < count; i++)
         numbers[i] = draw_order_at(&order, first + i);
@@ -95,6 +108,8 @@ static struct stream *open_host(const struct trial *trial, const struct dataset 
     request.held = DEVICE_STREAM_HELD;
     request.on_error = trial->masks ? SET_STREAM_MASK : SET_STREAM_FAIL;
     request.device_share = pinned ? trial->share : 0;
+    request.device_bytes = pinned ? trial->device_bytes : 0;
+    request.copies = trial->copies;
     request.resident_bytes = pinned && trial->threads > 4 ? UINT64_MAX : 0;
     request.allocate = pinned ? device_stream_pin : NULL;
     request.deallocate = pinned ? device_stream_unpin : NULL;
@@ -107,11 +122,25 @@ static struct stream *open_host(const struct trial *trial, const struct dataset 
 static const struct stream_type *original;
 static struct stream_type watching;
 static uint32_t refuse;
-static uint64_t handed_on;
+static uint64_t handed_on, left_out; /* left_out: samples that the host stream left out of batches */
+static bool exchange;                /* a planted fault: exchange pairs of resident samples of a batch */
 
 static bool is_refused(uint32_t number)
 {
     return refuse > 0 && number % refuse == refuse - 1;
+}
+
+static void watch_places(const struct stream *stream, const struct stream_batch *batch)
+{
+    uint64_t *places = const_cast<uint64_t *>(set_stream_places(stream, batch)), *first = NULL;
+    for (uint32_t i = 0; places && i < batch->samples.count; i++) {
+        if (places[i] == SET_STREAM_LOADED)
+            continue;
+        left_out++;
+        if (exchange && first)
+            std::swap(places[i], *first);
+        first = first ? NULL : &places[i];
+    }
 }
 
 static enum status watch_next(struct stream *stream, struct stream_batch *batch)
@@ -123,6 +152,7 @@ static enum status watch_next(struct stream *stream, struct stream_batch *batch)
         if (is_refused(batch->numbers[files[i].index]))
             const_cast<struct set_stream_file *>(files)[i].size = 100;
     handed_on += count;
+    watch_places(stream, batch);
     return STATUS_OK;
 }
 
@@ -138,7 +168,8 @@ static struct stream *open_device(const struct trial *trial, const struct datase
                                                   .sample_bytes = bytes_of(trial),
                                                   .by_epoch = trial->by_epoch,
                                                   .ahead = 2,
-                                                  .held = 1};
+                                                  .held = 1,
+                                                  .resident_bytes = trial->device_bytes};
     struct stream *host = open_host(trial, dataset, true), *stream;
     original = host->type;
     watching = *host->type;
@@ -283,6 +314,9 @@ static struct record results(struct consumer *self)
     return record;
 }
 
+static struct stream_stats taken; /* of the latest stream of take_device(), after its last batch */
+static uint64_t grown;            /* by how much its memory on the device grew after the first epoch */
+
 static struct record take_device(const struct trial *trial, const struct dataset *dataset,
                                  struct image_decoder *decoder, enum order_fault fault)
 {
@@ -290,9 +324,14 @@ static struct record take_device(const struct trial *trial, const struct dataset
     const uint32_t steps = EPOCHS * steps_of(trial);
     struct stream *stream = open_device(trial, dataset, decoder);
     open_consumer(&consumer, trial, steps);
-    for (uint32_t i = 0; i < steps; i++)
+    for (uint32_t i = 0; i < steps; i++) {
         must(step(&consumer, stream, fault));
+        if (i + 1 == steps_of(trial))
+            grown = device_stream_memory_bytes(stream);
+    }
     const struct record record = results(&consumer);
+    stream_stats(stream, &taken);
+    grown = device_stream_memory_bytes(stream) - grown;
     stream_close(stream);
     close_consumer(&consumer);
     return record;
@@ -313,7 +352,7 @@ static struct comparison compare(const struct trial *trial, const struct record 
     struct comparison result = {};
     for (const auto &[key, values] : found->values) {
         const bool device = set_stream_on_device(key.second, trial->share);
-        const bool jpeg = kind_of(trial->files, key.second) < PNG_FILE;
+        const bool jpeg = kind_of(trial->files, key.second % trial->files->count) < PNG_FILE;
         const bool refused = device && jpeg && is_refused(key.second);
         const std::vector<uint8_t> &wanted = right->values.at(key);
         const int32_t label = refused ? STREAM_MASKED : right->labels.at(key);
@@ -439,6 +478,7 @@ static void provoke(struct image_decoder *decoder, bool several, enum order_faul
     trial.threads = 8;
     trial.share = share_for(decoder, several ? 1 : 0.5);
     trial.slow_ns = 30000000;
+    trial.device_bytes = several ? trial.files->count / 2 * bytes_of(&trial) : 0;
     open_files(trial.files, &dataset);
     const struct record right = take_host(trial, &dataset);
     const struct record found = take_device(&trial, &dataset, decoder, fault);
@@ -464,8 +504,13 @@ static void mask_broken(struct image_decoder *decoder)
         broken +=
             kind == TRUNCATED || (kind < PNG_FILE && is_refused(n) && set_stream_on_device(n, trial.share));
     }
-    const struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
-    const struct comparison result = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
+    struct record found;
+    struct comparison result = {};
+    for (uint32_t round = 0; round < (brief || trial.share == 0 ? 1 : 20); round++) {
+        trial.batch = round % 2 ? 64 : 16; /* all files of a batch with a refused one are decoded again */
+        found = take_device(&trial, &dataset, decoder, NO_FAULT);
+        result.wrong += compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind)).wrong;
+    }
     refuse = 0;
     const uint64_t unmasked = compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind)).wrong;
     tell(result.wrong == 0 && found.masked == EPOCHS * broken &&
@@ -507,6 +552,7 @@ static uint32_t take_until(struct consumer *consumer, struct stream *stream, uin
 static void fail_broken(struct image_decoder *decoder, bool by_device)
 {
     struct trial trial = {by_device ? &some : &spoilt, FIT_RESIZE, 33, 3, 5, share_for(decoder, 0.6), 4, 5};
+    trial.device_bytes = UINT64_MAX;
     struct dataset dataset;
     struct consumer consumer = {};
     std::vector<bool> broken(trial.files->count);
@@ -549,6 +595,7 @@ static void jump(struct image_decoder *decoder, bool by_epoch)
 {
     struct trial trial = {&some,   FIT_RANDOM_RESIZED_CROP, 57, 3, 16, share_for(decoder, 0.6), 4, 5, false,
                           by_epoch};
+    trial.device_bytes = by_epoch ? UINT64_C(3) << 20 : 0; /* about half of the images */
     const struct stream_position to[] = {{0, 0}, {1, 3}, {0, 7}, {0, 8}, {1, steps_of(&trial) - 1}, {0, 2}};
     struct dataset dataset;
     struct consumer consumer = {};
@@ -613,7 +660,8 @@ static size_t count_threads(void)
  * not grow after the first openings. */
 static void open_often(struct image_decoder *decoder)
 {
-    struct trial trial = {&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 61, share_for(decoder, 0.6), 4, 5};
+    struct trial trial = {&some, FIT_RESIZE, 57, 3, 61, share_for(decoder, 0.6), 4, 5};
+    trial.device_bytes = UINT64_MAX;
     const uint32_t rounds = brief ? 6 : 200;
     size_t free_first = 0, free_last = 0, all = 0, threads_first = 0, threads_last = 0;
     struct dataset dataset;
@@ -644,6 +692,93 @@ static void open_often(struct image_decoder *decoder)
     dataset_close(&dataset);
 }
 
+/* Returns how many samples can stay on the device: those that are not broken. */
+static uint32_t count_whole(const struct trial *trial)
+{
+    uint32_t whole = 0;
+    for (uint32_t n = 0; n < trial->files->count; n++) {
+        const enum kind kind = kind_of(trial->files, n);
+        whole +=
+            kind != TRUNCATED && !(kind < PNG_FILE && is_refused(n) && set_stream_on_device(n, trial->share));
+    }
+    return whole;
+}
+
+/* Returns whether the number of samples that were left out of batches is right if `kept` samples stay.
+ * Batches that were listed before a sample was kept have its values; so have copies that another decoder
+ * decodes. */
+static bool right_left_out(const struct trial *trial, uint64_t kept)
+{
+    const uint32_t copies = trial->copies ? trial->copies : 1, late = kept == 1 ? 0 : 6 * trial->batch;
+    const bool same = copies == 1 || trial->share == 0 || trial->share == 1;
+    const uint64_t most = kept * (EPOCHS * copies - 1), least = kept * (EPOCHS - 1) * copies;
+    return left_out <= most && left_out + late >= (same ? least : kept > 0);
+}
+
+/* Samples that stay on the device: batches must be the same, whatever fits, and the host must read only the
+ * rest. With random crops, whole images stay, and their number is known only if there is room for all. */
+static void stay(struct image_decoder *decoder)
+{
+    const uint64_t all = UINT64_MAX;
+    const struct {
+        struct trial trial;
+        uint64_t kept; /* samples; with random crops, KB */
+    } cases[] = {
+        {{&some, FIT_RESIZE, 64, 3, 32, 0.5, 4}, 0},
+        {{&some, FIT_RESIZE, 64, 3, 32, 0.5, 16}, 1},
+        {{&some, FIT_RESIZE, 64, 3, 32, 0.5, 4}, 150},
+        {{&some, FIT_RESIZE, 64, 3, 61, 1, 16}, all},
+        {{&some, FIT_RESIZE, 57, 3, 7, 0.5, 1}, 299},
+        {{&tiny, FIT_RESIZE, 41, 1, 5, 0.5, 4}, all},
+        {{&tiny, FIT_RESIZE, 34, 1, 16, 0.5, 4, .copies = 3}, 60},
+        {{&spoilt, FIT_RESIZE, 33, 3, 8, 0.6, 4, .masks = true}, all},
+        {{&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 32, 0.5, 4, 5}, 120},
+        {{&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 61, 1, 16, 5, .chunk = 7}, 6000},
+        {{&some, FIT_RANDOM_RESIZED_CROP, 57, 3, 32, 0.5, 16, 5}, all},
+        {{&some, FIT_CROP, 33, 1, 7, 0.5, 1, 5}, all},
+        {{&tiny, FIT_RANDOM_RESIZED_CROP, 224, 3, 16, 0.5, 4, 5, .copies = 3}, all},
+        {{&spoilt, FIT_RANDOM_RESIZED_CROP, 33, 3, 8, 0.6, 4, 5, .masks = true}, all},
+    };
+    for (const auto &item : cases) {
+        struct trial trial = item.trial;
+        struct dataset dataset;
+        const bool crops = trial.how != FIT_RESIZE;
+        trial.share = share_for(decoder, trial.share);
+        trial.device_bytes = crops             ? (item.kept == all ? 64 << 10 : item.kept) << 10
+                             : item.kept < all ? item.kept * bytes_of(&trial) + 7
+                                               : all;
+        refuse = trial.masks ? 11 : 0;
+        const uint64_t whole = count_whole(&trial), kept = item.kept < whole ? item.kept : whole;
+        open_files(trial.files, &dataset);
+        const struct record right = take_host(trial, &dataset);
+        left_out = 0;
+        const struct record found = take_device(&trial, &dataset, decoder, NO_FAULT);
+        const struct comparison result =
+            compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind));
+        const uint64_t stayed = taken.resident_device;
+        tell(result.wrong == 0 && found.values.size() == (size_t)EPOCHS * samples_of(&trial) &&
+                 right_left_out(&trial, stayed) && (grown == 0 || trial.share > 0 || crops) &&
+                 (crops && item.kept < all ? stayed > 0 && stayed < whole : stayed == kept),
+             std::string("stay, ") + text_of(&trial, decoder_names[decoder->kind]) + ": " +
+                 std::to_string(result.wrong) + " wrong, largest difference " +
+                 std::to_string(result.largest) + ", " + std::to_string(stayed) + " of " +
+                 std::to_string(whole) + " samples stay, " + std::to_string(left_out) + " not read again");
+        refuse = 0;
+        exchange = true;
+        left_out = 0;
+        if (!brief && item.kept == all && !trial.copies && !trial.masks) {
+            const struct record exchanged = take_device(&trial, &dataset, decoder, NO_FAULT);
+            const uint64_t wrong =
+                compare(&trial, &right, &exchanged, image_decoder_tolerance(decoder->kind)).wrong;
+            tell(2 * wrong > left_out && wrong <= left_out,
+                 "planted fault: exchanged samples: " + std::to_string(wrong) + " of " +
+                     std::to_string(left_out) + " wrong");
+        }
+        exchange = false;
+        dataset_close(&dataset);
+    }
+}
+
 /* Images of 150 MB: each is a chunk of its own, and the scratch areas grow. */
 static void decode_large(struct image_decoder *decoder)
 {
@@ -656,6 +791,165 @@ static void decode_large(struct image_decoder *decoder)
     tell(result.wrong == 0, text_of(&trial, decoder_names[decoder->kind]) + ": " +
                                 std::to_string(result.wrong) + " wrong, largest difference " +
                                 std::to_string(result.largest));
+    dataset_close(&dataset);
+}
+
+/* ---- Times ---- */
+
+#define TIMED_BATCH  256
+#define TIMED_EPOCHS 8
+
+static uint32_t timed_samples;
+
+/* Implements stream_plan.list. */
+static uint32_t list_timed(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    (void)context;
+    const struct draw_order order = draw_order(3, (uint32_t)epoch, timed_samples);
+    for (uint32_t i = 0; i < TIMED_BATCH; i++)
+        numbers[i] = draw_order_at(&order, (uint32_t)step * TIMED_BATCH + i);
+    return TIMED_BATCH;
+}
+
+static double seconds_of(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Takes the batches of an epoch. The consumer waits only for the events. */
+static void take_epoch(struct stream *stream, uint64_t steps, cudaStream_t consumer, cudaEvent_t done)
+{
+    for (uint64_t i = 0; i < steps; i++) {
+        struct stream_batch batch;
+        must(stream_next(stream, &batch));
+        must(cudaStreamWaitEvent(consumer, static_cast<cudaEvent_t>(batch.ready), 0));
+        must(cudaEventRecord(done, consumer));
+        must(stream_release(stream, &batch, done));
+    }
+    must(cudaStreamSynchronize(consumer));
+}
+
+/* Measures the epochs after the first one. */
+static void time_stream(const struct dataset *dataset, uint64_t device_bytes)
+{
+    struct set_stream_request request = {};
+    struct stream *host, *stream;
+    cudaStream_t consumer;
+    cudaEvent_t done;
+    const std::vector<uint32_t> labels(dataset->sample_count);
+    request.dataset = dataset;
+    must(set_stream_find_shape(&request));
+    request.plan = {timed_samples / TIMED_BATCH, TIMED_BATCH, list_timed, NULL, false};
+    request.labels = labels.data();
+    request.threads = 16;
+    request.ahead = 4;
+    request.held = DEVICE_STREAM_HELD;
+    request.device_bytes = device_bytes;
+    request.allocate = device_stream_pin;
+    request.deallocate = device_stream_unpin;
+    const size_t bytes =
+        (size_t)request.channels * request.depth * request.height * request.width * dtype_bytes(request.type);
+    must(set_stream_open(&request, &host));
+    const struct device_stream_request to = {.capacity = TIMED_BATCH,
+                                             .sample_bytes = bytes,
+                                             .ahead = 4,
+                                             .held = 1,
+                                             .resident_bytes = device_bytes};
+    must(device_stream_open(host, &to, &stream));
+    must(cudaStreamCreateWithFlags(&consumer, cudaStreamNonBlocking));
+    must(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+    take_epoch(stream, request.plan.steps, consumer, done);
+    struct stream_stats first, last;
+    stream_stats(stream, &first);
+    const double begin_s = seconds_of(CLOCK_MONOTONIC), own_s = seconds_of(CLOCK_THREAD_CPUTIME_ID),
+                 all_s = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+    for (uint32_t epoch = 1; epoch <= TIMED_EPOCHS; epoch++)
+        take_epoch(stream, request.plan.steps, consumer, done);
+    const double batches = (double)TIMED_EPOCHS * (double)request.plan.steps,
+                 took_s = seconds_of(CLOCK_MONOTONIC) - begin_s;
+    stream_stats(stream, &last);
+    printf(
+        "%6llu resident: %9.0f samples/s, %7.1f us per batch, %5.0f GB/s; CPU time per batch: consumer %.1f "
+        "us, all threads %.1f us; %.0f MB read per epoch, %+lld bytes of memory\n",
+        (unsigned long long)last.resident_device, batches * TIMED_BATCH / took_s, 1e6 * took_s / batches,
+        1e-9 * (double)bytes * TIMED_BATCH * batches / took_s,
+        1e6 * (seconds_of(CLOCK_THREAD_CPUTIME_ID) - own_s) / batches,
+        1e6 * (seconds_of(CLOCK_PROCESS_CPUTIME_ID) - all_s) / batches,
+        1e-6 * (double)(last.bytes - first.bytes) / TIMED_EPOCHS,
+        (long long)(last.memory_bytes - first.memory_bytes));
+    stream_close(stream);
+    must(cudaEventDestroy(done));
+    must(cudaStreamDestroy(consumer));
+}
+
+/* Prints how long a copy of the bytes of a batch takes, from pinned memory and within the device. */
+static void time_copies(size_t bytes)
+{
+    for (const bool within : {false, true}) {
+        const uint32_t rounds = 50;
+        void *from, *to;
+        must(within ? cudaMalloc(&from, bytes) : cudaMallocHost(&from, bytes));
+        must(cudaMalloc(&to, bytes));
+        must(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+        must(cudaDeviceSynchronize());
+        const double begin_s = seconds_of(CLOCK_MONOTONIC);
+        for (uint32_t i = 0; i < rounds; i++)
+            must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, 0));
+        must(cudaDeviceSynchronize());
+        printf("a copy of %.1f MB %s takes %.1f us\n", 1e-6 * (double)bytes,
+               within ? "within the device" : "from pinned memory",
+               1e6 * (seconds_of(CLOCK_MONOTONIC) - begin_s) / rounds);
+        must(within ? cudaFree(from) : cudaFreeHost(from));
+        must(cudaFree(to));
+    }
+}
+
+/* Writes shards of arrays of 3 x 224 x 224 bytes. */
+static void write_raw(const std::string &path)
+{
+    const uint32_t shards = 8, samples = 1024, bytes = 3 * 224 * 224;
+    std::string header = "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 224, 224), }";
+    header.resize(117, ' ');
+    header = std::string("\x93NUMPY\1\0\x76\0", 10) + header + "\n"; /* 128 bytes */
+    std::vector<uint8_t> values(bytes + TAR_BLOCK_BYTES);
+    std::filesystem::create_directories(path);
+    for (uint32_t s = 0; s < shards; s++) {
+        FILE *file = static_cast<FILE *>(
+            must_have(fopen((path + "/m-00000" + std::to_string(s) + ".tar").c_str(), "wb")));
+        for (uint32_t i = 0; i < samples; i++) {
+            uint8_t block[TAR_BLOCK_BYTES];
+            const size_t size = header.size() + bytes, whole = (size + 511) / 512 * 512 - header.size();
+            must(tar_header(block, (std::to_string(100000 + s * samples + i) + ".npy").c_str(), size));
+            memset(values.data(), (int)(i % 251), bytes);
+            must_have(fwrite(block, sizeof block, 1, file) && fwrite(header.data(), header.size(), 1, file) &&
+                              fwrite(values.data(), whole, 1, file)
+                          ? file
+                          : NULL);
+        }
+        std::vector<uint8_t> end(2 * TAR_BLOCK_BYTES);
+        must_have(fwrite(end.data(), end.size(), 1, file) && fclose(file) == 0 ? file : NULL);
+    }
+}
+
+static void time_folder(const char *path)
+{
+    struct members choice;
+    struct dataset dataset;
+    struct set_stream_request request = {};
+    must(members_parse(NULL, NULL, NULL, &choice));
+    must(dataset_open(path, false, &choice, NULL, &dataset));
+    timed_samples = dataset.sample_count / TIMED_BATCH * TIMED_BATCH;
+    must_have(timed_samples ? &dataset : NULL);
+    request.dataset = &dataset;
+    must(set_stream_find_shape(&request));
+    const size_t bytes =
+        (size_t)request.channels * request.depth * request.height * request.width * dtype_bytes(request.type);
+    printf("%u samples of %zu bytes\n", timed_samples, bytes);
+    time_copies(TIMED_BATCH * bytes);
+    for (const uint64_t kept : {0u, 1u, timed_samples / 2, timed_samples})
+        time_stream(&dataset, kept * bytes);
     dataset_close(&dataset);
 }
 
@@ -673,6 +967,7 @@ static void test_decoder(enum decoder kind)
     compare_all(&decoder);
     provoke(&decoder, false, NO_FAULT);
     provoke(&decoder, true, NO_FAULT);
+    stay(&decoder);
     mask_broken(&decoder);
     fail_broken(&decoder, false);
     if (kind != DECODER_CPU)
@@ -702,6 +997,15 @@ int main(int argc, char **argv)
     }
     must(cudaSetDevice(0));
     device_stream_use(0);
+    if (argc > 1 && strcmp(argv[1], "--times") == 0) {
+        char raw[] = "/dev/shm/gpu_stream-XXXXXX";
+        if (argc == 2)
+            write_raw(static_cast<char *>(must_have(mkdtemp(raw))));
+        time_folder(argc == 2 ? raw : argv[2]);
+        if (argc == 2)
+            std::filesystem::remove_all(raw);
+        return 0;
+    }
     folder = static_cast<char *>(must_have(mkdtemp(made)));
     for (enum decoder kind : {DECODER_CPU, DECODER_HARDWARE, DECODER_HYBRID}) {
         bool wanted = first == argc;

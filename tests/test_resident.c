@@ -131,7 +131,7 @@ Test(resident, more_memory_than_there_is_is_refused)
 
 #if defined HAVE_PNG && defined HAVE_XXHASH
 
-/* ---- Batches ---- */
+/* ---- Data sets ---- */
 
 static struct opened opened;
 
@@ -157,6 +157,69 @@ static void open_named(const char *name)
         opened.request.height = opened.request.width = 28;
     }
 }
+
+/* ---- A consumer that keeps samples ---- */
+
+/* The first samples that are delivered, as a device keeps them (request.device_bytes). */
+static struct {
+    uint8_t *values;
+    uint32_t room, count; /* samples */
+    uint8_t there[300];   /* by sample */
+    uint32_t swapped;     /* planted fault: 1: places 0 and 1 are exchanged */
+    uint64_t left_out;    /* samples that were delivered without values */
+    uint64_t read;        /* hash of stream_batch.read of all samples */
+} keeper;
+
+/* Opens a set whose consumer keeps `room` samples; start() follows. Random crops cannot be kept. */
+static void open_kept(const char *name, uint32_t room)
+{
+    open_named(name);
+    opened.request.fit.how = FIT_RESIZE;
+    opened.request.device_bytes = 1;
+    free(keeper.values);
+    memset(&keeper, 0, sizeof keeper);
+    keeper.room = room;
+    keeper.values = calloc(300, 3 * 400);
+}
+
+/* Copies samples that were kept into the batch, and keeps others. */
+static void keep_batch(const struct stream_batch *batch)
+{
+    const struct batch *samples = &batch->samples;
+    const uint64_t *places = set_stream_places(opened.stream, batch);
+    for (uint32_t i = 0; i < samples->count; i++) {
+        const uint32_t number = batch->numbers[i] % set_stream_request_of(opened.stream)->count;
+        uint8_t *values = (uint8_t *)samples->values + i * samples->stride;
+        keeper.read = stream_hash(keeper.read + batch->read[i]);
+        if (places[i] != SET_STREAM_LOADED) {
+            cr_assert(places[i] < keeper.count && keeper.there[number]);
+            keeper.left_out++;
+            const uint64_t place = places[i] < 2 ? places[i] ^ keeper.swapped : places[i];
+            memcpy(values, keeper.values + place * samples->stride, samples->stride);
+        } else if (keeper.count < keeper.room && !keeper.there[number] &&
+                   samples->labels[i] != STREAM_MASKED) {
+            memcpy(keeper.values + keeper.count * samples->stride, values, samples->stride);
+            keeper.there[number] = 1;
+            set_stream_keep(opened.stream, batch, i, keeper.count++, NULL);
+        }
+    }
+}
+
+/* As take(). */
+static struct record take_kept(uint64_t batches)
+{
+    struct record record = {.count = 0};
+    for (uint64_t i = 0; i < batches; i++) {
+        struct stream_batch batch;
+        must(stream_next(opened.stream, &batch));
+        keep_batch(&batch);
+        add(&record, &batch);
+        must(stream_release(opened.stream, &batch, NULL));
+    }
+    return record;
+}
+
+/* ---- Batches ---- */
 
 /* Returns the memory that all samples of the set need, or, with a share below 1, about that share of it. */
 static uint64_t bytes_of(double share)
@@ -230,6 +293,105 @@ Test(resident, any_number_of_bytes_gives_the_same_batches)
                 close_set(&opened);
             }
         forget(&wanted);
+    }
+}
+
+/* The batches of a consumer that keeps samples, of any number of them, also after a seek. What it keeps is
+ * not read again, except in batches that were prepared before. */
+Test(resident, samples_that_the_consumer_keeps_are_not_read_again)
+{
+    static const char *const names[] = {"m", "f", "a", "p"};
+    static const uint32_t rooms[] = {0, 1, 125, 251, 300};
+    prepare();
+    for (size_t n = 0; n < COUNT_OF(names); n++) {
+        open_kept(names[n], 0);
+        start(&opened);
+        const uint64_t steps = opened.request.plan.steps, all = members_from(0);
+        struct record wanted = take_kept(3 * steps);
+        const uint64_t read = keeper.read;
+        cr_expect_eq(keeper.left_out, 0);
+        close_set(&opened);
+        for (size_t r = 0; r < COUNT_OF(rooms); r++)
+            for (int threads = 1; threads <= 3; threads++) {
+                struct stream_stats stats;
+                const uint32_t kept = rooms[r] < 251 ? rooms[r] : 251;
+                open_kept(names[n], rooms[r]);
+                opened.request.threads = threads;
+                start(&opened);
+                struct record found = take_kept(3 * steps);
+                cr_expect(same(&wanted, &found) && keeper.read == read, "%s, %u kept, %d threads", names[n],
+                          kept, threads);
+                stream_stats(opened.stream, &stats);
+                const uint32_t ahead = 3 * 16; /* samples of batches that are listed before one is kept */
+                cr_expect(keeper.count == kept && keeper.left_out <= 2 * kept &&
+                              keeper.left_out + ahead >= 2 * kept,
+                          "%s: %u of %u kept, %llu not read", names[n], keeper.count, kept,
+                          (unsigned long long)keeper.left_out);
+                cr_expect(kept < 251 || stats.bytes <= all + all / 4, "%s: %llu of %llu bytes", names[n],
+                          (unsigned long long)stats.bytes, (unsigned long long)all);
+                must(stream_seek(opened.stream, (struct stream_position){0, 0}));
+                struct record again = take_kept(3 * steps);
+                cr_expect(same(&wanted, &again));
+                forget(&found);
+                forget(&again);
+                keeper.swapped = 1;
+                must(stream_seek(opened.stream, (struct stream_position){0, 0}));
+                again = take_kept(steps);
+                cr_expect_eq(memcmp(wanted.values, again.values, 251 * again.sample_bytes) != 0, kept > 0);
+                forget(&again);
+                close_set(&opened);
+            }
+        forget(&wanted);
+    }
+}
+
+/* Copies of a sample share what is kept, if the same decoder decodes them. */
+Test(resident, copies_that_another_decoder_decodes_are_read)
+{
+    prepare();
+    open_kept("m", 100);
+    opened.request.copies = 3;
+    opened.request.device_share = 0.5;
+    opened.epochs.count = 3 * 251;
+    start(&opened);
+    for (uint64_t i = 0; i < 3 * opened.request.plan.steps; i++) {
+        struct stream_batch batch;
+        must(stream_next(opened.stream, &batch));
+        const uint64_t *places = set_stream_places(opened.stream, &batch);
+        for (uint32_t j = 0; j < batch.samples.count; j++)
+            if (places[j] != SET_STREAM_LOADED)
+                cr_expect_eq(set_stream_on_device((uint32_t)places[j], 0.5),
+                             set_stream_on_device(batch.numbers[j], 0.5));
+        for (uint32_t j = 0; j < batch.samples.count; j++)
+            if (places[j] == SET_STREAM_LOADED && !keeper.there[batch.numbers[j] % 251]) {
+                keeper.there[batch.numbers[j] % 251] = 1;
+                set_stream_keep(opened.stream, &batch, j, batch.numbers[j], NULL);
+            } else {
+                keeper.left_out += places[j] != SET_STREAM_LOADED;
+            }
+        must(stream_release(opened.stream, &batch, NULL));
+    }
+    cr_expect(keeper.left_out > 2 * 251 && keeper.left_out < 8 * 251, "%llu",
+              (unsigned long long)keeper.left_out);
+    close_set(&opened);
+}
+
+Test(resident, samples_that_threads_change_are_not_kept)
+{
+    static const struct image_output output = {.type = DTYPE_U8};
+    prepare();
+    for (int mixes = 0; mixes < 2; mixes++) {
+        open_kept("m", 1);
+        if (mixes)
+            opened.request.mixing.mixup = 0.5F;
+        else
+            opened.request.output = &output;
+        opened.request.plan = (struct stream_plan){1, 16, list, &opened.epochs, false};
+        cr_expect_eq(set_stream_open(&opened.request, &opened.stream), STATUS_USAGE);
+        cr_expect(strstr(status_text(), "--resident-device-bytes") &&
+                      strstr(status_text(), mixes ? "mixtures" : "--rand-augment"),
+                  "%s", status_text());
+        close_set(&opened);
     }
 }
 
@@ -307,25 +469,31 @@ Test(resident, samples_of_a_list_are_kept_by_their_place_in_it)
 
 /* All files are in memory when one changes. The stream must fail within the next epoch, without a batch that
  * differs. */
-static void expect_change(const char *name, const char *command, const char *file)
+static void expect_change(bool consumer, const char *name, const char *command, const char *file)
 {
     struct stream_batch batch;
     enum status result = STATUS_OK;
     uint64_t at = 0;
     EXPECT(0, "rm -rf xx x; cp -r %s x && rm -f x/y", name);
     open_named(*name == 'a' ? "a" : name);
+    opened.request.fit.how = consumer ? FIT_RESIZE : opened.request.fit.how;
     const uint32_t steps = (251 + 15) / 16;
     start(&opened);
     struct record all = take(opened.stream, 2 * steps);
     close_set(&opened);
     EXPECT(0, "rm -rf keep; mv %s keep && mv x %s", name, name);
-    open_named(name);
-    opened.request.resident_bytes = RESIDENT_ALL;
+    if (consumer)
+        open_kept(name, 251);
+    else
+        open_named(name);
+    opened.request.resident_bytes = consumer ? 0 : RESIDENT_ALL;
     start(&opened);
-    struct record first = take(opened.stream, steps);
+    struct record first = consumer ? take_kept(steps) : take(opened.stream, steps);
     EXPECT(0, "%s", command);
     struct record rest = {.count = 0};
     for (; at < steps && (result = stream_next(opened.stream, &batch)) == STATUS_OK; at++) {
+        if (consumer)
+            keep_batch(&batch);
         add(&rest, &batch);
         must(stream_release(opened.stream, &batch, NULL));
     }
@@ -345,12 +513,14 @@ static void expect_change(const char *name, const char *command, const char *fil
 Test(resident, files_that_change_are_failures)
 {
     prepare();
-    expect_change("m", "cat m/m-000001.tar >y && cat y >m/m-000001.tar", "m-000001.tar");
-    expect_change("m", "cp m/m-000000.tar y && mv y m/m-000000.tar", "m-000000.tar");
-    expect_change("m", "rm m/m-000002.tar", "m-000002.tar");
-    expect_change("a", "cat a/m-000001.tar >y && cat y >a/m-000001.tar", "m-000001.tar");
-    expect_change("f", "for i in f/*/*.png; do cat $i >y && cat y >$i; done", "f/");
-    expect_change("f", "rm f/*/*.png", "f/");
+    for (int by = 0; by < 2; by++) {
+        expect_change(by, "m", "cat m/m-000001.tar >y && cat y >m/m-000001.tar", "m-000001.tar");
+        expect_change(by, "m", "cp m/m-000000.tar y && mv y m/m-000000.tar", "m-000000.tar");
+        expect_change(by, "m", "rm m/m-000002.tar", "m-000002.tar");
+        expect_change(by, "a", "cat a/m-000001.tar >y && cat y >a/m-000001.tar", "m-000001.tar");
+        expect_change(by, "f", "for i in f/*/*.png; do cat $i >y && cat y >$i; done", "f/");
+        expect_change(by, "f", "rm f/*/*.png", "f/");
+    }
 }
 
 /* A broken file is masked in each epoch, whether it is in memory or not. */

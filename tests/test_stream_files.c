@@ -159,16 +159,67 @@ static void open_files(void)
 
 /* ---- The consumer ---- */
 
-/* Decodes a file as a device does, and writes its part, channels first, to `to`. */
-static void decode(const struct set_stream_file *file, uint32_t channels, uint8_t *to)
+/* What the consumer keeps of samples, with request.device_bytes: the pixels of images, as RGBX, or values. */
+static struct {
+    uint8_t *bytes[COUNT_OF(made)]; /* by sample; NULL: not kept */
+    uint32_t room, left;            /* samples that it keeps; samples that were left out of batches */
+} keeper;
+
+static uint32_t keep_most; /* samples that the consumer of the next stream keeps */
+
+static void forget_kept(void)
+{
+    for (uint32_t i = 0; i < COUNT_OF(made); i++)
+        free(keeper.bytes[i]);
+    memset(&keeper, 0, sizeof keeper);
+    keeper.room = keep_most;
+}
+
+/* Keeps a sample of a batch if it can. Takes over `bytes`. */
+static void keep(const struct stream_batch *batch, uint32_t index, const struct set_stream_file *file,
+                 uint8_t *bytes)
+{
+    const uint32_t sample = batch->numbers[index] % opened.dataset.sample_count;
+    const uint64_t *places = set_stream_places(opened.stream, batch);
+    if (!places || places[index] != SET_STREAM_LOADED || keeper.room == 0 || keeper.bytes[sample] ||
+        batch->labels[index] == STREAM_MASKED) {
+        free(bytes);
+        return;
+    }
+    keeper.room--;
+    keeper.bytes[sample] = bytes;
+    set_stream_keep(opened.stream, batch, index, sample, file);
+    if (keeper.room == 0)
+        set_stream_keep_no_more(opened.stream);
+}
+
+/* Returns the pixels of a file, as RGBX; the caller frees them. */
+static uint8_t *pixels_of(const struct stream_batch *batch, const struct set_stream_file *file)
+{
+    const size_t count = (size_t)file->shape.width * file->shape.height;
+    uint32_t width, height;
+    if (file->bytes) {
+        uint8_t *pixels = decode_plainly(file->bytes, file->size, JCS_EXT_RGBX, 1, &width, &height);
+        cr_assert(width == file->shape.width && height == file->shape.height);
+        return pixels;
+    }
+    uint8_t *pixels = malloc(4 * count);
+    if (!file->pixels)
+        return memcpy(pixels, keeper.bytes[set_stream_places(opened.stream, batch)[file->index]], 4 * count);
+    cr_assert_eq((uintptr_t)file->pixels % STREAM_ALIGN, 0);
+    for (size_t i = 0; i < count; i++)
+        memcpy(pixels + 4 * i, file->pixels + 3 * i, 3);
+    return pixels;
+}
+
+/* Fits the pixels of a file as a device does, and writes its part, channels first, to `to`. */
+static void fit(const struct set_stream_file *file, const uint8_t *pixels, uint32_t channels, uint8_t *to)
 {
     struct resampler resampler = {.plain = true};
     const struct image_box part = file->part;
-    uint32_t width, height;
-    uint8_t *pixels = decode_plainly(file->bytes, file->size, JCS_EXT_RGBX, 1, &width, &height);
+    const uint32_t width = file->shape.width, height = file->shape.height;
     uint8_t *resized = malloc(3 * RES * RES + RESAMPLE_SLACK_BYTES), *upright = malloc(3 * RES * RES);
     uint8_t *rows = malloc((size_t)part.width * part.height * 4 + RESAMPLE_SLACK_BYTES);
-    cr_assert(width == file->shape.width && height == file->shape.height);
     cr_assert(part.left + part.width <= width && part.top + part.height <= height);
     for (uint32_t y = 0; y < part.height; y++)
         memcpy(rows + (size_t)y * part.width * 4, pixels + 4 * ((size_t)(part.top + y) * width + part.left),
@@ -185,13 +236,12 @@ static void decode(const struct set_stream_file *file, uint32_t channels, uint8_
             to[c * RES * RES + i] = from[c];
     }
     resampler_close(&resampler);
-    free(pixels);
     free(resized);
     free(upright);
     free(rows);
 }
 
-/* Compares the files of a batch with those on the disk, and decodes them into the batch. */
+/* Compares the files of a batch with those on the disk, and decodes them into the batch. Keeps samples. */
 static void consume(const struct stream_batch *batch)
 {
     uint32_t count, last = 0;
@@ -200,12 +250,29 @@ static void consume(const struct stream_batch *batch)
         const struct set_stream_file *file = &files[i];
         const uint32_t number = batch->numbers[file->index];
         cr_assert(file->index < batch->samples.count && (i == 0 || file->index > last));
-        cr_assert(file->size == file_of(number)->size &&
-                  memcmp(file->bytes, file_of(number)->bytes, file->size) == 0);
+        cr_assert(!file->bytes || (file->size == file_of(number)->size &&
+                                   memcmp(file->bytes, file_of(number)->bytes, file->size) == 0));
         cr_assert_eq((uintptr_t)file->bytes % 64, 0);
         last = file->index;
-        decode(file, opened.request.channels,
-               (uint8_t *)batch->samples.values + file->index * batch->samples.stride);
+        uint8_t *pixels = pixels_of(batch, file);
+        fit(file, pixels, opened.request.channels,
+            (uint8_t *)batch->samples.values + file->index * batch->samples.stride);
+        if (set_stream_crops(&opened.request.fit))
+            keep(batch, file->index, file, pixels);
+        else
+            free(pixels);
+    }
+    const uint64_t *places = set_stream_places(opened.stream, batch);
+    for (uint32_t i = 0; places && i < batch->samples.count; i++) {
+        const size_t bytes = batch->samples.stride;
+        uint8_t *values = (uint8_t *)batch->samples.values + i * bytes;
+        keeper.left += places[i] != SET_STREAM_LOADED;
+        if (set_stream_crops(&opened.request.fit))
+            continue;
+        if (places[i] != SET_STREAM_LOADED)
+            memcpy(values, keeper.bytes[places[i]], bytes);
+        else
+            keep(batch, i, NULL, memcpy(malloc(bytes), values, bytes));
     }
 }
 
@@ -254,11 +321,11 @@ struct expected {
     uint32_t count; /* numbers of an epoch */
 };
 
-/* Sets `expected` to what the CPU decodes at full size. */
-static void expect_of_cpu(uint32_t epochs, struct expected *expected)
+/* Sets `expected` to what the CPU decodes; with `unscaled`, at full size. */
+static void expect_of_cpu(uint32_t epochs, bool unscaled, struct expected *expected)
 {
     opened.request.device_share = 0;
-    opened.request.fit.unscaled = true;
+    opened.request.fit.unscaled = unscaled;
     start(&opened);
     struct record all = take(opened.stream, epochs * opened.request.plan.steps);
     const uint32_t count = opened.epochs.count;
@@ -287,7 +354,8 @@ static void compare_rank(uint32_t epochs, const struct expected *expected)
     for (uint64_t i = 0; i < epochs * opened.request.plan.steps; i++) {
         struct stream_batch batch;
         must(stream_next(opened.stream, &batch));
-        expect_files(&batch);
+        if (opened.request.device_bytes == 0)
+            expect_files(&batch);
         consume(&batch);
         for (uint32_t j = 0; j < batch.samples.count; j++) {
             const size_t at = batch.epoch * expected->count + batch.numbers[j], bytes = batch.samples.stride;
@@ -311,6 +379,7 @@ static void compare_ranks(uint32_t ranks, uint32_t epochs, const struct expected
         part = (struct part){opened.epochs, rank, ranks};
         opened.request.plan.list = list_part;
         opened.request.plan.context = &part;
+        forget_kept();
         must(set_stream_open(&opened.request, &opened.stream));
         compare_rank(epochs, expected);
         stream_close(opened.stream);
@@ -328,7 +397,7 @@ Test(stream_files, files_and_samples_are_those_of_the_cpu)
     for (int how = FIT_RESIZE; how <= FIT_RANDOM_RESIZED_CROP; how++) {
         open_files();
         opened.request.fit.how = (enum fit_how)how;
-        expect_of_cpu(EPOCHS, &expected);
+        expect_of_cpu(EPOCHS, true, &expected);
         for (size_t s = 0; s < COUNT_OF(shares); s++)
             for (int threads = 1; threads <= 3; threads++) {
                 opened.request.device_share = shares[s];
@@ -345,6 +414,53 @@ Test(stream_files, files_and_samples_are_those_of_the_cpu)
     forget_files();
 }
 
+/* Opens streams of j/ whose consumer keeps none, some or all samples that it can, and compares them. */
+static void compare_kept(const struct expected *expected)
+{
+    static const uint32_t most[] = {0, 1, 30, COUNT_OF(made)};
+    opened.request.device_bytes = UINT64_C(1) << 24;
+    for (size_t i = 0; i < COUNT_OF(most); i++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            keep_most = most[i];
+            opened.request.threads = threads;
+            compare_ranks(1, 3, expected);
+            const uint32_t kept = keep_most - keeper.room, passes = 2 * opened.request.copies;
+            const bool scaled = set_stream_crops(&opened.request.fit) && !opened.request.fit.unscaled;
+            cr_expect(i < 2 ? kept == most[i]
+                            : kept >= (scaled  ? 20U
+                                       : i < 3 ? 30U
+                                               : made_count / 2),
+                      "%u of %u", kept, made_count);
+            cr_expect(opened.request.device_share > 0 ||
+                          (keeper.left + 64 >= passes * kept && keeper.left <= (passes + 2) * kept),
+                      "%u of %u", keeper.left, kept);
+        }
+    forget_kept();
+    opened.request.device_bytes = 0;
+}
+
+/* The images that the consumer keeps, and those that it is handed decoded, become the samples of the CPU,
+ * with any random crop; also if the CPU decodes the others at a smaller size. */
+Test(stream_files, samples_that_the_consumer_keeps_are_those_of_the_cpu)
+{
+    struct expected expected;
+    make_files();
+    for (int how = FIT_RESIZE; how <= FIT_RANDOM_RESIZED_CROP; how++)
+        for (int share = 0; share < 3; share++) { /* 0: also scaled images */
+            open_files();
+            opened.request.fit.how = (enum fit_how)how;
+            opened.request.copies = 1 + (uint32_t)share % 2;
+            opened.epochs.count *= opened.request.copies;
+            expect_of_cpu(3, share > 0, &expected);
+            opened.request.fit.unscaled = share > 0;
+            opened.request.device_share = 0.5 * share;
+            compare_kept(&expected);
+            forget_expected(&expected);
+            dataset_close(&opened.dataset);
+        }
+    forget_files();
+}
+
 /* One channel, and copies of the samples, which have their own numbers and crops. */
 Test(stream_files, gray_images_and_copies_are_those_of_the_cpu)
 {
@@ -354,7 +470,7 @@ Test(stream_files, gray_images_and_copies_are_those_of_the_cpu)
     opened.request.channels = opened.request.fit.channels = 1;
     opened.request.copies = 3;
     opened.epochs.count *= 3;
-    expect_of_cpu(2, &expected);
+    expect_of_cpu(2, true, &expected);
     opened.request.device_share = 0.6;
     compare_ranks(2, 2, &expected);
     forget_expected(&expected);

@@ -193,6 +193,17 @@ enum status device_alloc(int device, size_t bytes, void **memory)
         1e-9 * (double)bytes);
 }
 
+enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy)
+{
+    size_t free_bytes, total_bytes;
+    TRY(use(device));
+    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+    if (bytes <= free_bytes)
+        return STATUS_OK;
+    return status_set(STATUS_TOO_LARGE, "%s %.2f GB of device memory, but %.2f GB are free; %s", what,
+                      1e-9 * (double)bytes, 1e-9 * (double)free_bytes, remedy);
+}
+
 void device_free(int device, void *memory)
 {
     if (use(device) != STATUS_OK)

@@ -579,7 +579,8 @@ static enum status open_inner(struct set_batches *self, const struct set_stream_
                                              .sample_bytes = self->sample_bytes,
                                              .by_epoch = request->plan.by_epoch,
                                              .ahead = request->ahead,
-                                             .held = held};
+                                             .held = held,
+                                             .resident_bytes = request->device_bytes};
     TRY(device_stream_open(host, &to, &self->inner));
     self->base.stream.at = self->inner->at;
     return STATUS_OK;

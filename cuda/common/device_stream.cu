@@ -36,8 +36,9 @@ struct device_slot {
     int32_t *labels; /* pinned memory, followed by `numbers` as on the device; `read` is before them */
     uint32_t *numbers;
     uint64_t *read;
-    cudaEvent_t ready; /* the batch is complete */
-    cudaEvent_t done;  /* the consumer no longer uses the batch; recorded if `waits` is set */
+    struct fit_move *moves, *device_moves; /* pinned and device memory; NULL: no sample is resident */
+    cudaEvent_t ready;                     /* the batch is complete */
+    cudaEvent_t done; /* the consumer no longer uses the batch; recorded if `waits` is set */
     bool waits;
     enum slot_state state;
     struct stream_batch batch; /* as it is delivered */
@@ -59,6 +60,15 @@ struct area {
     cudaEvent_t decoded, fitted;                /* the pixels are complete; they may be overwritten */
 };
 
+/* Device memory for samples: values, or with `crops` the pixels of whole images. */
+struct resident {
+    bool crops;
+    uint8_t *memory;
+    uint64_t room, used; /* in samples, with `crops` in bytes */
+    uint32_t set, count; /* samples of the set; samples that have a place */
+    uint8_t *there;      /* per sample of the set: whether it has a place */
+};
+
 struct device_stream {
     struct stream stream; /* must be the first member */
     struct device_stream_request request;
@@ -72,6 +82,7 @@ struct device_stream {
     bool borrows; /* only for the consumer: device_stream_borrow() takes a batch */
     struct area areas[AREAS];
     uint64_t chunks; /* number of chunks so far */
+    struct resident resident;
     struct host_batch hosts[DEVICE_STREAM_HELD];
     uint32_t host_first, host_count; /* the batches in use are those from `host_first` on, in a circle */
 
@@ -136,6 +147,20 @@ static enum status open_event(cudaEvent_t *event)
     return CUDA_STATUS(cudaEventCreateWithFlags(event, cudaEventDisableTiming | cudaEventBlockingSync));
 }
 
+static enum status open_moves(struct device_stream *self, struct device_slot *slot)
+{
+    const size_t bytes = self->request.capacity * sizeof *slot->moves;
+    void *memory;
+    if (self->request.resident_bytes == 0)
+        return STATUS_OK;
+    TRY(reserve(self, bytes, &memory));
+    slot->device_moves = static_cast<struct fit_move *>(memory);
+    CUDA_TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
+    slot->moves = static_cast<struct fit_move *>(memory);
+    self->stats.memory_bytes += bytes;
+    return STATUS_OK;
+}
+
 static enum status open_slot(struct device_stream *self, struct device_slot *slot)
 {
     const size_t capacity = self->request.capacity;
@@ -151,6 +176,7 @@ static enum status open_slot(struct device_stream *self, struct device_slot *slo
     slot->labels = reinterpret_cast<int32_t *>(slot->read + capacity);
     slot->numbers = reinterpret_cast<uint32_t *>(slot->labels + capacity);
     self->stats.memory_bytes += bytes;
+    TRY(open_moves(self, slot));
     TRY(open_event(&slot->ready));
     /* Only device_stream_close() waits for `done`. Recording it takes less time without an interrupt. */
     return CUDA_STATUS(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming));
@@ -162,6 +188,8 @@ static void close_slot(struct device_slot *slot)
     (void)cudaFree(slot->values);
     (void)cudaFree(slot->device_labels);
     (void)cudaFreeHost(slot->read);
+    (void)cudaFree(slot->device_moves);
+    (void)cudaFreeHost(slot->moves);
     destroy(slot->ready, slot->done);
 }
 
@@ -176,6 +204,8 @@ static enum status open_area(struct device_stream *self, struct area *area)
     self->stats.memory_bytes += bytes;
     TRY(open_event(&area->decoded));
     TRY(open_event(&area->fitted));
+    if (!self->request.decoder)
+        return STATUS_OK;
     return image_batch_open(self->request.decoder, self->request.chunk, &area->batch);
 }
 
@@ -207,11 +237,98 @@ static enum status grow_area(struct device_stream *self, struct area *area, uint
     return STATUS_OK;
 }
 
+/* ---- Resident samples ---- */
+
+/* Allocates memory for as many samples as fit; with random crops, of the size that is given. */
+static enum status open_resident(struct device_stream *self)
+{
+    struct resident *resident = &self->resident;
+    const struct set_stream_request *from = set_stream_request_of(self->host);
+    const uint64_t given = self->request.resident_bytes;
+    const size_t sample = set_stream_crops(&from->fit) ? 1 : self->request.sample_bytes;
+    void *memory;
+    resident->crops = set_stream_crops(&from->fit);
+    resident->set = from->count;
+    if (from->device_bytes != given)
+        return status_set(STATUS_USAGE,
+                          "a stream on a device keeps other samples than its host stream leaves out");
+    if (resident->crops && given == UINT64_MAX)
+        return status_set(STATUS_USAGE,
+                          "%s: the sizes of decoded images are not known in advance; give a number of bytes",
+                          OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes"));
+    resident->room = given / sample;
+    if (!resident->crops && resident->room > resident->set)
+        resident->room = resident->set;
+    if (resident->room == 0)
+        return STATUS_OK;
+    TRY(device_check_room(self->device, resident->room * sample, "the resident samples need",
+                          OPTION_OR_FIELD("lower --resident-device-bytes", "lower resident_device_bytes")));
+    TRY(reserve(self, resident->room * sample, &memory));
+    resident->memory = static_cast<uint8_t *>(memory);
+    resident->there = static_cast<uint8_t *>(calloc(resident->set, 1));
+    self->stats.memory_bytes += resident->set;
+    return ALLOCATED(resident->there, "out of memory for a list of %u samples", resident->set);
+}
+
+/* Enqueues the copies of the samples of a batch that are resident. `places`: set_stream_places(). */
+static enum status gather(struct device_stream *self, struct device_slot *slot, const uint64_t *places,
+                          uint32_t samples)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; places && !self->resident.crops && i < samples; i++)
+        if (places[i] != SET_STREAM_LOADED)
+            slot->moves[count++] = {places[i], i};
+    if (count == 0)
+        return STATUS_OK;
+    CUDA_TRY(cudaMemcpyAsync(slot->device_moves, slot->moves, count * sizeof *slot->moves,
+                             cudaMemcpyHostToDevice, self->copies));
+    return fit_move_launch(slot->device_moves, count, self->request.sample_bytes, self->resident.memory,
+                           slot->values, self->copies);
+}
+
+/* Returns whether a sample of a batch can become resident. */
+static bool is_new(const struct device_stream *self, const struct stream_batch *batch, const uint64_t *places,
+                   uint32_t i)
+{
+    const struct resident *resident = &self->resident;
+    return i < batch->samples.count && places[i] == SET_STREAM_LOADED && batch->labels[i] != STREAM_MASKED &&
+           !resident->there[batch->numbers[i] % resident->set];
+}
+
+/* Enqueues that samples of a batch become resident, as many as there is room for. The host stream delivers
+ * them no more once their copies are enqueued; a sample whose copy fails is delivered as before. */
+static enum status keep_samples(struct device_stream *self, const struct device_slot *slot,
+                                const struct stream_batch *batch, const uint64_t *places)
+{
+    struct resident *resident = &self->resident;
+    const size_t bytes = self->request.sample_bytes;
+    if (!places || resident->crops)
+        return STATUS_OK;
+    for (uint32_t i = 0; i < batch->samples.count && resident->used < resident->room; i++) {
+        uint32_t end = i;
+        while (resident->used + (end - i) < resident->room && is_new(self, batch, places, end))
+            resident->there[batch->numbers[end++] % resident->set] = 1;
+        if (end == i)
+            continue;
+        CUDA_TRY(cudaMemcpyAsync(resident->memory + resident->used * bytes, slot->values + i * bytes,
+                                 (end - i) * bytes, cudaMemcpyDeviceToDevice, self->copies));
+        for (; i < end; i++, resident->count++)
+            set_stream_keep(self->host, batch, i, resident->used++, nullptr);
+    }
+    return STATUS_OK;
+}
+
 /* ---- Decoding ---- */
 
 static bool decodes(const struct device_stream *self)
 {
     return self->request.decoder && self->request.decoder->kind != DECODER_CPU;
+}
+
+/* Returns whether the host stream hands on files. */
+static bool fits(const struct device_stream *self)
+{
+    return decodes(self) || self->resident.crops;
 }
 
 static uint64_t pixel_bytes(const struct set_stream_file *file)
@@ -221,7 +338,8 @@ static uint64_t pixel_bytes(const struct set_stream_file *file)
 }
 
 /* Returns how many of the files, at least one and at most `most`, become a chunk. Sets `*bytes` to the size
- * of their pixels. */
+ * of their pixels. Those of resident images count as if they were copied, so that chunks do not depend on
+ * which images are resident. */
 static uint32_t chunk_of(const struct set_stream_file *files, uint32_t count, uint32_t most, uint64_t *bytes)
 {
     uint32_t taken = 1;
@@ -235,8 +353,8 @@ static uint32_t chunk_of(const struct set_stream_file *files, uint32_t count, ui
     return taken;
 }
 
-/* Decodes a chunk of files to an area. The engines do not wait for a CUDA stream, so the host waits until the
- * area is free. */
+/* Decodes those files of a chunk that are not decoded yet to an area. The engines do not wait for a CUDA
+ * stream, so the host waits until the area is free. */
 static enum status decode_chunk(struct device_stream *self, struct area *area,
                                 const struct set_stream_file *files, uint32_t count, uint64_t bytes)
 {
@@ -245,11 +363,16 @@ static enum status decode_chunk(struct device_stream *self, struct area *area,
     TRY(grow_area(self, area, bytes));
     area->batch.count = 0;
     for (uint32_t i = 0; i < count; i++) {
-        image_batch_add(&area->batch, files[i].bytes, files[i].size, area->pixels + at, files[i].shape.width);
+        if (files[i].bytes)
+            image_batch_add(&area->batch, files[i].bytes, files[i].size, area->pixels + at,
+                            files[i].shape.width);
         at += pixel_bytes(&files[i]);
     }
+    if (area->batch.count == 0)
+        return STATUS_OK;
     TRY(image_batch_decode(self->request.decoder, &area->batch, self->decodes));
-    return CUDA_STATUS(cudaEventRecord(area->decoded, self->decodes));
+    CUDA_TRY(cudaEventRecord(area->decoded, self->decodes));
+    return CUDA_STATUS(cudaStreamWaitEvent(self->copies, area->decoded, 0));
 }
 
 static struct fit_entry entry_of(const struct set_stream_file *file, const uint8_t *pixels)
@@ -274,18 +397,53 @@ static enum status break_file(struct device_stream *self, const struct device_sl
     return CUDA_STATUS(cudaMemsetAsync(slot->values + index * bytes, 0, bytes, self->copies));
 }
 
-/* Enqueues the kernel that fits the images of a decoded chunk into their samples. */
+/* Enqueues that an image with these pixels, on the host or the device, becomes resident, if it can and there
+ * is room for it. */
+static enum status keep_image(struct device_stream *self, const struct stream_batch *batch,
+                              const uint64_t *places, const struct set_stream_file *file,
+                              const uint8_t *pixels)
+{
+    struct resident *resident = &self->resident;
+    const uint64_t bytes = pixel_bytes(file);
+    if (!resident->crops || resident->room == 0 || !is_new(self, batch, places, file->index))
+        return STATUS_OK;
+    if (bytes > resident->room - resident->used) {
+        set_stream_keep_no_more(self->host);
+        return STATUS_OK;
+    }
+    CUDA_TRY(
+        cudaMemcpyAsync(resident->memory + resident->used, pixels, bytes, cudaMemcpyDefault, self->copies));
+    set_stream_keep(self->host, batch, file->index, resident->used, file);
+    resident->there[batch->numbers[file->index] % resident->set] = 1;
+    resident->used += bytes;
+    resident->count++;
+    return STATUS_OK;
+}
+
+/* Enqueues the kernel that fits the images of a chunk into their samples, after those that are not on the
+ * device yet were copied to it. */
 static enum status fit_chunk(struct device_stream *self, const struct device_slot *slot, struct area *area,
-                             struct stream_batch *batch, const struct set_stream_file *files, uint32_t count)
+                             struct stream_batch *batch, const uint64_t *places,
+                             const struct set_stream_file *files, uint32_t count)
 {
     struct fit fit = {};
     uint64_t at = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (area->batch.broken[i])
-            TRY(break_file(self, slot, batch, files[i].index));
-        else
-            area->entries[fit.count++] = entry_of(&files[i], area->pixels + at);
-        at += pixel_bytes(&files[i]);
+    uint32_t decoded = 0;
+    for (uint32_t i = 0; i < count; at += pixel_bytes(&files[i]), i++) {
+        const struct set_stream_file *file = &files[i];
+        const uint8_t *pixels = area->pixels + at;
+        if (file->bytes && area->batch.broken[decoded++]) {
+            TRY(break_file(self, slot, batch, file->index));
+            continue;
+        }
+        if (file->pixels)
+            CUDA_TRY(cudaMemcpyAsync(area->pixels + at, file->pixels, pixel_bytes(file),
+                                     cudaMemcpyHostToDevice, self->copies));
+        else if (!file->bytes)
+            pixels = self->resident.memory + places[file->index];
+        if (file->bytes || file->pixels)
+            TRY(keep_image(self, batch, places, file, pixels));
+        area->entries[fit.count++] = entry_of(file, pixels);
     }
     fit.entries = area->device_entries;
     fit.res = self->request.res;
@@ -293,24 +451,23 @@ static enum status fit_chunk(struct device_stream *self, const struct device_slo
     fit.tensor = DTYPE_STORED;
     fit.slots = slot->values;
     fit.stride = self->request.sample_bytes;
-    CUDA_TRY(cudaStreamWaitEvent(self->copies, area->decoded, 0));
     CUDA_TRY(cudaMemcpyAsync(area->device_entries, area->entries, fit.count * sizeof *area->entries,
                              cudaMemcpyHostToDevice, self->copies));
     TRY(fit_launch(&fit, self->copies));
     return CUDA_STATUS(cudaEventRecord(area->fitted, self->copies));
 }
 
-/* Decodes the files of a batch of the host stream into a slot. */
+/* Decodes and fits the files of a batch of the host stream into a slot. */
 static enum status decode_files(struct device_stream *self, const struct device_slot *slot,
-                                struct stream_batch *batch, const struct set_stream_file *files,
-                                uint32_t count)
+                                struct stream_batch *batch, const uint64_t *places,
+                                const struct set_stream_file *files, uint32_t count)
 {
     uint64_t bytes;
     for (uint32_t first = 0, chunk; first < count; first += chunk) {
         struct area *area = &self->areas[self->chunks++ % AREAS];
         chunk = chunk_of(files + first, count - first, self->request.chunk, &bytes);
         TRY(decode_chunk(self, area, files + first, chunk, bytes));
-        TRY(fit_chunk(self, slot, area, batch, files + first, chunk));
+        TRY(fit_chunk(self, slot, area, batch, places, files + first, chunk));
     }
     return STATUS_OK;
 }
@@ -365,20 +522,22 @@ static enum status check_batch(const struct device_stream *self, const struct ba
                             samples->count, samples->stride);
 }
 
-/* Enqueues the copies of the samples that the host has decoded: all but those of `files`, which are in the
- * order of their indices. */
+/* Enqueues the copies of the samples that the host has decoded: all but those that are resident, and those of
+ * `files`, which are in the order of their indices. */
 static enum status copy_samples(struct device_stream *self, struct device_slot *slot,
-                                const struct batch *samples, const struct set_stream_file *files,
-                                uint32_t count)
+                                const struct batch *samples, const uint64_t *places,
+                                const struct set_stream_file *files, uint32_t count)
 {
     const uint8_t *values = static_cast<const uint8_t *>(samples->values);
-    uint32_t first = 0;
-    for (uint32_t i = 0; i <= count; i++) {
-        const uint32_t end = i < count ? files[i].index : samples->count;
-        if (end > first)
+    for (uint32_t i = 0, first = 0, file = 0; i <= samples->count; i++) {
+        const bool handed_on = file < count && files[file].index == i;
+        file += handed_on;
+        if (i < samples->count && !handed_on && (!places || places[i] == SET_STREAM_LOADED))
+            continue;
+        if (i > first)
             CUDA_TRY(cudaMemcpyAsync(slot->values + first * samples->stride, values + first * samples->stride,
-                                     (end - first) * samples->stride, cudaMemcpyHostToDevice, self->copies));
-        first = end + 1;
+                                     (i - first) * samples->stride, cudaMemcpyHostToDevice, self->copies));
+        first = i + 1;
     }
     return STATUS_OK;
 }
@@ -392,14 +551,17 @@ static enum status enqueue(struct device_stream *self, struct device_slot *slot,
     uint32_t count = 0;
     RANGE(COPY);
     TRY(check_batch(self, samples));
-    if (decodes(self))
+    if (fits(self))
         files = set_stream_files(self->host, batch, &count);
+    const uint64_t *places = self->request.resident_bytes ? set_stream_places(self->host, batch) : nullptr;
     /* The arrays of the slot may still be copied if its latest batch was discarded. */
     CUDA_TRY(cudaEventSynchronize(slot->ready));
     if (slot->waits)
         CUDA_TRY(cudaStreamWaitEvent(self->copies, slot->done, 0));
-    TRY(copy_samples(self, slot, samples, files, count));
-    TRY(decode_files(self, slot, batch, files, count));
+    TRY(copy_samples(self, slot, samples, places, files, count));
+    TRY(decode_files(self, slot, batch, places, files, count));
+    TRY(gather(self, slot, places, samples->count));
+    TRY(keep_samples(self, slot, batch, places));
     TRY(describe(self, slot, batch));
     CUDA_TRY(cudaEventRecord(slot->ready, self->copies));
     return CUDA_STATUS(cudaEventRecord(host->copied, self->copies));
@@ -473,6 +635,7 @@ static void fill(struct device_stream *self, struct device_slot *slot)
     const enum status status = transfer(self, slot, &decode_s);
     pthread_mutex_lock(&self->lock);
     self->stats.decode_s += decodes(self) ? decode_s : 0;
+    self->stats.resident_device = self->resident.count;
     slot->state = status == STATUS_OK ? SLOT_READY : SLOT_FREE;
     if (status == STATUS_OK)
         self->queue[(self->first + self->ready++) % self->slot_count] = slot;
@@ -740,6 +903,7 @@ static void device_stream_stats(struct stream *stream, struct stream_stats *stat
     stats->decode_s += self->stats.decode_s;
     stats->ready = self->calls ? (double)self->ready_sum / (double)self->calls : 0;
     stats->memory_bytes += self->stats.memory_bytes + self->device_bytes;
+    stats->resident_device = self->stats.resident_device;
     pthread_mutex_unlock(&self->lock);
 }
 
@@ -782,6 +946,8 @@ static void device_stream_close(struct stream *stream)
         close_area(&area);
     for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
         close_slot(&self->slots[i]);
+    (void)cudaFree(self->resident.memory);
+    free(self->resident.there);
     destroy(self->copies, self->decodes, self->order);
     pthread_cond_destroy(&self->done);
     pthread_cond_destroy(&self->work);
@@ -830,7 +996,9 @@ static enum status open_all(struct device_stream *self)
         TRY(open_slot(self, &self->slots[i]));
     for (struct host_batch &host : self->hosts)
         TRY(open_event(&host.copied));
-    for (uint32_t i = 0; decodes(self) && i < AREAS; i++)
+    if (self->request.resident_bytes)
+        TRY(open_resident(self));
+    for (uint32_t i = 0; fits(self) && i < AREAS; i++)
         TRY(open_area(self, &self->areas[i]));
     return STATUS_OK;
 }

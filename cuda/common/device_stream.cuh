@@ -13,7 +13,10 @@
  * nvJPEG's engines do not wait for the CUDA stream of a call. They write only to scratch memory, and the
  * thread waits on the host until the kernel that read this memory has finished. Two scratch areas alternate,
  * so the engines decode one chunk while the kernel reads the other. The parts of a batch that become a chunk
- * depend only on the files of the batch. */
+ * depend only on the files of the batch.
+ *
+ * Samples can stay in device memory (`resident_bytes`): those that are delivered first, as many as fit. The
+ * host stream then delivers later batches without them, and a kernel copies them from this memory. */
 #ifndef FDSL_CUDA_COMMON_DEVICE_STREAM_CUH
 #define FDSL_CUDA_COMMON_DEVICE_STREAM_CUH
 
@@ -39,6 +42,10 @@ struct device_stream_request {
     bool by_epoch;       /* stream_plan.by_epoch of the host stream */
     uint32_t ahead;      /* number of batches that are prepared on the device, at least 1 */
     uint32_t held;       /* number of batches that the consumer holds at a time, at least 1 */
+
+    /* Device memory in which samples stay, in the form that they have in a batch; UINT64_MAX: all. 0: none.
+     * Otherwise the host stream must be of set_stream_open(), with the same `device_bytes`. Does not change the batches. */
+    uint64_t resident_bytes;
 };
 
 /* Opens a stream on the current device. Takes over `host`, which is closed with the new stream, and also
@@ -46,7 +53,8 @@ struct device_stream_request {
  * Batches continue at host->at. `samples.values` and `samples.labels` of a batch are in device memory.
  * stream_release() accepts an event of the same device. A file that nvJPEG refuses is a broken sample
  * (set_stream_break()). Its values are zero. stream_close() waits until the work of the stream is complete.
- * STATUS_EXHAUSTED if memory or threads run out. */
+ * STATUS_EXHAUSTED if memory or threads run out, STATUS_TOO_LARGE if the resident samples need more device
+ * memory than is free. */
 enum status device_stream_open(struct stream *host, const struct device_stream_request *request,
                                struct stream **stream);
 

@@ -192,3 +192,46 @@ enum status fit_launch(const struct fit *fit, cudaStream_t stream)
     CUDA_TRY_LAUNCH("fit_kernel");
     return STATUS_OK;
 }
+
+/* ---- Samples in their final form ---- */
+
+#define BLOCK_WORDS (4 * BLOCK_THREADS) /* words that a block copies */
+
+/* Each block copies BLOCK_WORDS words of one sample, or the rest of it. */
+template <class T>
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    move_kernel(const struct fit_move *moves, uint64_t words, uint32_t blocks, const T *from, T *to)
+{
+    const uint32_t sample = blockIdx.x / blocks;
+    const struct fit_move move = moves[sample];
+    const uint64_t first = static_cast<uint64_t>(blockIdx.x - sample * blocks) * BLOCK_WORDS + threadIdx.x;
+    from += move.from * words;
+    to += move.to * words;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK_WORDS; i += BLOCK_THREADS)
+        if (first + i < words)
+            to[first + i] = from[first + i];
+}
+
+template <class T>
+static enum status launch_move(const struct fit_move *moves, uint32_t count, size_t bytes, const void *from,
+                               void *to, cudaStream_t stream)
+{
+    const uint64_t words = bytes / sizeof(T), blocks = (words + BLOCK_WORDS - 1) / BLOCK_WORDS;
+    if (blocks * count > INT32_MAX)
+        return status_set(STATUS_USAGE, "%u samples of %zu bytes are too many for one kernel launch; %s",
+                          count, bytes, OPTION_OR_FIELD("lower --batch", "lower batch_size"));
+    move_kernel<T><<<static_cast<uint32_t>(blocks * count), BLOCK_THREADS, 0, stream>>>(
+        moves, words, static_cast<uint32_t>(blocks), static_cast<const T *>(from), static_cast<T *>(to));
+    return CUDA_LAUNCHED("move_kernel");
+}
+
+enum status fit_move_launch(const struct fit_move *moves, uint32_t count, size_t bytes, const void *from,
+                            void *to, cudaStream_t stream)
+{
+    if (count == 0)
+        return STATUS_OK;
+    return bytes % sizeof(uint4) == 0      ? launch_move<uint4>(moves, count, bytes, from, to, stream)
+           : bytes % sizeof(uint32_t) == 0 ? launch_move<uint32_t>(moves, count, bytes, from, to, stream)
+                                           : launch_move<uint8_t>(moves, count, bytes, from, to, stream);
+}

@@ -38,4 +38,15 @@ struct fit {
  * PICTURE_SCALE_MAX (data/image.h) times as wide and as high as the output. STATUS_FAILED on CUDA errors. */
 enum status fit_launch(const struct fit *fit, cudaStream_t stream);
 
+/* A sample that is in device memory in its final form. */
+struct fit_move {
+    uint64_t from, to; /* its numbers in both arrays */
+};
+
+/* Launches a kernel that copies `count` samples of `bytes` bytes each from one array to another, which do not
+ * overlap. All pointers are device pointers, the arrays as cudaMalloc() aligns them. Launches nothing if
+ * `count` is 0. STATUS_FAILED on CUDA errors. */
+enum status fit_move_launch(const struct fit_move *moves, uint32_t count, size_t bytes, const void *from,
+                            void *to, cudaStream_t stream);
+
 #endif

@@ -262,6 +262,8 @@ enum status image_batch_decode(struct image_decoder *decoder, struct image_batch
     int code = decode(decoder, batch, 0, batch->count, stream);
     TRY(check_cause(code));
     for (uint32_t i = 0; code != NVJPEG_STATUS_SUCCESS && i < batch->count; i++) {
+        /* The state is in use: the GPU may not have fetched what the CPU has decoded for the latest call. */
+        CUDA_TRY(cudaStreamSynchronize(stream));
         int own = decode(decoder, batch, i, 1, stream);
         TRY(check_cause(own));
         batch->broken[i] = own != NVJPEG_STATUS_SUCCESS;

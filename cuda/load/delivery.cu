@@ -18,19 +18,6 @@
 #include "machine/device.h"
 #include "machine/nvml.h"
 
-/* ---- Device memory ---- */
-
-enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy)
-{
-    size_t free_bytes, total_bytes;
-    CUDA_TRY(cudaSetDevice(device));
-    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
-    if (bytes <= free_bytes)
-        return STATUS_OK;
-    return status_set(STATUS_TOO_LARGE, "%s %.2f GB of device memory, but %.2f GB are free; %s", what,
-                      1e-9 * (double)bytes, 1e-9 * (double)free_bytes, remedy);
-}
-
 /* Copies pageable host memory to the current device and waits until all bytes have arrived. cudaMemcpy()
  * alone may return while the last bytes are in flight. Non-blocking streams do not wait for these bytes. */
 static enum status device_put(void *to, const void *from, uint64_t bytes)

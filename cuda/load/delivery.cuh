@@ -242,8 +242,4 @@ enum status queue_lose(struct output_queue *queue, uint32_t sample, enum status 
  * plus bytes written. */
 enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s);
 
-/* Makes the device current. Returns STATUS_TOO_LARGE if it has less than `bytes` bytes of free memory. The
- * message begins with `what` ("the batches need"), gives both sizes, and ends with `remedy`. */
-enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy);
-
 #endif

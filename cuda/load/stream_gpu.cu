@@ -37,6 +37,7 @@ static enum status open_streams(struct stream_run *run)
     from->device_share = std::isnan(wanted) ? set_stream_share(gpu->decoder.kind) : wanted;
     from->fit.unscaled = from->device_share > 0; /* as in the stream, for the reference */
     from->held = DEVICE_STREAM_HELD;
+    from->device_bytes = run->load->given->resident_device_bytes;
     from->allocate = device_stream_pin;
     from->deallocate = device_stream_unpin;
     TRY(set_stream_open(from, &host));
@@ -48,6 +49,7 @@ static enum status open_streams(struct stream_run *run)
     request.sample_bytes = run->sample_bytes;
     request.ahead = from->ahead;
     request.held = 1;
+    request.resident_bytes = from->device_bytes;
     return device_stream_open(host, &request, &run->stream);
 }
 
@@ -86,6 +88,7 @@ static enum status stream_gpu_setup(const struct resources *resources, const voi
     CUDA_TRY(cudaSetDevice(gpu->device));
     TRY(image_decoder_open(&gpu->decoder, decodes ? (enum decoder)load->given->decoder : DECODER_CPU));
     TRY(check_share(load, &gpu->decoder));
+    load->control->resident_share = 0;
     gpu->run.tolerance = image_decoder_tolerance(gpu->decoder.kind);
     return stream_run_open(&gpu->run, load, resources->threads);
 }
@@ -108,7 +111,10 @@ static enum status stream_gpu_fetch(void *state, void *result_)
     char pci_bus_id[32];
     TRY(stream_run_fetch(state, result));
     result->memory_bytes += gpu->decoder.bytes;
-    result->moved_bytes = result->checksum.count * gpu->run.sample_bytes;
+    const uint64_t bytes = result->checksum.count * gpu->run.sample_bytes;
+    const double share = gpu->run.load->control->resident_share;
+    result->moved_bytes = share < 1 ? (uint64_t)((1 - share) * (double)bytes) : 2 * bytes;
+    result->useful_bytes += (double)(result->resident_device * gpu->run.sample_bytes);
     if (!gpu->run.load->given->decode)
         return STATUS_OK;
     result->decoder = decoder_names[gpu->decoder.kind];
@@ -117,10 +123,14 @@ static enum status stream_gpu_fetch(void *state, void *result_)
     return STATUS_OK;
 }
 
-/* Implements traits->copy(): the rate of copies from pinned memory to the device. */
+/* Implements traits->copy(): the rate of copies from pinned memory to the device; within the device, of bytes
+ * read plus bytes written, if all samples are resident. */
 static enum status stream_gpu_copy(void *state, double *bytes_per_s)
 {
-    return device_copy_rate(of(state)->device, COPY_BYTES, cudaMemcpyHostToDevice, bytes_per_s);
+    const struct stream_gpu *gpu = of(state);
+    return gpu->run.load->control->resident_share < 1
+               ? device_copy_rate(gpu->device, COPY_BYTES, cudaMemcpyHostToDevice, bytes_per_s)
+               : device_copy_rate(gpu->device, 16 * COPY_BYTES, cudaMemcpyDeviceToDevice, bytes_per_s);
 }
 
 static const struct load_traits traits = {.shards = true,

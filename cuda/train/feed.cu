@@ -79,7 +79,8 @@ static enum status open_loading(struct device_feed *feed, const struct resources
                                                   .sample_bytes = data->sample_bytes,
                                                   .by_epoch = train->shares != nullptr,
                                                   .ahead = FEED_AHEAD,
-                                                  .held = 1};
+                                                  .held = 1,
+                                                  .resident_bytes = data->resident_device_bytes};
     CUDA_TRY(cudaEventCreateWithFlags(&feed->taken, cudaEventDisableTiming));
     return device_stream_open(feed->loading.stream, &request, &feed->loading.stream);
 }

@@ -118,7 +118,8 @@ class StreamConfigStruct(ctypes.Structure):
         ("out_res", c_uint32), ("fit", c_char_p), ("flip", c_int), ("channels", c_uint32), ("layout", c_char_p),
         ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
-        ("resident_bytes", c_uint64), ("on_error", c_char_p), ("device", c_int), ("decoder", c_char_p), ("device_share", c_double),
+        ("resident_bytes", c_uint64), ("resident_device_bytes", c_uint64), ("on_error", c_char_p), ("device", c_int),
+        ("decoder", c_char_p), ("device_share", c_double),
         ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
         ("mixup", c_double), ("cutmix", c_double), ("classes", c_uint32),
         ("resident", c_int), ("wait_s", c_double),
@@ -170,7 +171,7 @@ class StatsStruct(ctypes.Structure):
         ("size", c_size_t), ("batches", c_uint64), ("samples", c_uint64), ("masked", c_uint64), ("bytes", c_uint64),
         ("wait_s", c_double), ("read_s", c_double), ("decode_s", c_double), ("ready", c_double),
         ("memory_bytes", c_uint64), ("shard_bytes", c_uint64),
-        ("resident_samples", c_uint64),
+        ("resident_samples", c_uint64), ("resident_device_samples", c_uint64),
     ]  # fmt: skip
 
 

@@ -583,10 +583,13 @@ class Loader:
     resident_bytes    host memory of this rank that keeps the files of the first samples, as many as fit, after they were
                       read, such as 10**10 or "200G"; the rest is read in each epoch. "all": all files; None: none. The
                       batches stay the same
+    resident_device_bytes
+                      the same for memory of the CUDA device, which keeps decoded images; those of random crops are whole, and
+                      need a number of bytes. Not with RandAugment, which CPU threads apply
     resident          rows on a device: copy them to its memory once, as many as fit
 
-    decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, resident_bytes and on_error are for fdsl.Folder and
-    fdsl.Shards. fdsl.Images and fdsl.Embeddings take none of them: an epoch of theirs is a permutation of all samples.
+    decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, resident_bytes, resident_device_bytes and
+    on_error are for fdsl.Folder and fdsl.Shards. fdsl.Images and fdsl.Embeddings take none of them: an epoch of theirs is a permutation of all samples.
     fdsl.Images has its own format, and does not take dtype either. An item of fdsl.Embeddings is a pair of the rows, of
     shape (count, width), and their labels, or None if they have none.
 
@@ -636,6 +639,7 @@ class Loader:
         layout: Optional[str] = None,
         on_error: str = "fail",
         resident_bytes: Union[None, int, str] = None,
+        resident_device_bytes: Union[None, int, str] = None,
         resident: bool = False,
     ) -> None:
         if not isinstance(source, _Source):
@@ -658,6 +662,8 @@ class Loader:
         c.prefetch, c.held, c.wait_s = integer("prefetch", prefetch, 1, 1024), _HELD, _WAIT_S
         c.on_error = _text("on_error", on_error)
         c.resident_bytes = _U64 if resident_bytes == "all" else _bytes("resident_bytes", resident_bytes)
+        kept = resident_device_bytes
+        c.resident_device_bytes = _U64 if kept == "all" else _bytes("resident_device_bytes", kept)
         c.resident = flag("resident", resident)
         source._set_format(c, transforms, dtype, channels, layout)
         self.source = source
@@ -668,7 +674,7 @@ class Loader:
             "shuffle_buffer": c.shuffle_buffer, "lanes": c.lanes, "drop_last": drop_last, "num_threads": num_threads,
             "prefetch": c.prefetch, "transforms": transforms, "dtype": None if dtype is None else _NAMES[_dtype(dtype)],
             "channels": channels, "layout": layout, "on_error": on_error,
-            "resident_bytes": resident_bytes, "resident": resident,
+            "resident_bytes": resident_bytes, "resident_device_bytes": resident_device_bytes, "resident": resident,
         }  # fmt: skip
         self._stream = _Stream(source, c)
         _warn()
@@ -717,7 +723,7 @@ class Loader:
         """Returns counts since the loader was opened: batches, samples, masked (delivered), bytes (read), wait_s (time that
         the caller waited), read_s and decode_s (sums over all threads), ready (mean number of complete batches when one
         was requested), memory_bytes, shard_bytes (shards of a URL in memory), resident_samples (samples whose files stay in
-        memory once they were read)."""
+        memory once they were read), resident_device_samples (samples in device memory)."""
         stats = StatsStruct(ctypes.sizeof(StatsStruct))
         self._stream.call(lib.fdsl_stream_stats, stats)
         return {field[0]: getattr(stats, field[0]) for field in stats._fields_[1:]}

@@ -115,6 +115,24 @@ def test_decoders_differ_by_no_more_than_their_bound(photos: pathlib.Path, decod
         assert most <= BOUNDS.get(decoder, 3)
 
 
+@pytest.mark.parametrize("crop", [CROP, SCALED, fdsl.Resize(20)])
+def test_samples_on_the_gpu_do_not_change_the_batches(digits: pathlib.Path, crop: Any) -> None:
+    words: dict[str, Any] = {**SMALL, "device": 0, "decoder": "cpu", "transforms": crop}
+    words["dtype"] = "float16" if crop == SCALED else "uint8"
+    with fdsl.Loader(fdsl.Folder(digits / "f"), 16, **words) as first:
+        wanted = [batches_of(first) for _ in range(3)]
+        read = first.stats()["bytes"]
+    kept = []
+    for size in (1, "40K", "4M"):
+        with fdsl.Loader(fdsl.Folder(digits / "f"), 16, resident_device_bytes=size, **words) as loader:
+            assert all(same(batches_of(loader), batches) for batches in wanted)
+            stats = loader.stats()
+            kept.append(stats["resident_device_samples"])
+            assert stats["bytes"] < read or size == 1
+            assert f"resident_device_bytes={size!r}" in repr(loader)
+    assert kept[0] == 0 < kept[1] < kept[2] == DIGITS
+
+
 def test_randaugment_is_that_of_the_cpu(photos: pathlib.Path) -> None:
     words: dict[str, Any] = {**SMALL, "transforms": [SCALED, fdsl.RandAugment(2, 20)], "dtype": "float16"}
     source = fdsl.Folder(photos / "f")
@@ -284,6 +302,9 @@ def test_wrong_arguments(digits: pathlib.Path) -> None:
         ({"decoder": "hardware", "transforms": fdsl.CenterCrop(20)}, ValueError, "decoder: "),
         ({"device_share": 1.5}, ValueError, "device_share: 1.5 is out of range"),
         ({"decoder": "cpu", "device_share": 0.5}, ValueError, "device_share: "),
+        ({"resident_device_bytes": "all"}, ValueError, "resident_device_bytes: the sizes of decoded images are not known"),
+        ({"resident_device_bytes": 1 << 50}, ValueError, "lower resident_device_bytes"),
+        ({"resident_device_bytes": 1, "transforms": [CROP, fdsl.RandAugment()]}, ValueError, "resident_device_bytes: it keeps"),
     ):
         with pytest.raises(kind, match=text):
             fdsl.Loader(source, 16, **{"device": 0, "transforms": CROP, **words})

@@ -590,6 +590,8 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"resident_bytes": 0}, ValueError, "resident_bytes: 0 is out of range"),
         ({"resident_bytes": "most"}, ValueError, "resident_bytes: 'most' is not a number of bytes"),
         ({"resident_bytes": 0.5}, TypeError, "resident_bytes: "),
+        ({"resident_device_bytes": 1}, ValueError, "resident_device_bytes: it has an effect only on a CUDA device"),
+        ({"resident_device_bytes": 0}, ValueError, "resident_device_bytes: 0 is out of range"),
         ({"transforms": 224}, TypeError, "transforms: "),
         ({"transforms": [CROP, CROP]}, ValueError, "transforms: give one size or crop"),
         ({"transforms": [fdsl.RandAugment(), CROP]}, ValueError, "transforms: give one size or crop"),

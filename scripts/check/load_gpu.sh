@@ -142,6 +142,10 @@ check_streams() { # the variant stream-gpu: compares every value with a decoding
         done
         check "stream-gpu: $threads threads, files in memory" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 33 \
             --threads $threads --resident-bytes all --batch 31 --epochs 3
+        for bytes in 1 4K 60K 1G; do
+            check "stream-gpu: $threads threads, $bytes of samples on the GPU" "$bench" "${options[@]}" --data "$dir/odd-shards" \
+                --threads $threads --resident-device-bytes $bytes --batch 31 --epochs 3
+        done
         alone check "stream-gpu: $threads threads, while a training step runs" "$bench" "${options[@]}" --data "$dir/odd-shards" \
             --threads $threads --batch 31 --epochs 3 --compute 1
     done
@@ -153,9 +157,14 @@ check_streams() { # the variant stream-gpu: compares every value with a decoding
                 "${turn[@]}" check "stream-gpu: $decoder: $fit to $res" "$bench" "${options[@]}" --data "$dir/mixed-shards" \
                     --decoder "$decoder" --fit $fit --out-res $res --threads 3 --batch 31 --epochs 2
             done
+            for bytes in 1 300K 200M; do
+                "${turn[@]}" check "stream-gpu: $decoder: $fit, $bytes of images on the GPU" "$bench" "${options[@]}" \
+                    --data "$dir/mixed-shards" --decoder "$decoder" --fit $fit --out-res 33 --threads 3 --batch 31 --epochs 3 \
+                    --resident-device-bytes $bytes
+            done
         done
         "${turn[@]}" check "stream-gpu: $decoder: gray, broken images masked" "$bench" "${options[@]}" --data "$dir/torn-shards" \
-            --decoder "$decoder" --out-res 33 --channels 1 --on-error mask --threads 3
+            --decoder "$decoder" --out-res 33 --channels 1 --on-error mask --threads 3 --epochs 2 --resident-device-bytes 1G
         "${turn[@]}" check "stream-gpu: $decoder: a broken image ends the run" fails_with 1 'torn-shards/' "$bench" "${options[@]}" \
             --data "$dir/torn-shards" --decoder "$decoder" --out-res 33
         alone check "stream-gpu: $decoder: while a training step runs" "$bench" "${options[@]}" --data "$dir/mixed-shards" \
@@ -164,6 +173,8 @@ check_streams() { # the variant stream-gpu: compares every value with a decoding
             --data "$dir/mixed-shards" --decoder "$decoder" --device-share 1 --out-res 65 --batch 7 --threads 2
     done
     check 'stream-gpu: images of their own size' "$bench" "${options[@]}" --data "$dir/photos-shards" --decode --batch 100 --threads 3
+    check 'stream-gpu: more samples on the GPU than it has memory' fails_with 2 'lower --resident-device-bytes' "$bench" "${options[@]}" \
+        --data "$dir/mixed-shards" --fit random-resized-crop --out-res 33 --resident-device-bytes 900G
     check 'stream-gpu: a share without a decoder' fails_with 2 'device-share' "$bench" "${options[@]}" --data "$dir/mixed-shards" \
         --decoder cpu --device-share 0.5 --out-res 33
     check 'stream-gpu: a shard disappears' breaks stream-gpu any rm
@@ -235,7 +246,7 @@ if ((sanitize)); then
         done
         if grep -q '^load,stream-gpu,[^,]*,yes' <<<"$list"; then
             alone check "$tool: stream-gpu" "${runner[@]}" "$bench" --variant stream-gpu "${quick[@]}" --data "$dir/mixed-shards" \
-                --decoder cpu --out-res 65 --batch 31 --epochs 2 --threads 2
+                --decoder cpu --out-res 65 --batch 31 --epochs 2 --threads 2 --resident-device-bytes 300K
         fi
         check "$tool: a step of a given length" "${runner[@]}" "$product"
     done

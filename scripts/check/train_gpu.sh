@@ -426,6 +426,9 @@ same_order() { # the same weights for 1 and 5 threads, and for class folders and
     "${loading[@]}" $(loads shards) "${crop[@]}" --threads 1 --prefetch 1 --export "$name-1" &&
         "${loading[@]}" $(loads shards) "${crop[@]}" --threads 5 --prefetch 3 --resident-bytes 1M --export "$name-5" &&
         "${loading[@]}" $(loads photos) "${crop[@]}" --threads 3 --resident-bytes all --export "$name-photos" &&
+        "${loading[@]}" $(loads shards) "${crop[@]}" --threads 4 --resident-device-bytes 1M --export "$name-1M" &&
+        "${loading[@]}" $(loads photos) "${crop[@]}" --threads 2 --resident-device-bytes 1G --export "$name-1G" &&
+        cmp <(weights "$name-1") <(weights "$name-1M") && cmp <(weights "$name-1") <(weights "$name-1G") &&
         cmp <(weights "$name-1") <(weights "$name-5") && cmp <(weights "$name-1") <(weights "$name-photos") &&
         (($(weights "$name-1" | wc -c) > 1000))
 }
@@ -436,7 +439,7 @@ decodes_alike() { # decoder, share: the same weights and losses in every run and
     local run=("${loading[@]}" $(loads shards "$1") --device-share "$2" --out-res "$res" --fit random-resized-crop --epochs 2)
     "${run[@]}" --threads 1 --export "$name-1" --out "$name-1.csv" &&
         "${run[@]}" --threads 4 --export "$name-4" --out "$name-4.csv" &&
-        "${run[@]}" --threads 4 --export "$name-again" --prefetch 5 --resident-bytes all &&
+        "${run[@]}" --threads 4 --export "$name-again" --prefetch 5 --resident-bytes all --resident-device-bytes 2M &&
         cmp <(weights "$name-1") <(weights "$name-4") && cmp <(weights "$name-1") <(weights "$name-again") &&
         (($(weights "$name-1" | wc -c) > 1000)) &&
         diff <(columns "$name-1.csv" "$losses") <(columns "$name-4.csv" "$losses") &&
@@ -448,7 +451,7 @@ decodes_alike() { # decoder, share: the same weights and losses in every run and
 }
 decodes_and_resumes() { # decoder: kills runs within an epoch
     # shellcheck disable=SC2207  # several words on purpose
-    within=($(loads shards "$1") --out-res "$res" --fit random-resized-crop --batch 1)
+    within=($(loads shards "$1") --out-res "$res" --fit random-resized-crop --batch 1 --resident-device-bytes 1M)
     killed_within_an_epoch "$engine-load-$1" "train-$engine" "$small" --mixup 0.8
 }
 decodes_broken() { # decoder: three truncated files are masked; with other decoders, a checkpoint is refused

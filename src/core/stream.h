@@ -78,6 +78,7 @@ struct stream_stats {
     uint64_t memory_bytes;             /* allocated for batches and by threads */
     uint64_t shard_bytes;              /* size of the shards at a URL that are held in memory now */
     uint64_t resident;                 /* samples whose files stay in memory after they were read */
+    uint64_t resident_device;          /* samples that are in device memory now */
 };
 
 /* Mixes the bits of a word. Words that differ give different hashes. */

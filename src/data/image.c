@@ -682,6 +682,43 @@ enum status image_fit_other(const struct image_fit *fit, const char *extension, 
     return fit_member(fit, extension, data, size, 0, sample, true, scratch, image, is_image, same);
 }
 
+/* ---- Images that a device fits ---- */
+
+bool image_fit_whole(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                     struct image_scratch *scratch, struct jpeg_shape *shape, struct image *image)
+{
+    const bool jpeg = fit->raw.channels == 0 && image_format(extension, data, size) == IMAGE_JPEG;
+    bool is_image = true;
+    if (jpeg && begin_jpeg(scratch, data, size, shape) != STATUS_OK)
+        return false;
+    if (!jpeg &&
+        (decode_member(fit, extension, data, size, scratch, image, &is_image) != STATUS_OK || !is_image ||
+         image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3)))
+        return false;
+    if (!jpeg)
+        *shape = (struct jpeg_shape){image->width, image->height, image->channels, 1, false};
+    const uint32_t least = shape->width < shape->height ? shape->width : shape->height;
+    const uint32_t most = shape->width > shape->height ? shape->width : shape->height;
+    if (least < 1 || most > PICTURE_SIDE_MAX || most > (uint64_t)PICTURE_SCALE_MAX * fit->res ||
+        (uint64_t)shape->width * shape->height > PICTURE_PIXELS_MAX ||
+        (jpeg && !fit->unscaled && least > 2 * fit->res)) /* window_of() */
+        return false;
+    return !jpeg || decode_begun(shape, JPEG_RGB, scratch, image) == STATUS_OK;
+}
+
+void image_store_rgb(const struct image *image, uint8_t *to)
+{
+    const size_t pixels = (size_t)image->width * image->height;
+    const size_t step = image->interleaved ? image->channels : 1;
+    const size_t plane = image->channels == 1 ? 0 : image->interleaved ? 1 : pixels;
+    if (image->interleaved && image->channels == 3)
+        memcpy(to, image->pixels, 3 * pixels);
+    else
+        for (size_t i = 0; i < pixels; i++)
+            for (size_t c = 0; c < 3; c++)
+                to[3 * i + c] = image->pixels[i * step + c * plane];
+}
+
 /* ---- JPEG files that a device decodes ---- */
 
 const char *const decoder_names[] = {"auto", "hardware", "hybrid", "cpu", NULL};

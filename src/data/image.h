@@ -162,6 +162,17 @@ enum status image_fit(const struct image_fit *fit, const char *extension, const 
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);
 
+/* Decodes a whole image, as it is stored, for image_fit_part() and a kernel that cuts out and resizes parts:
+ * their result is that of image_fit(), with any random part. Sets `*shape`, and `*image` to bytes in
+ * `scratch` or in `data`. Returns false if the image is broken, if image_fit() would decode a part of it at a
+ * smaller size, or if it is too large for the kernel; image_fit() then has to fit it. */
+bool image_fit_whole(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                     struct image_scratch *scratch, struct jpeg_shape *shape, struct image *image);
+
+/* Copies the pixels of an image of bytes with one or three channels and a depth of 1 to `to`, as RGB,
+ * interleaved: 3 * width * height bytes. Gray is repeated. */
+void image_store_rgb(const struct image *image, uint8_t *to);
+
 /* Does the same as image_fit() with fit->res > 0, except for a member whose upright image already has the
  * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. Not for
  * FIT_CENTRE. */

@@ -128,11 +128,12 @@ static enum status grow_files(struct set_stream *self, struct slot *slot, size_t
 
 /* Returns the size of the file that a thread hands on or decodes for a number of the plan, if it may be a
  * JPEG of the device's share; otherwise NO_FILE. */
-static size_t file_bytes(const struct set_stream_request *request, uint32_t number)
+static size_t file_bytes(const struct set_stream *self, uint32_t number)
 {
+    const struct set_stream_request *request = &self->request;
     const struct dataset *dataset = request->dataset;
     if (request->fit.raw.channels || !set_stream_on_device(number, request->device_share) ||
-        check_number(request, number) != STATUS_OK)
+        check_number(request, number) != STATUS_OK || kept_of(self, number))
         return NO_FILE;
     const struct dataset_sample *sample = sample_of(request, number);
     const struct dataset_member *member = &dataset->members[sample->member + sample->image];
@@ -147,7 +148,7 @@ static enum status place_files(struct set_stream *self, struct slot *slot, uint3
     size_t end = 0;
     slot->file_count = 0;
     for (uint32_t i = 0; slot->files && i < count; i++) {
-        const size_t bytes = file_bytes(&self->request, slot->numbers[i]);
+        const size_t bytes = file_bytes(self, slot->numbers[i]);
         slot->file_at[i] = bytes == NO_FILE ? NO_FILE : end;
         end += bytes == NO_FILE ? 0 : stream_aligned(bytes);
     }
@@ -162,6 +163,8 @@ static void ask_members(const struct set_stream *self, const uint32_t *numbers, 
         const struct dataset_sample *sample = sample_of(request, numbers[i]);
         const struct dataset_member *members = &request->dataset->members[sample->member];
         const uint32_t at = numbers[i] % request->count;
+        if (kept_of(self, numbers[i]))
+            continue;
         if (sample->image < sample->members && !resident_find(&self->resident, at, RESIDENT_IMAGE))
             set_files_ask(self->files, &members[sample->image]);
         if (!request->labels && sample->label < sample->members &&
@@ -180,6 +183,7 @@ static enum status list_samples(struct set_stream *self, struct slot *slot)
         return status_set(STATUS_USAGE, "a step has %u samples, but batches have room for %u", count,
                           plan->capacity);
     TRY(place_files(self, slot, count));
+    atomic_store(&slot->pixels_used, 0);
     slot->own = self->request.own ? self->request.own(plan->context, slot->at.epoch, slot->at.step) : count;
     if (slot->own != count && 2 * (uint64_t)slot->own != count)
         return status_set(STATUS_USAGE, "a step has %u samples, but %u of them are its own", count,
@@ -614,11 +618,15 @@ static void free_slot(const struct set_stream *self, struct slot *slot)
         self->request.deallocate(slot->values);
     if (slot->bytes)
         self->request.deallocate(slot->bytes);
+    if (slot->pixels)
+        self->request.deallocate(slot->pixels);
     free(slot->direct);
     free(slot->files);
     free(slot->file_at);
     free(slot->complete);
     free(slot->partners);
+    free(slot->places);
+    free(slot->edges);
 }
 
 static void free_all(struct set_stream *self)
@@ -633,6 +641,7 @@ static void free_all(struct set_stream *self)
     }
     set_files_close(self->files);
     resident_close(&self->resident);
+    free(self->kept);
     pthread_cond_destroy(&self->done);
     pthread_cond_destroy(&self->work);
     pthread_mutex_destroy(&self->lock);
@@ -704,6 +713,37 @@ enum status set_stream_break(struct stream *stream, struct stream_batch *batch, 
     return STATUS_OK;
 }
 
+/* ---- Samples that the consumer keeps ---- */
+
+const uint64_t *set_stream_places(const struct stream *stream, const struct stream_batch *batch)
+{
+    return ((const struct set_stream *)stream)->slots[batch->slot].places;
+}
+
+void set_stream_keep(struct stream *stream, const struct stream_batch *batch, uint32_t index, uint64_t place,
+                     const struct set_stream_file *file)
+{
+    struct set_stream *self = of(stream);
+    const struct slot *slot = &self->slots[batch->slot];
+    struct kept *kept = &self->kept[slot->numbers[index] % self->request.count];
+    kept->label = slot->labels[index];
+    kept->edges = slot->edges[index];
+    kept->device = set_stream_on_device(slot->numbers[index], self->request.device_share);
+    if (file)
+        kept->shape = file->shape;
+    atomic_store_explicit(&kept->place, place, memory_order_release);
+}
+
+void set_stream_keep_no_more(struct stream *stream)
+{
+    atomic_store(&of(stream)->wants, false);
+}
+
+const struct set_stream_request *set_stream_request_of(const struct stream *stream)
+{
+    return &((const struct set_stream *)stream)->request;
+}
+
 /* ---- Opening ---- */
 
 static enum status check_samples(const struct set_stream_request *request)
@@ -730,6 +770,20 @@ static enum status check_share(const struct set_stream_request *request)
                                                          "cropped to one size");
 }
 
+/* Refuses to keep samples that the threads change in each epoch. */
+static enum status check_kept(const struct set_stream_request *request)
+{
+    const char *why = request->output               ? OPTION_OR_FIELD("--rand-augment", "rand_augment")
+                      : mixing_on(&request->mixing) ? "mixtures in host memory"
+                                                    : NULL;
+    return request->device_bytes == 0 || !why
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "%s keeps images that are the same in each epoch, not those of %s; drop one of them",
+                     OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"), why);
+}
+
 static enum status check_request(const struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
@@ -750,6 +804,7 @@ static enum status check_request(const struct set_stream_request *request)
     if (mixing_on(&request->mixing) &&
         (request->depth != 1 || request->type != DTYPE_U8 || request->device_share > 0))
         return status_set(STATUS_USAGE, "a stream can only mix images of bytes that it decodes itself");
+    TRY(check_kept(request));
     TRY(check_samples(request));
     return stream_check_position(&request->plan, request->begin);
 }
@@ -779,13 +834,14 @@ static enum status allocate_files(struct set_stream *self, struct slot *slot)
 {
     const struct set_stream_request *request = &self->request;
     const uint32_t capacity = request->plan.capacity;
-    if (request->device_share == 0)
+    if (request->device_share == 0 && !self->crops)
         return STATUS_OK;
     slot->files = calloc(capacity, sizeof *slot->files);
     slot->file_at = calloc(capacity, sizeof *slot->file_at);
     TRY(ALLOCATED(slot->files && slot->file_at, "out of memory for the files of a batch"));
     const double mean = request->device_share * (self->image_mean + STREAM_ALIGN / 2) * capacity;
-    TRY(grow_files(self, slot, stream_aligned((size_t)(1.25 * mean) + 1)));
+    if (request->device_share > 0)
+        TRY(grow_files(self, slot, stream_aligned((size_t)(1.25 * mean) + 1)));
     self->stats.memory_bytes += slot->bytes_room + capacity * (sizeof *slot->files + sizeof *slot->file_at);
     return STATUS_OK;
 }
@@ -800,6 +856,41 @@ static enum status allocate_mixing(struct set_stream *self, struct slot *slot)
     slot->partners = malloc(capacity * sizeof *slot->partners);
     self->stats.memory_bytes += capacity * (sizeof *slot->complete + sizeof *slot->partners);
     return ALLOCATED(slot->complete && slot->partners, "out of memory for a batch");
+}
+
+/* Allocates what the threads need for samples that the consumer keeps. */
+static enum status allocate_places(struct set_stream *self, struct slot *slot)
+{
+    const struct set_stream_request *request = &self->request;
+    const uint32_t capacity = request->plan.capacity;
+    if (request->device_bytes == 0)
+        return STATUS_OK;
+    if (self->crops) {
+        void *memory;
+        const uint64_t most =
+            request->device_bytes < SET_STREAM_PIXEL_BYTES ? request->device_bytes : SET_STREAM_PIXEL_BYTES;
+        slot->pixels_room = stream_aligned(most);
+        TRY(request->allocate(slot->pixels_room, &memory));
+        slot->pixels = memory;
+        self->stats.memory_bytes += slot->pixels_room;
+    }
+    slot->places = malloc(capacity * sizeof *slot->places);
+    slot->edges = malloc(capacity * sizeof *slot->edges);
+    self->stats.memory_bytes += capacity * (sizeof *slot->places + sizeof *slot->edges);
+    return ALLOCATED(slot->places && slot->edges, "out of memory for a batch");
+}
+
+static enum status allocate_kept(struct set_stream *self)
+{
+    const uint32_t count = self->request.count;
+    if (self->request.device_bytes == 0)
+        return STATUS_OK;
+    self->kept = malloc(count * sizeof *self->kept + 1);
+    TRY(ALLOCATED(self->kept, "out of memory for a list of %u samples", count));
+    for (uint32_t i = 0; i < count; i++)
+        atomic_init(&self->kept[i].place, SET_STREAM_LOADED);
+    self->stats.memory_bytes += count * sizeof *self->kept;
+    return STATUS_OK;
 }
 
 /* Returns the number of samples that a thread takes at a time: few enough that all threads have work until
@@ -837,6 +928,7 @@ static enum status allocate_slots(struct set_stream *self)
         self->stats.memory_bytes += self->slot_bytes + plan->capacity * sizeof *slot->direct;
         TRY(allocate_files(self, slot));
         TRY(allocate_mixing(self, slot));
+        TRY(allocate_places(self, slot));
     }
     return STATUS_OK;
 }
@@ -871,6 +963,7 @@ static enum status allocate_all(struct set_stream *self)
     self->direct = set_load_reads_directly(request);
     self->chunk = choose_chunk(self);
     TRY(allocate_slots(self));
+    TRY(allocate_kept(self));
     const struct resident_samples samples = {request->dataset, request->samples, request->count,
                                              !request->labels};
     TRY(resident_open(&samples, request->resident_bytes, &self->resident));
@@ -919,6 +1012,8 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
         self->request.deallocate = free;
     }
     self->mixes = mixing_on(&request->mixing);
+    self->crops = request->device_bytes > 0 && set_stream_crops(&request->fit);
+    atomic_init(&self->wants, true);
     self->shape = (struct shape){request->channels, request->depth, request->height, request->width};
     self->slot_count = request->ahead + (request->held ? request->held : 1);
     self->sample_bytes = (size_t)request->channels * request->depth * request->height * request->width *

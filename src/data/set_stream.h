@@ -77,6 +77,11 @@ struct set_stream_request {
      * batches. */
     uint64_t resident_bytes;
 
+    /* Memory on a device in which the consumer keeps samples, which are not read again: set_stream_keep(). 0:
+     * none. Only without `output` and `mixing`. With random crops, the consumer keeps whole images, which it
+     * is handed as files (set_stream_files()), and must fit all of these itself. */
+    uint64_t device_bytes;
+
     const bool *stopped; /* remote_stop() with this flag ends set_stream_find_shape(); NULL: nothing does */
 
     /* Allocate the memory of a batch, for example pinned memory; NULL: host memory aligned to STREAM_ALIGN.
@@ -88,6 +93,9 @@ struct set_stream_request {
 
 #define SET_STREAM_SHARD_BYTES (UINT64_C(1) << 30)
 
+/* Maximum size of the decoded images of a batch that are handed on; further ones are fitted. */
+#define SET_STREAM_PIXEL_BYTES (UINT64_C(64) << 20)
+
 /* A JPEG file that the stream hands on undecoded. Its sample is the part `part` of the stored image, resized
  * to fit.res x fit.res pixels and turned upright by `turn`, with the channels of the request: what
  * image_fit() computes with fit.unscaled. image_fit() mirrors no images except by `turn`. */
@@ -96,7 +104,10 @@ struct set_stream_file {
     const uint8_t
         *bytes;    /* in memory of request.allocate, a multiple of STREAM_ALIGN bytes after its beginning */
     uint64_t size; /* in bytes */
-    struct jpeg_shape shape; /* of the stored image; meets image_suits_device() */
+    /* With request.device_bytes, an image may be decoded already; `bytes` is then NULL. Its pixels are here,
+     * as RGB in memory of request.allocate, or, if this is NULL, where the consumer keeps them. */
+    const uint8_t *pixels;
+    struct jpeg_shape shape; /* of the stored image; of a JPEG in `bytes`, meets image_suits_device() */
     struct image_box part;   /* within the stored image */
     struct orientation turn;
 };
@@ -161,6 +172,33 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
 const struct set_stream_file *set_stream_files(const struct stream *stream, const struct stream_batch *batch,
                                                uint32_t *count);
 
+/* Returns whether the parts of images differ in each epoch. */
+static inline bool set_stream_crops(const struct image_fit *fit)
+{
+    return fit->res && (fit->how == FIT_CROP || fit->how == FIT_RANDOM_RESIZED_CROP);
+}
+
+/* With request.device_bytes: returns for each sample of a batch that stream_next() delivered the place where
+ * the consumer keeps it, or SET_STREAM_LOADED. The values of a sample that it keeps are undefined; its label
+ * and its hash in stream_batch.read are as before. The array is valid until the batch is released. */
+#define SET_STREAM_LOADED UINT64_MAX
+const uint64_t *set_stream_places(const struct stream *stream, const struct stream_batch *batch);
+
+/* With request.device_bytes: the consumer keeps sample `index` of a delivered batch at `place`, and from now
+ * on the values of this sample. Batches that are listed later are delivered without them; so are copies
+ * that the same decoder would decode (set_stream_on_device()). Its file is not read again, but compared with
+ * the one that was opened, as for a sample in memory (resident_bytes). To be called once for each of the
+ * samples 0 to count - 1, by the thread that calls stream_next(), for samples that are not masked.
+ * With random crops, `file` is the sample's file, and the consumer keeps its pixels; otherwise NULL. */
+void set_stream_keep(struct stream *stream, const struct stream_batch *batch, uint32_t index, uint64_t place,
+                     const struct set_stream_file *file);
+
+/* The consumer keeps no further samples. With random crops, images are then fitted while they are decoded. */
+void set_stream_keep_no_more(struct stream *stream);
+
+/* Returns the request of a stream, with its defaults. */
+const struct set_stream_request *set_stream_request_of(const struct stream *stream);
+
 /* Reports that the consumer cannot decode the file of sample `index` of a delivered batch; `why` is the
  * failure, whose message is set. With SET_STREAM_MASK, if `why` is STATUS_FAILED: gives the sample the label
  * STREAM_MASKED, counts it once in `batch` and in the statistics, and returns STATUS_OK; the caller sets its
@@ -200,6 +238,13 @@ FDSL_C_END
             .minimum = 1, .maximum = 1e18, .choices = option_all, .column = COLUMN,                          \
             .help = "memory of each rank in which " stream " keeps the files of the first samples, as many " \
                     "as fit; it reads the rest in each epoch. all keeps all files" more                      \
+    }
+#define STREAM_DEVICE_OPTION(at, stream)                                                                    \
+    {                                                                                                       \
+        "resident-device-bytes", "N[K|M|G]", OPTION_BYTES, at,                                              \
+            .minimum = 1, .maximum = 1e18, .column = COLUMN,                                                \
+            .help = "memory of the GPU in which " stream " keeps samples after they were read, as many as " \
+                    "fit; it reads the rest in each epoch. With random crops, whole images are kept"        \
     }
 #define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
     {                                                                                                        \

@@ -142,6 +142,44 @@ static enum status hand_on(struct worker *worker, const struct dataset_member *m
     return STATUS_OK;
 }
 
+/* Describes sample `i` of a batch for a consumer that has its pixels, or gets them: NULL or memory of the
+ * slot. */
+static enum status describe_decoded(const struct set_stream *self, struct slot *slot, uint32_t i,
+                                    const struct jpeg_shape *shape, const uint8_t *pixels)
+{
+    struct set_stream_file *file = &slot->files[i];
+    *file = (struct set_stream_file){.index = i, .pixels = pixels, .shape = *shape};
+    slot->file_at[i] = DECODED;
+    return image_fit_part(&self->request.fit, shape, (uint32_t)slot->at.epoch, slot->numbers[i], &file->part,
+                          &file->turn);
+}
+
+/* Decodes the whole image of sample `i` of a batch for a consumer that keeps it. Returns false, and leaves
+ * the sample as it is, if decode() has to fit it. */
+static bool decode_whole(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes,
+                         struct slot *slot, uint32_t i)
+{
+    struct set_stream *self = worker->self;
+    const struct set_stream_request *request = &self->request;
+    struct jpeg_shape shape;
+    struct image image;
+    if (!self->crops || !atomic_load_explicit(&self->wants, memory_order_relaxed) ||
+        atomic_load(&slot->pixels_used) >= slot->pixels_room ||
+        !image_fit_whole(&request->fit, members_format(member->extension), bytes, member->size,
+                         &worker->scratch, &shape, &image) ||
+        !(request->fit.channels || shape.channels == request->channels))
+        return false;
+    const size_t size = stream_aligned((size_t)3 * shape.width * shape.height);
+    const size_t at = atomic_fetch_add(&slot->pixels_used, size);
+    if (at + size > slot->pixels_room)
+        return false;
+    image_store_rgb(&image, slot->pixels + at);
+    if (describe_decoded(self, slot, i, &shape, slot->pixels + at) == STATUS_OK)
+        return true;
+    slot->file_at[i] = NO_FILE;
+    return false;
+}
+
 /* Keeps the header of an array that was stored in the batch: further arrays with this header have the same
  * shape and type. Files of records have no headers. */
 static void keep_header(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes)
@@ -173,7 +211,8 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     const double read_s = clock_of(worker);
     worker->read_s += worker->timed * (read_s - begin_s);
     enum status status = keeps ? hand_on(worker, member, slot, i) : STATUS_OK;
-    if (status == STATUS_OK && !(keeps && slot->file_at[i] != NO_FILE))
+    const bool handed_on = keeps && slot->file_at[i] != NO_FILE;
+    if (status == STATUS_OK && !handed_on && !decode_whole(worker, member, bytes, slot, i))
         status = decode(worker, member, bytes, (uint32_t)slot->at.epoch, slot->numbers[i],
                         slot->values + i * self->sample_bytes);
     worker->decode_s += worker->timed * (clock_of(worker) - read_s);
@@ -183,9 +222,10 @@ static enum status load_image(struct worker *worker, const struct dataset_sample
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
 
-/* Returns the hash of a sample with the bytes that were read, instead of those that dataset_check() found.
- * Members that the stream does not read keep their hashes. */
-static uint64_t hash_read(const struct worker *worker, const struct dataset_sample *sample, uint32_t number)
+/* Sets the hash of sample `i` of a batch to that of the bytes that were read, instead of those that
+ * dataset_check() found. Members that the stream does not read keep their hashes. */
+static void hash_read(const struct worker *worker, const struct dataset_sample *sample, struct slot *slot,
+                      uint32_t i)
 {
     const struct set_stream_request *request = &worker->self->request;
     struct dataset_sample read = *sample;
@@ -196,7 +236,9 @@ static uint64_t hash_read(const struct worker *worker, const struct dataset_samp
                        ? worker->label_edges
                        : request->dataset->members[sample->member + m].edges;
     read.edges = checksum_sample(sample->key_hash, edges, sample->members);
-    return set_stream_hash(&read, number);
+    slot->read[i] = set_stream_hash(&read, slot->numbers[i]);
+    if (slot->edges)
+        slot->edges[i] = read.edges;
 }
 
 void set_load_prefetch(const struct set_stream *self, const struct slot *slot, uint32_t begin, uint32_t end)
@@ -373,7 +415,7 @@ static bool load_directly(struct worker *worker, struct slot *slot, uint32_t i)
     else if (dataset_label(dataset, sample, worker->label, label ? label->size : 0, class_limit(request),
                            &slot->labels[i]) != STATUS_OK)
         return false;
-    slot->read[i] = hash_read(worker, sample, number);
+    hash_read(worker, sample, slot, i);
     slot->direct[i] = image->file;
     if (!there)
         keep_resident(worker, at, image, label, values);
@@ -411,12 +453,37 @@ static enum status load_members(struct worker *worker, struct slot *slot, uint32
         TRY(read_label(worker, sample, number, &slot->labels[i]));
     else
         slot->labels[i] = (int32_t)request->labels[at];
-    slot->read[i] = hash_read(worker, sample, number);
+    hash_read(worker, sample, slot, i);
     return STATUS_OK;
+}
+
+/* Describes sample `i` of a batch, which the consumer keeps. */
+static enum status load_kept(struct worker *worker, const struct kept *kept, struct slot *slot, uint32_t i)
+{
+    struct set_stream *self = worker->self;
+    struct dataset_sample sample = *sample_of(&self->request, slot->numbers[i]);
+    const struct dataset_member *image = &self->request.dataset->members[sample.member + sample.image];
+    worker->broken = false;
+    if (slot->files)
+        slot->file_at[i] = NO_FILE;
+    slot->direct[i] = NO_SHARD;
+    slot->places[i] = kept->place;
+    slot->labels[i] = kept->label;
+    sample.edges = kept->edges;
+    slot->read[i] = set_stream_hash(&sample, slot->numbers[i]);
+    const enum status status = set_files_recheck(self->files, image);
+    if (status != STATUS_OK)
+        return status_prefix(status, "sample '%s'", sample.key);
+    return self->crops ? describe_decoded(self, slot, i, &kept->shape, NULL) : STATUS_OK;
 }
 
 enum status set_load_sample(struct worker *worker, struct slot *slot, uint32_t i)
 {
+    const struct kept *kept = kept_of(worker->self, slot->numbers[i]);
+    if (kept)
+        return load_kept(worker, kept, slot, i);
+    if (slot->places)
+        slot->places[i] = SET_STREAM_LOADED;
     return worker->self->direct && load_directly(worker, slot, i) ? STATUS_OK : load_members(worker, slot, i);
 }
 

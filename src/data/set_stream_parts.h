@@ -14,6 +14,7 @@
 #include "data/set_stream.h"
 
 #define NO_FILE  SIZE_MAX
+#define DECODED  (SIZE_MAX - 1) /* an image that is decoded already */
 #define NO_SHARD UINT32_MAX
 #define NAMED    3    /* masked samples of a batch that a report names */
 #define GAP_MAX  4096 /* image and label are read at once if at most this many bytes are between them */
@@ -28,6 +29,9 @@ struct slot {
     uint32_t *numbers;
     uint64_t *read;
     uint32_t *direct; /* per sample: shard that it was read from directly, not compared yet; NO_SHARD: none */
+    /* Only with request.device_bytes, per sample: */
+    uint64_t *places; /* as set_stream_places() returns them */
+    uint64_t *edges;  /* hash of what was read (hash_read()) */
     /* Only with mixing: */
     struct mix mix;
     int32_t *partners;         /* labels of the partners */
@@ -35,9 +39,12 @@ struct slot {
     /* Only with device_share: */
     struct set_stream_file *files; /* by sample while threads fill the batch, then without gaps */
     uint32_t file_count;           /* set when the batch is delivered */
-    size_t *file_at;               /* per sample: offset of its file in `bytes`; NO_FILE: none */
+    size_t *file_at;               /* per sample: offset of its file in `bytes`; NO_FILE: none; DECODED */
     uint8_t *bytes;
     size_t bytes_room;
+    uint8_t *pixels; /* of images that are decoded already; NULL: there are none */
+    size_t pixels_room;
+    _Atomic size_t pixels_used;
     enum slot_state state;
     struct stream_position at;
     uint32_t count, own;      /* own: samples of the batch, without partners that follow them */
@@ -48,6 +55,15 @@ struct slot {
     uint32_t fault_at;         /* index of the sample that `fault` is about */
     bool fails;                /* `fault` ends the stream; otherwise it is that of a masked sample */
     struct failure fault;      /* the first in the order of the samples; status STATUS_OK: none */
+};
+
+/* A sample that the consumer keeps. The consumer's thread sets `place` last. */
+struct kept {
+    _Atomic uint64_t place; /* SET_STREAM_LOADED: it does not keep the sample */
+    uint64_t edges;
+    int32_t label;
+    struct jpeg_shape shape; /* with random crops */
+    bool device;             /* set_stream_on_device() of the number with which it was kept */
 };
 
 struct set_stream;
@@ -75,6 +91,9 @@ struct set_stream {
     struct set_stream_request request;
     struct set_files *files;
     struct resident resident; /* by the place of a sample in request.samples */
+    struct kept *kept;        /* as `resident`; NULL without request.device_bytes */
+    bool crops;               /* the consumer keeps whole images */
+    _Atomic bool wants;       /* the consumer has room for further samples */
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
     double image_mean;          /* mean size of an image file in bytes */
     uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
@@ -127,6 +146,17 @@ static inline const struct dataset_sample *sample_of(const struct set_stream_req
 {
     const uint32_t at = number % request->count;
     return &request->dataset->samples[request->samples ? request->samples[at] : at];
+}
+
+/* Returns what is known of a sample that the consumer keeps, by its number in the plan; NULL if it does not
+ * keep it, or keeps a copy that another decoder has decoded. */
+static inline const struct kept *kept_of(const struct set_stream *self, uint32_t number)
+{
+    const struct set_stream_request *request = &self->request;
+    const bool valid = number < (uint64_t)request->count * request->copies;
+    struct kept *kept = self->kept && valid ? &self->kept[number % request->count] : NULL;
+    const bool there = kept && atomic_load_explicit(&kept->place, memory_order_acquire) != SET_STREAM_LOADED;
+    return there && kept->device == set_stream_on_device(number, request->device_share) ? kept : NULL;
 }
 
 /* ---- set_stream_load.c ---- */

@@ -448,6 +448,12 @@ struct fdsl_stream_config {
                               * as fit, after they were read; the rest is read in each epoch. 0 (default):
                               * none; UINT64_MAX: all. Does not change the batches. FDSL_INVALID if this
                               * process cannot have as much memory */
+    uint64_t resident_device_bytes; /* on a CUDA device: memory of the device that keeps samples, decoded, as
+                                     * many as fit, after they were read; the rest is read in each epoch.
+                                     * 0 (default): none; UINT64_MAX: all, but not with random crops, for
+                                     * which whole images are kept: their sizes are not known in advance. Does
+                                     * not change the batches. FDSL_INVALID with rand_augment, which CPU
+                                     * threads apply, or if less memory is free */
     const char *on_error; /* a sample without an image or a label, or that cannot be decoded: "fail" (default)
                            * ends the stream with an error; "mask": its values are 0, its label is -1 */
 
@@ -568,6 +574,7 @@ struct fdsl_stream_stats {
     uint64_t memory_bytes;     /* memory of batches and threads, on the host and the device */
     uint64_t shard_bytes;      /* size of the shards at a URL that are in memory now */
     uint64_t resident_samples; /* samples whose files stay in memory once they were read (resident_bytes) */
+    uint64_t resident_device_samples; /* samples that are in device memory (resident_device_bytes) */
 };
 
 struct fdsl_source;

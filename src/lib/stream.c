@@ -508,6 +508,7 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .shuffle = self->order.shuffle,
                                          .shard_bytes = config->shard_bytes,
                                          .resident_bytes = config->resident_bytes,
+                                         .device_bytes = config->resident_device_bytes,
                                          .on_error = on_error,
                                          .classes = self->info.classes,
                                          .mixing = {config->mixup, config->cutmix},
@@ -564,6 +565,7 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"std", memcmp(config->std, plain.std, sizeof plain.std) == 0, BOTH_IGNORE},
         {"shard_bytes", config->shard_bytes == plain.shard_bytes, BOTH_IGNORE},
         {"resident_bytes", config->resident_bytes == plain.resident_bytes, BOTH_IGNORE},
+        {"resident_device_bytes", config->resident_device_bytes == plain.resident_device_bytes, BOTH_IGNORE},
         {"on_error", same_text(config->on_error, plain.on_error), BOTH_IGNORE},
         {"decoder", same_text(config->decoder, plain.decoder), BOTH_IGNORE},
         {"device_share", config->device_share == plain.device_share, BOTH_IGNORE},
@@ -652,6 +654,8 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
         TRY(set_mixing(config, self));
     if (config->resident && (!self->source->rows || config->device < 0))
         return status_set(STATUS_USAGE, "resident: it has an effect only on rows on a device");
+    if (config->resident_device_bytes && config->device < 0)
+        return status_set(STATUS_USAGE, "resident_device_bytes: it has an effect only on a CUDA device");
     if (self->source->rows)
         return open_rows(config, self, &plan);
     return self->source->generates ? open_images(config, self, &plan)
@@ -1397,7 +1401,8 @@ enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_strea
                                         .ready = own.ready,
                                         .memory_bytes = own.memory_bytes,
                                         .shard_bytes = own.shard_bytes,
-                                        .resident_samples = own.resident};
+                                        .resident_samples = own.resident,
+                                        .resident_device_samples = own.resident_device};
     return FDSL_OK;
 }
 

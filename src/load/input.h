@@ -58,8 +58,8 @@ struct load_control {
     bool timed_calls; /* time each open, read and close call */
     uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
 
-    double
-        resident_share; /* share of the data set that a variant keeps in device memory; set by its setup() */
+    double resident_share; /* share of the data set that a variant keeps in device memory; set by its setup(),
+                              or its latest run */
 
     struct checksum lost; /* checksum of the samples that the latest run lost; set by verifier_finish() */
 
@@ -77,6 +77,7 @@ struct load_parameters {
     uint64_t block, chunk, shift, out_res, channels, cache_bytes;
     uint64_t resident_bytes; /* maximum number of bytes that variants that stream keep in host memory; 0:
                                 none. gpu-resident: in device memory; 0: as many as fit */
+    uint64_t resident_device_bytes; /* the same in device memory, for variants that stream; 0: none */
     double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel; set by load_open() */
     int cache;                                                    /* enum load_cache */
     int decoder;                                                  /* enum decoder */
@@ -170,7 +171,8 @@ struct load_result {
     uint64_t memory_bytes; /* peak memory for data: buffers in host and device memory, without mapped files */
     double useful_bytes;   /* useful part of memory_bytes: one batch per thread, and the resident data set */
     uint64_t resident;     /* variants that stream: samples whose files stay in memory */
-    double first_batch_s;  /* variants that stream: time from the start of the run to its first batch */
+    uint64_t resident_device;   /* variants that stream: samples that are in device memory */
+    double first_batch_s;       /* variants that stream: time from the start of the run to its first batch */
     double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
     double latency_s[LOAD_CALLS][LOAD_QUANTILES]; /* only with control->timed_calls */
 };

@@ -46,6 +46,7 @@ static const struct option_spec options[] = {
     STREAM_RESIDENT_OPTION(AT(resident_bytes), "a variant that streams",
                            ". gpu-resident keeps samples in device memory (default: as many as fit), and "
                            "--threads threads read the rest"),
+    STREAM_DEVICE_OPTION(AT(resident_device_bytes), "stream-gpu"),
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
      .column = COLUMN,
      .help = "seed of the sample order, of --augment and of the random parts of --fit; each epoch has its "
@@ -421,6 +422,8 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
         return false;
     if (strcmp(option, "device-share") == 0)
         return parameters->out_res && device && traits->streams;
+    if (strcmp(option, "resident-device-bytes") == 0)
+        return device && traits->streams;
     if (strcmp(option, "shift") == 0)
         return parameters->augment && cpu;
     if (is_one_of(option, of_decoding))
@@ -534,7 +537,7 @@ static const char *load_cache_state(const void *input)
 static struct least_work least_work(const struct load *load, const struct load_traits *traits, double bytes)
 {
     double share = load->control->resident_share;
-    if (traits->resident)
+    if (traits->resident || (traits->streams && traits->device))
         return (struct least_work){.round_bytes = share * bytes / load->epochs,
                                    .rounds = load->epochs,
                                    .bus_bytes = (1 - share) * bytes};

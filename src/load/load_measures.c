@@ -54,6 +54,8 @@ const struct column load_columns[] = {
      .about = "share of the data set that is resident in device memory", .digits = DECIMALS(4)},
     {"resident_samples", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "samples whose files a variant that streams keeps in the memory of each rank"},
+    {"resident_device_samples", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "samples that stream-gpu keeps in device memory, of each rank, after the timed runs"},
     {"jpeg_engine_share", VALUE_REAL, COMBINE_MAX, "",
      .about = "utilisation of the GPU's JPEG engines at the end of the timed runs", .digits = DECIMALS(2)},
     {"cpu_cores", VALUE_REAL, COMBINE_SUM, "",
@@ -208,6 +210,8 @@ enum status load_observe(const void *input, const struct variant *variant, void 
         row_real(row, "first_batch_s", result->first_batch_s);
     if (((const struct load_traits *)variant->traits)->streams)
         row_count(row, "resident_samples", result->resident);
+    if (result->resident_device)
+        row_count(row, "resident_device_samples", result->resident_device);
     if (((const struct load_traits *)variant->traits)->resident)
         row_real(row, "resident_share", load->control->resident_share);
     if (load->given->decode) {

@@ -354,6 +354,9 @@ enum status stream_run_run(void *state, uint64_t number, struct run_time *time)
     result->jpeg_warnings = after.jpeg_warnings - before.jpeg_warnings;
     result->memory_bytes = after.memory_bytes + after.shard_bytes;
     result->resident = after.resident;
+    result->resident_device = after.resident_device;
+    if (run->request.device_bytes > 0)
+        run->load->control->resident_share = (double)after.resident_device / run->load->dataset->sample_count;
     return verifier_finish(&run->verifier, number, &result->checksum, &run->losses);
 }
 

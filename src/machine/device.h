@@ -85,6 +85,10 @@ void device_restore_capture(int mode);
 enum status device_alloc(int device, size_t bytes, void **memory);
 void device_free(int device, void *memory);
 
+/* Makes the device current. Returns STATUS_TOO_LARGE if it has less than `bytes` bytes of free memory. The
+ * message begins with `what` ("the batches need"), gives both sizes, and ends with `remedy`. */
+enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy);
+
 /* Enqueues a copy on `stream` and waits until the copy is complete. Each end may be host or device memory. */
 enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream);
 

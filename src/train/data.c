@@ -360,6 +360,7 @@ static enum status open_set_stream(const struct data *data, const struct data_st
                                       .resident_bytes = data->resident_bytes,
                                       .on_error = data->masks ? SET_STREAM_MASK : SET_STREAM_FAIL,
                                       .device_share = request->device_share,
+                                      .device_bytes = request->device_bytes,
                                       .allocate = request->allocate,
                                       .deallocate = request->deallocate};
     with.fit.seed = request->seed;
@@ -726,8 +727,9 @@ static enum status check_no_test(const struct data_request *request, const struc
 /* Opens both sets from rows of embeddings. */
 static enum status open_rows(const struct data_request *request, struct data *data)
 {
-    if (request->resident_bytes)
-        return status_option(STATUS_USAGE, "resident-bytes",
+    if (request->resident_bytes || request->resident_device_bytes)
+        return status_option(STATUS_USAGE,
+                             request->resident_bytes ? "resident-bytes" : "resident-device-bytes",
                              " has no effect on rows of embeddings; drop it, or use --feed stored");
     TRY(rows_open(request, data));
     for (int part = first_part(request); part < DATA_PARTS; part++)
@@ -847,7 +849,8 @@ enum status data_open(const struct data_request *request, struct data *data)
                           .shuffle = request->shuffle,
                           .ahead = request->ahead,
                           .shard_bytes = request->shard_bytes,
-                          .resident_bytes = request->resident_bytes};
+                          .resident_bytes = request->resident_bytes,
+                          .resident_device_bytes = request->resident_device_bytes};
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     data->classes = (uint32_t)request->classes;
     TRY(open_sets(request, data));

@@ -92,6 +92,7 @@ struct data {
     /* DATA_LOAD only. No training sample is in memory: sets[DATA_TRAIN].values is NULL. */
     uint32_t ahead;                       /* batches that a stream prepares in advance */
     uint64_t shard_bytes, resident_bytes; /* as in struct set_stream_request */
+    uint64_t resident_device_bytes;       /* for engines on a device: its `device_bytes` */
     bool masks; /* broken training samples become zeros with the label DATA_MASKED */
     struct data_sums {
         double values, squares; /* of the values and their squares */
@@ -192,10 +193,12 @@ struct data_request {
                              SET_STREAM_SHARD_BYTES, or more if the shuffle windows need it. STATUS_USAGE if
                              the shards have more bytes than this and cannot be read in blocks, or if they
                              have more than a `cache_bytes` above 0 */
-    uint64_t resident_bytes; /* DATA_LOAD only: as in struct set_stream_request; not for rows of embeddings */
-    bool test_only;          /* read only the test set; the training set stays empty */
-    bool describe; /* generate only the first sample of each generated set; data_open() then sets the
-                      numbers of samples as if all were there */
+    /* DATA_LOAD only, not for rows of embeddings: as in struct set_stream_request, the second one as
+     * `device_bytes`. */
+    uint64_t resident_bytes, resident_device_bytes;
+    bool test_only; /* read only the test set; the training set stays empty */
+    bool describe;  /* generate only the first sample of each generated set; data_open() then sets the
+                       numbers of samples as if all were there */
     struct resources resources;
 };
 
@@ -252,6 +255,7 @@ struct data_stream_request {
     int threads;             /* that read and decode, or generate, at least 1 */
     uint32_t held;           /* number of batches that the consumer holds at a time */
     double device_share;     /* as in struct set_stream_request */
+    uint64_t device_bytes;   /* as in struct set_stream_request */
     bool unscaled;           /* decode each JPEG at its full size */
     /* As in struct set_stream_request; NULL: host memory. */
     enum status (*allocate)(size_t bytes, void **memory);

@@ -449,6 +449,7 @@ struct train_totals {
     uint64_t delivered;       /* sum of stream_batch.read of this rank's samples, modulo 2^64 */
     uint64_t read_bytes;      /* read from files, also for later steps */
     uint64_t resident;        /* samples whose files stay in the memory of this rank */
+    uint64_t resident_device; /* samples that are in the memory of its device */
     double stall_s, decode_s; /* seconds of waiting for the stream; seconds of decoding, of all threads */
 };
 

@@ -235,6 +235,7 @@ enum status feed_stream_open(const struct train *train, int threads, uint32_t he
     struct data_stream_request request = {.threads = threads,
                                           .held = held,
                                           .device_share = train->decoding ? train->decoding->share : 0,
+                                          .device_bytes = train->data->resident_device_bytes,
                                           .allocate = allocate,
                                           .deallocate = deallocate};
     return open_stream(train, &request, feed);
@@ -292,6 +293,7 @@ void feed_stream_totals(struct feed_stream *feed, struct train_totals *totals)
     totals->delivered = feed->delivered;
     totals->read_bytes = now.bytes - feed->before.bytes;
     totals->resident = now.resident;
+    totals->resident_device = now.resident_device;
     totals->generate_s = now.generate_s - feed->before.generate_s;
     totals->stall_s = now.wait_s - feed->before.wait_s;
     totals->decode_s = now.decode_s - feed->before.decode_s;

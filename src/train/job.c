@@ -78,6 +78,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .shuffle = (uint32_t)parameters->shuffle,
                                          .ahead = (uint32_t)parameters->ahead,
                                          .resident_bytes = parameters->resident_bytes,
+                                         .resident_device_bytes = parameters->resident_device_bytes,
                                          .test_only = parameters->test_only,
                                          .describe = parameters->describe,
                                          .resources = job_all_threads()};

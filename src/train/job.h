@@ -31,7 +31,7 @@ struct job_parameters {
     int feed;              /* `feed` and `fresh` as in struct data_request */
     bool fresh, centre;    /* centre: as in struct data_request */
     /* Only for --feed load, as in struct data_request: */
-    uint64_t lanes, shuffle, ahead, resident_bytes;
+    uint64_t lanes, shuffle, ahead, resident_bytes, resident_device_bytes;
     const char *cache_dir; /* as in struct data_request */
     uint64_t cache_bytes;
     bool test_only, describe; /* set by the workload: as in struct data_request */

@@ -134,6 +134,7 @@ static const struct option_spec options[] = {
              "consecutive samples are shuffled first. 0 keeps the order of the files"},
     STREAM_PREFETCH_OPTION(AT(job.ahead), "--feed load"),
     STREAM_RESIDENT_OPTION(AT(job.resident_bytes), "--feed load", ""),
+    STREAM_DEVICE_OPTION(AT(job.resident_device_bytes), "--feed load on a GPU"),
     {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
      .column = COLUMN_APART,
      .help = "what decodes the JPEG files of --feed load: cpu, --threads, with the exact pixels; hardware, "
@@ -402,7 +403,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
     const bool steps = schedule == SCHEDULE_STEP, multistep = schedule == SCHEDULE_MULTISTEP;
     const struct {
         bool there;
-        const char *needed, *options[9];
+        const char *needed, *options[10];
     } needs[] = {
         {steps, "--lr-schedule step", {"lr-step"}},
         {steps || multistep, "--lr-schedule step or multistep", {"lr-gamma"}},
@@ -418,8 +419,8 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {crops(parameters) && !load, load ? "--feed stored" : "--fit random-resized-crop", {"interpolation"}},
         {load,
          "--feed load",
-         {"lanes", "shuffle", "prefetch", "resident-bytes", "decoder", "device-share", "init-state",
-          "export-state"}},
+         {"lanes", "shuffle", "prefetch", "resident-bytes", "resident-device-bytes", "decoder",
+          "device-share", "init-state", "export-state"}},
         {uses_cache(parameters), "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
@@ -472,7 +473,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "class",     "train-size", "test-size",      "res",      "lr-scale",   "balance",
         "parallel",  "stages",     "microbatches",   "schedule", "accumulate", "checkpoint-activations",
         NULL};
-    if (is_one_of(option, others))
+    if (is_one_of(option, others) || strcmp(option, "resident-device-bytes") == 0)
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }

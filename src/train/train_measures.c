@@ -105,6 +105,9 @@ const struct column train_columns[] = {
     {"resident_samples", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "training samples whose files stay in the memory of each rank after they were read "
               "(--resident-bytes); only with --feed load"},
+    {"resident_device_samples", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "training samples that are in the memory of the GPU of each rank (--resident-device-bytes); "
+              "only with --feed load"},
     {.name = NULL},
 };
 
@@ -176,6 +179,8 @@ static void put_stream(const struct train_epoch *epoch, int threads, struct row 
     row_real(row, "decode_share", epoch->decode_s / (epoch->epoch_s * threads));
     row_real(row, "read_bytes_per_s", (double)epoch->read_bytes / epoch->epoch_s);
     row_count(row, "resident_samples", epoch->resident);
+    if (epoch->resident_device)
+        row_count(row, "resident_device_samples", epoch->resident_device);
     row_real(row, "cpu_cores", epoch->cpu_s / epoch->cpu_span_s);
 }
 

@@ -236,6 +236,7 @@ static enum status trainer_totals(struct trainer *trainer, struct train_totals *
     totals->generate_s = own.generate_s;
     totals->read_bytes = own.read_bytes;
     totals->resident = own.resident;
+    totals->resident_device = own.resident_device;
     totals->stall_s = own.stall_s;
     totals->decode_s = own.decode_s;
     return STATUS_OK;
@@ -796,6 +797,7 @@ static void add_part(struct train_partial *done, const struct train_totals *part
         sums->delivered += part->delivered;
         sums->read_bytes += part->read_bytes;
         sums->resident = part->resident;
+        sums->resident_device = part->resident_device;
         sums->stall_s += part->stall_s;
         sums->decode_s += part->decode_s;
         sums->bad_step = part->bad_step < sums->bad_step ? part->bad_step : sums->bad_step;
@@ -928,6 +930,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .masked = totals->masked,
                                   .read_bytes = totals->read_bytes,
                                   .resident = totals->resident,
+                                  .resident_device = totals->resident_device,
                                   .stall_s = totals->stall_s,
                                   .decode_s = totals->decode_s,
                                   .decoding = trainer->decoding,

@@ -75,7 +75,7 @@ struct train_epoch {
     double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); epoch duration */
     double generate_s;      /* seconds spent generating samples (DATA_LIVE) */
     /* DATA_LOAD only: as in struct train_totals; `masked` of all ranks, the others of this rank. */
-    uint64_t masked, read_bytes, resident;
+    uint64_t masked, read_bytes, resident, resident_device;
     double stall_s, decode_s;
     struct train_decoding decoding; /* DATA_LOAD only: as the engine decodes */
     double cpu_s, cpu_span_s; /* CPU time of this process during the steps that it trained; their duration */
