@@ -56,7 +56,14 @@ struct synth {
     uint32_t vertices_max, orbits_max; /* maxima over the classes */
     uint64_t segments_max;             /* largest product vertices * orbits of any class */
 
-    /* The data set whose published stream draws the images; NULL: Philox draws them. */
+    /* Only FAMILY_IFS. Then atom_class has no value but the number of the class. */
+    struct ifs_rules ifs;       /* how orbits and instances are made */
+    bool points;                /* --draw points: cells instead of patches */
+    struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
+    struct ifs_bank *bank;      /* orbits of the variants on the CPU */
+
+    /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
+     * are those of the published set anyway. */
     const struct published_set *set;
 };
 
