@@ -5,16 +5,25 @@
 
 #define COEFFICIENT_MAX 1e6
 
-#define VALUE(name) {name, PARAMETER_DOUBLE, -COEFFICIENT_MAX, COEFFICIENT_MAX, .low = 0}
-#define MAP(m)                                                                                             \
-    VALUE("a" #m), VALUE("b" #m), VALUE("c" #m), VALUE("d" #m), VALUE("e" #m), VALUE("f" #m),              \
-    {                                                                                                      \
-        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                                           \
+#define VALUE(name)                                                         \
+    {                                                                       \
+        name, PARAMETER_DOUBLE, -COEFFICIENT_MAX, COEFFICIENT_MAX, .low = 0 \
+    }
+#define MAP(m)                                                                                \
+    VALUE("a" #m), VALUE("b" #m), VALUE("c" #m), VALUE("d" #m), VALUE("e" #m), VALUE("f" #m), \
+    {                                                                                         \
+        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                              \
     }
 
 /* In the order of struct ifs_system. Values of maps that a class does not have are 0. */
 static const struct formula_parameter parameters[] = {
-    {"maps", PARAMETER_INTEGER, 2, IFS_MAPS_MAX, .low = 2}, MAP(1), MAP(2), MAP(3), MAP(4), MAP(5), MAP(6),
+    {"maps", PARAMETER_INTEGER, 2, IFS_MAPS_MAX, .low = 2},
+    MAP(1),
+    MAP(2),
+    MAP(3),
+    MAP(4),
+    MAP(5),
+    MAP(6),
     MAP(7),
 };
 _Static_assert(COUNT_OF(parameters) == IFS_PARAMETERS, "one parameter per value of a system");
