@@ -284,7 +284,7 @@ static void free_order(struct ifs_order *order)
 static void take_group(const struct ifs_device_bank *bank, struct ifs_order *order, uint64_t begin,
                        struct ifs_group *group)
 {
-    const uint32_t of_class = ifs_orbits(&group->rules);
+    const uint32_t of_class = ifs_orbits(&bank->synth->ifs);
     const size_t map_bytes = ifs_map_bytes(bank->synth->points, bank->synth->res);
     *group = bank->group;
     choose_chunks(group, order->count);
