@@ -72,8 +72,9 @@ static __device__ __forceinline__ void store_four_u8(const output_sink &sink, si
 }
 
 /* Stores pixels (y, x) .. (y, x + 3) of an image with a single channel or with planar channels. */
+template <class Sum>
 static __device__ __forceinline__ void store_planes(const output_sink &sink, uint32_t y, uint32_t x,
-                                                    const uint64_t sums[4])
+                                                    const Sum sums[4])
 {
     const struct synth_output &output = sink.output;
     for (uint32_t c = 0; c < output.channels; c++) {
@@ -93,8 +94,9 @@ static __device__ __forceinline__ void store_planes(const output_sink &sink, uin
 
 /* Stores pixels (y, x) .. (y, x + 3) of an image with three interleaved channels: twelve consecutive
  * values. */
+template <class Sum>
 static __device__ __forceinline__ void store_pixels(const output_sink &sink, uint32_t y, uint32_t x,
-                                                    const uint64_t sums[4])
+                                                    const Sum sums[4])
 {
     const struct synth_output &output = sink.output;
     size_t i = output_index(&output, 0, y, x);
@@ -116,9 +118,11 @@ static __device__ __forceinline__ void store_pixels(const output_sink &sink, uin
     }
 }
 
-/* Stores pixels (y, x) .. (y, x + 3), except those in column `end` and beyond. */
+/* Stores pixels (y, x) .. (y, x + 3), except those in column `end` and beyond. The type `Sum` must be able to
+ * represent the sums. */
+template <class Sum>
 static __device__ __forceinline__ void store_run(const output_sink &sink, uint32_t y, uint32_t x,
-                                                 uint32_t end, const uint64_t sums[4])
+                                                 uint32_t end, const Sum sums[4])
 {
     bool planes = sink.output.channels == 1 || sink.output.layout == OUTPUT_NCHW;
     if (sink.four && x + 4 <= end) {

@@ -13,9 +13,10 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "synth/atom.h"
+#include "synth/ifs.h"
 #include "synth/published.h"
 
-#define FORMULA_PARAMETERS_MAX 15
+#define FORMULA_PARAMETERS_MAX IFS_PARAMETERS
 
 /* A class: its number and the values of the formula's parameters, in the order of formula->parameters. */
 struct class_row {
@@ -78,10 +79,12 @@ struct formula_preset {
     /* Makes the first `count` classes of a published set, or NULL. `rows` has room for them. */
     enum status (*rows)(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
     const struct published_set *set; /* the published set that the preset is, or NULL */
+    const struct ifs_rules *ifs;     /* FAMILY_IFS: how it makes orbits; NULL: as the formula */
 };
 
 enum formula_family {
-    FAMILY_LINES /* closed polygons; drawn by the engine of atom.h */
+    FAMILY_LINES, /* closed polygons; drawn by the engine of atom.h */
+    FAMILY_IFS    /* iterated function systems; drawn by the engine of ifs.h */
 };
 
 /* The targets of an image, as bits. */
@@ -110,8 +113,9 @@ struct formula {
     /* Checks what the limits of the parameters do not. The message does not contain the class's number. */
     enum status (*check)(const struct formula *formula, const struct class_row *row);
 
-    bool paper;      /* the variants of the PDP 2026 paper (gbase ... bat) draw it, too */
-    uint32_t canvas; /* default side of the canvas in pixels */
+    bool paper;                  /* the variants of the PDP 2026 paper (gbase ... bat) draw it, too */
+    uint32_t canvas;             /* default side of the canvas in pixels */
+    const struct ifs_rules *ifs; /* FAMILY_IFS: how orbits are made, unless the preset differs; else NULL */
 
     const struct published_stream *published; /* NULL: --random published is refused ... */
     const char *unpublished;                  /* ... for this reason, "because <reason>" */

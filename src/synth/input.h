@@ -56,7 +56,15 @@ struct synth {
     uint32_t vertices_max, orbits_max; /* maxima over the classes */
     uint64_t segments_max;             /* largest product vertices * orbits of any class */
 
-    /* The data set whose published stream draws the images; NULL: Philox draws them. */
+    /* Only FAMILY_IFS. Then atom_class has no value but the number of the class. */
+    struct ifs_rules ifs;       /* how orbits and instances are made */
+    bool points;                /* DRAW_POINTS */
+    struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
+    double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
+    struct ifs_bank *bank;      /* orbits of the variants on the CPU */
+
+    /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
+     * are those of the published set anyway. */
     const struct published_set *set;
 };
 
@@ -133,20 +141,22 @@ void synth_set_formula(struct synth *synth, enum formula_id formula);
 /* The options of a user, before defaults. */
 struct synth_wish {
     int formula;                      /* enum formula_id; -1: that of the preset, or else `uji` */
+    int draw;                         /* enum ifs_draw_kind; -1: not given */
     const char *preset, *preset_file; /* NULL: not given */
     bool listed;                      /* a file or a list gives the classes */
     bool published;                   /* the published random stream */
     uint32_t classes, res;            /* 0: the default of the formula or of the preset */
 };
 
-/* Chooses the formula and, if wish->published, the published set, and replaces the values of `*wish` that are
- * 0 or -1 with their defaults. wish->classes remains 0 if `listed` is set, or if the formula's default is its
- * benchmark class. STATUS_USAGE for a preset of another formula, or if the stream does not exist. */
+/* Chooses the formula, what it draws and, if wish->published, the published set, and replaces the values of
+ * `*wish` that are 0 or -1 with their defaults. wish->classes remains 0 if `listed` is set, or if the
+ * formula's default is its benchmark class. STATUS_USAGE for a preset of another formula, if the stream does
+ * not exist, or if the formula has no choice of what to draw. */
 enum status synth_choose(struct synth *synth, struct synth_wish *wish);
 
-/* Computes synth->classes and their tables from synth->rows, and the maxima over the classes. Free the tables
- * with synth_free(), even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED
- * if an allocation fails. */
+/* Computes synth->classes and their tables from synth->rows, and the maxima over the classes; of FAMILY_IFS,
+ * the systems and an empty bank. Free the tables with synth_free(), even after an error. STATUS_USAGE if the
+ * canvas or the available memory is too small; STATUS_EXHAUSTED if an allocation fails. */
 enum status synth_fill_tables(struct synth *synth);
 
 /* Returns whether a variant draws the formula of the input and the images of its published set. STATUS_USAGE
@@ -164,6 +174,27 @@ enum status synth_generator_open(const struct synth *synth, const struct variant
 void synth_free(struct synth *synth);
 
 FDSL_C_END
+
+/* Returns whether the images are fractals: points or patches of the bank, without shapes. */
+static inline bool synth_is_ifs(const struct synth *synth)
+{
+    return formulas[synth->formula]->family == FAMILY_IFS;
+}
+
+/* Returns the parameters of all classes that decide their images, as `*bytes` bytes to be hashed. */
+static inline const void *synth_class_table(const struct synth *synth, size_t *bytes)
+{
+    const bool ifs = synth_is_ifs(synth);
+    *bytes = synth->class_count * (ifs ? sizeof *synth->systems : sizeof *synth->classes);
+    return ifs ? (const void *)synth->systems : (const void *)synth->classes;
+}
+
+/* Returns the number of the orbit that an image of FAMILY_IFS shows, for ifs_bank_map(). */
+static inline uint64_t synth_orbit(const struct synth *synth, struct synth_image image)
+{
+    return (uint64_t)image.class_index * ifs_orbits(&synth->ifs) +
+           ifs_instance(&synth->ifs, image.instance).weight;
+}
 
 /* Returns the size of one canvas in bytes; a canvas has one byte per pixel. */
 static inline size_t synth_image_bytes(const struct synth *synth)
@@ -220,6 +251,9 @@ struct synth_traits {
 
     /* Returns the bytes of the variant's canvases in host memory. NULL for variants on a device. */
     size_t (*canvas_bytes)(const void *state);
+
+    /* Returns what the bank of orbits has from which the variant draws FAMILY_IFS. NULL if there is none. */
+    struct ifs_bank_facts (*bank)(const void *state);
 
     /* Creates a generator (core/generator.h) on a device, with batches of at most request->batch images.
      * `generator_open` is NULL if the variant does not support this. */

@@ -22,7 +22,12 @@
 #define PUBLISHED_VERTICES_MAX 1000 /* of a polygon */
 
 /* The rules by which a script draws: the order of its draws, and where it rounds. */
-enum published_law { PUBLISHED_RCDB, PUBLISHED_SEGRCDB, PUBLISHED_VISUALATOM };
+enum published_law {
+    PUBLISHED_RCDB,
+    PUBLISHED_SEGRCDB,
+    PUBLISHED_VISUALATOM,
+    PUBLISHED_FRACTALDB /* no stream: FAMILY_IFS (formula.h); only points are reproducible */
+};
 
 /* A data set that a published script makes. Constant. */
 struct published_set {

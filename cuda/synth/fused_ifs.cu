@@ -1,0 +1,188 @@
+/* The plan of `fused` for iterated function systems: the bank of an input, and the kernel that makes images
+ * from it (fused_ifs.cuh). */
+#include <stdlib.h>
+
+#include "common/check.cuh"
+#include "core/phase.h"
+#include "synth/fused_ifs_images.cuh"
+
+#define TILE_BYTES (28u << 10) /* shared memory of a block, if possible: eight blocks per multiprocessor */
+#define TILE_ROWS  32u         /* canvas rows of a tile, at most */
+
+typedef void ifs_image_function(const struct ifs_job job);
+
+struct ifs_plan {
+    const struct synth *synth;
+    int device;
+    struct ifs_device_bank *bank;
+    struct ifs_job job; /* the call is unset */
+    uint2 *spans;
+    uint32_t tiles;
+    size_t shared_bytes;
+    ifs_image_function *kernel;
+};
+
+struct ifs_device_bank *ifs_plan_bank(const struct ifs_plan *plan)
+{
+    return plan->bank;
+}
+
+uint64_t ifs_plan_bytes(const struct ifs_plan *plan)
+{
+    return ifs_device_facts(plan->bank).bytes +
+           (plan->spans ? plan->synth->output.res * sizeof *plan->spans : 0);
+}
+
+static enum ifs_finish finish_of(const struct synth_output *output)
+{
+    if (output->fit == OUTPUT_RESIZE)
+        return IFS_MEANS;
+    return output->type == DTYPE_U8 && output->channels == 1 ? IFS_BYTES : IFS_VALUES;
+}
+
+template <bool Points> static ifs_image_function *kernel_of(enum ifs_finish finish)
+{
+    return finish == IFS_BYTES    ? ifs_image_kernel<Points, IFS_BYTES>
+           : finish == IFS_VALUES ? ifs_image_kernel<Points, IFS_VALUES>
+                                  : ifs_image_kernel<Points, IFS_MEANS>;
+}
+
+/* Returns the bytes of the masks for `rows` canvas rows (fill_masks()). */
+static size_t mask_bytes(const struct synth *synth, uint32_t rows)
+{
+    return synth->points ? 0 : (((size_t)rows + 2) * synth->res / 8 + 5) * sizeof(uint4);
+}
+
+/* Returns the shared memory of a block for bands of `band` rows and, if `sums` is not 0, this many sums. */
+static size_t tile_bytes(const struct ifs_plan *plan, uint32_t band, size_t sums)
+{
+    return mask_bytes(plan->synth, band) + (size_t)band * plan->job.words * sizeof(uint32_t) +
+           sums * sizeof(uint64_t);
+}
+
+/* Returns how many canvas rows `rows` output rows take at most. */
+static uint32_t canvas_rows(const struct synth *synth, uint32_t rows)
+{
+    if (synth->output.fit != OUTPUT_RESIZE)
+        return rows;
+    const uint64_t most = (uint64_t)rows * synth->res / synth->output.res + 2;
+    return (uint32_t)(most < synth->res ? most : synth->res);
+}
+
+/* Chooses tiles with as many rows as fit in TILE_BYTES and TILE_ROWS, all of about the same size. A tile has
+ * several bands if a single output row takes more canvas rows than fit. */
+static enum status choose_tiles(struct ifs_plan *plan)
+{
+    const struct synth *synth = plan->synth;
+    struct ifs_job *job = &plan->job;
+    const uint32_t out_res = synth->output.res;
+    int most;
+    CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, plan->device));
+    const size_t limit = (size_t)most - 1024; /* of what the kernel declares itself */
+    auto fits = [&](uint32_t rows) {
+        const uint32_t canvas = canvas_rows(synth, rows);
+        return canvas <= TILE_ROWS && tile_bytes(plan, canvas, 0) <= TILE_BYTES;
+    };
+    job->words = (synth->res + 31) / 32 + 1;
+    job->words += job->words % 2; /* the sums are aligned */
+    job->rows = 1;
+    while (job->rows < out_res && fits(job->rows + 1))
+        job->rows++;
+    plan->tiles = (out_res + job->rows - 1) / job->rows;
+    job->rows = (out_res + plan->tiles - 1) / plan->tiles;
+    job->band = canvas_rows(synth, job->rows);
+    size_t sums = 0;
+    if (tile_bytes(plan, job->band, 0) > limit) {
+        sums = synth->output.fit == OUTPUT_RESIZE ? (size_t)job->rows * ((out_res + 3) / 4 * 4) : 0;
+        while (job->band > 1 && tile_bytes(plan, job->band, sums) > limit)
+            job->band--;
+    }
+    job->masks = (uint32_t)mask_bytes(synth, job->band);
+    plan->shared_bytes = tile_bytes(plan, job->band, sums);
+    if (plan->shared_bytes > limit)
+        return status_set(STATUS_TOO_LARGE,
+                          "fused needs %zu bytes of shared memory for a canvas of %u pixels, but the device has "
+                          "%zu per block; lower %s",
+                          plan->shared_bytes, synth->res, limit, OPTION_OR_FIELD("--res", "res"));
+    return STATUS_OK;
+}
+
+static enum status copy_spans(struct ifs_plan *plan)
+{
+    const struct synth *synth = plan->synth;
+    const uint32_t out_res = synth->output.res;
+    uint2 *spans = static_cast<uint2 *>(malloc(out_res * sizeof *spans));
+    TRY(ALLOCATED(spans, "out of memory"));
+    for (uint32_t j = 0; j < out_res; j++)
+        spans[j] = ifs_pack_span(output_span(j, synth->res, out_res));
+    cudaError_t error = cudaMalloc(&plan->spans, out_res * sizeof *spans);
+    if (error == cudaSuccess)
+        error = cudaMemcpy(plan->spans, spans, out_res * sizeof *spans, cudaMemcpyHostToDevice);
+    free(spans);
+    plan->job.spans = plan->spans;
+    return cuda_status(error, "copying the spans of output pixels", __FILE__, __LINE__);
+}
+
+static enum status open_plan(struct ifs_plan *plan)
+{
+    const struct synth *synth = plan->synth;
+    const enum ifs_finish finish = finish_of(&synth->output);
+    struct ifs_job *job = &plan->job;
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaSetDevice(plan->device));
+    TRY(ifs_device_open(plan->device, synth, &plan->bank));
+    job->rules = synth->ifs;
+    job->lines = synth->rules;
+    job->res = synth->res;
+    job->turns = synth->turns;
+    job->seed = synth->seed;
+    job->first = synth->first;
+    job->stride = synth->stride;
+    job->output = synth->output;
+    job->systems = ifs_device_systems(plan->bank);
+    job->maps = ifs_device_maps(plan->bank);
+    plan->kernel = synth->points ? kernel_of<true>(finish) : kernel_of<false>(finish);
+    TRY(choose_tiles(plan));
+    if (finish == IFS_MEANS)
+        TRY(copy_spans(plan));
+    /* Loads the kernel, which CUDA must not do during a capture. */
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, plan->kernel));
+    return CUDA_STATUS(cudaFuncSetAttribute(plan->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            (int)plan->shared_bytes));
+}
+
+enum status ifs_plan_open(int device, const struct synth *synth, struct ifs_plan **plan)
+{
+    struct ifs_plan *self = static_cast<struct ifs_plan *>(calloc(1, sizeof *self));
+    TRY(ALLOCATED(self, "out of memory"));
+    self->synth = synth;
+    self->device = device;
+    enum status status = open_plan(self);
+    if (status != STATUS_OK)
+        ifs_plan_close(self);
+    else
+        *plan = self;
+    return status;
+}
+
+void ifs_plan_close(struct ifs_plan *plan)
+{
+    if (!plan)
+        return;
+    (void)cudaFree(plan->spans); /* errors are ignored, because no result depends on them */
+    ifs_device_close(plan->bank);
+    free(plan);
+}
+
+enum status ifs_plan_enqueue(const struct ifs_plan *plan, const struct fused_call *call,
+                             const struct fused_call *stored, uint64_t count, cudaStream_t stream)
+{
+    RANGE(PAINTING);
+    struct ifs_job job = plan->job;
+    if (call)
+        job.call = *call;
+    job.stored = stored;
+    const dim3 tiles((unsigned)count, plan->tiles);
+    plan->kernel<<<tiles, IMAGE_BLOCK, plan->shared_bytes, stream>>>(job);
+    return CUDA_LAUNCHED("ifs_image_kernel");
+}
