@@ -76,6 +76,13 @@ static __device__ __forceinline__ uint32_t fused_quads_of(const struct atom_clas
     return (class_.orbits + FUSED_ORBITS - 1) / FUSED_ORBITS;
 }
 
+/* Returns the identity of image `place`. */
+static __device__ __forceinline__ struct synth_image fused_image_at(const fused_job &job, uint32_t place)
+{
+    const fused_number of = fused_number_at(job, place);
+    return synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
+}
+
 /* Computes the shapes of image `place`, one per lane. All lanes of one warp must call this. */
 template <formula_id Formula>
 static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, uint32_t place,
@@ -85,8 +92,7 @@ static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, u
     static_assert(rules.shapes <= FUSED_WARP, "a lane per shape");
     const struct device_input &input = job.input;
     const uint32_t lane = threadIdx.x % FUSED_WARP;
-    const fused_number of = fused_number_at(job, place);
-    const struct synth_image id = synth_image_at(input.first, input.stride, input.turns, of.run, of.j);
+    const struct synth_image id = fused_image_at(job, place);
     struct philox_key key = atom_image_key(&rules, input.seed, 0, id.instance);
     struct line_shape shape = line_shape(&rules, key, lane, input.classes, 0, input.class_count, input.res);
     uint32_t groups = 0, units = 0, orbits = 0;
@@ -211,18 +217,18 @@ static __device__ __forceinline__ void fused_begin_group(const fused_job &job, c
     }
 }
 
-/* Opens group `number` of image `place`; returns false if there is none. The calling thread initialises units
- * `first`, `first` + `step`, ... of the group. `card`: it also writes the card of the image, whose rank is
- * `rank`. For formulas with one shape per image. */
+/* Opens group `number` of image `place`, whose identity is `id`; returns false if there is none. The calling
+ * thread initialises units `first`, `first` + `step`, ... of the group. `card`: it also writes the card of
+ * the image, whose rank is `rank`. For formulas with one shape per image. */
 template <formula_id Formula, uint32_t Parts>
-static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t place,
-                                                        uint32_t number, uint32_t first, uint32_t step,
-                                                        bool card, fused_group *self)
+static __device__ __forceinline__ bool
+fused_open_group(const fused_job &job, const struct synth_image &id, uint32_t rank, uint32_t place,
+                 uint32_t number, uint32_t first, uint32_t step, bool card, fused_group *self)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
-    const fused_number of = fused_number_at(job, place);
-    self->input = image_input_at(job.input, &rules, job.input.classes, job.input.spoke_offset, of.run, of.j);
+    self->input = image_input_of(job.input, id.class_index, job.input.classes, job.input.spoke_offset);
     const struct image_input &input = self->input;
+    self->input.key = atom_image_key(&rules, job.input.seed, input.class_.id, id.instance);
     uint32_t groups = fused_groups_of(input.class_);
     self->slot = 0;
     self->quads = fused_quads_of(input.class_);
@@ -458,8 +464,8 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
             fused_walk_group<Wide, Parts>(job, group, gradients);
         }
     } else {
-        if (!fused_open_group<Formula, Parts>(job, rank, place, number, lane, FUSED_WARP,
-                                              number == 0 && lane == 0, &group))
+        if (!fused_open_group<Formula, Parts>(job, fused_image_at(job, place), rank, place, number, lane,
+                                              FUSED_WARP, number == 0 && lane == 0, &group))
             return;
         __syncwarp();
         fused_walk_group<Wide, Parts>(job, group, gradients);
@@ -569,9 +575,16 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     __shared__ fused_shapes_memory<Formula> shapes;
     const uint32_t place = job.major ? blockIdx.x % job.count : blockIdx.x / job.groups;
     uint32_t number = job.major ? blockIdx.x / job.count : blockIdx.x % job.groups;
-    fused_fill_gradients(job.input.gradients, gradients);
     /* If an image has one shape, its last block usually has no group, and writes the card. */
-    const bool card = number == (line_rules_of(Formula).shapes > 1 ? 0 : job.groups - 1);
+    constexpr bool one = line_rules_of(Formula).shapes == 1;
+    const bool card = number == (one ? job.groups - 1 : 0);
+    struct synth_image id = {};
+    if (one) {
+        id = fused_image_at(job, place);
+        if (!card && number >= fused_groups_of(job.input.classes[id.class_index]))
+            return;
+    }
+    fused_fill_gradients(job.input.gradients, gradients);
     const uint32_t rank = job.order && card ? fused_rank(job, place) : place;
     fused_group group;
     if constexpr (line_rules_of(Formula).shapes > 1) {
@@ -583,7 +596,7 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
              number += job.groups)
             fused_split_group<Wide, Parts, Warps, Quads>(job, group, gradients, split_rows);
     } else {
-        if (!fused_open_group<Formula, Parts>(job, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
+        if (!fused_open_group<Formula, Parts>(job, id, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
                                               card && threadIdx.x == 0, &group))
             return;
         fused_split_group<Wide, Parts, Warps, Quads>(job, group, gradients, split_rows);
