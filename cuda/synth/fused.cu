@@ -216,7 +216,7 @@ static const struct fused_kernels *vertices_of(const struct fused_plan *plan)
     const char *trial = getenv("FDSL_VERT");
     if (trial && plan->synth->formula == FORMULA_RCDB)
         return &fused_vertices_trials[atoi(trial)];
-    return kernels[plan->synth->formula];
+    return kernels_of(plan);
 }
 
 /* Sets the maximum side of a canvas, such that two painting blocks fit on a multiprocessor. If the side would
@@ -264,7 +264,8 @@ static size_t end_bytes(const struct fused_plan *plan)
 /* Returns the scratch memory per image in bytes. */
 static size_t image_bytes(const struct fused_plan *plan, bool reduce)
 {
-    return plan->job.units * (sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
+    return plan->job.units *
+               (kernels_of(plan)->parts * sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
            sizeof(struct fused_card) + sizeof(uint32_t) +
            (reduce ? (plan->synth->rules.masked + 1) * synth_image_bytes(plan->synth) : 0);
 }
@@ -359,7 +360,7 @@ static enum status check_images(const struct synth *synth)
 static enum status open_lane(const struct fused_plan *plan, struct fused_lane *lane, bool reduce)
 {
     size_t units = plan->slice * plan->job.units;
-    CUDA_TRY(cudaMalloc(&lane->boxes, units * sizeof(uint2)));
+    CUDA_TRY(cudaMalloc(&lane->boxes, units * kernels_of(plan)->parts * sizeof(uint2)));
     CUDA_TRY(cudaMalloc(&lane->values, units * sizeof(uint4)));
     CUDA_TRY(cudaMalloc(&lane->cards, plan->slice * sizeof(struct fused_card)));
     CUDA_TRY(cudaMalloc(&lane->ends, units * FUSED_WARP * end_bytes(plan)));

@@ -37,6 +37,8 @@ struct fused_call {
 #define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */
 #define FUSED_LINES  31u         /* lines per unit and orbit: the warp's 32 ends bound 31 lines */
 #define FUSED_ORBITS 4u          /* orbits per unit: two Philox blocks per vertex */
+#define FUSED_PART   (FUSED_WARP / FUSED_ORBITS) /* lines per part of a unit */
+#define FUSED_PARTS  (FUSED_WARP / FUSED_PART)   /* parts per unit */
 
 /* The position of the orbit's number in a canvas word. If there are masks, the class number is below it. */
 #define FUSED_ORDER       8u
@@ -99,7 +101,7 @@ struct fused_job {
      */
     uint32_t groups;
     size_t units; /* units allocated per image (maximum over classes) */
-    uint2 *boxes; /* low and high corner per unit; count * units entries */
+    uint2 *boxes; /* low and high corner per unit, or per part of a unit; count * units * parts entries */
     /* Per unit, the canvas words that its four orbits paint, or 0 past the last orbit. */
     uint4 *values;
     void *ends;               /* FUSED_WARP entries of fused_end per unit */
@@ -117,6 +119,7 @@ struct fused_kernels {
     uint32_t split_block; /* threads per block of vertices_split */
     size_t split_bytes;   /* its shared memory */
     fused_kernel *paint[2];
+    uint32_t parts;                     /* boxes per unit: 1 or FUSED_PARTS */
     uint32_t paint_block, paint_blocks; /* threads per block of `paint`, and blocks per multiprocessor */
     size_t paint_fixed;                 /* its shared memory without the canvas */
 };

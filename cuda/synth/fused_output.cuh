@@ -218,23 +218,30 @@ template <uint32_t Byte> static __device__ __forceinline__ uint32_t canvas_bytes
     return __byte_perm(__byte_perm(words.x, words.y, pick), __byte_perm(words.z, words.w, pick), 0x5410);
 }
 
-/* Calls write(x, y) for each run of four pixels of a tile. Eager: several runs are in flight at a time, which
- * takes more registers and helps if a multiprocessor has little other work. */
-template <bool Eager, class Write>
-static __device__ __forceinline__ void for_runs(const struct tile &tile, Write write)
+/* Calls write(words, i) for each run of four pixels of an unscaled tile: words = read(x, y), and `i` is the
+ * index of the first pixel in the output. Eager: several runs are in flight at a time, which takes more
+ * registers and helps if a multiprocessor has little other work. */
+template <bool Eager, class Read, class Write>
+static __device__ __forceinline__ void for_runs(const struct tile &tile, uint32_t res, Read read, Write write)
 {
     /* A warp writes two rows at a time if half its lanes suffice for a row. */
     const uint32_t lanes = tile.out_width > 2 * FUSED_WARP ? FUSED_WARP : FUSED_WARP / 2;
-    const uint32_t first = threadIdx.x / lanes, step = blockDim.x / lanes;
-    for (uint32_t x = threadIdx.x % lanes * 4; x < tile.out_width; x += 4 * lanes)
-        if (Eager) {
-#pragma unroll 4
-            for (uint32_t y = first; y < tile.out_height; y += step)
-                write(x, y);
-        } else {
-            for (uint32_t y = first; y < tile.out_height; y += step)
-                write(x, y);
+    const uint32_t first = threadIdx.x / lanes, step = blockDim.x / lanes, some = Eager ? 4 : 1;
+    for (uint32_t x = threadIdx.x % lanes * 4; x < tile.out_width; x += 4 * lanes) {
+        const size_t begin = (size_t)(tile.out_y + first) * res + tile.out_x + x;
+        uint32_t y = first, i = 0; /* the index in the output, minus `begin` */
+        for (; y + (some - 1) * step < tile.out_height; y += some * step, i += some * step * res) {
+            uint4 words[some];
+#pragma unroll
+            for (uint32_t k = 0; k < some; k++)
+                words[k] = read(x, y + k * step);
+#pragma unroll
+            for (uint32_t k = 0; k < some; k++)
+                write(words[k], begin + i + k * step * res);
         }
+        for (; Eager && y < tile.out_height; y += step, i += step * res)
+            write(read(x, y), begin + i);
+    }
 }
 
 /* Writes one byte of each canvas word of an unscaled tile to `image`, and, unless `mask` is NULL, the class
@@ -243,13 +250,13 @@ template <uint32_t Byte, bool Eager>
 static __device__ __forceinline__ void write_bytes(const struct tile &tile, const uint32_t *canvas,
                                                    uint8_t *image, uint8_t *mask, uint32_t res)
 {
-    for_runs<Eager>(tile, [&](uint32_t x, uint32_t y) {
-        uint4 words = canvas_words(tile, canvas, y, x);
-        size_t i = (size_t)(tile.out_y + y) * res + tile.out_x + x;
-        *reinterpret_cast<uint32_t *>(image + i) = canvas_bytes<Byte>(words);
-        if (mask)
-            *reinterpret_cast<uint32_t *>(mask + i) = canvas_bytes<FUSED_MASK_SHIFT / 8>(words);
-    });
+    for_runs<Eager>(
+        tile, res, [&](uint32_t x, uint32_t y) { return canvas_words(tile, canvas, y, x); },
+        [&](uint4 words, size_t i) {
+            *reinterpret_cast<uint32_t *>(image + i) = canvas_bytes<Byte>(words);
+            if (mask)
+                *reinterpret_cast<uint32_t *>(mask + i) = canvas_bytes<FUSED_MASK_SHIFT / 8>(words);
+        });
 }
 
 /* Writes a tile's part of a mask: in each output pixel, the class number of one canvas pixel. `four`: runs of
@@ -329,12 +336,13 @@ static __device__ __forceinline__ bool write_empty(const fused_job &job, uint32_
     if (!sink.four || !writes_bytes(sink.output))
         return false;
     uint8_t *image = static_cast<uint8_t *>(sink.image), *mask = Masked ? job.cards[rank].mask : nullptr;
-    for_runs<true>(tile, [&](uint32_t x, uint32_t y) {
-        size_t i = (size_t)(tile.out_y + y) * sink.output.res + tile.out_x + x;
-        *reinterpret_cast<uint32_t *>(image + i) = background * 0x01010101u;
-        if (mask)
-            *reinterpret_cast<uint32_t *>(mask + i) = 0;
-    });
+    for_runs<true>(
+        tile, sink.output.res, [](uint32_t, uint32_t) { return uint4{}; },
+        [&](uint4, size_t i) {
+            *reinterpret_cast<uint32_t *>(image + i) = background * 0x01010101u;
+            if (mask)
+                *reinterpret_cast<uint32_t *>(mask + i) = 0;
+        });
     return true;
 }
 

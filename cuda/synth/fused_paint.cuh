@@ -77,6 +77,7 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
  * and strokes. A stroke is the rest of a line whose first pixels have been drawn. */
 
 #define QUEUE_LINES   96  /* at most 31 waiting lines, plus 62 of two orbits */
+#define QUEUE_PARTS   94  /* at most 31 waiting lines of each kind, plus 32 of a part */
 #define QUEUE_EVEN    124 /* at most 31 waiting lines of each kind, plus 62 of two orbits */
 #define LONG_FEW      3   /* long lines that a warp draws one after another, each with all lanes */
 #define SPLIT_STROKES 128 /* strokes that all warps draw together at the end of a tile */
@@ -84,15 +85,16 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
-template <bool Even> struct line_queues {
+template <class Sizes, bool Even = Sizes::even> struct line_queues {
     uint2 inside[QUEUE_LINES];      /* x: coordinates of both ends, one byte each; y: value */
     uint4 strokes[QUEUE_STROKES];   /* at, step, value, left | steep << 8 */
     uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit in unit << 5 | lane */
 };
 
 /* Lines inside the tile fill the array from its beginning, other lines from its end. */
-template <> struct line_queues<true> {
-    uint2 lines[QUEUE_EVEN]; /* x: as above; y: value */
+template <class Sizes> struct line_queues<Sizes, true> {
+    static constexpr uint32_t size = Sizes::parts > 1 ? QUEUE_PARTS : QUEUE_EVEN;
+    uint2 lines[size]; /* x: as above; y: value */
 };
 
 /* The sizes of a painting kernel. They change no image.
@@ -101,17 +103,18 @@ template <> struct line_queues<true> {
  * Long: many lines are longer than STROKE_MAJOR_MAX, or need many calls of stroke_walk().
  * Even: a warp divides the parts of 32 strokes evenly among its lanes. Otherwise each lane draws one part of
  * its stroke, and the rest waits in a queue. */
-template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Sparse = false, bool Long = false, bool Even = false>
+template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Sparse = false, bool Long = false, bool Even = false,
+          uint32_t Parts = 1>
 struct paint_sizes {
+    static constexpr uint32_t parts = Parts;
     static constexpr uint32_t warps = Warps, blocks = Blocks, block = Warps * FUSED_WARP;
     static constexpr bool sparse = Sparse, is_long = Long, even = Even;
-    static constexpr uint32_t hits = block == 512   ? 2048
-                                     : block == 256 ? 512
-                                                    : 512; /* maximum number of units in a block's list */
+    /* Maximum number of units (or parts of units) in a block's list. */
+    static constexpr uint32_t hits = Parts > 1 ? 1536 : block == 512 ? 2048 : 512;
 };
 
 template <class Sizes> struct paint_shared {
-    line_queues<Sizes::even> queues[Sizes::warps];
+    line_queues<Sizes> queues[Sizes::warps];
     uint32_t counts[QUEUE_KINDS][Sizes::warps];
     uint16_t hits[Sizes::hits];              /* the block's list: units whose boxes touch the tile */
     uint32_t found;                          /* number of hits */
@@ -163,7 +166,7 @@ static __device__ __forceinline__ queue_place queue_find(const queue_sums &sums,
 /* ---- A warp that paints ---- */
 
 template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct painter {
-    using queues = line_queues<Sizes::even>;
+    using queues = line_queues<Sizes>;
     static constexpr uint32_t PAINT_WARPS = Sizes::warps, PAINT_BLOCK = Sizes::block,
                               PAINT_HITS = Sizes::hits;
     static constexpr bool Long = Sizes::is_long, Sparse = Sizes::sparse;
@@ -396,7 +399,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ uint32_t crossing_at(uint32_t i) const
     {
         if constexpr (Sizes::even)
-            return mine + (QUEUE_EVEN - 1) * (uint32_t)sizeof(uint2) - i * (uint32_t)sizeof(uint2);
+            return mine + (queues::size - 1) * (uint32_t)sizeof(uint2) - i * (uint32_t)sizeof(uint2);
         else
             return mine + (uint32_t)offsetof(queues, crossing) + i * (uint32_t)sizeof(uint32_t);
     }
@@ -505,22 +508,43 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
      * of the last unit have value 0, so that drawing their lines changes nothing. */
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
+        push_pair(packed + here, __shfl_down_sync(FUSED_ALL, packed + here, 1), true, entry | lane, value);
+    }
+
+    /* Queues the line from `end` to `next`, which are relative to the tile and biased, if it is valid and its
+     * bounding box touches the tile. */
+    __device__ __forceinline__ void push_pair(uint32_t end, uint32_t next, bool valid, uint32_t entry,
+                                              uint32_t value)
+    {
         const uint32_t all = 0xC000C000u;
-        uint32_t end = packed + here, next = __shfl_down_sync(FUSED_ALL, end, 1);
         uint32_t a = sides(end), b = sides(next), outside;
         asm("lop3.b32 %0, %1, %2, 0xC000C000, 0x80;" : "=r"(outside) : "r"(a), "r"(b));
         bool is_inside = ((a | b) & all) == 0;
-        push_lines(is_inside && (end != next || paints_points()), outside == 0 && !is_inside,
-                   __byte_perm(end, next, 0x6420), entry, value);
+        push_lines(valid && is_inside && (end != next || paints_points()),
+                   valid && outside == 0 && !is_inside, __byte_perm(end, next, 0x6420), entry, value);
     }
 
     /* Queues those lines of an orbit whose bounding boxes touch the tile. The ends are not packed. */
     __device__ __forceinline__ void push(int2 end, uint32_t entry, uint32_t value)
     {
+        push_line(end,
+                  make_int2(__shfl_down_sync(FUSED_ALL, end.x, 1), __shfl_down_sync(FUSED_ALL, end.y, 1)),
+                  lane < FUSED_LINES, entry | lane, value);
+    }
+
+    /* Queues a line if it is valid and its bounding box touches the tile. */
+    __device__ __forceinline__ void push_line(uint32_t end, uint32_t next, bool valid, uint32_t entry,
+                                              uint32_t value)
+    {
+        push_pair(end + here, next + here, valid, entry, value);
+    }
+
+    __device__ __forceinline__ void push_line(int2 end, int2 next, bool line, uint32_t entry, uint32_t value)
+    {
         end.x -= tile.x;
         end.y -= tile.y;
-        int2 next = make_int2(__shfl_down_sync(FUSED_ALL, end.x, 1), __shfl_down_sync(FUSED_ALL, end.y, 1));
-        bool line = lane < FUSED_LINES;
+        next.x -= tile.x;
+        next.y -= tile.y;
         bool is_inside = line && in_tile(end) && in_tile(next);
         bool touches = line && min(end.x, next.x) < tile.width && max(end.x, next.x) >= 0 &&
                        min(end.y, next.y) < tile.height && max(end.y, next.y) >= 0;
@@ -548,9 +572,9 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         if (is_crossing) {
             const uint32_t at = crossing_at(crossing + rank(crossing_mask));
             if constexpr (Sizes::even)
-                shared_store(at, make_uint2(entry | lane, value));
+                shared_store(at, make_uint2(entry, value));
             else
-                shared_store(at, entry | lane);
+                shared_store(at, entry);
         }
         inside += __popc(inside_mask);
         crossing += __popc(crossing_mask);
@@ -567,20 +591,26 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         box_set self;
 #pragma unroll
         for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+            self.box[k] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+            if (Sparse && k * PAINT_BLOCK >= end - begin) /* often, there are fewer than PAINT_BLOCK boxes */
+                continue;
             uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
-            self.box[k] = u < end ? __ldg(boxes + u) : make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+            if (u < end)
+                self.box[k] = __ldg(boxes + u);
         }
         return self;
     }
 
     /* Returns which boxes of the calling thread touch the tile, one bit per box. */
-    __device__ __forceinline__ uint32_t test_boxes(const box_set &set) const
+    __device__ __forceinline__ uint32_t test_boxes(const box_set &set, uint32_t count) const
     {
         /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
          * right of or below the tile. */
         uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height), hits = 0;
 #pragma unroll
         for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+            if (Sparse && k * PAINT_BLOCK >= count)
+                break;
             bool hit = ((~(set.box[k].y + here) & 0x40004000u) |
                         ((set.box[k].x + here + outside) & 0x80008000u)) == 0;
             hits |= (uint32_t)hit << k;
@@ -605,6 +635,44 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
             at = __shfl_sync(FUSED_ALL, at, 0);
             if (hit)
                 shared->hits[at + rank(mask)] = (uint16_t)(k * PAINT_BLOCK + threadIdx.x);
+        }
+    }
+
+    /* A line of a part of a unit. Lane l has the line l / FUSED_ORBITS of the part, in the orbit l %
+     * FUSED_ORBITS. */
+    struct part_load {
+        std::conditional_t<Wide, int2, uint32_t> from, to;
+        uint32_t entry, value;
+        bool valid;
+    };
+
+    __device__ __forceinline__ part_load load_part(uint32_t part) const
+    {
+        const uint32_t unit = part / FUSED_PARTS, orbit = lane % FUSED_ORBITS;
+        const uint32_t line = part % FUSED_PARTS * FUSED_PART + lane / FUSED_ORBITS;
+        const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + line;
+        const bool valid = line < FUSED_LINES;
+        return {__ldg(&end->at[orbit]), __ldg(&end[valid ? 1 : 0].at[orbit]), unit << 7 | orbit << 5 | line,
+                __ldg(reinterpret_cast<const uint32_t *>(values + unit) + orbit), valid};
+    }
+
+    /* Draws the lines of the listed parts of units. Fewer than 32 lines of each kind stay queued. The next
+     * part is loaded while the current one is processed. */
+    __device__ __forceinline__ void draw_parts(uint32_t begin)
+    {
+        uint32_t found = shared->found, hits = shared_address(shared->hits);
+        if (warp >= found)
+            return;
+        part_load next = load_part(begin + shared_load16(hits + warp * sizeof(uint16_t)));
+#pragma unroll 1
+        for (uint32_t i = warp; i < found; i += PAINT_WARPS) {
+            part_load part = next;
+            if (i + PAINT_WARPS < found)
+                next = load_part(begin + shared_load16(hits + (i + PAINT_WARPS) * sizeof(uint16_t)));
+            push_line(part.from, part.to, part.valid, part.entry, part.value);
+            __syncwarp();
+            if (max(inside, crossing) >= FUSED_WARP)
+                work();
         }
     }
 
@@ -701,7 +769,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
                 queue_place place = queue_find<PAINT_WARPS>(sums_crossing, i);
                 const bool valid = i < sums_crossing.all;
                 if constexpr (Sizes::even) {
-                    const uint2 entry = shared->queues[place.warp].lines[QUEUE_EVEN - 1 - place.at];
+                    const uint2 entry = shared->queues[place.warp].lines[queues::size - 1 - place.at];
                     self = stroke_crossing(entry.x, entry.y, valid);
                 } else {
                     const uint32_t entry = shared->queues[place.warp].crossing[place.at];
@@ -769,10 +837,13 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
             }
             if (!Sparse || begin > 0) {
                 const uint32_t end = min(unit_count, begin + PAINT_HITS);
-                list(test_boxes(load_boxes(begin, end)), end - begin);
+                list(test_boxes(load_boxes(begin, end), end - begin), end - begin);
                 __syncthreads();
             }
-            draw(begin);
+            if constexpr (Sizes::parts > 1)
+                draw_parts(begin);
+            else
+                draw(begin);
         }
         finish_lines();
         if constexpr (!Sizes::even)
@@ -826,8 +897,10 @@ painter_of(const fused_job &job, paint_shared<Sizes> *shared, const struct tile 
     self.lower = keep((1u << lane) - 1);
     self.here = keep(FUSED_BIAS - FUSED_PACK(tile.x, tile.y));
     /* The last lane has no line of its own, so its ends always count as outside. */
-    self.beyond = keep(lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height) : 0x80008000u);
-    self.boxes = keep(job.boxes + first_unit);
+    self.beyond =
+        keep(Sizes::parts > 1 || lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height)
+                                                    : 0x80008000u);
+    self.boxes = keep(job.boxes + first_unit * Sizes::parts);
     self.values = keep(job.values + first_unit);
     self.ends = keep(static_cast<const fused_end<Wide> *>(job.ends) + first_unit * FUSED_WARP);
     return self;
@@ -853,6 +926,7 @@ static __global__ void __launch_bounds__(Sizes::block, Sizes::blocks)
     constexpr struct line_rules rules = line_rules_of(Formula);
     paint_shared<Sizes> *shared = reinterpret_cast<paint_shared<Sizes> *>(paint_memory);
     fused_card card = job.cards[blockIdx.z];
+    card.units *= Sizes::parts;
     if (threadIdx.x == 0)
         shared->found = 0;
     if (!Sizes::sparse) {
@@ -864,7 +938,7 @@ static __global__ void __launch_bounds__(Sizes::block, Sizes::blocks)
         painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, card.place));
     if constexpr (Sizes::sparse) {
         const uint32_t count = min(card.units, Sizes::hits);
-        const uint32_t hits = painter.test_boxes(painter.load_boxes(0, count));
+        const uint32_t hits = painter.test_boxes(painter.load_boxes(0, count), count);
         if (!__syncthreads_or(hits) && card.units <= Sizes::hits &&
             write_empty<rules.masked>(job, blockIdx.z, tile, rules.background))
             return;

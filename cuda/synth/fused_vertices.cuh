@@ -76,6 +76,13 @@ static __device__ __forceinline__ uint32_t fused_quads_of(const struct atom_clas
     return (class_.orbits + FUSED_ORBITS - 1) / FUSED_ORBITS;
 }
 
+/* Returns the identity of image `place`. */
+static __device__ __forceinline__ struct synth_image fused_image_at(const fused_job &job, uint32_t place)
+{
+    const fused_number of = fused_number_at(job, place);
+    return synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
+}
+
 /* Computes the shapes of image `place`, one per lane. All lanes of one warp must call this. */
 template <formula_id Formula>
 static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, uint32_t place,
@@ -85,8 +92,7 @@ static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, u
     static_assert(rules.shapes <= FUSED_WARP, "a lane per shape");
     const struct device_input &input = job.input;
     const uint32_t lane = threadIdx.x % FUSED_WARP;
-    const fused_number of = fused_number_at(job, place);
-    const struct synth_image id = synth_image_at(input.first, input.stride, input.turns, of.run, of.j);
+    const struct synth_image id = fused_image_at(job, place);
     struct philox_key key = atom_image_key(&rules, input.seed, 0, id.instance);
     struct line_shape shape = line_shape(&rules, key, lane, input.classes, 0, input.class_count, input.res);
     uint32_t groups = 0, units = 0, orbits = 0;
@@ -191,7 +197,7 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
  * Initialises the group's units `first`, `first` + `step`, ... as invisible. `before`: as for fused_values().
  * Lanes after the last vertex use vertex 0. The first of these lanes closes the polygon. Lines between two of
  * them have length 0. */
-template <formula_id Formula>
+template <formula_id Formula, uint32_t Parts>
 static __device__ __forceinline__ void fused_begin_group(const fused_job &job, const struct line_shape &shape,
                                                          uint32_t number, uint32_t before, uint32_t first,
                                                          uint32_t step, fused_group *self)
@@ -204,23 +210,25 @@ static __device__ __forceinline__ void fused_begin_group(const fused_job &job, c
     self->advance = input.spokes.advance[self->vertex];
     self->start = line_start(&shape, self->cosine, self->sine);
     for (uint32_t quad = first; quad < self->quads; quad += step) {
-        job.boxes[self->first_unit + quad] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+#pragma unroll
+        for (uint32_t part = 0; part < Parts; part++)
+            job.boxes[(self->first_unit + quad) * Parts + part] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
         job.values[self->first_unit + quad] = fused_values<Formula>(input, self->slot, before, quad);
     }
 }
 
-/* Opens group `number` of image `place`; returns false if there is none. The calling thread initialises units
- * `first`, `first` + `step`, ... of the group. `card`: it also writes the card of the image, whose rank is
- * `rank`. For formulas with one shape per image. */
-template <formula_id Formula>
-static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t place,
-                                                        uint32_t number, uint32_t first, uint32_t step,
-                                                        bool card, fused_group *self)
+/* Opens group `number` of image `place`, whose identity is `id`; returns false if there is none. The calling
+ * thread initialises units `first`, `first` + `step`, ... of the group. `card`: it also writes the card of
+ * the image, whose rank is `rank`. For formulas with one shape per image. */
+template <formula_id Formula, uint32_t Parts>
+static __device__ __forceinline__ bool
+fused_open_group(const fused_job &job, const struct synth_image &id, uint32_t rank, uint32_t place,
+                 uint32_t number, uint32_t first, uint32_t step, bool card, fused_group *self)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
-    const fused_number of = fused_number_at(job, place);
-    self->input = image_input_at(job.input, &rules, job.input.classes, job.input.spoke_offset, of.run, of.j);
+    self->input = image_input_of(job.input, id.class_index, job.input.classes, job.input.spoke_offset);
     const struct image_input &input = self->input;
+    self->input.key = atom_image_key(&rules, job.input.seed, input.class_.id, id.instance);
     uint32_t groups = fused_groups_of(input.class_);
     self->slot = 0;
     self->quads = fused_quads_of(input.class_);
@@ -229,8 +237,8 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
     if (number >= groups)
         return false;
     self->first_unit = fused_first_unit(job, place) + (size_t)number * self->quads;
-    fused_begin_group<Formula>(job, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res), number,
-                               0, first, step, self);
+    fused_begin_group<Formula, Parts>(job, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res),
+                                      number, 0, first, step, self);
     /* The key is equal in all lanes. The reduction lets the compiler keep it in uniform registers. */
     self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
     self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
@@ -239,7 +247,7 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
 
 /* Opens group `number` of the image `place`, counted over all shapes of the image; returns false if
  * there is none. The calling thread initialises units as in the other function of this name. */
-template <formula_id Formula>
+template <formula_id Formula, uint32_t Parts>
 static __device__ __forceinline__ bool
 fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t rank, uint32_t place,
                  uint32_t number, uint32_t first, uint32_t step, bool card, fused_group *self)
@@ -256,8 +264,8 @@ fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32
     self->quads = fused_quads_of(self->input.class_);
     self->first_unit = fused_first_unit(job, place) + shapes.units[slot] +
                        (size_t)(number - shapes.groups[slot]) * self->quads;
-    fused_begin_group<Formula>(job, shape, number - shapes.groups[slot], shapes.orbits[slot], first, step,
-                               self);
+    fused_begin_group<Formula, Parts>(job, shape, number - shapes.groups[slot], shapes.orbits[slot], first,
+                                      step, self);
     if (card)
         fused_write_card<Formula>(job, self->input, rank, place, shapes.units[FUSED_WARP]);
     return true;
@@ -281,13 +289,19 @@ struct fused_box {
     int32_t low_x, low_y, high_x, high_y;
 };
 
-/* Returns the bounding box of all lanes' ends. */
-static __device__ __forceinline__ fused_box fused_box_of(const int2 at[FUSED_ORBITS])
+/* Returns the bounding box of the lane's ends. */
+static __device__ __forceinline__ fused_box fused_own_box(const int2 at[FUSED_ORBITS])
 {
-    return {__reduce_min_sync(FUSED_ALL, min(min(at[0].x, at[1].x), min(at[2].x, at[3].x))),
-            __reduce_min_sync(FUSED_ALL, min(min(at[0].y, at[1].y), min(at[2].y, at[3].y))),
-            __reduce_max_sync(FUSED_ALL, max(max(at[0].x, at[1].x), max(at[2].x, at[3].x))),
-            __reduce_max_sync(FUSED_ALL, max(max(at[0].y, at[1].y), max(at[2].y, at[3].y)))};
+    return {
+        min(min(at[0].x, at[1].x), min(at[2].x, at[3].x)), min(min(at[0].y, at[1].y), min(at[2].y, at[3].y)),
+        max(max(at[0].x, at[1].x), max(at[2].x, at[3].x)), max(max(at[0].y, at[1].y), max(at[2].y, at[3].y))};
+}
+
+/* Returns the bounding box of all lanes' ends. `own`: of the lane's ends. */
+static __device__ __forceinline__ fused_box fused_box_of(const fused_box &own)
+{
+    return {__reduce_min_sync(FUSED_ALL, own.low_x), __reduce_min_sync(FUSED_ALL, own.low_y),
+            __reduce_max_sync(FUSED_ALL, own.high_x), __reduce_max_sync(FUSED_ALL, own.high_y)};
 }
 
 /* Returns whether a box touches the image. `last` is the index of the image's last row and column. */
@@ -296,21 +310,42 @@ static __device__ __forceinline__ bool fused_visible(const fused_box &box, int32
     return box.low_x <= last && box.low_y <= last && box.high_x >= 0 && box.high_y >= 0;
 }
 
-/* Stores a unit: each lane stores its end to `ends`, and lane 0 stores the box to `*to`. */
-template <bool Wide>
+/* Returns the bounding box of the lines of the calling lane's part. `own`: of the lane's ends. */
+static __device__ __forceinline__ fused_box fused_part_box(fused_box own)
+{
+    /* A line ends in the next lane. The last lane has no line. */
+    fused_box box = {min(own.low_x, __shfl_down_sync(FUSED_ALL, own.low_x, 1)),
+                     min(own.low_y, __shfl_down_sync(FUSED_ALL, own.low_y, 1)),
+                     max(own.high_x, __shfl_down_sync(FUSED_ALL, own.high_x, 1)),
+                     max(own.high_y, __shfl_down_sync(FUSED_ALL, own.high_y, 1))};
+#pragma unroll
+    for (uint32_t apart = 1; apart < FUSED_PART; apart *= 2)
+        box = {min(box.low_x, __shfl_xor_sync(FUSED_ALL, box.low_x, apart)),
+               min(box.low_y, __shfl_xor_sync(FUSED_ALL, box.low_y, apart)),
+               max(box.high_x, __shfl_xor_sync(FUSED_ALL, box.high_x, apart)),
+               max(box.high_y, __shfl_xor_sync(FUSED_ALL, box.high_y, apart))};
+    return box;
+}
+
+/* Stores a unit: each lane stores its end to `ends`, and the first lane of each part stores its box to `to`.
+ * `box`: of the unit. */
+template <bool Wide, uint32_t Parts>
 static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t last, uint2 *to,
                                                         fused_end<Wide> *ends, const int2 at[FUSED_ORBITS])
 {
-    uint32_t lane = threadIdx.x % FUSED_WARP;
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
     fused_store_end(ends + lane, at);
+    if (Parts > 1)
+        box = fused_part_box(fused_own_box(at));
     if (Wide) { /* clamp, so that corners can be packed; no tile extends beyond the image */
-        box.low_x = max(box.low_x, -1);
-        box.low_y = max(box.low_y, -1);
-        box.high_x = min(box.high_x, last);
-        box.high_y = min(box.high_y, last);
+        box.low_x = min(max(box.low_x, -1), last + 1);
+        box.low_y = min(max(box.low_y, -1), last + 1);
+        box.high_x = max(min(box.high_x, last), -1);
+        box.high_y = max(min(box.high_y, last), -1);
     }
-    if (lane == 0)
-        *to = make_uint2(FUSED_PACK(box.low_x, box.low_y), FUSED_PACK(box.high_x, box.high_y));
+    if (lane % (FUSED_WARP / Parts) == 0)
+        to[lane / (FUSED_WARP / Parts)] =
+            make_uint2(FUSED_PACK(box.low_x, box.low_y), FUSED_PACK(box.high_x, box.high_y));
 }
 
 /* ---- Groups that stay outside the image ----
@@ -382,29 +417,29 @@ static __device__ __forceinline__ void fused_walk_pair(const fused_group &group,
 }
 
 /* Computes the vertices of a group, orbit by orbit, and stores the visible units. */
-template <bool Wide>
+template <bool Wide, uint32_t Parts>
 static __device__ __forceinline__ void fused_walk_group(const fused_job &job, const fused_group &group,
                                                         const float2 *gradients)
 {
     struct atom_point point = group.start;
     fused_drift drift = fused_drift_of<Wide>(group);
     int32_t last = (int32_t)job.input.res - 1;
-    uint2 *to = job.boxes + group.first_unit;
+    uint2 *to = job.boxes + group.first_unit * Parts;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends) + group.first_unit * FUSED_WARP;
 #pragma unroll 1
-    for (uint32_t quad = 0; quad < group.quads; quad++, to++, ends += FUSED_WARP) {
+    for (uint32_t quad = 0; quad < group.quads; quad++, to += Parts, ends += FUSED_WARP) {
         int2 at[FUSED_ORBITS];
         fused_walk_pair(group, gradients, 2 * quad, &point, at);
         fused_walk_pair(group, gradients, 2 * quad + 1, &point, at + 2);
-        fused_box box = fused_box_of(at);
+        fused_box box = fused_box_of(fused_own_box(at));
         if (fused_visible(box, last))
-            fused_store_unit<Wide>(box, last, to, ends, at);
+            fused_store_unit<Wide, Parts>(box, last, to, ends, at);
         else if (fused_gone(box, drift, last, (group.quads - quad - 1) * FUSED_ORBITS))
             return;
     }
 }
 
-template <bool Wide, formula_id Formula>
+template <bool Wide, formula_id Formula, uint32_t Parts>
 static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
     fused_vertices_kernel(const __grid_constant__ fused_job job)
 {
@@ -422,18 +457,18 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
         struct fused_shapes &shapes = memory[threadIdx.x / FUSED_WARP];
         fused_fill_shapes<Formula>(job, place, &shapes);
         __syncwarp();
-        for (; fused_open_group<Formula>(job, shapes, rank, place, number, lane, FUSED_WARP,
-                                         number == 0 && lane == 0, &group);
+        for (; fused_open_group<Formula, Parts>(job, shapes, rank, place, number, lane, FUSED_WARP,
+                                                number == 0 && lane == 0, &group);
              number += job.groups) {
             __syncwarp();
-            fused_walk_group<Wide>(job, group, gradients);
+            fused_walk_group<Wide, Parts>(job, group, gradients);
         }
     } else {
-        if (!fused_open_group<Formula>(job, rank, place, number, lane, FUSED_WARP, number == 0 && lane == 0,
-                                       &group))
+        if (!fused_open_group<Formula, Parts>(job, fused_image_at(job, place), rank, place, number, lane,
+                                              FUSED_WARP, number == 0 && lane == 0, &group))
             return;
         __syncwarp();
-        fused_walk_group<Wide>(job, group, gradients);
+        fused_walk_group<Wide, Parts>(job, group, gradients);
     }
 }
 
@@ -496,7 +531,7 @@ static __device__ __forceinline__ void fused_fill_rows(const fused_group &group,
 
 /* Computes the vertices of a group with the block's `Warps` warps, and stores the visible units. Processes
  * `Quads` units at a time in shared memory. */
-template <bool Wide, uint32_t Warps, uint32_t Quads>
+template <bool Wide, uint32_t Parts, uint32_t Warps, uint32_t Quads>
 static __device__ __forceinline__ void fused_split_group(const fused_job &job, const fused_group &group,
                                                          const float2 *gradients, float *split_rows)
 {
@@ -521,15 +556,16 @@ static __device__ __forceinline__ void fused_split_group(const fused_job &job, c
 #pragma unroll
             for (uint32_t k = 0; k < FUSED_ORBITS; k++)
                 at[k] = fused_pixel({rows[2 * k * FUSED_WARP], rows[(2 * k + 1) * FUSED_WARP]});
-            fused_box box = fused_box_of(at);
+            fused_box box = fused_box_of(fused_own_box(at));
             if (fused_visible(box, last))
-                fused_store_unit<Wide>(box, last, job.boxes + unit, ends + unit * FUSED_WARP, at);
+                fused_store_unit<Wide, Parts>(box, last, job.boxes + unit * Parts, ends + unit * FUSED_WARP,
+                                              at);
         }
         __syncthreads();
     }
 }
 
-template <bool Wide, formula_id Formula, uint32_t Warps, uint32_t Quads>
+template <bool Wide, formula_id Formula, uint32_t Parts, uint32_t Warps, uint32_t Quads>
 static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     fused_vertices_split_kernel(const __grid_constant__ fused_job job)
 {
@@ -539,24 +575,31 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     __shared__ fused_shapes_memory<Formula> shapes;
     const uint32_t place = job.major ? blockIdx.x % job.count : blockIdx.x / job.groups;
     uint32_t number = job.major ? blockIdx.x / job.count : blockIdx.x % job.groups;
-    fused_fill_gradients(job.input.gradients, gradients);
     /* If an image has one shape, its last block usually has no group, and writes the card. */
-    const bool card = number == (line_rules_of(Formula).shapes > 1 ? 0 : job.groups - 1);
+    constexpr bool one = line_rules_of(Formula).shapes == 1;
+    const bool card = number == (one ? job.groups - 1 : 0);
+    struct synth_image id = {};
+    if (one) {
+        id = fused_image_at(job, place);
+        if (!card && number >= fused_groups_of(job.input.classes[id.class_index]))
+            return;
+    }
+    fused_fill_gradients(job.input.gradients, gradients);
     const uint32_t rank = job.order && card ? fused_rank(job, place) : place;
     fused_group group;
     if constexpr (line_rules_of(Formula).shapes > 1) {
         if (threadIdx.x < FUSED_WARP)
             fused_fill_shapes<Formula>(job, place, &shapes);
         __syncthreads();
-        for (; fused_open_group<Formula>(job, shapes, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
-                                         number == 0 && threadIdx.x == 0, &group);
+        for (; fused_open_group<Formula, Parts>(job, shapes, rank, place, number, threadIdx.x,
+                                                Warps * FUSED_WARP, number == 0 && threadIdx.x == 0, &group);
              number += job.groups)
-            fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
+            fused_split_group<Wide, Parts, Warps, Quads>(job, group, gradients, split_rows);
     } else {
-        if (!fused_open_group<Formula>(job, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
-                                       card && threadIdx.x == 0, &group))
+        if (!fused_open_group<Formula, Parts>(job, id, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
+                                              card && threadIdx.x == 0, &group))
             return;
-        fused_split_group<Wide, Warps, Quads>(job, group, gradients, split_rows);
+        fused_split_group<Wide, Parts, Warps, Quads>(job, group, gradients, split_rows);
     }
 }
 
