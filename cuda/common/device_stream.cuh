@@ -44,7 +44,8 @@ struct device_stream_request {
     uint32_t held;       /* number of batches that the consumer holds at a time, at least 1 */
 
     /* Device memory in which samples stay, in the form that they have in a batch; UINT64_MAX: all. 0: none.
-     * Otherwise the host stream must be of set_stream_open(), with the same `device_bytes`. Does not change the batches. */
+     * Otherwise the host stream must be of set_stream_open(), with the same `device_bytes`. Does not change
+     * the batches. */
     uint64_t resident_bytes;
 };
 
