@@ -178,8 +178,8 @@ LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/all
                   train/linear.cu common/cub.cu ops/write.cu synth/fused_formula.cu \
                   synth/ladder.cu train/augment.cu train/allreduce_peer_update.cu train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
-# fused_formula.cu is compiled once per formula. Its objects are fused_formula.uji.cu.o and so on.
-FORMULAS   := $(shell sed -n 's/^FORMULA.[A-Z0-9_]*, *\([a-z0-9_]*\),.*/\1/p' src/synth/formulas.def)
+# fused_formula.cu is compiled once per formula that draws lines. Its objects are fused_formula.uji.cu.o and so on.
+FORMULAS   := $(shell sed -n 's/^FORMULA.[A-Z0-9_]*, *\([a-z0-9_]*\), *LINES,.*/\1/p' src/synth/formulas.def)
 CU_SOURCES := $(foreach source,$(CU_SOURCES),$(if $(filter %/fused_formula.cu,$(source)),$(FORMULAS:%=$(source:.cu=).%.cu),$(source)))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c) $(if $(and $(call on,CUDA),$(call on,XXHASH)),,cuda/ops/rows_device_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/uring.c),$(C_SOURCES))

@@ -35,7 +35,8 @@ static struct layout lay_out(const struct synth *synth)
     struct layout layout = {};
     layout.classes = place(&layout.bytes, synth->class_count * sizeof(struct atom_class));
     layout.offsets = place(&layout.bytes, (synth->class_count + 1) * sizeof(uint64_t));
-    layout.spokes = place(&layout.bytes, 3 * synth->spoke_offset[synth->class_count] * sizeof(float));
+    if (synth->spoke_offset) /* fractals have no vertices */
+        layout.spokes = place(&layout.bytes, 3 * synth->spoke_offset[synth->class_count] * sizeof(float));
     layout.gradients = place(&layout.bytes, NOISE_TABLE_COUNT * sizeof(float));
     return layout;
 }

@@ -8,6 +8,7 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "synth/lines.h"
+#include "synth/fused_ifs.cuh"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
 
@@ -104,6 +105,8 @@ struct fused_lane {
 
 struct fused_plan {
     const struct synth *synth;
+    struct ifs_plan
+        *ifs; /* draws fractals; then the other members are unused. NULL: the formula draws lines */
     int device, multiprocessors;
     bool background;      /* the streams of lanes have the lowest priority */
     struct fused_job job; /* fields that differ between slices are unset: the call, begin, count and the
@@ -191,9 +194,11 @@ static uint32_t side_within(const struct fused_kernels *kernels, size_t bytes)
     return side;
 }
 
-/* The kernels of all formulas, indexed by enum formula_id. */
+/* The kernels of all formulas, indexed by enum formula_id; NULL if the formula does not draw lines. */
 static const struct fused_kernels *const kernels[] = {
-#define FORMULA(symbol, name, ...) &fused_##name,
+#define KERNELS_LINES(name)                &fused_##name
+#define KERNELS_IFS(name)                  nullptr
+#define FORMULA(symbol, name, family, ...) KERNELS_##family(name),
 #include "synth/formulas.def"
 #undef FORMULA
 };
@@ -202,7 +207,9 @@ static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
 {
     const char *trial = getenv("FDSL_TRIAL");
     static const struct fused_kernels *const trials[] = {
-#define FORMULA(symbol, name, ...) fused_trials_##name,
+#define TRIALS_LINES(name) fused_trials_##name
+#define TRIALS_IFS(name)   nullptr
+#define FORMULA(symbol, name, family, ...) TRIALS_##family(name),
 #include "synth/formulas.def"
 #undef FORMULA
     };
@@ -466,7 +473,7 @@ enum status fused_open(int device, const struct synth *synth, bool background, s
     self->synth = synth;
     self->device = device;
     self->background = background;
-    enum status status = make_plan(self);
+    enum status status = synth_is_ifs(synth) ? ifs_plan_open(device, synth, &self->ifs) : make_plan(self);
     if (status != STATUS_OK)
         fused_close(self);
     else
@@ -478,6 +485,7 @@ void fused_close(struct fused_plan *plan)
 {
     if (!plan)
         return;
+    ifs_plan_close(plan->ifs);
     for (uint32_t i = 0; i < LANES_MAX; i++)
         close_lane(&plan->lanes[i]);
     destroy(plan->forked);
@@ -585,6 +593,8 @@ static enum status enqueue_all(const struct fused_plan *plan, const struct fused
 enum status fused_enqueue(const struct fused_plan *plan, const struct fused_call *call, uint64_t count,
                           cudaStream_t stream)
 {
+    if (plan->ifs)
+        return ifs_plan_enqueue(plan->ifs, call, nullptr, count, stream);
     struct fused_job job = plan->job;
     job.call = *call;
     return enqueue_all(plan, &job, count, stream);
@@ -593,6 +603,8 @@ enum status fused_enqueue(const struct fused_plan *plan, const struct fused_call
 enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fused_call *stored,
                                  uint64_t count, cudaStream_t stream)
 {
+    if (plan->ifs)
+        return ifs_plan_enqueue(plan->ifs, nullptr, stored, count, stream);
     struct fused_job job = plan->job;
     job.stored = stored;
     return enqueue_all(plan, &job, count, stream);
@@ -603,6 +615,9 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
 {
     struct fused_job job = plan->job;
     uint64_t count = plan->synth->batch;
+    if (plan->ifs)
+        return device_clock_add(clock, painting_s,
+                                [&] { return fused_enqueue(plan, call, count, clock->stream); });
     job.call = *call;
     for (uint64_t begin = 0; begin < count; begin += plan->slice) {
         const struct fused_job slice = slice_at(plan, plan->lanes, &job, begin, count);
@@ -614,8 +629,37 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
     return STATUS_OK;
 }
 
+/* ---- The bank ---- */
+
+enum status fused_need(const struct fused_plan *plan, uint64_t number)
+{
+    const struct synth *synth = plan->synth;
+    if (!plan->ifs)
+        return STATUS_OK;
+    uint64_t *orbits = static_cast<uint64_t *>(malloc(synth->batch * sizeof *orbits));
+    TRY(ALLOCATED(orbits, "out of memory for a list of orbits"));
+    for (uint64_t j = 0; j < synth->batch; j++)
+        orbits[j] = synth_orbit(synth, synth_image_at(synth->first, synth->stride, synth->turns, number, j));
+    enum status status = ifs_device_need(ifs_plan_bank(plan->ifs), orbits, synth->batch);
+    free(orbits);
+    return status;
+}
+
+enum status fused_need_all(const struct fused_plan *plan)
+{
+    return plan->ifs ? ifs_device_need(ifs_plan_bank(plan->ifs), nullptr, 0) : STATUS_OK;
+}
+
+struct ifs_bank_facts fused_bank(const struct fused_plan *plan)
+{
+    struct ifs_bank_facts none = {};
+    return plan->ifs ? ifs_device_facts(ifs_plan_bank(plan->ifs)) : none;
+}
+
 uint64_t fused_memory_bytes(const struct fused_plan *plan)
 {
+    if (plan->ifs)
+        return ifs_plan_bytes(plan->ifs);
     return device_input_bytes(plan->synth) +
            (uint64_t)plan->lane_count * plan->slice * image_bytes(plan, plan->lanes[0].canvases != nullptr);
 }

@@ -124,7 +124,7 @@ struct fused_kernels {
     size_t paint_fixed;                 /* its shared memory without the canvas */
 };
 
-/* The kernels of each formula: fused_uji, ... */
+/* The kernels of each formula that draws lines: fused_uji, ... */
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
 #include "synth/formulas.def"
 #undef FORMULA
@@ -205,6 +205,15 @@ enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fus
  * the clock's stream and waits for it. */
 enum status fused_time_stages(const struct fused_plan *plan, const struct fused_call *call,
                               const struct device_clock *clock, double *vertices_s, double *painting_s);
+
+/* Computes the orbits that the plan's bank does not have yet, and waits for them: those of the images of run
+ * `number`, or all orbits. Does nothing if the formula draws lines. Must not be called while a run is in
+ * flight or a stream is captured. STATUS_TOO_LARGE if there is not enough device memory. */
+enum status fused_need(const struct fused_plan *plan, uint64_t number);
+enum status fused_need_all(const struct fused_plan *plan);
+
+/* Returns what the plan's bank has; zeros if the formula draws lines. */
+struct ifs_bank_facts fused_bank(const struct fused_plan *plan);
 
 /* Returns the bytes of device memory that the plan has allocated. */
 uint64_t fused_memory_bytes(const struct fused_plan *plan);

@@ -100,10 +100,11 @@ static enum status choose_tiles(struct ifs_plan *plan)
     job->masks = (uint32_t)mask_bytes(synth, job->band);
     plan->shared_bytes = tile_bytes(plan, job->band, sums);
     if (plan->shared_bytes > limit)
-        return status_set(STATUS_TOO_LARGE,
-                          "fused needs %zu bytes of shared memory for a canvas of %u pixels, but the device has "
-                          "%zu per block; lower %s",
-                          plan->shared_bytes, synth->res, limit, OPTION_OR_FIELD("--res", "res"));
+        return status_set(
+            STATUS_TOO_LARGE,
+            "fused needs %zu bytes of shared memory for a canvas of %u pixels, but the device has "
+            "%zu per block; lower %s",
+            plan->shared_bytes, synth->res, limit, OPTION_OR_FIELD("--res", "res"));
     return STATUS_OK;
 }
 

@@ -68,7 +68,8 @@ struct ifs_device_bank;
 enum status ifs_device_open(int device, const struct synth *synth, struct ifs_device_bank **bank);
 
 /* Computes those of `count` orbits that the bank does not have yet, and waits until they are complete. NULL:
- * all orbits. The numbers are those of struct ifs_bank. STATUS_TOO_LARGE if there is not enough device memory.
+ * all orbits. The numbers are those of struct ifs_bank. STATUS_TOO_LARGE if there is not enough device
+ * memory.
  */
 enum status ifs_device_need(struct ifs_device_bank *bank, const uint64_t *orbits, uint64_t count);
 

@@ -1,4 +1,5 @@
 /* The bank of orbits in device memory (fused_ifs.cuh). */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -6,8 +7,8 @@
 #include "core/timer.h"
 #include "synth/fused_ifs_orbits.cuh"
 
-#define CHUNK_SEGMENTS 64u                /* segments per chunk, if there are many orbits */
-#define CHUNK_THREADS  (1u << 16)         /* chunks that keep a device busy */
+#define CHUNK_SEGMENTS 64u               /* segments per chunk, if there are many orbits */
+#define CHUNK_THREADS  (1u << 16)        /* chunks that keep a device busy */
 #define SCRATCH_BYTES  ((size_t)1 << 30) /* maximum scratch memory of a group */
 
 struct ifs_device_bank {
@@ -62,10 +63,11 @@ static enum status choose_strips(struct ifs_device_bank *bank)
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, bank->device));
     const uint32_t fit = (uint32_t)(((size_t)most - attributes.sharedSizeBytes) / row_bytes);
     if (fit <= halo)
-        return status_set(STATUS_TOO_LARGE,
-                          "fused needs %zu bytes of shared memory for a row of cells of a canvas of %u pixels, "
-                          "but the device has %d per block; lower %s",
-                          (halo + 1) * row_bytes, res, most, OPTION_OR_FIELD("--res", "res"));
+        return status_set(
+            STATUS_TOO_LARGE,
+            "fused needs %zu bytes of shared memory for a row of cells of a canvas of %u pixels, "
+            "but the device has %d per block; lower %s",
+            (halo + 1) * row_bytes, res, most, OPTION_OR_FIELD("--res", "res"));
     group->strips = (res + fit - halo - 1) / (fit - halo);
     group->rows = (res + group->strips - 1) / group->strips;
     bank->raster_bytes = (uint32_t)((group->rows + halo) * row_bytes);
@@ -96,8 +98,7 @@ static enum status copy_tables(struct ifs_device_bank *bank)
                  uniform_bytes = (synth->ifs.points - 1) * sizeof *synth->uniforms;
     size_t size = 0;
     const size_t systems = take(&size, system_bytes), weights = take(&size, sizeof ifs_weights),
-                 uniforms = take(&size, uniform_bytes),
-                 maps = take(&size, bank->orbits * sizeof *bank->maps),
+                 uniforms = take(&size, uniform_bytes), maps = take(&size, bank->orbits * sizeof *bank->maps),
                  counter = take(&size, sizeof *group->listed_count);
     CUDA_TRY(cudaMalloc(&bank->tables, size));
     bank->facts.bytes = size;
@@ -239,16 +240,16 @@ static enum status check_room(const struct ifs_device_bank *bank, uint64_t count
     TRY(device_free_bytes(bank->device, &free_bytes));
     free_bytes -= free_bytes / 32; /* margin, because allocations are rounded up to pages */
     if (count > (free_bytes > least ? free_bytes - least : 0) / map_bytes)
-        return status_set(STATUS_TOO_LARGE,
-                          "fused needs %.2f GB of device memory for %llu orbits of %u classes, but %.2f GB are "
-                          "free; lower %s",
-                          1e-9 * ((double)count * (double)map_bytes + (double)least),
-                          (unsigned long long)count, bank->synth->class_count, 1e-9 * (double)free_bytes,
-                          bank->synth->points
-                              ? OPTION_OR_FIELD("--classes or --res", "classes or res")
-                              : OPTION_OR_FIELD("--classes or --res, or set --draw points, which needs a "
-                                                "quarter of this",
-                                                "classes or res"));
+        return status_set(
+            STATUS_TOO_LARGE,
+            "fused needs %.2f GB of device memory for %llu orbits of %u classes, but %.2f GB are "
+            "free; lower %s",
+            1e-9 * ((double)count * (double)map_bytes + (double)least), (unsigned long long)count,
+            bank->synth->class_count, 1e-9 * (double)free_bytes,
+            bank->synth->points ? OPTION_OR_FIELD("--classes or --res", "classes or res")
+                                : OPTION_OR_FIELD("--classes or --res, or set --draw points, which needs a "
+                                                  "quarter of this",
+                                                  "classes or res"));
     const size_t left = free_bytes - count * map_bytes;
     *scratch_bytes = left < SCRATCH_BYTES ? left : SCRATCH_BYTES < least ? least : SCRATCH_BYTES;
     return STATUS_OK;
@@ -309,6 +310,18 @@ static unsigned blocks_of(uint64_t threads, uint32_t block)
     return (unsigned)((threads + block - 1) / block);
 }
 
+/* TIMES */
+static void lap(cudaStream_t stream, const char *name)
+{
+    static double last_s;
+    if (!getenv("FDSL_IFS_LAPS"))
+        return;
+    cudaStreamSynchronize(stream);
+    const double now_s = timer_now_s();
+    fprintf(stderr, "  %-10s %8.3f ms\n", name, 1e3 * (now_s - last_s));
+    last_s = now_s;
+}
+
 static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_order *order,
                                  const struct ifs_group *group)
 {
@@ -318,19 +331,25 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
     CUDA_TRY(cudaMemcpyAsync(const_cast<uint32_t *>(group->classes), order->classes,
                              group->class_rows * sizeof *order->classes, cudaMemcpyHostToDevice, stream));
     CUDA_TRY(cudaMemsetAsync(group->listed_count, 0, sizeof *group->listed_count, stream));
+    lap(stream, "lists");
     ifs_choices_kernel<<<blocks_of(group->class_rows * (group->pitch / IFS_EIGHT), CHOICE_BLOCK),
                          CHOICE_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_choices_kernel");
-    ifs_walk_kernel<<<blocks_of((uint64_t)group->count * group->chunks, WALK_BLOCK), WALK_BLOCK, 0,
-                      stream>>>(*group);
+    lap(stream, "choices");
+    ifs_walk_kernel<<<blocks_of((uint64_t)group->count * group->chunks, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(
+        *group);
     CUDA_TRY_LAUNCH("ifs_walk_kernel");
+    lap(stream, "walk");
     ifs_join_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_join_kernel");
+    lap(stream, "join");
     ifs_repair_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_repair_kernel");
+    lap(stream, "repair");
     raster_kernel_of(bank)<<<group->count * group->strips, IFS_SEGMENTS, bank->raster_bytes, stream>>>(
         *group);
     CUDA_TRY_LAUNCH("ifs_raster_kernel");
+    lap(stream, "raster");
     /* The next group reuses the lists. */
     return CUDA_STATUS(cudaStreamSynchronize(stream));
 }
@@ -339,7 +358,9 @@ static enum status compute(struct ifs_device_bank *bank, struct ifs_order *order
 {
     const size_t map_bytes = ifs_map_bytes(bank->synth->points, bank->synth->res);
     struct ifs_group group;
+    lap(bank->stream, "start");
     TRY(make_order(bank, order));
+    lap(bank->stream, "malloc");
     for (uint64_t begin = 0; begin < order->count; begin += group.count) {
         take_group(bank, order, begin, &group);
         TRY(compute_group(bank, order, &group));
@@ -347,12 +368,23 @@ static enum status compute(struct ifs_device_bank *bank, struct ifs_order *order
     for (uint64_t i = 0; i < order->count; i++)
         bank->maps[order->orbits[i]] = order->block + i * map_bytes;
     bank->facts.orbits += order->count;
-    return CUDA_STATUS(cudaMemcpy(bank->device_maps, bank->maps, bank->orbits * sizeof *bank->maps,
-                                  cudaMemcpyHostToDevice));
+    return CUDA_STATUS(
+        cudaMemcpy(bank->device_maps, bank->maps, bank->orbits * sizeof *bank->maps, cudaMemcpyHostToDevice));
+}
+
+/* Returns whether the bank has all of these orbits. */
+static bool has(const struct ifs_device_bank *bank, const uint64_t *orbits, uint64_t count)
+{
+    uint64_t i = 0;
+    while (orbits && i < count && bank->maps[orbits[i]])
+        i++;
+    return bank->facts.orbits == bank->orbits || (orbits && i == count);
 }
 
 enum status ifs_device_need(struct ifs_device_bank *bank, const uint64_t *orbits, uint64_t count)
 {
+    if (has(bank, orbits, count))
+        return STATUS_OK;
     const double begin_s = timer_now_s();
     struct ifs_order order = {};
     CUDA_TRY(cudaSetDevice(bank->device));

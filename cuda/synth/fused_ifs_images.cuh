@@ -9,7 +9,7 @@
 
 /* How images become outputs. */
 enum ifs_finish {
-    IFS_BYTES, /* u8, one channel, not resized */
+    IFS_BYTES,  /* u8, one channel, not resized */
     IFS_VALUES, /* all other types, not resized */
     IFS_MEANS   /* resized */
 };
@@ -51,7 +51,7 @@ static __device__ __forceinline__ struct output_span ifs_unpack_span(uint2 packe
 /* What a tile needs of its image. */
 struct ifs_view {
     const uint8_t *map;
-    uint8_t *image; /* destination */
+    uint8_t *image;        /* destination */
     struct philox_key key; /* of the masks */
     uint32_t flip;
     struct output_corner corner;
@@ -155,7 +155,8 @@ static __device__ __forceinline__ void fill_patches(const ifs_job &job, const if
     __syncthreads();
     for_eights(band, [&](uint32_t r, uint32_t run) {
         const uint32_t y = band.y + r, drawn = upside_down ? y : res - 1 - y; /* row of the drawing */
-        const uint32_t *row = reinterpret_cast<const uint32_t *>(view.map) + (size_t)(res - 1 - drawn) * pitch;
+        const uint32_t *row =
+            reinterpret_cast<const uint32_t *>(view.map) + (size_t)(res - 1 - drawn) * pitch;
         const int32_t x = mirrored ? (int32_t)(res - 8 - 8 * run) : (int32_t)(8 * run);
         uint32_t owners = owners_at(row, x >> 3, (int32_t)pitch), found = 0;
         if (x & 7)
@@ -200,8 +201,8 @@ static __device__ __forceinline__ uint32_t four_grays(uint32_t bits)
     return ((bits & 15) * 0x00204081u & 0x01010101u) * IFS_GRAY;
 }
 
-/* Writes the grays of a band, whose first row is row `y` of the output. The rows are consecutive in memory, so
- * a thread writes 16 aligned bytes at a time. */
+/* Writes the grays of a band, whose first row is row `y` of the output. The rows are consecutive in memory,
+ * so a thread writes 16 aligned bytes at a time. */
 static __device__ __forceinline__ void write_grays(const ifs_view &view, const ifs_band &band, uint32_t y,
                                                    const uint32_t *bits)
 {
@@ -215,8 +216,8 @@ static __device__ __forceinline__ void write_grays(const ifs_view &view, const i
             uint32_t some = window(bits + row * band.words, band.x + x);
             if (left < 16)
                 some = (some & (1u << left) - 1) | window(bits + (row + 1) * band.words, band.x) << left;
-            *reinterpret_cast<uint4 *>(begin + at) = make_uint4(four_grays(some), four_grays(some >> 4),
-                                                                four_grays(some >> 8), four_grays(some >> 12));
+            *reinterpret_cast<uint4 *>(begin + at) = make_uint4(
+                four_grays(some), four_grays(some >> 4), four_grays(some >> 8), four_grays(some >> 12));
             continue;
         }
         for (int32_t i = max(at, 0); i < min(at + 16, total); i++) {
@@ -259,8 +260,7 @@ static __device__ __forceinline__ ifs_columns columns_of(struct output_span span
 static __device__ __forceinline__ uint32_t narrow_sum(const struct ifs_columns &span, uint32_t bits)
 {
     bits &= 0xffffffffu >> (32 - span.length);
-    return span.all * __popc(bits) + span.first * (bits & 1) +
-           span.last * (bits >> (span.length - 1));
+    return span.all * __popc(bits) + span.first * (bits & 1) + span.last * (bits >> (span.length - 1));
 }
 
 /* Returns the weighted sum of the bits of a span of any length. */
@@ -328,8 +328,7 @@ extern __shared__ uint4 ifs_shared[];
 
 /* A block makes a tile of output rows. */
 template <bool Points, enum ifs_finish Finish>
-static __global__ void __launch_bounds__(IMAGE_BLOCK)
-    ifs_image_kernel(const __grid_constant__ ifs_job job)
+static __global__ void __launch_bounds__(IMAGE_BLOCK) ifs_image_kernel(const __grid_constant__ ifs_job job)
 {
     __shared__ struct ifs_view view;
     const struct synth_output &output = job.output;

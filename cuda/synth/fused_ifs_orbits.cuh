@@ -54,8 +54,7 @@ static __device__ __forceinline__ ifs_point ifs_next(ifs_maps maps, uint32_t cho
 {
     const double *map = maps.values + 6 * choice * maps.stride;
     const uint32_t n = maps.stride;
-    const double x =
-        ifs_add(ifs_add(ifs_multiply(at.x, map[0]), ifs_multiply(at.y, map[n])), map[4 * n]);
+    const double x = ifs_add(ifs_add(ifs_multiply(at.x, map[0]), ifs_multiply(at.y, map[n])), map[4 * n]);
     const double y =
         ifs_add(ifs_add(ifs_multiply(at.x, map[2 * n]), ifs_multiply(at.y, map[3 * n])), map[5 * n]);
     const bool repeat = choice == IFS_REPEAT;
@@ -149,8 +148,7 @@ static __device__ __forceinline__ void walk_chunk(const ifs_group &group, ifs_ma
 }
 
 /* A thread computes a chunk. Lanes have neighbouring orbits, which are mostly of one class. */
-static __global__ void __launch_bounds__(WALK_BLOCK)
-    ifs_walk_kernel(const __grid_constant__ ifs_group group)
+static __global__ void __launch_bounds__(WALK_BLOCK) ifs_walk_kernel(const __grid_constant__ ifs_group group)
 {
     __shared__ double values[WALK_MAPS * 6 * WALK_BLOCK];
     const uint64_t at = (uint64_t)blockIdx.x * WALK_BLOCK + threadIdx.x;
@@ -182,8 +180,7 @@ static __device__ __forceinline__ void store_frame(const ifs_group &group, uint3
 }
 
 /* A thread compares the chunks of an orbit. Lists the orbit if two do not join, or if it overflows. */
-static __global__ void __launch_bounds__(WALK_BLOCK)
-    ifs_join_kernel(const __grid_constant__ ifs_group group)
+static __global__ void __launch_bounds__(WALK_BLOCK) ifs_join_kernel(const __grid_constant__ ifs_group group)
 {
     const uint32_t item = blockIdx.x * WALK_BLOCK + threadIdx.x;
     if (item >= group.count)
@@ -255,8 +252,8 @@ static __device__ __forceinline__ ifs_scale ifs_scale_of(const struct ifs_axis &
 }
 
 /* Returns the same as ifs_cell(). */
-static __device__ __forceinline__ uint32_t ifs_cell_fixed(ifs_scale scale, const struct ifs_axis *axis, double value,
-                                                          uint32_t res)
+static __device__ __forceinline__ uint32_t ifs_cell_fixed(ifs_scale scale, const struct ifs_axis *axis,
+                                                          double value, uint32_t res)
 {
     const uint32_t place = (uint32_t)__double2loint(fma(value, scale.factor, scale.offset));
     if (((place + 2) & ((1u << FIXED_BITS) - 1)) > 4)
@@ -266,10 +263,10 @@ static __device__ __forceinline__ uint32_t ifs_cell_fixed(ifs_scale scale, const
 
 /* The strip of a map that a block draws. */
 struct ifs_strip {
-    uint32_t y, rows;     /* rows of the map */
-    int32_t first;        /* first row of cells, in the orientation of the drawing */
-    uint32_t cell_rows;   /* rows of cells */
-    uint32_t words;       /* words per row of cells */
+    uint32_t y, rows;   /* rows of the map */
+    int32_t first;      /* first row of cells, in the orientation of the drawing */
+    uint32_t cell_rows; /* rows of cells */
+    uint32_t words;     /* words per row of cells */
 };
 
 template <bool Points>
@@ -308,10 +305,11 @@ static __device__ __forceinline__ void store_owners(const ifs_strip &strip, uint
     const uint32_t units = columns * ((strip.rows + OWNER_ROWS - 1) / OWNER_ROWS);
     for (uint32_t unit = threadIdx.x / FUSED_WARP; unit < units; unit += blockDim.x / FUSED_WARP) {
         const uint32_t x = unit % columns * FUSED_WARP + lane, begin = unit / columns * OWNER_ROWS;
-        auto load = [&](uint32_t row, uint32_t to[3]) { /* of columns x - 1, x - 2, x - 3 */
+        auto load = [&](uint32_t row,
+                        uint32_t to[3]) { /* of columns x - 1, x - 2, x - 3 */
 #pragma unroll
-            for (uint32_t j = 0; j < 3; j++)
-                to[j] = x > j && x < res ? cells[row * res + x - 1 - j] : 0;
+                                          for (uint32_t j = 0; j < 3; j++)
+                                              to[j] = x > j && x < res ? cells[row * res + x - 1 - j] : 0;
         };
         uint32_t rows[3][3]; /* the lowest of the three rows of cells first */
         load(begin, rows[0]);

@@ -194,6 +194,7 @@ static enum status open_all(struct fused_generator *self, bool background)
     CUDA_TRY(cudaSetDevice(self->device));
     CUDA_TRY(cudaMalloc(&self->labels, self->synth.batch * sizeof *self->labels));
     TRY(fused_open(self->device, &self->synth, background, &self->plan));
+    TRY(fused_need_all(self->plan)); /* the caller's numbers may be in device memory */
     return open_graph(self, background);
 }
 
@@ -275,6 +276,11 @@ static struct fused_call call_of_run(const struct fused_batch *self, uint64_t nu
     return {nullptr, number, nullptr, self->images, self->labels, self->masks};
 }
 
+static enum status fused_ready(void *state, uint64_t number)
+{
+    return fused_need(static_cast<struct fused_batch *>(state)->plan, number);
+}
+
 static enum status fused_run(void *state, uint64_t number, struct run_time *time)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);
@@ -282,6 +288,7 @@ static enum status fused_run(void *state, uint64_t number, struct run_time *time
     cudaStream_t stream = self->clock.stream;
     CUDA_TRY(cudaSetDevice(self->device));
     self->latest = number;
+    TRY(fused_need(self->plan, number)); /* does nothing after fused_ready() */
     TRY(device_clock_begin(&self->clock));
     TRY(self->graph ? fused_graph_launch(self->graph, &call, stream)
                     : fused_enqueue(self->plan, &call, self->synth->batch, stream));
@@ -317,11 +324,17 @@ static const uint8_t *fused_images(const void *state)
     return static_cast<const struct fused_batch *>(state)->images;
 }
 
+static struct ifs_bank_facts fused_batch_bank(const void *state)
+{
+    return fused_bank(static_cast<const struct fused_batch *>(state)->plan);
+}
+
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = true,
                                            .formulas = true,
                                            .timed = "clear+draw",
                                            .images = fused_images,
+                                           .bank = fused_batch_bank,
                                            .generator_open = fused_generator_open,
                                            .stages = fused_stages};
 
@@ -331,6 +344,7 @@ const struct variant variant_fused = {.platform = "cuda",
                                       .traits = &traits,
                                       .probe = device_probe_variant,
                                       .setup = fused_setup<false>,
+                                      .ready = fused_ready,
                                       .run = fused_run,
                                       .fetch = fused_fetch,
                                       .teardown = fused_teardown};
@@ -338,6 +352,7 @@ const struct variant variant_fused_graph = {.platform = "cuda",
                                             .traits = &traits,
                                             .probe = device_probe_variant,
                                             .setup = fused_setup<true>,
+                                            .ready = fused_ready,
                                             .run = fused_run,
                                             .fetch = fused_fetch,
                                             .teardown = fused_teardown};
