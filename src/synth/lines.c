@@ -2,6 +2,24 @@
 
 #include <math.h>
 
+/* ---- Parameters ---- */
+
+/* clang-format off */
+const struct formula_parameter lines_radial_parameters[LINES_RADIAL_PARAMETERS] = {
+    {"vertices", PARAMETER_INTEGER, 1, LINES_VERTICES_MAX, LAW_EXPONENTIAL, "nvertex_min", "nvertex_max", .turn = 0},
+    {"orbits", PARAMETER_INTEGER, 1, LINES_ORBITS_MAX, LAW_UNIFORM, "norbits_min", "norbits_max", .turn = 1},
+    {"noise", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, LAW_UNIFORM, "noisecoef_min", NULL, .span = 4,
+     .turn = 2},
+    {"line_width", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, LAW_UNIFORM, NULL, "linewidth_max",
+     .turn = 3},
+    {"radius", PARAMETER_INTEGER, 0, LINES_REACH_MAX, LAW_UNIFORM, "startrad_min", "startrad_max", .turn = 4},
+    {"oval_x", PARAMETER_DOUBLE, 0, LINES_REACH_MAX, LAW_UNIFORM, NULL, "oval_max", .low = 1, .turn = 5},
+    {"oval_y", PARAMETER_DOUBLE, 0, LINES_REACH_MAX, LAW_UNIFORM, NULL, "oval_max", .low = 1, .turn = 6},
+    {"start_x", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, .low = 256, .turn = 7},
+    {"start_y", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, .low = 256, .turn = 8},
+};
+/* clang-format on */
+
 /* ---- Tables of the definition (atom.h) ---- */
 
 const uint8_t noise_permutation[NOISE_PERIOD] = {

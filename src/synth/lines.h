@@ -11,7 +11,14 @@
 #define LINES_FREQ_MAX     1048576u  /* a frequency n has the effect of n mod vertices */
 #define LINES_REACH_MAX    8388608.0 /* largest distance of a vertex from the centre in pixels: 2^23 */
 
+/* The parameters of radial contours (RCDB, SegRCDB). The last two are a centre. RCDB draws a start circle and
+ * a centre for every image, so `radius` and the parameters after it have no effect on its images: they are
+ * the values of instance 0 in the published set. */
+#define LINES_RADIAL_PARAMETERS 9
+
 FDSL_C_BEGIN
+
+extern const struct formula_parameter lines_radial_parameters[LINES_RADIAL_PARAMETERS];
 
 /* Converts a class to what drawing needs: float32, with the noise factor of the formula. Parameters that the
  * formula lacks are 0. */

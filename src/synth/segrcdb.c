@@ -1,21 +1,6 @@
 /* The formula `segrcdb`: 32 radial contours per image, with a mask (SegRCDB, mask mode M1; docs/formulas.md).
  */
-#include "core/portable.h"
 #include "synth/lines.h"
-
-/* clang-format off */
-static const struct formula_parameter parameters[] = {
-    {"vertices", PARAMETER_INTEGER, 1, LINES_VERTICES_MAX, LAW_EXPONENTIAL, "nvertex_min", "nvertex_max", .turn = 0},
-    {"orbits", PARAMETER_INTEGER, 1, LINES_ORBITS_MAX, LAW_UNIFORM, "norbits_min", "norbits_max", .turn = 1},
-    {"noise", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, LAW_UNIFORM, "noisecoef_min", NULL, .span = 4,
-     .turn = 2},
-    {"line_width", PARAMETER_DOUBLE, -LINES_REACH_MAX, LINES_REACH_MAX, LAW_UNIFORM, NULL, "linewidth_max",
-     .turn = 3},
-    {"radius", PARAMETER_INTEGER, 0, LINES_REACH_MAX, LAW_UNIFORM, "startrad_min", "startrad_max", .turn = 4},
-    {"oval_x", PARAMETER_DOUBLE, 0, LINES_REACH_MAX, LAW_UNIFORM, NULL, "oval_max", .low = 1, .turn = 5},
-    {"oval_y", PARAMETER_DOUBLE, 0, LINES_REACH_MAX, LAW_UNIFORM, NULL, "oval_max", .low = 1, .turn = 6},
-};
-/* clang-format on */
 
 static const struct published_set set = {.name = "segrcdb",
                                          .law = PUBLISHED_SEGRCDB,
@@ -38,8 +23,8 @@ const struct formula formula_segrcdb = {
     .id = FORMULA_SEGRCDB,
     .family = FAMILY_LINES,
     .targets = TARGET_MASK,
-    .parameters = parameters,
-    .parameter_count = COUNT_OF(parameters),
+    .parameters = lines_radial_parameters,
+    .parameter_count = LINES_RADIAL_PARAMETERS - 2, /* a centre is drawn for every shape */
     .mean_key = "nvertex_mean",
     .published_keys = "Category_num=class,Vertex=vertices,Perlin_noise=noise,line_width=line_width,"
                       "Center_rad=radius,Line_num=orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,"
