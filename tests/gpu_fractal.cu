@@ -471,6 +471,20 @@ static void print_all_times(void)
     print_bank_time(1, 200000, 362, false, false);
     for (const struct trial &trial : trials)
         print_times(&trial);
+    for (const char *rows : {"16", "24", "32", "40", "48", "64", "80"}) { /* TIMES */
+        setenv("FDSL_IFS_ROWS", rows, 1);
+        printf("rows %s\n", rows);
+        print_times(&trials[0]);
+        print_times(&trials[1]);
+        print_times(&trials[7]);
+    }
+    unsetenv("FDSL_IFS_ROWS");
+    for (const char *chunk : {"32", "128"}) {
+        setenv("FDSL_IFS_CHUNK", chunk, 1);
+        printf("chunk %s\n", chunk);
+        print_bank_time(1000, 200000, 362, false, false);
+    }
+    unsetenv("FDSL_IFS_CHUNK");
 }
 
 int main(int argc, char **argv)

@@ -218,7 +218,7 @@ static size_t lay_out(struct ifs_group *group, char *base, uint64_t count, uint6
 static void choose_chunks(struct ifs_group *group, uint64_t count)
 {
     const uint32_t segments = (group->rules.points + group->length - 1) / group->length;
-    group->chunk = CHUNK_SEGMENTS;
+    group->chunk = getenv("FDSL_IFS_CHUNK") ? atoi(getenv("FDSL_IFS_CHUNK")) : CHUNK_SEGMENTS; /* TIMES */
     while (group->chunk > 1 && count * (segments / group->chunk) < CHUNK_THREADS)
         group->chunk /= 2;
     group->chunks = (segments + group->chunk - 1) / group->chunk;
@@ -343,6 +343,11 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
     ifs_join_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_join_kernel");
     lap(stream, "join");
+    uint32_t listed = 0;
+    if (getenv("FDSL_IFS_LAPS")) {
+        cudaMemcpy(&listed, group->listed_count, 4, cudaMemcpyDeviceToHost);
+        fprintf(stderr, "  %u orbits, %u chunks, %u listed\n", group->count, group->chunks, listed);
+    }
     ifs_repair_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_repair_kernel");
     lap(stream, "repair");
