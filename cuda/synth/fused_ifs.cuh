@@ -21,9 +21,10 @@
 
 /* An orbit to compute. */
 struct ifs_item {
-    uint32_t class_index, weight;
-    uint64_t row; /* of its class in the choices */
-    uint8_t *map; /* destination */
+    uint32_t class_index;
+    uint32_t row;     /* of its class in the choices */
+    uint8_t *map;     /* destination */
+    double factor[6]; /* of the coefficients a .. f, as in ifs_weighted() */
 };
 
 /* What a chunk has found: the point after its last one, and the extent of its points. */
@@ -42,7 +43,6 @@ struct ifs_group {
     struct ifs_rules rules;
     uint32_t res;
     const struct ifs_system *systems; /* all classes, without weights */
-    const double *weights;            /* 6 per row */
     const double *uniforms;
     const uint32_t *classes; /* the class of each row of choices */
     uint8_t *choices;        /* `pitch` bytes per row; IFS_REPEAT after the last point */

@@ -89,7 +89,7 @@ static enum status copy_in(struct ifs_device_bank *bank, size_t offset, const vo
                                        cudaMemcpyHostToDevice, bank->stream));
 }
 
-/* Copies the systems, weights and uniform numbers to the device. */
+/* Copies the systems and uniform numbers to the device. */
 static enum status copy_tables(struct ifs_device_bank *bank)
 {
     const struct synth *synth = bank->synth;
@@ -97,18 +97,16 @@ static enum status copy_tables(struct ifs_device_bank *bank)
     const size_t system_bytes = synth->class_count * sizeof *synth->systems,
                  uniform_bytes = (synth->ifs.points - 1) * sizeof *synth->uniforms;
     size_t size = 0;
-    const size_t systems = take(&size, system_bytes), weights = take(&size, sizeof ifs_weights),
-                 uniforms = take(&size, uniform_bytes), maps = take(&size, bank->orbits * sizeof *bank->maps),
+    const size_t systems = take(&size, system_bytes), uniforms = take(&size, uniform_bytes),
+                 maps = take(&size, bank->orbits * sizeof *bank->maps),
                  counter = take(&size, sizeof *group->listed_count);
     CUDA_TRY(cudaMalloc(&bank->tables, size));
     bank->facts.bytes = size;
     char *const tables = static_cast<char *>(bank->tables);
     CUDA_TRY(cudaMemsetAsync(tables + maps, 0, bank->orbits * sizeof *bank->maps, bank->stream));
     TRY(copy_in(bank, systems, synth->systems, system_bytes));
-    TRY(copy_in(bank, weights, ifs_weights, sizeof ifs_weights));
     TRY(copy_in(bank, uniforms, synth->uniforms, uniform_bytes));
     group->systems = reinterpret_cast<struct ifs_system *>(tables + systems);
-    group->weights = reinterpret_cast<double *>(tables + weights);
     group->uniforms = reinterpret_cast<double *>(tables + uniforms);
     group->listed_count = reinterpret_cast<uint32_t *>(tables + counter);
     bank->device_maps = reinterpret_cast<const uint8_t **>(tables + maps);
@@ -281,6 +279,21 @@ static void free_order(struct ifs_order *order)
     free(order->classes);
 }
 
+/* Describes an orbit. Applies its weights to ones, which gives the weights. */
+static struct ifs_item item_of(const struct ifs_device_bank *bank, uint64_t orbit, uint32_t row, uint8_t *map)
+{
+    const struct synth *synth = bank->synth;
+    const uint32_t of_class = ifs_orbits(&synth->ifs);
+    struct ifs_item item = {(uint32_t)(orbit / of_class), row, map, {}};
+    struct ifs_system ones = synth->systems[item.class_index];
+    for (double &value : ones.map[0])
+        value = 1;
+    ones = ifs_weighted(&synth->ifs, &ones, (uint32_t)(orbit % of_class));
+    for (int i = 0; i < 6; i++)
+        item.factor[i] = ones.map[0][i];
+    return item;
+}
+
 /* Takes as many orbits, from `begin` on, as the scratch memory allows, and fills the lists of the group. */
 static void take_group(const struct ifs_device_bank *bank, struct ifs_order *order, uint64_t begin,
                        struct ifs_group *group)
@@ -299,8 +312,8 @@ static void take_group(const struct ifs_device_bank *bank, struct ifs_order *ord
             break;
         if (fresh)
             order->classes[group->class_rows++] = class_index;
-        order->items[group->count++] = {class_index, (uint32_t)(orbit % of_class), group->class_rows - 1,
-                                        order->block + i * map_bytes};
+        order->items[group->count++] =
+            item_of(bank, orbit, group->class_rows - 1, order->block + i * map_bytes);
     }
     (void)lay_out(group, order->scratch, group->count, group->class_rows);
 }

@@ -328,7 +328,8 @@ extern __shared__ uint4 ifs_shared[];
 
 /* A block makes a tile of output rows. */
 template <bool Points, enum ifs_finish Finish>
-static __global__ void __launch_bounds__(IMAGE_BLOCK, Finish == IFS_BYTES ? 6 : 4) ifs_image_kernel(const __grid_constant__ ifs_job job)
+static __global__ void __launch_bounds__(IMAGE_BLOCK, Finish == IFS_BYTES ? 6 : 4)
+    ifs_image_kernel(const __grid_constant__ ifs_job job)
 {
     __shared__ struct ifs_view view;
     const struct synth_output &output = job.output;

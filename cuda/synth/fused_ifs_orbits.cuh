@@ -44,8 +44,7 @@ struct ifs_maps {
 static __device__ __forceinline__ double ifs_coefficient(const ifs_group &group, const ifs_item &item,
                                                          uint32_t m, uint32_t i)
 {
-    const double value = group.systems[item.class_index].map[m][i];
-    return group.rules.weights ? ifs_multiply(value, group.weights[6 * item.weight + i]) : value;
+    return ifs_multiply(group.systems[item.class_index].map[m][i], item.factor[i]);
 }
 
 /* Returns the point after `at`, like ifs_step(). Has no branch, so that the coefficients of several steps are
@@ -155,8 +154,8 @@ static __global__ void __launch_bounds__(WALK_BLOCK) ifs_walk_kernel(const __gri
     const uint32_t item = (uint32_t)(at % group.count), chunk = (uint32_t)(at / group.count);
     if (chunk >= group.chunks)
         return;
-    const struct ifs_item own = group.items[item];
-    const uint8_t *choices = group.choices + own.row * group.pitch;
+    const struct ifs_item &own = group.items[item];
+    const uint8_t *choices = group.choices + (size_t)own.row * group.pitch;
     const ifs_maps maps = own_maps(group, own, values);
     const uint32_t begin = chunk * group.chunk * group.length;
     ifs_point start = {0, 0};
@@ -206,8 +205,8 @@ static __global__ void __launch_bounds__(WALK_BLOCK)
     if (at >= *group.listed_count)
         return;
     const uint32_t item = group.listed[at];
-    const struct ifs_item own = group.items[item];
-    const uint8_t *choices = group.choices + own.row * group.pitch;
+    const struct ifs_item &own = group.items[item];
+    const uint8_t *choices = group.choices + (size_t)own.row * group.pitch;
     const ifs_maps maps = own_maps(group, own, values);
     struct ifs_reach *reach = group.reach + (size_t)item * group.chunks;
     struct ifs_point *marks = group.marks + (size_t)item * IFS_SEGMENTS;
@@ -349,7 +348,7 @@ static __global__ void __launch_bounds__(IFS_SEGMENTS)
     uint32_t *cells = reinterpret_cast<uint32_t *>(ifs_shared);
     const uint32_t item = blockIdx.x / group.strips, res = group.res;
     const ifs_strip strip = ifs_strip_at<Points>(group, blockIdx.x % group.strips);
-    const struct ifs_item own = group.items[item];
+    const struct ifs_item &own = group.items[item];
     if (threadIdx.x < 6 * WALK_MAPS)
         values[threadIdx.x] = threadIdx.x < 6 * group.systems[own.class_index].maps
                                   ? ifs_coefficient(group, own, threadIdx.x / 6, threadIdx.x % 6)
@@ -362,7 +361,7 @@ static __global__ void __launch_bounds__(IFS_SEGMENTS)
     const ifs_scale scale_x = ifs_scale_of(frame.x, res), scale_y = ifs_scale_of(frame.y, res);
     const uint32_t begin = threadIdx.x * group.length;
     if (begin < frame.drawn)
-        ifs_walk({values, 1}, group.choices + own.row * group.pitch,
+        ifs_walk({values, 1}, group.choices + (size_t)own.row * group.pitch,
                  group.marks[(size_t)item * IFS_SEGMENTS + threadIdx.x], begin,
                  min(begin + group.length, frame.drawn), [&](uint32_t i, ifs_point point) {
                      const uint32_t y = ifs_cell_fixed(scale_y, &frame.y, point.y, res) - strip.first;
