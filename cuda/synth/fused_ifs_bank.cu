@@ -58,7 +58,7 @@ static enum status choose_strips(struct ifs_device_bank *bank)
     const uint32_t res = bank->synth->res, halo = points ? 0 : 2;
     const size_t row_bytes = points ? ifs_map_pitch(true, res) : (size_t)res * sizeof(uint32_t);
     cudaFuncAttributes attributes;
-    int most;
+    int most, multiprocessors, resident;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, raster_kernel_of(bank)));
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, bank->device));
     const uint32_t fit = (uint32_t)(((size_t)most - attributes.sharedSizeBytes) / row_bytes);
@@ -71,8 +71,13 @@ static enum status choose_strips(struct ifs_device_bank *bank)
     group->strips = (res + fit - halo - 1) / (fit - halo);
     group->rows = (res + group->strips - 1) / group->strips;
     bank->raster_bytes = (uint32_t)((group->rows + halo) * row_bytes);
-    return CUDA_STATUS(cudaFuncSetAttribute(
-        raster_kernel_of(bank), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bank->raster_bytes));
+    CUDA_TRY(cudaFuncSetAttribute(raster_kernel_of(bank), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)bank->raster_bytes));
+    CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, bank->device));
+    CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, raster_kernel_of(bank), IFS_SEGMENTS,
+                                                           bank->raster_bytes));
+    group->blocks = (uint32_t)(multiprocessors * resident);
+    return STATUS_OK;
 }
 
 /* Returns the offset of the next member of an allocation, and adds `bytes` to its size. */
@@ -207,6 +212,9 @@ static size_t lay_out(struct ifs_group *group, char *base, uint64_t count, uint6
     place(group->reach, count * group->chunks);
     place(group->frames, count);
     place(group->listed, count);
+    place(group->cells, group->strips > 1 ? (count < group->blocks ? count : group->blocks) * group->length *
+                                                (size_t)IFS_SEGMENTS
+                                          : 0);
     group->items = items;
     group->classes = classes;
     return size;
@@ -339,6 +347,7 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
                                  const struct ifs_group *group)
 {
     cudaStream_t stream = bank->stream;
+    const uint32_t blocks = group->count < group->blocks ? group->count : group->blocks;
     CUDA_TRY(cudaMemcpyAsync(order->scratch, order->items, group->count * sizeof *order->items,
                              cudaMemcpyHostToDevice, stream));
     CUDA_TRY(cudaMemcpyAsync(const_cast<uint32_t *>(group->classes), order->classes,
@@ -364,8 +373,7 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
     ifs_repair_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_repair_kernel");
     lap(stream, "repair");
-    raster_kernel_of(bank)<<<group->count * group->strips, IFS_SEGMENTS, bank->raster_bytes, stream>>>(
-        *group);
+    raster_kernel_of(bank)<<<blocks, IFS_SEGMENTS, bank->raster_bytes, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_raster_kernel");
     lap(stream, "raster");
     /* The next group reuses the lists. */
