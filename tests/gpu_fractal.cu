@@ -94,17 +94,23 @@ static bool fills(const struct class_row *row, const std::vector<double> &unifor
     return std::count(cells.begin(), cells.end(), true) >= least;
 }
 
-/* Sets the classes: candidates, or only those that fill a raster. */
+/* Sets the classes: candidates, or only those that fill a raster, of which it keeps a list. */
 static void choose_classes(struct synth *synth, uint32_t count, bool full)
 {
-    std::vector<double> uniforms(4000);
-    ifs_uniforms((uint32_t)uniforms.size(), uniforms.data());
+    static std::vector<struct class_row> kept;
+    static std::vector<double> uniforms(4000);
+    static uint32_t number = 0;
+    if (number == 0)
+        ifs_uniforms((uint32_t)uniforms.size(), uniforms.data());
+    for (; kept.size() < count && full; number++) {
+        const struct class_row row = candidate(number);
+        if (fills(&row, uniforms))
+            kept.push_back(row);
+    }
     synth->class_count = count;
     synth->rows = static_cast<struct class_row *>(calloc(count, sizeof *synth->rows));
-    for (uint32_t c = 0, number = 0; c < count; number++) {
-        synth->rows[c] = candidate(number);
-        c += !full || fills(&synth->rows[c], uniforms);
-    }
+    for (uint32_t c = 0; c < count; c++)
+        synth->rows[c] = full ? kept[c] : candidate(c);
 }
 
 /* ---- Cases ---- */
@@ -471,6 +477,20 @@ static void print_all_times(void)
     print_bank_time(1, 200000, 362, false, false);
     for (const struct trial &trial : trials)
         print_times(&trial);
+    for (const char *rows : {"16", "24", "32", "40", "48", "64", "80"}) { /* TIMES */
+        setenv("FDSL_IFS_ROWS", rows, 1);
+        printf("rows %s\n", rows);
+        print_times(&trials[0]);
+        print_times(&trials[1]);
+        print_times(&trials[7]);
+    }
+    unsetenv("FDSL_IFS_ROWS");
+    for (const char *chunk : {"32", "128"}) {
+        setenv("FDSL_IFS_CHUNK", chunk, 1);
+        printf("chunk %s\n", chunk);
+        print_bank_time(1000, 200000, 362, false, false);
+    }
+    unsetenv("FDSL_IFS_CHUNK");
 }
 
 int main(int argc, char **argv)

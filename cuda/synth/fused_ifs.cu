@@ -33,10 +33,11 @@ uint64_t ifs_plan_bytes(const struct ifs_plan *plan)
            (plan->spans ? plan->synth->output.res * sizeof *plan->spans : 0);
 }
 
-static enum ifs_finish finish_of(const struct synth_output *output)
+static enum ifs_finish finish_of(const struct synth *synth)
 {
+    const struct synth_output *output = &synth->output;
     if (output->fit == OUTPUT_RESIZE)
-        return IFS_MEANS;
+        return output_area(output->fit, synth->res) <= UINT32_MAX / 255 ? IFS_MEANS : IFS_LARGE;
     return output->type == DTYPE_U8 && output->channels == 1 ? IFS_BYTES : IFS_VALUES;
 }
 
@@ -44,11 +45,12 @@ template <bool Points> static ifs_image_function *kernel_of(enum ifs_finish fini
 {
     return finish == IFS_BYTES    ? ifs_image_kernel<Points, IFS_BYTES>
            : finish == IFS_VALUES ? ifs_image_kernel<Points, IFS_VALUES>
-                                  : ifs_image_kernel<Points, IFS_MEANS>;
+           : finish == IFS_MEANS  ? ifs_image_kernel<Points, IFS_MEANS>
+                                  : ifs_image_kernel<Points, IFS_LARGE>;
 }
 
-/* Returns the bytes of the masks for `rows` canvas rows (fill_masks()). */
-static size_t mask_bytes(const struct synth *synth, uint32_t rows)
+/* Returns the bytes of the random halves for `rows` canvas rows (fill_halves()). */
+static size_t half_bytes(const struct synth *synth, uint32_t rows)
 {
     return synth->points ? 0 : (((size_t)rows + 2) * synth->res / 8 + 5) * sizeof(uint4);
 }
@@ -56,7 +58,7 @@ static size_t mask_bytes(const struct synth *synth, uint32_t rows)
 /* Returns the shared memory of a block for bands of `band` rows and, if `sums` is not 0, this many sums. */
 static size_t tile_bytes(const struct ifs_plan *plan, uint32_t band, size_t sums)
 {
-    return mask_bytes(plan->synth, band) + (size_t)band * plan->job.words * sizeof(uint32_t) +
+    return half_bytes(plan->synth, band) + (size_t)band * plan->job.words * sizeof(uint32_t) +
            sums * sizeof(uint64_t);
 }
 
@@ -81,6 +83,9 @@ static enum status choose_tiles(struct ifs_plan *plan)
     const size_t limit = (size_t)most - 1024; /* of what the kernel declares itself */
     auto fits = [&](uint32_t rows) {
         const uint32_t canvas = canvas_rows(synth, rows);
+        if (getenv("FDSL_IFS_ROWS")) /* TIMES */
+            return canvas <= (uint32_t)atoi(getenv("FDSL_IFS_ROWS")) &&
+                   tile_bytes(plan, canvas, 0) <= 60 << 10;
         return canvas <= TILE_ROWS && tile_bytes(plan, canvas, 0) <= TILE_BYTES;
     };
     job->words = (synth->res + 31) / 32 + 1;
@@ -97,7 +102,7 @@ static enum status choose_tiles(struct ifs_plan *plan)
         while (job->band > 1 && tile_bytes(plan, job->band, sums) > limit)
             job->band--;
     }
-    job->masks = (uint32_t)mask_bytes(synth, job->band);
+    job->halves = (uint32_t)half_bytes(synth, job->band);
     plan->shared_bytes = tile_bytes(plan, job->band, sums);
     if (plan->shared_bytes > limit)
         return status_set(
@@ -127,7 +132,7 @@ static enum status copy_spans(struct ifs_plan *plan)
 static enum status open_plan(struct ifs_plan *plan)
 {
     const struct synth *synth = plan->synth;
-    const enum ifs_finish finish = finish_of(&synth->output);
+    const enum ifs_finish finish = finish_of(synth);
     struct ifs_job *job = &plan->job;
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaSetDevice(plan->device));
@@ -144,7 +149,7 @@ static enum status open_plan(struct ifs_plan *plan)
     job->maps = ifs_device_maps(plan->bank);
     plan->kernel = synth->points ? kernel_of<true>(finish) : kernel_of<false>(finish);
     TRY(choose_tiles(plan));
-    if (finish == IFS_MEANS)
+    if (synth->output.fit == OUTPUT_RESIZE)
         TRY(copy_spans(plan));
     /* Loads the kernel, which CUDA must not do during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, plan->kernel));

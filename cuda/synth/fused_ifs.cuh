@@ -5,8 +5,8 @@
  *            early at (0, 0). The maps contract, so after these points nearly all chunks have exactly the
  *            points of the orbit. The ends of neighbouring chunks are compared; chunks that differ are
  *            computed again from the true point. Each segment of a chunk stores its first point.
- *   raster   A block draws a strip of an orbit's map, one segment per thread: a cell receives the maximum of
- *            the numbers of its visits. Then each pixel takes the latest of the nine cells around it.
+ *   raster   A block draws an orbit's map, one segment per thread: a cell receives the maximum of the numbers
+ *            of its visits. Then each pixel takes the latest of the nine cells around it.
  *   images   A block makes a tile of an image. It computes the masks of the tile's cells and looks up the
  *            bit of each pixel. The output is made from these bits. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_IFS_CUH
@@ -21,9 +21,10 @@
 
 /* An orbit to compute. */
 struct ifs_item {
-    uint32_t class_index, weight;
-    uint64_t row; /* of its class in the choices */
-    uint8_t *map; /* destination */
+    uint32_t class_index;
+    uint32_t row;     /* of its class in the choices */
+    uint8_t *map;     /* destination */
+    double factor[6]; /* of the coefficients a .. f, as in ifs_weighted() */
 };
 
 /* What a chunk has found: the point after its last one, and the extent of its points. */
@@ -42,7 +43,6 @@ struct ifs_group {
     struct ifs_rules rules;
     uint32_t res;
     const struct ifs_system *systems; /* all classes, without weights */
-    const double *weights;            /* 6 per row */
     const double *uniforms;
     const uint32_t *classes; /* the class of each row of choices */
     uint8_t *choices;        /* `pitch` bytes per row; IFS_REPEAT after the last point */
@@ -57,6 +57,8 @@ struct ifs_group {
     struct ifs_frame *frames;
     uint32_t *listed, *listed_count; /* the items with chunks to compute again */
     uint32_t strips, rows;           /* strips per map, rows per strip */
+    uint32_t blocks;                 /* that raster at a time */
+    ushort2 *cells;                  /* of an orbit's points, per block; unused if there is one strip */
 };
 
 /* ---- The bank: fused_ifs_bank.cu ---- */

@@ -58,7 +58,7 @@ static enum status choose_strips(struct ifs_device_bank *bank)
     const uint32_t res = bank->synth->res, halo = points ? 0 : 2;
     const size_t row_bytes = points ? ifs_map_pitch(true, res) : (size_t)res * sizeof(uint32_t);
     cudaFuncAttributes attributes;
-    int most;
+    int most, multiprocessors, resident;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, raster_kernel_of(bank)));
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, bank->device));
     const uint32_t fit = (uint32_t)(((size_t)most - attributes.sharedSizeBytes) / row_bytes);
@@ -71,8 +71,13 @@ static enum status choose_strips(struct ifs_device_bank *bank)
     group->strips = (res + fit - halo - 1) / (fit - halo);
     group->rows = (res + group->strips - 1) / group->strips;
     bank->raster_bytes = (uint32_t)((group->rows + halo) * row_bytes);
-    return CUDA_STATUS(cudaFuncSetAttribute(
-        raster_kernel_of(bank), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bank->raster_bytes));
+    CUDA_TRY(cudaFuncSetAttribute(raster_kernel_of(bank), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)bank->raster_bytes));
+    CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, bank->device));
+    CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, raster_kernel_of(bank), IFS_SEGMENTS,
+                                                           bank->raster_bytes));
+    group->blocks = (uint32_t)(multiprocessors * resident);
+    return STATUS_OK;
 }
 
 /* Returns the offset of the next member of an allocation, and adds `bytes` to its size. */
@@ -89,7 +94,7 @@ static enum status copy_in(struct ifs_device_bank *bank, size_t offset, const vo
                                        cudaMemcpyHostToDevice, bank->stream));
 }
 
-/* Copies the systems, weights and uniform numbers to the device. */
+/* Copies the systems and uniform numbers to the device. */
 static enum status copy_tables(struct ifs_device_bank *bank)
 {
     const struct synth *synth = bank->synth;
@@ -97,18 +102,16 @@ static enum status copy_tables(struct ifs_device_bank *bank)
     const size_t system_bytes = synth->class_count * sizeof *synth->systems,
                  uniform_bytes = (synth->ifs.points - 1) * sizeof *synth->uniforms;
     size_t size = 0;
-    const size_t systems = take(&size, system_bytes), weights = take(&size, sizeof ifs_weights),
-                 uniforms = take(&size, uniform_bytes), maps = take(&size, bank->orbits * sizeof *bank->maps),
+    const size_t systems = take(&size, system_bytes), uniforms = take(&size, uniform_bytes),
+                 maps = take(&size, bank->orbits * sizeof *bank->maps),
                  counter = take(&size, sizeof *group->listed_count);
     CUDA_TRY(cudaMalloc(&bank->tables, size));
     bank->facts.bytes = size;
     char *const tables = static_cast<char *>(bank->tables);
     CUDA_TRY(cudaMemsetAsync(tables + maps, 0, bank->orbits * sizeof *bank->maps, bank->stream));
     TRY(copy_in(bank, systems, synth->systems, system_bytes));
-    TRY(copy_in(bank, weights, ifs_weights, sizeof ifs_weights));
     TRY(copy_in(bank, uniforms, synth->uniforms, uniform_bytes));
     group->systems = reinterpret_cast<struct ifs_system *>(tables + systems);
-    group->weights = reinterpret_cast<double *>(tables + weights);
     group->uniforms = reinterpret_cast<double *>(tables + uniforms);
     group->listed_count = reinterpret_cast<uint32_t *>(tables + counter);
     bank->device_maps = reinterpret_cast<const uint8_t **>(tables + maps);
@@ -209,6 +212,9 @@ static size_t lay_out(struct ifs_group *group, char *base, uint64_t count, uint6
     place(group->reach, count * group->chunks);
     place(group->frames, count);
     place(group->listed, count);
+    place(group->cells, group->strips > 1 ? (count < group->blocks ? count : group->blocks) * group->length *
+                                                (size_t)IFS_SEGMENTS
+                                          : 0);
     group->items = items;
     group->classes = classes;
     return size;
@@ -218,7 +224,7 @@ static size_t lay_out(struct ifs_group *group, char *base, uint64_t count, uint6
 static void choose_chunks(struct ifs_group *group, uint64_t count)
 {
     const uint32_t segments = (group->rules.points + group->length - 1) / group->length;
-    group->chunk = CHUNK_SEGMENTS;
+    group->chunk = getenv("FDSL_IFS_CHUNK") ? atoi(getenv("FDSL_IFS_CHUNK")) : CHUNK_SEGMENTS; /* TIMES */
     while (group->chunk > 1 && count * (segments / group->chunk) < CHUNK_THREADS)
         group->chunk /= 2;
     group->chunks = (segments + group->chunk - 1) / group->chunk;
@@ -281,6 +287,21 @@ static void free_order(struct ifs_order *order)
     free(order->classes);
 }
 
+/* Describes an orbit. Applies its weights to ones, which gives the weights. */
+static struct ifs_item item_of(const struct ifs_device_bank *bank, uint64_t orbit, uint32_t row, uint8_t *map)
+{
+    const struct synth *synth = bank->synth;
+    const uint32_t of_class = ifs_orbits(&synth->ifs);
+    struct ifs_item item = {(uint32_t)(orbit / of_class), row, map, {}};
+    struct ifs_system ones = synth->systems[item.class_index];
+    for (double &value : ones.map[0])
+        value = 1;
+    ones = ifs_weighted(&synth->ifs, &ones, (uint32_t)(orbit % of_class));
+    for (int i = 0; i < 6; i++)
+        item.factor[i] = ones.map[0][i];
+    return item;
+}
+
 /* Takes as many orbits, from `begin` on, as the scratch memory allows, and fills the lists of the group. */
 static void take_group(const struct ifs_device_bank *bank, struct ifs_order *order, uint64_t begin,
                        struct ifs_group *group)
@@ -299,8 +320,8 @@ static void take_group(const struct ifs_device_bank *bank, struct ifs_order *ord
             break;
         if (fresh)
             order->classes[group->class_rows++] = class_index;
-        order->items[group->count++] = {class_index, (uint32_t)(orbit % of_class), group->class_rows - 1,
-                                        order->block + i * map_bytes};
+        order->items[group->count++] =
+            item_of(bank, orbit, group->class_rows - 1, order->block + i * map_bytes);
     }
     (void)lay_out(group, order->scratch, group->count, group->class_rows);
 }
@@ -326,6 +347,7 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
                                  const struct ifs_group *group)
 {
     cudaStream_t stream = bank->stream;
+    const uint32_t blocks = group->count < group->blocks ? group->count : group->blocks;
     CUDA_TRY(cudaMemcpyAsync(order->scratch, order->items, group->count * sizeof *order->items,
                              cudaMemcpyHostToDevice, stream));
     CUDA_TRY(cudaMemcpyAsync(const_cast<uint32_t *>(group->classes), order->classes,
@@ -343,11 +365,15 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
     ifs_join_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_join_kernel");
     lap(stream, "join");
+    uint32_t listed = 0;
+    if (getenv("FDSL_IFS_LAPS")) {
+        cudaMemcpy(&listed, group->listed_count, 4, cudaMemcpyDeviceToHost);
+        fprintf(stderr, "  %u orbits, %u chunks, %u listed\n", group->count, group->chunks, listed);
+    }
     ifs_repair_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_repair_kernel");
     lap(stream, "repair");
-    raster_kernel_of(bank)<<<group->count * group->strips, IFS_SEGMENTS, bank->raster_bytes, stream>>>(
-        *group);
+    raster_kernel_of(bank)<<<blocks, IFS_SEGMENTS, bank->raster_bytes, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_raster_kernel");
     lap(stream, "raster");
     /* The next group reuses the lists. */

@@ -5,13 +5,14 @@
 #include "synth/fused_ifs.cuh"
 #include "synth/fused_output.cuh"
 
-#define IMAGE_BLOCK 256
+#define IMAGE_BLOCK 224 /* four columns of a resized output of 224 pixels per thread, in four parts */
 
 /* How images become outputs. */
 enum ifs_finish {
     IFS_BYTES,  /* u8, one channel, not resized */
     IFS_VALUES, /* all other types, not resized */
-    IFS_MEANS   /* resized */
+    IFS_MEANS,  /* resized; sums have 32 bits */
+    IFS_LARGE   /* resized; sums have 64 bits */
 };
 
 /* The arguments of the kernels. All pointers are to device memory. */
@@ -28,7 +29,7 @@ struct ifs_job {
     const struct fused_call *stored; /* NULL: use `call` */
     uint32_t rows;                   /* output rows per tile */
     uint32_t band;                   /* canvas rows whose bits fit in shared memory */
-    uint32_t masks;                  /* bytes of the masks in shared memory; 0 for points */
+    uint32_t halves;                 /* bytes of random halves in shared memory; 0 for points */
     uint32_t words;                  /* words per row of bits */
 };
 
@@ -81,110 +82,99 @@ static __device__ __forceinline__ ifs_view ifs_view_of(const ifs_job &job, uint6
 /* ---- Bits ---- */
 
 /* A band of the canvas: `rows` rows from row `y` on, and the columns x .. end - 1. Bits of a row begin at
- * bits[words * row]. All columns up to the next multiple of 8 have a bit, 0 outside the canvas. */
+ * bits[words * row]. Whole words of bits are stored; bits outside the canvas are 0. */
 struct ifs_band {
     uint32_t y, rows, x, end, words;
 };
 
-/* Returns a word of a row of a map: columns 8 * index .. 8 * index + 7. No square covers columns outside. */
-static __device__ __forceinline__ uint32_t owners_at(const uint32_t *row, int32_t index, int32_t words)
+/* Fills the random halves of all cells whose squares can touch the band. Returns the number of the first
+ * cell, which may be outside the canvas; such halves are arbitrary. `lowest`: the lowest row in the drawing.
+ */
+static __device__ __forceinline__ int32_t fill_halves(const struct philox_key key, uint32_t res,
+                                                      int32_t lowest, uint32_t rows, uint4 *halves)
 {
-    return index >= 0 && index < words ? __ldg(row + index) : 0xffffffffu;
-}
-
-/* Calls set(row, run) for each row and each run of eight columns of a band. */
-template <class Set> static __device__ __forceinline__ void for_eights(const ifs_band &band, Set set)
-{
-    const uint32_t first = band.x / 8, runs = (band.end + 7) / 8 - first;
-    const uint32_t step = blockDim.x % runs, rows = blockDim.x / runs;
-    uint32_t row = threadIdx.x / runs, run = threadIdx.x % runs;
-    while (row < band.rows) {
-        set(row, first + run);
-        row += rows;
-        run += step;
-        if (run >= runs) {
-            run -= runs;
-            row++;
-        }
-    }
-}
-
-/* Fills the masks of all cells whose squares can touch the band. Returns the number of the first one, which
- * may be outside the canvas; those masks are arbitrary, but also have nine bits. `lowest`: the lowest number
- * of a row in the drawing. */
-static __device__ __forceinline__ int32_t fill_masks(const struct philox_key key, uint32_t res,
-                                                     int32_t lowest, uint32_t rows, uint4 *masks)
-{
-    /* A look-up without owner reads up to 15 masks after the last cell. */
-    const int32_t begin = ((lowest - 3) * (int32_t)res - 3) >> 3;
-    const int32_t end = ((lowest + (int32_t)rows - 1) * (int32_t)res + 15) >> 3;
-    for (int32_t b = begin + (int32_t)threadIdx.x; b <= end; b += (int32_t)blockDim.x) {
-        const struct philox_block block = ifs_mask_block(key, (uint32_t)b);
-        uint32_t words[4];
-#pragma unroll
-        for (uint32_t w = 0; w < 4; w++)
-            words[w] = ifs_mask(block.word[w] & 0xffff) | ifs_mask(block.word[w] >> 16) << 16;
-        masks[b - begin] = make_uint4(words[0], words[1], words[2], words[3]);
+    const int32_t begin = ((lowest - 3) * (int32_t)res) >> 3;
+    const int32_t end = ((lowest + (int32_t)rows - 1) * (int32_t)res - 1) >> 3;
+    const int32_t step = (int32_t)blockDim.x;
+    for (int32_t b = begin + (int32_t)threadIdx.x; b <= end;
+         b += 2 * step) { /* two blocks share their keys */
+        const struct philox_block one = ifs_mask_block(key, (uint32_t)b);
+        const struct philox_block two = ifs_mask_block(key, (uint32_t)(b + step));
+        halves[b - begin] = make_uint4(one.word[0], one.word[1], one.word[2], one.word[3]);
+        if (b + step <= end)
+            halves[b + step - begin] = make_uint4(two.word[0], two.word[1], two.word[2], two.word[3]);
     }
     return begin * 8;
 }
 
-/* Returns the bits of the pixels of eight owners. `at` is the index of the first pixel's mask for owner 0.
- * The mask of owner o is o % 3 columns and o / 3 rows after it. Masks have nine bits, so the bit of
- * IFS_NO_OWNER is 0. */
-static __device__ __forceinline__ uint32_t bits_of(uint32_t owners, const uint16_t *at, uint32_t res)
-{
-    uint32_t bits = 0;
-#pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-        const uint32_t o = owners >> 4 * k & 15, third = o * 11 >> 5 & 3; /* o / 3; 1 for IFS_NO_OWNER */
-        bits |= (at[k + o + third * (res - 3)] >> o & 1) << k;
-    }
-    return bits;
-}
+#define UNIT_ROWS 4u /* rows of a warp's unit of work, whose loads are in flight at a time */
 
-/* Fills a band with the bits of a patch image. */
+/* Fills a band with the bits of a patch image. A lane looks up a pixel; the warp votes. The half of owner o
+ * is o % 3 columns and o / 3 rows after that of owner 0. */
 static __device__ __forceinline__ void fill_patches(const ifs_job &job, const ifs_view &view,
-                                                    const ifs_band &band, uint4 *masks, uint32_t *bits)
+                                                    const ifs_band &band, uint4 *halves, uint32_t *bits)
 {
-    const uint32_t res = job.res, pitch = (uint32_t)ifs_map_pitch(false, res) / 4;
+    const uint32_t res = job.res, lane = threadIdx.x % FUSED_WARP;
+    const int32_t pitch = (int32_t)ifs_map_pitch(false, res) / 4;
     const bool upside_down = view.flip & 1, mirrored = view.flip & 2;
     const uint32_t lowest = upside_down ? band.y : res - band.y - band.rows;
-    const int32_t first = fill_masks(view.key, res, (int32_t)lowest, band.rows, masks);
-    const uint16_t *table = reinterpret_cast<const uint16_t *>(masks);
+    const int32_t first = fill_halves(view.key, res, (int32_t)lowest, band.rows, halves);
+    const uint16_t *table = reinterpret_cast<const uint16_t *>(halves) - first;
+    const uint32_t left = band.x / FUSED_WARP, columns = (band.end + FUSED_WARP - 1) / FUSED_WARP - left;
+    const uint32_t units = columns * ((band.rows + UNIT_ROWS - 1) / UNIT_ROWS);
+    const int32_t down = upside_down ? 1 : -1; /* the rows of the drawing below one another in the image */
     __syncthreads();
-    for_eights(band, [&](uint32_t r, uint32_t run) {
-        const uint32_t y = band.y + r, drawn = upside_down ? y : res - 1 - y; /* row of the drawing */
-        const uint32_t *row =
-            reinterpret_cast<const uint32_t *>(view.map) + (size_t)(res - 1 - drawn) * pitch;
-        const int32_t x = mirrored ? (int32_t)(res - 8 - 8 * run) : (int32_t)(8 * run);
-        uint32_t owners = owners_at(row, x >> 3, (int32_t)pitch), found = 0;
-        if (x & 7)
-            owners = __funnelshift_r(owners, owners_at(row, (x >> 3) + 1, (int32_t)pitch), x % 8 * 4 & 31);
-        if (owners != 0xffffffffu)
-            found = bits_of(owners, table + (((int32_t)drawn - 3) * (int32_t)res + x - 3 - first), res);
-        if (mirrored)
-            found = __brev(found) >> 24;
-        reinterpret_cast<uint8_t *>(bits + r * band.words)[run] = (uint8_t)found;
-    });
+    for (uint32_t unit = threadIdx.x / FUSED_WARP; unit < units; unit += blockDim.x / FUSED_WARP) {
+        const uint32_t column = left + unit % columns, r = unit / columns * UNIT_ROWS, y = band.y + r;
+        const uint32_t to = FUSED_WARP * column + lane, x = mirrored ? res - 1 - to : to;
+        const int32_t drawn = (int32_t)(upside_down ? y : res - 1 - y);
+        const uint32_t *row = reinterpret_cast<const uint32_t *>(view.map) +
+                              ((int32_t)res - 1 - drawn) * (ptrdiff_t)pitch + x / 8;
+        uint32_t owners[UNIT_ROWS];
+        bool any = false;
+#pragma unroll
+        for (uint32_t k = 0; k < UNIT_ROWS; k++) {
+            owners[k] = IFS_NO_OWNER;
+            if (to < res && r + k < band.rows)
+                owners[k] = __ldg(row - (int32_t)k * down * pitch) >> x % 8 * 4 & 15;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < UNIT_ROWS; k++)
+            any = any || owners[k] != IFS_NO_OWNER;
+        any = __any_sync(FUSED_ALL, any);
+        uint32_t found = 0; /* of row r + lane */
+        const uint16_t *at = table + (drawn - 3) * (int32_t)res + (int32_t)x - 3;
+#pragma unroll
+        for (uint32_t k = 0; any && k < UNIT_ROWS; k++) {
+            const uint32_t o = owners[k], third = 0x2a540u >> 2 * o & 3; /* o / 3; 0 for IFS_NO_OWNER */
+            const int32_t offset = (int32_t)k * down * (int32_t)res + (int32_t)(o + third * (res - 3));
+            const uint32_t half = o == IFS_NO_OWNER ? 0 : at[offset];
+            /* ifs_mask(half) >> o; 0 for IFS_NO_OWNER, because a mask has nine bits */
+            const uint32_t word = __ballot_sync(FUSED_ALL, (511 * half + 65536) >> 16 + o & 1);
+            found = lane == k ? word : found;
+        }
+        if (lane < UNIT_ROWS && r + lane < band.rows)
+            bits[(r + lane) * band.words + column] = found;
+    }
 }
 
 /* Fills a band with the bits of a point image. */
 static __device__ __forceinline__ void fill_points(const ifs_job &job, const ifs_view &view,
                                                    const ifs_band &band, uint32_t *bits)
 {
-    const uint32_t res = job.res, pitch = (uint32_t)ifs_map_pitch(true, res);
-    for_eights(band, [&](uint32_t r, uint32_t run) {
-        const uint32_t y = band.y + r;
-        const uint8_t *row = view.map + (size_t)(view.flip & 1 ? res - 1 - y : y) * pitch;
-        uint32_t found = row[run];
+    const uint32_t res = job.res, pitch = (uint32_t)ifs_map_pitch(true, res) / 4;
+    const uint32_t left = band.x / 32, columns = (band.end + 31) / 32 - left;
+    for (uint32_t i = threadIdx.x; i < band.rows * columns; i += blockDim.x) {
+        const uint32_t r = i / columns, column = left + i % columns, y = band.y + r;
+        const uint32_t *row =
+            reinterpret_cast<const uint32_t *>(view.map) + (size_t)(view.flip & 1 ? res - 1 - y : y) * pitch;
+        uint32_t found = row[column];
         if (view.flip & 2) {
-            const int32_t x = (int32_t)(res - 8 - 8 * run), at = x >> 3;
-            found = (at < 0 ? 0 : row[at]) | (x & 7 ? row[at + 1] : 0) << 8;
-            found = __brev(found >> (x & 7) & 0xff) >> 24;
+            const int32_t x = (int32_t)res - 32 - 32 * (int32_t)column, at = x >> 5;
+            found = __brev(__funnelshift_r(at < 0 ? 0 : row[at], x & 31 ? row[at + 1] : 0, x & 31));
         }
-        reinterpret_cast<uint8_t *>(bits + r * band.words)[run] = (uint8_t)found;
-    });
+        bits[r * band.words + column] = found;
+    }
 }
 
 /* Returns the bits of 32 columns of a row, from column x on. */
@@ -243,82 +233,84 @@ static __device__ __forceinline__ void write_values(const output_sink &sink, con
 
 /* ---- Resized outputs ---- */
 
-/* The weighted sum of the bits of a span of columns is all * (number of bits) + first * (first bit) + last *
- * (last bit). The factors may wrap; the sum does not. */
+/* The weighted sum of the bits of a span of columns is out_res * (number of bits) - first * (first bit) -
+ * last
+ * * (last bit). */
 struct ifs_columns {
-    uint32_t begin, length, all, first, last;
+    uint32_t begin, length, first, last;
 };
 
 static __device__ __forceinline__ ifs_columns columns_of(struct output_span span, uint32_t out_res)
 {
-    if (span.first == span.last)
-        return {span.first, 1, span.head, 0, 0};
-    return {span.first, span.last - span.first + 1, out_res, span.head - out_res, span.tail - out_res};
+    const bool one = span.first == span.last;
+    return {span.first, span.last - span.first + 1, out_res - span.head, one ? 0 : out_res - span.tail};
 }
 
-/* Returns the weighted sum of the bits of a span of at most 32 columns; bit 0 is its first column. */
-static __device__ __forceinline__ uint32_t narrow_sum(const struct ifs_columns &span, uint32_t bits)
+/* Computes the weighted sums of four spans of a row. `narrow`: they have at most 32 columns together. */
+static __device__ __forceinline__ void sum_row(const struct ifs_columns spans[4], bool narrow,
+                                               uint32_t out_res, const uint32_t *row, uint32_t sums[4])
 {
-    bits &= 0xffffffffu >> (32 - span.length);
-    return span.all * __popc(bits) + span.first * (bits & 1) + span.last * (bits >> (span.length - 1));
-}
-
-/* Returns the weighted sum of the bits of a span of any length. */
-static __device__ __forceinline__ uint32_t wide_sum(const struct ifs_columns &span, const uint32_t *row)
-{
-    uint32_t count = 0;
-    for (uint32_t done = 0; done < span.length; done += 32) {
-        const uint32_t left = span.length - done, some = window(row, span.begin + done);
-        count += __popc(left < 32 ? some & (1u << left) - 1 : some);
-    }
-    return span.all * count + span.first * (window(row, span.begin) & 1) +
-           span.last * (window(row, span.begin + span.length - 1) & 1);
-}
-
-/* Adds the rows of a band to the sums of four adjacent output pixels. */
-template <class Sum>
-static __device__ __forceinline__ void add_rows(const struct ifs_columns columns[4], struct output_span rows,
-                                                const ifs_band &band, uint32_t out_res, const uint32_t *bits,
-                                                Sum sums[4])
-{
-    const bool narrow = columns[3].begin + columns[3].length - columns[0].begin <= 32;
-    for (uint32_t y = max(rows.first, band.y); y <= min(rows.last, band.y + band.rows - 1); y++) {
-        const uint32_t *row = bits + (y - band.y) * band.words;
-        const Sum weight = output_weight(rows, out_res, y);
-        const uint32_t some = window(row, columns[0].begin);
+    const uint32_t some = window(row, spans[0].begin);
 #pragma unroll
-        for (uint32_t k = 0; k < 4; k++)
-            sums[k] += weight * (narrow ? narrow_sum(columns[k], some >> columns[k].begin - columns[0].begin)
-                                        : wide_sum(columns[k], row));
+    for (uint32_t k = 0; k < 4; k++) {
+        const struct ifs_columns &span = spans[k];
+        if (narrow) {
+            const uint32_t own = some >> (span.begin - spans[0].begin) & 0xffffffffu >> (32 - span.length);
+            sums[k] = out_res * __popc(own) - span.first * (own & 1) - span.last * (own >> (span.length - 1));
+            continue;
+        }
+        uint32_t count = 0;
+        for (uint32_t done = 0; done < span.length; done += 32) {
+            const uint32_t left = span.length - done, part = window(row, span.begin + done);
+            count += __popc(left < 32 ? part & (1u << left) - 1 : part);
+        }
+        sums[k] = out_res * count - span.first * (window(row, span.begin) & 1) -
+                  span.last * (window(row, span.begin + span.length - 1) & 1);
     }
 }
 
-/* Adds a band to the output rows y .. y + count - 1. `sums` has the sums so far, of four pixels at a time, if
- * the tile has several bands. Writes the rows after the last band. */
+/* Adds a band to the output rows y .. y + count - 1. `opens` and `closes`: it is the first or the last band
+ * of the tile. Writes the rows after the last band; until then, `sums` has the sums of four pixels at a time.
+ * A thread takes four columns and several consecutive rows, so that it sums most canvas rows only once. */
 template <class Sum>
 static __device__ __forceinline__ void write_means(const ifs_job &job, const output_sink &sink,
                                                    const ifs_band &band, uint32_t y, uint32_t count,
                                                    bool opens, bool closes, const uint32_t *bits, Sum *sums)
 {
     const uint32_t out_res = job.output.res, fours = (out_res + 3) / 4;
-    for (uint32_t i = threadIdx.x; i < count * fours; i += blockDim.x) {
-        const uint32_t row = y + i / fours, x = i % fours * 4;
-        struct ifs_columns columns[4];
-        Sum four[4];
+    const uint32_t parts = fours < blockDim.x ? blockDim.x / fours : 1, part = (count + parts - 1) / parts;
+    for (uint32_t i = threadIdx.x; i < fours * parts; i += blockDim.x) {
+        const uint32_t x = i % fours * 4, begin = i / fours * part;
+        struct ifs_columns spans[4];
+        uint32_t known = UINT32_MAX, own[4]; /* sums of canvas row `known` */
 #pragma unroll
-        for (uint32_t k = 0; k < 4; k++) {
-            columns[k] = columns_of(ifs_unpack_span(job.spans[min(x + k, out_res - 1)]), out_res);
-            four[k] = opens ? 0 : sums[4 * i + k];
-        }
-        add_rows(columns, ifs_unpack_span(job.spans[row]), band, out_res, bits, four);
+        for (uint32_t k = 0; k < 4; k++)
+            spans[k] = columns_of(ifs_unpack_span(job.spans[min(x + k, out_res - 1)]), out_res);
+        const bool narrow = spans[3].begin + spans[3].length - spans[0].begin <= 32;
+        for (uint32_t r = begin; r < min(begin + part, count); r++) {
+            const struct output_span rows = ifs_unpack_span(job.spans[y + r]);
+            Sum *kept = sums + 4 * ((size_t)r * fours + i % fours), four[4];
 #pragma unroll
-        for (uint32_t k = 0; k < 4; k++) {
-            if (!closes)
-                sums[4 * i + k] = four[k];
-            four[k] *= IFS_GRAY;
+            for (uint32_t k = 0; k < 4; k++)
+                four[k] = opens ? 0 : kept[k];
+            for (uint32_t at = max(rows.first, band.y); at <= min(rows.last, band.y + band.rows - 1); at++) {
+                const Sum weight = output_weight(rows, out_res, at);
+                if (at != known)
+                    sum_row(spans, narrow, out_res, bits + (at - band.y) * band.words, own);
+                known = at;
+#pragma unroll
+                for (uint32_t k = 0; k < 4; k++)
+                    four[k] += weight * own[k];
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++) {
+                if (!closes)
+                    kept[k] = four[k];
+                four[k] *= IFS_GRAY;
+            }
+            if (closes)
+                store_run(sink, y + r, x, out_res, four);
         }
-        if (closes)
-            store_run(sink, row, x, out_res, four);
     }
 }
 
@@ -328,13 +320,14 @@ extern __shared__ uint4 ifs_shared[];
 
 /* A block makes a tile of output rows. */
 template <bool Points, enum ifs_finish Finish>
-static __global__ void __launch_bounds__(IMAGE_BLOCK) ifs_image_kernel(const __grid_constant__ ifs_job job)
+static __global__ void __launch_bounds__(IMAGE_BLOCK, Finish == IFS_BYTES ? 6 : 4)
+    ifs_image_kernel(const __grid_constant__ ifs_job job)
 {
     __shared__ struct ifs_view view;
     const struct synth_output &output = job.output;
     const uint32_t y = blockIdx.y * job.rows, rows = min(job.rows, output.res - y);
-    uint4 *masks = ifs_shared;
-    uint32_t *bits = reinterpret_cast<uint32_t *>(ifs_shared) + job.masks / 4;
+    uint4 *halves = ifs_shared;
+    uint32_t *bits = reinterpret_cast<uint32_t *>(ifs_shared) + job.halves / 4;
     void *sums = bits + job.band * job.words;
     if (threadIdx.x == 0)
         view = ifs_view_of(job, blockIdx.x, blockIdx.y == 0);
@@ -342,7 +335,7 @@ static __global__ void __launch_bounds__(IMAGE_BLOCK) ifs_image_kernel(const __g
     const output_sink sink = {output, output_area(output.fit, job.res), view.image, output.res % 4 == 0};
     struct ifs_band band = {view.corner.y + y, rows, view.corner.x, view.corner.x + output.res, job.words};
     uint32_t end = band.y + rows;
-    if (Finish == IFS_MEANS) {
+    if (Finish == IFS_MEANS || Finish == IFS_LARGE) {
         band.y = ifs_unpack_span(job.spans[y]).first;
         end = ifs_unpack_span(job.spans[y + rows - 1]).last + 1;
         band.x = 0;
@@ -355,7 +348,7 @@ static __global__ void __launch_bounds__(IMAGE_BLOCK) ifs_image_kernel(const __g
         if (Points)
             fill_points(job, view, band, bits);
         else
-            fill_patches(job, view, band, masks, bits);
+            fill_patches(job, view, band, halves, bits);
         __syncthreads();
         const uint32_t at = y + band.y - begin; /* the band's first output row, unless it is resized */
         const bool opens = band.y == begin, closes = band.y + band.rows == end;
@@ -363,10 +356,9 @@ static __global__ void __launch_bounds__(IMAGE_BLOCK) ifs_image_kernel(const __g
             write_grays(view, band, at, bits);
         else if (Finish == IFS_VALUES)
             write_values(sink, band, at, bits);
-        else if (sink.area <= UINT32_MAX / 255)
-            write_means(job, sink, band, y, rows, opens, closes, bits, static_cast<uint32_t *>(sums));
         else
-            write_means(job, sink, band, y, rows, opens, closes, bits, static_cast<uint64_t *>(sums));
+            write_means(job, sink, band, y, rows, opens, closes, bits,
+                        static_cast<std::conditional_t<Finish == IFS_MEANS, uint32_t, uint64_t> *>(sums));
     }
 }
 

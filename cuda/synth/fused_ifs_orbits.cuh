@@ -44,8 +44,7 @@ struct ifs_maps {
 static __device__ __forceinline__ double ifs_coefficient(const ifs_group &group, const ifs_item &item,
                                                          uint32_t m, uint32_t i)
 {
-    const double value = group.systems[item.class_index].map[m][i];
-    return group.rules.weights ? ifs_multiply(value, group.weights[6 * item.weight + i]) : value;
+    return ifs_multiply(group.systems[item.class_index].map[m][i], item.factor[i]);
 }
 
 /* Returns the point after `at`, like ifs_step(). Has no branch, so that the coefficients of several steps are
@@ -155,8 +154,8 @@ static __global__ void __launch_bounds__(WALK_BLOCK) ifs_walk_kernel(const __gri
     const uint32_t item = (uint32_t)(at % group.count), chunk = (uint32_t)(at / group.count);
     if (chunk >= group.chunks)
         return;
-    const struct ifs_item own = group.items[item];
-    const uint8_t *choices = group.choices + own.row * group.pitch;
+    const struct ifs_item &own = group.items[item];
+    const uint8_t *choices = group.choices + (size_t)own.row * group.pitch;
     const ifs_maps maps = own_maps(group, own, values);
     const uint32_t begin = chunk * group.chunk * group.length;
     ifs_point start = {0, 0};
@@ -206,8 +205,8 @@ static __global__ void __launch_bounds__(WALK_BLOCK)
     if (at >= *group.listed_count)
         return;
     const uint32_t item = group.listed[at];
-    const struct ifs_item own = group.items[item];
-    const uint8_t *choices = group.choices + own.row * group.pitch;
+    const struct ifs_item &own = group.items[item];
+    const uint8_t *choices = group.choices + (size_t)own.row * group.pitch;
     const ifs_maps maps = own_maps(group, own, values);
     struct ifs_reach *reach = group.reach + (size_t)item * group.chunks;
     struct ifs_point *marks = group.marks + (size_t)item * IFS_SEGMENTS;
@@ -278,6 +277,10 @@ static __device__ __forceinline__ ifs_strip ifs_strip_at(const ifs_group &group,
             Points ? (uint32_t)ifs_map_pitch(true, group.res) / 4 : group.res};
 }
 
+/* In an owner map, the word of a cell is OWNERS * (number of its latest point + 1), so that an owner can be
+ * added. */
+#define OWNERS 16u
+
 /* Copies a strip of a bitmap. */
 static __device__ __forceinline__ void store_bitmap(const ifs_strip &strip, const uint32_t *cells,
                                                     uint8_t *map)
@@ -289,13 +292,7 @@ static __device__ __forceinline__ void store_bitmap(const ifs_strip &strip, cons
     }
 }
 
-/* Returns the visit of a cell with its owner nibble in the low bits; 0 if the cell is not visited. */
-static __device__ __forceinline__ uint32_t claim(uint32_t visit, uint32_t owner)
-{
-    return visit ? visit << 4 | owner : 0;
-}
-
-#define OWNER_ROWS 16u /* rows per unit of work of a warp */
+#define OWNER_ROWS 15u /* rows per unit of work of a warp */
 
 /* Writes a strip of an owner map. A lane takes a column of pixels, from the top of the drawing down. */
 static __device__ __forceinline__ void store_owners(const ifs_strip &strip, uint32_t res, size_t pitch,
@@ -305,15 +302,15 @@ static __device__ __forceinline__ void store_owners(const ifs_strip &strip, uint
     const uint32_t units = columns * ((strip.rows + OWNER_ROWS - 1) / OWNER_ROWS);
     for (uint32_t unit = threadIdx.x / FUSED_WARP; unit < units; unit += blockDim.x / FUSED_WARP) {
         const uint32_t x = unit % columns * FUSED_WARP + lane, begin = unit / columns * OWNER_ROWS;
-        auto load = [&](uint32_t row,
-                        uint32_t to[3]) { /* of columns x - 1, x - 2, x - 3 */
+        uint32_t rows[3][3]; /* cells of columns x - 1, x - 2, x - 3; the lowest of the three rows first */
+        auto load = [&](uint32_t row, uint32_t to[3]) {
 #pragma unroll
-                                          for (uint32_t j = 0; j < 3; j++)
-                                              to[j] = x > j && x < res ? cells[row * res + x - 1 - j] : 0;
+            for (uint32_t j = 0; j < 3; j++)
+                to[j] = x > j && x < res ? cells[row * res + x - 1 - j] : 0;
         };
-        uint32_t rows[3][3]; /* the lowest of the three rows of cells first */
         load(begin, rows[0]);
         load(begin + 1, rows[1]);
+#pragma unroll 3
         for (uint32_t q = begin; q < min(begin + OWNER_ROWS, strip.rows); q++) {
             uint32_t latest = 0;
             load(q + 2, rows[2]);
@@ -321,8 +318,8 @@ static __device__ __forceinline__ void store_owners(const ifs_strip &strip, uint
             for (uint32_t r = 0; r < 3; r++)
 #pragma unroll
                 for (uint32_t j = 0; j < 3; j++)
-                    latest = max(latest, claim(rows[r][j], 3 * r + 2 - j));
-            uint32_t word = (latest ? latest & 15 : IFS_NO_OWNER) << lane % 8 * 4;
+                    latest = max(latest, rows[r][j] | (3 * r + 2 - j));
+            uint32_t word = (latest < OWNERS ? IFS_NO_OWNER : latest % OWNERS) << lane % 8 * 4;
             word |= __shfl_xor_sync(FUSED_ALL, word, 1);
             word |= __shfl_xor_sync(FUSED_ALL, word, 2);
             word |= __shfl_xor_sync(FUSED_ALL, word, 4);
@@ -339,7 +336,22 @@ static __device__ __forceinline__ void store_owners(const ifs_strip &strip, uint
 
 extern __shared__ uint4 ifs_shared[];
 
-/* A block draws a strip, a thread the points of a segment. */
+/* Adds the visit of point i to cell (x, y), if the strip has the cell. */
+template <bool Points>
+static __device__ __forceinline__ void visit_cell(const ifs_strip &strip, uint32_t *cells, uint32_t x,
+                                                  uint32_t y, uint32_t i)
+{
+    const uint32_t row = y - strip.first;
+    if (row >= strip.cell_rows)
+        return;
+    if (Points)
+        atomicOr(cells + row * strip.words + x / 32, 1u << x % 32);
+    else
+        atomicMax(cells + row * strip.words + x, (i + 1) * OWNERS);
+}
+
+/* A block draws maps, strip by strip; a thread draws the points of a segment. For the first strip, it
+ * computes the cells of its points and stores them for the other strips. */
 template <bool Points>
 static __global__ void __launch_bounds__(IFS_SEGMENTS)
     ifs_raster_kernel(const __grid_constant__ ifs_group group)
@@ -347,38 +359,48 @@ static __global__ void __launch_bounds__(IFS_SEGMENTS)
     __shared__ double values[6 * WALK_MAPS];
     __shared__ struct ifs_frame frame;
     uint32_t *cells = reinterpret_cast<uint32_t *>(ifs_shared);
-    const uint32_t item = blockIdx.x / group.strips, res = group.res;
-    const ifs_strip strip = ifs_strip_at<Points>(group, blockIdx.x % group.strips);
-    const struct ifs_item own = group.items[item];
-    if (threadIdx.x < 6 * WALK_MAPS)
-        values[threadIdx.x] = threadIdx.x < 6 * group.systems[own.class_index].maps
-                                  ? ifs_coefficient(group, own, threadIdx.x / 6, threadIdx.x % 6)
-                                  : 0;
-    if (threadIdx.x == 0)
-        frame = group.frames[item];
-    for (uint32_t i = threadIdx.x; i < strip.cell_rows * strip.words; i += blockDim.x)
-        cells[i] = 0;
-    __syncthreads();
-    const ifs_scale scale_x = ifs_scale_of(frame.x, res), scale_y = ifs_scale_of(frame.y, res);
-    const uint32_t begin = threadIdx.x * group.length;
-    if (begin < frame.drawn)
-        ifs_walk({values, 1}, group.choices + own.row * group.pitch,
-                 group.marks[(size_t)item * IFS_SEGMENTS + threadIdx.x], begin,
-                 min(begin + group.length, frame.drawn), [&](uint32_t i, ifs_point point) {
-                     const uint32_t y = ifs_cell_fixed(scale_y, &frame.y, point.y, res) - strip.first;
-                     const uint32_t x = ifs_cell_fixed(scale_x, &frame.x, point.x, res);
-                     if (y >= strip.cell_rows)
-                         return;
-                     if (Points)
-                         atomicOr(cells + y * strip.words + x / 32, 1u << x % 32);
-                     else
-                         atomicMax(cells + y * strip.words + x, i + 1);
-                 });
-    __syncthreads();
-    if (Points)
-        store_bitmap(strip, cells, own.map);
-    else
-        store_owners(strip, res, ifs_map_pitch(false, res), cells, own.map);
+    ushort2 *list = group.cells + (size_t)blockIdx.x * group.length * IFS_SEGMENTS + threadIdx.x;
+    const uint32_t res = group.res, begin = threadIdx.x * group.length;
+    for (uint32_t item = blockIdx.x; item < group.count; item += gridDim.x) {
+        const struct ifs_item &own = group.items[item];
+        if (threadIdx.x < 6 * WALK_MAPS)
+            values[threadIdx.x] = threadIdx.x < 6 * group.systems[own.class_index].maps
+                                      ? ifs_coefficient(group, own, threadIdx.x / 6, threadIdx.x % 6)
+                                      : 0;
+        if (threadIdx.x == 0)
+            frame = group.frames[item];
+        for (uint32_t index = 0; index < group.strips; index++) {
+            const ifs_strip strip = ifs_strip_at<Points>(group, index);
+            for (uint32_t i = threadIdx.x; i < strip.cell_rows * strip.words; i += blockDim.x)
+                cells[i] = 0;
+            __syncthreads();
+            const uint32_t end = min(begin + group.length, frame.drawn);
+            if (index > 0) {
+                for (uint32_t i = begin; i < end; i++) {
+                    const ushort2 cell = list[(size_t)(i - begin) * IFS_SEGMENTS];
+                    visit_cell<Points>(strip, cells, cell.x, cell.y, i);
+                }
+            } else if (begin < end) {
+                const ifs_scale scale_x = ifs_scale_of(frame.x, res), scale_y = ifs_scale_of(frame.y, res);
+                ifs_walk({values, 1}, group.choices + (size_t)own.row * group.pitch,
+                         group.marks[(size_t)item * IFS_SEGMENTS + threadIdx.x], begin, end,
+                         [&](uint32_t i, ifs_point point) {
+                             const uint32_t x = ifs_cell_fixed(scale_x, &frame.x, point.x, res);
+                             const uint32_t y = ifs_cell_fixed(scale_y, &frame.y, point.y, res);
+                             if (group.strips > 1)
+                                 list[(size_t)(i - begin) * IFS_SEGMENTS] =
+                                     make_ushort2((unsigned short)x, (unsigned short)y);
+                             visit_cell<Points>(strip, cells, x, y, i);
+                         });
+            }
+            __syncthreads();
+            if (Points)
+                store_bitmap(strip, cells, own.map);
+            else
+                store_owners(strip, res, ifs_map_pitch(false, res), cells, own.map);
+            __syncthreads(); /* the cells, and after the last strip the frame, have been read */
+        }
+    }
 }
 
 #endif

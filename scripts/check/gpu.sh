@@ -111,7 +111,9 @@ if ((sanitize)); then
             "$bench" --variant "$variants" --verify "${quick[@]}" --res 64 --batch 5 --vertices 64 --orbits 3 --compute 50
         check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
-        check "$tool: formulas" compute-sanitizer --tool "$tool" --error-exitcode 9 build/tests/gpu_formulas --short
+        for test in formulas fractal; do
+            check "$tool: $test" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/tests/gpu_$test" --short
+        done
     done
 else
     # Prints three names per line. One check verifies the variants of one line, because at large sizes the reference takes a
@@ -169,6 +171,12 @@ END
             check "$formula $options" "$bench" --variant fused,fused-graph --verify "${quick[@]}" --formula $formula $options
         done
     done
+    for draw in patches points; do
+        for options in '--batch 256' '--batch 3 --res 1000 --instance 45000' '--batch 40 --out-res 224 --dtype f16 --channels 3'; do
+            # shellcheck disable=SC2086
+            check "fractaldb-1k $draw $options" "$bench" --variant fused,fused-graph --verify "${quick[@]}" --preset fractaldb-1k --draw $draw $options
+        done
+    done
     refuses_formula() { # the paper's variants draw only uji and visualatom
         local output status=0
         output=$("$bench" --variant bat --formula rcdb --batch 1 2>&1) || status=$?
@@ -180,6 +188,7 @@ END
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096
     check 'closed forms compared with the definitions' build/tests/gpu_exact
     check 'all formulas and masks compared with the references' build/tests/gpu_formulas
+    check 'orbits and images of fractals compared with the references' build/tests/gpu_fractal
     check 'the matrix product of a training step' build/tests/gpu_product
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT

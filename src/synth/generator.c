@@ -75,7 +75,7 @@ enum status synth_check_formula(const struct synth *synth, const struct variant 
         return status_set(STATUS_USAGE,
                           "does not draw the formula %s, only uji and visualatom; use naive, omp or fused",
                           formula->name);
-    if (synth->set && strcmp(variant->platform, "cpu") != 0)
+    if (synth->set && !synth_is_ifs(synth) && strcmp(variant->platform, "cpu") != 0)
         return status_set(STATUS_USAGE, "does not draw published random streams; use naive or omp");
     return STATUS_OK;
 }
