@@ -280,7 +280,7 @@ $(BUILD)/%/omp_simd.$(1).c.o: %/omp_simd.c $(BUILD)/flags
 endef
 $(foreach lanes,4 8 16,$(eval $(call simd_rule,$(lanes))))
 
-$(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv) $(BUILD)/flags
+$(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv configs/*.bin) $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) AS $@
 	$(Q)$(CC) -c -o $@ $<

@@ -367,19 +367,23 @@ enum status class_read_csv(const char *path, const struct formula *formula, stru
     return read_csv(stream, path, formula, rows, count);
 }
 
-/* Returns whether the path is a folder, or a file that begins with a key of the formula's published files. */
+/* Returns whether the path is a folder, or a file that begins with a key of the formula's published files, or
+ * with a number if the files of the formula have only numbers. */
 static bool is_published(const char *path, const struct formula *formula)
 {
     const char *keys = formula->published_keys;
     char begin[32] = "";
     struct stat info;
-    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || !S_ISREG(info.st_mode) || !keys)
+    const bool numbers = formula->family == FAMILY_IFS;
+    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || !S_ISREG(info.st_mode) || !(keys || numbers))
         return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t bytes = fd < 0 ? 0 : read(fd, begin, sizeof begin - 1);
     if (fd >= 0)
         close(fd);
     begin[bytes > 0 ? bytes : 0] = '\0';
+    if (numbers)
+        return begin[0] && strchr("+-.0123456789", begin[0]);
     const size_t length = strcspn(begin, ",");
     for (const char *key = keys; begin[length] == ',' && key; key = strchr(key, ',')) {
         key += *key == ',';

@@ -1,0 +1,308 @@
+#include "synth/ifs_classes.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/array.h"
+#include "core/file.h"
+#include "core/parallel.h"
+#include "synth/published_parts.h"
+#include "synth/published_random.h"
+
+void ifs_row(const struct ifs_system *system, struct class_row *row)
+{
+    *row = (struct class_row){.id = system->id, .value = {system->maps}};
+    memcpy(row->value + 1, system->map, system->maps * sizeof *system->map);
+}
+
+void ifs_set_probabilities(struct ifs_system *system)
+{
+    double sum = 0;
+    for (uint32_t m = 0; m < system->maps; m++) {
+        double *map = system->map[m];
+        map[6] = fabs(map[0] * map[3] - map[1] * map[2]);
+        sum += map[6];
+    }
+    for (uint32_t m = 0; m < system->maps; m++)
+        system->map[m][6] /= sum;
+}
+
+/* ---- The built-in list ---- */
+
+extern const struct ifs_list fractaldb_bin; /* configs/fractaldb.bin, embedded by classes_cfg.S */
+
+_Static_assert(sizeof *fractaldb_bin.states == sizeof(struct twister), "the layout of configs/fractaldb.bin");
+
+/* The lengths of the lists that are kept in a cache file, and the hash of their systems. */
+static const struct {
+    uint32_t count;
+    uint64_t hash;
+} lists[] = {{10000, UINT64_C(0x18785af57c61ac07)}, {IFS_LIST_COUNT, UINT64_C(0xcda4f975490e35cb)}};
+
+static void unpack_begin(uint32_t count, struct ifs_system *systems)
+{
+    const double(*map)[6] = fractaldb_bin.maps;
+    for (uint32_t c = 0; c < count; c++) {
+        systems[c] = (struct ifs_system){.id = c, .maps = fractaldb_bin.counts[c]};
+        for (uint32_t m = 0; m < systems[c].maps; m++, map++)
+            memcpy(systems[c].map[m], map, sizeof *map);
+        ifs_set_probabilities(&systems[c]);
+    }
+}
+
+/* Reads classes from the stream of the search. */
+struct unpacking {
+    struct ifs_system *systems;
+    struct progress progress;
+    _Atomic uint32_t done; /* classes */
+};
+
+static void unpack_step(void *context, uint64_t task, int thread)
+{
+    struct unpacking *unpacking = context;
+    const uint32_t first = IFS_LIST_BEGIN + (uint32_t)task * IFS_LIST_STEP;
+    struct twister stream;
+    memcpy(&stream, fractaldb_bin.states[first / IFS_LIST_STEP], sizeof stream);
+    for (uint32_t c = first; c < first + IFS_LIST_STEP; c++) {
+        struct ifs_system *system = &unpacking->systems[c];
+        for (uint32_t gap = c > first ? fractaldb_bin.gaps[c] : 0; gap > 1; gap--) {
+            ifs_draw_candidate(&stream, system);
+            twister_skip(&stream, IFS_SEARCH_WORDS);
+        }
+        ifs_draw_candidate(&stream, system);
+        twister_skip(&stream, IFS_SEARCH_WORDS);
+        system->id = c;
+        unpacking->done++;
+        if (thread == 0 && progress_due(&unpacking->progress))
+            progress_show(&unpacking->progress,
+                          "reading the classes of FractalDB from their stream, once: %u",
+                          (unsigned)unpacking->done);
+    }
+}
+
+static void unpack(uint32_t count, struct ifs_system *systems)
+{
+    struct unpacking unpacking = {.systems = systems};
+    unpack_begin(IFS_LIST_BEGIN, systems);
+    progress_begin(&unpacking.progress, true);
+    parallel_for(usable_threads(), (count - IFS_LIST_BEGIN) / IFS_LIST_STEP, unpack_step, &unpacking);
+    progress_clear(&unpacking.progress);
+}
+
+/* Reads the systems from the cache file. Returns false if there is none. Warns if it is damaged. */
+static bool read_cache(const char *path, uint32_t count, uint64_t hash, struct ifs_system *systems)
+{
+    FREED char *bytes = NULL;
+    size_t size = 0, expected = count * sizeof *systems;
+    if (!path[0] || file_read(path, &bytes, &size) != STATUS_OK)
+        return false;
+    if (size == expected && fnv_add(FNV_BEGIN, bytes, size) == hash) {
+        memcpy(systems, bytes, size);
+        return true;
+    }
+    status_warn("%s is damaged; computing it again", path);
+    return false;
+}
+
+/* Gets the systems of a list from its cache file, or computes them and writes the file. */
+static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *systems)
+{
+    char name[32], path[PATH_MAX];
+    const size_t bytes = count * sizeof *systems;
+    snprintf(name, sizeof name, "fractaldb-%u.ifs", (unsigned)count);
+    cache_path(name, path);
+    if (read_cache(path, count, hash, systems))
+        return STATUS_OK;
+    unpack(count, systems);
+    if (fnv_add(FNV_BEGIN, systems, bytes) != hash)
+        return status_set(STATUS_FAILED, "the classes of FractalDB are computed differently on this machine");
+    cache_make_folders(path);
+    if (!path[0] || file_write_atomic(path, systems, bytes) != STATUS_OK)
+        status_warn(
+            "the classes of FractalDB are computed at every start, because they cannot be stored%s%s; "
+            "set XDG_CACHE_HOME to a folder that can be written",
+            path[0] ? ": " : "", path[0] ? status_text() : "");
+    return STATUS_OK;
+}
+
+enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    uint32_t held = count;
+    uint64_t hash = 0;
+    for (size_t i = COUNT_OF(lists); count > IFS_LIST_BEGIN && i-- > 0 && count <= lists[i].count;) {
+        held = lists[i].count;
+        hash = lists[i].hash;
+    }
+    FREED struct ifs_system *systems = malloc(held * sizeof *systems);
+    TRY(ALLOCATED(systems, "out of memory for the classes of %s", preset->name));
+    if (held <= IFS_LIST_BEGIN)
+        unpack_begin(count, systems);
+    else
+        TRY(get_list(held, hash, systems));
+    for (uint32_t c = 0; c < count; c++)
+        ifs_row(&systems[c], &rows[c]);
+    return STATUS_OK;
+}
+
+/* ---- 1p-frac ---- */
+
+/* Uniform numbers of an image key, in pairs per Philox block. */
+struct uniforms {
+    struct philox_key key;
+    uint32_t lane; /* second word of the counter */
+    uint32_t used;
+};
+
+static double next_uniform(struct uniforms *uniforms, double low, double high)
+{
+    struct philox_block block = philox(uniforms->key, uniforms->used / 2, uniforms->lane, STREAM_SHAPE, 0);
+    const uint32_t *word = block.word + uniforms->used++ % 2 * 2;
+    return low + (high - low) * random_of_words(word[0], word[1]);
+}
+
+enum { ONE_MAPS = 2, ONE_DOMAIN = 4 };
+
+/* Singular values of the maps whose weighted sum is sigma: the larger one, then the smaller one, of each.
+ * Each value is uniform between the limits that the values before it leave. */
+static void draw_singular_values(struct uniforms *uniforms, double sigma, double values[ONE_MAPS][2])
+{
+    double rest = sigma, least = sigma - 3 * ONE_MAPS + 3;
+    for (int m = 0; m < ONE_MAPS - 1; m++) {
+        values[m][0] = next_uniform(uniforms, fmax(0, least / 3), fmin(1, rest));
+        least -= values[m][0];
+        rest -= values[m][0];
+        values[m][1] = next_uniform(uniforms, fmax(0, least / 2), fmin(values[m][0], rest / 2));
+        least -= 2 * values[m][1] - 3;
+        rest -= 2 * values[m][1];
+    }
+    double *last = values[ONE_MAPS - 1];
+    last[1] = next_uniform(uniforms, fmax(0, (rest - 1) / 2), rest / 3);
+    last[0] = rest - 2 * last[1];
+}
+
+struct matrix {
+    double v[2][2];
+};
+
+static struct matrix times(struct matrix a, struct matrix b)
+{
+    struct matrix product;
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            product.v[i][j] = a.v[i][0] * b.v[0][j] + a.v[i][1] * b.v[1][j];
+    return product;
+}
+
+/* Cosine and sine are rounded to float32. C libraries compute them in double with different last bits, which
+ * this rounding removes. */
+static struct matrix rotation(double angle)
+{
+    const double cosine = (float)cos(angle), sine = (float)sin(angle);
+    return (struct matrix){{{cosine, -sine}, {sine, cosine}}};
+}
+
+static struct matrix diagonal(double first, double second)
+{
+    return (struct matrix){{{first, 0}, {0, second}}};
+}
+
+/* Draws the system that all classes vary: matrices R(alpha) B diag(s) R(beta) C with rotations R and
+ * diagonals B and C of signs. */
+static void draw_base(const struct ifs_one *one, struct ifs_system *system)
+{
+    const struct ifs_rules rules = {.domain = ONE_DOMAIN};
+    struct uniforms uniforms = {.key = ifs_mask_key(&rules, one->seed, 0, 0)};
+    double signs[2 * ONE_MAPS][2], angles[2 * ONE_MAPS], singular[ONE_MAPS][2];
+    for (int i = 0; i < 4 * ONE_MAPS; i++)
+        signs[i / 2][i % 2] = next_uniform(&uniforms, 0, 1) < 0.5 ? -1 : 1;
+    for (int i = 0; i < 2 * ONE_MAPS; i++)
+        angles[i] = next_uniform(&uniforms, -M_PI, M_PI);
+    draw_singular_values(&uniforms, next_uniform(&uniforms, one->sigma - 0.1, one->sigma + 0.1), singular);
+    *system = (struct ifs_system){.maps = ONE_MAPS};
+    for (int m = 0; m < ONE_MAPS; m++) {
+        const double *left = signs[m], *right = signs[ONE_MAPS + m];
+        struct matrix a = times(rotation(angles[m]), diagonal(left[0], left[1]));
+        a = times(a, diagonal(singular[m][0], singular[m][1]));
+        a = times(times(a, rotation(angles[ONE_MAPS + m])), diagonal(right[0], right[1]));
+        memcpy(system->map[m], &a, sizeof a);
+        system->map[m][4] = next_uniform(&uniforms, -1, 1);
+        system->map[m][5] = next_uniform(&uniforms, -1, 1);
+    }
+    ifs_set_probabilities(system);
+}
+
+void ifs_draw_one(const struct ifs_one *one, uint32_t id, uint32_t attempt, struct ifs_system *system)
+{
+    const struct ifs_rules rules = {.domain = ONE_DOMAIN};
+    struct uniforms uniforms = {.key = ifs_mask_key(&rules, one->seed, id, attempt), .lane = 1};
+    draw_base(one, system);
+    system->id = id;
+    for (int m = 0; m < ONE_MAPS; m++)
+        for (int i = 0; i < 6; i++)
+            system->map[m][i] *= next_uniform(&uniforms, 1 - one->delta, 1 + one->delta);
+}
+
+/* ---- Published class files ---- */
+
+static enum status read_map(char *line, double map[IFS_MAP_VALUES])
+{
+    for (int i = 0; i < IFS_MAP_VALUES; i++) {
+        char *field = strsep(&line, ","), *end;
+        if (!field)
+            return status_set(STATUS_USAGE, "%d values, not %d: a,b,c,d,e,f,p", i, IFS_MAP_VALUES);
+        if (!field[0] || strspn(field, "0123456789.eE+-") != strlen(field))
+            return status_set(STATUS_USAGE, "'%.40s' is not a number", field);
+        map[i] = strtod(field, &end);
+        if (*end || !isfinite(map[i]))
+            return status_set(STATUS_USAGE, "'%.40s' is not a finite number", field);
+    }
+    if (line)
+        return status_set(STATUS_USAGE, "more than %d values: nothing may follow a,b,c,d,e,f,p",
+                          IFS_MAP_VALUES);
+    return STATUS_OK;
+}
+
+static enum status read_maps(char *text, struct class_row *row, uint32_t *number)
+{
+    uint32_t maps = 0;
+    double *to = row->value + 1;
+    for (*number = 1; text; ++*number) {
+        char *line = strsep(&text, "\n");
+        size_t length = strlen(line);
+        if (length > 0 && line[length - 1] == '\r')
+            line[--length] = '\0';
+        if (length == 0) {
+            if (text && text[strspn(text, "\r\n")])
+                return status_set(STATUS_USAGE, "the line is blank: remove it");
+            break;
+        }
+        if (maps == IFS_MAPS_MAX)
+            return status_set(STATUS_USAGE, "a class has at most %d maps", IFS_MAPS_MAX);
+        TRY(read_map(line, to + IFS_MAP_VALUES * maps++));
+    }
+    row->value[0] = maps;
+    return maps > 0 ? STATUS_OK : status_set(STATUS_USAGE, "the file is empty");
+}
+
+enum status ifs_text_read(const char *name, char *text, struct class_row *row)
+{
+    uint32_t number;
+    *row = (struct class_row){.id = row->id};
+    if (read_maps(text, row, &number) == STATUS_OK)
+        return STATUS_OK;
+    return status_about(status_prefix(STATUS_USAGE, "%s, line %u", name, (unsigned)number), name);
+}
+
+size_t ifs_text_write(const struct class_row *row, char *text, size_t size)
+{
+    size_t length = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < (uint32_t)row->value[0] * IFS_MAP_VALUES && length < size; i++)
+        length += (size_t)snprintf(text + length, size - length, "%.18e%c", row->value[1 + i],
+                                   i % IFS_MAP_VALUES == IFS_MAP_VALUES - 1 ? '\n' : ',');
+    return length;
+}
