@@ -274,10 +274,10 @@ void ifs_choices(const struct ifs_system *system, const double *uniforms, uint32
  * needed and then kept. Thread-safe. */
 struct ifs_bank;
 
-/* Creates an empty bank for `count` systems, which must outlive it. `points`: bitmaps instead of owner maps.
- * The caller closes the bank. */
+/* Creates an empty bank for `count` systems. They and the uniform numbers, those of ifs_uniforms(), must
+ * outlive it. `points`: bitmaps instead of owner maps. The caller closes the bank. */
 enum status ifs_bank_open(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
-                          uint32_t res, bool points, struct ifs_bank **bank);
+                          const double *uniforms, uint32_t res, bool points, struct ifs_bank **bank);
 void ifs_bank_close(struct ifs_bank *bank); /* accepts NULL */
 
 /* Computes those of `count` orbits that the bank does not have yet, on up to `threads` threads. The number of

@@ -60,6 +60,7 @@ struct synth {
     struct ifs_rules ifs;       /* how orbits and instances are made */
     bool points;                /* --draw points: cells instead of patches */
     struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
+    double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
     struct ifs_bank *bank;      /* orbits of the variants on the CPU */
 
     /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
