@@ -133,6 +133,13 @@ enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct
 {
     uint32_t held = count;
     uint64_t hash = 0;
+    if (count > IFS_LIST_COUNT)
+        return status_set(
+            STATUS_USAGE,
+            "%s: the built-in list has %d classes, fewer than %u; lower it, or find more with %s "
+            "fractaldb-search",
+            OPTION_OR_FIELD("--classes", "classes"), IFS_LIST_COUNT, (unsigned)count,
+            OPTION_OR_FIELD("--preset", "preset"));
     for (size_t i = COUNT_OF(lists); count > IFS_LIST_BEGIN && i-- > 0 && count <= lists[i].count;) {
         held = lists[i].count;
         hash = lists[i].hash;
@@ -244,6 +251,77 @@ void ifs_draw_one(const struct ifs_one *one, uint32_t id, uint32_t attempt, stru
     for (int m = 0; m < ONE_MAPS; m++)
         for (int i = 0; i < 6; i++)
             system->map[m][i] *= next_uniform(&uniforms, 1 - one->delta, 1 + one->delta);
+}
+
+/* Returns the expected share of set pixels in an image of patches: every pixel with an owner shows a bit,
+ * which is 1 with probability 256 / 511. Padding has no owner. */
+static double lit_share(const uint8_t *owners, uint32_t res)
+{
+    size_t owned = 0;
+    for (size_t i = 0; i < ifs_map_bytes(false, res); i++)
+        owned += ((owners[i] & 15) != IFS_NO_OWNER) + (owners[i] >> 4 != IFS_NO_OWNER);
+    return (double)owned / ((double)res * res) * 256 / 511;
+}
+
+enum { ONE_GROUP = 64, ONE_ATTEMPTS = 200 };
+#define ONE_LIT 0.05 /* images with a smaller share of set pixels are drawn again */
+
+/* Draws the next attempt of classes whose image is too dark, until there are none. `systems` have room for
+ * `count` <= ONE_GROUP classes from number `first`. */
+static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules *rules,
+                               const double *uniforms, uint32_t first, uint32_t count,
+                               struct ifs_system *systems)
+{
+    uint64_t orbits[ONE_GROUP];
+    uint32_t dark[ONE_GROUP], left = count;
+    struct ifs_bank *bank;
+    for (uint32_t i = 0; i < count; i++) {
+        dark[i] = i;
+        orbits[i] = i;
+    }
+    for (uint32_t attempt = 0; left > 0; attempt++) {
+        FREED struct ifs_system *drawn = calloc(left, sizeof *drawn);
+        TRY(ALLOCATED(drawn, "out of memory for classes"));
+        if (attempt == ONE_ATTEMPTS)
+            return status_set(STATUS_FAILED,
+                              "class %u is nearly black in all of %d attempts; take another seed",
+                              (unsigned)(first + dark[0]), ONE_ATTEMPTS);
+        for (uint32_t i = 0; i < left; i++)
+            ifs_draw_one(one, first + dark[i], attempt, &drawn[i]);
+        TRY(ifs_bank_open(rules, drawn, left, uniforms, rules->res, false, &bank));
+        enum status status = ifs_bank_need(bank, orbits, left, usable_threads());
+        uint32_t still = 0;
+        for (uint32_t i = 0; status == STATUS_OK && i < left; i++) {
+            systems[dark[i]] = drawn[i];
+            if (lit_share(ifs_bank_map(bank, i), rules->res) <= ONE_LIT)
+                dark[still++] = dark[i];
+        }
+        ifs_bank_close(bank);
+        TRY(status);
+        left = still;
+    }
+    return STATUS_OK;
+}
+
+enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rules, uint32_t count,
+                          struct class_row *rows)
+{
+    struct ifs_system systems[ONE_GROUP];
+    FREED double *uniforms = malloc((rules->points - 1) * sizeof *uniforms);
+    TRY(ALLOCATED(uniforms, "out of memory for the orbits of classes"));
+    ifs_uniforms(rules->points - 1, uniforms);
+    for (uint32_t first = 0; first < count; first += ONE_GROUP) {
+        uint32_t part = count - first < ONE_GROUP ? count - first : ONE_GROUP;
+        TRY(draw_bright(one, rules, uniforms, first, part, systems));
+        for (uint32_t i = 0; i < part; i++)
+            ifs_row(&systems[i], &rows[first + i]);
+    }
+    return STATUS_OK;
+}
+
+enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    return ifs_draw_ones(&(struct ifs_one){0, 3.5, 0.1}, preset->ifs, count, rows);
 }
 
 /* ---- Published class files ---- */

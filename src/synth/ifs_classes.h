@@ -47,6 +47,9 @@ struct ifs_found {
  * candidates reach it; STATUS_EXHAUSTED if memory runs out. */
 enum status ifs_search(const struct ifs_search *search, struct ifs_found *found);
 
+/* Converts the first `count` classes of a search on all threads that this process may use. */
+enum status ifs_search_rows(uint32_t seed, double threshold, uint32_t count, struct class_row *rows);
+
 /* Draws the maps of the next candidate. Leaves the stream at the IFS_SEARCH_WORDS words that choose the maps
  * of its orbit. */
 #define IFS_SEARCH_WORDS 200000u
@@ -78,10 +81,15 @@ struct ifs_one {
     double delta; /* largest relative deviation of a coefficient */
 };
 
-/* Draws class `id`, attempt `attempt`. A pure function of its arguments. */
+/* Draws attempt number `attempt` at class `id`. A pure function of its arguments. */
 void ifs_draw_one(const struct ifs_one *one, uint32_t id, uint32_t attempt, struct ifs_system *system);
 
-/* Implements rows() of the preset 1p-frac. */
+/* Draws classes 0 .. count - 1. For each, takes the first attempt whose images of patches are expected to
+ * have more than 5 % set pixels on a canvas of rules->res. STATUS_FAILED if there is none among many. */
+enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rules, uint32_t count,
+                          struct class_row *rows);
+
+/* Implements rows() of the preset 1p-frac: seed 0, sigma 3.5, delta 0.1, as the published script. */
 enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
 
 /* ---- Published class files ----

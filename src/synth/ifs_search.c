@@ -291,3 +291,14 @@ enum status ifs_search(const struct ifs_search *wish, struct ifs_found *found)
     pthread_mutex_destroy(&searching.lock);
     return status;
 }
+
+enum status ifs_search_rows(uint32_t seed, double threshold, uint32_t count, struct class_row *rows)
+{
+    const struct ifs_search wish = {seed, count, threshold, usable_threads(), false};
+    FREED struct ifs_found *found = malloc(count * sizeof *found);
+    TRY(ALLOCATED(found, "out of memory for %u classes", (unsigned)count));
+    TRY(ifs_search(&wish, found));
+    for (uint32_t c = 0; c < count; c++)
+        ifs_row(&found[c].system, &rows[c]);
+    return STATUS_OK;
+}

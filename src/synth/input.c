@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "synth/class.h"
+#include "synth/ifs_classes.h"
 #include "synth/lines.h"
 
 void synth_set_formula(struct synth *synth, enum formula_id formula)
@@ -111,6 +112,8 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
                              preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
                                          : OPTION_OR_FIELD("--preset", "preset"));
     TRY(allocate_rows(synth, count));
+    if (formula->family == FAMILY_IFS)
+        return ifs_search_rows((uint32_t)ranges.seed, ranges.mean, count, synth->rows);
     for (uint32_t c = 0; c < count; c++) {
         class_draw(&ranges, formula->id_least + c, &synth->rows[c]);
         TRY(class_check(formula, &synth->rows[c]));

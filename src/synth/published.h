@@ -17,12 +17,17 @@
 
 #include "core/status.h"
 
-#define PUBLISHED_RES          512  /* pixels per side of every published canvas */
+#define PUBLISHED_RES          512  /* pixels per side of every canvas with a published stream */
 #define PUBLISHED_VERTICES_MIN 3    /* of a polygon */
 #define PUBLISHED_VERTICES_MAX 1000 /* of a polygon */
 
 /* The rules by which a script draws: the order of its draws, and where it rounds. */
-enum published_law { PUBLISHED_RCDB, PUBLISHED_SEGRCDB, PUBLISHED_VISUALATOM };
+enum published_law {
+    PUBLISHED_RCDB,
+    PUBLISHED_SEGRCDB,
+    PUBLISHED_VISUALATOM,
+    PUBLISHED_FRACTALDB /* an image depends on its class alone; drawn by the engine of ifs.h, not by this one */
+};
 
 /* A data set that a published script makes. Constant. */
 struct published_set {
@@ -34,7 +39,7 @@ struct published_set {
     uint64_t instances;    /* images per class; of the set, if an image shows several classes */
     uint32_t block_images; /* images between two stored states: `instances`, or a divisor of a thread's share
                               if an image shows several classes */
-    uint32_t res;          /* side of its images: PUBLISHED_RES */
+    uint32_t res;          /* side of its images: PUBLISHED_RES, except for PUBLISHED_FRACTALDB */
     uint8_t background;
     bool has_masks; /* an image shows several classes */
 };
