@@ -51,10 +51,10 @@ enum status ifs_check(const struct formula *formula, const struct class_row *row
         if (row->value[i] != 0)
             return status_set(STATUS_USAGE, "%s is %.9g, but the class has %u maps, so it must be 0",
                               formula->parameters[i].name, row->value[i], maps);
-    return fabs(sum - 1) <= 1e-6 ? STATUS_OK
-                                 : status_set(STATUS_USAGE,
-                                              "the probabilities p1 to p%u have the sum %.9g; it must be 1",
-                                              maps, sum);
+    return fabs(sum - 1) <= 1e-6
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "the probabilities p1 to p%u have the sum %.9g; it must be 1", maps,
+                            sum);
 }
 
 /* ---- Random choices ---- */
@@ -145,4 +145,493 @@ void ifs_draw(const struct ifs_rules *rules, const struct ifs_system *system, ui
         else
             paste(canvas, res, shown.flip, x, y, ifs_mask_of(ifs_mask_block(key, cell / 8), cell));
     }
+}
+
+/* ---- Groups of orbits ---- */
+
+/* Orbits of a class share their choices, so vectors compute several weights at once, with the arithmetic of
+ * ifs_step() and ifs_cell(), operation by operation. Weights are the lanes of a vector. */
+enum {
+    LANES = 8,               /* of a vector */
+    VECTORS = 2,             /* of a group */
+    GROUP = LANES * VECTORS, /* orbits of a group */
+    CHUNK = 64,              /* points whose cells are computed at once */
+    ALIGNMENT = 64           /* bytes of a vector */
+};
+
+typedef double wide __attribute__((vector_size(LANES * sizeof(double)), aligned(ALIGNMENT)));
+typedef int64_t wide_mask __attribute__((vector_size(LANES * sizeof(double)), aligned(ALIGNMENT)));
+typedef int32_t narrow __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(ALIGNMENT / 2)));
+
+#if defined(__x86_64__) && defined(__linux__) && !defined(FDSL_SANITIZED) && !defined(__clang__)
+#define VECTOR_CLONES __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
+#else
+#define VECTOR_CLONES
+#endif
+#define INLINED static inline __attribute__((always_inline))
+
+/* Sets `a` to `b` in the lanes in which the comparison of vectors is true. */
+#define REPLACE_IF(compared, a, b) \
+    ((a) = (wide)(((wide_mask)(b) & (compared)) | ((wide_mask)(a) & ~(compared))))
+
+enum { X, Y, AXES };
+
+struct group {
+    wide map[IFS_MAPS_MAX][6][VECTORS]; /* weighted coefficients */
+    wide point[AXES][VECTORS];          /* the current points */
+    wide least[AXES][VECTORS], most[AXES][VECTORS];
+    wide low[AXES][VECTORS], range[AXES][VECTORS], inverse[AXES][VECTORS]; /* of struct ifs_axis */
+    wide chunk[CHUNK][AXES][VECTORS];                                      /* points */
+    narrow cells[CHUNK][VECTORS];                                          /* their cells */
+    uint32_t drawn[GROUP];                                                 /* points that are drawn */
+};
+
+/* Moves all points. The map is constant; its address is that of the chosen map. */
+INLINED void step(const wide map[6][VECTORS], int vectors, wide x[VECTORS], wide y[VECTORS])
+{
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) {
+        const wide old = x[v];
+        x[v] = (old * map[0][v] + y[v] * map[1][v]) + map[4][v];
+        y[v] = (old * map[2][v] + y[v] * map[3][v]) + map[5][v];
+    }
+}
+
+/* Walks to the last point, and finds the extents. */
+INLINED void walk_group(struct group *group, int vectors, const uint8_t *choices, uint32_t steps)
+{
+    const wide zero = {0};
+    wide x[VECTORS], y[VECTORS], least[AXES][VECTORS], most[AXES][VECTORS];
+    for (int v = 0; v < vectors; v++)
+        x[v] = y[v] = least[X][v] = least[Y][v] = most[X][v] = most[Y][v] = zero;
+    for (uint32_t i = 0; i < steps; i++) {
+        if (choices[i] == IFS_REPEAT)
+            continue;
+        step(group->map[choices[i]], vectors, x, y);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) {
+            REPLACE_IF(x[v] < least[X][v], least[X][v], x[v]);
+            REPLACE_IF(x[v] > most[X][v], most[X][v], x[v]);
+            REPLACE_IF(y[v] < least[Y][v], least[Y][v], y[v]);
+            REPLACE_IF(y[v] > most[Y][v], most[Y][v], y[v]);
+        }
+    }
+    for (int v = 0; v < vectors; v++) {
+        group->point[X][v] = x[v];
+        group->point[Y][v] = y[v];
+        for (int axis = 0; axis < AXES; axis++) {
+            group->least[axis][v] = least[axis][v];
+            group->most[axis][v] = most[axis][v];
+        }
+    }
+}
+
+/* Stores the current points and those of the next steps, `count` in all, and walks one step further.
+ * `choices` are those of these `count` steps. */
+INLINED void fill_chunk(struct group *group, int vectors, const uint8_t *choices, uint32_t count)
+{
+    wide x[VECTORS], y[VECTORS];
+    for (int v = 0; v < vectors; v++) {
+        x[v] = group->point[X][v];
+        y[v] = group->point[Y][v];
+    }
+    for (uint32_t i = 0; i < count; i++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) {
+            group->chunk[i][X][v] = x[v];
+            group->chunk[i][Y][v] = y[v];
+        }
+        if (choices[i] != IFS_REPEAT)
+            step(group->map[choices[i]], vectors, x, y);
+    }
+    for (int v = 0; v < vectors; v++) {
+        group->point[X][v] = x[v];
+        group->point[Y][v] = y[v];
+    }
+}
+
+/* Computes the cells of a chunk: by division if `exact`, else as ifs_cell_fast(). Returns whether no place
+ * was near an integer or not a number, so that the cells are those of ifs_cell(). Compares the distances of
+ * places from the middle between two integers as bits, of which those of NaN are the largest. */
+INLINED bool chunk_cells(struct group *group, int vectors, uint32_t count, uint32_t res, bool exact)
+{
+    const wide zero = {0}, side = zero + (double)(res - 2 * IFS_PAD), pad = zero + (double)IFS_PAD;
+    const wide limit = zero + (0.5 - IFS_NEAR);
+    const wide_mask magnitude = (wide_mask){0} + INT64_MAX;
+    wide_mask farthest = {0};
+    for (uint32_t i = 0; i < count; i++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) {
+            narrow cell[AXES];
+            for (int axis = 0; axis < AXES; axis++) {
+                const wide distance = group->chunk[i][axis][v] - group->low[axis][v];
+                wide place = exact ? (distance / group->range[axis][v]) * side + pad
+                                   : (distance * group->inverse[axis][v]) * side + pad;
+                if (exact)
+                    place = (wide)((wide_mask)place & (place >= zero));
+                cell[axis] = __builtin_convertvector(place, narrow);
+                const wide fraction = place - __builtin_convertvector(cell[axis], wide);
+                const wide_mask bits = (wide_mask)(fraction - 0.5) & magnitude;
+                farthest = (bits & (bits > farthest)) | (farthest & ~(bits > farthest));
+            }
+            group->cells[i][v] = cell[Y] * (int32_t)res + cell[X];
+        }
+    }
+    bool far = true;
+    for (int lane = 0; lane < LANES; lane++)
+        far = far && farthest[lane] < ((wide_mask)limit)[lane];
+    return far;
+}
+
+/* Computes the cells of the next `count` points. */
+INLINED void next_cells(struct group *group, int vectors, const uint8_t *choices, uint32_t count,
+                        uint32_t res)
+{
+    fill_chunk(group, vectors, choices, count);
+    if (!chunk_cells(group, vectors, count, res, false))
+        chunk_cells(group, vectors, count, res, true);
+}
+
+VECTOR_CLONES static void walk_one(struct group *group, const uint8_t *choices, uint32_t steps)
+{
+    walk_group(group, 1, choices, steps);
+}
+
+VECTOR_CLONES static void walk_all(struct group *group, const uint8_t *choices, uint32_t steps)
+{
+    walk_group(group, VECTORS, choices, steps);
+}
+
+VECTOR_CLONES static void cells_one(struct group *group, const uint8_t *choices, uint32_t count, uint32_t res)
+{
+    next_cells(group, 1, choices, count, res);
+}
+
+VECTOR_CLONES static void cells_all(struct group *group, const uint8_t *choices, uint32_t count, uint32_t res)
+{
+    next_cells(group, VECTORS, choices, count, res);
+}
+
+/* ---- The bank ---- */
+
+struct ifs_bank {
+    const struct ifs_rules *rules;
+    const struct ifs_system *systems;
+    const double *uniforms;
+    uint64_t count; /* orbits of all systems */
+    uint32_t res;
+    bool points;
+    pthread_mutex_t mutex; /* held while orbits are computed */
+    struct ifs_bank_facts facts;
+    uint8_t *maps[]; /* of each orbit; NULL: not computed */
+};
+
+/* Memory of one thread. */
+struct builder {
+    struct group *group;
+    uint8_t *choices;          /* of all points; the last point has none */
+    struct ifs_point *scratch; /* the points of an orbit that overflows */
+    uint32_t *rasters, *row;   /* `width` rasters; one row of pixels */
+};
+
+/* One call of ifs_bank_need(). */
+struct order {
+    struct ifs_bank *bank;
+    uint64_t *orbits; /* those that are missing, in ascending order */
+    uint8_t **maps;   /* their new maps */
+    size_t count, groups;
+    size_t *first;  /* index of the first orbit of each group, and at the end, `count` */
+    uint32_t width; /* maximum number of orbits per group */
+    int threads;
+    struct builder *builders;
+};
+
+/* A raster holds for each cell (point + 1) * OWNERS for the last point in it, or 0. The square of a cell ends
+ * three rows and columns after it. The last IFS_PAD columns are empty, so the end of a row serves as margin
+ * of the next one. */
+enum { OWNERS = 16, BIT_OWNERS = 9 };
+
+static size_t raster_margin(uint32_t res)
+{
+    return 3 * (size_t)res + 3;
+}
+
+static size_t raster_words(uint32_t res)
+{
+    return raster_margin(res) + (size_t)res * res;
+}
+
+/* Draws orbits on rasters with margin, from the first point on. */
+static void draw_rasters(const struct ifs_bank *bank, const struct builder *builder, uint32_t count)
+{
+    const uint32_t points = bank->rules->points, res = bank->res;
+    struct group *group = builder->group;
+    memset(builder->rasters, 0, count * raster_words(res) * sizeof *builder->rasters);
+    for (uint32_t first = 0; first < points; first += CHUNK) {
+        const uint32_t left = points - first < CHUNK ? points - first : CHUNK;
+        (count > LANES ? cells_all : cells_one)(group, builder->choices + first, left, res);
+        for (uint32_t lane = 0; lane < count; lane++) {
+            uint32_t *raster = builder->rasters + lane * raster_words(res) + raster_margin(res);
+            const uint32_t drawn = group->drawn[lane] > first ? group->drawn[lane] - first : 0;
+            for (uint32_t i = 0; i < left && i < drawn; i++)
+                raster[group->cells[i][lane / LANES][lane % LANES]] = (first + i + 1) * OWNERS;
+        }
+    }
+}
+
+/* Writes a row of an owner map. `row` is row y of the drawing in a raster. */
+VECTOR_CLONES static void own_row(const uint32_t *restrict row, uint32_t res, uint32_t *restrict latest,
+                                  uint8_t *restrict map)
+{
+    const uint32_t *const up1 = row - res, *const up2 = up1 - res, *const up3 = up2 - res;
+    for (uint32_t x = 0; x < res; x++) {
+        uint32_t most = up1[(ptrdiff_t)x - 1] | 8;
+#define CONTEND(cell, owner) most = ((cell) | (owner)) > most ? ((cell) | (owner)) : most
+        CONTEND(up1[(ptrdiff_t)x - 2], 7);
+        CONTEND(up1[(ptrdiff_t)x - 3], 6);
+        CONTEND(up2[(ptrdiff_t)x - 1], 5);
+        CONTEND(up2[(ptrdiff_t)x - 2], 4);
+        CONTEND(up2[(ptrdiff_t)x - 3], 3);
+        CONTEND(up3[(ptrdiff_t)x - 1], 2);
+        CONTEND(up3[(ptrdiff_t)x - 2], 1);
+        CONTEND(up3[(ptrdiff_t)x - 3], 0);
+#undef CONTEND
+        latest[x] = most < OWNERS ? IFS_NO_OWNER : most % OWNERS;
+    }
+    for (uint32_t x = 0; x + 1 < res; x += 2)
+        map[x / 2] = (uint8_t)(latest[x] | latest[x + 1] << 4);
+    if (res % 2)
+        map[res / 2] = (uint8_t)(latest[res - 1] | IFS_NO_OWNER << 4);
+}
+
+/* Converts a raster to a map. */
+static void finish_map(const struct ifs_bank *bank, const struct builder *builder, const uint32_t *raster,
+                       uint8_t *map)
+{
+    const uint32_t res = bank->res;
+    const size_t pitch = ifs_map_pitch(bank->points, res);
+    memset(map, bank->points ? 0 : IFS_NO_OWNER << 4 | IFS_NO_OWNER, ifs_map_bytes(bank->points, res));
+    for (uint32_t y = 0; y < res; y++, map += pitch) {
+        const uint32_t *row = raster + raster_margin(res) + (size_t)(res - 1 - y) * res;
+        for (uint32_t x = 0; bank->points && x < res; x++)
+            map[x / 8] |= (uint8_t)((row[x] != 0) << x % 8);
+        if (!bank->points)
+            own_row(row, res, builder->row, map);
+    }
+}
+
+/* Finds the extents of the orbits of a group, and how many of their points are drawn. */
+static void measure_group(const struct ifs_bank *bank, const struct builder *builder,
+                          const struct ifs_system *systems, uint32_t count)
+{
+    const uint32_t points = bank->rules->points;
+    struct group *group = builder->group;
+    (count > LANES ? walk_all : walk_one)(group, builder->choices, points - 1);
+    for (uint32_t lane = 0; lane < count; lane++) {
+        const uint32_t v = lane / LANES, l = lane % LANES;
+        struct ifs_axis axes[AXES];
+        group->drawn[lane] = points;
+        for (int axis = 0; axis < AXES; axis++)
+            axes[axis] = ifs_axis(group->least[axis][v][l], group->most[axis][v][l]);
+        if (isnan(group->point[X][v][l]) || isnan(group->point[Y][v][l])) { /* once NaN, always NaN */
+            walk(&systems[lane], bank->uniforms, points, builder->scratch);
+            group->drawn[lane] = measure(builder->scratch, points, axes);
+        }
+        for (int axis = 0; axis < AXES; axis++) {
+            group->low[axis][v][l] = axes[axis].low;
+            group->range[axis][v][l] = axes[axis].range;
+            group->inverse[axis][v][l] = axes[axis].inverse;
+        }
+    }
+}
+
+/* Computes the maps of a group. */
+static void build_group(void *context, uint64_t task, int thread)
+{
+    const struct order *order = context;
+    const struct ifs_bank *bank = order->bank;
+    const struct builder *builder = &order->builders[thread];
+    const size_t first = order->first[task];
+    const uint32_t count = (uint32_t)(order->first[task + 1] - first), orbits = ifs_orbits(bank->rules);
+    const struct ifs_system *system = &bank->systems[order->orbits[first] / orbits];
+    struct ifs_system systems[GROUP];
+    memset(builder->group, 0, sizeof *builder->group);
+    ifs_choices(system, bank->uniforms, bank->rules->points - 1, builder->choices);
+    builder->choices[bank->rules->points - 1] = IFS_REPEAT;
+    for (uint32_t lane = 0; lane < count; lane++) {
+        systems[lane] = ifs_weighted(bank->rules, system, (uint32_t)(order->orbits[first + lane] % orbits));
+        for (uint32_t m = 0; m < IFS_MAPS_MAX; m++)
+            for (int i = 0; i < 6; i++)
+                builder->group->map[m][i][lane / LANES][lane % LANES] = systems[lane].map[m][i];
+    }
+    measure_group(bank, builder, systems, count);
+    memset(builder->group->point, 0, sizeof builder->group->point);
+    draw_rasters(bank, builder, count);
+    for (uint32_t lane = 0; lane < count; lane++)
+        finish_map(bank, builder, builder->rasters + lane * raster_words(bank->res),
+                   order->maps[first + lane]);
+}
+
+enum status ifs_bank_open(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
+                          const double *uniforms, uint32_t res, bool points, struct ifs_bank **bank)
+{
+    const uint64_t orbits = (uint64_t)count * ifs_orbits(rules);
+    *bank = calloc(1, sizeof **bank + orbits * sizeof *(*bank)->maps);
+    TRY(ALLOCATED(*bank, "out of memory for the orbits of %u classes; lower %s", count,
+                  OPTION_OR_FIELD("--classes", "classes")));
+    (*bank)->rules = rules;
+    (*bank)->systems = systems;
+    (*bank)->uniforms = uniforms;
+    (*bank)->count = orbits;
+    (*bank)->res = res;
+    (*bank)->points = points;
+    pthread_mutex_init(&(*bank)->mutex, NULL);
+    return STATUS_OK;
+}
+
+void ifs_bank_close(struct ifs_bank *bank)
+{
+    if (!bank)
+        return;
+    for (uint64_t i = 0; i < bank->count; i++)
+        free(bank->maps[i]);
+    pthread_mutex_destroy(&bank->mutex);
+    free(bank);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
+}
+
+/* Lists the orbits that are missing, each one once, and divides them into groups of one class. */
+static enum status list_missing(const uint64_t *orbits, size_t count, struct order *order)
+{
+    const struct ifs_bank *bank = order->bank;
+    const uint64_t of_class = ifs_orbits(bank->rules);
+    size_t listed = 0;
+    for (size_t i = 0; i < count; i++)
+        listed += !bank->maps[orbits[i]];
+    if (listed == 0)
+        return STATUS_OK;
+    order->orbits = malloc(listed * sizeof *order->orbits);
+    order->maps = calloc(listed, sizeof *order->maps);
+    order->first = malloc((listed + 1) * sizeof *order->first);
+    TRY(ALLOCATED(order->orbits && order->maps && order->first, "out of memory for a list of orbits"));
+    for (size_t i = listed = 0; i < count; i++)
+        if (!bank->maps[orbits[i]])
+            order->orbits[listed++] = orbits[i];
+    qsort(order->orbits, listed, sizeof *order->orbits, ascending);
+    for (size_t i = 0; i < listed; i++) {
+        const uint64_t orbit = order->orbits[i];
+        if (order->count && order->orbits[order->count - 1] == orbit)
+            continue;
+        if (!order->count || order->orbits[order->count - 1] / of_class != orbit / of_class ||
+            order->count - order->first[order->groups - 1] == order->width)
+            order->first[order->groups++] = order->count;
+        order->orbits[order->count++] = orbit;
+    }
+    order->first[order->groups] = order->count;
+    return STATUS_OK;
+}
+
+static bool make_builder(const struct order *order, struct builder *builder)
+{
+    const struct ifs_bank *bank = order->bank;
+    builder->group = aligned_alloc(ALIGNMENT, sizeof *builder->group);
+    builder->choices = malloc(bank->rules->points);
+    builder->scratch = malloc(bank->rules->points * sizeof *builder->scratch);
+    builder->rasters = malloc(order->width * raster_words(bank->res) * sizeof *builder->rasters);
+    builder->row = malloc(bank->res * sizeof *builder->row);
+    return builder->group && builder->choices && builder->scratch && builder->rasters && builder->row;
+}
+
+/* Allocates the new maps, and the memory of the threads. */
+static enum status make_order(struct order *order)
+{
+    const struct ifs_bank *bank = order->bank;
+    const size_t map_bytes = ifs_map_bytes(bank->points, bank->res);
+    const size_t thread_bytes = bank->rules->points * (1 + sizeof(struct ifs_point)) +
+                                order->width * raster_words(bank->res) * sizeof(uint32_t);
+    const char *remedy =
+        OPTION_OR_FIELD("lower --classes, --res or --threads", "lower classes, res or threads");
+    if ((size_t)order->threads > order->groups)
+        order->threads = (int)order->groups;
+    TRY(memory_check(order->count * map_bytes + (size_t)order->threads * thread_bytes, "the bank of orbits",
+                     remedy));
+    order->builders = calloc((size_t)order->threads, sizeof *order->builders);
+    bool made = order->builders != NULL;
+    for (int i = 0; made && i < order->threads; i++)
+        made = make_builder(order, &order->builders[i]);
+    for (size_t i = 0; made && i < order->count; i++)
+        made = (order->maps[i] = aligned_alloc(16, map_bytes));
+    return ALLOCATED(made, "out of memory for a bank of %zu orbits; %s", order->count, remedy);
+}
+
+/* Computes the missing orbits and adds them to the bank. */
+static void fill_order(struct order *order)
+{
+    struct ifs_bank *bank = order->bank;
+    const double begin_s = timer_now_s();
+    parallel_for(order->threads, order->groups, build_group, order);
+    for (size_t i = 0; i < order->count; i++) {
+        bank->maps[order->orbits[i]] = order->maps[i];
+        order->maps[i] = NULL;
+    }
+    bank->facts.orbits += order->count;
+    bank->facts.bytes += order->count * ifs_map_bytes(bank->points, bank->res);
+    bank->facts.seconds += timer_now_s() - begin_s;
+}
+
+static void free_order(struct order *order)
+{
+    for (size_t i = 0; order->maps && i < order->count; i++)
+        free(order->maps[i]);
+    for (int i = 0; order->builders && i < order->threads; i++) {
+        struct builder *builder = &order->builders[i];
+        free(builder->group);
+        free(builder->choices);
+        free(builder->scratch);
+        free(builder->rasters);
+        free(builder->row);
+    }
+    free(order->builders);
+    free(order->orbits);
+    free(order->maps);
+    free(order->first);
+}
+
+enum { RASTER_BYTES = 1 << 24 }; /* of one thread, unless one raster has more */
+
+enum status ifs_bank_need(struct ifs_bank *bank, const uint64_t *orbits, size_t count, int threads)
+{
+    const size_t fitting = RASTER_BYTES / (raster_words(bank->res) * sizeof(uint32_t));
+    struct order order = {.bank = bank,
+                          .threads = threads,
+                          .width = fitting < 1       ? 1
+                                   : fitting < GROUP ? (uint32_t)fitting
+                                                     : GROUP};
+    pthread_mutex_lock(&bank->mutex);
+    enum status status = list_missing(orbits, count, &order);
+    if (status == STATUS_OK && order.count)
+        status = make_order(&order);
+    if (status == STATUS_OK && order.count)
+        fill_order(&order);
+    pthread_mutex_unlock(&bank->mutex);
+    free_order(&order);
+    return status;
+}
+
+const uint8_t *ifs_bank_map(const struct ifs_bank *bank, uint64_t orbit)
+{
+    return bank->maps[orbit];
+}
+
+struct ifs_bank_facts ifs_bank_facts(struct ifs_bank *bank)
+{
+    pthread_mutex_lock(&bank->mutex);
+    const struct ifs_bank_facts facts = bank->facts;
+    pthread_mutex_unlock(&bank->mutex);
+    return facts;
 }

@@ -187,15 +187,18 @@ FDSL_HD uint32_t ifs_cell(const struct ifs_axis *axis, double value, uint32_t re
     return place >= 0 ? (uint32_t)place : 0;
 }
 
-/* Returns the same as ifs_cell(), but divides only if the place is near an integer or not a number. The
- * product with the inverse differs from the quotient by less than 2^-50 of it, and places are below 2^14. */
+/* A place farther than this from an integer has the same integer part if it is computed with the inverse
+ * instead of a division: four roundings of a place below 2^14 change it by less than 2^-37. */
+#define IFS_NEAR 0x1p-30
+
+/* Returns the same as ifs_cell(), but divides only if the place is near an integer or not a number. */
 FDSL_HD uint32_t ifs_cell_fast(const struct ifs_axis *axis, double value, uint32_t res)
 {
     const double place = ifs_add(
         ifs_multiply(ifs_multiply(ifs_add(value, -axis->low), axis->inverse), (double)(res - 2 * IFS_PAD)),
         IFS_PAD);
     const double fraction = ifs_add(place, -floor(place));
-    return fraction > 1e-6 && fraction < 1 - 1e-6 ? (uint32_t)place : ifs_cell(axis, value, res);
+    return fraction > IFS_NEAR && fraction < 1 - IFS_NEAR ? (uint32_t)place : ifs_cell(axis, value, res);
 }
 
 /* ---- Maps ---- */
