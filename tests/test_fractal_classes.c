@@ -84,6 +84,11 @@ Test(fractal_classes, the_search_has_other_seeds_and_thresholds_and_names_its_li
     }
 }
 
+static const struct formula_preset *one_preset(void)
+{
+    return formula_preset(formulas[FORMULA_FRACTALDB], "1p-frac");
+}
+
 /* Finds all classes and writes configs/fractaldb.bin. */
 static void record_list(void)
 {
@@ -116,6 +121,9 @@ static void record_list(void)
         }
     }
     cr_assert_eq(maps, IFS_LIST_MAPS, "%u", maps);
+    struct class_row *ones = calloc(IFS_LIST_BEGIN, sizeof *ones);
+    must(ifs_draw_ones(&ifs_one_frac, one_preset()->ifs, IFS_LIST_BEGIN, ones, list->attempts));
+    free(ones);
     must(file_write_atomic("configs/fractaldb.bin", list, sizeof *list));
     free(list);
     free(found);
@@ -208,6 +216,21 @@ Test(fractal_classes, classes_of_1p_frac_vary_every_coefficient_by_delta)
     }
     cr_expect(low > 0.9 && low < 0.9005 && high < 1.1 && high > 1.0995, "%g .. %g", low, high);
     cr_expect_float_eq(sum / count, 1, 0.004); /* five standard deviations: 5 * 0.0577 / sqrt(6000) */
+}
+
+Test(fractal_classes, classes_of_1p_frac_are_the_first_bright_attempts)
+{
+    enum { COUNT = 80 };
+    struct class_row drawn[COUNT], listed[COUNT];
+    uint8_t attempts[COUNT], most = 0;
+    must(ifs_draw_ones(&ifs_one_frac, one_preset()->ifs, COUNT, drawn, attempts));
+    must(ifs_one_rows(one_preset(), COUNT, listed));
+    for (uint32_t c = 0; c < COUNT; c++) {
+        cr_assert_arr_eq(&drawn[c], &listed[c], sizeof *drawn, "class %u", c);
+        cr_assert_eq(attempts[c], fractaldb_bin.attempts[c]);
+        most = attempts[c] > most ? attempts[c] : most;
+    }
+    cr_assert_gt(most, 0, "no class needs a second attempt");
 }
 
 /* ---- Class files ---- */

@@ -173,6 +173,8 @@ static double next_uniform(struct uniforms *uniforms, double low, double high)
 
 enum { ONE_MAPS = 2, ONE_DOMAIN = 4 };
 
+const struct ifs_one ifs_one_frac = {0, 3.5, 0.1};
+
 /* Singular values of the maps whose weighted sum is sigma: the larger one, then the smaller one, of each.
  * Each value is uniform between the limits that the values before it leave. */
 static void draw_singular_values(struct uniforms *uniforms, double sigma, double values[ONE_MAPS][2])
@@ -270,7 +272,7 @@ enum { ONE_GROUP = 64, ONE_ATTEMPTS = 200 };
  * `count` <= ONE_GROUP classes from number `first`. */
 static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules *rules,
                                const double *uniforms, uint32_t first, uint32_t count,
-                               struct ifs_system *systems)
+                               struct ifs_system *systems, uint8_t *attempts)
 {
     uint64_t orbits[ONE_GROUP];
     uint32_t dark[ONE_GROUP], left = count;
@@ -293,6 +295,7 @@ static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules
         uint32_t still = 0;
         for (uint32_t i = 0; status == STATUS_OK && i < left; i++) {
             systems[dark[i]] = drawn[i];
+            attempts[dark[i]] = (uint8_t)attempt;
             if (lit_share(ifs_bank_map(bank, i), rules->res) <= ONE_LIT)
                 dark[still++] = dark[i];
         }
@@ -304,15 +307,18 @@ static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules
 }
 
 enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rules, uint32_t count,
-                          struct class_row *rows)
+                          struct class_row *rows, uint8_t *attempts)
 {
     struct ifs_system systems[ONE_GROUP];
+    uint8_t part_attempts[ONE_GROUP];
     FREED double *uniforms = malloc((rules->points - 1) * sizeof *uniforms);
     TRY(ALLOCATED(uniforms, "out of memory for the orbits of classes"));
     ifs_uniforms(rules->points - 1, uniforms);
     for (uint32_t first = 0; first < count; first += ONE_GROUP) {
         uint32_t part = count - first < ONE_GROUP ? count - first : ONE_GROUP;
-        TRY(draw_bright(one, rules, uniforms, first, part, systems));
+        TRY(draw_bright(one, rules, uniforms, first, part, systems, part_attempts));
+        if (attempts)
+            memcpy(attempts + first, part_attempts, part);
         for (uint32_t i = 0; i < part; i++)
             ifs_row(&systems[i], &rows[first + i]);
     }
@@ -321,7 +327,14 @@ enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rul
 
 enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
 {
-    return ifs_draw_ones(&(struct ifs_one){0, 3.5, 0.1}, preset->ifs, count, rows);
+    if (count > IFS_LIST_BEGIN)
+        return ifs_draw_ones(&ifs_one_frac, preset->ifs, count, rows, NULL);
+    for (uint32_t c = 0; c < count; c++) {
+        struct ifs_system system;
+        ifs_draw_one(&ifs_one_frac, c, fractaldb_bin.attempts[c], &system);
+        ifs_row(&system, &rows[c]);
+    }
+    return STATUS_OK;
 }
 
 /* ---- Published class files ---- */

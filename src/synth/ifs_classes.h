@@ -57,7 +57,7 @@ void ifs_draw_candidate(struct twister *stream, struct ifs_system *system);
 
 /* ---- Presets ---- */
 
-/* The classes of FractalDB as configs/fractaldb.bin has them: the maps of the first ones, and the gaps
+/* What configs/fractaldb.bin has. Of the classes of FractalDB: the maps of the first ones, and the gaps
  * between the candidates, in the stream of the search, of all. The stream is stored at every IFS_LIST_STEP-th
  * class, so that the maps of the others are read from it in parallel. Little-endian; the probabilities of
  * maps follow from their coefficients. */
@@ -67,6 +67,7 @@ struct ifs_list {
     uint32_t states[IFS_LIST_COUNT / IFS_LIST_STEP][625]; /* struct twister */
     uint16_t gaps[IFS_LIST_COUNT];                        /* candidates since the class before */
     uint8_t counts[IFS_LIST_BEGIN];                       /* maps of a class */
+    uint8_t attempts[IFS_LIST_BEGIN];                     /* of classes of the preset 1p-frac */
 };
 
 /* Implements rows() of the presets of FractalDB and OFDB. More than IFS_LIST_BEGIN classes are read from a
@@ -81,15 +82,19 @@ struct ifs_one {
     double delta; /* largest relative deviation of a coefficient */
 };
 
+/* The preset 1p-frac, with the values of the published script. */
+extern const struct ifs_one ifs_one_frac;
+
 /* Draws attempt number `attempt` at class `id`. A pure function of its arguments. */
 void ifs_draw_one(const struct ifs_one *one, uint32_t id, uint32_t attempt, struct ifs_system *system);
 
 /* Draws classes 0 .. count - 1. For each, takes the first attempt whose images of patches are expected to
- * have more than 5 % set pixels on a canvas of rules->res. STATUS_FAILED if there is none among many. */
+ * have more than 5 % set pixels on a canvas of rules->res. `attempts` receives its number; NULL: not wanted.
+ * STATUS_FAILED if there is none among many. */
 enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rules, uint32_t count,
-                          struct class_row *rows);
+                          struct class_row *rows, uint8_t *attempts);
 
-/* Implements rows() of the preset 1p-frac: seed 0, sigma 3.5, delta 0.1, as the published script. */
+/* Implements rows() of the preset 1p-frac. */
 enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
 
 /* ---- Published class files ----
