@@ -1,5 +1,6 @@
 #include "synth/ifs_classes.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -10,6 +11,7 @@
 #include "core/array.h"
 #include "core/file.h"
 #include "core/parallel.h"
+#include "synth/published_files.h"
 #include "synth/published_parts.h"
 #include "synth/published_random.h"
 
@@ -337,7 +339,20 @@ enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, st
     return STATUS_OK;
 }
 
-/* ---- Published class files ---- */
+/* ---- Published files ---- */
+
+int ifs_name_digits(const struct ifs_rules *rules)
+{
+    return rules->domain == ONE_DOMAIN ? 2 : 5;
+}
+
+void ifs_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instance, char *name)
+{
+    const struct ifs_instance shown = ifs_instance(rules, instance);
+    const uint32_t second = rules->domain == ONE_DOMAIN ? id : shown.weight;
+    snprintf(name, PUBLISHED_NAME_BYTES, "%0*u_%02u_count_%" PRIu64 "_flip%u", ifs_name_digits(rules),
+             (unsigned)id, (unsigned)second, shown.drawing / ifs_orbits(rules), (unsigned)shown.flip);
+}
 
 static enum status read_map(char *line, double map[IFS_MAP_VALUES])
 {

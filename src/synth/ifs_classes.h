@@ -97,6 +97,17 @@ enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rul
 /* Implements rows() of the preset 1p-frac. */
 enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
 
+/* ---- Names of published files ---- */
+
+/* Writes the name of an image's file without ".png", as the scripts name it in the folder of its class. Those
+ * of 1p-frac, which have the class number twice, differ from those of FractalDB. `name` has room for
+ * PUBLISHED_NAME_BYTES (published_files.h). */
+void ifs_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instance, char *name);
+
+/* Returns the number of digits to which the names of class folders are padded: 2 for 1p-frac, so that the
+ * sorted order of its folders is 00, 01, ..., 10, 100, 101, ... */
+int ifs_name_digits(const struct ifs_rules *rules);
+
 /* ---- Published class files ----
  *
  * One file per class, one line a,b,c,d,e,f,p per map, numbers as "%.18e". */

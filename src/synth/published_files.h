@@ -22,7 +22,7 @@ const char *published_repr(double value, char text[PUBLISHED_REPR_BYTES]);
 bool published_set_column(const struct formula *formula, struct class_row *row, const char *column,
                           double value);
 
-#define PUBLISHED_NAME_BYTES 32
+#define PUBLISHED_NAME_BYTES 48
 
 /* Writes the name of an image's file without ".png", as the script of the set names it in the folder of the
  * class, or of all images if an image shows several classes. `row` is the class, if an image has one. */
