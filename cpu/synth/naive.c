@@ -1,5 +1,5 @@
-/* The variant `naive`: one thread of scalar C draws the lines one at a time. It is the default baseline of
- * speed-ups, so do not optimise it. */
+/* The variant `naive`: one thread of scalar C draws the lines, or the points of a fractal, one at a time. It
+ * is the default baseline of speed-ups, so do not optimise it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ struct naive {
     uint8_t *mask;   /* mask of the current image, of the size of the canvas; NULL if there are no masks */
     struct atom_point *points;   /* positions of the current shape's vertices */
     struct published *published; /* draws the images if synth->set is not NULL */
-    void *scratch;               /* of `published` */
+    void *scratch;               /* of `published`; of FAMILY_IFS, the points of an orbit */
 };
 
 /* The stream that draws the images of a published set. */
@@ -74,11 +74,15 @@ static enum status naive_setup(const struct resources *resources, const void *in
     bool made = synth_batch_make(synth, &naive->batch);
     naive->canvas = canvas_bytes ? malloc(canvas_bytes) : NULL;
     naive->mask = mask_bytes ? malloc(mask_bytes) : NULL;
-    naive->points = malloc(synth->vertices_max * sizeof *naive->points);
-    if (!made || (canvas_bytes && !naive->canvas) || (mask_bytes && !naive->mask) || !naive->points)
+    if (synth_is_ifs(synth))
+        naive->scratch = malloc(synth->ifs.points * sizeof(struct ifs_point));
+    else
+        naive->points = malloc(synth->vertices_max * sizeof *naive->points);
+    if (!made || (canvas_bytes && !naive->canvas) || (mask_bytes && !naive->mask) ||
+        !(naive->points || naive->scratch))
         return status_set(STATUS_EXHAUSTED, "naive: out of memory for a batch of %llu images; lower %s",
                           (unsigned long long)synth->batch, OPTION_OR_FIELD("--batch", "batch"));
-    return synth->set ? open_published(naive) : STATUS_OK;
+    return synth->set && !synth_is_ifs(synth) ? open_published(naive) : STATUS_OK;
 }
 
 /* The picture that is drawn: grays, and class numbers if there is a mask. */
@@ -165,7 +169,10 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
         uint8_t *mask = synth_batch_mask(synth, &naive->batch, j);
         uint8_t *pixels = naive->canvas ? naive->canvas : finished;
         RANGE(DRAW);
-        if (synth->set)
+        if (synth_is_ifs(synth))
+            ifs_draw(&synth->ifs, &synth->systems[image.class_index], synth->seed, image.instance,
+                     synth->points, synth->res, synth->uniforms, naive->scratch, pixels);
+        else if (synth->set)
             draw_published(naive, image, pixels);
         else
             draw_image(naive, image, key, pixels);

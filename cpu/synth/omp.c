@@ -1,5 +1,5 @@
 /* The variant `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md
- * shows where the time goes.
+ * shows where the time goes. omp_ifs.c draws fractals.
  *
  * If there are at least two threads per image of the batch, each image is split into parts. Vertices are
  * independent of each other, so a polygon can be cut into ranges of consecutive vertices ("arcs"). A part is
@@ -34,7 +34,8 @@ struct worker {
     void *canvas;                  /* for whole images: a canvas, `pitch` pixels per row */
     uint16_t *values; /* for split images: values[n + 1] is what polygon n shows; values[0] is the
                        * background */
-    uint8_t *planes;  /* for whole images with masks or of a published set: grays and classes */
+    uint8_t *planes;  /* for whole images with masks or of a published set: grays and classes. For fractals
+                       * that are converted: a canvas */
     void *scratch;    /* of the published stream */
     double geometry_s, painting_s;
 };
@@ -127,6 +128,8 @@ static const struct omp_kernel kernel_scalar = {
     .begin = scalar_begin,
     .advance = scalar_advance,
     .trace = scalar_trace,
+    .masks = omp_scalar_masks,
+    .patches = omp_scalar_patches,
 };
 
 /* ---- Kernels and their tables ---- */
@@ -242,11 +245,21 @@ static bool needs_planes(const struct synth *synth)
     return synth->set || synth->rules.masked;
 }
 
-/* Returns the bytes of all canvases and, if images are split and converted, of the merged images. */
+/* Returns the bytes of the canvas of a fractal, which is drawn in place unless it is converted. */
+static size_t fractal_canvas_bytes(const struct synth *synth)
+{
+    return output_is_canvas(&synth->output) ? 0 : synth_image_bytes(synth);
+}
+
+/* Returns the bytes of the bank and of all canvases and, if images are split and converted, of the merged
+ * images. */
 static size_t omp_canvas_bytes(const void *state)
 {
     const struct omp *omp = state;
     const struct synth *synth = omp->synth;
+    if (synth_is_ifs(synth))
+        return (size_t)omp->threads * (omp_ifs_room_bytes(synth->res) + fractal_canvas_bytes(synth)) +
+               ifs_bank_facts(synth->bank).bytes;
     if (omp->parts == 1)
         return (size_t)omp->threads *
                (pixel_bytes(omp) * canvas_pixels(omp) + (needs_planes(synth) ? planes_bytes(synth) : 0));
@@ -297,10 +310,17 @@ static size_t polygons_max(const struct synth *synth)
     return (size_t)synth->rules.shapes * synth->orbits_max;
 }
 
-/* Allocates space for every vertex, a copy of the first one, and padding to whole vectors. */
+/* Allocates space for every vertex, a copy of the first one, and padding to whole vectors. Fractals have no
+ * vertices. */
 static bool worker_make(const struct omp *omp, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
+    if (synth_is_ifs(synth)) {
+        const size_t bytes = fractal_canvas_bytes(synth);
+        worker->room = aligned_alloc(ALIGNMENT, omp_ifs_room_bytes(synth->res));
+        worker->planes = bytes ? malloc(bytes) : NULL;
+        return worker->room && (worker->planes || !bytes);
+    }
     size_t length = ((size_t)synth->vertices_max + 1 + 2 * OMP_LANES_MAX) / OMP_LANES_MAX * OMP_LANES_MAX;
     size_t arc_bytes = ARC_WORDS * length * sizeof(float);
     worker->arrays = aligned_alloc(ALIGNMENT, (size_t)arcs_of_part(omp) * arc_bytes);
@@ -356,7 +376,8 @@ static bool fill_state(struct omp *omp)
     for (uint32_t c = 0; c < synth->class_count; c++)
         omp->heaviest[c] = c;
     qsort_r(omp->heaviest, synth->class_count, sizeof *omp->heaviest, heavier, synth->classes);
-    fill_tables(synth, (int32_t)omp->pitch, &omp->tables);
+    if (!synth_is_ifs(synth))
+        fill_tables(synth, (int32_t)omp->pitch, &omp->tables);
     return true;
 }
 
@@ -369,13 +390,13 @@ static void set_parts(struct omp *omp, uint32_t parts)
 }
 
 /* Splits each image into as many parts as there are threads per image, rounded down. Does not split images if
- * polygon numbers exceed the 16 bits of a canvas pixel, if the canvases do not fit in memory, or if a
- * published stream draws them. */
+ * polygon numbers exceed the 16 bits of a canvas pixel, if the canvases do not fit in memory, if a
+ * published stream draws them, or if they are fractals. */
 static void choose_parts(struct omp *omp)
 {
     uint64_t parts = (uint64_t)omp->threads / omp->synth->batch;
     set_parts(omp, parts < 1 ? 1 : (uint32_t)parts);
-    if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set ||
+    if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set || synth_is_ifs(omp->synth) ||
         omp_canvas_bytes(omp) > memory_available_bytes())
         set_parts(omp, 1);
 }
@@ -406,7 +427,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     TRY(synth_check_memory(synth, omp_canvas_bytes(omp)));
     TRY(ALLOCATED(fill_state(omp), "omp: out of memory for a batch of %llu images; lower %s",
                   (unsigned long long)synth->batch, OPTION_OR_FIELD("--batch", "batch")));
-    return synth->set ? open_published(omp) : STATUS_OK;
+    return synth->set && !synth_is_ifs(synth) ? open_published(omp) : STATUS_OK;
 }
 
 /* ---- Drawing ---- */
@@ -666,6 +687,23 @@ static struct synth_image image_of(const struct omp *omp, uint64_t j)
     return synth_run_image(omp->synth, omp->latest, j);
 }
 
+/* Draws a fractal from the bank, and converts it. */
+static void draw_fractal(void *state, uint64_t j, int thread)
+{
+    struct omp *omp = state;
+    struct worker *worker = &omp->workers[thread];
+    const struct synth *synth = omp->synth;
+    const struct synth_image image = image_of(omp, j);
+    uint8_t *finished = synth_batch_image(synth, &omp->batch, j);
+    RANGE(DRAW);
+    const double start_s = begin_stage(omp, RANGE_PAINTING);
+    omp_ifs_draw(omp->kernel, synth, image, worker->room, worker->planes ? worker->planes : finished);
+    if (worker->planes)
+        output_convert(&synth->output, synth->res, synth_image_key(synth, image), worker->planes, synth->res,
+                       finished);
+    end_stage(omp, start_s, &worker->painting_s);
+}
+
 static void draw_whole_image(void *state, uint64_t task, int thread)
 {
     struct omp *omp = state;
@@ -730,6 +768,20 @@ static void finish_share(void *state, uint64_t task, int thread)
     end_stage(omp, start_s, &worker->painting_s);
 }
 
+/* Computes the orbits of a run's images that the bank does not have yet. */
+static enum status omp_ready(void *state, uint64_t number)
+{
+    struct omp *omp = state;
+    const struct synth *synth = omp->synth;
+    const uint64_t count = synth_run_count(synth);
+    if (!synth_is_ifs(synth))
+        return STATUS_OK;
+    omp->latest = number;
+    for (uint64_t j = 0; j < count; j++)
+        omp->order[j] = synth_orbit(synth, image_of(omp, j));
+    return ifs_bank_need(synth->bank, omp->order, count, omp->threads);
+}
+
 static enum status omp_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
@@ -737,6 +789,12 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     const struct synth *synth = omp->synth;
     uint64_t count = synth_run_count(synth);
     omp->latest = number;
+    if (synth_is_ifs(synth)) {
+        TRY(omp_ready(omp, number));
+        synth_batch_begin(synth, number, &omp->batch);
+        parallel_for(omp->threads, count, draw_fractal, omp);
+        return STATUS_OK;
+    }
     synth_batch_begin(synth, number, &omp->batch);
     order_images(omp);
     if (omp->parts == 1) {
@@ -794,6 +852,7 @@ const struct variant variant_omp = {
     .instruction_set = isa_best_name,
     .traits = &traits,
     .setup = omp_setup,
+    .ready = omp_ready,
     .run = omp_run,
     .fetch = omp_fetch,
     .teardown = omp_teardown,

@@ -78,13 +78,47 @@ struct omp_pen {
     uint32_t value;
 };
 
+/* Numbers of vectors to which the kernels round patches: blocks of eight masks, and pixels of a row. */
+#define OMP_MASK_BLOCKS 8
+#define OMP_ROW_PIXELS  64
+
+/* A row of an image of patches. Entry c of `low` is bits 0 to 7 of the mask of cell c of the row of cells 1,
+ * 2 or 3 rows below the pixels in the drawing; entry c of `high` is bit 8 of the mask of cell c of the first
+ * of these rows, as 0 or 1. Cells -3 to -1 can be read. */
+struct omp_patch_row {
+    const uint8_t *owners; /* two per byte, as in an owner map */
+    const uint8_t *low[3], *high;
+    uint8_t *pixels;
+};
+
 struct omp_kernel {
     size_t room_bytes;
     void (*begin)(struct omp_arc *arc); /* prepares the arc; x and y must be the start positions */
     void (*advance)(struct omp_arc *arc, uint32_t pair); /* computes orbits 2 * pair and 2 * pair + 1 */
     void (*trace)(const struct omp_arc *arc, int parity,
                   const struct omp_pen *pen); /* draws the even (0) or odd (1) orbit of the latest pair */
+
+    /* For patches (synth/ifs.h). masks() computes the masks of blocks first .. first + count - 1, eight per
+     * block: their bits 0 to 7, and their bit 8 as 0 or 1. It rounds `count` up to OMP_MASK_BLOCKS. patches()
+     * computes pixels begin .. end - 1 of a row, rounded outwards to OMP_ROW_PIXELS. */
+    void (*masks)(const struct philox_key keys[PHILOX_ROUNDS], uint32_t first, uint32_t count, uint8_t *low,
+                  uint8_t *high);
+    void (*patches)(const struct omp_patch_row *row, uint32_t begin, uint32_t end);
 };
+
+/* Implement masks() and patches() on any machine. */
+void omp_scalar_masks(const struct philox_key keys[PHILOX_ROUNDS], uint32_t first, uint32_t count,
+                      uint8_t *low, uint8_t *high);
+void omp_scalar_patches(const struct omp_patch_row *row, uint32_t begin, uint32_t end);
+
+struct synth;
+struct synth_image;
+
+/* Draws an image of FAMILY_IFS, whose orbit the bank has, on a canvas of res * res pixels. `room` has
+ * omp_ifs_room_bytes() bytes and belongs to the calling thread. */
+void omp_ifs_draw(const struct omp_kernel *kernel, const struct synth *synth, struct synth_image image,
+                  void *room, uint8_t *canvas);
+size_t omp_ifs_room_bytes(uint32_t res);
 
 #if defined(__x86_64__)
 extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;

@@ -9,6 +9,7 @@
 
 #include "omp_kernel.h"
 #include "synth/atom.h"
+#include "synth/ifs.h"
 
 #if LANES == 8 && defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,popcnt"))), apply_to = function)
@@ -590,13 +591,116 @@ static void trace(const struct omp_arc *arc, int parity, const struct omp_pen *p
     flush(pixels, pen);
 }
 
+/* ---- Patches ---- */
+
+/* Computes the masks of LANES / 2 blocks: 16 bits each, those of the even 128-bit lanes of the result in
+ * `masks[0]` and of the odd ones in `masks[1]`. Blocks are in 64-bit lanes in the order 0, N, 1, N + 1, ...
+ * with N = LANES / 4, so each vector has the masks of consecutive blocks. */
+static inline void mask_vectors(const struct philox_key *keys, vint block, vint masks[2])
+{
+    const vint m0 = v_set64(PHILOX_M0), m1 = v_set64(PHILOX_M1);
+    vint word[4] = {block, v_set(0), v_set64(IFS_STREAM_MASK), v_set(0)};
+    for (int round = 0; round < PHILOX_ROUNDS; round++) {
+        vint product0 = v_multiply_wide(word[0], m0), product1 = v_multiply_wide(word[2], m1);
+        word[0] = v_xor3(v_high(product1), word[1], v_set(keys[round].word[0]));
+        word[1] = product1;
+        word[2] = v_xor3(v_high(product0), word[3], v_set(keys[round].word[1]));
+        word[3] = product0;
+    }
+    const vint first = v_lows(word[0], word[1]), second = v_lows(word[2], word[3]);
+    const vint factor = V(set1_epi16)(511), one = V(set1_epi16)(1);
+    masks[0] = V(add_epi16)(V(mulhi_epu16)(V(unpacklo_epi64)(first, second), factor), one);
+    masks[1] = V(add_epi16)(V(mulhi_epu16)(V(unpackhi_epi64)(first, second), factor), one);
+}
+
+static void masks(const struct philox_key keys[PHILOX_ROUNDS], uint32_t first, uint32_t count, uint8_t *low,
+                  uint8_t *high)
+{
+    for (uint32_t done = 0; done < count; done += LANES / 2, low += 4 * LANES, high += 4 * LANES) {
+        const vint begin = v_set64(first + done);
+        vint mask[2];
+#if LANES == 8
+        const vint bytes = _mm256_set1_epi16(255);
+        mask_vectors(keys, _mm256_add_epi64(begin, _mm256_set_epi64x(3, 1, 2, 0)), mask);
+        v_store(low, _mm256_permute4x64_epi64(
+                         _mm256_packus_epi16(v_and(mask[0], bytes), v_and(mask[1], bytes)), 0xD8));
+        v_store(high,
+                _mm256_permute4x64_epi64(
+                    _mm256_packus_epi16(_mm256_srli_epi16(mask[0], 8), _mm256_srli_epi16(mask[1], 8)), 0xD8));
+#else
+        mask_vectors(keys, _mm512_add_epi64(begin, _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0)), mask);
+        for (int half = 0; half < 2; half++) {
+            v8_store(low + 2 * LANES * half, _mm512_cvtepi16_epi8(mask[half]));
+            v8_store(high + 2 * LANES * half, _mm512_cvtepi16_epi8(_mm512_srli_epi16(mask[half], 8)));
+        }
+#endif
+    }
+}
+
+/* Computes 4 * LANES pixels from pixel x on. Collects the low byte of each owner's mask, selects its bit, and
+ * adds bit 8. */
+static inline vint patch_vector(const struct omp_patch_row *row, uint32_t x)
+{
+    const vint gray = V(set1_epi8)(IFS_GRAY);
+    vint masks = v_set(0);
+#if LANES == 8
+    const vint pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(row->owners + x / 2)));
+    const vint owners = v_and(v_or(pairs, _mm256_slli_epi16(pairs, 4)), _mm256_set1_epi8(15));
+    const vint bits =
+        _mm256_broadcastsi128_si256(_mm_set_epi8(0, 0, 0, 0, 0, 0, 0, 0, -128, 64, 32, 16, 8, 4, 2, 1));
+#define TAKE(o)                                                               \
+    masks = v_or(masks, v_and(_mm256_cmpeq_epi8(owners, _mm256_set1_epi8(o)), \
+                              v_load(row->low[(8 - (o)) / 3] + x - 1 - (ptrdiff_t)((8 - (o)) % 3))))
+#else
+    const vint pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(row->owners + x / 2)));
+    const vint owners = v_and(v_or(pairs, _mm512_slli_epi16(pairs, 4)), _mm512_set1_epi8(15));
+    const vint bits =
+        _mm512_broadcast_i32x4(_mm_set_epi8(0, 0, 0, 0, 0, 0, 0, 0, -128, 64, 32, 16, 8, 4, 2, 1));
+#define TAKE(o)                                                                                \
+    masks = _mm512_mask_loadu_epi8(masks, _mm512_cmpeq_epi8_mask(owners, _mm512_set1_epi8(o)), \
+                                   row->low[(8 - (o)) / 3] + x - 1 - (ptrdiff_t)((8 - (o)) % 3))
+#endif
+    TAKE(0);
+    TAKE(1);
+    TAKE(2);
+    TAKE(3);
+    TAKE(4);
+    TAKE(5);
+    TAKE(6);
+    TAKE(7);
+#undef TAKE
+    const vint chosen = v_and(masks, V(shuffle_epi8)(bits, owners));
+    const vint bit8 = v_load(row->high + x - 1);
+#if LANES == 8
+    const vint lit8 =
+        v_and(_mm256_cmpeq_epi8(owners, _mm256_set1_epi8(8)), _mm256_cmpgt_epi8(bit8, v_set(0)));
+    return v_and(v_or(lit8, _mm256_xor_si256(_mm256_cmpeq_epi8(chosen, v_set(0)), _mm256_set1_epi8(-1))),
+                 gray);
+#else
+    const __mmask64 lit8 =
+        _mm512_mask_test_epi8_mask(_mm512_cmpeq_epi8_mask(owners, _mm512_set1_epi8(8)), bit8, bit8);
+    return _mm512_maskz_mov_epi8(lit8 | _mm512_test_epi8_mask(chosen, chosen), gray);
+#endif
+}
+
+static void patches(const struct omp_patch_row *row, uint32_t begin, uint32_t end)
+{
+    for (uint32_t x = begin / OMP_ROW_PIXELS * OMP_ROW_PIXELS; x < end; x += 4 * LANES)
+        v_store(row->pixels + x, patch_vector(row, x));
+}
+
 const struct omp_kernel
 #if LANES == 8
     omp_kernel_avx2
 #else
     omp_kernel_avx512
 #endif
-    = {.room_bytes = sizeof(struct room), .begin = begin, .advance = advance, .trace = trace};
+    = {.room_bytes = sizeof(struct room),
+       .begin = begin,
+       .advance = advance,
+       .trace = trace,
+       .masks = masks,
+       .patches = patches};
 
 #if defined(__clang__)
 #pragma clang attribute pop

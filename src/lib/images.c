@@ -18,8 +18,17 @@ static uint64_t hash_images(const struct images *images)
     uint64_t hash = checksum_seeded(words, sizeof words, 2);
     if (synth->set) /* the published random stream of the set */
         hash = checksum_seeded(synth->set->name, strlen(synth->set->name), hash);
-    _Static_assert(sizeof *synth->classes == 40, "the parameters of a class have no gaps");
-    return checksum_seeded(synth->classes, synth->class_count * sizeof *synth->classes, hash);
+    if (synth_is_ifs(synth)) {
+        hash = checksum_seeded(&synth->ifs, sizeof synth->ifs, hash);
+        hash = checksum_seeded(&synth->points, sizeof synth->points, hash);
+    }
+    _Static_assert(sizeof *synth->classes == 40 &&
+                       sizeof *synth->systems == 8 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&
+                       sizeof synth->ifs == 20,
+                   "the parameters of a class have no gaps");
+    size_t bytes;
+    const void *table = synth_class_table(synth, &bytes);
+    return checksum_seeded(table, bytes, hash);
 }
 
 /* Streams hold labels as int32_t, and -1 means that a sample is masked. */

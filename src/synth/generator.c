@@ -27,7 +27,7 @@ static enum status host_make(struct generator *generator, const struct generator
         .numbers = numbers->list, .first = numbers->first, .count = count, .images = samples};
     if (targets)
         self->call.targets = *targets;
-    return self->variant->run(self->state, 0, &unused);
+    return variant_run(self->variant, self->state, 0, &unused);
 }
 
 /* Returns the bytes of the canvases. Omits the tables, which are small by comparison. */

@@ -315,7 +315,7 @@ VECTOR_CLONES static void cells_all(struct group *group, const uint8_t *choices,
 /* ---- The bank ---- */
 
 struct ifs_bank {
-    const struct ifs_rules *rules;
+    struct ifs_rules rules;
     const struct ifs_system *systems;
     const double *uniforms;
     uint64_t count; /* orbits of all systems */
@@ -364,7 +364,7 @@ static size_t raster_words(uint32_t res)
 /* Draws orbits on rasters with margin, from the first point on. */
 static void draw_rasters(const struct ifs_bank *bank, const struct builder *builder, uint32_t count)
 {
-    const uint32_t points = bank->rules->points, res = bank->res;
+    const uint32_t points = bank->rules.points, res = bank->res;
     struct group *group = builder->group;
     memset(builder->rasters, 0, count * raster_words(res) * sizeof *builder->rasters);
     for (uint32_t first = 0; first < points; first += CHUNK) {
@@ -424,7 +424,7 @@ static void finish_map(const struct ifs_bank *bank, const struct builder *builde
 static void measure_group(const struct ifs_bank *bank, const struct builder *builder,
                           const struct ifs_system *systems, uint32_t count)
 {
-    const uint32_t points = bank->rules->points;
+    const uint32_t points = bank->rules.points;
     struct group *group = builder->group;
     (count > LANES ? walk_all : walk_one)(group, builder->choices, points - 1);
     for (uint32_t lane = 0; lane < count; lane++) {
@@ -452,14 +452,14 @@ static void build_group(void *context, uint64_t task, int thread)
     const struct ifs_bank *bank = order->bank;
     const struct builder *builder = &order->builders[thread];
     const size_t first = order->first[task];
-    const uint32_t count = (uint32_t)(order->first[task + 1] - first), orbits = ifs_orbits(bank->rules);
+    const uint32_t count = (uint32_t)(order->first[task + 1] - first), orbits = ifs_orbits(&bank->rules);
     const struct ifs_system *system = &bank->systems[order->orbits[first] / orbits];
     struct ifs_system systems[GROUP];
     memset(builder->group, 0, sizeof *builder->group);
-    ifs_choices(system, bank->uniforms, bank->rules->points - 1, builder->choices);
-    builder->choices[bank->rules->points - 1] = IFS_REPEAT;
+    ifs_choices(system, bank->uniforms, bank->rules.points - 1, builder->choices);
+    builder->choices[bank->rules.points - 1] = IFS_REPEAT;
     for (uint32_t lane = 0; lane < count; lane++) {
-        systems[lane] = ifs_weighted(bank->rules, system, (uint32_t)(order->orbits[first + lane] % orbits));
+        systems[lane] = ifs_weighted(&bank->rules, system, (uint32_t)(order->orbits[first + lane] % orbits));
         for (uint32_t m = 0; m < IFS_MAPS_MAX; m++)
             for (int i = 0; i < 6; i++)
                 builder->group->map[m][i][lane / LANES][lane % LANES] = systems[lane].map[m][i];
@@ -479,7 +479,7 @@ enum status ifs_bank_open(const struct ifs_rules *rules, const struct ifs_system
     *bank = calloc(1, sizeof **bank + orbits * sizeof *(*bank)->maps);
     TRY(ALLOCATED(*bank, "out of memory for the orbits of %u classes; lower %s", count,
                   OPTION_OR_FIELD("--classes", "classes")));
-    (*bank)->rules = rules;
+    (*bank)->rules = *rules;
     (*bank)->systems = systems;
     (*bank)->uniforms = uniforms;
     (*bank)->count = orbits;
@@ -509,7 +509,7 @@ static int ascending(const void *a, const void *b)
 static enum status list_missing(const uint64_t *orbits, size_t count, struct order *order)
 {
     const struct ifs_bank *bank = order->bank;
-    const uint64_t of_class = ifs_orbits(bank->rules);
+    const uint64_t of_class = ifs_orbits(&bank->rules);
     size_t listed = 0;
     for (size_t i = 0; i < count; i++)
         listed += !bank->maps[orbits[i]];
@@ -540,8 +540,8 @@ static bool make_builder(const struct order *order, struct builder *builder)
 {
     const struct ifs_bank *bank = order->bank;
     builder->group = aligned_alloc(ALIGNMENT, sizeof *builder->group);
-    builder->choices = malloc(bank->rules->points);
-    builder->scratch = malloc(bank->rules->points * sizeof *builder->scratch);
+    builder->choices = malloc(bank->rules.points);
+    builder->scratch = malloc(bank->rules.points * sizeof *builder->scratch);
     builder->rasters = malloc(order->width * raster_words(bank->res) * sizeof *builder->rasters);
     builder->row = malloc(bank->res * sizeof *builder->row);
     return builder->group && builder->choices && builder->scratch && builder->rasters && builder->row;
@@ -552,7 +552,7 @@ static enum status make_order(struct order *order)
 {
     const struct ifs_bank *bank = order->bank;
     const size_t map_bytes = ifs_map_bytes(bank->points, bank->res);
-    const size_t thread_bytes = bank->rules->points * (1 + sizeof(struct ifs_point)) +
+    const size_t thread_bytes = bank->rules.points * (1 + sizeof(struct ifs_point)) +
                                 order->width * raster_words(bank->res) * sizeof(uint32_t);
     const char *remedy =
         OPTION_OR_FIELD("lower --classes, --res or --threads", "lower classes, res or threads");
@@ -565,7 +565,7 @@ static enum status make_order(struct order *order)
     for (int i = 0; made && i < order->threads; i++)
         made = make_builder(order, &order->builders[i]);
     for (size_t i = 0; made && i < order->count; i++)
-        made = (order->maps[i] = aligned_alloc(16, map_bytes));
+        made = (order->maps[i] = aligned_alloc(ALIGNMENT, (map_bytes / ALIGNMENT + 2) * ALIGNMENT));
     return ALLOCATED(made, "out of memory for a bank of %zu orbits; %s", order->count, remedy);
 }
 

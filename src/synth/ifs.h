@@ -40,6 +40,9 @@
 #define IFS_STREAM_MASK 5u                                  /* Philox stream of the masks (atom.h) */
 #define IFS_REPEAT      IFS_MAPS_MAX                        /* choice: no map, repeat the point */
 
+/* What an image shows: --draw. */
+enum ifs_draw_kind { DRAW_PATCHES, DRAW_POINTS };
+
 /* How the orbits and instances of a set are made. All members are 32-bit words: the struct has no gaps. */
 struct ifs_rules {
     uint32_t domain;  /* last word of the counter that gives the key of the masks: 3, or 4 for 1p-frac */

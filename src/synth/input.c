@@ -11,6 +11,8 @@ void synth_set_formula(struct synth *synth, enum formula_id formula)
 {
     synth->formula = formula;
     synth->rules = line_rules_of(formula);
+    if (formulas[formula]->ifs)
+        synth->ifs = *formulas[formula]->ifs;
 }
 
 /* Selects the published stream of a set. It draws whole sets, so the classes and the canvas must be those of
@@ -24,7 +26,13 @@ static enum status choose_published(struct synth *synth, const struct published_
                           OPTION_OR_FIELD("--random", "random:"),
                           wish->listed ? OPTION_OR_FIELD("--class", "the list of classes")
                                        : OPTION_OR_FIELD("--preset-file", "preset_file"));
-    if (!formula->published)
+    if (formula->family == FAMILY_IFS && !synth->points)
+        return status_set(STATUS_USAGE,
+                          "%s published draws only the points of fractals: the script draws the bits of "
+                          "patches with an unseeded generator; %s",
+                          OPTION_OR_FIELD("--random", "random:"),
+                          OPTION_OR_FIELD("add --draw points", "set draw to points"));
+    if (formula->family != FAMILY_IFS && !formula->published)
         return status_set(STATUS_USAGE,
                           "%s published is not supported for the formula %s: %s; set %s to a published "
                           "set, such as rcdb-1k",
@@ -65,9 +73,18 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
     wish->formula = (int)formula->id;
     if (wish->classes == 0 && !wish->listed)
         wish->classes = set ? set->classes : formula->classes;
-    if (wish->res == 0)
-        wish->res = set ? set->res : formula->canvas;
     synth_set_formula(synth, formula->id);
+    if (preset && preset->ifs)
+        synth->ifs = *preset->ifs;
+    if (wish->res == 0)
+        wish->res = set ? set->res : synth->ifs.res ? synth->ifs.res : formula->canvas;
+    if (wish->draw >= 0 && formula->family != FAMILY_IFS)
+        return status_set(STATUS_USAGE,
+                          "%s: the formula %s draws no fractals, so it has nothing to choose; %s",
+                          OPTION_OR_FIELD("--draw", "draw"), formula->name,
+                          OPTION_OR_FIELD("drop --draw", "set draw to auto"));
+    wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
+    synth->points = wish->draw == DRAW_POINTS;
     return wish->published ? choose_published(synth, set, wish) : STATUS_OK;
 }
 
@@ -121,13 +138,33 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
     return STATUS_OK;
 }
 
-enum status synth_fill_tables(struct synth *synth)
+/* Fills the tables of FAMILY_IFS. */
+static enum status fill_systems(struct synth *synth)
 {
-    synth->turns = synth->rules.shapes > 1 ? 1 : synth->class_count;
-    synth->classes = calloc(synth->class_count, sizeof *synth->classes);
+    const uint32_t count = synth->class_count, steps = synth->ifs.points - 1;
+    if (synth->res < IFS_RES_MIN)
+        return status_set(STATUS_USAGE,
+                          "%s: %u pixels per side are too few for a fractal, which needs %d; raise it",
+                          OPTION_OR_FIELD("--res", "res"), synth->res, IFS_RES_MIN);
+    synth->systems = calloc(count, sizeof *synth->systems);
+    synth->uniforms = malloc(steps * sizeof *synth->uniforms);
+    TRY(ALLOCATED(synth->systems && synth->uniforms, "out of memory for %u classes; lower %s", count,
+                  OPTION_OR_FIELD("--classes", "classes")));
+    for (uint32_t c = 0; c < count; c++) {
+        ifs_system(&synth->rows[c], &synth->systems[c]);
+        synth->classes[c].id = synth->rows[c].id;
+    }
+    ifs_uniforms(steps, synth->uniforms);
+    return ifs_bank_open(&synth->ifs, synth->systems, count, synth->uniforms, synth->res, synth->points,
+                         &synth->bank);
+}
+
+/* Fills the tables of FAMILY_LINES. */
+static enum status fill_shapes(struct synth *synth)
+{
     synth->spoke_offset = calloc((size_t)synth->class_count + 1, sizeof *synth->spoke_offset);
-    TRY(ALLOCATED(synth->classes && synth->spoke_offset, "out of memory for %u classes; lower %s",
-                  synth->class_count, OPTION_OR_FIELD("--classes", "classes")));
+    TRY(ALLOCATED(synth->spoke_offset, "out of memory for %u classes; lower %s", synth->class_count,
+                  OPTION_OR_FIELD("--classes", "classes")));
     for (uint32_t c = 0; c < synth->class_count; c++) {
         struct atom_class *class_ = &synth->classes[c];
         lines_class(formulas[synth->formula], &synth->rows[c], class_);
@@ -154,8 +191,23 @@ enum status synth_fill_tables(struct synth *synth)
     return STATUS_OK;
 }
 
+enum status synth_fill_tables(struct synth *synth)
+{
+    synth->turns = synth->rules.shapes > 1 ? 1 : synth->class_count;
+    synth->classes = calloc(synth->class_count, sizeof *synth->classes);
+    TRY(ALLOCATED(synth->classes, "out of memory for %u classes; lower %s", synth->class_count,
+                  OPTION_OR_FIELD("--classes", "classes")));
+    return synth_is_ifs(synth) ? fill_systems(synth) : fill_shapes(synth);
+}
+
 void synth_free(struct synth *synth)
 {
+    ifs_bank_close(synth->bank);
+    free(synth->systems);
+    free(synth->uniforms);
+    synth->bank = NULL;
+    synth->systems = NULL;
+    synth->uniforms = NULL;
     free(synth->rows);
     free(synth->classes);
     free(synth->spoke_offset);

@@ -58,7 +58,7 @@ struct synth {
 
     /* Only FAMILY_IFS. Then atom_class has no value but the number of the class. */
     struct ifs_rules ifs;       /* how orbits and instances are made */
-    bool points;                /* --draw points: cells instead of patches */
+    bool points;                /* DRAW_POINTS */
     struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
     double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
     struct ifs_bank *bank;      /* orbits of the variants on the CPU */
@@ -141,20 +141,22 @@ void synth_set_formula(struct synth *synth, enum formula_id formula);
 /* The options of a user, before defaults. */
 struct synth_wish {
     int formula;                      /* enum formula_id; -1: that of the preset, or else `uji` */
+    int draw;                         /* enum ifs_draw_kind; -1: not given */
     const char *preset, *preset_file; /* NULL: not given */
     bool listed;                      /* a file or a list gives the classes */
     bool published;                   /* the published random stream */
     uint32_t classes, res;            /* 0: the default of the formula or of the preset */
 };
 
-/* Chooses the formula and, if wish->published, the published set, and replaces the values of `*wish` that are
- * 0 or -1 with their defaults. wish->classes remains 0 if `listed` is set, or if the formula's default is its
- * benchmark class. STATUS_USAGE for a preset of another formula, or if the stream does not exist. */
+/* Chooses the formula, what it draws and, if wish->published, the published set, and replaces the values of
+ * `*wish` that are 0 or -1 with their defaults. wish->classes remains 0 if `listed` is set, or if the
+ * formula's default is its benchmark class. STATUS_USAGE for a preset of another formula, if the stream does
+ * not exist, or if the formula has no choice of what to draw. */
 enum status synth_choose(struct synth *synth, struct synth_wish *wish);
 
-/* Computes synth->classes and their tables from synth->rows, and the maxima over the classes. Free the tables
- * with synth_free(), even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED
- * if an allocation fails. */
+/* Computes synth->classes and their tables from synth->rows, and the maxima over the classes; of FAMILY_IFS,
+ * the systems and an empty bank. Free the tables with synth_free(), even after an error. STATUS_USAGE if the
+ * canvas or the available memory is too small; STATUS_EXHAUSTED if an allocation fails. */
 enum status synth_fill_tables(struct synth *synth);
 
 /* Returns whether a variant draws the formula of the input and the images of its published set. STATUS_USAGE
@@ -172,6 +174,27 @@ enum status synth_generator_open(const struct synth *synth, const struct variant
 void synth_free(struct synth *synth);
 
 FDSL_C_END
+
+/* Returns whether the images are fractals: points or patches of the bank, without shapes. */
+static inline bool synth_is_ifs(const struct synth *synth)
+{
+    return formulas[synth->formula]->family == FAMILY_IFS;
+}
+
+/* Returns the parameters of all classes that decide their images, as `*bytes` bytes to be hashed. */
+static inline const void *synth_class_table(const struct synth *synth, size_t *bytes)
+{
+    const bool ifs = synth_is_ifs(synth);
+    *bytes = synth->class_count * (ifs ? sizeof *synth->systems : sizeof *synth->classes);
+    return ifs ? (const void *)synth->systems : (const void *)synth->classes;
+}
+
+/* Returns the number of the orbit that an image of FAMILY_IFS shows, for ifs_bank_map(). */
+static inline uint64_t synth_orbit(const struct synth *synth, struct synth_image image)
+{
+    return (uint64_t)image.class_index * ifs_orbits(&synth->ifs) +
+           ifs_instance(&synth->ifs, image.instance).weight;
+}
 
 /* Returns the size of one canvas in bytes; a canvas has one byte per pixel. */
 static inline size_t synth_image_bytes(const struct synth *synth)

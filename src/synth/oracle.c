@@ -153,7 +153,7 @@ struct slot {
     float *noise;
     float *expected; /* room in noise_check.expected for the reference's noise of this image, or NULL */
     struct atom_point *points;
-    void *scratch; /* of the published stream */
+    void *scratch; /* of the published stream; of FAMILY_IFS, the points of an orbit */
 };
 
 /* The published stream that draws the images of a set; `published` is NULL if there is none. */
@@ -167,6 +167,11 @@ static void draw_reference(const struct synth *synth, const struct synth_traits 
                            const struct oracle_stream *stream, struct synth_image image, struct slot *slot)
 {
     const struct oracle_picture picture = {slot->canvas, slot->mask_canvas};
+    if (synth_is_ifs(synth)) {
+        ifs_draw(&synth->ifs, &synth->systems[image.class_index], synth->seed, image.instance, synth->points,
+                 synth->res, synth->uniforms, slot->scratch, picture.pixels);
+        return;
+    }
     if (stream->published) {
         const struct published_image published = {.class_index = image.class_index,
                                                   .instance = image.instance % synth->set->instances,
@@ -240,7 +245,9 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
     const size_t canvas_bytes = synth_image_bytes(synth), output_bytes = synth_output_bytes(synth);
     const size_t mask_bytes = synth_mask_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
     const size_t converted_bytes = output_is_canvas(&synth->output) ? 0 : output_bytes;
-    const size_t scratch_bytes = stream->published ? stream->stream->scratch_bytes(stream->published) : 0;
+    const size_t scratch_bytes = synth_is_ifs(synth) ? synth->ifs.points * sizeof(struct ifs_point)
+                                 : stream->published ? stream->stream->scratch_bytes(stream->published)
+                                                     : 0;
     uint64_t slot_bytes = (mask_bytes ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
                           2 * mask_bytes + noise_bytes + scratch_bytes;
     TRY(memory_check((uint64_t)count * slot_bytes, "--verify",
@@ -494,7 +501,7 @@ enum status oracle_verify(const void *input, const struct variant *variant, void
         slot_count = (int)synth->batch;
     *wrong = 0;
     enum status status = STATUS_OK;
-    if (synth->set)
+    if (synth->set && !synth_is_ifs(synth))
         status = checked.stream.stream->open(synth, (slot_count + 1) / 2, &checked.stream.published);
     if (status == STATUS_OK)
         status = check_all(&checked, slot_count, wrong);

@@ -26,7 +26,7 @@ enum published_law {
     PUBLISHED_RCDB,
     PUBLISHED_SEGRCDB,
     PUBLISHED_VISUALATOM,
-    PUBLISHED_FRACTALDB /* an image depends on its class alone; drawn by the engine of ifs.h, not by this one */
+    PUBLISHED_FRACTALDB /* no stream: FAMILY_IFS (formula.h); only points are reproducible */
 };
 
 /* A data set that a published script makes. Constant. */

@@ -311,7 +311,7 @@ static enum status check_labels(const struct synth *synth)
 static enum status get_classes(const struct synth_values *wanted, struct synth *synth)
 {
     struct synth_wish wish = {
-        .preset_file = wanted->preset_file, .classes = wanted->classes, .res = wanted->res};
+        .draw = -1, .preset_file = wanted->preset_file, .classes = wanted->classes, .res = wanted->res};
     TRY(find_formula(wanted->formula, &wish.formula));
     wish.preset = wanted->preset ? wanted->preset : wanted->formula ? wanted->formula : "uji";
     if (wanted->class_file) {
@@ -370,8 +370,9 @@ static enum status synth_source_open(const struct source_request *request, struc
     facts->masks = maker->synth->rules.masked;
     facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
-    facts->identity =
-        XXH3_64bits(maker->synth->classes, maker->synth->class_count * sizeof *maker->synth->classes);
+    size_t bytes;
+    const void *table = synth_class_table(maker->synth, &bytes);
+    facts->identity = XXH3_64bits(table, bytes);
 #endif
     return choose_variant(maker, parameters->variant, &request->resources);
 }

@@ -22,12 +22,13 @@ struct synth_parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
     double noise, line_width, oval_x, oval_y;
     uint64_t channels, out_res;
-    int formula, random, dtype, layout, fit;
+    int formula, draw, random, dtype, layout, fit;
     const char *preset, *preset_file, *class_file, *mean, *std;
     struct compute compute;
     struct deliver_files files;
 };
 
+static const char *const draws[] = {"patches", "points", NULL}; /* in the order of enum ifs_draw_kind */
 static const char *const randoms[] = {"philox", "published", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
 static const char *const class_formats[] = {"csv", "published", NULL}; /* in the order of enum class_format */
@@ -50,6 +51,10 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
              "default. NAME is one of"},
+    {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws, .column = COLUMN,
+     .help =
+         "what an image of a fractal shows. patches: a square of 3 x 3 random bits for each point; points: "
+         "the points, which are not random. Other formulas have no choice. WHAT is one of"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
      .column = COLUMN,
      .help =
@@ -184,6 +189,7 @@ static enum status choose_formula(const struct options *given, struct synth_para
 {
     struct synth_wish wish = {
         .formula = options_given(given, "formula") ? parameters->formula : -1,
+        .draw = options_given(given, "draw") ? parameters->draw : -1,
         .preset = parameters->preset,
         .preset_file = parameters->preset_file,
         .listed = parameters->class_file != NULL,
@@ -193,6 +199,7 @@ static enum status choose_formula(const struct options *given, struct synth_para
     };
     TRY(synth_choose(synth, &wish));
     parameters->formula = wish.formula;
+    parameters->draw = wish.draw;
     parameters->classes = wish.classes;
     parameters->res = wish.res;
     return STATUS_OK;
@@ -418,18 +425,22 @@ static enum status synth_open(const struct options *given, void *parameters,
 /* Hashes the classes, because a file of classes may differ between ranks. */
 static uint64_t synth_identity(const void *input)
 {
-    const struct synth *synth = input;
-    return fnv_add(FNV_BEGIN, synth->classes, synth->class_count * sizeof *synth->classes);
+    size_t bytes;
+    const void *table = synth_class_table(input, &bytes);
+    return fnv_add(FNV_BEGIN, table, bytes);
 }
 
 /* Columns that do not apply stay empty: the parameters of the benchmark class if other classes are used,
- * `mean` and `std` for u8, and `fit` if the output has the size of the canvas. */
+ * `mean` and `std` for u8, `draw` of other formulas than fractals, and `fit` if the output has the size of
+ * the canvas. */
 static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     const struct synth_parameters *parameters = parameters_;
     (void)variant;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return parameters->dtype != DTYPE_U8;
+    if (strcmp(option, "draw") == 0)
+        return formulas[parameters->formula]->family == FAMILY_IFS;
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
     return !mixed(parameters) || !is_one_of(option, benchmark_options);
