@@ -228,7 +228,6 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.formula = "ujji", "formula: 'ujji' is unknown");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.formula = "ujji", "did you mean 'uji'");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.formula = NULL, "formula: it is NULL");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 0, "res: 0 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 16385, "res: 16385 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.classes = 1048577, "classes: 1048577 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset = "papers",

@@ -838,12 +838,18 @@ static const uint8_t *omp_images(const void *state)
     return ((const struct omp *)state)->batch.images;
 }
 
+static struct ifs_bank_facts omp_bank(const void *state)
+{
+    return ifs_bank_facts(((const struct omp *)state)->synth->bank);
+}
+
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .outputs = true,
                                            .formulas = true,
                                            .timed = "clear+draw",
                                            .images = omp_images,
                                            .canvas_bytes = omp_canvas_bytes,
+                                           .bank = omp_bank,
                                            .stages = omp_stages};
 
 const struct variant variant_omp = {

@@ -71,11 +71,12 @@ class Generator:
     class_file    path of a CSV file with the classes, instead of a preset
     class_list    sequence of Class, instead of a preset
     class_table   a ClassTable, instead of a preset
-    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb" or "segrcdb"; "auto": that
-                  which the preset implies, else "uji", also for the preset "visualatom"
+    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb", "segrcdb" or "fractaldb";
+                  "auto": that which the preset implies, else "uji", also for the preset "visualatom"
     random        "philox", or "published": the random numbers of a published set, which the preset names
+    draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
     seed          seed of all images, 0 to 2^64 - 1
-    res           side of the drawn image in pixels, 1 to 16384
+    res           side of the drawn image in pixels, 1 to 16384; None: that of the formula or of the preset, such as 512
     out_res       side of the image that is returned, in pixels; None: res
     fit           how res becomes out_res: "resize" (mean over the covered area) or "crop" (at a random position)
     dtype         "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch
@@ -121,8 +122,9 @@ class Generator:
         class_table: Optional[ClassTable] = None,
         formula: str = "auto",
         random: str = "philox",
+        draw: str = "auto",
         seed: int = 0,
-        res: int = 512,
+        res: Optional[int] = None,
         out_res: Optional[int] = None,
         fit: str = "resize",
         dtype: Any = "uint8",
@@ -578,16 +580,17 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
 
 def configured(
     classes: Any = None, *, preset: Any = None, preset_file: Any = None, class_file: Any = None, class_list: Any = None,
-    class_table: Any = None, formula: Any = "auto", random: Any = "philox", seed: Any = 0, res: Any = 512, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
+    class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
     channels: Any = 1, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
     threads: Any = None, batch: Any = 256,
 ) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
     """Returns the configuration that the arguments of Generator describe, and these arguments after checking them."""
     c = ConfigStruct()
     check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
-    for name, text in ("formula", formula), ("random", random), ("fit", fit), ("layout", layout), ("generator", generator):
+    for name, text in ("formula", formula), ("random", random), ("draw", draw), ("fit", fit), ("layout", layout), ("generator", generator):
         setattr(c, name, _text(name, text))
-    c.res, c.batch = integer("res", res, 1, _RES_MAX), integer("batch", batch, 1, _BATCH_MAX)
+    c.batch = integer("batch", batch, 1, _BATCH_MAX)
+    c.res = 0 if res is None else integer("res", res, 1, _RES_MAX)
     c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _RES_MAX)
     c.seed, c.device = integer("seed", seed, 0, _U64), _device(device)
     c.threads = 0 if threads is None else integer("threads", threads, 1, _THREADS_MAX)
@@ -614,7 +617,7 @@ def configured(
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
     return c, {
         "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
+        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
         "dtype": _NAMES[c.dtype.decode()], "channels": c.channels, "layout": layout, "mean": mean, "std": std,
         "generator": generator, "device": device, "threads": threads, "batch": c.batch,
     }  # fmt: skip

@@ -58,7 +58,7 @@ class ConfigStruct(ctypes.Structure):
         ("out_res", c_uint32), ("fit", c_char_p), ("channels", c_uint32), ("layout", c_char_p), ("dtype", c_char_p),
         ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("generator", c_char_p), ("device", c_int), ("threads", c_int), ("batch", c_uint32),
-        ("class_table", POINTER(ClassTableStruct)), ("random", c_char_p),
+        ("class_table", POINTER(ClassTableStruct)), ("random", c_char_p), ("draw", c_char_p),
     ]  # fmt: skip
 
 

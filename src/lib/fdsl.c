@@ -391,11 +391,12 @@ enum status lib_check_scale(const double *mean, const double *std, uint32_t chan
     return bytes ? check_no_scale(mean, std, channels) : STATUS_OK;
 }
 
+/* Sets the output; synth->res is the side of the canvas. */
 static enum status get_output(const struct fdsl_config *config, struct synth *synth)
 {
     static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, without OUTPUT_WHOLE */
     static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* enum output_layout */
-    uint32_t out_res = config->out_res ? config->out_res : config->res;
+    const uint32_t res = synth->res, out_res = config->out_res ? config->out_res : res;
     int fit, layout, dtype;
     TRY(lib_check_count("out_res", out_res, 1, OUTPUT_RES_MAX));
     TRY(lib_find_name("fit", config->fit, fits, &fit));
@@ -403,20 +404,19 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
     TRY(lib_find_name("dtype", config->dtype, dtype_names, &dtype));
     if (config->channels != 1 && config->channels != 3)
         return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
-    if (fit + 1 == OUTPUT_CROP && out_res > config->res)
+    if (fit + 1 == OUTPUT_CROP && out_res > res)
         return status_set(STATUS_USAGE, "out_res: %u is larger than res (%u), so it cannot be cropped",
-                          out_res, config->res);
+                          out_res, res);
     TRY(lib_check_scale(config->mean, config->std, config->channels, dtype == DTYPE_U8));
-    synth->output =
-        (struct synth_output){.type = (enum dtype)dtype,
-                              .layout = (enum output_layout)layout,
-                              .fit = out_res == config->res ? OUTPUT_WHOLE : (enum output_fit)(fit + 1),
-                              .res = out_res,
-                              .channels = config->channels};
+    synth->output = (struct synth_output){.type = (enum dtype)dtype,
+                                          .layout = (enum output_layout)layout,
+                                          .fit = out_res == res ? OUTPUT_WHOLE : (enum output_fit)(fit + 1),
+                                          .res = out_res,
+                                          .channels = config->channels};
     double mean[OUTPUT_CHANNELS_MAX] = {0}, deviation[OUTPUT_CHANNELS_MAX] = {1, 1, 1};
     memcpy(mean, config->mean, config->channels * sizeof *mean);
     memcpy(deviation, config->std, config->channels * sizeof *deviation);
-    output_set_scale(&synth->output, config->res, mean, deviation);
+    output_set_scale(&synth->output, res, mean, deviation);
     return STATUS_OK;
 }
 
@@ -425,18 +425,21 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
 enum status lib_images_input(const struct fdsl_config *config, struct synth *synth)
 {
     static const char *const randoms[] = {"philox", "published", NULL};
+    static const char *const draws[] = {"auto", "patches", "points", NULL}; /* after "auto": ifs_draw_kind */
     const char *names[FORMULA_COUNT + 2] = {"auto"};
-    int formula, random;
+    int formula, random, draw;
     for (size_t i = 0; i < FORMULA_COUNT; i++)
         names[i + 1] = formula_names[i];
     TRY(lib_find_name("formula", config->formula, names, &formula));
     TRY(lib_find_name("random", config->random, randoms, &random));
+    TRY(lib_find_name("draw", config->draw, draws, &draw));
     if (random && config->seed)
         return status_set(STATUS_USAGE, "seed: it has no effect on published images; leave it at 0");
-    TRY(lib_check_count("res", config->res, 1, SYNTH_RES_MAX));
+    TRY(lib_check_count("res", config->res, 0, SYNTH_RES_MAX));
     TRY(lib_check_count("classes", config->classes, 0, CLASS_COUNT_MAX));
     struct synth_wish wish = {
         .formula = formula - 1,
+        .draw = draw - 1,
         .preset = config->preset,
         .preset_file = config->preset_file,
         .listed = config->class_table || config->class_list || config->class_file,
@@ -446,7 +449,7 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
     };
     TRY(synth_choose(synth, &wish));
     TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
-    synth->res = config->res;
+    synth->res = wish.res;
     synth->seed = config->seed;
     synth->batch = synth->stride = config->batch;
     TRY(get_output(config, synth));
@@ -552,7 +555,6 @@ enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
         return lib_relay(status);
     *config = (struct fdsl_config){.size = size,
                                    .formula = "auto",
-                                   .res = 512,
                                    .fit = "resize",
                                    .channels = 1,
                                    .layout = "nchw",
@@ -561,7 +563,8 @@ enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
                                    .generator = "auto",
                                    .device = FDSL_CPU,
                                    .batch = 256,
-                                   .random = "philox"};
+                                   .random = "philox",
+                                   .draw = "auto"};
     return FDSL_OK;
 }
 

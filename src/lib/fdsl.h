@@ -95,14 +95,15 @@ struct fdsl_config {
 
     /* The images. Classes come from class_table, class_list, class_file, or preset. */
     const char *formula; /* "uji": the paper's code; "visualatom": the VisualAtom data set; "rcdb"; "segrcdb";
-                          * "auto" (default): that which the preset implies, or else "uji", also for
-                          * the preset "visualatom" */
+                          * "fractaldb"; "auto" (default): that which the preset implies, or else "uji", also
+                          * for the preset "visualatom" */
     uint64_t seed;       /* seed of all images; default 0; published images have none */
-    uint32_t res;        /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;    /* number of classes; 0 (default): 1000, or 254 for segrcdb. They are drawn at random
-                          * from the preset's ranges; if the preset is a list, its first classes are used */
-    const char *preset;  /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", or the lists "paper-1000"
-                            and "lowercompute-1000"; NULL (default): the preset with the name of the formula */
+    uint32_t res;     /* side of the canvas in pixels, 1 to 16384; 0 (default): that of the formula or of the
+                       * preset: 362 for FractalDB, 512 for most others */
+    uint32_t classes; /* number of classes; 0 (default): 1000, or 254 for segrcdb. They are drawn at random
+                       * from the preset's ranges; if the preset is a list, its first classes are used */
+    const char *preset; /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", or the lists "paper-1000"
+                           and "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
     const char *class_file;  /* CSV file with the classes, instead of a preset; NULL (default): none */
     const struct fdsl_class *class_list; /* the classes, instead of a preset; NULL (default): none */
@@ -127,6 +128,8 @@ struct fdsl_config {
 
     const struct fdsl_class_table *class_table; /* the classes, instead of a preset; NULL (default): none */
     const char *random; /* "philox" (default), or "published": the random numbers of a published set */
+    const char *draw; /* of fractals: "patches", or "points", which are not random; "auto" (default): patches
+                       * if the formula draws fractals */
 };
 
 /* The memory layout of one image. The images of a batch are contiguous. */

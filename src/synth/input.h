@@ -252,6 +252,9 @@ struct synth_traits {
     /* Returns the bytes of the variant's canvases in host memory. NULL for variants on a device. */
     size_t (*canvas_bytes)(const void *state);
 
+    /* Returns what the bank of orbits has from which the variant draws FAMILY_IFS. NULL if there is none. */
+    struct ifs_bank_facts (*bank)(const void *state);
+
     /* Creates a generator (core/generator.h) on a device, with batches of at most request->batch images.
      * `generator_open` is NULL if the variant does not support this. */
     enum status (*generator_open)(const struct generator_request *request, const struct synth *synth,

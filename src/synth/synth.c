@@ -161,6 +161,10 @@ static const struct column columns[] = {
      .about = "time of the stage that computes vertices, in one extra run"},
     {"painting_s", VALUE_REAL, COMBINE_MAX, "s",
      .about = "time of the stage that paints the canvas, in one extra run"},
+    {"bank_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
+     .about = "memory of the orbits from which fractals are drawn"},
+    {"bank_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of computing these orbits, which the time of a run does not include"},
     {"digest", VALUE_HASH, COMBINE_SUM, "",
      .about = "sum of the hashes of the images of run 0; empty if repeated runs give different images"},
     COMPUTE_COLUMNS,
@@ -551,6 +555,11 @@ static enum status synth_measure(const void *input, const struct variant *varian
         row_real(row, "noise_s", noise_s);
         row_real(row, "vertices_s", vertices_s);
         row_real(row, "painting_s", painting_s);
+    }
+    if (traits->bank && synth_is_ifs(synth)) {
+        const struct ifs_bank_facts facts = traits->bank(state);
+        row_count(row, "bank_bytes", facts.bytes);
+        row_real(row, "bank_s", facts.seconds);
     }
     if (traits->racy) /* a repeated run may give different images, so a digest is meaningless */
         return STATUS_OK;
