@@ -14,6 +14,7 @@
 #include "core/file.h"
 #include "folder.h"
 #include "must.h"
+#include "shell.h"
 #include "synth/ifs_classes.h"
 #include "synth/published_files.h"
 #include "synth/published_random.h"
@@ -135,11 +136,11 @@ Test(fractal_classes, the_list_of_10000_is_computed_once_and_a_damaged_file_is_n
         record_list();
         return;
     }
-    char folder[] = "/tmp/fdsl-fractal-XXXXXX", path[PATH_MAX], *bytes, *again;
+    char cache[] = "/tmp/fdsl-fractal-XXXXXX", path[PATH_MAX], *bytes, *again;
     size_t size, size_again;
-    enter_folder(folder);
-    cr_assert_eq(setenv("XDG_CACHE_HOME", folder, 1), 0);
-    snprintf(path, sizeof path, "%s/fdsl-bench/fractaldb-10000.ifs", folder);
+    enter_folder(cache);
+    cr_assert_eq(setenv("XDG_CACHE_HOME", cache, 1), 0);
+    snprintf(path, sizeof path, "%s/fdsl-bench/fractaldb-10000.ifs", cache);
     struct class_row *first = rows_of(1001), *begin = rows_of(1000);
     must(file_read(path, &bytes, &size));
     for (int damage = 0; damage < 2; damage++) {
@@ -157,7 +158,7 @@ Test(fractal_classes, the_list_of_10000_is_computed_once_and_a_damaged_file_is_n
     free(bytes);
     free(first);
     free(begin);
-    leave_folder(folder);
+    leave_folder(cache);
 }
 
 /* ---- 1p-frac ---- */
@@ -167,9 +168,9 @@ static void singular_values(const double *map, double values[2])
 {
     double a = map[0], b = map[1], c = map[2], d = map[3];
     double sum = a * a + b * b + c * c + d * d, determinant = fabs(a * d - b * c);
-    double root = sqrt(fmax(sum * sum - 4 * determinant * determinant, 0));
-    values[0] = sqrt((sum + root) / 2);
-    values[1] = sqrt(fmax(sum - root, 0) / 2);
+    double spread = sqrt(fmax(sum * sum - 4 * determinant * determinant, 0));
+    values[0] = sqrt((sum + spread) / 2);
+    values[1] = sqrt(fmax(sum - spread, 0) / 2);
 }
 
 Test(fractal_classes, base_systems_of_1p_frac_have_the_sum_of_singular_values)
@@ -268,4 +269,115 @@ Test(fractal_classes, bad_class_files_are_refused_with_their_line)
     struct class_row row = {.id = 5};
     must(ifs_text_read("file", windows, &row));
     cr_expect(row.id == 5 && row.value[0] == 2 && row.value[14] == 0.5 && row.value[15] == 0);
+}
+
+/* ---- The command line ---- */
+
+TestSuite(fractal_files, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
+
+Test(fractal_files, class_files_survive_every_way_of_reading_and_writing)
+{
+    EXPECT(0,
+           "$P --preset ofdb-21k --classes 12 --write-classes list.csv && "
+           "$P --preset fractaldb-1k --classes 12 --write-classes dir --class-format published && "
+           "$P --formula fractaldb --class dir --write-classes again.csv && cmp list.csv again.csv && "
+           "$P --preset fractaldb --class again.csv --write-classes dir2 --class-format published && "
+           "diff -r dir dir2 && sed -i 's/$/\\r/' dir2/*.csv && "
+           "$P --preset fractaldb --class dir2 --write-classes dir3 --class-format published && "
+           "diff -r dir dir3 && "
+           "$P --formula fractaldb --class dir/00007.csv --write-classes one.csv && grep -q '^7,' one.csv && "
+           "$P --preset fractaldb-search --classes 12 --write-classes found.csv && cmp list.csv found.csv");
+    put_text("search.cfg", "[mine]\nseed = 7\nthreshold = 0.12\n");
+    EXPECT(
+        0,
+        "$P --formula fractaldb --preset-file search.cfg --preset mine --classes 3 --write-classes a.csv && "
+        "! cmp -s a.csv list.csv && test $(wc -l < a.csv) = 4");
+    put_text("search.cfg", "[mine]\nseed = 4294967296\nthreshold = 0.12\n");
+    EXPECT_PRINTS(2, "seed",
+                  "$P --formula fractaldb --preset-file search.cfg --preset mine --classes 3 "
+                  "--write-classes a.csv");
+    put_text("search.cfg", "[mine]\nseed = 4\nthreshold = 0.5\n");
+    EXPECT_PRINTS(2, "threshold",
+                  "$P --formula fractaldb --preset-file search.cfg --preset mine --classes 3 "
+                  "--write-classes a.csv");
+}
+
+Test(fractal_files, bad_classes_are_refused_with_their_file)
+{
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {MAP "\n", "maps 1 is not in 2 .. 7"},
+        {MAP "\n" MAP "\n" MAP "\n", "have the sum 1.5"},
+        {MAP "\n0.1,0.2,0.3,0.4,0.5,0.6,-0.5\n", "is not in 0 .. 1"},
+        {MAP "\n1e7,0.2,0.3,0.4,0.5,0.6,0.5\n", "a2"},
+        {MAP "\nnan,0.2,0.3,0.4,0.5,0.6,0.5\n", "line 2"},
+        {"x," MAP "\n", "column 1 of the header is 'x'"},
+        {"", "the file is empty"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        put_text("00003.csv", cases[i].text);
+        EXPECT_PRINTS(2, cases[i].words, "$P --formula fractaldb --class 00003.csv --write-classes a.csv");
+        EXPECT_OUT("00003.csv");
+    }
+    EXPECT_PRINTS(2, "the built-in list has 21000 classes",
+                  "$P --preset fractaldb --classes 21001 --write-classes a.csv");
+    EXPECT_PRINTS(2, "has 1000 classes", "$P --preset fractaldb-1k --classes 1001 --write-classes a.csv");
+}
+
+#define PREPARE "$P --from synth --store imagefolder --names published --prepare "
+
+Test(fractal_files, copies_of_published_sets_are_verified)
+{
+    EXPECT(0, PREPARE
+           "patches --preset fractaldb-1k --classes 3 --samples 330 && "
+           "test -f patches/00002/00002_24_count_0_flip3.png && "
+           "test -f patches/00002/00002_01_count_1_flip1.png && "
+           "$P --preset fractaldb-1k --classes 5 --write-classes patches/csv3 --class-format published");
+    EXPECT_PRINTS(0, "330 of 330 images equal", "$P verify-published patches --preset fractaldb-1k");
+    EXPECT_OUT("5 of 5 class files equal", "pixels cannot be compared");
+    EXPECT_PRINTS(1, "0 of 330 images equal",
+                  "$P verify-published patches --preset fractaldb-1k --draw points");
+    EXPECT(0, PREPARE "points --preset ofdb-1k --draw points --classes 3 --samples 12");
+    EXPECT_PRINTS(0, "12 of 12 images equal", "$P verify-published points --preset ofdb-1k --draw points");
+    EXPECT_PRINTS(1, "0 of 12 images equal", "$P verify-published points --preset ofdb-1k");
+    /* One orbit under the name of another, one point instead of a patch image, a name and a class that
+     * differ. */
+    EXPECT(0, "cd patches && cp 00001/00001_03_count_0_flip0.png 00001/00001_02_count_0_flip0.png && "
+              "cp ../points/00002/00002_00_count_0_flip1.png 00002/00002_00_count_0_flip1.png && "
+              "cp 00000/00000_00_count_0_flip0.png 00000/00000_25_count_0_flip0.png && "
+              "sed -i '1s/1/2/' csv3/00003.csv");
+    EXPECT_PRINTS(1, "328 of 330 images equal", "$P verify-published patches --preset fractaldb-1k");
+    EXPECT_OUT("00001_02_count_0_flip0.png: pixel", "00000_25_count_0_flip0.png", "4 of 5 class files equal");
+    EXPECT_PRINTS(2, "--draw", "$P verify-published patches --preset rcdb-1k --draw points");
+    EXPECT_PRINTS(2, "is not a published set", "$P verify-published patches --preset 1p-frac");
+}
+
+Test(fractal_files, folders_of_1p_frac_have_the_published_names)
+{
+    EXPECT(0,
+           PREPARE "set --preset 1p-frac --classes 103 --samples 103 --res 48 && "
+                   "test -f set/07/07_07_count_0_flip0.png && test -f set/102/102_102_count_0_flip0.png && "
+                   "! test -e set/007");
+}
+
+Test(fractal_files, dark_weights_are_described_and_replaced)
+{
+    static const char describe[] = "$P --preset fractaldb-1k --classes 6 --describe";
+    EXPECT_PRINTS(0, "25 orbits per class of 200000 points, 4 flips, 362 x 362 pixels", describe);
+    EXPECT_OUT("orbits that overflow: 5 (3.3 %), of 3 classes");
+    EXPECT_PRINTS(0, "less than 1 % set pixels: 0 (0.0 %)", "%s --min-lit 0.01", describe);
+    EXPECT_OUT("orbits that overflow: 0 (0.0 %), of 0 classes");
+    EXPECT_PRINTS(0, "1 orbits per class of 100000 points, 1 flips, 512 x 512",
+                  "$P --preset 1p-frac --describe "
+                  "--classes 20");
+    EXPECT_OUT("less than 5 % set pixels: 0 (0.0 %)");
+    /* Class 0 with weight 4, which overflows. The oracle draws it by the definition. */
+#define DRAW "$P --verify --preset fractaldb-1k --classes 1 --batch 1 --max-time 0 --instance 16 --variant "
+    EXPECT(0,
+           DRAW "omp --npy dark.npy && " DRAW "omp --npy omp.npy --min-lit 0.01 && " DRAW
+                "naive --npy naive.npy --min-lit 0.01 && ! cmp -s dark.npy omp.npy && cmp naive.npy omp.npy");
+
+    EXPECT_PRINTS(2, "this set has none", "$P --variant omp --preset 1p-frac --min-lit 0.01");
+    EXPECT_PRINTS(2, "draws no fractals", "$P --preset rcdb-1k --describe");
 }

@@ -286,7 +286,7 @@ Test(verify_published, the_command_explains_what_is_missing)
                  {"--preset rcdb-1k", 2, "needs a folder"},
                  {"/dev/null --preset rcdb-1k", 2, "is not a folder"},
                  {"/tmp", 2, "--preset is missing"},
-                 {"/tmp --preset fractaldb-1k", 2, "is not a published set whose images can be drawn again"}};
+                 {"/tmp --preset 1p-frac", 2, "is not a published set whose images can be drawn again"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char text[4096] = "";
         snprintf(command, sizeof command, "%s verify-published %s 2>&1", program, cases[i].arguments);

@@ -35,9 +35,10 @@ struct ifs_system ifs_weighted(const struct ifs_rules *rules, const struct ifs_s
                                uint32_t weight)
 {
     struct ifs_system weighted = *system;
+    const uint32_t row = ifs_weight_row(system, weight);
     for (uint32_t m = 0; rules->weights && m < weighted.maps; m++)
         for (int i = 0; i < 6; i++)
-            weighted.map[m][i] *= ifs_weights[weight][i];
+            weighted.map[m][i] *= ifs_weights[row][i];
     return weighted;
 }
 
@@ -323,6 +324,7 @@ struct ifs_bank {
     bool points;
     pthread_mutex_t mutex; /* held while orbits are computed */
     struct ifs_bank_facts facts;
+    bool *overflows; /* of each orbit that is computed */
     uint8_t *maps[]; /* of each orbit; NULL: not computed */
 };
 
@@ -465,6 +467,8 @@ static void build_group(void *context, uint64_t task, int thread)
                 builder->group->map[m][i][lane / LANES][lane % LANES] = systems[lane].map[m][i];
     }
     measure_group(bank, builder, systems, count);
+    for (uint32_t lane = 0; lane < count; lane++)
+        bank->overflows[order->orbits[first + lane]] = builder->group->drawn[lane] < bank->rules.points;
     memset(builder->group->point, 0, sizeof builder->group->point);
     draw_rasters(bank, builder, count);
     for (uint32_t lane = 0; lane < count; lane++)
@@ -477,6 +481,10 @@ enum status ifs_bank_open(const struct ifs_rules *rules, const struct ifs_system
 {
     const uint64_t orbits = (uint64_t)count * ifs_orbits(rules);
     *bank = calloc(1, sizeof **bank + orbits * sizeof *(*bank)->maps);
+    if (*bank && !((*bank)->overflows = calloc(orbits, sizeof *(*bank)->overflows))) {
+        free(*bank);
+        *bank = NULL;
+    }
     TRY(ALLOCATED(*bank, "out of memory for the orbits of %u classes; lower %s", count,
                   OPTION_OR_FIELD("--classes", "classes")));
     (*bank)->rules = *rules;
@@ -496,6 +504,7 @@ void ifs_bank_close(struct ifs_bank *bank)
     for (uint64_t i = 0; i < bank->count; i++)
         free(bank->maps[i]);
     pthread_mutex_destroy(&bank->mutex);
+    free(bank->overflows);
     free(bank);
 }
 
@@ -626,6 +635,11 @@ enum status ifs_bank_need(struct ifs_bank *bank, const uint64_t *orbits, size_t 
 const uint8_t *ifs_bank_map(const struct ifs_bank *bank, uint64_t orbit)
 {
     return bank->maps[orbit];
+}
+
+bool ifs_bank_overflows(const struct ifs_bank *bank, uint64_t orbit)
+{
+    return bank->overflows[orbit];
 }
 
 struct ifs_bank_facts ifs_bank_facts(struct ifs_bank *bank)

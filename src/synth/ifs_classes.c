@@ -43,7 +43,7 @@ _Static_assert(sizeof *fractaldb_bin.states == sizeof(struct twister), "the layo
 static const struct {
     uint32_t count;
     uint64_t hash;
-} lists[] = {{10000, UINT64_C(0x18785af57c61ac07)}, {IFS_LIST_COUNT, UINT64_C(0xcda4f975490e35cb)}};
+} lists[] = {{10000, UINT64_C(0xf1f8777bc5cd4987)}, {IFS_LIST_COUNT, UINT64_C(0xb919e2f15a58840b)}};
 
 static void unpack_begin(uint32_t count, struct ifs_system *systems)
 {
@@ -157,6 +157,136 @@ enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct
     return STATUS_OK;
 }
 
+/* ---- Orbits of a set ---- */
+
+/* A bank whose maps are examined, one task per orbit. */
+struct looking {
+    struct ifs_bank *bank;
+    uint32_t res;
+    struct ifs_look *looks;
+};
+
+/* Every pixel with an owner shows a bit, which is 1 with probability 256 / 511. Padding has no owner. */
+static void look_at_orbit(void *context, uint64_t task, int thread)
+{
+    const struct looking *looking = context;
+    const uint8_t *owners = ifs_bank_map(looking->bank, task);
+    const size_t bytes = ifs_map_bytes(false, looking->res);
+    uint32_t owned = 0;
+    (void)thread;
+    for (size_t i = 0; i < bytes; i++)
+        owned += (uint32_t)((owners[i] & 15) != IFS_NO_OWNER) + (owners[i] >> 4 != IFS_NO_OWNER);
+    const double share = owned / ((double)looking->res * looking->res) * 256 / 511;
+    looking->looks[task] = (struct ifs_look){(float)share, ifs_bank_overflows(looking->bank, task)};
+}
+
+/* Computes what the orbits look like, all of which fit in memory. */
+static enum status look_at_part(const struct ifs_rules *rules, const struct ifs_system *systems,
+                                uint32_t count, const double *uniforms, uint32_t res, struct ifs_look *looks)
+{
+    const size_t orbits = (size_t)count * ifs_orbits(rules);
+    struct looking looking = {.res = res, .looks = looks};
+    FREED uint64_t *numbers = malloc(orbits * sizeof *numbers);
+    TRY(ALLOCATED(numbers, "out of memory for orbits"));
+    for (size_t i = 0; i < orbits; i++)
+        numbers[i] = i;
+    TRY(ifs_bank_open(rules, systems, count, uniforms, res, false, &looking.bank));
+    enum status status = ifs_bank_need(looking.bank, numbers, orbits, usable_threads());
+    if (status == STATUS_OK)
+        parallel_for(usable_threads(), orbits, look_at_orbit, &looking);
+    ifs_bank_close(looking.bank);
+    return status;
+}
+
+enum status ifs_look(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
+                     const double *uniforms, uint32_t res, struct ifs_look *looks)
+{
+    enum { PART = 32 }; /* classes at a time: 52 MB of maps of 25 orbits at 362 pixels */
+    struct progress progress;
+    enum status status = STATUS_OK;
+    progress_begin(&progress, true);
+    for (uint32_t first = 0; status == STATUS_OK && first < count; first += PART) {
+        status = look_at_part(rules, systems + first, count - first < PART ? count - first : PART, uniforms,
+                              res, looks + (size_t)first * ifs_orbits(rules));
+        if (progress_due(&progress))
+            progress_show(&progress, "computing orbits: classes %u of %u", (unsigned)first, (unsigned)count);
+    }
+    progress_clear(&progress);
+    return status;
+}
+
+enum status ifs_replace_dark(const struct ifs_rules *rules, struct ifs_system *systems, uint32_t count,
+                             const double *uniforms, uint32_t res, double least)
+{
+    const uint32_t orbits = ifs_orbits(rules);
+    if (rules->weights == 0)
+        return status_set(STATUS_USAGE, "%s replaces weights, but this set has none; drop it",
+                          OPTION_OR_FIELD("--min-lit", "min_lit"));
+    FREED struct ifs_look *looks = malloc((size_t)count * orbits * sizeof *looks);
+    TRY(ALLOCATED(looks, "out of memory for the orbits of %u classes", (unsigned)count));
+    TRY(ifs_look(rules, systems, count, uniforms, res, looks));
+    for (uint32_t c = 0; c < count; c++)
+        for (uint32_t w = 0; w < orbits; w++)
+            if ((double)looks[(size_t)c * orbits + w].lit < least)
+                systems[c].replaced |= 1u << w;
+    return STATUS_OK;
+}
+
+static int compare_looks(const void *a, const void *b)
+{
+    const struct ifs_look *first = a, *second = b;
+    return (first->lit > second->lit) - (first->lit < second->lit);
+}
+
+static void print_looks(const struct ifs_rules *rules, struct ifs_look *looks, uint32_t count, FILE *stream)
+{
+    static const double darks[] = {0.001, 0.01, 0.05, 0.2};
+    const uint32_t orbits = ifs_orbits(rules);
+    const size_t all = (size_t)count * orbits;
+    size_t overflows = 0, classes = 0, below = 0;
+    double sum = 0;
+    for (uint32_t c = 0; c < count; c++) {
+        size_t of_class = 0;
+        for (uint32_t w = 0; w < orbits; w++) {
+            of_class += looks[(size_t)c * orbits + w].overflows;
+            sum += (double)looks[(size_t)c * orbits + w].lit;
+        }
+        overflows += of_class;
+        classes += of_class > 0;
+    }
+    fprintf(stream, "orbits that overflow: %zu (%.1f %%), of %zu classes\n", overflows,
+            100.0 * (double)overflows / (double)all, classes);
+    qsort(looks, all, sizeof *looks, compare_looks);
+    fprintf(stream, "set pixels of an image of patches: mean %.1f %%, quartiles %.1f %%, %.1f %%, %.1f %%\n",
+            100 * sum / (double)all, 100 * (double)looks[all / 4].lit, 100 * (double)looks[all / 2].lit,
+            100 * (double)looks[all - 1 - all / 4].lit);
+    for (size_t i = 0; i < COUNT_OF(darks); i++) {
+        while (below < all && (double)looks[below].lit < darks[i])
+            below++;
+        fprintf(stream, "orbits with less than %g %% set pixels: %zu (%.1f %%)\n", 100 * darks[i], below,
+                100.0 * (double)below / (double)all);
+    }
+}
+
+enum status ifs_describe(const char *name, const struct ifs_rules *rules, const struct ifs_system *systems,
+                         uint32_t count, const double *uniforms, uint32_t res, FILE *stream)
+{
+    const uint32_t orbits = ifs_orbits(rules);
+    size_t maps = 0;
+    FREED struct ifs_look *looks = malloc((size_t)count * orbits * sizeof *looks);
+    TRY(ALLOCATED(looks, "out of memory for the orbits of %u classes", (unsigned)count));
+    TRY(ifs_look(rules, systems, count, uniforms, res, looks));
+    for (uint32_t c = 0; c < count; c++)
+        maps += systems[c].maps;
+    fprintf(stream,
+            "%s: %u classes of %.2f maps on average, %u orbits per class of %u points, %u flips, %u x %u "
+            "pixels\n",
+            name, (unsigned)count, (double)maps / count, (unsigned)orbits, (unsigned)rules->points,
+            (unsigned)rules->flips, (unsigned)res, (unsigned)res);
+    print_looks(rules, looks, count, stream);
+    return STATUS_OK;
+}
+
 /* ---- 1p-frac ---- */
 
 /* Uniform numbers of an image key, in pairs per Philox block. */
@@ -257,18 +387,8 @@ void ifs_draw_one(const struct ifs_one *one, uint32_t id, uint32_t attempt, stru
             system->map[m][i] *= next_uniform(&uniforms, 1 - one->delta, 1 + one->delta);
 }
 
-/* Returns the expected share of set pixels in an image of patches: every pixel with an owner shows a bit,
- * which is 1 with probability 256 / 511. Padding has no owner. */
-static double lit_share(const uint8_t *owners, uint32_t res)
-{
-    size_t owned = 0;
-    for (size_t i = 0; i < ifs_map_bytes(false, res); i++)
-        owned += ((owners[i] & 15) != IFS_NO_OWNER) + (owners[i] >> 4 != IFS_NO_OWNER);
-    return (double)owned / ((double)res * res) * 256 / 511;
-}
-
 enum { ONE_GROUP = 64, ONE_ATTEMPTS = 200 };
-#define ONE_LIT 0.05 /* images with a smaller share of set pixels are drawn again */
+#define ONE_LIT 0.05f /* images with a smaller share of set pixels are drawn again */
 
 /* Draws the next attempt of classes whose image is too dark, until there are none. `systems` have room for
  * `count` <= ONE_GROUP classes from number `first`. */
@@ -276,13 +396,10 @@ static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules
                                const double *uniforms, uint32_t first, uint32_t count,
                                struct ifs_system *systems, uint8_t *attempts)
 {
-    uint64_t orbits[ONE_GROUP];
+    struct ifs_look looks[ONE_GROUP];
     uint32_t dark[ONE_GROUP], left = count;
-    struct ifs_bank *bank;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         dark[i] = i;
-        orbits[i] = i;
-    }
     for (uint32_t attempt = 0; left > 0; attempt++) {
         FREED struct ifs_system *drawn = calloc(left, sizeof *drawn);
         TRY(ALLOCATED(drawn, "out of memory for classes"));
@@ -292,17 +409,14 @@ static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules
                               (unsigned)(first + dark[0]), ONE_ATTEMPTS);
         for (uint32_t i = 0; i < left; i++)
             ifs_draw_one(one, first + dark[i], attempt, &drawn[i]);
-        TRY(ifs_bank_open(rules, drawn, left, uniforms, rules->res, false, &bank));
-        enum status status = ifs_bank_need(bank, orbits, left, usable_threads());
+        TRY(look_at_part(rules, drawn, left, uniforms, rules->res, looks));
         uint32_t still = 0;
-        for (uint32_t i = 0; status == STATUS_OK && i < left; i++) {
+        for (uint32_t i = 0; i < left; i++) {
             systems[dark[i]] = drawn[i];
             attempts[dark[i]] = (uint8_t)attempt;
-            if (lit_share(ifs_bank_map(bank, i), rules->res) <= ONE_LIT)
+            if (looks[i].lit <= ONE_LIT)
                 dark[still++] = dark[i];
         }
-        ifs_bank_close(bank);
-        TRY(status);
         left = still;
     }
     return STATUS_OK;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "core/portable.h"
 #include "core/status.h"
@@ -96,6 +97,28 @@ enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rul
 
 /* Implements rows() of the preset 1p-frac. */
 enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
+
+/* ---- Orbits of a set ---- */
+
+/* What an orbit looks like. */
+struct ifs_look {
+    float lit;      /* expected share of set pixels in an image of patches */
+    bool overflows; /* ifs_bank_overflows() */
+};
+
+/* Computes all orbits of `count` systems on canvases of `res` pixels per side, and writes what they look
+ * like: ifs_orbits() per system. Shows progress. STATUS_EXHAUSTED if memory runs out. */
+enum status ifs_look(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
+                     const double *uniforms, uint32_t res, struct ifs_look *looks);
+
+/* Replaces the weights of orbits whose images have an expected share of set pixels below `least` by those
+ * that leave the class as it is. STATUS_USAGE if the rules have no weights. */
+enum status ifs_replace_dark(const struct ifs_rules *rules, struct ifs_system *systems, uint32_t count,
+                             const double *uniforms, uint32_t res, double least);
+
+/* Prints the report of --describe on a set: fill rates, orbits that overflow, nearly black images. */
+enum status ifs_describe(const char *name, const struct ifs_rules *rules, const struct ifs_system *systems,
+                         uint32_t count, const double *uniforms, uint32_t res, FILE *stream);
 
 /* ---- Names of published files ---- */
 

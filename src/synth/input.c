@@ -155,6 +155,9 @@ static enum status fill_systems(struct synth *synth)
         synth->classes[c].id = synth->rows[c].id;
     }
     ifs_uniforms(steps, synth->uniforms);
+    if (synth->min_lit > 0)
+        TRY(ifs_replace_dark(&synth->ifs, synth->systems, count, synth->uniforms, synth->res,
+                             synth->min_lit));
     return ifs_bank_open(&synth->ifs, synth->systems, count, synth->uniforms, synth->res, synth->points,
                          &synth->bank);
 }

@@ -203,7 +203,7 @@ static enum status choose_variant(struct maker *maker, const char *name, const s
 /* Rejects options that apply to timed runs only. */
 static enum status check_options(const struct source_request *request)
 {
-    static const char *const shows[] = {"png", "sheet", "npy", "write-classes"};
+    static const char *const shows[] = {"png", "sheet", "npy", "write-classes", "describe"};
     for (size_t i = 0; i < COUNT_OF(shows); i++)
         if (options_given(request->options, shows[i]))
             return status_option(STATUS_USAGE, shows[i],
