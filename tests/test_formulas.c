@@ -494,6 +494,8 @@ static enum status faulty_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
+#define FRACTALS "--formula fractaldb --class tests/data/fractaldb.csv --res 64 --batch 3"
+
 static void expect_wrong(const char *line, size_t image_at, size_t mask_at, uint64_t expected)
 {
     struct opened opened;
@@ -529,6 +531,9 @@ Test(formulas, verify_finds_one_wrong_pixel_and_one_wrong_class)
     expect_wrong(line, SIZE_MAX, SIZE_MAX, 0);
     expect_wrong(line, 4095, SIZE_MAX, 1);
     unlink(class_file);
+    expect_wrong(FRACTALS, SIZE_MAX, SIZE_MAX, 0);
+    expect_wrong(FRACTALS, 4095, SIZE_MAX, 1);
+    expect_wrong(FRACTALS " --draw points", 4095, SIZE_MAX, 1);
 }
 
 /* ---- Classes ---- */
@@ -667,11 +672,13 @@ Test(formulas, every_formula_is_described)
                       parameter->name);
             cr_expect(parameter->law != LAW_DIFFERENT || i > 0);
             cr_expect(parameter->law != LAW_EXPONENTIAL || formula->mean_key);
-            turns |= 1u << parameter->turn;
+            turns |= formula->family == FAMILY_LINES ? 1u << parameter->turn : 0;
             for (size_t k = 0; k < i; k++)
                 cr_expect_str_neq(parameter->name, formula->parameters[k].name);
         }
-        cr_expect_eq(turns, (1u << formula->parameter_count) - 1, "%s", formula->name);
+        if (formula->family == FAMILY_LINES) /* other classes are not drawn from ranges */
+            cr_expect_eq(turns, (1u << formula->parameter_count) - 1, "%s", formula->name);
+        cr_expect_eq(formula->family == FAMILY_IFS, formula->ifs != NULL, "%s", formula->name);
         const struct line_rules rules = line_rules_of((enum formula_id)f);
         cr_expect(rules.shapes >= 1 && rules.noise_factor > 0 && rules.background <= 255, "%s",
                   formula->name);
@@ -716,6 +723,12 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
     expect_usage("--preset rcdb-1k --random published --seed 3", "--seed has no effect on published images");
     expect_usage("--formula rcdb --class x.csv --random published", "drop --class");
     expect_usage("--preset rcdb-1k --preset-file x --classes 9 --random published", "drop --preset-file");
+    expect_usage("--formula rcdb --draw points", "--draw: the formula rcdb draws no fractals");
+    expect_usage("--formula fractaldb --classes 3 --random published", "add --draw points");
+    expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --res 12",
+                 "--res: 12 pixels per side");
+    expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --draw points --random published",
+                 "drop --class");
     expect_usage("--preset segrcbd --classes 3", "did you mean [segrcdb]?");
     expect_usage("--preset rcdb1k --classes 3", "did you mean [rcdb-1k]?");
 }
@@ -769,8 +782,10 @@ Test(formulas, the_page_lists_all_formulas)
         ADD("| `%s` | %s | %s | %u | %u |", formula->name, formula->summary,
             formula->targets == TARGET_MASK ? "mask" : "label", (unsigned)rules.background,
             (unsigned)rules.shapes);
-        for (size_t i = 0; i < formula->parameter_count; i++)
-            ADD("%s `%s`", i ? "," : "", formula->parameters[i].name);
+        const size_t count = formula->parameter_count;
+        for (size_t i = 0; i < count; i++)
+            if (count <= 16 || i < 2 || i == count - 1) /* long lists: the first two and the last */
+                ADD("%s `%s`", i == 0 ? "" : i > 1 && count > 16 ? " …" : ",", formula->parameters[i].name);
         if (formula->classes)
             ADD(" | %u |\n", (unsigned)formula->classes);
         else

@@ -81,4 +81,5 @@ const struct formula formula_fractaldb = {
     .check = ifs_check,
     .canvas = 362,
     .ifs = &rules,
+    .unpublished = "the script draws the bits of its patches with an unseeded generator",
 };

@@ -259,7 +259,7 @@ INLINED bool chunk_cells(struct group *group, int vectors, uint32_t count, uint3
     const wide zero = {0}, side = zero + (double)(res - 2 * IFS_PAD), pad = zero + (double)IFS_PAD;
     const wide limit = zero + (0.5 - IFS_NEAR);
     const wide_mask magnitude = (wide_mask){0} + INT64_MAX;
-    wide_mask farthest = {0};
+    wide_mask farthest[AXES][VECTORS] = {0}; /* several, so that no comparison waits for another */
     for (uint32_t i = 0; i < count; i++) {
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) {
@@ -273,14 +273,17 @@ INLINED bool chunk_cells(struct group *group, int vectors, uint32_t count, uint3
                 cell[axis] = __builtin_convertvector(place, narrow);
                 const wide fraction = place - __builtin_convertvector(cell[axis], wide);
                 const wide_mask bits = (wide_mask)(fraction - 0.5) & magnitude;
-                farthest = (bits & (bits > farthest)) | (farthest & ~(bits > farthest));
+                const wide_mask farther = bits > farthest[axis][v];
+                farthest[axis][v] = (bits & farther) | (farthest[axis][v] & ~farther);
             }
             group->cells[i][v] = cell[Y] * (int32_t)res + cell[X];
         }
     }
     bool far = true;
-    for (int lane = 0; lane < LANES; lane++)
-        far = far && farthest[lane] < ((wide_mask)limit)[lane];
+    for (int axis = 0; axis < AXES; axis++)
+        for (int v = 0; v < vectors; v++)
+            for (int lane = 0; lane < LANES; lane++)
+                far = far && farthest[axis][v][lane] < ((wide_mask)limit)[lane];
     return far;
 }
 

@@ -27,10 +27,8 @@ static enum status choose_published(struct synth *synth, const struct published_
                           wish->listed ? OPTION_OR_FIELD("--class", "the list of classes")
                                        : OPTION_OR_FIELD("--preset-file", "preset_file"));
     if (formula->family == FAMILY_IFS && !synth->points)
-        return status_set(STATUS_USAGE,
-                          "%s published draws only the points of fractals: the script draws the bits of "
-                          "patches with an unseeded generator; %s",
-                          OPTION_OR_FIELD("--random", "random:"),
+        return status_set(STATUS_USAGE, "%s published draws only the points of fractals: %s; %s",
+                          OPTION_OR_FIELD("--random", "random:"), formula->unpublished,
                           OPTION_OR_FIELD("add --draw points", "set draw to points"));
     if (formula->family != FAMILY_IFS && !formula->published)
         return status_set(STATUS_USAGE,
