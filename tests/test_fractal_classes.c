@@ -365,13 +365,14 @@ Test(fractal_files, dark_weights_are_described_and_replaced)
 {
     static const char describe[] = "$P --preset fractaldb-1k --classes 6 --describe";
     EXPECT_PRINTS(0, "25 orbits per class of 200000 points, 4 flips, 362 x 362 pixels", describe);
-    EXPECT_OUT("orbits that overflow: 5 (3.3 %), of 3 classes");
-    EXPECT_PRINTS(0, "less than 1 % set pixels: 0 (0.0 %)", "%s --min-lit 0.01", describe);
-    EXPECT_OUT("orbits that overflow: 0 (0.0 %), of 0 classes");
+    EXPECT_OUT("overflow: 5 orbits (3.3 %), of 3 classes", "occupied cells: mean 21.3 %",
+               "below 1 %: 13 orbits");
+    EXPECT_PRINTS(0, "below 1 %: 0 orbits (0.0 %)", "%s --min-lit 0.01", describe);
+    EXPECT_OUT("overflow: 0 orbits (0.0 %), of 0 classes");
     EXPECT_PRINTS(0, "1 orbits per class of 100000 points, 1 flips, 512 x 512",
                   "$P --preset 1p-frac --describe "
                   "--classes 20");
-    EXPECT_OUT("less than 5 % set pixels: 0 (0.0 %)");
+    EXPECT_OUT("below 5 %: 0 orbits (0.0 %)");
     /* Class 0 with weight 4, which overflows. The oracle draws it by the definition. */
 #define DRAW "$P --verify --preset fractaldb-1k --classes 1 --batch 1 --max-time 0 --instance 16 --variant "
     EXPECT(0,

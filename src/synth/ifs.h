@@ -303,9 +303,14 @@ enum status ifs_bank_need(struct ifs_bank *bank, const uint64_t *orbits, size_t 
 /* Returns the map of an orbit for which ifs_bank_need() has returned STATUS_OK. */
 const uint8_t *ifs_bank_map(const struct ifs_bank *bank, uint64_t orbit);
 
-/* Returns whether a coordinate of an orbit becomes NaN, so that its last points are not drawn. For an orbit
- * for which ifs_bank_need() has returned STATUS_OK. */
-bool ifs_bank_overflows(const struct ifs_bank *bank, uint64_t orbit);
+/* Facts of an orbit. */
+struct ifs_orbit {
+    uint32_t cells; /* occupied cells */
+    bool overflows; /* a coordinate becomes NaN, so that the last points are not drawn */
+};
+
+/* Returns the facts of an orbit for which ifs_bank_need() has returned STATUS_OK. */
+struct ifs_orbit ifs_bank_orbit(const struct ifs_bank *bank, uint64_t orbit);
 
 /* What the bank has: number of orbits, their bytes, and the time of computing them in seconds. */
 struct ifs_bank_facts {

@@ -176,8 +176,10 @@ static void look_at_orbit(void *context, uint64_t task, int thread)
     (void)thread;
     for (size_t i = 0; i < bytes; i++)
         owned += (uint32_t)((owners[i] & 15) != IFS_NO_OWNER) + (owners[i] >> 4 != IFS_NO_OWNER);
-    const double share = owned / ((double)looking->res * looking->res) * 256 / 511;
-    looking->looks[task] = (struct ifs_look){(float)share, ifs_bank_overflows(looking->bank, task)};
+    const struct ifs_orbit orbit = ifs_bank_orbit(looking->bank, task);
+    const double pixels = (double)looking->res * looking->res;
+    looking->looks[task] = (struct ifs_look){(float)(orbit.cells / pixels),
+                                             (float)(owned / pixels * 256 / 511), orbit.overflows};
 }
 
 /* Computes what the orbits look like, all of which fit in memory. */
@@ -232,40 +234,56 @@ enum status ifs_replace_dark(const struct ifs_rules *rules, struct ifs_system *s
     return STATUS_OK;
 }
 
-static int compare_looks(const void *a, const void *b)
+static int compare_shares(const void *a, const void *b)
 {
-    const struct ifs_look *first = a, *second = b;
-    return (first->lit > second->lit) - (first->lit < second->lit);
+    const float first = *(const float *)a, second = *(const float *)b;
+    return (first > second) - (first < second);
 }
 
-static void print_looks(const struct ifs_rules *rules, struct ifs_look *looks, uint32_t count, FILE *stream)
+/* Prints the distribution of a share of pixels, and sorts it. */
+static void print_shares(const char *what, float *shares, size_t count, FILE *stream)
 {
     static const double darks[] = {0.001, 0.01, 0.05, 0.2};
+    double sum = 0;
+    size_t below = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (double)shares[i];
+    qsort(shares, count, sizeof *shares, compare_shares);
+    fprintf(stream, "%s: mean %.1f %%, quartiles %.1f %%, %.1f %%, %.1f %%\n", what,
+            100 * sum / (double)count, 100 * (double)shares[count / 4], 100 * (double)shares[count / 2],
+            100 * (double)shares[count - 1 - count / 4]);
+    for (size_t i = 0; i < COUNT_OF(darks); i++) {
+        while (below < count && (double)shares[below] < darks[i])
+            below++;
+        fprintf(stream, "  below %g %%: %zu orbits (%.1f %%)\n", 100 * darks[i], below,
+                100.0 * (double)below / (double)count);
+    }
+}
+
+static enum status print_looks(const struct ifs_rules *rules, const struct ifs_look *looks, uint32_t count,
+                               FILE *stream)
+{
     const uint32_t orbits = ifs_orbits(rules);
     const size_t all = (size_t)count * orbits;
-    size_t overflows = 0, classes = 0, below = 0;
-    double sum = 0;
+    size_t overflows = 0, classes = 0;
+    FREED float *shares = malloc(2 * all * sizeof *shares);
+    TRY(ALLOCATED(shares, "out of memory for the orbits of %u classes", (unsigned)count));
     for (uint32_t c = 0; c < count; c++) {
         size_t of_class = 0;
         for (uint32_t w = 0; w < orbits; w++) {
-            of_class += looks[(size_t)c * orbits + w].overflows;
-            sum += (double)looks[(size_t)c * orbits + w].lit;
+            const size_t i = (size_t)c * orbits + w;
+            of_class += looks[i].overflows;
+            shares[i] = looks[i].fill;
+            shares[all + i] = looks[i].lit;
         }
         overflows += of_class;
         classes += of_class > 0;
     }
-    fprintf(stream, "orbits that overflow: %zu (%.1f %%), of %zu classes\n", overflows,
+    fprintf(stream, "overflow: %zu orbits (%.1f %%), of %zu classes\n", overflows,
             100.0 * (double)overflows / (double)all, classes);
-    qsort(looks, all, sizeof *looks, compare_looks);
-    fprintf(stream, "set pixels of an image of patches: mean %.1f %%, quartiles %.1f %%, %.1f %%, %.1f %%\n",
-            100 * sum / (double)all, 100 * (double)looks[all / 4].lit, 100 * (double)looks[all / 2].lit,
-            100 * (double)looks[all - 1 - all / 4].lit);
-    for (size_t i = 0; i < COUNT_OF(darks); i++) {
-        while (below < all && (double)looks[below].lit < darks[i])
-            below++;
-        fprintf(stream, "orbits with less than %g %% set pixels: %zu (%.1f %%)\n", 100 * darks[i], below,
-                100.0 * (double)below / (double)all);
-    }
+    print_shares("occupied cells", shares, all, stream);
+    print_shares("set pixels of patches", shares + all, all, stream);
+    return STATUS_OK;
 }
 
 enum status ifs_describe(const char *name, const struct ifs_rules *rules, const struct ifs_system *systems,
@@ -283,8 +301,7 @@ enum status ifs_describe(const char *name, const struct ifs_rules *rules, const 
             "pixels\n",
             name, (unsigned)count, (double)maps / count, (unsigned)orbits, (unsigned)rules->points,
             (unsigned)rules->flips, (unsigned)res, (unsigned)res);
-    print_looks(rules, looks, count, stream);
-    return STATUS_OK;
+    return print_looks(rules, looks, count, stream);
 }
 
 /* ---- 1p-frac ---- */

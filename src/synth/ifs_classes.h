@@ -102,8 +102,9 @@ enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, st
 
 /* What an orbit looks like. */
 struct ifs_look {
+    float fill;     /* share of the cells that are occupied */
     float lit;      /* expected share of set pixels in an image of patches */
-    bool overflows; /* ifs_bank_overflows() */
+    bool overflows; /* of struct ifs_orbit */
 };
 
 /* Computes all orbits of `count` systems on canvases of `res` pixels per side, and writes what they look
