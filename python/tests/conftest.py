@@ -68,10 +68,10 @@ def program(tmp_path: pathlib.Path) -> Any:
 
     def run(generator: fdsl.Generator) -> tuple[bytes, bytes]:
         config = generator.config
-        words = f"--variant naive --batch {COUNT} --classes {config['classes']} --res {config['res']} --npy x.npy"
+        words = f"--variant naive --batch {COUNT} --classes {config['classes']} --res {config['res'] or 512} --npy x.npy"
         for name in ("channels", "layout", "fit", "formula", "seed"):
             words += f" --{name} {config[name]}"
-        words += f" --out-res {config['out_res'] or config['res']}"
+        words += f" --out-res {config['out_res'] or config['res'] or 512}"
         short = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}[config["dtype"]]
         words += f" --dtype {short}"
         if short != "u8":

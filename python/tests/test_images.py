@@ -201,5 +201,31 @@ def test_masks_and_class_tables() -> None:
             fdsl.Generator(**words)
 
 
+def test_fractals() -> None:
+    words: dict[str, Any] = {"formula": "fractaldb", "class_file": "tests/data/fractaldb.csv", "batch": 12}
+    drawn = {}
+    for draw in ("patches", "points"):
+        with fdsl.Generator(**words, draw=draw, generator="naive") as g, fdsl.Generator(**words, draw=draw, threads=2) as fast:
+            assert g.shape == (1, 362, 362) and g.class_table.names[1] == "a1" and g.class_table.ids == [0, 1, 7]
+            images, labels = g.generate(0, 12)
+            drawn[draw], table = content(images), g.class_table
+            assert content(fast.generate(0, 12)[0]) == drawn[draw] and labels.numpy().tolist() == [0, 1, 7] * 4
+            assert set(drawn[draw]) == {0, 127}
+    assert drawn["points"] != drawn["patches"]
+    with fdsl.Generator(class_table=table, res=64, batch=4, seed=3) as other:
+        assert other.shape == (1, 64, 64) and other.config["res"] == 64
+        wanted = content(other.generate(0, 4)[0])
+    images_of = fdsl.Images(count=4, class_table=table, res=64, seed=3)
+    with fdsl.Loader(images_of, 4, shuffle=False) as loader:
+        assert content(next(iter(loader))[0]) == wanted
+    for wrong, message in (
+        ({"formula": "rcdb", "draw": "points"}, "draw: the formula rcdb draws no fractals"),
+        ({**words, "res": 12}, "res: 12 pixels per side are too few"),
+        ({**words, "draw": "squares"}, "draw: 'squares' is unknown"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fdsl.Generator(**wrong)
+
+
 def segrcdb() -> fdsl.Generator:
     return fdsl.Generator(preset="segrcdb", classes=5, res=64, out_res=31, batch=4)
