@@ -78,7 +78,8 @@ static const struct option_spec options[] = {
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
      .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
-             "fractaldb*, ofdb* and 1p-frac imply the formula; the others are drawn with uji, unless --formula visualatom is given. uji, "
+             "fractaldb*, ofdb* and 1p-frac imply the formula; the others are drawn with uji, unless "
+             "--formula visualatom is given. uji, "
              "visualatom, lowercompute, "
              "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
              "sampled at random; paper-1000, "
