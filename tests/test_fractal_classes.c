@@ -35,7 +35,7 @@ static struct class_row *rows_of(uint32_t count)
 
 /* ---- Search and built-in lists ---- */
 
-/* The hash of the 1000 published files, one after the other. */
+/* The hash of the bytes of the 1000 published files, consecutively. */
 #define PUBLISHED_HASH UINT64_C(0x2a6e8d65fefc0c00)
 
 Test(fractal_classes, the_built_in_classes_give_the_bytes_of_the_published_files)
