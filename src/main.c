@@ -55,22 +55,22 @@ static enum status run_command(const struct command *command, int argc, char *ar
     return command->run(argc, argv);
 }
 
-/* Writes the file of workload->alone. */
-static enum status write_alone(struct settings *settings)
+/* Writes the file or the report of a member of workload->alone. */
+static enum status write_alone(struct settings *settings, const struct workload_alone *alone)
 {
     const struct workload *workload = settings->workload;
     const struct partition partition = {.ranks = 1};
     void *input = NULL;
     enum status status = workload->open(&settings->options, settings->parameters, &partition, &input);
     if (status == STATUS_OK)
-        status = workload->alone.write(input);
+        status = alone->write(input);
     if (input)
         workload->close(input);
     return status;
 }
 
-/* Performs --help, --version, --list, --columns, --env, --verify-set or a file of workload->alone. These need
- * no variant and no other ranks. */
+/* Performs --help, --version, --list, --columns, --env, --verify-set or a member of workload->alone. These
+ * need no variant and no other ranks. */
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
@@ -83,8 +83,9 @@ static enum status inform(struct settings *settings)
     }
     if (settings->verify_set)
         return verify_set_run(settings->verify_set);
-    if (settings_write_alone(settings))
-        return write_alone(settings);
+    const struct workload_alone *alone = settings_alone(settings);
+    if (alone)
+        return write_alone(settings, alone);
     if (settings->columns)
         return columns_print(settings->workload_name || settings->variant_names ? settings->workload : NULL,
                              settings->format);

@@ -37,7 +37,7 @@
 static const char header[] =
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,"
     "ranks_per_device,"
-    "batch,res,vertices,orbits,formula,random,seed,instance,classes,preset,preset_file,class,"
+    "batch,res,vertices,orbits,formula,draw,min_lit,random,seed,instance,classes,preset,preset_file,class,"
     "noise,line_width,radius,oval_x,oval_y,freq1,freq2,dtype,channels,layout,out_res,fit,mean,std,"
     "compute,"
     "warmups,samples,settled,median_error,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_"
@@ -46,7 +46,7 @@ static const char header[] =
     "time_cv,outliers,throttled,sm_clock_mhz,memory_clock_mhz,energy_j_per_item,instruction_set,speedup,"
     "baseline,"
     "imbalance,efficiency,"
-    "timed_stages,noise_s,vertices_s,painting_s,digest,compute_ms,steps,stall_share,first_batch_s,step_s,"
+    "timed_stages,noise_s,vertices_s,painting_s,bank_bytes,bank_s,digest,compute_ms,steps,stall_share,first_batch_s,step_s,"
     "busy_share,"
     "slowdown,"
     "bus_share,bus_slowdown,"

@@ -116,7 +116,7 @@ static void free_copy(struct copy *copy)
 
 static enum status verify(int s)
 {
-    return verify_published("copy", formulas[ids[s]], &sets[s], 2);
+    return verify_published("copy", formulas[ids[s]], &sets[s], false, 2);
 }
 
 static void check_set(int s)
@@ -267,7 +267,7 @@ Test(verify_published, a_folder_without_files_of_the_set_is_a_mistake)
     struct copy copy;
     make_copy(0, &copy);
     cr_assert_eq(system("mkdir empty"), 0);
-    cr_assert_eq(verify_published("empty", formulas[ids[0]], &sets[0], 1), STATUS_USAGE);
+    cr_assert_eq(verify_published("empty", formulas[ids[0]], &sets[0], false, 1), STATUS_USAGE);
     cr_assert(strstr(status_text(), "contains no file of rcdb"), "%s", status_text());
     free_copy(&copy);
 }
@@ -286,7 +286,7 @@ Test(verify_published, the_command_explains_what_is_missing)
                  {"--preset rcdb-1k", 2, "needs a folder"},
                  {"/dev/null --preset rcdb-1k", 2, "is not a folder"},
                  {"/tmp", 2, "--preset is missing"},
-                 {"/tmp --preset fractaldb-1k", 2, "is not a published set whose images can be drawn again"}};
+                 {"/tmp --preset 1p-frac", 2, "is not a published set whose images can be drawn again"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char text[4096] = "";
         snprintf(command, sizeof command, "%s verify-published %s 2>&1", program, cases[i].arguments);

@@ -12,6 +12,7 @@ GPU. A Loader delivers batches of data sets, on either: class folders (Folder), 
 fdsl.torch.Loader is the same for PyTorch. Importing needs neither NumPy nor PyTorch, starts no thread and does not use CUDA.
 """
 
+from . import classes, search
 from ._array import Array
 from ._embeddings import Embeddings
 from ._generator import Class, ClassTable, Generator
@@ -23,6 +24,6 @@ from ._stream import CenterCrop, CutMix, Folder, Loader, MixUp, RandAugment, Ran
 
 __all__ = [
     "Array", "CenterCrop", "Class", "ClassTable", "CutMix", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "MixUp",
-    "Monitor", "RandAugment", "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "cuda_devices",
-    "library_path",
+    "Monitor", "RandAugment", "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "classes", "cuda_devices",
+    "library_path", "search",
 ]  # fmt: skip

@@ -68,13 +68,16 @@ class Generator:
     preset        "uji", "visualatom", "lowercompute", "paper-1000", "lowercompute-1000", "rcdb" or "segrcdb"; None: the
                   preset with the name of the formula
     preset_file   path of an INI file with other presets
-    class_file    path of a CSV file with the classes, instead of a preset
+    class_file    path of a CSV file with the classes, or of the class files of a published script (a folder, or one file),
+                  instead of a preset. With formula="fractaldb", a preset then says how the classes are drawn
     class_list    sequence of Class, instead of a preset
     class_table   a ClassTable, instead of a preset
     formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb", "segrcdb" or "fractaldb";
                   "auto": that which the preset implies, else "uji", also for the preset "visualatom"
     random        "philox", or "published": the random numbers of a published set, which the preset names
     draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
+    min_lit       replaces weights of fractal classes whose images have a smaller expected share of set pixels, such as 0.01,
+                  by the unweighted class; 0: none
     seed          seed of all images, 0 to 2^64 - 1
     res           side of the drawn image in pixels, 1 to 16384; None: that of the formula or of the preset, such as 512
     out_res       side of the image that is returned, in pixels; None: res
@@ -123,6 +126,7 @@ class Generator:
         formula: str = "auto",
         random: str = "philox",
         draw: str = "auto",
+        min_lit: float = 0,
         seed: int = 0,
         res: Optional[int] = None,
         out_res: Optional[int] = None,
@@ -286,10 +290,11 @@ class Generator:
         config = self.config
         if config["class_file"] is not None or config["preset_file"] is not None:  # may be missing elsewhere
             table = self.class_table
+            rules = None if config["preset_file"] is not None else config["preset"]  # says how fractals are drawn
             if table.formula in ("uji", "visualatom"):
-                config.update(class_file=None, preset_file=None, preset=None, class_list=self.classes)
+                config.update(class_file=None, preset_file=None, preset=rules, class_list=self.classes)
             else:
-                config.update(class_file=None, preset_file=None, preset=None, class_table=table)
+                config.update(class_file=None, preset_file=None, preset=rules, class_table=table)
         return _reopen, (config,)
 
     # ---- Images ----
@@ -580,7 +585,7 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
 
 def configured(
     classes: Any = None, *, preset: Any = None, preset_file: Any = None, class_file: Any = None, class_list: Any = None,
-    class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
+    class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", min_lit: Any = 0, seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
     channels: Any = 1, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
     threads: Any = None, batch: Any = 256,
 ) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
@@ -590,13 +595,15 @@ def configured(
     for name, text in ("formula", formula), ("random", random), ("draw", draw), ("fit", fit), ("layout", layout), ("generator", generator):
         setattr(c, name, _text(name, text))
     c.batch = integer("batch", batch, 1, _BATCH_MAX)
+    c.min_lit = _share("min_lit", min_lit)
     c.res = 0 if res is None else integer("res", res, 1, _RES_MAX)
     c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _RES_MAX)
     c.seed, c.device = integer("seed", seed, 0, _U64), _device(device)
     c.threads = 0 if threads is None else integer("threads", threads, 1, _THREADS_MAX)
     c.classes = 0 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
     for name, value in ("preset", preset), ("preset_file", preset_file):
-        if value is not None and (class_list is not None or class_file is not None or class_table is not None):
+        listed = class_list is not None or class_file is not None or class_table is not None
+        if value is not None and listed and not (name == "preset" and formula == "fractaldb"):
             raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
     c.preset = None if preset is None else _text("preset", preset)
     c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
@@ -617,10 +624,17 @@ def configured(
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
     return c, {
         "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
+        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "min_lit": c.min_lit, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
         "dtype": _NAMES[c.dtype.decode()], "channels": c.channels, "layout": layout, "mean": mean, "std": std,
         "generator": generator, "device": device, "threads": threads, "batch": c.batch,
     }  # fmt: skip
+
+
+def _share(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name}: it must be a number") from None
 
 
 def _table_struct(table: Any) -> ClassTableStruct:

@@ -59,6 +59,7 @@ class ConfigStruct(ctypes.Structure):
         ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("generator", c_char_p), ("device", c_int), ("threads", c_int), ("batch", c_uint32),
         ("class_table", POINTER(ClassTableStruct)), ("random", c_char_p), ("draw", c_char_p),
+        ("min_lit", c_double),
     ]  # fmt: skip
 
 
@@ -196,6 +197,8 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_describe": (c_int, [c_void_p, POINTER(LayoutStruct)]),
     "fdsl_classes": (c_uint32, [c_void_p, POINTER(ClassStruct), c_uint32]),
     "fdsl_get_classes": (c_int, [c_void_p, POINTER(ClassTableStruct)]),
+    "fdsl_search_fractals": (c_int, [c_uint32, c_double, c_uint32, c_int, POINTER(c_double), c_uint32]),
+    "fdsl_write_classes": (c_int, [POINTER(ClassTableStruct), c_char_p, c_int]),
     "fdsl_memory_bytes": (c_uint64, [c_void_p]),
     "fdsl_generate": (c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
     "fdsl_generate_list": (c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p]),

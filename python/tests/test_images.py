@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import itertools
+import pathlib
 import pickle
 import struct
 from typing import Any
@@ -229,3 +230,49 @@ def test_fractals() -> None:
 
 def segrcdb() -> fdsl.Generator:
     return fdsl.Generator(preset="segrcdb", classes=5, res=64, out_res=31, batch=4)
+
+
+def test_classes_of_fractals_are_searched_and_survive_files(tmp_path: pathlib.Path) -> None:
+    table = fdsl.search.fractaldb(6, threads=2)
+    assert table == fdsl.search.fractaldb(6, threads=1) and table.formula == "fractaldb"
+    assert table != fdsl.search.fractaldb(6, seed=2, threshold=0.15)
+    with fdsl.Generator(preset="fractaldb-1k", classes=6, batch=6) as g:
+        assert g.class_table == table and g.shape == (1, 362, 362)
+        images = content(g.generate(0, 6)[0])
+        dark = content(g.generate(16 * 6, 6)[0])  # weight 4, with which class 0 overflows
+    fdsl.classes.save(table, tmp_path / "list.csv")
+    fdsl.classes.save(table, tmp_path / "param", published=True)
+    assert (tmp_path / "param" / "00005.csv").read_bytes().count(b"\n") == table.values[5][0]
+    for path in tmp_path / "list.csv", tmp_path / "param":
+        assert fdsl.classes.load(path, formula="fractaldb") == table
+    with fdsl.Generator(preset="ofdb-1k", classes=6, batch=6) as g:
+        ofdb = content(g.generate(0, 6)[0])
+    file = {"class_file": tmp_path / "param", "formula": "fractaldb", "batch": 6}
+    with fdsl.Generator(**file) as g, fdsl.Generator(**file, preset="ofdb-1k") as h:
+        assert content(g.generate(0, 6)[0]) == images and content(h.generate(6 * 4, 6)[0]) != images
+        assert content(h.generate(0, 6)[0]) == ofdb
+        with pickle.loads(pickle.dumps(h)) as again:
+            assert content(again.generate(24, 6)[0]) == content(h.generate(24, 6)[0])
+    with fdsl.Generator(class_table=table, min_lit=0.01, batch=6) as g:
+        assert content(g.generate(0, 6)[0]) == images and content(g.generate(16 * 6, 6)[0]) != dark
+    with fdsl.Generator(preset="1p-frac", classes=3, batch=3) as g:
+        assert g.shape == (1, 512, 512) and g.generate(0, 3)[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fdsl.search.fractaldb(0), "n: 0 is out of range"),
+        (lambda: fdsl.search.fractaldb(1, seed=1 << 32), "seed: 4294967296 is out of range"),
+        (lambda: fdsl.search.fractaldb(1, threshold=0.5), "threshold 0.5 is not in 0.01 .. 0.35"),
+        (lambda: fdsl.search.fractaldb(1, threshold=float("nan")), "threshold nan is not in"),
+        (lambda: fdsl.classes.load("/nonexistent", "fractaldb"), "/nonexistent"),
+        (lambda: fdsl.classes.save(fdsl.ClassTable("uj", (), [0], [()]), "x"), "its formula 'uj' is unknown"),
+        (lambda: fdsl.Generator(preset="fractaldb-1k", min_lit=0.6), "min_lit: 0.6 is out of range"),
+        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals"),
+        (lambda: fdsl.Generator(preset="1p-frac", classes=2, min_lit=0.1), "this set has none"),
+    ],
+)
+def test_wrong_classes_of_fractals_are_named(call: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()

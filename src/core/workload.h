@@ -120,12 +120,12 @@ struct workload {
      * `name` is the variant's name if several variants write output, else NULL. May be NULL. */
     enum status (*deliver)(const void *input, const char *name, const struct variant *variant, void *state);
 
-    /* An option whose file needs no variant: without --variant, the program only calls write() of the opened
-     * input, which writes the file. NULL: there is none. */
-    struct {
+    /* Options that need no variant: without --variant, the program only calls write() of the opened input for
+     * the first of them that is given, which writes a file or a report. NULL: there are no more. */
+    struct workload_alone {
         const char *option;
         enum status (*write)(const void *input);
-    } alone;
+    } alone[2];
 
     /* Checks in addition to verify(). */
     struct {

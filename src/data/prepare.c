@@ -32,16 +32,15 @@
 #ifdef _OPENMP
 #endif
 
-#define FOLDER_SAMPLES   1000                /* samples per folder, with --store files */
-#define SHARD_SAMPLES    10000               /* limit of samples per shard without --shards */
-#define SHARD_BYTES      (UINT64_C(1) << 30) /* approximate limit of bytes per shard without --shards */
-#define CHUNK_SAMPLES    256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
-#define CHUNK_BYTES      (UINT64_C(64) << 20)
-#define KEY_DIGITS       6 /* minimum number of digits of a key */
-#define BROKEN_TOLD      8 /* warnings about broken images per rank; further ones are only counted */
-#define DIGITS           4 /* minimum number of digits of a class folder that is named by its number */
-#define PUBLISHED_DIGITS 5 /* with --names published */
-#define SHARDS_MAX       1000000
+#define FOLDER_SAMPLES 1000                /* samples per folder, with --store files */
+#define SHARD_SAMPLES  10000               /* limit of samples per shard without --shards */
+#define SHARD_BYTES    (UINT64_C(1) << 30) /* approximate limit of bytes per shard without --shards */
+#define CHUNK_SAMPLES  256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
+#define CHUNK_BYTES    (UINT64_C(64) << 20)
+#define KEY_DIGITS     6 /* minimum number of digits of a key */
+#define BROKEN_TOLD    8 /* warnings about broken images per rank; further ones are only counted */
+#define DIGITS         4 /* minimum number of digits of a class folder that is named by its number */
+#define SHARDS_MAX     1000000
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
  * folders are stored inside a folder with this name; such programs then find this folder as the only
@@ -194,8 +193,8 @@ static enum status class_folders_name(const struct source_facts *source, const c
 {
     struct source_facts facts = *source;
     size_t size;
-    const int least = facts.published_names ? PUBLISHED_DIGITS : DIGITS;
     int digits = snprintf(NULL, 0, "%" PRIu64, folders->count ? folders->count - 1 : 0);
+    digits = facts.published_digits ? facts.published_digits : digits > DIGITS ? digits : DIGITS;
     for (uint32_t c = 0; facts.class_names && c < facts.class_count; c++)
         if (!is_printable(facts.class_names[c])) {
             status_warn("the name of class '%s' has a control character, so " CLASSES_NAME
@@ -213,7 +212,7 @@ static enum status class_folders_name(const struct source_facts *source, const c
     }
     for (uint64_t c = 0; c < folders->count; c++) {
         char number[32];
-        snprintf(number, sizeof number, "%0*" PRIu64, digits > least ? digits : least, c);
+        snprintf(number, sizeof number, "%0*" PRIu64, digits, c);
         folders->names[c] = strdup(fit ? facts.class_names[c] : number);
         TRY(ALLOCATED(folders->names[c], "out of memory for class folders"));
     }
@@ -565,7 +564,7 @@ static enum status open_job(struct job *job)
     job->classes.masks = job->facts.masks && job->folder.layout == INDEX_IMAGEFOLDER;
     if (job->folder.layout == INDEX_IMAGEFOLDER)
         TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));
-    else if (job->facts.published_names)
+    else if (job->facts.published_digits)
         return status_value(STATUS_USAGE, "names", "published", " needs --store imagefolder");
     TRY(class_folders_name(&job->facts, parameters->name, &job->classes));
     job->folder.class_folders = (const char *const *)job->classes.names;

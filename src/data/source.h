@@ -35,7 +35,7 @@ struct source_sample {
     size_t count;
     const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
     uint64_t class_folder; /* set by --prepare, for INDEX_IMAGEFOLDER */
-    char name[32];         /* for INDEX_IMAGEFOLDER: name of the file without its extension; "": its number */
+    char name[48];         /* for INDEX_IMAGEFOLDER: name of the file without its extension; "": its number */
     bool broken;           /* its image is broken, so it was copied unchanged instead of resized */
     bool
         in_folder; /* the label is the number of a class folder, which the source added as the member "cls" */
@@ -50,9 +50,9 @@ struct source_facts {
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
-    bool published_names;  /* files have the names of a published data set; class folders have five digits */
-    bool masks;            /* samples have the member "mask.png", and their label is 0 */
-    bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
+    int published_digits; /* digits of class folders, if files have the names of a published data set; or 0 */
+    bool masks;           /* samples have the member "mask.png", and their label is 0 */
+    bool class_folders;   /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
     uint32_t classes;               /* of generated images with labels 0 to N - 1: N; otherwise 0 */

@@ -22,6 +22,8 @@
 #include "synth/input.h"
 #include "machine/host.h"
 #include "synth/class.h"
+#include "synth/ifs_classes.h"
+#include "synth/published_files.h"
 
 struct fdsl_generator {
     struct generator *generator;
@@ -354,8 +356,7 @@ static enum status get_classes(const struct fdsl_config *config, uint32_t classe
     if (config->class_count)
         return status_set(STATUS_USAGE, "class_count: it is %u, but class_list is NULL", config->class_count);
     if (config->class_file) {
-        enum status status =
-            class_read_csv(config->class_file, formulas[synth->formula], &synth->rows, &count);
+        enum status status = class_read(config->class_file, formulas[synth->formula], &synth->rows, &count);
         synth->class_count = (uint32_t)count;
         return status == STATUS_OK ? status : status_prefix(status, "class_file");
     }
@@ -433,6 +434,10 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
     TRY(lib_find_name("formula", config->formula, names, &formula));
     TRY(lib_find_name("random", config->random, randoms, &random));
     TRY(lib_find_name("draw", config->draw, draws, &draw));
+    if (!(config->min_lit >= 0 && config->min_lit <= 0.5)) /* rejects NaN, too */
+        return status_set(STATUS_USAGE, "min_lit: %g is out of range; it must be 0 to 0.5", config->min_lit);
+    if (random && config->min_lit > 0)
+        return status_set(STATUS_USAGE, "min_lit: it changes the images of a published set; leave it at 0");
     if (random && config->seed)
         return status_set(STATUS_USAGE, "seed: it has no effect on published images; leave it at 0");
     TRY(lib_check_count("res", config->res, 0, SYNTH_RES_MAX));
@@ -451,6 +456,10 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
     TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
     synth->res = wish.res;
     synth->seed = config->seed;
+    synth->min_lit = config->min_lit;
+    if (synth->min_lit > 0 && !synth_is_ifs(synth))
+        return status_set(STATUS_USAGE, "min_lit: the formula %s draws no fractals; leave it at 0",
+                          formula_names[synth->formula]);
     synth->batch = synth->stride = config->batch;
     TRY(get_output(config, synth));
     TRY(get_classes(config, wish.classes ? wish.classes : CLASSES, synth));
@@ -832,6 +841,77 @@ enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator, struct
     enum status status = lib_check_size("table", table->size, sizeof *table);
     if (status == STATUS_OK)
         *table = generator->table;
+    return lib_relay(status);
+}
+
+/* The arguments of fdsl_search_fractals(). */
+struct fractal_search {
+    struct ifs_search wish;
+    struct ifs_found *found;
+};
+
+static enum status search_on_threads(void *context)
+{
+    struct fractal_search *search = context;
+    return ifs_search(&search->wish, search->found);
+}
+
+static enum status search_fractals(const struct ifs_search *wish, double *values)
+{
+    struct class_row row;
+    FREED struct ifs_found *found = malloc(wish->classes * sizeof *found);
+    TRY(ALLOCATED(found, "out of memory for %u classes", wish->classes));
+    TRY(lib_on_threads(wish->threads, search_on_threads, &(struct fractal_search){*wish, found}));
+    for (uint32_t c = 0; c < wish->classes; c++) {
+        ifs_row(&found[c].system, &row);
+        memcpy(values + (size_t)c * IFS_PARAMETERS, row.value, IFS_PARAMETERS * sizeof *values);
+    }
+    return STATUS_OK;
+}
+
+enum fdsl_status fdsl_search_fractals(uint32_t seed, double threshold, uint32_t count, int threads,
+                                      double *values, uint32_t parameters)
+{
+    struct ifs_search wish = {.seed = seed, .classes = count, .threshold = threshold, .quiet = true};
+    struct environment before;
+    if (!values || parameters != IFS_PARAMETERS)
+        return lib_invalid(values ? "parameters: it must be 50" : "values: it is NULL");
+    enum status status = lib_check_count("count", count, 1, CLASS_COUNT_MAX);
+    if (status == STATUS_OK)
+        status = lib_threads("threads", threads, &wish.threads);
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    status = lib_enter(&before);
+    if (status == STATUS_OK)
+        status = search_fractals(&wish, values);
+    lib_leave(&before);
+    return lib_relay(status);
+}
+
+static enum status write_classes(const struct fdsl_class_table *table, const char *path, bool published)
+{
+    const struct formula *formula = table->formula ? formula_of_preset(table->formula) : NULL;
+    struct synth synth = {.formula = formula ? formula->id : FORMULA_UJI};
+    if (!formula || strcmp(formula->name, table->formula) != 0)
+        return status_set(STATUS_USAGE, "table: its formula '%.80s' is unknown",
+                          table->formula ? table->formula : "NULL");
+    enum status status = copy_table(table, &synth);
+    if (status == STATUS_OK)
+        status = published ? published_files_write(path, formula, synth.rows, synth.class_count)
+                           : class_write_csv(path, formula, synth.rows, synth.class_count);
+    free(synth.rows);
+    return status;
+}
+
+enum fdsl_status fdsl_write_classes(const struct fdsl_class_table *table, const char *path, int published)
+{
+    if (!table || !path)
+        return lib_invalid(table ? "path: it is NULL" : "table: it is NULL");
+    struct environment before;
+    enum status status = lib_enter(&before);
+    if (status == STATUS_OK)
+        status = write_classes(table, path, published != 0);
+    lib_leave(&before);
     return lib_relay(status);
 }
 

@@ -102,10 +102,12 @@ struct fdsl_config {
                        * preset: 362 for FractalDB, 512 for most others */
     uint32_t classes; /* number of classes; 0 (default): 1000, or 254 for segrcdb. They are drawn at random
                        * from the preset's ranges; if the preset is a list, its first classes are used */
-    const char *preset; /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", or the lists "paper-1000"
-                           and "lowercompute-1000"; NULL (default): the preset with the name of the formula */
+    const char *preset;      /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", "fractaldb-1k",
+                                "fractaldb-10k", "ofdb-1k", "ofdb-21k", "1p-frac", or the lists "paper-1000"
+                                and "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
-    const char *class_file;  /* CSV file with the classes, instead of a preset; NULL (default): none */
+    const char *class_file;  /* CSV file with the classes, or class files of a published script (a folder of
+                                them, or one), instead of a preset; NULL (default): none */
     const struct fdsl_class *class_list; /* the classes, instead of a preset; NULL (default): none */
     uint32_t class_count;                /* number of entries in class_list; default 0 */
 
@@ -130,6 +132,8 @@ struct fdsl_config {
     const char *random; /* "philox" (default), or "published": the random numbers of a published set */
     const char *draw; /* of fractals: "patches", or "points", which are not random; "auto" (default): patches
                        * if the formula draws fractals */
+    double min_lit;   /* replaces weights of fractal classes whose images of patches have a smaller expected
+                       * share of set pixels by the unweighted class; 0 (default): none */
 };
 
 /* The memory layout of one image. The images of a batch are contiguous. */
@@ -191,6 +195,21 @@ FDSL_API uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fd
  * until the generator is closed. FDSL_INVALID if the library does not know table->size. */
 FDSL_API enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator,
                                            struct fdsl_class_table *table);
+
+/* Finds classes of FractalDB as its published script does: those among the candidates of NumPy's random
+ * numbers from seed `seed` whose orbits visit at least `threshold` (0.01 to 0.35) of 512 x 512 cells. Seed 1
+ * and threshold 0.2 give the published classes. Writes `count` rows of `parameters` = 50 values in the order
+ * of the parameters of the formula "fractaldb". `threads` as in struct fdsl_config; the result does not
+ * depend on it. 1000 classes take about 20 seconds of a core. FDSL_INVALID if an argument is not valid;
+ * FDSL_FAILED if too few candidates reach the threshold. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_search_fractals(uint32_t seed, double threshold, uint32_t count, int threads,
+                                               double *values, uint32_t parameters);
+
+/* Writes classes to a CSV file, which class_file can name, or if `published` is not 0, to a folder with one
+ * file per class, in the bytes that the published script of the formula writes. Replaces files. FDSL_INVALID
+ * if a class is not valid, or the formula has no published files. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_write_classes(const struct fdsl_class_table *table, const char *path,
+                                             int published);
 
 /* Returns the memory that the generator has allocated on its device, in bytes. On the CPU, this is an
  * estimate: canvases and labels. */

@@ -23,7 +23,7 @@ static uint64_t hash_images(const struct images *images)
         hash = checksum_seeded(&synth->points, sizeof synth->points, hash);
     }
     _Static_assert(sizeof *synth->classes == 40 &&
-                       sizeof *synth->systems == 8 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&
+                       sizeof *synth->systems == 16 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&
                        sizeof synth->ifs == 20,
                    "the parameters of a class have no gaps");
     size_t bytes;

@@ -325,18 +325,21 @@ bool settings_has_option(const char *name)
     return false;
 }
 
-bool settings_write_alone(const struct settings *settings)
+const struct workload_alone *settings_alone(const struct settings *settings)
 {
     const struct workload *workload = settings->workload;
-    return !settings->variant_names && !settings->table && !settings->prepare && !settings->command &&
-           workload && workload->alone.option && options_given(&settings->options, workload->alone.option);
+    const bool other = settings->variant_names || settings->table || settings->prepare || settings->command;
+    for (size_t i = 0; !other && workload && i < COUNT_OF(workload->alone); i++)
+        if (workload->alone[i].option && options_given(&settings->options, workload->alone[i].option))
+            return &workload->alone[i];
+    return NULL;
 }
 
 bool settings_informational(const struct settings *settings)
 {
     bool lists = settings->list && !settings->table; /* sweep_run() lists the rows of a table */
     return settings->help || settings->version || lists || settings->columns || settings->environment ||
-           settings->verify_set || settings_write_alone(settings);
+           settings->verify_set || settings_alone(settings);
 }
 
 /* Returns output file number `number`, counted in the order of the option tables, or NULL after the last one.
@@ -776,9 +779,10 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (prepares_beside_steps(settings, argc, argv))
         device_use_all_queues();
     TRY(choose_device(settings));
-    if (settings_write_alone(settings) && settings->axes.count > 0)
-        return status_option(STATUS_USAGE, settings->workload->alone.option,
-                             " writes one file; give single values instead of lists and ranges");
+    const struct workload_alone *alone = settings_alone(settings);
+    if (alone && settings->axes.count > 0)
+        return status_option(STATUS_USAGE, alone->option,
+                             " writes one file or report; give single values instead of lists and ranges");
     return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }
 

@@ -90,8 +90,9 @@ const char *settings_scaling(const struct settings *settings);
  * --verify-set. */
 bool settings_informational(const struct settings *settings);
 
-/* Returns whether the options only request a file that needs no variant (workload->alone). */
-bool settings_write_alone(const struct settings *settings);
+/* Returns the member of workload->alone that the options request, which need no variant; NULL: none. */
+struct workload_alone;
+const struct workload_alone *settings_alone(const struct settings *settings);
 
 /* Returns whether an option of the workload has an effect on at least one of settings->variants. */
 bool settings_uses(const struct settings *settings, const char *option);

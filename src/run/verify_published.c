@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,12 +12,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/file.h"
 #include "core/options.h"
 #include "core/parallel.h"
 #include "core/text.h"
 #include "data/image.h"
 #include "machine/host.h"
+#include "synth/ifs_classes.h"
 #include "synth/lines.h"
 #include "synth/published_files.h"
 
@@ -24,14 +27,23 @@
 
 struct verify_options {
     const char *preset;
+    int draw; /* 1: points */
     uint64_t threads;
     bool help;
 };
 
+static const char *const draws[] = {"patches", "points", NULL};
+
 #define AT(field) offsetof(struct verify_options, field)
 static const struct option_spec specs[] = {
     {"preset", "SET", OPTION_TEXT, AT(preset),
-     .help = "the published set: rcdb-1k, rcdb-21k, segrcdb or visualatom-script-1k"},
+     .help = "the published set: rcdb-1k, rcdb-21k, segrcdb, visualatom-script-1k, fractaldb-1k, "
+             "fractaldb-10k, ofdb-1k or ofdb-21k"},
+    {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws,
+     .help =
+         "what the images of a fractal set show. points: compared pixel by pixel; patches: their bits are "
+         "random, so the pixels that they can cover and the share of set bits are compared. WHAT is one "
+         "of"},
     {"threads", "N", OPTION_COUNT, AT(threads), .fallback = "0", .maximum = THREADS_MAX,
      .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
@@ -51,10 +63,13 @@ static void print_help(void)
          "  rcdb-1k, rcdb-21k     image/CLASS/CLASS_INSTANCE.png, param/CLASS.csv\n"
          "  segrcdb               image/NUMBER.png, mask/NUMBER.png, param/CLASS.csv\n"
          "  visualatom-script-1k  CLASS/vertex_VERTICES_instance_INSTANCE.png, param/CLASS.csv\n"
+         "  fractaldb-*, ofdb-*   CLASS/CLASS_WEIGHT_count_COUNT_flipFLIP.png; CLASS.csv, also in param/\n"
+         "                        or csv0/ to csv39/\n"
          "\n"
          "examples:\n"
          "  fdsl-bench verify-published dataset/rcdb --preset rcdb-1k\n"
          "  fdsl-bench verify-published SegRCDB-dataset --preset segrcdb --threads 4\n"
+         "  fdsl-bench verify-published FractalDB-1k --preset fractaldb-1k\n"
          "\n"
          "options:");
     options_help(stdout, specs, COUNT_OF(specs), NULL);
@@ -74,7 +89,14 @@ struct verification {
     const char *folder;
     const struct formula *formula;
     const struct published_set *set;
-    struct published *published;
+    struct published *published;   /* NULL for fractals */
+    const struct ifs_rules *rules; /* of fractals; NULL: not fractals */
+    bool points;                   /* of fractals: not patches */
+    struct class_row *rows;        /* of fractals: all classes */
+    struct ifs_bank *bank;         /* of fractals: orbits of the classes that are being compared */
+    struct shown *shown;           /* of fractals: their files */
+    size_t shown_count;
+    uint32_t shown_class; /* index of the first of these classes */
     int threads;
     struct worker *workers;
     pthread_mutex_t lock; /* of the fields below */
@@ -123,16 +145,12 @@ static void count_foreign(struct verification *verification, const char *path)
 
 /* Compares a decoded image with ours; every channel has our grays. Returns whether they are equal, else
  * writes the reason. */
-static bool compare_pixels(const struct image *image, const uint8_t *ours, char *reason, size_t size)
+static bool compare_pixels(const struct image *image, const uint8_t *ours, uint32_t res, char *reason,
+                           size_t size)
 {
     uint64_t wrong = 0, first = 0;
     unsigned value = 0; /* of the first wrong pixel */
-    if (image->width != PUBLISHED_RES || image->height != PUBLISHED_RES || image->type != DTYPE_U8) {
-        snprintf(reason, size, "it has %u x %u pixels instead of %d x %d", image->width, image->height,
-                 PUBLISHED_RES, PUBLISHED_RES);
-        return false;
-    }
-    size_t plane = (size_t)PUBLISHED_RES * PUBLISHED_RES;
+    size_t plane = (size_t)res * res;
     size_t pixel_step = image->interleaved ? image->channels : 1,
            channel_step = image->interleaved ? 1 : plane;
     for (size_t i = 0; i < plane; i++)
@@ -145,9 +163,40 @@ static bool compare_pixels(const struct image *image, const uint8_t *ours, char 
             }
     if (wrong > 0)
         snprintf(reason, size, "%llu pixels differ; the first is pixel (%llu, %llu): %u instead of %u",
-                 (unsigned long long)wrong, (unsigned long long)(first % PUBLISHED_RES),
-                 (unsigned long long)(first / PUBLISHED_RES), value, ours[first]);
+                 (unsigned long long)wrong, (unsigned long long)(first % res),
+                 (unsigned long long)(first / res), value, ours[first]);
     return wrong == 0;
+}
+
+/* Compares a decoded image of patches with the pixels that they can cover: 1 in `covered`. Each of these
+ * shows a bit, which is 1 with probability 256 / 511. The bits of different patches are independent, and
+ * those of one patch nearly so: the share of ones may be six standard deviations from its mean. */
+static bool compare_patches(const struct image *image, const uint8_t *covered, uint32_t res, char *reason,
+                            size_t size)
+{
+    const size_t plane = (size_t)res * res, step = image->interleaved ? image->channels : 1;
+    size_t pixels = 0, ones = 0;
+    for (size_t i = 0; i < plane; i++) {
+        const uint8_t value = image->pixels[i * step];
+        for (size_t c = 1; c < image->channels; c++)
+            if (image->pixels[i * step + c * (image->interleaved ? 1 : plane)] != value) {
+                snprintf(reason, size, "pixel (%zu, %zu) is not gray", i % res, i / res);
+                return false;
+            }
+        if (value != 0 && (value != IFS_GRAY || !covered[i])) {
+            snprintf(reason, size, "pixel (%zu, %zu) is %u, but %s", i % res, i / res, value,
+                     covered[i] ? "patches have the gray 127" : "no patch covers it");
+            return false;
+        }
+        pixels += covered[i];
+        ones += value != 0;
+    }
+    const double mean = (double)pixels * 256 / 511;
+    if (fabs((double)ones - mean) <= 6 * 0.5 * sqrt((double)pixels))
+        return true;
+    snprintf(reason, size, "%.2f %% of the %zu pixels that patches cover are set, instead of 50.1 %%",
+             100.0 * (double)ones / (double)pixels, pixels);
+    return false;
 }
 
 /* Returns what is wrong with the format of an image file that was decoded, or NULL. Decoding drops the low
@@ -162,10 +211,12 @@ static const char *odd_format(const char *bytes)
                            : NULL;
 }
 
-/* Reads a PNG file and compares it. A file that cannot be decoded differs. */
+/* Reads a PNG file and compares it with our pixels, or with those that patches can cover. A file that cannot
+ * be decoded differs. */
 static enum status compare_file(struct verification *verification, struct worker *worker, enum kind kind,
                                 uint64_t order, const char *path, const uint8_t *ours)
 {
+    const uint32_t res = verification->set->res;
     FREED char *bytes = NULL;
     char reason[REASON_BYTES];
     size_t size;
@@ -180,8 +231,12 @@ static enum status compare_file(struct verification *verification, struct worker
         snprintf(reason, sizeof reason, "%s", status_text());
     else if (!is_image || odd_format(bytes))
         snprintf(reason, sizeof reason, "%s", is_image ? odd_format(bytes) : "it is not a PNG file");
+    else if (image.width != res || image.height != res || image.type != DTYPE_U8)
+        snprintf(reason, sizeof reason, "it has %u x %u pixels instead of %u x %u", image.width, image.height,
+                 res, res);
     else
-        equal = compare_pixels(&image, ours, reason, sizeof reason);
+        equal = (verification->rules && !verification->points ? compare_patches : compare_pixels)(
+            &image, ours, res, reason, sizeof reason);
     count_file(verification, kind, order, equal, path, reason);
     return STATUS_OK;
 }
@@ -202,6 +257,28 @@ static uint32_t number_of_name(const char *name)
     while (digits && digits > name && digits[-1] >= '0' && digits[-1] <= '9')
         digits--;
     return digits && digits < dot && dot - digits <= 9 ? (uint32_t)strtoul(digits, NULL, 10) : UINT32_MAX;
+}
+
+/* Returns the number of the instance in the name of an image; UINT32_MAX if there is none. */
+static uint32_t instance_of_name(const struct verification *verification, const char *name)
+{
+    const struct ifs_rules *rules = verification->rules;
+    unsigned weight, count, flip;
+    if (!rules)
+        return number_of_name(name);
+    if (sscanf(name, "%*9u_%2u_count_%6u_flip%1u", &weight, &count, &flip) != 3 ||
+        weight >= ifs_orbits(rules) || flip >= rules->flips)
+        return UINT32_MAX;
+    return (count * ifs_orbits(rules) + weight) * rules->flips + flip;
+}
+
+static void image_name(const struct verification *verification, const struct class_row *row, uint32_t number,
+                       char name[PUBLISHED_NAME_BYTES])
+{
+    if (verification->rules)
+        ifs_image_name(verification->rules, row->id, number, name);
+    else
+        published_image_name(verification->set, row, number, name);
 }
 
 static int compare_numbers(const void *a, const void *b)
@@ -244,8 +321,8 @@ static enum status list_files(struct verification *verification, struct worker *
         char expected[PUBLISHED_NAME_BYTES], whole[PATH_MAX];
         if (!text_ends_in(entry->d_name, ".png"))
             continue;
-        uint32_t number = number_of_name(entry->d_name);
-        published_image_name(verification->set, row, number, expected);
+        uint32_t number = instance_of_name(verification, entry->d_name);
+        image_name(verification, row, number, expected);
         const size_t length = strlen(expected);
         if (number < count && strncmp(expected, entry->d_name, length) == 0 &&
             strcmp(entry->d_name + length, ".png") == 0) {
@@ -370,6 +447,115 @@ static enum status find_foreign_folders(struct verification *verification)
     return STATUS_OK;
 }
 
+/* ---- Fractals: a folder per class ---- */
+
+/* A file of an image. */
+struct shown {
+    uint32_t class_index;
+    uint32_t instance;
+};
+
+/* Adds the files of a class to the list. */
+static enum status list_shown(struct verification *verification, uint32_t index)
+{
+    struct worker *worker = &verification->workers[0];
+    char folder[PATH_MAX];
+    if (snprintf(folder, sizeof folder, "%s/%05u", verification->folder,
+                 (unsigned)verification->rows[index].id) >= (int)sizeof folder)
+        return status_set(STATUS_USAGE, "%s: the path is too long", verification->folder);
+    TRY(list_files(verification, worker, folder, &verification->rows[index],
+                   (uint32_t)verification->set->instances));
+    for (size_t i = 0; i < worker->number_count; i++) {
+        TRY(ALLOCATED(
+            array_grow(&verification->shown, verification->shown_count, sizeof *verification->shown),
+            "out of memory for a list of files"));
+        verification->shown[verification->shown_count++] = (struct shown){index, worker->numbers[i]};
+    }
+    return STATUS_OK;
+}
+
+static uint64_t orbit_of(const struct verification *verification, const struct shown *shown)
+{
+    return (uint64_t)(shown->class_index - verification->shown_class) * ifs_orbits(verification->rules) +
+           ifs_instance(verification->rules, shown->instance).weight;
+}
+
+/* Writes the pixels of an image of points, or 1 for each pixel that patches can cover. */
+static void expect_shown(const struct verification *verification, const struct shown *shown, uint8_t *pixels)
+{
+    const uint8_t *map = ifs_bank_map(verification->bank, orbit_of(verification, shown));
+    const uint32_t res = verification->set->res,
+                   flip = ifs_instance(verification->rules, shown->instance).flip;
+    const size_t pitch = ifs_map_pitch(verification->points, res);
+    for (uint32_t y = 0; y < res; y++)
+        for (uint32_t x = 0; x < res; x++) {
+            const uint8_t *row = map + (flip & 1 ? res - 1 - y : y) * pitch;
+            const uint32_t column = flip & 2 ? res - 1 - x : x;
+            *pixels++ = verification->points ? (row[column / 8] >> column % 8 & 1) * IFS_GRAY
+                                             : (row[column / 2] >> column % 2 * 4 & 15) != IFS_NO_OWNER;
+        }
+}
+
+static void verify_shown(void *context, uint64_t task, int thread)
+{
+    struct verification *verification = context;
+    struct worker *worker = &verification->workers[thread];
+    const struct shown *shown = &verification->shown[task];
+    const struct class_row *row = &verification->rows[shown->class_index];
+    char path[PATH_MAX], name[PUBLISHED_NAME_BYTES];
+    if (verification->failed)
+        return;
+    ifs_image_name(verification->rules, row->id, shown->instance, name);
+    snprintf(path, sizeof path, "%s/%05u/%s.png", verification->folder, (unsigned)row->id, name);
+    expect_shown(verification, shown, worker->pixels);
+    enum status status = compare_file(verification, worker, IMAGES,
+                                      shown->class_index * verification->set->instances + shown->instance,
+                                      path, worker->pixels);
+    if (status != STATUS_OK && !atomic_exchange(&verification->failed, true))
+        verification->failure = status_save(status);
+}
+
+/* Compares the files of `count` classes from index `first` on, all of whose orbits fit in memory. */
+static enum status verify_fractals(struct verification *verification, const double *uniforms, uint32_t first,
+                                   uint32_t count)
+{
+    verification->shown_count = 0;
+    verification->shown_class = first;
+    for (uint32_t i = 0; i < count; i++)
+        TRY(list_shown(verification, first + i));
+    if (verification->shown_count == 0)
+        return STATUS_OK;
+    FREED struct ifs_system *systems = calloc(count, sizeof *systems);
+    FREED uint64_t *orbits = calloc(verification->shown_count, sizeof *orbits);
+    TRY(ALLOCATED(systems && orbits, "out of memory for orbits"));
+    for (uint32_t i = 0; i < count; i++)
+        ifs_system(&verification->rows[first + i], &systems[i]);
+    for (size_t i = 0; i < verification->shown_count; i++)
+        orbits[i] = orbit_of(verification, &verification->shown[i]);
+    TRY(ifs_bank_open(verification->rules, systems, count, uniforms, verification->set->res,
+                      verification->points, &verification->bank));
+    enum status status =
+        ifs_bank_need(verification->bank, orbits, verification->shown_count, verification->threads);
+    if (status == STATUS_OK)
+        parallel_for(verification->threads, verification->shown_count, verify_shown, verification);
+    ifs_bank_close(verification->bank);
+    TRY(status);
+    return verification->failed ? status_restore(&verification->failure) : STATUS_OK;
+}
+
+static enum status verify_all_fractals(struct verification *verification)
+{
+    enum { CLASSES_AT_A_TIME = 64 };
+    const uint32_t count = verification->set->classes, steps = verification->rules->points - 1;
+    FREED double *uniforms = malloc(steps * sizeof *uniforms);
+    TRY(ALLOCATED(uniforms, "out of memory for orbits"));
+    ifs_uniforms(steps, uniforms);
+    for (uint32_t first = 0; first < count; first += CLASSES_AT_A_TIME)
+        TRY(verify_fractals(verification, uniforms, first,
+                            count - first < CLASSES_AT_A_TIME ? count - first : CLASSES_AT_A_TIME));
+    return STATUS_OK;
+}
+
 /* ---- Class files ---- */
 
 static enum status verify_class_file(struct verification *verification, uint32_t index, const char *path)
@@ -378,7 +564,10 @@ static enum status verify_class_file(struct verification *verification, uint32_t
     size_t count;
     char reason[REASON_BYTES] = "its parameters differ";
     enum status status = published_files_read(path, verification->formula, &row, &count);
-    published_row(verification->formula, &published_classes(verification->published)[index], &ours);
+    if (verification->rules)
+        ours = verification->rows[index];
+    else
+        published_row(verification->formula, &published_classes(verification->published)[index], &ours);
     if (status == STATUS_EXHAUSTED)
         return status;
     if (status != STATUS_OK)
@@ -390,16 +579,31 @@ static enum status verify_class_file(struct verification *verification, uint32_t
     return STATUS_OK;
 }
 
-static enum status verify_class_files(struct verification *verification)
+/* Compares the class files in a folder of the set. */
+static enum status verify_class_files(struct verification *verification, const char *inner)
 {
     const struct published_set *set = verification->set;
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", verification->folder, inner) < (int)sizeof path && !exists(path))
+        return STATUS_OK;
     for (uint32_t i = 0; i < set->classes; i++) {
-        char path[PATH_MAX];
-        if (snprintf(path, sizeof path, "%s/param/%05u.csv", verification->folder, set->first_class + i) >=
-            (int)sizeof path)
+        if (snprintf(path, sizeof path, "%s/%s/%05u.csv", verification->folder, inner,
+                     set->first_class + i) >= (int)sizeof path)
             return status_set(STATUS_USAGE, "%s: the path is too long", verification->folder);
         if (exists(path))
             TRY(verify_class_file(verification, i, path));
+    }
+    return STATUS_OK;
+}
+
+/* The search of FractalDB writes its files into one folder, which a script divides into 40. */
+static enum status verify_fractal_class_files(struct verification *verification)
+{
+    TRY(verify_class_files(verification, "."));
+    for (int i = 0; i < 40; i++) {
+        char inner[16];
+        snprintf(inner, sizeof inner, "csv%d", i);
+        TRY(verify_class_files(verification, inner));
     }
     return STATUS_OK;
 }
@@ -420,12 +624,13 @@ static void verify_block(void *context, uint64_t block, int thread)
 
 static enum status open_workers(struct verification *verification)
 {
-    size_t bytes = (size_t)PUBLISHED_RES * PUBLISHED_RES;
+    size_t bytes = (size_t)verification->set->res * verification->set->res;
     verification->workers = calloc((size_t)verification->threads, sizeof *verification->workers);
     TRY(ALLOCATED(verification->workers, "out of memory"));
     for (int i = 0; i < verification->threads; i++) {
         struct worker *worker = &verification->workers[i];
-        worker->drawing = malloc(published_scratch_bytes(verification->published));
+        worker->drawing =
+            verification->rules ? malloc(1) : malloc(published_scratch_bytes(verification->published));
         worker->pixels = malloc(bytes);
         worker->mask = malloc(bytes);
         TRY(ALLOCATED(worker->drawing && worker->pixels && worker->mask,
@@ -445,6 +650,8 @@ static void close_verification(struct verification *verification)
         free(worker->numbers);
     }
     free(verification->workers);
+    free(verification->rows);
+    free(verification->shown);
     published_close(verification->published);
     pthread_mutex_destroy(&verification->lock);
 }
@@ -474,6 +681,10 @@ static enum status report(const struct verification *verification)
         text_print(stdout, verification->stranger);
         putchar('\n');
     }
+    if (verification->rules && !verification->points && verification->compared[IMAGES] > 0)
+        puts("The bits of patches are random and their generator is unseeded, so pixels cannot be compared. "
+             "The "
+             "pixels that patches can cover and the share of set bits were.");
     if (compared == 0 && verification->foreign == 0)
         return status_about(status_set(STATUS_USAGE,
                                        "%s: contains no file of %s; name the folder that contains image/ or "
@@ -487,27 +698,45 @@ static enum status report(const struct verification *verification)
     return STATUS_OK;
 }
 
+static enum status verify_fractal_set(struct verification *verification)
+{
+    const struct formula_preset *preset = formula_preset(verification->formula, verification->set->name);
+    verification->rules = preset->ifs;
+    verification->rows = calloc(verification->set->classes, sizeof *verification->rows);
+    TRY(ALLOCATED(verification->rows, "out of memory for classes"));
+    TRY(preset->rows(preset, verification->set->classes, verification->rows));
+    TRY(open_workers(verification));
+    TRY(verify_all_fractals(verification));
+    TRY(find_foreign_folders(verification));
+    TRY(verify_fractal_class_files(verification));
+    TRY(verify_class_files(verification, "param"));
+    return report(verification);
+}
+
 static enum status verify(struct verification *verification)
 {
     const struct published_set *set = verification->set;
+    if (verification->formula->family == FAMILY_IFS)
+        return verify_fractal_set(verification);
     TRY(published_open(set, verification->threads, &verification->published));
     TRY(open_workers(verification));
     parallel_for(verification->threads, published_blocks(set), verify_block, verification);
     if (verification->failed)
         return status_restore(&verification->failure);
     TRY((set->has_masks ? find_foreign : find_foreign_folders)(verification));
-    TRY(verify_class_files(verification));
+    TRY(verify_class_files(verification, "param"));
     return report(verification);
 }
 
 enum status verify_published(const char *folder, const struct formula *formula,
-                             const struct published_set *set, int threads)
+                             const struct published_set *set, bool points, int threads)
 {
     FREED struct verification *verification = calloc(1, sizeof *verification);
     TRY(ALLOCATED(verification, "out of memory"));
     verification->folder = folder;
     verification->formula = formula;
     verification->set = set;
+    verification->points = points;
     verification->threads = threads;
     verification->first = UINT64_MAX;
     pthread_mutex_init(&verification->lock, NULL);
@@ -574,6 +803,7 @@ enum status verify_published_run(int argc, char *argv[])
                               .help = "verify-published --help"};
     enum status status = options_parse(&options, argc, argv);
     bool threads_given = status == STATUS_OK && options_given(&options, "threads");
+    bool draw_given = status == STATUS_OK && options_given(&options, "draw");
     options_free(&options);
     TRY(status);
     if (values.help) {
@@ -585,6 +815,9 @@ enum status verify_published_run(int argc, char *argv[])
     int threads = 1;
     TRY(check_folder(folder));
     TRY(find_set(values.preset, &formula, &set));
+    if (draw_given && formula->family != FAMILY_IFS)
+        return status_option(STATUS_USAGE, "draw", " chooses what fractals show, and %s has none; drop it",
+                             set->name);
     TRY(get_threads(values.threads, threads_given, &threads));
-    return verify_published(folder, formula, set, threads);
+    return verify_published(folder, formula, set, values.draw == 1, threads);
 }

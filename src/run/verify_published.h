@@ -11,8 +11,9 @@
  * file of the set; STATUS_FAILED if a file differs, cannot be read, or is not in the set. */
 enum status verify_published_run(int argc, char *argv[]);
 
-/* Does the same for any set of a formula, without options. `folder` exists; threads >= 1. */
+/* Does the same for any set of a formula, without options. `folder` exists; threads >= 1. `points`: images of
+ * a fractal set show points, not patches. */
 enum status verify_published(const char *folder, const struct formula *formula,
-                             const struct published_set *set, int threads);
+                             const struct published_set *set, bool points, int threads);
 
 #endif

@@ -18,6 +18,7 @@
 #include "core/options.h"
 #include "core/philox.h"
 #include "core/text.h"
+#include "synth/ifs_classes.h"
 #include "synth/published_files.h"
 
 /* ---- One class ---- */
@@ -367,19 +368,23 @@ enum status class_read_csv(const char *path, const struct formula *formula, stru
     return read_csv(stream, path, formula, rows, count);
 }
 
-/* Returns whether the path is a folder, or a file that begins with a key of the formula's published files. */
+/* Returns whether the path is a folder, or a file that begins with a key of the formula's published files, or
+ * with a number if the files of the formula have only numbers. */
 static bool is_published(const char *path, const struct formula *formula)
 {
     const char *keys = formula->published_keys;
     char begin[32] = "";
     struct stat info;
-    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || !S_ISREG(info.st_mode) || !keys)
+    const bool numbers = formula->family == FAMILY_IFS;
+    if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || !S_ISREG(info.st_mode) || !(keys || numbers))
         return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t bytes = fd < 0 ? 0 : read(fd, begin, sizeof begin - 1);
     if (fd >= 0)
         close(fd);
     begin[bytes > 0 ? bytes : 0] = '\0';
+    if (numbers)
+        return begin[0] && strchr("+-.0123456789", begin[0]);
     const size_t length = strcspn(begin, ",");
     for (const char *key = keys; begin[length] == ',' && key; key = strchr(key, ',')) {
         key += *key == ',';
@@ -528,10 +533,12 @@ static enum status read_value(struct ini_reading *reading, const char *name, con
 {
     struct class_ranges *ranges = &reading->ranges;
     const struct formula *formula = ranges->formula;
+    const bool search = formula->family == FAMILY_IFS;
     if (strcmp(name, "seed") == 0)
-        return parse_count(name, text, 0, 0x1p64, &ranges->seed);
+        return parse_count(name, text, 0, search ? UINT32_MAX : 0x1p64, &ranges->seed);
     if (same_key(formula->mean_key, name))
-        return parse_real(name, text, 1, 1e6, &ranges->mean);
+        return search ? parse_real(name, text, IFS_THRESHOLD_MIN, IFS_THRESHOLD_MAX, &ranges->mean)
+                      : parse_real(name, text, 1, 1e6, &ranges->mean);
     for (size_t i = 0; i < formula->parameter_count; i++) {
         const struct formula_parameter *parameter = &formula->parameters[i];
         double least = fmax(parameter->least, parameter->low);
@@ -624,6 +631,8 @@ static enum status complete_ranges(struct ini_reading *reading)
     for (size_t i = 0; i < reading->keys.count; i++)
         if (!reading->seen[i])
             return status_set(STATUS_USAGE, "key '%s' is missing", reading->keys.names[i]);
+    if (formula->family == FAMILY_IFS)
+        return STATUS_OK; /* classes are found by a search, not drawn from ranges */
     for (size_t i = 0; i < formula->parameter_count; i++)
         TRY(complete_range(reading, i));
     for (size_t i = 0; i < formula->parameter_count; i++)

@@ -1,4 +1,4 @@
-/* Embeds the presets of configs/ as strings, so that no preset exists twice in the source tree. The paths are
+/* Embeds the presets of configs/ as strings (fractaldb.bin: as struct ifs_list), so that no preset exists twice in the source tree. The paths are
  * relative to the repository root, where the compiler runs. */
 	.section .rodata
 .macro embed name, file
@@ -13,4 +13,6 @@
 	embed classes_cfg, "configs/classes.cfg"
 	embed paper_1000_csv, "configs/paper_1000.csv"
 	embed lowercompute_1000_csv, "configs/lowercompute_1000.csv"
+	.balign 8
+	embed fractaldb_bin, "configs/fractaldb.bin"
 	.section .note.GNU-stack, "", @progbits

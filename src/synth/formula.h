@@ -103,7 +103,8 @@ struct formula {
     /* The classes. Formulas with the same `parameters` can share classes and presets. */
     const struct formula_parameter *parameters;
     size_t parameter_count;
-    const char *mean_key; /* INI key of the mean of LAW_EXPONENTIAL, or NULL */
+    const char
+        *mean_key; /* INI key of the mean of LAW_EXPONENTIAL, or of the threshold of a search; or NULL */
     const char
         *published_keys; /* keys of a published class file, in its order, as "key=column,..."; NULL: none */
     uint32_t id_least, id_most;           /* limits of class numbers; drawn classes count from id_least */

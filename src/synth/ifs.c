@@ -35,9 +35,10 @@ struct ifs_system ifs_weighted(const struct ifs_rules *rules, const struct ifs_s
                                uint32_t weight)
 {
     struct ifs_system weighted = *system;
+    const uint32_t row = ifs_weight_row(system, weight);
     for (uint32_t m = 0; rules->weights && m < weighted.maps; m++)
         for (int i = 0; i < 6; i++)
-            weighted.map[m][i] *= ifs_weights[weight][i];
+            weighted.map[m][i] *= ifs_weights[row][i];
     return weighted;
 }
 
@@ -326,7 +327,8 @@ struct ifs_bank {
     bool points;
     pthread_mutex_t mutex; /* held while orbits are computed */
     struct ifs_bank_facts facts;
-    uint8_t *maps[]; /* of each orbit; NULL: not computed */
+    struct ifs_orbit *known; /* facts of each orbit that is computed */
+    uint8_t *maps[];         /* of each orbit; NULL: not computed */
 };
 
 /* Memory of one thread. */
@@ -407,6 +409,14 @@ VECTOR_CLONES static void own_row(const uint32_t *restrict row, uint32_t res, ui
         map[res / 2] = (uint8_t)(latest[res - 1] | IFS_NO_OWNER << 4);
 }
 
+VECTOR_CLONES static uint32_t count_cells(const uint32_t *raster, uint32_t res)
+{
+    uint32_t cells = 0;
+    for (size_t i = 0; i < raster_words(res); i++)
+        cells += raster[i] != 0;
+    return cells;
+}
+
 /* Converts a raster to a map. */
 static void finish_map(const struct ifs_bank *bank, const struct builder *builder, const uint32_t *raster,
                        uint8_t *map)
@@ -470,9 +480,12 @@ static void build_group(void *context, uint64_t task, int thread)
     measure_group(bank, builder, systems, count);
     memset(builder->group->point, 0, sizeof builder->group->point);
     draw_rasters(bank, builder, count);
-    for (uint32_t lane = 0; lane < count; lane++)
-        finish_map(bank, builder, builder->rasters + lane * raster_words(bank->res),
-                   order->maps[first + lane]);
+    for (uint32_t lane = 0; lane < count; lane++) {
+        const uint32_t *raster = builder->rasters + lane * raster_words(bank->res);
+        bank->known[order->orbits[first + lane]] = (struct ifs_orbit){
+            count_cells(raster, bank->res), builder->group->drawn[lane] < bank->rules.points};
+        finish_map(bank, builder, raster, order->maps[first + lane]);
+    }
 }
 
 enum status ifs_bank_open(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
@@ -480,6 +493,10 @@ enum status ifs_bank_open(const struct ifs_rules *rules, const struct ifs_system
 {
     const uint64_t orbits = (uint64_t)count * ifs_orbits(rules);
     *bank = calloc(1, sizeof **bank + orbits * sizeof *(*bank)->maps);
+    if (*bank && !((*bank)->known = calloc(orbits, sizeof *(*bank)->known))) {
+        free(*bank);
+        *bank = NULL;
+    }
     TRY(ALLOCATED(*bank, "out of memory for the orbits of %u classes; lower %s", count,
                   OPTION_OR_FIELD("--classes", "classes")));
     (*bank)->rules = *rules;
@@ -499,6 +516,7 @@ void ifs_bank_close(struct ifs_bank *bank)
     for (uint64_t i = 0; i < bank->count; i++)
         free(bank->maps[i]);
     pthread_mutex_destroy(&bank->mutex);
+    free(bank->known);
     free(bank);
 }
 
@@ -629,6 +647,11 @@ enum status ifs_bank_need(struct ifs_bank *bank, const uint64_t *orbits, size_t 
 const uint8_t *ifs_bank_map(const struct ifs_bank *bank, uint64_t orbit)
 {
     return bank->maps[orbit];
+}
+
+struct ifs_orbit ifs_bank_orbit(const struct ifs_bank *bank, uint64_t orbit)
+{
+    return bank->known[orbit];
 }
 
 struct ifs_bank_facts ifs_bank_facts(struct ifs_bank *bank)

@@ -31,6 +31,7 @@
 #define IFS_MAP_VALUES  7                                   /* of a map: a, b, c, d, e, f, p */
 #define IFS_PARAMETERS  (1 + IFS_MAPS_MAX * IFS_MAP_VALUES) /* of a class: maps, then those of each map */
 #define IFS_WEIGHTS     25                                  /* rows of the table of weights */
+#define IFS_IDENTITY    2                                   /* the row of them that is 1 */
 #define IFS_PAD         6                                   /* margin of the raster, in cells */
 #define IFS_RES_MIN     (2 * IFS_PAD + 1)                   /* side of the smallest canvas */
 #define IFS_POINTS_MAX  (1u << 27)                          /* points of an orbit */
@@ -62,8 +63,16 @@ FDSL_HD uint32_t ifs_orbits(const struct ifs_rules *rules)
  * has no gaps. */
 struct ifs_system {
     uint32_t id, maps;
+    uint32_t replaced; /* bit w: orbit w has the weights of row IFS_IDENTITY instead of row w */
+    uint32_t unused;   /* 0 */
     double map[IFS_MAPS_MAX][IFS_MAP_VALUES];
 };
+
+/* Returns the row of ifs_weights of orbit `weight`. */
+FDSL_HD uint32_t ifs_weight_row(const struct ifs_system *system, uint32_t weight)
+{
+    return system->replaced >> weight & 1 ? IFS_IDENTITY : weight;
+}
 
 /* ---- Instances ---- */
 
@@ -293,6 +302,15 @@ enum status ifs_bank_need(struct ifs_bank *bank, const uint64_t *orbits, size_t 
 
 /* Returns the map of an orbit for which ifs_bank_need() has returned STATUS_OK. */
 const uint8_t *ifs_bank_map(const struct ifs_bank *bank, uint64_t orbit);
+
+/* Facts of an orbit. */
+struct ifs_orbit {
+    uint32_t cells; /* occupied cells */
+    bool overflows; /* a coordinate becomes NaN, so that the last points are not drawn */
+};
+
+/* Returns the facts of an orbit for which ifs_bank_need() has returned STATUS_OK. */
+struct ifs_orbit ifs_bank_orbit(const struct ifs_bank *bank, uint64_t orbit);
 
 /* What the bank has: number of orbits, their bytes, and the time of computing them in seconds. */
 struct ifs_bank_facts {

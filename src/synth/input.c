@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "synth/class.h"
+#include "synth/ifs_classes.h"
 #include "synth/lines.h"
 
 void synth_set_formula(struct synth *synth, enum formula_id formula)
@@ -126,6 +127,8 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
                              preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
                                          : OPTION_OR_FIELD("--preset", "preset"));
     TRY(allocate_rows(synth, count));
+    if (formula->family == FAMILY_IFS)
+        return ifs_search_rows((uint32_t)ranges.seed, ranges.mean, count, synth->rows);
     for (uint32_t c = 0; c < count; c++) {
         class_draw(&ranges, formula->id_least + c, &synth->rows[c]);
         TRY(class_check(formula, &synth->rows[c]));
@@ -150,6 +153,9 @@ static enum status fill_systems(struct synth *synth)
         synth->classes[c].id = synth->rows[c].id;
     }
     ifs_uniforms(steps, synth->uniforms);
+    if (synth->min_lit > 0)
+        TRY(ifs_replace_dark(&synth->ifs, synth->systems, count, synth->uniforms, synth->res,
+                             synth->min_lit));
     return ifs_bank_open(&synth->ifs, synth->systems, count, synth->uniforms, synth->res, synth->points,
                          &synth->bank);
 }

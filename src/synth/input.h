@@ -59,6 +59,7 @@ struct synth {
     /* Only FAMILY_IFS. Then atom_class has no value but the number of the class. */
     struct ifs_rules ifs;       /* how orbits and instances are made */
     bool points;                /* DRAW_POINTS */
+    double min_lit;             /* argument `least` of ifs_replace_dark(); 0: nothing is replaced */
     struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
     double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
     struct ifs_bank *bank;      /* orbits of the variants on the CPU */

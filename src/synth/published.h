@@ -17,7 +17,7 @@
 
 #include "core/status.h"
 
-#define PUBLISHED_RES          512  /* pixels per side of every published canvas */
+#define PUBLISHED_RES          512  /* pixels per side of every canvas with a published stream */
 #define PUBLISHED_VERTICES_MIN 3    /* of a polygon */
 #define PUBLISHED_VERTICES_MAX 1000 /* of a polygon */
 
@@ -39,7 +39,7 @@ struct published_set {
     uint64_t instances;    /* images per class; of the set, if an image shows several classes */
     uint32_t block_images; /* images between two stored states: `instances`, or a divisor of a thread's share
                               if an image shows several classes */
-    uint32_t res;          /* side of its images: PUBLISHED_RES */
+    uint32_t res;          /* side of its images: PUBLISHED_RES, except for PUBLISHED_FRACTALDB */
     uint8_t background;
     bool has_masks; /* an image shows several classes */
 };

@@ -15,6 +15,7 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "synth/class.h"
+#include "synth/ifs_classes.h"
 
 /* ---- Keys ---- */
 
@@ -79,13 +80,18 @@ bool published_set_column(const struct formula *formula, struct class_row *row, 
     return false;
 }
 
+static bool has_files(const struct formula *formula)
+{
+    return formula->published_keys || formula->family == FAMILY_IFS;
+}
+
 static enum status check_formula(const struct formula *formula)
 {
     char names[128] = "";
-    if (formula->published_keys)
+    if (has_files(formula))
         return STATUS_OK;
     for (size_t i = 0; i < FORMULA_COUNT; i++)
-        if (formulas[i]->published_keys)
+        if (has_files(formulas[i]))
             text_join(names, sizeof names, ", ", "%s", formulas[i]->name);
     return status_set(STATUS_USAGE,
                       "the formula %s has no published class files; choose one that has, with %s: %s",
@@ -196,8 +202,10 @@ enum status published_text_read(const char *name, char *text, const struct formu
     struct keys keys;
     uint32_t seen = 0;
     TRY(check_formula(formula));
-    list_keys(formula, &keys);
     *row = (struct class_row){.id = id};
+    if (formula->family == FAMILY_IFS)
+        return ifs_text_read(name, text, row);
+    list_keys(formula, &keys);
     TRY(read_lines(name, text, &keys, row, &seen));
     for (size_t i = 0; i < keys.count; i++)
         if (keys.key[i].drawn && !(seen >> i & 1))
@@ -338,6 +346,8 @@ size_t published_text_write(const struct formula *formula, const struct class_ro
     struct keys keys;
     size_t length = 0;
     bool extra = false;
+    if (formula->family == FAMILY_IFS)
+        return ifs_text_write(row, text, PUBLISHED_TEXT_BYTES);
     list_keys(formula, &keys);
     for (size_t i = 0; i < keys.count; i++)
         extra |= !keys.key[i].drawn && value_of(&keys.key[i], row) != 0;

@@ -1,6 +1,6 @@
-/* Files of class parameters in the format of the published scripts: one file per class, one `key,value` line
- * per parameter, lines that end with CR LF, numbers as Python prints them. formula->published_keys lists the
- * keys of a formula. */
+/* Files of class parameters in the format of the published scripts, one file per class. For line formulas:
+ * one `key,value` line per parameter, lines that end with CR LF, numbers as Python prints them;
+ * formula->published_keys lists the keys of a formula. For iterated function systems: ifs_classes.h. */
 #ifndef FDSL_SYNTH_PUBLISHED_FILES_H
 #define FDSL_SYNTH_PUBLISHED_FILES_H
 
@@ -10,7 +10,7 @@
 #include "synth/formula.h"
 
 #define PUBLISHED_REPR_BYTES 32
-#define PUBLISHED_TEXT_BYTES 1024 /* of the largest file, with a terminating zero */
+#define PUBLISHED_TEXT_BYTES 2048 /* of the largest file, with a terminating zero */
 
 /* Writes a finite number as Python's repr() of a float: the fewest digits that read back as the same double.
  * A power of two below 2^-17 may get one digit more. Returns `text`. */
@@ -22,7 +22,7 @@ const char *published_repr(double value, char text[PUBLISHED_REPR_BYTES]);
 bool published_set_column(const struct formula *formula, struct class_row *row, const char *column,
                           double value);
 
-#define PUBLISHED_NAME_BYTES 32
+#define PUBLISHED_NAME_BYTES 48
 
 /* Writes the name of an image's file without ".png", as the script of the set names it in the folder of the
  * class, or of all images if an image shows several classes. `row` is the class, if an image has one. */

@@ -1,6 +1,9 @@
-/* What published.c (numbers and drawing) and published_states.c (tables and states of streams) share. */
+/* What published.c (numbers and drawing), published_states.c (tables and states of streams) and ifs_*.c
+ * (classes of iterated function systems) share. */
 #ifndef FDSL_SYNTH_PUBLISHED_PARTS_H
 #define FDSL_SYNTH_PUBLISHED_PARTS_H
+
+#include <limits.h>
 
 #include "core/portable.h"
 #include "synth/published.h"
@@ -35,6 +38,19 @@ void published_draw_class(enum published_law law, struct twister *stream, struct
 /* Moves `stream` from the beginning of a block to that of the next block of the same script thread. Sets the
  * parameters of the class that is the block (not SegRCDB). */
 void published_skip_block(const struct published *published, uint32_t block, struct twister *stream);
+
+/* Stores the path of a file in the cache folder; "" if the environment names no folder. */
+void cache_path(const char *name, char path[PATH_MAX]);
+
+/* Creates the folders of a path that do not exist. An error shows when the file is written. */
+void cache_make_folders(char *path);
+
+/* Returns the number of threads that OMP_NUM_THREADS requests, or that this process may use. */
+int usable_threads(void);
+
+/* Replaces the last value of each map, its probability, by the share of its determinant. */
+struct ifs_system;
+void ifs_set_probabilities(struct ifs_system *system);
 
 /* Returns the cosines of polygons with this number of vertices; the sines follow. */
 static inline const double *published_cosines(const struct published *published, uint32_t vertices)

@@ -147,15 +147,14 @@ static struct states_header make_header(const struct published *published)
     return header;
 }
 
-/* Stores the path of the set's file; "" if the environment names no folder. */
-static void states_path(const struct published_set *set, char path[PATH_MAX])
+void cache_path(const char *name, char path[PATH_MAX])
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     int length = 0;
     if (cache && cache[0] == '/')
-        length = snprintf(path, PATH_MAX, "%s/fdsl-bench/%s.states", cache, set->name);
+        length = snprintf(path, PATH_MAX, "%s/fdsl-bench/%s", cache, name);
     else if (home && home[0] == '/')
-        length = snprintf(path, PATH_MAX, "%s/.cache/fdsl-bench/%s.states", home, set->name);
+        length = snprintf(path, PATH_MAX, "%s/.cache/fdsl-bench/%s", home, name);
     if (length <= 0 || length >= PATH_MAX)
         path[0] = '\0';
 }
@@ -215,10 +214,9 @@ static bool states_read(struct published *published, const char *path)
     return whole;
 }
 
-/* Creates the folders of a path that do not exist. */
-static void make_folders(char *path)
+void cache_make_folders(char *path)
 {
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    for (char *slash = path[0] ? strchr(path + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         mkdir(path, 0777); /* an error shows when the file is written */
         *slash = '/';
@@ -229,7 +227,7 @@ static enum status states_write(const struct published *published, char *path)
 {
     struct states_header header = make_header(published);
     struct file_writer writer;
-    make_folders(path);
+    cache_make_folders(path);
     TRY(file_begin(&writer, path));
     enum status status = file_add(&writer, &header, sizeof header);
     if (status == STATUS_OK)
@@ -241,8 +239,9 @@ static enum status states_write(const struct published *published, char *path)
 /* Gets the states from the file, or computes them and writes the file. */
 static void get_states(struct published *published, int threads)
 {
-    char path[PATH_MAX];
-    states_path(published->set, path);
+    char name[64], path[PATH_MAX];
+    snprintf(name, sizeof name, "%s.states", published->set->name);
+    cache_path(name, path);
     if (published->set->law == PUBLISHED_SEGRCDB)
         draw_classes(published->set, NULL, published->classes); /* the images depend on them */
     if (path[0] && states_read(published, path)) {
@@ -379,8 +378,7 @@ void published_row(const struct formula *formula, const struct published_class *
         (void)published_set_column(formula, row, values[i].column, values[i].value);
 }
 
-/* Returns the number of threads that OMP_NUM_THREADS requests, or that this process may use. */
-static int usable_threads(void)
+int usable_threads(void)
 {
     uint64_t requested = 0;
     cpu_set_t allowed;

@@ -14,6 +14,7 @@
 #include "data/npy.h"
 #include "data/source.h"
 #include "synth/class.h"
+#include "synth/ifs_classes.h"
 #include "synth/input.h"
 #include "synth/published_files.h"
 
@@ -93,7 +94,11 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     const bool mask_first = strcmp(MASK_MEMBER, source_extensions[finished->maker->encoding]) < 0;
     if (finished->maker->published_names) {
         const struct synth_image image = image_of(synth, number);
-        published_image_name(synth->set, &synth->rows[image.class_index], image.instance, sample->name);
+        const struct class_row *row = &synth->rows[image.class_index];
+        if (formulas[synth->formula]->family == FAMILY_IFS)
+            ifs_image_name(&synth->ifs, row->id, image.instance, sample->name);
+        else
+            published_image_name(synth->set, row, image.instance, sample->name);
     }
     TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
     if (mask_first)
@@ -198,7 +203,7 @@ static enum status choose_variant(struct maker *maker, const char *name, const s
 /* Rejects options that apply to timed runs only. */
 static enum status check_options(const struct source_request *request)
 {
-    static const char *const shows[] = {"png", "sheet", "npy", "write-classes"};
+    static const char *const shows[] = {"png", "sheet", "npy", "write-classes", "describe"};
     for (size_t i = 0; i < COUNT_OF(shows); i++)
         if (options_given(request->options, shows[i]))
             return status_option(STATUS_USAGE, shows[i],
@@ -211,12 +216,13 @@ static enum status check_options(const struct source_request *request)
 /* Checks that the files can have the names of a published set, and prepares this. */
 static enum status name_as_published(struct source_facts *facts, struct maker *maker)
 {
-    const struct published_set *set = maker->synth->set;
-    if (!set)
+    const struct synth *synth = maker->synth;
+    const bool system = formulas[synth->formula]->family == FAMILY_IFS; /* any class has a file name */
+    if (!synth->set && !system)
         return status_value(STATUS_USAGE, "names", "published",
                             " needs --random published and its set, such as --preset rcdb-1k");
     maker->published_names = true;
-    facts->published_names = true;
+    facts->published_digits = system ? ifs_name_digits(&synth->ifs) : 5;
     return STATUS_OK;
 }
 
@@ -383,7 +389,8 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "names of the files of --store imagefolder. numbers: the number of the sample; published: "
              "folders and "
-             "files as the published script names them, for --random published. KIND is one of"},
+             "files as the published script names them, for --random published and the formula fractaldb. "
+             "KIND is one of"},
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};

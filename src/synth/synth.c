@@ -14,18 +14,20 @@
 #include "core/workload.h"
 #include "machine/env.h"
 #include "synth/class.h"
+#include "synth/ifs_classes.h"
 #include "synth/lines.h"
 #include "synth/deliver.h"
 #include "synth/oracle.h"
 
 struct synth_parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
-    double noise, line_width, oval_x, oval_y;
+    double noise, line_width, oval_x, oval_y, min_lit;
     uint64_t channels, out_res;
     int formula, draw, random, dtype, layout, fit;
     const char *preset, *preset_file, *class_file, *mean, *std;
     struct compute compute;
     struct deliver_files files;
+    bool describe;
 };
 
 static const char *const draws[] = {"patches", "points", NULL}; /* in the order of enum ifs_draw_kind */
@@ -55,6 +57,9 @@ static const struct option_spec options[] = {
      .help =
          "what an image of a fractal shows. patches: a square of 3 x 3 random bits for each point; points: "
          "the points, which are not random. Other formulas have no choice. WHAT is one of"},
+    {"min-lit", "SHARE", OPTION_REAL, AT(min_lit), .fallback = "0", .maximum = 0.5, .column = COLUMN,
+     .help = "replace those weights of fractal classes whose images of patches have a smaller expected share "
+             "of set pixels, such as 0.01, by the unweighted class; 0 replaces none"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
      .column = COLUMN,
      .help =
@@ -72,8 +77,9 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes. The presets rcdb*, segrcdb* and visualatom-script-1k imply "
-             "the formula; the others are drawn with uji, unless --formula visualatom is given. uji, "
+     .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
+             "fractaldb*, ofdb* and 1p-frac imply the formula; the others are drawn with uji, unless "
+             "--formula visualatom is given. uji, "
              "visualatom, lowercompute, "
              "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
              "sampled at random; paper-1000, "
@@ -86,7 +92,9 @@ static const struct option_spec options[] = {
      .help =
          "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
          "script (a folder, or one file of it). The columns must be those of --formula; published scripts "
-         "exist for visualatom, rcdb and segrcdb"},
+         "exist for visualatom, rcdb, segrcdb and fractaldb. --preset 1p-frac, ofdb-1k or fractaldb-1k then "
+         "says "
+         "how fractals are drawn from them"},
     {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .maximum = 1e6, .column = COLUMN,
      .help = "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), .fallback = "0.002", .maximum = 1e6,
@@ -127,6 +135,9 @@ static const struct option_spec options[] = {
     {"write-classes", "FILE|DIR", OPTION_OUTPUT, AT(files.write_classes),
      .help = "write the classes of the batch to a CSV file, which --class can read; without --variant, only "
              "this"},
+    {"describe", NULL, OPTION_FLAG, AT(describe),
+     .help = "without --variant: report on the orbits of fractal classes: fill rate, overflow, nearly black "
+             "images; with --min-lit, after weights were replaced"},
     {"class-format", "FORMAT", OPTION_CHOICE, AT(files.class_format), .fallback = "csv",
      .choices = class_formats,
      .help =
@@ -224,11 +235,23 @@ static enum status check_combination(const struct options *given, const struct s
     if (options_given(given, "class-format") && !parameters->files.write_classes)
         return status_option(STATUS_USAGE, "class-format",
                              " has an effect only with --write-classes; add --write-classes DIR");
+    const bool fractal = formulas[parameters->formula]->family == FAMILY_IFS;
+    if (!fractal && (parameters->describe || options_given(given, "min-lit")))
+        return status_option(STATUS_USAGE, parameters->describe ? "describe" : "min-lit",
+                             ": the formula %s draws no fractals; drop it, or choose fractals, such as with "
+                             "--preset fractaldb-1k",
+                             formula_names[parameters->formula]);
+    if (parameters->describe && options_given(given, "variant"))
+        return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
+    if (parameters->min_lit > 0 && parameters->random)
+        return status_option(STATUS_USAGE, "min-lit", " changes the images of a published set; drop it");
     if (parameters->random && options_given(given, "seed"))
         return status_option(STATUS_USAGE, "seed",
                              " has no effect on published images, whose seeds are those of the published "
                              "script; drop it");
-    if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
+    const bool rules =
+        fractal && parameters->class_file && !parameters->preset_file; /* of the preset's orbits */
+    if (parameters->classes == 0 && (parameters->preset || parameters->preset_file) && !rules)
         return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
                              " has an effect only with --classes; add --classes N");
     return STATUS_OK;
@@ -394,6 +417,7 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(take_share(job, partition));
     synth->res = (uint32_t)parameters->res;
     synth->seed = parameters->seed;
+    synth->min_lit = parameters->min_lit;
     TRY(get_classes(parameters, synth));
     TRY(synth_fill_tables(synth));
     TRY(deliver_check(given, synth, &parameters->files));
@@ -435,15 +459,15 @@ static uint64_t synth_identity(const void *input)
 }
 
 /* Columns that do not apply stay empty: the parameters of the benchmark class if other classes are used,
- * `mean` and `std` for u8, `draw` of other formulas than fractals, and `fit` if the output has the size of
- * the canvas. */
+ * `mean` and `std` for u8, `draw` and `min-lit` of other formulas than fractals, and `fit` if the output has
+ * the size of the canvas. */
 static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     const struct synth_parameters *parameters = parameters_;
     (void)variant;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return parameters->dtype != DTYPE_U8;
-    if (strcmp(option, "draw") == 0)
+    if (strcmp(option, "draw") == 0 || strcmp(option, "min-lit") == 0)
         return formulas[parameters->formula]->family == FAMILY_IFS;
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
@@ -584,6 +608,15 @@ static enum status synth_write_classes(const void *input)
     return deliver_classes(&job->synth, &job->parameters.files);
 }
 
+static enum status synth_describe(const void *input)
+{
+    const struct synth_job *job = input;
+    const struct synth *synth = &job->synth;
+    const struct synth_parameters *parameters = &job->parameters;
+    return ifs_describe(parameters->class_file ? parameters->class_file : parameters->preset, &synth->ifs,
+                        synth->systems, synth->class_count, synth->uniforms, synth->res, stdout);
+}
+
 const struct workload workload_synth = {
     .name = "synth",
     .schema = "synth/8",
@@ -607,5 +640,5 @@ const struct workload workload_synth = {
     .verify = oracle_verify,
     .measure = synth_measure,
     .deliver = synth_deliver,
-    .alone = {"write-classes", synth_write_classes},
+    .alone = {{"write-classes", synth_write_classes}, {"describe", synth_describe}},
 };

@@ -1,0 +1,545 @@
+#include "synth/ifs_classes.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/array.h"
+#include "core/file.h"
+#include "core/parallel.h"
+#include "synth/published_files.h"
+#include "synth/published_parts.h"
+#include "synth/published_random.h"
+
+void ifs_row(const struct ifs_system *system, struct class_row *row)
+{
+    *row = (struct class_row){.id = system->id, .value = {system->maps}};
+    memcpy(row->value + 1, system->map, system->maps * sizeof *system->map);
+}
+
+void ifs_set_probabilities(struct ifs_system *system)
+{
+    double sum = 0;
+    for (uint32_t m = 0; m < system->maps; m++) {
+        double *map = system->map[m];
+        map[6] = fabs(map[0] * map[3] - map[1] * map[2]);
+        sum += map[6];
+    }
+    for (uint32_t m = 0; m < system->maps; m++)
+        system->map[m][6] /= sum;
+}
+
+/* ---- The built-in list ---- */
+
+extern const struct ifs_list fractaldb_bin; /* configs/fractaldb.bin, embedded by classes_cfg.S */
+
+_Static_assert(sizeof *fractaldb_bin.states == sizeof(struct twister), "the layout of configs/fractaldb.bin");
+
+/* The lengths of the lists that are kept in a cache file, and the hash of their systems. */
+static const struct {
+    uint32_t count;
+    uint64_t hash;
+} lists[] = {{10000, UINT64_C(0xf1f8777bc5cd4987)}, {IFS_LIST_COUNT, UINT64_C(0xb919e2f15a58840b)}};
+
+static void unpack_begin(uint32_t count, struct ifs_system *systems)
+{
+    const double(*map)[6] = fractaldb_bin.maps;
+    for (uint32_t c = 0; c < count; c++) {
+        systems[c] = (struct ifs_system){.id = c, .maps = fractaldb_bin.counts[c]};
+        for (uint32_t m = 0; m < systems[c].maps; m++, map++)
+            memcpy(systems[c].map[m], map, sizeof *map);
+        ifs_set_probabilities(&systems[c]);
+    }
+}
+
+/* Reads classes from the stream of the search. */
+struct unpacking {
+    struct ifs_system *systems;
+    struct progress progress;
+    _Atomic uint32_t done; /* classes */
+};
+
+static void unpack_step(void *context, uint64_t task, int thread)
+{
+    struct unpacking *unpacking = context;
+    const uint32_t first = IFS_LIST_BEGIN + (uint32_t)task * IFS_LIST_STEP;
+    struct twister stream;
+    memcpy(&stream, fractaldb_bin.states[first / IFS_LIST_STEP], sizeof stream);
+    for (uint32_t c = first; c < first + IFS_LIST_STEP; c++) {
+        struct ifs_system *system = &unpacking->systems[c];
+        for (uint32_t gap = c > first ? fractaldb_bin.gaps[c] : 0; gap > 1; gap--) {
+            ifs_draw_candidate(&stream, system);
+            twister_skip(&stream, IFS_SEARCH_WORDS);
+        }
+        ifs_draw_candidate(&stream, system);
+        twister_skip(&stream, IFS_SEARCH_WORDS);
+        system->id = c;
+        unpacking->done++;
+        if (thread == 0 && progress_due(&unpacking->progress))
+            progress_show(&unpacking->progress,
+                          "reading the classes of FractalDB from their stream, once: %u",
+                          (unsigned)unpacking->done);
+    }
+}
+
+static void unpack(uint32_t count, struct ifs_system *systems)
+{
+    struct unpacking unpacking = {.systems = systems};
+    unpack_begin(IFS_LIST_BEGIN, systems);
+    progress_begin(&unpacking.progress, true);
+    parallel_for(usable_threads(), (count - IFS_LIST_BEGIN) / IFS_LIST_STEP, unpack_step, &unpacking);
+    progress_clear(&unpacking.progress);
+}
+
+/* Reads the systems from the cache file. Returns false if there is none. Warns if it is damaged. */
+static bool read_cache(const char *path, uint32_t count, uint64_t hash, struct ifs_system *systems)
+{
+    FREED char *bytes = NULL;
+    size_t size = 0, expected = count * sizeof *systems;
+    if (!path[0] || file_read(path, &bytes, &size) != STATUS_OK)
+        return false;
+    if (size == expected && fnv_add(FNV_BEGIN, bytes, size) == hash) {
+        memcpy(systems, bytes, size);
+        return true;
+    }
+    status_warn("%s is damaged; computing it again", path);
+    return false;
+}
+
+/* Gets the systems of a list from its cache file, or computes them and writes the file. */
+static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *systems)
+{
+    char name[32], path[PATH_MAX];
+    const size_t bytes = count * sizeof *systems;
+    snprintf(name, sizeof name, "fractaldb-%u.ifs", (unsigned)count);
+    cache_path(name, path);
+    if (read_cache(path, count, hash, systems))
+        return STATUS_OK;
+    unpack(count, systems);
+    if (fnv_add(FNV_BEGIN, systems, bytes) != hash)
+        return status_set(STATUS_FAILED, "the classes of FractalDB are computed differently on this machine");
+    cache_make_folders(path);
+    if (!path[0] || file_write_atomic(path, systems, bytes) != STATUS_OK)
+        status_warn(
+            "the classes of FractalDB are computed at every start, because they cannot be stored%s%s; "
+            "set XDG_CACHE_HOME to a folder that can be written",
+            path[0] ? ": " : "", path[0] ? status_text() : "");
+    return STATUS_OK;
+}
+
+enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    uint32_t held = count;
+    uint64_t hash = 0;
+    if (count > IFS_LIST_COUNT)
+        return status_set(
+            STATUS_USAGE,
+            "%s: the built-in list has %d classes, fewer than %u; lower it, or find more with %s "
+            "fractaldb-search",
+            OPTION_OR_FIELD("--classes", "classes"), IFS_LIST_COUNT, (unsigned)count,
+            OPTION_OR_FIELD("--preset", "preset"));
+    for (size_t i = COUNT_OF(lists); count > IFS_LIST_BEGIN && i-- > 0 && count <= lists[i].count;) {
+        held = lists[i].count;
+        hash = lists[i].hash;
+    }
+    FREED struct ifs_system *systems = malloc(held * sizeof *systems);
+    TRY(ALLOCATED(systems, "out of memory for the classes of %s", preset->name));
+    if (held <= IFS_LIST_BEGIN)
+        unpack_begin(count, systems);
+    else
+        TRY(get_list(held, hash, systems));
+    for (uint32_t c = 0; c < count; c++)
+        ifs_row(&systems[c], &rows[c]);
+    return STATUS_OK;
+}
+
+/* ---- Orbits of a set ---- */
+
+/* A bank whose maps are examined, one task per orbit. */
+struct looking {
+    struct ifs_bank *bank;
+    uint32_t res;
+    struct ifs_look *looks;
+};
+
+/* Every pixel with an owner shows a bit, which is 1 with probability 256 / 511. Padding has no owner. */
+static void look_at_orbit(void *context, uint64_t task, int thread)
+{
+    const struct looking *looking = context;
+    const uint8_t *owners = ifs_bank_map(looking->bank, task);
+    const size_t bytes = ifs_map_bytes(false, looking->res);
+    uint32_t owned = 0;
+    (void)thread;
+    for (size_t i = 0; i < bytes; i++)
+        owned += (uint32_t)((owners[i] & 15) != IFS_NO_OWNER) + (owners[i] >> 4 != IFS_NO_OWNER);
+    const struct ifs_orbit orbit = ifs_bank_orbit(looking->bank, task);
+    const double pixels = (double)looking->res * looking->res;
+    looking->looks[task] = (struct ifs_look){(float)(orbit.cells / pixels),
+                                             (float)(owned / pixels * 256 / 511), orbit.overflows};
+}
+
+/* Computes what the orbits look like, all of which fit in memory. */
+static enum status look_at_part(const struct ifs_rules *rules, const struct ifs_system *systems,
+                                uint32_t count, const double *uniforms, uint32_t res, struct ifs_look *looks)
+{
+    const size_t orbits = (size_t)count * ifs_orbits(rules);
+    struct looking looking = {.res = res, .looks = looks};
+    FREED uint64_t *numbers = malloc(orbits * sizeof *numbers);
+    TRY(ALLOCATED(numbers, "out of memory for orbits"));
+    for (size_t i = 0; i < orbits; i++)
+        numbers[i] = i;
+    TRY(ifs_bank_open(rules, systems, count, uniforms, res, false, &looking.bank));
+    enum status status = ifs_bank_need(looking.bank, numbers, orbits, usable_threads());
+    if (status == STATUS_OK)
+        parallel_for(usable_threads(), orbits, look_at_orbit, &looking);
+    ifs_bank_close(looking.bank);
+    return status;
+}
+
+enum status ifs_look(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
+                     const double *uniforms, uint32_t res, struct ifs_look *looks)
+{
+    enum { PART = 32 }; /* classes at a time: 52 MB of maps of 25 orbits at 362 pixels */
+    struct progress progress;
+    enum status status = STATUS_OK;
+    progress_begin(&progress, true);
+    for (uint32_t first = 0; status == STATUS_OK && first < count; first += PART) {
+        status = look_at_part(rules, systems + first, count - first < PART ? count - first : PART, uniforms,
+                              res, looks + (size_t)first * ifs_orbits(rules));
+        if (progress_due(&progress))
+            progress_show(&progress, "computing orbits: classes %u of %u", (unsigned)first, (unsigned)count);
+    }
+    progress_clear(&progress);
+    return status;
+}
+
+enum status ifs_replace_dark(const struct ifs_rules *rules, struct ifs_system *systems, uint32_t count,
+                             const double *uniforms, uint32_t res, double least)
+{
+    const uint32_t orbits = ifs_orbits(rules);
+    if (rules->weights == 0)
+        return status_set(STATUS_USAGE, "%s replaces weights, but this set has none; drop it",
+                          OPTION_OR_FIELD("--min-lit", "min_lit"));
+    FREED struct ifs_look *looks = malloc((size_t)count * orbits * sizeof *looks);
+    TRY(ALLOCATED(looks, "out of memory for the orbits of %u classes", (unsigned)count));
+    TRY(ifs_look(rules, systems, count, uniforms, res, looks));
+    for (uint32_t c = 0; c < count; c++)
+        for (uint32_t w = 0; w < orbits; w++)
+            if ((double)looks[(size_t)c * orbits + w].lit < least)
+                systems[c].replaced |= 1u << w;
+    return STATUS_OK;
+}
+
+static int compare_shares(const void *a, const void *b)
+{
+    const float first = *(const float *)a, second = *(const float *)b;
+    return (first > second) - (first < second);
+}
+
+/* Prints the distribution of a share of pixels, and sorts it. */
+static void print_shares(const char *what, float *shares, size_t count, FILE *stream)
+{
+    static const double darks[] = {0.001, 0.01, 0.05, 0.2};
+    double sum = 0;
+    size_t below = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (double)shares[i];
+    qsort(shares, count, sizeof *shares, compare_shares);
+    fprintf(stream, "%s: mean %.1f %%, quartiles %.1f %%, %.1f %%, %.1f %%\n", what,
+            100 * sum / (double)count, 100 * (double)shares[count / 4], 100 * (double)shares[count / 2],
+            100 * (double)shares[count - 1 - count / 4]);
+    for (size_t i = 0; i < COUNT_OF(darks); i++) {
+        while (below < count && (double)shares[below] < darks[i])
+            below++;
+        fprintf(stream, "  below %g %%: %zu orbits (%.1f %%)\n", 100 * darks[i], below,
+                100.0 * (double)below / (double)count);
+    }
+}
+
+static enum status print_looks(const struct ifs_rules *rules, const struct ifs_look *looks, uint32_t count,
+                               FILE *stream)
+{
+    const uint32_t orbits = ifs_orbits(rules);
+    const size_t all = (size_t)count * orbits;
+    size_t overflows = 0, classes = 0;
+    FREED float *shares = malloc(2 * all * sizeof *shares);
+    TRY(ALLOCATED(shares, "out of memory for the orbits of %u classes", (unsigned)count));
+    for (uint32_t c = 0; c < count; c++) {
+        size_t of_class = 0;
+        for (uint32_t w = 0; w < orbits; w++) {
+            const size_t i = (size_t)c * orbits + w;
+            of_class += looks[i].overflows;
+            shares[i] = looks[i].fill;
+            shares[all + i] = looks[i].lit;
+        }
+        overflows += of_class;
+        classes += of_class > 0;
+    }
+    fprintf(stream, "overflow: %zu orbits (%.1f %%), of %zu classes\n", overflows,
+            100.0 * (double)overflows / (double)all, classes);
+    print_shares("occupied cells", shares, all, stream);
+    print_shares("set pixels of patches", shares + all, all, stream);
+    return STATUS_OK;
+}
+
+enum status ifs_describe(const char *name, const struct ifs_rules *rules, const struct ifs_system *systems,
+                         uint32_t count, const double *uniforms, uint32_t res, FILE *stream)
+{
+    const uint32_t orbits = ifs_orbits(rules);
+    size_t maps = 0;
+    FREED struct ifs_look *looks = malloc((size_t)count * orbits * sizeof *looks);
+    TRY(ALLOCATED(looks, "out of memory for the orbits of %u classes", (unsigned)count));
+    TRY(ifs_look(rules, systems, count, uniforms, res, looks));
+    for (uint32_t c = 0; c < count; c++)
+        maps += systems[c].maps;
+    fprintf(stream,
+            "%s: %u classes of %.2f maps on average, %u orbits per class of %u points, %u flips, %u x %u "
+            "pixels\n",
+            name, (unsigned)count, (double)maps / count, (unsigned)orbits, (unsigned)rules->points,
+            (unsigned)rules->flips, (unsigned)res, (unsigned)res);
+    return print_looks(rules, looks, count, stream);
+}
+
+/* ---- 1p-frac ---- */
+
+/* Uniform numbers of an image key, in pairs per Philox block. */
+struct uniforms {
+    struct philox_key key;
+    uint32_t lane; /* second word of the counter */
+    uint32_t used;
+};
+
+static double next_uniform(struct uniforms *uniforms, double low, double high)
+{
+    struct philox_block block = philox(uniforms->key, uniforms->used / 2, uniforms->lane, STREAM_SHAPE, 0);
+    const uint32_t *word = block.word + uniforms->used++ % 2 * 2;
+    return low + (high - low) * random_of_words(word[0], word[1]);
+}
+
+enum { ONE_MAPS = 2, ONE_DOMAIN = 4 };
+
+const struct ifs_one ifs_one_frac = {0, 3.5, 0.1};
+
+/* Singular values of the maps whose weighted sum is sigma: the larger one, then the smaller one, of each.
+ * Each value is uniform between the limits that the values before it leave. */
+static void draw_singular_values(struct uniforms *uniforms, double sigma, double values[ONE_MAPS][2])
+{
+    double rest = sigma, least = sigma - 3 * ONE_MAPS + 3;
+    for (int m = 0; m < ONE_MAPS - 1; m++) {
+        values[m][0] = next_uniform(uniforms, fmax(0, least / 3), fmin(1, rest));
+        least -= values[m][0];
+        rest -= values[m][0];
+        values[m][1] = next_uniform(uniforms, fmax(0, least / 2), fmin(values[m][0], rest / 2));
+        least -= 2 * values[m][1] - 3;
+        rest -= 2 * values[m][1];
+    }
+    double *last = values[ONE_MAPS - 1];
+    last[1] = next_uniform(uniforms, fmax(0, (rest - 1) / 2), rest / 3);
+    last[0] = rest - 2 * last[1];
+}
+
+struct matrix {
+    double v[2][2];
+};
+
+static struct matrix times(struct matrix a, struct matrix b)
+{
+    struct matrix product;
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            product.v[i][j] = a.v[i][0] * b.v[0][j] + a.v[i][1] * b.v[1][j];
+    return product;
+}
+
+/* Cosine and sine are rounded to float32. C libraries compute them in double with different last bits, which
+ * this rounding removes. */
+static struct matrix rotation(double angle)
+{
+    const double cosine = (float)cos(angle), sine = (float)sin(angle);
+    return (struct matrix){{{cosine, -sine}, {sine, cosine}}};
+}
+
+static struct matrix diagonal(double first, double second)
+{
+    return (struct matrix){{{first, 0}, {0, second}}};
+}
+
+/* Draws the system that all classes vary: matrices R(alpha) B diag(s) R(beta) C with rotations R and
+ * diagonals B and C of signs. */
+static void draw_base(const struct ifs_one *one, struct ifs_system *system)
+{
+    const struct ifs_rules rules = {.domain = ONE_DOMAIN};
+    struct uniforms uniforms = {.key = ifs_mask_key(&rules, one->seed, 0, 0)};
+    double signs[2 * ONE_MAPS][2], angles[2 * ONE_MAPS], singular[ONE_MAPS][2];
+    for (int i = 0; i < 4 * ONE_MAPS; i++)
+        signs[i / 2][i % 2] = next_uniform(&uniforms, 0, 1) < 0.5 ? -1 : 1;
+    for (int i = 0; i < 2 * ONE_MAPS; i++)
+        angles[i] = next_uniform(&uniforms, -M_PI, M_PI);
+    draw_singular_values(&uniforms, next_uniform(&uniforms, one->sigma - 0.1, one->sigma + 0.1), singular);
+    *system = (struct ifs_system){.maps = ONE_MAPS};
+    for (int m = 0; m < ONE_MAPS; m++) {
+        const double *left = signs[m], *right = signs[ONE_MAPS + m];
+        struct matrix a = times(rotation(angles[m]), diagonal(left[0], left[1]));
+        a = times(a, diagonal(singular[m][0], singular[m][1]));
+        a = times(times(a, rotation(angles[ONE_MAPS + m])), diagonal(right[0], right[1]));
+        memcpy(system->map[m], &a, sizeof a);
+        system->map[m][4] = next_uniform(&uniforms, -1, 1);
+        system->map[m][5] = next_uniform(&uniforms, -1, 1);
+    }
+    ifs_set_probabilities(system);
+}
+
+void ifs_draw_one(const struct ifs_one *one, uint32_t id, uint32_t attempt, struct ifs_system *system)
+{
+    const struct ifs_rules rules = {.domain = ONE_DOMAIN};
+    struct uniforms uniforms = {.key = ifs_mask_key(&rules, one->seed, id, attempt), .lane = 1};
+    draw_base(one, system);
+    system->id = id;
+    for (int m = 0; m < ONE_MAPS; m++)
+        for (int i = 0; i < 6; i++)
+            system->map[m][i] *= next_uniform(&uniforms, 1 - one->delta, 1 + one->delta);
+}
+
+enum { ONE_GROUP = 64, ONE_ATTEMPTS = 200 };
+#define ONE_LIT 0.05f /* images with a smaller share of set pixels are drawn again */
+
+/* Draws the next attempt of classes whose image is too dark, until there are none. `systems` have room for
+ * `count` <= ONE_GROUP classes from number `first`. */
+static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules *rules,
+                               const double *uniforms, uint32_t first, uint32_t count,
+                               struct ifs_system *systems, uint8_t *attempts)
+{
+    struct ifs_look looks[ONE_GROUP];
+    uint32_t dark[ONE_GROUP], left = count;
+    for (uint32_t i = 0; i < count; i++)
+        dark[i] = i;
+    for (uint32_t attempt = 0; left > 0; attempt++) {
+        FREED struct ifs_system *drawn = calloc(left, sizeof *drawn);
+        TRY(ALLOCATED(drawn, "out of memory for classes"));
+        if (attempt == ONE_ATTEMPTS)
+            return status_set(STATUS_FAILED,
+                              "class %u is nearly black in all of %d attempts; take another seed",
+                              (unsigned)(first + dark[0]), ONE_ATTEMPTS);
+        for (uint32_t i = 0; i < left; i++)
+            ifs_draw_one(one, first + dark[i], attempt, &drawn[i]);
+        TRY(look_at_part(rules, drawn, left, uniforms, rules->res, looks));
+        uint32_t still = 0;
+        for (uint32_t i = 0; i < left; i++) {
+            systems[dark[i]] = drawn[i];
+            attempts[dark[i]] = (uint8_t)attempt;
+            if (looks[i].lit <= ONE_LIT)
+                dark[still++] = dark[i];
+        }
+        left = still;
+    }
+    return STATUS_OK;
+}
+
+enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rules, uint32_t count,
+                          struct class_row *rows, uint8_t *attempts)
+{
+    struct ifs_system systems[ONE_GROUP];
+    uint8_t part_attempts[ONE_GROUP];
+    FREED double *uniforms = malloc((rules->points - 1) * sizeof *uniforms);
+    TRY(ALLOCATED(uniforms, "out of memory for the orbits of classes"));
+    ifs_uniforms(rules->points - 1, uniforms);
+    for (uint32_t first = 0; first < count; first += ONE_GROUP) {
+        uint32_t part = count - first < ONE_GROUP ? count - first : ONE_GROUP;
+        TRY(draw_bright(one, rules, uniforms, first, part, systems, part_attempts));
+        if (attempts)
+            memcpy(attempts + first, part_attempts, part);
+        for (uint32_t i = 0; i < part; i++)
+            ifs_row(&systems[i], &rows[first + i]);
+    }
+    return STATUS_OK;
+}
+
+enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    if (count > IFS_LIST_BEGIN)
+        return ifs_draw_ones(&ifs_one_frac, preset->ifs, count, rows, NULL);
+    for (uint32_t c = 0; c < count; c++) {
+        struct ifs_system system;
+        ifs_draw_one(&ifs_one_frac, c, fractaldb_bin.attempts[c], &system);
+        ifs_row(&system, &rows[c]);
+    }
+    return STATUS_OK;
+}
+
+/* ---- Published files ---- */
+
+int ifs_name_digits(const struct ifs_rules *rules)
+{
+    return rules->domain == ONE_DOMAIN ? 2 : 5;
+}
+
+void ifs_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instance, char *name)
+{
+    const struct ifs_instance shown = ifs_instance(rules, instance);
+    const uint32_t second = rules->domain == ONE_DOMAIN ? id : shown.weight;
+    snprintf(name, PUBLISHED_NAME_BYTES, "%0*u_%02u_count_%" PRIu64 "_flip%u", ifs_name_digits(rules),
+             (unsigned)id, (unsigned)second, shown.drawing / ifs_orbits(rules), (unsigned)shown.flip);
+}
+
+static enum status read_map(char *line, double map[IFS_MAP_VALUES])
+{
+    for (int i = 0; i < IFS_MAP_VALUES; i++) {
+        char *field = strsep(&line, ","), *end;
+        if (!field)
+            return status_set(STATUS_USAGE, "%d values, not %d: a,b,c,d,e,f,p", i, IFS_MAP_VALUES);
+        if (!field[0] || strspn(field, "0123456789.eE+-") != strlen(field))
+            return status_set(STATUS_USAGE, "'%.40s' is not a number", field);
+        map[i] = strtod(field, &end);
+        if (*end || !isfinite(map[i]))
+            return status_set(STATUS_USAGE, "'%.40s' is not a finite number", field);
+    }
+    if (line)
+        return status_set(STATUS_USAGE, "more than %d values: nothing may follow a,b,c,d,e,f,p",
+                          IFS_MAP_VALUES);
+    return STATUS_OK;
+}
+
+static enum status read_maps(char *text, struct class_row *row, uint32_t *number)
+{
+    uint32_t maps = 0;
+    double *to = row->value + 1;
+    for (*number = 1; text; ++*number) {
+        char *line = strsep(&text, "\n");
+        size_t length = strlen(line);
+        if (length > 0 && line[length - 1] == '\r')
+            line[--length] = '\0';
+        if (length == 0) {
+            if (text && text[strspn(text, "\r\n")])
+                return status_set(STATUS_USAGE, "the line is blank: remove it");
+            break;
+        }
+        if (maps == IFS_MAPS_MAX)
+            return status_set(STATUS_USAGE, "a class has at most %d maps", IFS_MAPS_MAX);
+        TRY(read_map(line, to + IFS_MAP_VALUES * maps++));
+    }
+    row->value[0] = maps;
+    return maps > 0 ? STATUS_OK : status_set(STATUS_USAGE, "the file is empty");
+}
+
+enum status ifs_text_read(const char *name, char *text, struct class_row *row)
+{
+    uint32_t number;
+    *row = (struct class_row){.id = row->id};
+    if (read_maps(text, row, &number) == STATUS_OK)
+        return STATUS_OK;
+    return status_about(status_prefix(STATUS_USAGE, "%s, line %u", name, (unsigned)number), name);
+}
+
+size_t ifs_text_write(const struct class_row *row, char *text, size_t size)
+{
+    size_t length = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < (uint32_t)row->value[0] * IFS_MAP_VALUES && length < size; i++)
+        length += (size_t)snprintf(text + length, size - length, "%.18e%c", row->value[1 + i],
+                                   i % IFS_MAP_VALUES == IFS_MAP_VALUES - 1 ? '\n' : ',');
+    return length;
+}
