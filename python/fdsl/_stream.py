@@ -443,8 +443,11 @@ class _Stream:
         self.shape = tuple(self.info.shape)[: 1 if source._rows else 3]
         own = config.dtype in (b"u8", b"auto") and source.dtype
         self.dtype = own or _NAMES[config.dtype.decode()]
-        # Images are square, and axis 1 is one of the sides in both layouts. None: there are no masks.
-        self.mask_shape = (self.shape[1], self.shape[1]) if self.info.mask_bytes else None
+        # Axis 1 is one of the sides in both layouts; images that have their own layout are square.
+        pixels = int(self.info.mask_bytes)
+        side = self.shape[1] if pixels else 1
+        sides = (pixels // side, side) if config.layout == b"nhwc" else (side, pixels // side)
+        self.mask_shape = sides if pixels else None  # (height, width); None: there are no masks
         self.labelled = source.labelled and not self.mask_shape
         self.field = ROWS if source._rows else IMAGES
         self.classes = int(self.info.classes)  # of the targets; 0: there are none
@@ -591,9 +594,10 @@ class Loader:
     shape (count, width), and their labels, or None if they have none.
 
     Each item is a pair of fdsl.Array on the device: images of shape (count, *loader.shape), and int64 labels of shape
-    (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. Of
-    fdsl.Images with a formula that has masks ("segrcdb"), it is the masks, uint8 of shape (count, height, width). The
-    caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
+    (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. If
+    the samples have masks, it is the masks, uint8 of shape (count, height, width): those of fdsl.Images with the formula
+    "segrcdb", and the members mask.png of a prepared set, cut out and mirrored like the images. A masked sample has a mask
+    of 255, for ignore_index=255. The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
     makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
 
     The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
@@ -877,7 +881,7 @@ class Loader:
         if labels is not None and own.mask_shape:
             raise ValueError("labels: the images have masks instead of labels")
         if masks is not None and not own.mask_shape:
-            raise ValueError("masks: the loader has none; they come with fdsl.Images of a formula such as segrcdb")
+            raise ValueError("masks: the loader has none; they come with a formula such as segrcdb, and with mask.png in a data set")
         mask_address = None if masks is None else self._address("masks", masks, ("uint8",), own.mask_shape or ())
         pointer = None
         if own.device != CPU:

@@ -522,8 +522,9 @@ enum fdsl_field {
     FDSL_TARGETS = 4, /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
                        * image. They add up to 1, or to less if one of the two images is masked: its part is
                        * 0 */
-    FDSL_MASKS = 5    /* (count, height, width) in u8, only of generated images of a formula with masks,
-                       * instead of FDSL_LABELS: the class id that each pixel shows, 0: background */
+    FDSL_MASKS = 5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
+                    * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
+                    * each pixel shows, 0: background; 255 in all pixels: the sample is masked */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */

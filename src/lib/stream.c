@@ -266,6 +266,21 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
 
 #define RAND_AUGMENT_OPS_MAX 16
 
+/* Refuses changes of images that their masks cannot follow. */
+static enum status check_mask_changes(const struct fdsl_stream_config *config, const struct dataset *dataset)
+{
+    const char *field = config->rand_augment >= 0 ? "rand_augment"
+                        : config->mixup > 0       ? "mixup"
+                        : config->cutmix > 0      ? "cutmix"
+                                                  : NULL;
+    return field && dataset->masks
+               ? status_set(STATUS_USAGE,
+                            "%s: it changes images, but not their masks; leave it at its default, or choose "
+                            "labels instead of masks with label of the data set",
+                            field)
+               : STATUS_OK;
+}
+
 /* Sets the random changes of images. On a device, CPU threads mirror and change the images of bytes, and the
  * device stores them in their type and layout. */
 static enum status set_changes(const struct fdsl_stream_config *config, struct fdsl_stream *self,
@@ -414,13 +429,14 @@ static enum status allocate_targets(struct fdsl_stream *self)
     return STATUS_OK;
 }
 
-/* Sets the shape and the strides of the masks of all batches. */
-static void set_masks(struct fdsl_stream *self, uint32_t res)
+/* Sets the shape and the strides of the masks of all batches, after those of the images. */
+static void set_masks(struct fdsl_stream *self)
 {
-    const int64_t side = res;
-    self->info.mask_bytes = (uint64_t)res * res;
+    const uint32_t *plane = &self->info.shape[self->output.interleaved ? 0 : 1];
+    const int64_t height = plane[0], width = plane[1];
+    self->info.mask_bytes = (uint64_t)height * (uint64_t)width;
     for (uint32_t i = 0; i < self->batch_count; i++) {
-        const int64_t extents[] = {0, side, side, side * side, side, 1};
+        const int64_t extents[] = {0, height, width, height * width, width, 1};
         memcpy(self->batches[i].mask_extents, extents, sizeof extents);
     }
 }
@@ -513,6 +529,8 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .mixing = {config->mixup, config->cutmix},
                                          .mix_seed = config->seed,
                                          .own = own_samples,
+                                         .mask_flip = config->flip,
+                                         .mask_seed = config->seed,
                                          .stopped = self->opening ? &self->opening->stopped : NULL};
     enum decoder decoder = DECODER_CPU;
     if (self->order.mixes && self->order.ranks > 1)
@@ -526,6 +544,8 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
     TRY(set_stream_plan_shards(request.dataset, self->order.lanes, self->order.shuffle, request.threads,
                                &request.shard_bytes));
     TRY(allocate_batches(config, self));
+    if (set_stream_masks(&request))
+        set_masks(self);
     if (self->device < 0)
         return set_stream_open(&request, &self->stream);
     TRY(device_set_open(self->device, &request, decoder, config->device_share, &self->output, config->held,
@@ -603,7 +623,7 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
     set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
     TRY(allocate_batches(config, self));
     if (synth_mask_bytes(&images->synth))
-        set_masks(self, images->synth.output.res);
+        set_masks(self);
     return images_stream_open(images, config, &with, &self->stream, &self->on_device);
 }
 
@@ -648,8 +668,10 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
                                      .capacity = self->info.capacity,
                                      .list = list_step,
                                      .context = &self->order};
-    if (!self->source->rows && !self->source->generates)
+    if (!self->source->rows && !self->source->generates) {
+        TRY(check_mask_changes(config, &self->source->dataset));
         TRY(set_mixing(config, self));
+    }
     if (config->resident && (!self->source->rows || config->device < 0))
         return status_set(STATUS_USAGE, "resident: it has an effect only on rows on a device");
     if (self->source->rows)
@@ -864,8 +886,8 @@ static enum status check_masks(const struct fdsl_stream *stream, const char *nam
     return stream->info.mask_bytes
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "%s: the stream has no masks; only generated images of some formulas, such as "
-                            "segrcdb, have them",
+                            "%s: the stream has no masks; generated images of some formulas have them, such "
+                            "as segrcdb, and data sets whose samples have the member mask.png",
                             name);
 }
 
