@@ -46,6 +46,7 @@ static enum status open_streams(struct stream_run *run)
     request.channels = from->channels;
     request.capacity = from->plan.capacity;
     request.sample_bytes = run->sample_bytes;
+    request.mask_bytes = run->mask_bytes;
     request.ahead = from->ahead;
     request.held = 1;
     return device_stream_open(host, &request, &run->stream);
@@ -57,9 +58,12 @@ static enum status wait_for_batch(struct stream_run *run)
                             : STATUS_OK;
 }
 
-static enum status copy_batch(struct stream_run *run, uint8_t *values)
+static enum status copy_batch(struct stream_run *run, uint8_t *values, uint8_t *masks)
 {
     TRY(wait_for_batch(run));
+    if (run->mask_bytes)
+        CUDA_TRY(cudaMemcpy(masks, run->batch.masks, run->batch.samples.count * run->mask_bytes,
+                            cudaMemcpyDeviceToHost));
     return CUDA_STATUS(
         cudaMemcpy(values, run->batch.samples.values, run->batch.samples.bytes, cudaMemcpyDeviceToHost));
 }
@@ -108,7 +112,7 @@ static enum status stream_gpu_fetch(void *state, void *result_)
     char pci_bus_id[32];
     TRY(stream_run_fetch(state, result));
     result->memory_bytes += gpu->decoder.bytes;
-    result->moved_bytes = result->checksum.count * gpu->run.sample_bytes;
+    result->moved_bytes = result->checksum.count * (gpu->run.sample_bytes + gpu->run.mask_bytes);
     if (!gpu->run.load->given->decode)
         return STATUS_OK;
     result->decoder = decoder_names[gpu->decoder.kind];
