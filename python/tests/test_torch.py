@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CLASSES, ROOT, broken_digits, content, resident_bytes, run_python, small
+from conftest import CLASSES, MASKED, ROOT, broken_digits, content, masked_set, resident_bytes, run_python, small
 
 import fdsl
 from fdsl import _stream
@@ -219,10 +219,11 @@ def test_the_order_is_that_of_the_program() -> None:
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-def test_masks_instead_of_labels(pin_memory: bool) -> None:
-    config: dict[str, Any] = {"formula": "segrcdb", "classes": 5, "res": 64, "out_res": 31}
-    loader = Loader(fdsl.Images(**config, count=10), 4, shuffle=False, pin_memory=pin_memory)
-    with fdsl.Generator(**config, batch=10) as g:
+@pytest.mark.parametrize("kind", ["images", "shards", "folder"])
+def test_masks_instead_of_labels(kind: str, pin_memory: bool, masked: pathlib.Path) -> None:
+    channels = {} if kind == "images" else {"channels": 1}
+    loader = Loader(masked_set(masked, kind), 4, shuffle=False, pin_memory=pin_memory, **channels)
+    with fdsl.Generator(**MASKED, batch=10) as g:
         wanted = [part.numpy() for part in g.generate(0, 10)]
         taken = list(loader)
         assert [tuple(masks.shape) for _, masks in taken] == [(4, 31, 31), (4, 31, 31), (2, 31, 31)]
