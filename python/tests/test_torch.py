@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CLASSES, MASKED, ROOT, broken_digits, content, masked_set, resident_bytes, run_python, small
+from conftest import CLASSES, MASKED, PROGRAM, ROOT, broken_digits, content, masked_set, resident_bytes, run_python, small
 
 import fdsl
 from fdsl import _stream
@@ -686,8 +686,15 @@ def test_doctests() -> None:
 
 
 @real
-def test_the_segmentation_example_learns() -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_segmentation_example_learns(prepared: bool, tmp_path: pathlib.Path) -> None:
     words = "--size 64 --steps 60 --every 20 --batch 4 --width 8"
+    if prepared:
+        run_example("segmentation.py", f"--write-classes {tmp_path}/shapes.csv")
+        for seed, (name, samples) in enumerate({"train": 120, "test": 64}.items(), 1):
+            options = f"--from synth --class {tmp_path}/shapes.csv --formula segrcdb --res 64 --samples {samples} --seed {seed}"
+            subprocess.run([PROGRAM, "--prepare", str(tmp_path / name), *options.split()], check=True)
+        words += f" --data {tmp_path}/train --test-data {tmp_path}/test"
     done = run_example("segmentation.py", words)
     lines = re.findall(r"^step (\d+): loss ([\d.]+), mean IoU ([\d.]+)", done, re.M)
     assert [int(step) for step, _, _ in lines] == [20, 40, 60], done
