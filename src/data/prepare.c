@@ -76,33 +76,23 @@ static enum status check_gaps(const struct class_folders *folders, const uint8_t
     return STATUS_OK;
 }
 
-/* Refuses a sample without a mask, or with another label than 0, which would be lost: there are no class
- * folders beside the folders of images and of masks. */
+/* Refuses a sample that has a mask and another label than 0, which would be lost: beside the folders of
+ * images and of masks, there are no class folders. */
 static enum status check_masked(uint64_t number, const struct source_sample *sample,
                                 const char *const extensions[])
 {
     struct members members;
     const struct member_rule *rule;
     int32_t label = 0;
-    bool has_mask = false;
     TRY(members_parse(NULL, NULL, NULL, &members));
-    for (size_t m = 0; m < sample->count; m++)
-        has_mask |= strcasecmp(extensions[m], MASK_MEMBER) == 0;
-    if (!has_mask)
-        return status_set(STATUS_FAILED,
-                          "sample %" PRIu64 ": it has no mask ('" MASK_MEMBER "'), unlike other samples; add "
-                          "the mask, or drop --store imagefolder",
-                          number);
     const uint32_t at = members_find(&members.label, extensions, (uint32_t)sample->count, false, &rule);
-    if (at < sample->count &&
-        members_label(rule, sample->members[at].bytes, sample->members[at].size, &label) == STATUS_OK &&
-        label != 0)
-        return status_set(STATUS_FAILED,
-                          "sample %" PRIu64 ": it has the label %" PRIi32
-                          " and a mask, and --store imagefolder "
-                          "keeps only one of them; drop --store, or choose the labels with --label %s",
-                          number, label, rule->extension);
-    return STATUS_OK;
+    const struct source_member *found = &sample->members[at % sample->count];
+    if (!rule || members_label(rule, found->bytes, found->size, &label) != STATUS_OK || label == 0)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "sample %" PRIu64 ": it has the label %" PRIi32 " and a mask, and --store imagefolder "
+                      "keeps only one of them; drop --store, or choose the labels with --label %s",
+                      number, label, rule->extension);
 }
 
 /* Reduces sample `number` to its image and its mask, and sets its class folder. STATUS_FAILED if the sample
