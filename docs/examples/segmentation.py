@@ -11,8 +11,8 @@ background, on images that it never trains on.
 The same images can be prepared before, here as tar shards, and read during training:
 
     python3 docs/examples/segmentation.py --write-classes shapes.csv
-    fdsl-bench --prepare train --from synth --class shapes.csv --formula segrcdb --res 128 --samples 3200 --seed 1
-    fdsl-bench --prepare test --from synth --class shapes.csv --formula segrcdb --res 128 --samples 64 --seed 2
+    fdsl-bench --prepare train --from synth --class shapes.csv --res 128 --samples 3200 --seed 1
+    fdsl-bench --prepare test --from synth --class shapes.csv --res 128 --samples 64 --seed 2
     python3 docs/examples/segmentation.py --data train --test-data test
 
 The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512 pixels. With --published, the
