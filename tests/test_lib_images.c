@@ -581,7 +581,7 @@ Test(lib_images, prepared_sets_have_the_masks_of_the_generator)
     for (size_t s = 0; s < COUNT_OF(sets); s++) {
         struct fdsl_source *source = opened_set(sets[s], NULL);
         struct fdsl_stream_config how = stream_config();
-        how.channels = 1;
+        how.channels = s % 2; /* 0: as the images have them */
         how.world_size = 2;
         how.rank = s % 2;
         how.resident_bytes = s % 3 ? 1 << 16 : 0;
@@ -617,8 +617,13 @@ Test(lib_images, prepared_sets_have_the_masks_of_the_generator)
     /* Chosen labels are delivered instead. */
     struct fdsl_source *source = opened_set("s", "cls");
     struct fdsl_stream_config how = stream_config();
+    struct fdsl_stream *stream;
     how.out_res = 8;
-    struct fdsl_stream *stream = opened_stream(source, &how);
+    how.channels = 0;
+    expect_error(fdsl_stream_open(source, &how, &stream), FDSL_INVALID,
+                 "channels: 0 is neither 1 nor 3, which out_res needs");
+    how.channels = 3;
+    stream = opened_stream(source, &how);
     struct fdsl_batch *batch = taken(stream);
     cr_expect_eq(info_of(stream).mask_bytes, 0);
     cr_expect_eq(((const int64_t *)tensor_of(batch, FDSL_LABELS).data)[0], 0);

@@ -159,6 +159,8 @@ class _Source:
         c.layout = b"nchw" if layout is None else _text("layout", layout)
         c.dtype = b"u8" if dtype is None else _dtype(dtype).encode()
         _set_transforms(c, transforms)
+        if channels is None and not c.out_res:
+            c.channels = 0  # those of the images
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
@@ -575,11 +577,11 @@ class Loader:
     num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
     prefetch          number of batches that are prepared ahead, 1 to 1024
     transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, also in a list, before fdsl.RandAugment,
-                      fdsl.RandomErasing, fdsl.MixUp and fdsl.CutMix; None: all images have one size already,
-                      and the number of channels
+                      fdsl.RandomErasing, fdsl.MixUp and fdsl.CutMix; without a size or crop, all images have one size
+                      and number of channels already
     dtype             "uint8" (None), "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or
                       NumPy
-    channels          3 (RGB; None) or 1 (gray)
+    channels          3 (RGB) or 1 (gray); None: 3 with a size or crop, else those of the images
     layout            "nchw" (None) or "nhwc"
     on_error          an image or label that cannot be decoded: "fail" raises an Error; "mask" gives it zeros and the label
                       -1, with a RuntimeWarning for each of the first 8 such batches

@@ -177,6 +177,7 @@ def test_prepared_masks_are_cut_like_their_images(kind: str, masked: pathlib.Pat
         assert loader.mask_shape == (31, 31) and repr(data).startswith(f"fdsl.{kind.title()}(")
         for part, wanted in enumerate(g.generate(0, 10)):
             assert b"".join(content(batch[part]) for batch in taken) == content(wanted)
+    assert fdsl.Loader(data, 4).shape == (1, 31, 31)  # without a size or crop, images keep their channels
     crop = fdsl.RandomResizedCrop(20, flip=True)
     words: dict[str, Any] = {"transforms": crop, "seed": 3, "channels": 1}
     planar, wide = fdsl.Loader(data, 4, **words), fdsl.Loader(data, 4, layout="nhwc", **words)

@@ -352,6 +352,8 @@ def test_wrong_arguments_of_generated_images() -> None:
         ((fdsl.Images(3, count=9, res=8), 5), {"lanes": 3}, ValueError, "lanes: it has no effect on generated images"),
         ((fdsl.Images(3, count=9, res=8), 5), {"on_error": "mask"}, ValueError, "on_error: it has no effect"),
         ((g, 5), {"dtype": "f16"}, ValueError, "dtype: fdsl.Images decides about the format"),
+        ((g, 5), {"transforms": fdsl.Resize(9)}, ValueError, "transforms: fdsl.Images decides about the format"),
+        ((g, 5), {"transforms": [fdsl.MixUp(1, 9)]}, ValueError, "transforms: MixUp changes only images of fdsl.Folder"),
         ((g, 5), {"transforms": fdsl.Resize(8)}, ValueError, "transforms: fdsl.Images decides"),
         ((g, 5), {"pin_memory": 1}, TypeError, "pin_memory: it must be a bool, not int"),
         ((g, 5), {"device": "tpu"}, ValueError, "device: 'tpu' is unknown"),

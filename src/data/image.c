@@ -119,6 +119,21 @@ static enum status decode_jpeg(const uint8_t *data, size_t size, struct image_sc
     return make_upright(shape.orientation, scratch, image);
 }
 
+/* Explains why an array with the axes of an image is none: only its bytes are in another order. */
+static enum status refuse_order(const struct npy_header *header)
+{
+    char native[sizeof header->type];
+    enum dtype type;
+    snprintf(native, sizeof native, "%s", header->type);
+    native[0] = native[0] == '>' ? '<' : native[0];
+    if (header->axes < 2 || header->axes > 4 || !dtype_from_npy(native, &type))
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "its array is %s; images are little-endian and in C order: save it with "
+                      "numpy.save(file, numpy.ascontiguousarray(array, '%s'))",
+                      header->fortran ? "in Fortran order" : "big-endian", native);
+}
+
 /* Parses the header of an array, unless it has the bytes of the latest one. */
 static enum status parse_npy(const uint8_t *data, size_t size, struct image_scratch *scratch,
                              struct npy_header *header)
@@ -147,7 +162,7 @@ static enum status decode_npy(const uint8_t *data, size_t size, struct image_scr
     for (uint32_t i = 0; *is_image && i < header.axes; i++)
         *is_image = header.shape[i] > 0 && header.shape[i] <= INT32_MAX;
     if (!*is_image)
-        return STATUS_OK;
+        return header.fortran || header.type[0] == '>' ? refuse_order(&header) : STATUS_OK;
     const uint64_t *plane = &header.shape[header.axes - 2];
     *image = (struct image){.channels = header.axes > 2 ? (uint32_t)header.shape[0] : 1,
                             .depth = header.axes > 3 ? (uint32_t)header.shape[1] : 1,

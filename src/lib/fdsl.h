@@ -428,7 +428,7 @@ struct fdsl_stream_config {
                          * "random-resized-crop": a random part, as in torchvision, anew in each epoch;
                          * "crop": a randomly placed square, not resized */
     int flip;           /* 1: mirror each image horizontally with probability 1/2; default 0 */
-    uint32_t channels;  /* 1 (gray) or 3 (RGB, default) */
+    uint32_t channels;  /* 1 (gray) or 3 (RGB, default); 0, without out_res: those of the first image */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8", "f16", "bf16" or "f32"; floating-point values are (byte / 255 - mean) / std.
                          * "auto" (default): "u8" for images, the stored type for rows */
@@ -765,7 +765,9 @@ FDSL_API enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *s
 FDSL_API enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats);
 
 /* Ends a waiting fdsl_stream_next() of another thread, and makes later calls fail until fdsl_stream_seek() or
- * fdsl_stream_load(). An end of the epoch that is not reported yet still is. Returns at once. Thread-safe. */
+ * fdsl_stream_load(). Also ends a waiting fdsl_stream_wait(), which returns FDSL_OK, because fdsl_stream_next()
+ * would fail at once. Does nothing while fdsl_stream_begin() opens the stream: fdsl_stream_close() ends that.
+ * An end of the epoch that is not reported yet still is. Returns at once. Thread-safe. */
 FDSL_API void fdsl_stream_cancel(struct fdsl_stream *stream);
 
 /* ---- The monitor ---- */

@@ -222,7 +222,10 @@ static enum status check_shape(struct set_stream_request *request)
             "path: streams deliver images of bytes with a depth of 1, but the first image is %s "
             "with a depth of %u",
             dtype_names[request->type], request->depth);
-    return request->channels == channels
+    if (request->channels != 1 && request->channels != 3)
+        return status_set(STATUS_USAGE, "path: the first image has %u channels, neither 1 nor 3",
+                          request->channels);
+    return channels == 0 || request->channels == channels
                ? STATUS_OK
                : status_set(STATUS_USAGE,
                             "channels: it is %u, but the first image has %u; set channels to %u, or choose "
@@ -241,13 +244,13 @@ static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t heig
 
 /* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
  */
-static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit, uint32_t classes,
-                               const struct image_output *output)
+static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit, uint32_t channels,
+                               uint32_t classes, const struct image_output *output)
 {
-    const uint32_t words[] = {config->out_res,  config->out_res ? (uint32_t)fit : 0, config->flip != 0,
-                              config->channels, (uint32_t)output->interleaved,       (uint32_t)output->type};
+    const uint32_t words[] = {config->out_res, config->out_res ? (uint32_t)fit : 0, config->flip != 0,
+                              channels,        (uint32_t)output->interleaved,       (uint32_t)output->type};
     uint64_t hash = checksum_seeded(words, sizeof words, 1);
-    for (uint32_t c = 0; c < config->channels; c++) {
+    for (uint32_t c = 0; c < channels; c++) {
         const double scale[] = {config->mean[c] + 0.0, config->std[c]}; /* + 0.0: -0 is 0 */
         hash = checksum_seeded(scale, sizeof scale, hash);
     }
@@ -361,11 +364,13 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     TRY(lib_check_flag("flip", config->flip));
     TRY(lib_find_name("layout", config->layout, layouts, &layout));
     TRY(find_type(config->dtype, &dtype));
-    if (config->channels != 1 && config->channels != 3)
-        return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
-    TRY(lib_check_scale(config->mean, config->std, config->channels, dtype == DTYPE_U8));
-    memcpy(mean, config->mean, config->channels * sizeof *mean);
-    memcpy(deviation, config->std, config->channels * sizeof *deviation);
+    if (config->channels != 1 && config->channels != 3 && (config->channels != 0 || config->out_res > 0))
+        return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3%s", config->channels,
+                          config->channels == 0 ? ", which out_res needs" : "");
+    const uint32_t scaled = config->channels ? config->channels : FDSL_CHANNELS_MAX;
+    TRY(lib_check_scale(config->mean, config->std, scaled, dtype == DTYPE_U8));
+    memcpy(mean, config->mean, scaled * sizeof *mean);
+    memcpy(deviation, config->std, scaled * sizeof *deviation);
     self->output.flip = config->flip;
     self->output.seed = config->seed;
     image_output_set(&self->output, dtype, layout == 1, mean, deviation);
@@ -379,7 +384,7 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     if (config->out_res == 0)
         TRY(check_shape(request));
     TRY(set_changes(config, self, request));
-    self->transform = hash_transform(config, fit, self->info.classes, &self->output);
+    self->transform = hash_transform(config, fit, request->channels, self->info.classes, &self->output);
     set_shape(self, request->channels, request->height, request->width);
     return STATUS_OK;
 }
