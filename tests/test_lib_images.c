@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/timer.h"
 #include "data/generated_stream.h"
 #include "data/random_draws.h"
 #include "data/source.h"
@@ -788,6 +789,37 @@ Test(lib_images, broken_masks_are_errors_or_masked)
         cr_expect(strstr(fdsl_error(), "not their masks"), "%s", fdsl_error());
     }
     fdsl_source_close(source);
+}
+
+/* fdsl_images_begin() opens what fdsl_images_open() opens; errors come from fdsl_source_wait(). Closing the
+ * source ends the first use of a published set, which takes most of a minute. */
+Test(lib_images, images_can_be_opened_in_a_thread)
+{
+    struct fdsl_config images = images_config();
+    struct fdsl_source *source, *plain = opened_images(&images, 1);
+    struct fdsl_source_info info = {.size = sizeof info}, wanted = {.size = sizeof wanted};
+    good(fdsl_images_begin(&images, SAMPLES, 1, &source));
+    good(fdsl_source_wait(source, 100));
+    good(fdsl_source_describe(source, &info));
+    good(fdsl_source_describe(plain, &wanted));
+    cr_expect(info.hash == wanted.hash && info.samples == SAMPLES);
+    fdsl_source_close(source);
+    fdsl_source_close(plain);
+    good(fdsl_images_begin(&images, SAMPLES, 2, &source));
+    cr_expect_eq(fdsl_source_wait(source, 100), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "fresh: 2 is neither 0 nor 1"), "%s", fdsl_error());
+    fdsl_source_close(source);
+    expect_error(fdsl_images_begin(NULL, SAMPLES, 1, &source), FDSL_INVALID, "config: it is NULL");
+    setenv("XDG_CACHE_HOME", folder, 1);
+    good(fdsl_config_init(&images, sizeof images));
+    images.preset = "visualatom-script-1k";
+    images.random = "published";
+    good(fdsl_images_begin(&images, SAMPLES, 0, &source));
+    cr_expect_eq(fdsl_source_wait(source, 0.5), FDSL_PENDING);
+    const double begin_s = timer_now_s();
+    fdsl_source_close(source);
+    cr_expect(timer_now_s() - begin_s < 10);
+    EXPECT(0, "! test -d fdsl-bench");
 }
 
 Test(lib_images, arguments_of_images_are_checked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ._generator import Class, Generator, configured
-from ._library import StreamConfigStruct, integer, lib
+from ._library import PENDING, StreamConfigStruct, integer, lib
 from ._stream import CutMix, MixUp, RandAugment, RandomErasing, _Source, flag
 
 _COUNT_MAX = (1 << 31) - 1
@@ -47,7 +47,7 @@ class Images(_Source):
         c, config = configured(classes, **arguments)
         self.dtype = config["dtype"]
         words = {"classes": classes, "count": number, "fresh": flag("fresh", fresh), **arguments}
-        self._open(lambda handle: lib.fdsl_images_open(c, number, fresh, handle), words)
+        self._open(lambda handle: lib.fdsl_images_begin(c, number, fresh, handle) or PENDING, words)
 
     def _set_format(self, c: StreamConfigStruct, transforms: Any, dtype: Any, channels: Any, layout: Any) -> None:
         many = isinstance(transforms, (list, tuple)) and not hasattr(transforms, "_fields")

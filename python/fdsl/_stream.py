@@ -14,9 +14,9 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional, Union
 from ._array import Array, _Memory, device_name
 from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
-    CPU, END, IMAGES, LABELS, MASKS, PENDING, ROWS, TARGETS, BatchInfoStruct, Error, SourceConfigStruct,
+    CPU, END, IMAGES, LABELS, MASKS, PENDING, ROWS, TARGETS, WAIT_S, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
-    integer, lib,
+    integer, lib, open_source,
 )  # fmt: skip
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
@@ -24,7 +24,6 @@ Path = Union[str, "os.PathLike[str]"]
 Scale = Union[None, float, Sequence[float]]
 
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
-_WAIT_S = 0.1  # Python handles signals, such as that of Ctrl-C, between two waits
 _process = os.getpid()
 _HELD = 2  # batches that the caller uses without a copy: the one of the loop, and the previous one
 
@@ -95,16 +94,7 @@ class _Source:
         self._open(lambda handle: begin(c, handle) or PENDING, {"path": path, **arguments})
 
     def _open(self, function: Callable[[Any], int], arguments: dict[str, Any]) -> None:
-        handle = ctypes.c_void_p()
-        try:
-            status = int(function(handle))
-            while status == PENDING:
-                status = int(lib.fdsl_source_wait(handle, _WAIT_S))
-            check(status)
-        except BaseException:
-            lib.fdsl_source_close(handle)
-            raise
-        self._handle, self._process, self._arguments = handle.value or 0, os.getpid(), arguments
+        self._handle, self._process, self._arguments = open_source(function).value or 0, os.getpid(), arguments
         self._info = SourceInfoStruct(ctypes.sizeof(SourceInfoStruct))
         check(lib.fdsl_source_describe(self._handle, self._info))
         _warn()
@@ -429,7 +419,7 @@ class _Stream:
         self._live: dict[int, None] = {}  # batches that the caller has
         try:  # opens in a thread of the library, so that a KeyboardInterrupt ends it
             check(lib.fdsl_stream_begin(source._handle, config, handle))
-            while (status := int(lib.fdsl_stream_wait(handle, _WAIT_S))) == PENDING:
+            while (status := int(lib.fdsl_stream_wait(handle, WAIT_S))) == PENDING:
                 pass
             check(status)
         except BaseException:
@@ -466,7 +456,7 @@ class _Stream:
     def _await(self, function: Any, *arguments: Any) -> int:
         """Calls a function that takes the next batch until there is one. Returns its status, FDSL_OK or FDSL_END."""
         status: int = PENDING
-        while status == PENDING:  # after _WAIT_S
+        while status == PENDING:  # after WAIT_S
             if _process != self._process:
                 self.check_open()
             with self._lock:
@@ -661,7 +651,7 @@ class Loader:
         c.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 1, (1 << 31) - 1)
         c.lanes = integer("lanes", lanes, 1, 1 << 20)
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
-        c.prefetch, c.held, c.wait_s = integer("prefetch", prefetch, 1, 1024), _HELD, _WAIT_S
+        c.prefetch, c.held, c.wait_s = integer("prefetch", prefetch, 1, 1024), _HELD, WAIT_S
         c.on_error = _text("on_error", on_error)
         c.resident_bytes = _U64 if resident_bytes == "all" else _bytes("resident_bytes", resident_bytes)
         c.resident = flag("resident", resident)

@@ -642,6 +642,12 @@ FDSL_API enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double se
 FDSL_API enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,
                                           struct fdsl_source **source);
 
+/* Does what fdsl_images_open() does, in a thread of the library, as fdsl_source_begin() opens a data set: the
+ * first use of a published set (`random`) takes seconds to minutes. The strings and lists of `config` must
+ * stay until fdsl_source_wait() has returned the result, or the source is closed. */
+FDSL_API enum fdsl_status fdsl_images_begin(const struct fdsl_config *config, uint64_t count, int fresh,
+                                            struct fdsl_source **source);
+
 /* Closes a source; NULL is allowed. Streams that use the source keep it open. Does nothing in a child after
  * fork(). Thread-safe. */
 FDSL_API void fdsl_source_close(struct fdsl_source *source);
@@ -765,9 +771,10 @@ FDSL_API enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *s
 FDSL_API enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats);
 
 /* Ends a waiting fdsl_stream_next() of another thread, and makes later calls fail until fdsl_stream_seek() or
- * fdsl_stream_load(). Also ends a waiting fdsl_stream_wait(), which returns FDSL_OK, because fdsl_stream_next()
- * would fail at once. Does nothing while fdsl_stream_begin() opens the stream: fdsl_stream_close() ends that.
- * An end of the epoch that is not reported yet still is. Returns at once. Thread-safe. */
+ * fdsl_stream_load(). Also ends a waiting fdsl_stream_wait(), which returns FDSL_OK, because
+ * fdsl_stream_next() would fail at once. Does nothing while fdsl_stream_begin() opens the stream:
+ * fdsl_stream_close() ends that. An end of the epoch that is not reported yet still is. Returns at once.
+ * Thread-safe. */
 FDSL_API void fdsl_stream_cancel(struct fdsl_stream *stream);
 
 /* ---- The monitor ---- */
