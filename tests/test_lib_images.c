@@ -562,7 +562,7 @@ static struct fdsl_source *opened_set(const char *name, const char *label)
 Test(lib_images, prepared_sets_have_the_masks_of_the_generator)
 {
     enum { SIDE = MASK_SIDE, PREPARED = 21 };
-    static const char *const sets[] = {"s", "i", "f", "si", "is", "ii"};
+    static const char *const sets[] = {"s", "i", "f", "si", "is", "ii", "bare"};
     static uint8_t images[PREPARED * MASK_BYTES], masks[PREPARED * MASK_BYTES], found[PREPARED * MASK_BYTES];
     EXPECT(
         0,
@@ -570,7 +570,9 @@ Test(lib_images, prepared_sets_have_the_masks_of_the_generator)
         "$P --prepare s $M --shards 2 && $P --prepare i $M --store imagefolder && $P --prepare f $M --store "
         "files && $P --prepare si --from dataset --source s --store imagefolder && $P --prepare is --from "
         "dataset --source i --shards 3 && $P --prepare ii --from dataset --source i --store imagefolder && "
-        "diff -r i/image si/image && diff -r i/mask si/mask && diff -r i ii -x '*.index' -x samples.csv 2>&1",
+        "diff -r i/image si/image && diff -r i/mask si/mask && diff -r i ii -x '*.index' -x samples.csv 2>&1 "
+        "&& "
+        "mkdir bare && cp -r i/image i/mask bare",
         SIDE, PREPARED);
     struct fdsl_config config = masks_config();
     config.batch = PREPARED;
