@@ -164,6 +164,11 @@ check_streams() { # the variant stream-gpu: compares every value with a decoding
             --data "$dir/mixed-shards" --decoder "$decoder" --device-share 1 --out-res 65 --batch 7 --threads 2
     done
     check 'stream-gpu: images of their own size' "$bench" "${options[@]}" --data "$dir/photos-shards" --decode --batch 100 --threads 3
+    make_set shards masks 2 --from synth --preset segrcdb --classes 9 --res 96 --samples 50 --encode jpeg
+    for decoder in cpu auto; do
+        check "stream-gpu: $decoder: masks" "$bench" "${options[@]}" --data "$dir/masks-shards" --decoder "$decoder" --out-res 40 \
+            --fit random-resized-crop --batch 20 --epochs 2 --threads 3
+    done
     check 'stream-gpu: a share without a decoder' fails_with 2 'device-share' "$bench" "${options[@]}" --data "$dir/mixed-shards" \
         --decoder cpu --device-share 0.5 --out-res 33
     check 'stream-gpu: a shard disappears' breaks stream-gpu any rm
