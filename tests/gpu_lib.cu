@@ -861,6 +861,92 @@ static void compare_masks(void)
     fdsl_source_close(source);
 }
 
+static void write_file(const std::string &name, const void *bytes, size_t size)
+{
+    FILE *file = static_cast<FILE *>(must_have(fopen(name.c_str(), "wb")));
+    const bool written = fwrite(bytes, size, 1, file) == 1;
+    must_have(fclose(file) == 0 && written ? file : NULL);
+}
+
+/* Writes the images of a data set again, each with a mask of its size and a label file, which makes files
+ * with equal names the members of one sample. Returns the folder. */
+static std::string write_masked(const std::string &from)
+{
+    const std::string path = folder + "/masked";
+    struct image_scratch scratch = {};
+    uint32_t n = 0;
+    std::filesystem::create_directories(path);
+    for (const auto &entry : std::filesystem::recursive_directory_iterator(from)) {
+        if (!entry.is_regular_file())
+            continue;
+        const std::string name = path + "/" + std::to_string(1000 + n++), format = entry.path().extension();
+        std::vector<uint8_t> bytes(entry.file_size());
+        FILE *file = static_cast<FILE *>(must_have(fopen(entry.path().c_str(), "rb")));
+        must_have(fread(bytes.data(), 1, bytes.size(), file) == bytes.size() ? file : NULL);
+        fclose(file);
+        struct image image = {};
+        bool is_image;
+        void *mask;
+        size_t size;
+        const bool whole = image_decode(format.c_str() + 1, bytes.data(), bytes.size(), &scratch, &image,
+                                        &is_image) == STATUS_OK;
+        const struct png_shape shape = {whole ? image.width : 8, whole ? image.height : 8, 1};
+        std::vector<uint8_t> pixels(static_cast<size_t>(shape.width) * shape.height);
+        for (size_t i = 0; i < pixels.size(); i++)
+            pixels[i] = (uint8_t)((i % shape.width * 7 + i / shape.width * 13 + n) % 251);
+        must(png_encode(pixels.data(), &shape, &mask, &size));
+        write_file(name + format, bytes.data(), bytes.size());
+        write_file(name + ".mask.png", mask, size);
+        write_file(name + ".cls", "0", 1);
+        free(mask);
+    }
+    image_scratch_close(&scratch);
+    return path;
+}
+
+/* Masks of a data set on the device have the bits of those in host memory, and so have the images that the
+ * CPU decodes. Broken samples have a mask of 255. */
+static void compare_set_masks(const std::string &from)
+{
+    static const char *const decoders[] = {"cpu", "auto"};
+    struct fdsl_source *source = open_source(write_masked(from));
+    cudaStream_t on;
+    must(cudaSetDevice(0));
+    must(cudaStreamCreateWithFlags(&on, cudaStreamNonBlocking));
+    for (size_t f = 0; f < 2 * COUNT_OF(decoders); f++) {
+        struct fdsl_stream_config how = format_config(f);
+        how.decoder = "cpu";
+        std::vector<struct masked_batch> right = take_masks(source, how, FDSL_CPU, nullptr);
+        how.decoder = decoders[f % 2];
+        std::vector<struct masked_batch> found = take_masks(source, how, 0, on), filled;
+        how.device = 0;
+        struct fdsl_stream *stream = open_stream(source, how);
+        const struct fdsl_stream_info info = info_of(stream);
+        uint8_t *images, *masks;
+        uint32_t count;
+        must(cudaMalloc(&images, info.capacity * info.image_bytes));
+        must(cudaMalloc(&masks, info.capacity * info.mask_bytes));
+        while (filled.size() < right.size())
+            if (fdsl_stream_fill_masks(stream, images, masks, &count, on) == FDSL_OK)
+                filled.push_back(copied(info, images, masks, count, on));
+        size_t broken = 0;
+        for (const struct masked_batch &batch : right)
+            broken += std::count(batch.masks.begin(), batch.masks.end(), 255);
+        for (size_t i = 0; i < right.size() && f % 2 == 1; i++) /* nvJPEG rounds differently */
+            right[i].images = found[i].images = filled[i].images = {};
+        bool well = found == right && filled == right;
+        filled[1].masks[5] ^= 1;
+        well = well && !(filled == right) && broken > 0 && broken % info.mask_bytes == 0;
+        tell(well, std::string("masks of a data set have the bits of the CPU: ") + formats[f].fit +
+                       ", decoder " + decoders[f % 2]);
+        must(cudaFree(images));
+        must(cudaFree(masks));
+        fdsl_stream_close(stream);
+    }
+    must(cudaStreamDestroy(on));
+    fdsl_source_close(source);
+}
+
 /* Replays deliver the batches that follow, over the ends of epochs. Then the stream continues without a
  * graph, with the graph again, and its state with another stream. */
 static void replay(const char *dtype)
@@ -1195,6 +1281,7 @@ int main(void)
     survive_captures(source, "auto");
     compare_images();
     compare_masks();
+    compare_set_masks(path);
     compare_generated_masks();
     replay("u8");
     replay("f16");

@@ -429,6 +429,8 @@ Test(cli, refuses_impossible_outputs)
         {"--dtype f16 --png folder",
          "--png writes u8 images of one channel only; use --npy FILE for other images"},
         {"--channels 3 --sheet a.png", "--sheet writes u8 images of one channel only"},
+        {"--sheet a.jpg", "--sheet a.jpg would be a file of the format png; choose a name that ends in .png"},
+        {"--npy a.PNG", "--npy a.PNG would be a file of the format npy; choose a name that ends in .npy"},
 #endif
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE " --out rows.csv");

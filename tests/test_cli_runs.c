@@ -29,6 +29,7 @@ Test(cli, compute_needs_a_valid_step_and_a_gpu)
         {"--compute train",
          "--compute is an option of the workloads synth and load; --list shows their variants"},
         {"--vertices=7", "--vertices is an option of the workload synth; --list"},
+        {"--random published", "; --prepare DIR --from synth --random writes such images, which train reads"},
         {"--vertice 7", "unknown option '--vertice'; did you mean '--verify'?"},
     };
     expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");

@@ -730,18 +730,48 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
     expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --draw points --random published",
                  "drop --class");
     expect_usage("--preset segrcbd --classes 3", "did you mean [segrcdb]?");
+    expect_usage("--preset segrcbd", "did you mean [segrcdb]?");
+    expect_usage("--preset visualatom", "--preset has an effect only with --classes; add --classes N");
     expect_usage("--preset rcdb1k --classes 3", "did you mean [rcdb-1k]?");
+}
+
+/* The columns of a list name its formula, or the first one that has them. A byte order mark is skipped. */
+Test(formulas, the_columns_of_a_list_imply_the_formula)
+{
+    for (int f = 0; f < FORMULA_COUNT; f++)
+        for (int marked = 0; marked < 2; marked++) {
+            char path[] = "/tmp/formulas-XXXXXX", words[64];
+            const int file = mkstemp(path);
+            const struct formula *formula = formulas[f];
+            struct opened opened;
+            cr_assert(file >= 0 && dprintf(file, "%sclass", marked ? "\xEF\xBB\xBF" : "") > 0);
+            for (size_t i = 0; i < formula->parameter_count; i++)
+                dprintf(file, ",%s", formula->parameters[i].name);
+            dprintf(file, "\n%u", formula->id_least);
+            for (size_t i = 0; i < formula->parameter_count; i++)
+                dprintf(file, ",%.17g",
+                        fmax(formula->parameters[i].least, fmin(5, formula->parameters[i].most)));
+            dprintf(file, "\n");
+            close(file);
+            snprintf(words, sizeof words, "--class %s --batch 1", path);
+            open_synth(&opened, words);
+            cr_expect_eq(opened.synth->formula, f == FORMULA_VISUALATOM ? FORMULA_UJI : (enum formula_id)f);
+            close_synth(&opened);
+            unlink(path);
+        }
 }
 
 #ifdef HAVE_INIH
 Test(formulas, a_preset_implies_the_formula_and_its_classes)
 {
     struct opened opened;
-    open_synth(&opened, "--preset segrcdb --batch 1");
-    cr_expect_eq(opened.synth->formula, FORMULA_SEGRCDB);
-    cr_expect_eq(opened.synth->class_count, 254);
-    cr_expect_eq(opened.synth->rows[0].id, 1);
-    close_synth(&opened);
+    for (int ranges = 0; ranges < 2; ranges++) {
+        open_synth(&opened, ranges ? "--preset segrcdb-ranges --batch 1" : "--preset segrcdb --batch 1");
+        cr_expect_eq(opened.synth->formula, FORMULA_SEGRCDB);
+        cr_expect_eq(opened.synth->class_count, 254);
+        cr_expect_eq(opened.synth->rows[0].id, 1);
+        close_synth(&opened);
+    }
     open_synth(&opened, "--preset visualatom --classes 3 --batch 1");
     cr_expect_eq(opened.synth->formula, FORMULA_UJI, "presets of VisualAtom suit both formulas");
     close_synth(&opened);

@@ -363,6 +363,41 @@ Test(image, too_little_memory_is_no_fault_of_the_image)
 }
 #endif
 
+/* Arrays in another order of bytes or axes are refused with the remedy; arrays that cannot be images are
+ * none. */
+Test(image, arrays_in_another_order_are_named)
+{
+    static const struct {
+        const char *type, *order, *shape, *words; /* words: NULL: the array is no image */
+    } arrays[] = {
+        {"|u1", "True", "(4, 6)", "its array is in Fortran order"},
+        {"<f4", "True", "(3, 4, 6)", "numpy.ascontiguousarray(array, '<f4')"},
+        {">f4", "False", "(4, 6)", "its array is big-endian"},
+        {">f2", "False", "(1, 4, 6)", "numpy.ascontiguousarray(array, '<f2')"},
+        {">i4", "False", "(4, 6)", NULL},
+        {">f4", "False", "(24,)", NULL},
+    };
+    for (size_t i = 0; i < COUNT_OF(arrays); i++) {
+        uint8_t file[128 + 72 * 4] = "\x93NUMPY\x01\x00\x76";
+        struct image_scratch scratch = {0};
+        struct image image;
+        bool is_image = true;
+        struct npy_header header;
+        const int length =
+            snprintf((char *)file + 10, 118, "{'descr': '%s', 'fortran_order': %s, 'shape': %s, }",
+                     arrays[i].type, arrays[i].order, arrays[i].shape);
+        memset(file + 10 + length, ' ', 117 - (size_t)length);
+        file[127] = '\n';
+        must(npy_header_parse(file, sizeof file, &header));
+        const enum status status =
+            image_decode("npy", file, 128 + header.values * header.value_bytes, &scratch, &image, &is_image);
+        cr_expect_eq(status, arrays[i].words ? STATUS_FAILED : STATUS_OK, "%zu", i);
+        cr_expect(arrays[i].words ? strstr(status_text(), arrays[i].words) != NULL : !is_image, "%zu: %s", i,
+                  status_text());
+        image_scratch_close(&scratch);
+    }
+}
+
 Test(image, the_content_of_a_file_decides_its_format)
 {
     static const uint8_t pixels[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};

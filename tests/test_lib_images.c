@@ -5,8 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/timer.h"
 #include "data/generated_stream.h"
 #include "data/random_draws.h"
+#include "data/source.h"
 #include "must.h"
 #include "train/feed.h"
 
@@ -538,6 +540,288 @@ Test(lib_images, parts_that_a_stream_lacks_are_refused)
         fdsl_stream_close(stream);
         fdsl_source_close(source);
     }
+}
+
+/* ---- Masks of data sets ---- */
+
+static struct fdsl_source *opened_set(const char *name, const char *label)
+{
+    struct fdsl_source_config config;
+    struct fdsl_source *source;
+    char path[PATH_MAX];
+    good(fdsl_source_config_init(&config, sizeof config));
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    config.path = path;
+    config.label = label;
+    good(fdsl_source_open(&config, &source));
+    return source;
+}
+
+/* A prepared set in each layout, and copies of it, have the images and masks of the generator: for next() and
+ * fill(), from files and from memory, on two ranks. */
+Test(lib_images, prepared_sets_have_the_masks_of_the_generator)
+{
+    enum { SIDE = MASK_SIDE, PREPARED = 21 };
+    static const char *const sets[] = {"s", "i", "f", "si", "is", "ii", "bare"};
+    static uint8_t images[PREPARED * MASK_BYTES], masks[PREPARED * MASK_BYTES], found[PREPARED * MASK_BYTES];
+    EXPECT(
+        0,
+        "M='--from synth --preset segrcdb --classes 7 --res 64 --out-res %d --samples %d' && "
+        "$P --prepare s $M --shards 2 && $P --prepare i $M --store imagefolder && $P --prepare f $M --store "
+        "files && $P --prepare si --from dataset --source s --store imagefolder && $P --prepare is --from "
+        "dataset --source i --shards 3 && $P --prepare ii --from dataset --source i --store imagefolder && "
+        "diff -r i/image si/image && diff -r i/mask si/mask && diff -r i ii -x '*.index' -x samples.csv 2>&1 "
+        "&& "
+        "mkdir bare && cp -r i/image i/mask bare",
+        SIDE, PREPARED);
+    struct fdsl_config config = masks_config();
+    config.batch = PREPARED;
+    config.channels = 1;
+    struct fdsl_generator *generator = opened(&config);
+    const struct fdsl_targets targets = {.size = sizeof targets, .masks = masks};
+    good(fdsl_generate_targets(generator, NULL, 0, PREPARED, images, &targets, NULL));
+    fdsl_close(generator);
+    for (size_t s = 0; s < COUNT_OF(sets); s++) {
+        struct fdsl_source *source = opened_set(sets[s], NULL);
+        struct fdsl_stream_config how = stream_config();
+        how.channels = s % 2; /* 0: as the images have them */
+        how.world_size = 2;
+        how.rank = s % 2;
+        how.resident_bytes = s % 3 ? 1 << 16 : 0;
+        struct fdsl_stream *stream = opened_stream(source, &how), *fill = opened_stream(source, &how);
+        cr_assert_eq(info_of(stream).mask_bytes, MASK_BYTES);
+        for (uint64_t i = 0; i < 2 * info_of(stream).steps; i++) {
+            struct fdsl_batch *batch;
+            uint32_t count;
+            enum fdsl_status result = fdsl_stream_next(stream, NULL, &batch);
+            if (result == FDSL_END)
+                good(fdsl_stream_next(stream, NULL, &batch));
+            result = fdsl_stream_fill_masks(fill, found, found + BATCH * MASK_BYTES, &count, NULL);
+            if (result == FDSL_END)
+                good(fdsl_stream_fill_masks(fill, found, found + BATCH * MASK_BYTES, &count, NULL));
+            const struct fdsl_tensor shown = tensor_of(batch, FDSL_MASKS);
+            const uint8_t *image = tensor_of(batch, FDSL_IMAGES).data, *mask = shown.data;
+            const int64_t *numbers = tensor_of(batch, FDSL_NUMBERS).data;
+            cr_expect((uintptr_t)mask % 256 == 0 && shown.shape[0] == count && described(batch).masked == 0);
+            for (uint32_t j = 0; j < count; j++) {
+                const size_t at = j * MASK_BYTES, wanted = (size_t)numbers[j] * MASK_BYTES;
+                cr_expect(!memcmp(image + at, images + wanted, MASK_BYTES) &&
+                              !memcmp(mask + at, masks + wanted, MASK_BYTES) &&
+                              !memcmp(found + at, images + wanted, MASK_BYTES) &&
+                              !memcmp(found + BATCH * MASK_BYTES + at, masks + wanted, MASK_BYTES),
+                          "%s: sample %d", sets[s], (int)numbers[j]);
+            }
+            good(fdsl_batch_release(batch, NULL));
+        }
+        fdsl_stream_close(stream);
+        fdsl_stream_close(fill);
+        fdsl_source_close(source);
+    }
+    /* Chosen labels are delivered instead. */
+    struct fdsl_source *source = opened_set("s", "cls");
+    struct fdsl_stream_config how = stream_config();
+    struct fdsl_stream *stream;
+    how.out_res = 8;
+    how.channels = 0;
+    expect_error(fdsl_stream_open(source, &how, &stream), FDSL_INVALID,
+                 "channels: 0 is neither 1 nor 3, which out_res needs");
+    how.channels = 3;
+    stream = opened_stream(source, &how);
+    struct fdsl_batch *batch = taken(stream);
+    cr_expect_eq(info_of(stream).mask_bytes, 0);
+    cr_expect_eq(((const int64_t *)tensor_of(batch, FDSL_LABELS).data)[0], 0);
+    good(fdsl_batch_release(batch, NULL));
+    fdsl_stream_close(stream);
+    fdsl_source_close(source);
+}
+
+enum { RAMP_WIDTH = 64, RAMP_HEIGHT = 40 };
+
+/* Writes a file of a sample whose red is 3 times the column, and whose green is 3 times the row: its image
+ * (3 channels), or as a mask its red (even samples) or its green. */
+static void put_ramp(uint32_t number, uint32_t channels, bool jpeg)
+{
+    uint8_t pixels[RAMP_WIDTH * RAMP_HEIGHT * 3];
+    const struct png_shape shape = {RAMP_WIDTH, RAMP_HEIGHT, channels};
+    char name[32];
+    void *bytes;
+    size_t size;
+    for (uint32_t i = 0; i < RAMP_WIDTH * RAMP_HEIGHT; i++)
+        for (uint32_t c = 0; c < channels; c++)
+            pixels[i * channels + c] =
+                (uint8_t)(c + (channels == 1 ? number : 0)) % 2 ? 3 * (i / RAMP_WIDTH) : 3 * (i % RAMP_WIDTH);
+    must(source_encode(jpeg ? SOURCE_JPEG : SOURCE_PNG, 100, pixels, &shape, &bytes, &size));
+    snprintf(name, sizeof name, "r/%02u.%s", number, channels == 1 ? "mask.png" : jpeg ? "jpg" : "png");
+    put(name, bytes, size);
+    free(bytes);
+}
+
+/* A mask shows the same part of its sample as the image: the two differ by less than what the filter of the
+ * image makes of a pixel and its neighbours. Without resizing they are equal. */
+Test(lib_images, masks_are_cut_and_mirrored_like_images)
+{
+    enum { RAMPS = 12, OUT = 24 };
+    static const struct {
+        const char *fit;
+        uint32_t res;
+        int tolerance;
+    } fits[] = {{"resize", 0, 0},
+                {"resize", OUT, 5},
+                {"crop", OUT, 0},
+                {"center-crop", OUT, 4},
+                {"random-resized-crop", OUT, 5},
+                {"random-resized-crop", 90, 4}};
+    EXPECT(0, "mkdir r");
+    for (uint32_t number = 0; number < RAMPS; number++) {
+        put_ramp(number, 3, number % 3 == 2);
+        put_ramp(number, 1, false);
+    }
+    EXPECT(0, "mkdir t && cd r && tar --sort=name -cf ../t/r.tar *");
+    struct fdsl_source *source = opened_set("t", NULL);
+    for (size_t f = 0; f < COUNT_OF(fits); f++)
+        for (int flip = 0; flip < 4; flip++) {
+            struct fdsl_stream_config config = stream_config();
+            config.batch_size = RAMPS;
+            config.fit = fits[f].fit;
+            config.out_res = fits[f].res;
+            config.flip = flip % 2;
+            config.layout = flip < 2 ? "nchw" : "nhwc";
+            struct fdsl_stream *stream = opened_stream(source, &config);
+            const uint32_t width = fits[f].res ? fits[f].res : RAMP_WIDTH,
+                           height = fits[f].res ? fits[f].res : RAMP_HEIGHT;
+            int64_t mirrored = 0;
+            for (int epoch = 0; epoch < 3; epoch++) {
+                struct fdsl_batch *batch = taken(stream);
+                const struct fdsl_tensor shown = tensor_of(batch, FDSL_MASKS);
+                const uint8_t *image = tensor_of(batch, FDSL_IMAGES).data, *mask = shown.data;
+                const int64_t *numbers = tensor_of(batch, FDSL_NUMBERS).data;
+                cr_assert(shown.shape[1] == height && shown.shape[2] == width);
+                for (uint32_t i = 0; i < RAMPS * height * width; i++) {
+                    const uint32_t j = i / (height * width), pixel = i % (height * width), c = numbers[j] % 2;
+                    const int value = image[flip < 2 ? (3 * j + c) * height * width + pixel : 3 * i + c];
+                    const int most = fits[f].tolerance + (numbers[j] % 3 == 2 ? 8 : 0); /* JPEG loses some */
+                    cr_assert(abs(value - mask[i]) <= most, "%s %u, sample %d, pixel %u: %d, %d", fits[f].fit,
+                              fits[f].res, (int)numbers[j], pixel, value, mask[i]);
+                    mirrored += pixel == 0 && c == 0 && mask[i] > mask[i + width - 1];
+                }
+                good(fdsl_batch_release(batch, NULL));
+                cr_assert_eq(fdsl_stream_next(stream, NULL, &batch), FDSL_END);
+            }
+            cr_expect(flip % 2 ? mirrored > 3 && mirrored < 3 * RAMPS / 2 : mirrored == 0, "%d",
+                      (int)mirrored);
+            fdsl_stream_close(stream);
+        }
+    fdsl_source_close(source);
+}
+
+/* Each fault is one error that names the sample and the reason, or a sample whose image is 0 and whose mask
+ * is 255. */
+Test(lib_images, broken_masks_are_errors_or_masked)
+{
+    static const struct {
+        const char *command, *words;
+    } faults[] = {
+        {"rm 05.mask.png", "it has no mask ('mask.png'), unlike other samples of the data set"},
+        {"truncate -s 60 05.mask.png", "its mask: libpng: "},
+        {": >05.mask.png", "its mask: "},
+        {"cp 05.jpg 05.mask.png", "its mask: libpng: "},
+        {"cp 04.png 05.mask.png", "its mask has 8 bits per value and PNG colour type 2, but a mask is 8-bit"},
+        {"png 64 40 1 0 9", "its mask has 1 bits per value and PNG colour type 0"},
+        {"png 64 40 16 0 129", "its mask has 16 bits per value"},
+        {"png 40 64 8 0 41", "its mask has 40 x 64 pixels, but its image has 64 x 40"},
+    };
+    static const char png[] =
+        "png() { python3 -c 'import struct,sys,zlib; w,h,b,t,n = map(int,sys.argv[1:]); c = lambda k,d: "
+        "struct.pack(\">I\",len(d))+k+d+struct.pack(\">I\",zlib.crc32(k+d)); open(\"05.mask.png\",\"wb\")."
+        "write(b\"\\x89PNG\\r\\n\\x1a\\n\"+c(b\"IHDR\",struct.pack(\">IIBBBBB\",w,h,b,t,0,0,0))+c(b\"IDAT\","
+        "zlib.compress(bytes(n*h)))+c(b\"IEND\",b\"\"))' \"$@\"; }";
+    EXPECT(0, "mkdir r");
+    for (uint32_t number = 0; number < 8; number++) {
+        put_ramp(number, 3, number == 5);
+        put_ramp(number, 1, false);
+    }
+    for (size_t f = 0; f < COUNT_OF(faults); f++)
+        for (int mask = 0; mask < 2; mask++) {
+            EXPECT(0, "rm -rf x t; cp -r r x; mkdir t; %s; cd x && %s && tar --sort=name -cf ../t/r.tar *",
+                   png, faults[f].command);
+            struct fdsl_source *source = opened_set("t", NULL);
+            struct fdsl_stream_config config = stream_config();
+            struct fdsl_stream *stream;
+            struct fdsl_batch *batch = NULL;
+            config.out_res = 16;
+            config.on_error = mask ? "mask" : "fail";
+            enum fdsl_status result = fdsl_stream_open(source, &config, &stream);
+            if (result == FDSL_OK)
+                result = fdsl_stream_next(stream, NULL, &batch);
+            const char *said = mask ? fdsl_warnings() : fdsl_error();
+            cr_expect(strstr(said, faults[f].words) && strstr(said, "05"), "%s: %s", faults[f].command, said);
+            cr_assert_eq(result == FDSL_OK, mask, "%s: %s", faults[f].command, fdsl_error());
+            for (uint32_t j = 0; mask && j < 8; j++) {
+                const uint8_t *image = (const uint8_t *)tensor_of(batch, FDSL_IMAGES).data + j * 3 * 256;
+                const uint8_t *shown = (const uint8_t *)tensor_of(batch, FDSL_MASKS).data + j * 256;
+                const bool broken = ((const int64_t *)tensor_of(batch, FDSL_NUMBERS).data)[j] == 5;
+                cr_expect_eq(described(batch).masked, 1);
+                for (int i = 0; i < 256; i++)
+                    cr_assert((shown[i] == 255) == broken && (!broken || image[i] == 0));
+            }
+            if (batch)
+                good(fdsl_batch_release(batch, NULL));
+            fdsl_stream_close(stream);
+            fdsl_source_close(source);
+        }
+    /* An index has the hash of a mask. */
+    EXPECT(0, "rm -rf t; mkdir t; cd r && tar --sort=name -cf ../t/r.tar * && cd .. && $P --prepare q --from "
+              "dataset --source t --store imagefolder && printf X | dd of=q/mask/000002.png bs=1 seek=70 "
+              "conv=notrunc 2>/dev/null");
+    struct fdsl_source *source = opened_set("q", NULL);
+    const struct fdsl_stream_config config = stream_config();
+    struct fdsl_batch *batch;
+    struct fdsl_stream *stream = opened_stream(source, &config);
+    expect_error(fdsl_stream_next(stream, NULL, &batch), FDSL_FAILED, "");
+    cr_expect(strstr(fdsl_error(), "its mask does not match the hash in the index"), "%s", fdsl_error());
+    fdsl_stream_close(stream);
+    /* Changes that masks cannot follow. */
+    for (int field = 0; field < 3; field++) {
+        static const char *const names[] = {"rand_augment: ", "mixup: ", "cutmix: "};
+        struct fdsl_stream_config with = stream_config();
+        with.rand_augment = field == 0 ? 9 : -1;
+        with.mixup = field == 1;
+        with.cutmix = field == 2;
+        expect_error(fdsl_stream_open(source, &with, &stream), FDSL_INVALID, names[field]);
+        cr_expect(strstr(fdsl_error(), "not their masks"), "%s", fdsl_error());
+    }
+    fdsl_source_close(source);
+}
+
+/* fdsl_images_begin() opens what fdsl_images_open() opens; errors come from fdsl_source_wait(). Closing the
+ * source ends the first use of a published set, which takes most of a minute. */
+Test(lib_images, images_can_be_opened_in_a_thread)
+{
+    struct fdsl_config images = images_config();
+    struct fdsl_source *source, *plain = opened_images(&images, 1);
+    struct fdsl_source_info info = {.size = sizeof info}, wanted = {.size = sizeof wanted};
+    good(fdsl_images_begin(&images, SAMPLES, 1, &source));
+    good(fdsl_source_wait(source, 100));
+    good(fdsl_source_describe(source, &info));
+    good(fdsl_source_describe(plain, &wanted));
+    cr_expect(info.hash == wanted.hash && info.samples == SAMPLES);
+    fdsl_source_close(source);
+    fdsl_source_close(plain);
+    good(fdsl_images_begin(&images, SAMPLES, 2, &source));
+    cr_expect_eq(fdsl_source_wait(source, 100), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "fresh: 2 is neither 0 nor 1"), "%s", fdsl_error());
+    fdsl_source_close(source);
+    expect_error(fdsl_images_begin(NULL, SAMPLES, 1, &source), FDSL_INVALID, "config: it is NULL");
+    setenv("XDG_CACHE_HOME", folder, 1);
+    good(fdsl_config_init(&images, sizeof images));
+    images.preset = "visualatom-script-1k";
+    images.random = "published";
+    good(fdsl_images_begin(&images, SAMPLES, 0, &source));
+    cr_expect_eq(fdsl_source_wait(source, 0.5), FDSL_PENDING);
+    const double begin_s = timer_now_s();
+    fdsl_source_close(source);
+    cr_expect(timer_now_s() - begin_s < 10);
+    EXPECT(0, "! test -d fdsl-bench");
 }
 
 Test(lib_images, arguments_of_images_are_checked)

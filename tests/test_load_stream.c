@@ -278,7 +278,17 @@ Test(load_stream, ranks_share_each_batch)
 
 /* ---- Planted faults ---- */
 
-enum plant { PLANT_NOTHING, PLANT_HASH, PLANT_VALUE, PLANT_LABEL, PLANT_TWICE, PLANT_MASK, PLANTS };
+enum plant {
+    PLANT_NOTHING,
+    PLANT_HASH,
+    PLANT_VALUE,
+    PLANT_LABEL,
+    PLANT_TWICE,
+    PLANT_MASK,
+    PLANT_UNCHANGED, /* in a set with masks */
+    PLANT_PIXEL,
+    PLANTS
+};
 static enum plant plant;
 
 /* A stream that changes the second batch of another one. */
@@ -306,6 +316,8 @@ static enum status wrong_next(struct stream *stream, struct stream_batch *batch)
     batch->numbers = self->numbers;
     ((uint8_t *)batch->samples.values)[2 * batch->samples.stride + 5] ^= plant == PLANT_VALUE;
     ((int32_t *)batch->samples.labels)[2] ^= plant == PLANT_LABEL;
+    if (plant == PLANT_PIXEL)
+        ((uint8_t *)batch->masks)[2 * batch->samples.stride + 5] ^= 1; /* masks are as large as gray images */
     if (plant == PLANT_MASK) {
         memset((uint8_t *)batch->samples.values + 2 * batch->samples.stride, 0, batch->samples.stride);
         ((int32_t *)batch->samples.labels)[2] = STREAM_MASKED;
@@ -383,17 +395,21 @@ static enum status run_planted(struct job *job, bool closely, uint64_t *wrong)
 Test(load_stream, planted_faults_are_found)
 {
     make_digits();
+    cr_assert(command("$P --prepare $D/masks --from synth --preset segrcdb --classes 9 --res 32 --samples 24 "
+                      ">/dev/null 2>&1"));
     for (plant = PLANT_NOTHING; plant < PLANTS; plant++) {
         struct job job;
         uint64_t wrong = 0;
         const bool sums = plant == PLANT_HASH || plant == PLANT_TWICE;
-        open_in(&job, "m3", plant == PLANT_MASK ? "--decode --batch 8 --on-error mask" : "--decode --batch 8",
+        open_in(&job, plant < PLANT_UNCHANGED ? "m3" : "masks",
+                plant == PLANT_MASK ? "--decode --batch 8 --on-error mask" : "--decode --batch 8",
                 (struct partition){.ranks = 1});
         cr_expect_eq(run_planted(&job, false, &wrong), sums ? STATUS_WRONG : STATUS_OK, "fault %d: %s", plant,
                      status_text());
         wrong = 0;
         cr_expect_eq(run_planted(&job, true, &wrong), STATUS_OK, "fault %d: %s", plant, status_text());
-        cr_expect(plant == PLANT_NOTHING || plant == PLANT_HASH ? wrong == 0 : wrong > 0,
+        cr_expect(plant == PLANT_NOTHING || plant == PLANT_HASH || plant == PLANT_UNCHANGED ? wrong == 0
+                                                                                            : wrong > 0,
                   "fault %d: %" PRIu64 " samples are wrong", plant, wrong);
         close_job(&job);
     }
@@ -455,8 +471,9 @@ static enum status wait_for_device(struct stream_run *run)
     return STATUS_OK;
 }
 
-static enum status copy_from_device(struct stream_run *run, uint8_t *values)
+static enum status copy_from_device(struct stream_run *run, uint8_t *values, uint8_t *masks)
 {
+    (void)masks;
     memcpy(values, device.values, run->batch.samples.bytes);
     return STATUS_OK;
 }

@@ -148,8 +148,16 @@ Test(picture, a_folder_has_its_pictures_and_an_index, .init = make_folder)
                                           "class-12_instance-10.png\t12\t10\t5\n"
                                           "class-03_instance-00.png\t3\t0\t18446744073709551615\n");
     for (int i = 0; i < 3; i++)
+        pictures[i].mask = pixels[2 - i];
+    cr_assert_eq(picture_write_folder(folder, pictures, 2), STATUS_OK, "%s", status_text());
+    expect_png(inside("class-12_instance-10.mask.png"), pixels[1], 16, 16);
+    expect_text_file(inside("index.tsv"),
+                     "file\tclass\tinstance\tseed\tmask\n"
+                     "class-00_instance-09.png\t0\t9\t5\tclass-00_instance-09.mask.png\n"
+                     "class-12_instance-10.png\t12\t10\t5\tclass-12_instance-10.mask.png\n");
+    for (int i = 0; i < 3; i++)
         free(pixels[i]);
-    expect_files(4);
+    expect_files(6);
 }
 
 Test(picture, an_empty_name_is_the_current_folder, .init = make_folder)

@@ -297,9 +297,31 @@ Test(prepare, masks_are_stored_with_their_images)
     cr_expect_null(strstr(out, "not read"), "%s", out);
     /* A copy does not resize images without their masks. */
     EXPECT(2, "$P --prepare z --from dataset --source s --out-res 16 2>&1");
-    cr_expect(strstr(out, "--out-res resizes images, but not their masks: sample '000000'"), "%s", out);
+    cr_expect(strstr(out, "--out-res resizes images, but not their masks ('mask.png')"), "%s", out);
     EXPECT(0, "$P --prepare z --from dataset --source s --out-res 16 --member 'png;cls' && tar tf z/*.tar");
     cr_expect(strstr(out, "000000.png") && !strstr(out, "mask"), "%s", out);
+    /* A copy without a mask, or that would lose a label, is refused; labels can be chosen. */
+    static const char *const changes[] = {"rm 000003.mask.png", "printf 3 >000003.cls"},
+                             *const words[] = {"sample '000003': it has no mask ('mask.png'), unlike other",
+                                               "sample 3: it has the label 3 and a mask"};
+    for (int k = 0; k < 2; k++) {
+        EXPECT(0, "rm -rf y t && cp -r x y && mkdir t && cd y && %s && tar --sort=name -cf ../t/t.tar *",
+               changes[k]);
+        EXPECT_PRINTS(1, words[k], "$P --prepare y/%d --from dataset --source t --store imagefolder 2>&1", k);
+    }
+    EXPECT(0, "$P --prepare y/2 --from dataset --source x --store imagefolder --label cls && test -f "
+              "y/2/0000/000003.png && ! test -d y/2/mask");
+    /* Masks are verified; a network needs labels. */
+    EXPECT(0, "$P --variant stream --data i --out-res 16 --fit random-resized-crop --verify --min-samples 1 "
+              "--min-time 0 --max-time 0 2>&1");
+    EXPECT_PRINTS(2, "--data i: its samples have masks ('mask.png') instead of labels",
+                  "$P --variant train-naive --data i --feed load 2>&1");
+    EXPECT_PRINTS(2, "masks ('mask.png') instead of labels", "$P --variant train-naive --data s 2>&1");
+    EXPECT(0, "$P --variant train-naive --data s --label cls --epochs 1 2>&1");
+    EXPECT(0,
+           "chmod u+w i/mask/* && printf X | dd of=i/mask/000002.png bs=1 seek=70 conv=notrunc 2>/dev/null");
+    EXPECT_PRINTS(1, "do not match the hash in the index",
+                  "$P --variant files --data i --verify --min-samples 1 --min-time 0 --max-time 0 2>&1");
     /* The tree of the published set. */
     EXPECT(0, "$P --prepare v --from synth --preset segrcdb --random published --samples 2 --instance 3500 "
               "--store imagefolder --names published && test -f v/mask/003501.png && "

@@ -130,21 +130,21 @@ static void check_set(int s)
 
     copy.pixels[PIXELS - 1] ^= 1;
     write_png(image_paths[s], copy.pixels, 3);
-    cr_assert_eq(verify(s), STATUS_FAILED, "one different pixel");
+    cr_assert_eq(verify(s), STATUS_WRONG, "one different pixel");
     copy.pixels[PIXELS - 1] ^= 1;
     write_png(image_paths[s], copy.pixels, 3);
     must(verify(s));
 
     snprintf(command, sizeof command, "cp %s keep && truncate -s -100 %s", image_paths[s], image_paths[s]);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(verify(s), STATUS_FAILED, "a truncated file");
+    cr_assert_eq(verify(s), STATUS_WRONG, "a truncated file");
     snprintf(command, sizeof command, "cp keep %s && cp keep %s/stranger.png", image_paths[s], folders[s]);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(verify(s), STATUS_FAILED, "a file that is not in the set");
+    cr_assert_eq(verify(s), STATUS_WRONG, "a file that is not in the set");
     snprintf(command, sizeof command,
              "rm %s/stranger.png; sed -i 's/Line_num,/Line_num,1/' copy/param/00001.csv", folders[s]);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(verify(s), STATUS_FAILED, "another parameter");
+    cr_assert_eq(verify(s), STATUS_WRONG, "another parameter");
     cr_assert_eq(system("rm -r copy/param"), 0);
     must(verify(s));
     free_copy(&copy);
@@ -171,7 +171,7 @@ Test(verify_published, masks_are_compared)
     make_copy(2, &copy);
     copy.mask[77] ^= 255;
     write_png("copy/mask/000001.png", copy.mask, 1);
-    cr_assert_eq(verify(2), STATUS_FAILED);
+    cr_assert_eq(verify(2), STATUS_WRONG);
     cr_assert_eq(unlink("copy/mask/000001.png"), 0);
     must(verify(2));
     free_copy(&copy);
@@ -193,11 +193,11 @@ Test(verify_published, other_channels_and_sizes_differ)
     must(png_encode(coloured, &shape, &bytes, &size));
     must(file_write_atomic(image_paths[0], bytes, size));
     free(bytes);
-    cr_assert_eq(verify(0), STATUS_FAILED);
+    cr_assert_eq(verify(0), STATUS_WRONG);
     must(png_encode(copy.pixels, &smaller, &bytes, &size));
     must(file_write_atomic(image_paths[0], bytes, size));
     free(bytes);
-    cr_assert_eq(verify(0), STATUS_FAILED);
+    cr_assert_eq(verify(0), STATUS_WRONG);
     free(coloured);
     free_copy(&copy);
 }
@@ -227,9 +227,9 @@ Test(verify_published, other_kinds_of_pixels_differ)
     write_raw_png(8, 0, "bytes([v])");
     must(verify(0));
     write_raw_png(16, 0, "bytes([v, v])");
-    cr_assert_eq(verify(0), STATUS_FAILED);
+    cr_assert_eq(verify(0), STATUS_WRONG);
     write_raw_png(8, 4, "bytes([v, 0])");
-    cr_assert_eq(verify(0), STATUS_FAILED);
+    cr_assert_eq(verify(0), STATUS_WRONG);
     free_copy(&copy);
 }
 
@@ -241,11 +241,11 @@ static void expect_other_folders(int s)
     make_copy(s, &copy);
     snprintf(command, sizeof command, "cp -r %s %s/../00002", folders[s], folders[s]);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(verify(s), STATUS_FAILED, "class 2 of 0 and 1");
+    cr_assert_eq(verify(s), STATUS_WRONG, "class 2 of 0 and 1");
     snprintf(command, sizeof command, "rm -r %s/../00002 && cp %s %s/../x.png", folders[s], image_paths[s],
              folders[s]);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(verify(s), STATUS_FAILED, "a file beside the folders");
+    cr_assert_eq(verify(s), STATUS_WRONG, "a file beside the folders");
     snprintf(command, sizeof command, "rm %s/../x.png", folders[s]);
     cr_assert_eq(system(command), 0);
     must(verify(s));

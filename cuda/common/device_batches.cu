@@ -289,9 +289,9 @@ struct set_batches {
     struct stream *inner; /* a device stream */
     struct image_decoder *decoder;
     const struct image_output *output;
-    struct store store;     /* what all batches have in common */
-    store_function *kernel; /* NULL: the images are the bytes of the device stream */
-    uint64_t sample_bytes;
+    struct store store;                /* what all batches have in common */
+    store_function *kernel;            /* NULL: the images are the bytes of the device stream */
+    uint64_t sample_bytes, mask_bytes; /* mask_bytes 0: there are no masks */
     struct mixing mixing;
     uint64_t mix_seed;
     struct shape shape;
@@ -451,7 +451,7 @@ static enum status set_next(struct device_batches *batches, void *cuda_stream, s
         return status;
     const struct set_slot *slot = &self->slots[batch->slot];
     const uint32_t entries = leave_partners(self, batch);
-    *parts = {slot->images, slot->labels, slot->targets, nullptr};
+    *parts = {slot->images, slot->labels, slot->targets, const_cast<uint8_t *>(batch->masks)};
     if (status == STATUS_OK)
         status = store_batch(self, batch, entries, parts, consumer);
     if (!parts->images)
@@ -472,6 +472,9 @@ static enum status set_fill(struct device_batches *batches, const struct device_
     const uint32_t entries = leave_partners(self, batch);
     if (status == STATUS_OK)
         status = store_batch(self, batch, entries, to, consumer);
+    if (status == STATUS_OK && to->masks && batch->samples.count > 0)
+        status = CUDA_STATUS(cudaMemcpyAsync(to->masks, batch->masks, batch->samples.count * self->mask_bytes,
+                                             cudaMemcpyDeviceToDevice, consumer));
     if (status != STATUS_OK)
         return abandon(self, batch, status);
     status = device_stream_give_back(self->inner, batch, consumer);
@@ -577,6 +580,7 @@ static enum status open_inner(struct set_batches *self, const struct set_stream_
                                              .chunk = 0,
                                              .capacity = request->plan.capacity,
                                              .sample_bytes = self->sample_bytes,
+                                             .mask_bytes = self->mask_bytes,
                                              .by_epoch = request->plan.by_epoch,
                                              .ahead = request->ahead,
                                              .held = held,
@@ -627,6 +631,7 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
     else if (output->type != DTYPE_U8 || output->flip || (output->interleaved && request->channels > 1))
         self->kernel = find_kernel(&self->store, output);
     self->sample_bytes = request->channels * pixels;
+    self->mask_bytes = set_stream_masks(request) ? pixels : 0;
     self->capacity = request->plan.capacity;
     self->slot_count = request->ahead + held;
     self->slots = new (std::nothrow) set_slot[self->slot_count]{};

@@ -31,6 +31,7 @@ enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY, SLOT_HELD };
 /* Room for a batch on the device. The thread of the stream owns a slot that is SLOT_FILLING. */
 struct device_slot {
     uint8_t *values;        /* device memory */
+    uint8_t *masks;         /* device memory; NULL: there are none */
     int32_t *device_labels; /* device memory, followed by the next array */
     uint32_t *device_numbers;
     int32_t *labels; /* pinned memory, followed by `numbers` as on the device; `read` is before them */
@@ -167,6 +168,10 @@ static enum status open_slot(struct device_stream *self, struct device_slot *slo
     void *memory;
     TRY(reserve(self, capacity * self->request.sample_bytes, &memory));
     slot->values = static_cast<uint8_t *>(memory);
+    if (self->request.mask_bytes) {
+        TRY(reserve(self, capacity * self->request.mask_bytes, &memory));
+        slot->masks = static_cast<uint8_t *>(memory);
+    }
     TRY(reserve(self, capacity * (sizeof *slot->device_labels + sizeof *slot->device_numbers), &memory));
     slot->device_labels = static_cast<int32_t *>(memory);
     slot->device_numbers = reinterpret_cast<uint32_t *>(slot->device_labels + capacity);
@@ -186,6 +191,7 @@ static void close_slot(struct device_slot *slot)
 {
     free(slot->warnings);
     (void)cudaFree(slot->values);
+    (void)cudaFree(slot->masks);
     (void)cudaFree(slot->device_labels);
     (void)cudaFreeHost(slot->read);
     (void)cudaFree(slot->device_moves);
@@ -391,9 +397,11 @@ static struct fit_entry entry_of(const struct set_stream_file *file, const uint8
 static enum status break_file(struct device_stream *self, const struct device_slot *slot,
                               struct stream_batch *batch, uint32_t index)
 {
-    const size_t bytes = self->request.sample_bytes;
+    const size_t bytes = self->request.sample_bytes, mask_bytes = self->request.mask_bytes;
     TRY(set_stream_break(self->host, batch, index,
                          status_set(STATUS_FAILED, "nvJPEG cannot decode this image")));
+    if (slot->masks)
+        CUDA_TRY(cudaMemsetAsync(slot->masks + index * mask_bytes, STREAM_IGNORED, mask_bytes, self->copies));
     return CUDA_STATUS(cudaMemsetAsync(slot->values + index * bytes, 0, bytes, self->copies));
 }
 
@@ -495,6 +503,7 @@ static enum status describe(struct device_stream *self, struct device_slot *slot
     const uint32_t count = from->samples.count;
     slot->batch = *from;
     slot->batch.samples.values = slot->values;
+    slot->batch.masks = slot->masks;
     slot->batch.samples.labels = from->labels ? slot->device_labels : nullptr;
     slot->batch.labels = from->labels ? slot->labels : nullptr;
     slot->batch.numbers = slot->numbers;
@@ -559,6 +568,9 @@ static enum status enqueue(struct device_stream *self, struct device_slot *slot,
     if (slot->waits)
         CUDA_TRY(cudaStreamWaitEvent(self->copies, slot->done, 0));
     TRY(copy_samples(self, slot, samples, places, files, count));
+    if (slot->masks && samples->count > 0)
+        CUDA_TRY(cudaMemcpyAsync(slot->masks, batch->masks, samples->count * self->request.mask_bytes,
+                                 cudaMemcpyHostToDevice, self->copies));
     TRY(decode_files(self, slot, batch, places, files, count));
     TRY(gather(self, slot, places, samples->count));
     TRY(keep_samples(self, slot, batch, places));

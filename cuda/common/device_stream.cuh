@@ -39,6 +39,7 @@ struct device_stream_request {
 
     uint32_t capacity;   /* largest number of samples in a batch, at least 1 */
     size_t sample_bytes; /* the stride of the host stream's batches, at least 1 */
+    size_t mask_bytes;   /* of a mask; 0: the batches have no masks */
     bool by_epoch;       /* stream_plan.by_epoch of the host stream */
     uint32_t ahead;      /* number of batches that are prepared on the device, at least 1 */
     uint32_t held;       /* number of batches that the consumer holds at a time, at least 1 */
@@ -51,8 +52,8 @@ struct device_stream_request {
 
 /* Opens a stream on the current device. Takes over `host`, which is closed with the new stream, and also
  * after a failure. The host stream must allow DEVICE_STREAM_HELD batches to be held, in pinned memory.
- * Batches continue at host->at. `samples.values` and `samples.labels` of a batch are in device memory.
- * stream_release() accepts an event of the same device. A file that nvJPEG refuses is a broken sample
+ * Batches continue at host->at. `samples.values`, `samples.labels` and `masks` of a batch are in device
+ * memory. stream_release() accepts an event of the same device. A file that nvJPEG refuses is a broken sample
  * (set_stream_break()). Its values are zero. stream_close() waits until the work of the stream is complete.
  * STATUS_EXHAUSTED if memory or threads run out, STATUS_TOO_LARGE if the resident samples need more device
  * memory than is free. */

@@ -47,6 +47,7 @@ static enum status open_streams(struct stream_run *run)
     request.channels = from->channels;
     request.capacity = from->plan.capacity;
     request.sample_bytes = run->sample_bytes;
+    request.mask_bytes = run->mask_bytes;
     request.ahead = from->ahead;
     request.held = 1;
     request.resident_bytes = from->device_bytes;
@@ -59,9 +60,12 @@ static enum status wait_for_batch(struct stream_run *run)
                             : STATUS_OK;
 }
 
-static enum status copy_batch(struct stream_run *run, uint8_t *values)
+static enum status copy_batch(struct stream_run *run, uint8_t *values, uint8_t *masks)
 {
     TRY(wait_for_batch(run));
+    if (run->mask_bytes)
+        CUDA_TRY(cudaMemcpy(masks, run->batch.masks, run->batch.samples.count * run->mask_bytes,
+                            cudaMemcpyDeviceToHost));
     return CUDA_STATUS(
         cudaMemcpy(values, run->batch.samples.values, run->batch.samples.bytes, cudaMemcpyDeviceToHost));
 }
@@ -111,7 +115,7 @@ static enum status stream_gpu_fetch(void *state, void *result_)
     char pci_bus_id[32];
     TRY(stream_run_fetch(state, result));
     result->memory_bytes += gpu->decoder.bytes;
-    const uint64_t bytes = result->checksum.count * gpu->run.sample_bytes;
+    const uint64_t bytes = result->checksum.count * (gpu->run.sample_bytes + gpu->run.mask_bytes);
     const double share = gpu->run.load->control->resident_share;
     result->moved_bytes = share < 1 ? (uint64_t)((1 - share) * (double)bytes) : 2 * bytes;
     result->useful_bytes += (double)(result->resident_device * gpu->run.sample_bytes);

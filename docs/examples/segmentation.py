@@ -1,4 +1,4 @@
-"""Trains a small U-Net on images of SegRCDB and their masks, which are generated during training.
+"""Trains a small U-Net on images of SegRCDB and their masks, which are generated during training, or read from files.
 
 Each image shows 32 overlapping contours of four classes: triangles, squares, circles and ellipses. The mask says for each
 pixel which class it shows. Only the background is easy, because it is black: the classes have the same grays, so the network
@@ -8,6 +8,13 @@ background, on images that it never trains on.
     python3 docs/examples/segmentation.py                     # a few minutes on a CPU
     python3 docs/examples/segmentation.py --device cuda --steps 3000 --size 224 --width 32
 
+The same images can be prepared before, here as tar shards, and read during training:
+
+    python3 docs/examples/segmentation.py --write-classes shapes.csv
+    fdsl-bench --prepare train --from synth --class shapes.csv --res 128 --samples 3200 --seed 1
+    fdsl-bench --prepare test --from synth --class shapes.csv --res 128 --samples 64 --seed 2
+    python3 docs/examples/segmentation.py --data train --test-data test
+
 The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512 pixels. With --published, the
 program trains on these classes; that needs a larger network and many more steps.
 """
@@ -15,6 +22,8 @@ program trains on these classes; that needs a larger network and many more steps
 from __future__ import annotations
 
 import argparse
+import itertools
+import pathlib
 import time
 from typing import Any
 
@@ -80,40 +89,68 @@ def mean_iou(network: nn.Module, loader: fdsl.torch.Loader, classes: int, device
     return float((both[1:][shown] / either[1:][shown]).mean())
 
 
+def open_loaders(options: argparse.Namespace) -> list[fdsl.torch.Loader]:
+    """Returns the loaders of the training and the test images. Generated test images have the same classes and another seed,
+    so they are other images."""
+    training: dict[str, Any] = {"batch_size": options.batch, "device": options.device, "seed": 1}
+    testing: dict[str, Any] = {"batch_size": 16, "device": options.device, "shuffle": False}
+    if options.data:
+        form: dict[str, Any] = {"dtype": "float32", "channels": 1}
+        size = fdsl.Resize(options.size, mean=0.5, std=0.5)  # of the masks, too
+        return [
+            fdsl.torch.Loader(fdsl.Shards(options.data), transforms=size._replace(flip=True), drop_last=True, **training, **form),
+            fdsl.torch.Loader(fdsl.Shards(options.test_data), transforms=size, **testing, **form),
+        ]
+    images: dict[str, Any] = {"formula": "segrcdb", "res": options.size, "dtype": "float32", "mean": 0.5, "std": 0.5}
+    images.update({"preset": "segrcdb"} if options.published else {"class_table": SHAPES})
+    count = options.steps * options.batch
+    return [
+        fdsl.torch.Loader(fdsl.Images(count=count, fresh=True, seed=1, **images), **training),
+        fdsl.torch.Loader(fdsl.Images(count=64, seed=2, **images), **testing),
+    ]
+
+
+def write_classes(path: pathlib.Path) -> None:
+    """Writes the classes in the form that --class of the program reads."""
+    rows = [("class", *SHAPES.names), *((one, *values) for one, values in zip(SHAPES.ids, SHAPES.values))]
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--published", action="store_true", help="train on the 254 classes of the published set")
+    parser.add_argument("--data", help="folder of a prepared set to train on, instead of generated images")
+    parser.add_argument("--test-data", help="folder of the test images, with --data")
+    parser.add_argument("--write-classes", type=pathlib.Path, metavar="FILE", help="write the four classes, and do nothing else")
     parser.add_argument("--size", type=int, default=128, help="side of the images, a multiple of 4 (default: 128)")
     parser.add_argument("--steps", type=int, default=400, help="training steps (default: 400)")
     parser.add_argument("--batch", type=int, default=8, help="images per step (default: 8)")
     parser.add_argument("--width", type=int, default=16, help="channels of the first level (default: 16)")
     parser.add_argument("--every", type=int, default=50, help="steps between two lines of output (default: 50)")
     options = parser.parse_args()
+    if options.write_classes:
+        return write_classes(options.write_classes)
+    if bool(options.data) != bool(options.test_data):
+        parser.error("give both --data and --test-data, or none")
     torch.manual_seed(0)
     device, classes = torch.device(options.device), 255 if options.published else 5
-
-    # The test images have the same classes and another seed, so they are other images.
-    images: dict[str, Any] = {"formula": "segrcdb", "res": options.size, "dtype": "float32", "mean": 0.5, "std": 0.5}
-    images.update({"preset": "segrcdb"} if options.published else {"class_table": SHAPES})
-    training = fdsl.Images(count=options.steps * options.batch, fresh=True, seed=1, **images)
-    testing = fdsl.Images(count=64, seed=2, **images)
-    loader = fdsl.torch.Loader(training, options.batch, device=options.device)
-    tests = fdsl.torch.Loader(testing, 16, device=options.device, shuffle=False)
+    loader, tests = open_loaders(options)
+    epochs = itertools.chain.from_iterable(itertools.repeat(loader))
 
     network = UNet(classes, options.width).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=options.steps)
     print(f"untrained: mean IoU {mean_iou(network, tests, classes, device):.3f}", flush=True)
     began, total, count = time.monotonic(), 0.0, 0
-    for step, (batch, masks) in enumerate(loader, 1):
+    for step, (batch, masks) in zip(range(1, options.steps + 1), epochs):
         loss = functional.cross_entropy(network(batch), masks.long())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         total, count = total + float(loss.detach()), count + 1
-        if step % options.every == 0 or step == len(loader):
+        if step % options.every == 0 or step == options.steps:
             iou = mean_iou(network, tests, classes, device)
             print(f"step {step}: loss {total / count:.3f}, mean IoU {iou:.3f}, {time.monotonic() - began:.0f} s", flush=True)
             total, count = 0.0, 0

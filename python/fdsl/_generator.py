@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ._array import Array, device_name
-from ._library import CHANNELS_MAX, CPU, ClassStruct, ClassTableStruct, ConfigStruct, Error, LayoutStruct, TargetsStruct
-from ._library import check, fail, integer, lib
+from ._library import CHANNELS_MAX, CPU, PENDING, ClassStruct, ClassTableStruct, ConfigStruct, Error, LayoutStruct, TargetsStruct
+from ._library import check, fail, integer, lib, open_source
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
 Path = Union[str, "os.PathLike[str]"]
@@ -149,6 +149,10 @@ class Generator:
     def _open(self, c: ConfigStruct, classes: Optional[int]) -> int:
         """Opens the generator and returns its number of classes. Raises ValueError if `classes` is another number."""
         handle = ctypes.c_void_p()
+        if c.random == b"published":  # its first use takes a while, which a KeyboardInterrupt ends only in a source
+            first = ConfigStruct.from_buffer_copy(c)
+            first.device, first.threads, first.generator = CPU, 0, b"auto"
+            lib.fdsl_source_close(open_source(lambda source: lib.fdsl_images_begin(first, 1, False, source) or PENDING))
         check(lib.fdsl_open(c, handle))
         number = int(lib.fdsl_classes(handle, None, 0))
         if classes is not None and number != classes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ._generator import Class, Generator, configured
-from ._library import StreamConfigStruct, integer, lib
-from ._stream import _Source, flag
+from ._library import PENDING, StreamConfigStruct, integer, lib
+from ._stream import CutMix, MixUp, RandAugment, RandomErasing, _Source, flag
 
 _COUNT_MAX = (1 << 31) - 1
 _OF_THE_LOADER = {"device": "device", "threads": "num_threads", "batch": "batch_size"}
@@ -47,9 +47,16 @@ class Images(_Source):
         c, config = configured(classes, **arguments)
         self.dtype = config["dtype"]
         words = {"classes": classes, "count": number, "fresh": flag("fresh", fresh), **arguments}
-        self._open(lambda handle: lib.fdsl_images_open(c, number, fresh, handle), words)
+        self._open(lambda handle: lib.fdsl_images_begin(c, number, fresh, handle) or PENDING, words)
 
     def _set_format(self, c: StreamConfigStruct, transforms: Any, dtype: Any, channels: Any, layout: Any) -> None:
+        many = isinstance(transforms, (list, tuple)) and not hasattr(transforms, "_fields")
+        for one in transforms if many else [transforms]:
+            if isinstance(one, (RandAugment, RandomErasing, MixUp, CutMix)):
+                raise ValueError(
+                    f"transforms: {type(one).__name__} changes only images of fdsl.Folder and fdsl.Shards; apply it in the "
+                    "training loop, or prepare the images as files"
+                )
         for name, value in ("transforms", transforms), ("dtype", dtype), ("channels", channels), ("layout", layout):
             if value is not None:
                 raise ValueError(f"{name}: fdsl.Images decides about the format of its images; leave {name} out")

@@ -7,12 +7,13 @@ import operator
 import os
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
 from ctypes import c_void_p
-from typing import NoReturn
+from typing import Callable, NoReturn
 
 from ._version import VERSION
 
 CPU = -1  # FDSL_CPU
 CHANNELS_MAX = 3
+WAIT_S = 0.1  # Python handles signals, such as that of Ctrl-C, between two waits
 
 
 class Error(RuntimeError):
@@ -213,7 +214,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_warnings": (c_char_p, []),
     "fdsl_source_config_init": (c_int, [POINTER(SourceConfigStruct), c_size_t]),
     "fdsl_source_open": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
-    "fdsl_images_open": (c_int, [POINTER(ConfigStruct), c_uint64, c_int, POINTER(c_void_p)]),
+    "fdsl_images_begin": (c_int, [POINTER(ConfigStruct), c_uint64, c_int, POINTER(c_void_p)]),
     "fdsl_rows_config_init": (c_int, [POINTER(RowsConfigStruct), c_size_t]),
     "fdsl_rows_open": (c_int, [POINTER(RowsConfigStruct), POINTER(c_void_p)]),
     "fdsl_select_config_init": (c_int, [POINTER(SelectConfigStruct), c_size_t]),
@@ -319,6 +320,20 @@ def check(status: int) -> None:
     """Raises an exception unless a function of the library returned FDSL_OK."""
     if status:
         fail(status)
+
+
+def open_source(begin: Callable[[c_void_p], int]) -> c_void_p:
+    """Opens a source in a thread of the library, so that a KeyboardInterrupt ends it. Returns its handle."""
+    handle = c_void_p()
+    try:
+        status = int(begin(handle))
+        while status == PENDING:
+            status = int(lib.fdsl_source_wait(handle, WAIT_S))
+        check(status)
+    except BaseException:
+        lib.fdsl_source_close(handle)
+        raise
+    return handle
 
 
 def integer(name: str, value: object, least: int, most: int) -> int:

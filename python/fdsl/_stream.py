@@ -14,9 +14,9 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional, Union
 from ._array import Array, _Memory, device_name
 from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
-    CPU, END, IMAGES, LABELS, MASKS, PENDING, ROWS, TARGETS, BatchInfoStruct, Error, SourceConfigStruct,
+    CPU, END, IMAGES, LABELS, MASKS, PENDING, ROWS, TARGETS, WAIT_S, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
-    integer, lib,
+    integer, lib, open_source,
 )  # fmt: skip
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
@@ -24,7 +24,6 @@ Path = Union[str, "os.PathLike[str]"]
 Scale = Union[None, float, Sequence[float]]
 
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
-_WAIT_S = 0.1  # Python handles signals, such as that of Ctrl-C, between two waits
 _process = os.getpid()
 _HELD = 2  # batches that the caller uses without a copy: the one of the loop, and the previous one
 
@@ -95,16 +94,7 @@ class _Source:
         self._open(lambda handle: begin(c, handle) or PENDING, {"path": path, **arguments})
 
     def _open(self, function: Callable[[Any], int], arguments: dict[str, Any]) -> None:
-        handle = ctypes.c_void_p()
-        try:
-            status = int(function(handle))
-            while status == PENDING:
-                status = int(lib.fdsl_source_wait(handle, _WAIT_S))
-            check(status)
-        except BaseException:
-            lib.fdsl_source_close(handle)
-            raise
-        self._handle, self._process, self._arguments = handle.value or 0, os.getpid(), arguments
+        self._handle, self._process, self._arguments = open_source(function).value or 0, os.getpid(), arguments
         self._info = SourceInfoStruct(ctypes.sizeof(SourceInfoStruct))
         check(lib.fdsl_source_describe(self._handle, self._info))
         _warn()
@@ -159,6 +149,8 @@ class _Source:
         c.layout = b"nchw" if layout is None else _text("layout", layout)
         c.dtype = b"u8" if dtype is None else _dtype(dtype).encode()
         _set_transforms(c, transforms)
+        if channels is None and not c.out_res:
+            c.channels = 0  # those of the images
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
@@ -427,7 +419,7 @@ class _Stream:
         self._live: dict[int, None] = {}  # batches that the caller has
         try:  # opens in a thread of the library, so that a KeyboardInterrupt ends it
             check(lib.fdsl_stream_begin(source._handle, config, handle))
-            while (status := int(lib.fdsl_stream_wait(handle, _WAIT_S))) == PENDING:
+            while (status := int(lib.fdsl_stream_wait(handle, WAIT_S))) == PENDING:
                 pass
             check(status)
         except BaseException:
@@ -443,8 +435,11 @@ class _Stream:
         self.shape = tuple(self.info.shape)[: 1 if source._rows else 3]
         own = config.dtype in (b"u8", b"auto") and source.dtype
         self.dtype = own or _NAMES[config.dtype.decode()]
-        # Images are square, and axis 1 is one of the sides in both layouts. None: there are no masks.
-        self.mask_shape = (self.shape[1], self.shape[1]) if self.info.mask_bytes else None
+        # Axis 1 is one of the sides in both layouts; images that have their own layout are square.
+        pixels = int(self.info.mask_bytes)
+        side = self.shape[1] if pixels else 1
+        sides = (pixels // side, side) if config.layout == b"nhwc" else (side, pixels // side)
+        self.mask_shape = sides if pixels else None  # (height, width); None: there are no masks
         self.labelled = source.labelled and not self.mask_shape
         self.field = ROWS if source._rows else IMAGES
         self.classes = int(self.info.classes)  # of the targets; 0: there are none
@@ -461,7 +456,7 @@ class _Stream:
     def _await(self, function: Any, *arguments: Any) -> int:
         """Calls a function that takes the next batch until there is one. Returns its status, FDSL_OK or FDSL_END."""
         status: int = PENDING
-        while status == PENDING:  # after _WAIT_S
+        while status == PENDING:  # after WAIT_S
             if _process != self._process:
                 self.check_open()
             with self._lock:
@@ -572,11 +567,11 @@ class Loader:
     num_threads       threads that read and decode, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
     prefetch          number of batches that are prepared ahead, 1 to 1024
     transforms        fdsl.Resize, fdsl.CenterCrop or fdsl.RandomResizedCrop, also in a list, before fdsl.RandAugment,
-                      fdsl.RandomErasing, fdsl.MixUp and fdsl.CutMix; None: all images have one size already,
-                      and the number of channels
+                      fdsl.RandomErasing, fdsl.MixUp and fdsl.CutMix; without a size or crop, all images have one size
+                      and number of channels already
     dtype             "uint8" (None), "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch or
                       NumPy
-    channels          3 (RGB; None) or 1 (gray)
+    channels          3 (RGB) or 1 (gray); None: 3 with a size or crop, else those of the images
     layout            "nchw" (None) or "nhwc"
     on_error          an image or label that cannot be decoded: "fail" raises an Error; "mask" gives it zeros and the label
                       -1, with a RuntimeWarning for each of the first 8 such batches
@@ -594,9 +589,10 @@ class Loader:
     shape (count, width), and their labels, or None if they have none.
 
     Each item is a pair of fdsl.Array on the device: images of shape (count, *loader.shape), and int64 labels of shape
-    (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. Of
-    fdsl.Images with a formula that has masks ("segrcdb"), it is the masks, uint8 of shape (count, height, width). The
-    caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
+    (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. If
+    the samples have masks, it is the masks, uint8 of shape (count, height, width): those of fdsl.Images with the formula
+    "segrcdb", and the members mask.png of a prepared set, cut out and mirrored like the images. A masked sample has a mask
+    of 255, for ignore_index=255. The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
     makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
 
     The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
@@ -659,7 +655,7 @@ class Loader:
         c.shuffle_buffer = integer("shuffle_buffer", shuffle_buffer, 1, (1 << 31) - 1)
         c.lanes = integer("lanes", lanes, 1, 1 << 20)
         c.num_threads = 0 if num_threads is None else integer("num_threads", num_threads, 1, 8192)
-        c.prefetch, c.held, c.wait_s = integer("prefetch", prefetch, 1, 1024), _HELD, _WAIT_S
+        c.prefetch, c.held, c.wait_s = integer("prefetch", prefetch, 1, 1024), _HELD, WAIT_S
         c.on_error = _text("on_error", on_error)
         c.resident_bytes = _U64 if resident_bytes == "all" else _bytes("resident_bytes", resident_bytes)
         kept = resident_device_bytes
@@ -883,7 +879,7 @@ class Loader:
         if labels is not None and own.mask_shape:
             raise ValueError("labels: the images have masks instead of labels")
         if masks is not None and not own.mask_shape:
-            raise ValueError("masks: the loader has none; they come with fdsl.Images of a formula such as segrcdb")
+            raise ValueError("masks: the loader has none; they come with a formula such as segrcdb, and with mask.png in a data set")
         mask_address = None if masks is None else self._address("masks", masks, ("uint8",), own.mask_shape or ())
         pointer = None
         if own.device != CPU:

@@ -24,6 +24,7 @@ import fdsl  # noqa: E402
 
 CLASSES, COUNT, RES = 7, 23, 96
 DIGITS = 120
+MASKED: dict[str, Any] = {"formula": "segrcdb", "classes": 5, "res": 64, "out_res": 31}
 PROGRAM = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
 
 
@@ -104,6 +105,27 @@ def digits(tmp_path_factory: Any) -> pathlib.Path:
                 if entry.is_dir():
                     shutil.copytree(entry, path / "f" / entry.name)
     return path
+
+
+@pytest.fixture(scope="session")
+def masked(tmp_path_factory: Any) -> pathlib.Path:
+    """A folder with the first 10 images of MASKED and their masks, as shards (s) and as a tree (i)."""
+    path: pathlib.Path = tmp_path_factory.mktemp("masked")
+    if not os.access(PROGRAM, os.X_OK):
+        pytest.skip(f"{PROGRAM} is not built")
+    for words in f"{path}/s --shards 2", f"{path}/i --store imagefolder":
+        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in MASKED.items())
+        command = [PROGRAM, *f"--prepare {words} --from synth --samples 10 {options}".split()]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return path
+
+
+def masked_set(path: pathlib.Path, kind: str) -> Any:
+    """Returns the samples of MASKED, generated or from a folder of the fixture `masked`."""
+    if kind == "images":
+        return fdsl.Images(**MASKED, count=10)
+    return fdsl.Shards(path / "s") if kind == "shards" else fdsl.Folder(path / "i")
 
 
 def broken_digits(digits: pathlib.Path, to: pathlib.Path) -> str:

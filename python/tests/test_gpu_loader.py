@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import DIGITS, PROGRAM, broken_digits, resident_bytes, run_python, small
+from conftest import DIGITS, PROGRAM, broken_digits, masked_set, resident_bytes, run_python, small
 from test_gpu import busy, free_bytes, gpu, with_torch
 
 import fdsl
@@ -174,10 +174,15 @@ def test_generated_images_have_the_bits_of_the_cpu(shuffle: bool, fresh: bool) -
         assert (both == pixels.numpy()).all() and sum((own.tolist() for _, own in pair), []) == labels.tolist()
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_masks_have_the_bits_of_the_cpu(fresh: bool) -> None:
-    data = fdsl.Images(7, count=100, fresh=fresh, formula="segrcdb", res=96, out_res=48, dtype="float16", channels=3)
-    cpu, loader = fdsl.Loader(data, 32, seed=4), fdsl.Loader(data, 32, seed=4, device=0)
+@pytest.mark.parametrize("kind", ["images", "fresh", "shards", "folder"])
+def test_masks_have_the_bits_of_the_cpu(kind: str, masked: pathlib.Path) -> None:
+    words: dict[str, Any] = {"seed": 4}
+    if kind in ("shards", "folder"):
+        data = masked_set(masked, kind)
+        words.update(transforms=fdsl.RandomResizedCrop(24, flip=True), dtype="float16", decoder="cpu")
+    else:
+        data = fdsl.Images(7, count=100, fresh=kind == "fresh", formula="segrcdb", res=96, out_res=48, dtype="float16", channels=3)
+    cpu, loader = fdsl.Loader(data, 4, **words), fdsl.Loader(data, 4, device=0, **words)
     for _ in range(2):
         for (pixels, masks), (wanted, wanted_masks) in zip(loader, cpu):
             assert masks.device == "cuda:0" and masks.shape == wanted_masks.shape and wanted_masks.numpy().any()

@@ -6,11 +6,12 @@ import array
 import itertools
 import pathlib
 import pickle
+import shutil
 import struct
 from typing import Any
 
 import pytest
-from conftest import CLASSES, COUNT, content, small, write_classes
+from conftest import CLASSES, COUNT, MASKED, content, masked_set, small, write_classes
 
 import fdsl
 
@@ -166,6 +167,44 @@ def test_loaders_deliver_masks(fresh: bool, tmp_path: Any) -> None:
         assert loader.mask_shape is None
         with pytest.raises(ValueError, match="masks: the loader has none"):
             loader.fill(numpy.empty((4, 1, 16, 16), "uint8"), masks=masks)
+
+
+@pytest.mark.parametrize("kind", ["shards", "folder"])
+def test_prepared_masks_are_cut_like_their_images(kind: str, masked: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    data = masked_set(masked, kind)
+    with fdsl.Generator(**MASKED, batch=10) as g, fdsl.Loader(data, 4, channels=1, shuffle=False) as loader:
+        taken = list(loader)
+        assert loader.mask_shape == (31, 31) and repr(data).startswith(f"fdsl.{kind.title()}(")
+        for part, wanted in enumerate(g.generate(0, 10)):
+            assert b"".join(content(batch[part]) for batch in taken) == content(wanted)
+    assert fdsl.Loader(data, 4).shape == (1, 31, 31)  # without a size or crop, images keep their channels
+    crop = fdsl.RandomResizedCrop(20, flip=True)
+    words: dict[str, Any] = {"transforms": crop, "seed": 3, "channels": 1}
+    planar, wide = fdsl.Loader(data, 4, **words), fdsl.Loader(data, 4, layout="nhwc", **words)
+    assert planar.mask_shape == wide.mask_shape == (20, 20) and wide.shape == (20, 20, 1)
+    images, masks = numpy.empty((4, 1, 20, 20), "uint8"), numpy.empty((4, 20, 20), "uint8")
+    for pixels, own in wide:
+        count = planar.fill(images, masks=masks)
+        assert (pixels.numpy()[..., 0] == images[:count, 0]).all() and (own.numpy() == masks[:count]).all()
+    again = pickle.loads(pickle.dumps(wide))
+    assert content(next(iter(again))[1]) == content(next(iter(wide))[1])
+    with pytest.raises(ValueError, match="rand_augment: it changes images, but not their masks"):
+        fdsl.Loader(data, 4, transforms=[crop, fdsl.RandAugment()])
+    with pytest.raises(ValueError, match="labels: the images have masks instead of labels"):
+        planar.fill(images, numpy.empty(4, "int64"), masks=masks)
+    if kind == "shards":
+        (_, labels), *_ = fdsl.Loader(fdsl.Shards(masked / "s", label="cls"), 4, channels=1)
+        assert labels.tolist() == [0, 0, 0, 0]
+        return
+    shutil.copytree(masked / "i", tmp_path / "i")
+    mask = tmp_path / "i" / "mask" / "000002.png"
+    mask.write_bytes(mask.read_bytes()[:60] + bytes(mask.stat().st_size - 60))
+    broken = fdsl.Loader(fdsl.Folder(tmp_path / "i"), 4, channels=1, shuffle=False, on_error="mask")
+    with pytest.warns(RuntimeWarning, match="mask"):
+        pixels, own = next(iter(broken))
+    assert [(one == 255).all() for one in own.numpy()] == [False, False, True, False] and not pixels.numpy()[2].any()
+    with pytest.raises(fdsl.Error, match=r"000002.*mask"):
+        list(fdsl.Loader(fdsl.Folder(tmp_path / "i"), 4, channels=1))
 
 
 def test_masks_and_class_tables() -> None:

@@ -621,7 +621,7 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"transforms": fdsl.Resize(8, mean=(1, 2)), "dtype": "f32"}, ValueError, "transforms: mean: "),
         ({"transforms": fdsl.Resize(8, std=0), "dtype": "f32"}, ValueError, "transforms: std: "),
         ({"transforms": fdsl.Resize(8, mean=0.5)}, ValueError, "dtype: "),
-        ({"transforms": None}, ValueError, "channels: "),
+        ({"transforms": None, "channels": 3}, ValueError, "channels: "),
         ({"dtype": "int8"}, ValueError, "dtype: "),
         ({"channels": 2}, ValueError, "channels: "),
         ({"layout": "chw"}, ValueError, "layout: "),

@@ -328,3 +328,25 @@ def test_ctrl_c_ends_the_opening_of_a_url() -> None:
     )
     result = run_python(code, no_proxy="127.0.0.1")
     assert result.stdout in ("0 True\n1 True\n0 0\n", "unavailable\n"), result.stderr
+
+
+@pytest.mark.parametrize("what", ["Generator(", "Images(count=9, "])
+def test_ctrl_c_ends_the_first_use_of_a_published_set(what: str, tmp_path: Any) -> None:
+    """Without a cache file, it takes most of a minute."""
+    code = (
+        "import os, signal, threading, time\n"
+        "import fdsl\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))\n"
+        "timer.start()\n"
+        "begin = time.monotonic()\n"
+        "try:\n"
+        f"    fdsl.{what}preset='visualatom-script-1k', random='published')\n"
+        "except KeyboardInterrupt:\n"
+        "    print(0.5 < time.monotonic() - begin < 10)\n"
+        "timer.join()\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    result = run_python(code, XDG_CACHE_HOME=str(tmp_path))
+    assert result.stdout == "True\n0\n", result.stderr + result.stdout
+    assert not list(tmp_path.rglob("*.states"))

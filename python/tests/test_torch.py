@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CLASSES, ROOT, broken_digits, content, resident_bytes, run_python, small
+from conftest import CLASSES, MASKED, PROGRAM, ROOT, broken_digits, content, masked_set, resident_bytes, run_python, small
 
 import fdsl
 from fdsl import _stream
@@ -219,10 +219,11 @@ def test_the_order_is_that_of_the_program() -> None:
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-def test_masks_instead_of_labels(pin_memory: bool) -> None:
-    config: dict[str, Any] = {"formula": "segrcdb", "classes": 5, "res": 64, "out_res": 31}
-    loader = Loader(fdsl.Images(**config, count=10), 4, shuffle=False, pin_memory=pin_memory)
-    with fdsl.Generator(**config, batch=10) as g:
+@pytest.mark.parametrize("kind", ["images", "shards", "folder"])
+def test_masks_instead_of_labels(kind: str, pin_memory: bool, masked: pathlib.Path) -> None:
+    channels = {} if kind == "images" else {"channels": 1}
+    loader = Loader(masked_set(masked, kind), 4, shuffle=False, pin_memory=pin_memory, **channels)
+    with fdsl.Generator(**MASKED, batch=10) as g:
         wanted = [part.numpy() for part in g.generate(0, 10)]
         taken = list(loader)
         assert [tuple(masks.shape) for _, masks in taken] == [(4, 31, 31), (4, 31, 31), (2, 31, 31)]
@@ -351,6 +352,8 @@ def test_wrong_arguments_of_generated_images() -> None:
         ((fdsl.Images(3, count=9, res=8), 5), {"lanes": 3}, ValueError, "lanes: it has no effect on generated images"),
         ((fdsl.Images(3, count=9, res=8), 5), {"on_error": "mask"}, ValueError, "on_error: it has no effect"),
         ((g, 5), {"dtype": "f16"}, ValueError, "dtype: fdsl.Images decides about the format"),
+        ((g, 5), {"transforms": fdsl.Resize(9)}, ValueError, "transforms: fdsl.Images decides about the format"),
+        ((g, 5), {"transforms": [fdsl.MixUp(1, 9)]}, ValueError, "transforms: MixUp changes only images of fdsl.Folder"),
         ((g, 5), {"transforms": fdsl.Resize(8)}, ValueError, "transforms: fdsl.Images decides"),
         ((g, 5), {"pin_memory": 1}, TypeError, "pin_memory: it must be a bool, not int"),
         ((g, 5), {"device": "tpu"}, ValueError, "device: 'tpu' is unknown"),
@@ -685,8 +688,15 @@ def test_doctests() -> None:
 
 
 @real
-def test_the_segmentation_example_learns() -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_segmentation_example_learns(prepared: bool, tmp_path: pathlib.Path) -> None:
     words = "--size 64 --steps 60 --every 20 --batch 4 --width 8"
+    if prepared:
+        run_example("segmentation.py", f"--write-classes {tmp_path}/shapes.csv")
+        for seed, (name, samples) in enumerate({"train": 120, "test": 64}.items(), 1):
+            options = f"--from synth --class {tmp_path}/shapes.csv --formula segrcdb --res 64 --samples {samples} --seed {seed}"
+            subprocess.run([PROGRAM, "--prepare", str(tmp_path / name), *options.split()], check=True)
+        words += f" --data {tmp_path}/train --test-data {tmp_path}/test"
     done = run_example("segmentation.py", words)
     lines = re.findall(r"^step (\d+): loss ([\d.]+), mean IoU ([\d.]+)", done, re.M)
     assert [int(step) for step, _, _ in lines] == [20, 40, 60], done

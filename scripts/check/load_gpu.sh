@@ -175,6 +175,11 @@ check_streams() { # the variant stream-gpu: compares every value with a decoding
     check 'stream-gpu: images of their own size' "$bench" "${options[@]}" --data "$dir/photos-shards" --decode --batch 100 --threads 3
     check 'stream-gpu: more samples on the GPU than it has memory' fails_with 2 'lower --resident-device-bytes' "$bench" "${options[@]}" \
         --data "$dir/mixed-shards" --fit random-resized-crop --out-res 33 --resident-device-bytes 900G
+    make_set shards masks 2 --from synth --preset segrcdb --classes 9 --res 96 --samples 50 --encode jpeg
+    for decoder in cpu auto; do
+        check "stream-gpu: $decoder: masks" "$bench" "${options[@]}" --data "$dir/masks-shards" --decoder "$decoder" --out-res 40 \
+            --fit random-resized-crop --batch 20 --epochs 2 --threads 3
+    done
     check 'stream-gpu: a share without a decoder' fails_with 2 'device-share' "$bench" "${options[@]}" --data "$dir/mixed-shards" \
         --decoder cpu --device-share 0.5 --out-res 33
     check 'stream-gpu: a shard disappears' breaks stream-gpu any rm

@@ -23,7 +23,8 @@
 
 FDSL_C_BEGIN
 
-#define STREAM_MASKED (-1) /* the label of a broken sample, whose values are zero */
+#define STREAM_MASKED  (-1) /* the label of a broken sample, whose values are zero */
+#define STREAM_IGNORED 255  /* all pixels of the mask of a broken sample, if samples have masks */
 
 /* A batch of a stream. All arrays belong to the stream. */
 struct stream_batch {
@@ -36,10 +37,10 @@ struct stream_batch {
     const int32_t *partners; /* the labels of the samples that they are mixed with (data/mixing.h), in host
                                 memory; NULL: they are not mixed */
     float share;             /* weight of each sample in its mixture */
-    const uint8_t *masks; /* of generated samples, one after another, in host memory; NULL: there are none */
-    uint32_t masked;      /* number of broken samples among them */
-    uint64_t epoch, step; /* the step is counted within the epoch */
-    bool last;            /* the last step of the epoch */
+    const uint8_t *masks;    /* of the samples, one after another, where their values are; NULL: none */
+    uint32_t masked;         /* number of broken samples among them */
+    uint64_t epoch, step;    /* the step is counted within the epoch */
+    bool last;               /* the last step of the epoch */
     void *ready;   /* a cudaEvent_t that is recorded when the values are complete; NULL: they are complete */
     uint32_t slot; /* for stream_release() */
 };

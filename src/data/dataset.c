@@ -304,6 +304,11 @@ enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sa
                           const struct member_list *list, const char *option)
 {
     const char *extensions[DATASET_MEMBERS_MAX];
+    if (dataset->masks && list == &dataset->choice.label)
+        return status_set(STATUS_FAILED,
+                          "it has no mask ('" MASK_MEMBER "'), unlike other samples of the data set; add the "
+                          "mask, or choose labels instead of masks with %slabel",
+                          OPTION_DASHES);
     return members_lack(list, option, extensions, extensions_of(dataset, sample, extensions));
 }
 
@@ -312,8 +317,8 @@ enum status dataset_label(const struct dataset *dataset, const struct dataset_sa
 {
     if (!sample->rule)
         return dataset_lacks(dataset, sample, &dataset->choice.label, "label");
-    *label = sample->class_folder;
-    if (!sample->rule->folder)
+    *label = sample->rule->mask ? 0 : sample->class_folder;
+    if (!sample->rule->folder && !sample->rule->mask)
         TRY(members_label(sample->rule, bytes, size, label));
     return classes ? label_check(*label, classes) : STATUS_OK;
 }
@@ -388,11 +393,24 @@ static void keep_members(struct dataset *dataset, struct dataset_sample *sample,
 }
 
 /* Reports that a sample lacks its image or its label. */
-static enum status lacks(const struct dataset *dataset, const struct member_list *list, const char *option,
-                         const char *const extensions[], uint32_t count)
+static enum status lacks(const struct dataset *dataset, const struct dataset_sample *sample,
+                         const struct member_list *list, const char *option)
 {
-    enum status status = members_lack(list, option, extensions, count);
+    const enum status status = dataset_lacks(dataset, sample, list, option);
     return dataset->streamed ? dataset_advise_mask(status) : status;
+}
+
+/* Finds the mask of a sample, as members_find() finds a label. */
+static uint32_t find_mask(const char *const extensions[], uint32_t count, const struct member_rule **rule)
+{
+    static const struct member_rule mask = {.extension = MASK_MEMBER, .mask = true};
+    for (uint32_t m = 0; m < count; m++)
+        if (strcasecmp(extensions[m], MASK_MEMBER) == 0) {
+            *rule = &mask;
+            return m;
+        }
+    *rule = NULL;
+    return count;
 }
 
 static enum status choose(struct dataset *dataset, struct dataset_sample *sample, uint32_t *at)
@@ -405,8 +423,9 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
     if (dataset->raw.channels == 0) /* otherwise, the label is known */
         sample->class_folder = dataset_class_of(dataset, sample->key);
     sample->image = members_find(&choice->image, extensions, count, false, &rule);
-    sample->label =
-        members_find(&choice->label, extensions, count, sample->class_folder != LABEL_NONE, &sample->rule);
+    sample->label = dataset->masks ? find_mask(extensions, count, &sample->rule)
+                                   : members_find(&choice->label, extensions, count,
+                                                  sample->class_folder != LABEL_NONE, &sample->rule);
     if (choice->only.count) {
         uint32_t only = members_find(&choice->only, extensions, count, false, &rule);
         if (only == count)
@@ -414,9 +433,9 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
         keep_members(dataset, sample, only, only);
     } else if (dataset->chosen) {
         if (sample->image == count && !dataset->incomplete)
-            return lacks(dataset, &choice->image, "image", extensions, count);
-        if (!sample->rule && choice->label.given && !dataset->incomplete)
-            return lacks(dataset, &choice->label, "label", extensions, count);
+            return lacks(dataset, sample, &choice->image, "image");
+        if (!sample->rule && (choice->label.given || dataset->masks) && !dataset->incomplete)
+            return lacks(dataset, sample, &choice->label, "label");
         keep_members(dataset, sample, sample->image, sample->label);
     }
     return STATUS_OK;
@@ -434,7 +453,8 @@ static enum status choose_members(struct dataset *dataset, struct dataset_sample
 }
 
 /* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
- * --image or --label was given, or if the first sample has an image, but never with --member. */
+ * --image or --label was given, or if the first sample has an image, but never with --member. Sets
+ * dataset->masks. */
 static void decide_members(struct dataset *dataset)
 {
     const struct members *choice = &dataset->choice;
@@ -446,6 +466,8 @@ static void decide_members(struct dataset *dataset)
         dataset->chosen |= members_find(&choice->image, &extension, 1, false, &rule) == 0;
     }
     dataset->chosen &= !choice->all && !choice->only.count;
+    for (uint32_t m = 0; !dataset->masks && choice->label.preset && m < dataset->member_count; m++)
+        dataset->masks = !choice->only.count && strcasecmp(dataset->members[m].extension, MASK_MEMBER) == 0;
     if (dataset->sample_count && !dataset->indexed && !choice->image.given && !choice->only.count &&
         dataset_looks_split(dataset, first) && dataset_warns(dataset))
         status_warn("%s: the sample '%s' has %u images (.%s, .%s, ...); " MEMBERS_SPLIT, dataset->path,

@@ -84,6 +84,8 @@ struct dataset {
     uint8_t *held; /* owned; by a sample's number, also if it was skipped: 1 if it is held out; NULL: no
                       sample is */
     bool chosen;   /* the samples have only their image and label; other members are not read */
+    bool masks;    /* samples have masks instead of labels: the member MASK_MEMBER is `label` of a sample.
+                      dataset_find() sets it if a sample has this member, unless labels were chosen */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count;
@@ -191,7 +193,8 @@ enum status dataset_check_links(const struct dataset *dataset, const struct data
 
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
  * one. STATUS_FAILED if the sample has no label, or if the label is not a class from 0 to `classes` - 1. If
- * `classes` is 0, any integer is accepted. Thread safe. */
+ * `classes` is 0, any integer is accepted. With dataset->masks, the label is 0, and the bytes are not used.
+ * Thread safe. */
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
 
@@ -203,7 +206,8 @@ enum status dataset_at(const struct dataset *dataset, const struct dataset_sampl
 /* Returns whether the members of a sample look like several samples; see members_look_split(). */
 bool dataset_looks_split(const struct dataset *dataset, const struct dataset_sample *sample);
 
-/* Sets the message that a sample lacks a member for an option; see members_lack(). */
+/* Sets the message that a sample lacks a member for an option; see members_lack(). With dataset->masks, the
+ * message for the list of labels is about the mask. */
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,
                           const struct member_list *list, const char *option);
 

@@ -543,7 +543,7 @@ static enum status find_sidecars(const struct dataset *dataset, const struct fil
     return STATUS_OK;
 }
 
-static enum status add_samples(struct dataset *dataset, const struct files *files)
+static enum status add_samples(struct dataset *dataset, struct files *files)
 {
     const struct members *choice = &dataset->choice;
     FREED struct sidecar *sidecars = NULL;
@@ -556,6 +556,52 @@ static enum status add_samples(struct dataset *dataset, const struct files *file
         for (; next < count && sidecars[next].sample == i; next++)
             TRY(add_member(dataset, sidecars[next].name, sidecars[next].extension));
     }
+    return STATUS_OK;
+}
+
+/* ---- A folder of images and one of masks ---- */
+
+/* Returns whether the only class folders are those of images and masks that --prepare writes. Without an
+ * index, they would be two classes. */
+static bool are_masked(const struct dataset *dataset)
+{
+    return dataset->class_count == 2 && dataset->choice.label.preset && dataset->choice.image.preset &&
+           !dataset->choice.only.count && strcmp(dataset->classes[0], INDEX_IMAGES) == 0 &&
+           strcmp(dataset->classes[1], INDEX_MASKS) == 0;
+}
+
+/* Returns whether an image and a mask have the same name within their folders, without their extensions. */
+static bool are_pair(const struct listed_file *image, const struct listed_file *mask)
+{
+    const char *a = image->name + strlen(INDEX_IMAGES), *b = mask->name + strlen(INDEX_MASKS);
+    const ptrdiff_t length = image->extension - a;
+    return length == mask->extension - b && memcmp(a, b, (size_t)length) == 0;
+}
+
+/* Adds each image with its mask, as the index of such a set lists them. */
+static enum status add_masked(struct dataset *dataset, struct files *files)
+{
+    struct listed_file *const items = files->items;
+    uint32_t images = 0, next; /* the mask after that of the previous image, which is nearly always the one */
+    while (images < files->samples && strcmp(items[images].class_, INDEX_IMAGES) == 0)
+        images++;
+    next = images;
+    for (uint32_t i = 0; i < images; i++) {
+        const char *key = NULL;
+        uint32_t m = next;
+        if (m == files->samples || !are_pair(&items[i], &items[m]))
+            for (m = images; m < files->samples && !are_pair(&items[i], &items[m]);)
+                m++;
+        TRY(dataset_keep_name(dataset, items[i].name, (size_t)(items[i].extension - 1 - items[i].name),
+                              &key));
+        TRY(dataset_add_sample(dataset, key));
+        TRY(add_member(dataset, items[i].name, items[i].extension));
+        if (m == files->samples)
+            continue;
+        TRY(add_member(dataset, items[m].name, MASK_MEMBER));
+        next = m + 1;
+    }
+    dataset->class_count = 1;
     return STATUS_OK;
 }
 
@@ -593,7 +639,7 @@ static enum status open_images(struct dataset *dataset, const struct dataset_nam
             files->items[i].extension = NULL;
     files->samples = dataset->classes ? inside : files->samples;
     qsort(files->items, files->count, sizeof *files->items, in_order);
-    TRY(add_samples(dataset, files));
+    TRY((are_masked(dataset) ? add_masked : add_samples)(dataset, files));
     warn_of_others(dataset, names, files);
     warn_of_parts(dataset);
     find_empty_classes(dataset, files);

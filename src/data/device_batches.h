@@ -18,7 +18,7 @@ struct device_parts {
     void *images;
     int64_t *labels; /* NULL: not wanted */
     float *targets;  /* with mixing: (count, classes) weights; NULL: not wanted */
-    uint8_t *masks;  /* of generated images that have them, aligned to 16 bytes; NULL: not wanted */
+    uint8_t *masks;  /* of images that have them, aligned to 16 bytes; NULL: not wanted */
 };
 
 struct device_batches_type {

@@ -119,6 +119,21 @@ static enum status decode_jpeg(const uint8_t *data, size_t size, struct image_sc
     return make_upright(shape.orientation, scratch, image);
 }
 
+/* Explains why an array with the axes of an image is none: only its bytes are in another order. */
+static enum status refuse_order(const struct npy_header *header)
+{
+    char native[sizeof header->type];
+    enum dtype type;
+    snprintf(native, sizeof native, "%s", header->type);
+    native[0] = native[0] == '>' ? '<' : native[0];
+    if (header->axes < 2 || header->axes > 4 || !dtype_from_npy(native, &type))
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "its array is %s; images are little-endian and in C order: save it with "
+                      "numpy.save(file, numpy.ascontiguousarray(array, '%s'))",
+                      header->fortran ? "in Fortran order" : "big-endian", native);
+}
+
 /* Parses the header of an array, unless it has the bytes of the latest one. */
 static enum status parse_npy(const uint8_t *data, size_t size, struct image_scratch *scratch,
                              struct npy_header *header)
@@ -147,7 +162,7 @@ static enum status decode_npy(const uint8_t *data, size_t size, struct image_scr
     for (uint32_t i = 0; *is_image && i < header.axes; i++)
         *is_image = header.shape[i] > 0 && header.shape[i] <= INT32_MAX;
     if (!*is_image)
-        return STATUS_OK;
+        return header.fortran || header.type[0] == '>' ? refuse_order(&header) : STATUS_OK;
     const uint64_t *plane = &header.shape[header.axes - 2];
     *image = (struct image){.channels = header.axes > 2 ? (uint32_t)header.shape[0] : 1,
                             .depth = header.axes > 3 ? (uint32_t)header.shape[1] : 1,
@@ -521,6 +536,8 @@ static enum status fit_jpeg(const struct image_fit *fit, const uint8_t *data, si
     const bool lying = orientation_of(shape.orientation).transpose;
     const uint32_t width = lying ? shape.height : shape.width, height = lying ? shape.width : shape.height;
     const struct output output = fitted->output = output_of(fit, width, height);
+    scratch->width = width;
+    scratch->height = height;
     fitted->channels = shape.channels;
     fitted->same = other && output.width == width && output.height == height && keeps(fit, shape.channels);
     if (fitted->same)
@@ -551,6 +568,8 @@ static enum status fit_whole(const struct image_fit *fit, const struct image *im
                           OPTION_OR_FIELD("drop --out-res, or prepare the data set with --dtype u8",
                                           "store the samples of the data set as bytes"));
     const struct output output = fitted->output = output_of(fit, image->width, image->height);
+    scratch->width = image->width;
+    scratch->height = image->height;
     fitted->channels = image->channels;
     fitted->same = other && output.width == image->width && output.height == image->height &&
                    keeps(fit, image->channels);
@@ -717,6 +736,73 @@ void image_store_rgb(const struct image *image, uint8_t *to)
         for (size_t i = 0; i < pixels; i++)
             for (size_t c = 0; c < 3; c++)
                 to[3 * i + c] = image->pixels[i * step + c * plane];
+}
+
+/* ---- Masks ---- */
+
+/* Where `of` pixels along an axis of a mask become `to` pixels, of which the first `skipped` are left out. */
+struct axis {
+    uint32_t first, of, to, skipped;
+};
+
+static uint32_t nearest(const struct axis *axis, uint32_t j)
+{
+    return axis->first +
+           (uint32_t)((2 * (uint64_t)(axis->skipped + j) + 1) * axis->of / (2 * (uint64_t)axis->to));
+}
+
+/* The header of a PNG file has the bits per value at byte 24, and the kind of its pixels, 0 for gray, after
+ * it. */
+static enum status check_mask(const uint8_t *data, const struct image *mask, const struct image_view *of)
+{
+    if (data[24] != 8 || data[25] != 0)
+        return status_set(STATUS_FAILED,
+                          "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
+                          "(colour type 0), and each byte is the number of a class",
+                          data[24], data[25]);
+    return mask->width == of->width && mask->height == of->height
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "its mask has %u x %u pixels, but its image has %u x %u",
+                            mask->width, mask->height, of->width, of->height);
+}
+
+/* Reads columns from a table: to compute each anew would take a division per pixel. */
+static enum status cut_mask(const struct image *mask, struct axis columns, struct axis rows, uint32_t width,
+                            uint32_t height, bool mirrored, struct image_scratch *scratch, uint8_t *to)
+{
+    TRY(image_room(&scratch->resized, &scratch->resized_bytes, width * sizeof(uint32_t)));
+    uint32_t *table = (uint32_t *)(void *)scratch->resized;
+    for (uint32_t x = 0; x < width; x++)
+        table[mirrored ? width - 1 - x : x] = nearest(&columns, x);
+    for (uint32_t y = 0; y < height; y++) {
+        const uint8_t *from = mask->pixels + (size_t)nearest(&rows, y) * mask->width;
+        for (uint32_t x = 0; x < width; x++)
+            *to++ = from[table[x]];
+    }
+    return STATUS_OK;
+}
+
+enum status image_fit_mask(const struct image_fit *fit, const struct image_view *of, const uint8_t *data,
+                           size_t size, struct image_scratch *scratch, uint8_t *to)
+{
+    struct image_box box = {0, 0, of->width, of->height};
+    struct output resized = {of->width, of->height}, output = resized;
+    struct image mask;
+    const enum status status = decode_png(data, size, scratch, &mask);
+    if (status != STATUS_OK)
+        return status_prefix(status, "its mask");
+    TRY(check_mask(data, &mask, of));
+    if (fit->res) {
+        TRY(choose_box(fit, of->width, of->height, of->epoch, of->sample, &box));
+        output = resized = output_of(fit, of->width, of->height);
+    }
+    if (fit->res && fit->how == FIT_CENTRE)
+        output = (struct output){fit->res, fit->res};
+    const uint32_t left = half_cut(resized.width - output.width),
+                   top = half_cut(resized.height - output.height);
+    return cut_mask(&mask, (struct axis){box.left, box.width, resized.width, left},
+                    (struct axis){box.top, box.height, resized.height, top}, output.width, output.height,
+                    of->mirrored, scratch, to);
 }
 
 /* ---- JPEG files that a device decodes ---- */

@@ -40,6 +40,7 @@ struct image_scratch {
     uint64_t
         jpeg_warnings; /* accepted warnings (jpeg_warnings()) in all JPEGs so far; the owner may reset it */
     struct resampler resampler;
+    uint32_t width, height; /* of the latest image that image_fit() fitted, upright, before it was cut out */
     /* The header of the latest array: arrays of a data set usually have the same. npy.data 0: none. */
     uint8_t npy_bytes[NPY_HEADER_MAX];
     struct npy_header npy;
@@ -172,6 +173,21 @@ bool image_fit_whole(const struct image_fit *fit, const char *extension, const u
 /* Copies the pixels of an image of bytes with one or three channels and a depth of 1 to `to`, as RGB,
  * interleaved: 3 * width * height bytes. Gray is repeated. */
 void image_store_rgb(const struct image *image, uint8_t *to);
+
+/* An image whose mask is wanted: its upright size before it is cut out, the arguments of image_fit(), and
+ * whether it is mirrored afterwards. */
+struct image_view {
+    uint32_t width, height, epoch, sample;
+    bool mirrored;
+};
+
+/* Decodes the mask of an image: a PNG file of 8-bit gray, of the size of the upright image; each byte is the
+ * number of a class. Writes the part that image_fit() makes of the image to `to`, one byte per pixel. Where n
+ * pixels are made of m pixels, pixel j has the class of pixel (2j + 1)m / 2n, rounded down. With fit->res 0,
+ * this is the whole mask. STATUS_FAILED, with the reason, for a broken mask, another kind of image or another
+ * size. */
+enum status image_fit_mask(const struct image_fit *fit, const struct image_view *of, const uint8_t *data,
+                           size_t size, struct image_scratch *scratch, uint8_t *to);
 
 /* Does the same as image_fit() with fit->res > 0, except for a member whose upright image already has the
  * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. Not for

@@ -15,6 +15,7 @@
 #define MEMBERS_IMAGEFOLDER   "jpg;jpeg;png;ppm;bmp;pgm;tif;tiff;webp"
 #define MEMBERS_IMAGE         "jpg;jpeg;png;npy;ppm;bmp;pgm;tif;tiff;webp" /* default of --image */
 #define MEMBERS_LABEL         "cls;json:label;txt;folder"                  /* default of --label */
+#define MASK_MEMBER           "mask.png"                                   /* extension of a mask */
 
 #define MEMBER_RULES_MAX      16
 #define MEMBER_EXTENSION_MAX  64         /* bytes, with the terminating zero */
@@ -27,6 +28,7 @@ struct member_rule {
     char extension[MEMBER_EXTENSION_MAX]; /* empty if `folder` */
     char field[MEMBER_FIELD_MAX]; /* names from the outermost object inwards, separated by dots; or empty */
     bool folder;                  /* the label is the number of the sample's class folder */
+    bool mask;                    /* the member is a mask, which the sample has instead of a label */
 };
 
 /* The entries of an option, in order of preference. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "core/file.h"
 #include "core/array.h"
@@ -74,6 +75,25 @@ static enum status check_gaps(const struct class_folders *folders, const uint8_t
     return STATUS_OK;
 }
 
+/* Refuses a sample that has a mask and another label than 0, which would be lost: beside the folders of
+ * images and of masks, there are no class folders. */
+static enum status check_masked(uint64_t number, const struct source_sample *sample,
+                                const char *const extensions[])
+{
+    struct members members;
+    const struct member_rule *rule;
+    int32_t label = 0;
+    TRY(members_parse(NULL, NULL, NULL, &members));
+    const uint32_t at = members_find(&members.label, extensions, (uint32_t)sample->count, false, &rule);
+    const struct source_member *found = &sample->members[at % sample->count];
+    if (!rule || members_label(rule, found->bytes, found->size, &label) != STATUS_OK || label == 0)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "sample %" PRIu64 ": it has the label %" PRIi32 " and a mask, and --store imagefolder "
+                      "keeps only one of them; drop --store, or choose the labels with --label %s",
+                      number, label, rule->extension);
+}
+
 /* Reduces sample `number` to its image and its mask, and sets its class folder. STATUS_FAILED if the sample
  * has no image of a format that ImageFolder reads. */
 static enum status class_folders_keep(const struct class_folders *folders, uint64_t number,
@@ -92,11 +112,13 @@ static enum status class_folders_keep(const struct class_folders *folders, uint6
                           "sample %" PRIu64 ": --store imagefolder needs an image that ImageFolder reads "
                           "(%s); drop --encode npy, or --store",
                           number, MEMBERS_IMAGEFOLDER);
+    if (folders->masks)
+        TRY(check_masked(number, sample, extensions));
     struct source_sample kept = {.key = sample->key, .class_folder = folders->labels[number]};
     memcpy(kept.name, sample->name, sizeof kept.name);
     for (uint32_t m = 0; m < count; m++) {
         struct source_member *member = &sample->members[m];
-        if (m != image && !(folders->masks && strcmp(member->extension, MASK_MEMBER) == 0))
+        if (m != image && !(folders->masks && strcasecmp(member->extension, MASK_MEMBER) == 0))
             continue;
         source_add(&kept, member->extension, member->bytes, member->size);
         member->bytes = NULL;

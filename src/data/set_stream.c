@@ -271,6 +271,8 @@ static bool try_to_load(struct worker *worker, struct slot *slot, uint32_t i)
         return true;
     const bool masks = worker->broken && self->request.on_error == SET_STREAM_MASK;
     memset(slot->values + i * self->sample_bytes, 0, self->sample_bytes);
+    if (slot->masks)
+        memset(slot->masks + i * self->mask_bytes, STREAM_IGNORED, self->mask_bytes);
     slot->labels[i] = STREAM_MASKED;
     if (slot->files)
         slot->file_at[i] = NO_FILE;
@@ -450,6 +452,7 @@ static void describe(const struct set_stream *self, const struct slot *slot, str
                     .first = count ? slot->numbers[0] : 0},
         .numbers = slot->numbers,
         .read = slot->read,
+        .masks = slot->masks,
         .partners = self->mixes ? slot->partners : NULL,
         .share = self->mixes ? slot->mix.share : 1,
         .masked = slot->masked,
@@ -805,6 +808,12 @@ static enum status check_request(const struct set_stream_request *request)
         (request->depth != 1 || request->type != DTYPE_U8 || request->device_share > 0))
         return status_set(STATUS_USAGE, "a stream can only mix images of bytes that it decodes itself");
     TRY(check_kept(request));
+    if (set_stream_masks(request) && request->device_bytes > 0)
+        return status_set(STATUS_USAGE, "%s keeps no masks, and this data set has masks; drop it",
+                          OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"));
+    if (set_stream_masks(request) && (request->depth != 1 || mixing_on(&request->mixing) ||
+                                      (request->output && request->output->rand.operations > 0)))
+        return status_set(STATUS_USAGE, "a stream can neither mix nor distort images that have masks");
     TRY(check_samples(request));
     return stream_check_position(&request->plan, request->begin);
 }
@@ -822,7 +831,9 @@ static void measure_members(struct set_stream *self)
         sum += (double)image;
         if (self->request.labels || sample->label >= sample->members)
             continue;
-        const uint64_t most = *sample->rule->field ? MEMBER_JSON_BYTES_MAX : LABEL_BYTES_MAX;
+        const uint64_t most = self->mask_bytes       ? UINT64_MAX
+                              : *sample->rule->field ? MEMBER_JSON_BYTES_MAX
+                                                     : LABEL_BYTES_MAX;
         const uint64_t size = members[sample->label].size < most ? members[sample->label].size : most;
         self->label_bytes = size > self->label_bytes ? size : self->label_bytes;
     }
@@ -909,9 +920,10 @@ static enum status allocate_slots(struct set_stream *self)
 {
     const struct stream_plan *plan = &self->request.plan;
     const size_t values = stream_aligned(plan->capacity * self->sample_bytes);
+    const size_t masks = stream_aligned(plan->capacity * self->mask_bytes);
     const size_t words = stream_aligned(plan->capacity * sizeof(uint32_t));
     char what[64];
-    self->slot_bytes = values + 4 * words;
+    self->slot_bytes = values + masks + 4 * words;
     snprintf(what, sizeof what, "%u batches of %u samples", self->slot_count, plan->capacity);
     TRY(memory_check(self->slot_bytes * self->slot_count, what,
                      OPTION_OR_FIELD("lower --batch", "lower batch_size")));
@@ -920,9 +932,10 @@ static enum status allocate_slots(struct set_stream *self)
         void *memory;
         TRY(self->request.allocate(self->slot_bytes, &memory));
         slot->values = memory;
-        slot->labels = (int32_t *)(slot->values + values);
-        slot->numbers = (uint32_t *)(slot->values + values + words);
-        slot->read = (uint64_t *)(slot->values + values + 2 * words);
+        slot->masks = masks ? slot->values + values : NULL;
+        slot->labels = (int32_t *)(slot->values + values + masks);
+        slot->numbers = (uint32_t *)(slot->labels + words / sizeof *slot->labels);
+        slot->read = (uint64_t *)(slot->numbers + words / sizeof *slot->numbers);
         slot->direct = malloc(plan->capacity * sizeof *slot->direct);
         TRY(ALLOCATED(slot->direct, "out of memory for a batch of %u samples", plan->capacity));
         self->stats.memory_bytes += self->slot_bytes + plan->capacity * sizeof *slot->direct;
@@ -1015,6 +1028,7 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     self->crops = request->device_bytes > 0 && set_stream_crops(&request->fit);
     atomic_init(&self->wants, true);
     self->shape = (struct shape){request->channels, request->depth, request->height, request->width};
+    self->mask_bytes = set_stream_masks(request) ? (size_t)request->height * request->width : 0;
     self->slot_count = request->ahead + (request->held ? request->held : 1);
     self->sample_bytes = (size_t)request->channels * request->depth * request->height * request->width *
                          dtype_bytes(type_of(request));

@@ -10,12 +10,13 @@
 #include "data/image_output.h"
 #include "data/mixing.h"
 
-/* A broken sample: its bytes were read, but they are no image or no label, or differ from the hash in the
- * index. With both values, a file that cannot be opened or read, or that changed after dataset_open(), ends
- * the stream; so do images that need --out-res, because their shapes differ. */
+/* A broken sample: its bytes were read, but they are no image, no label or no mask, or differ from the hash
+ * in the index. With both values, a file that cannot be opened or read, or that changed after dataset_open(),
+ * ends the stream; so do images that need --out-res, because their shapes differ. */
 enum set_stream_error {
     SET_STREAM_FAIL, /* ends the stream with the file, the key and the reason */
-    SET_STREAM_MASK  /* becomes zeros with the label STREAM_MASKED; the first few are reported as warnings */
+    SET_STREAM_MASK /* becomes zeros with the label STREAM_MASKED, and a mask of STREAM_IGNORED; the first few
+                       are reported as warnings */
 };
 
 struct set_stream_request {
@@ -29,6 +30,13 @@ struct set_stream_request {
     uint32_t count;         /* elements of each array; 0: all samples of the data set */
     uint32_t copies;        /* the plan's numbers are below count * copies; 0: one */
     uint32_t classes;       /* a sample that the stream reads with a larger label is broken; 0: none is */
+
+    /* If the data set has masks (dataset->masks), and `labels` is NULL, each batch has the masks of its
+     * images, cut out like them (image_fit_mask()), and all labels are 0. A mask that is missing, broken or
+     * of another size makes its sample a broken one. With `mask_flip`, masks are mirrored as an image_output
+     * with this seed mirrors the images. */
+    bool mask_flip;
+    uint64_t mask_seed;
 
     /* Each sample becomes an image of this shape and type, channels first. With fit.res, images are
      * resized and cropped by the epoch and the plan's number of the sample (image_fit()); otherwise each
@@ -118,6 +126,12 @@ static inline bool set_stream_is_jpeg(const struct dataset *dataset, const struc
     const struct dataset_member *members = &dataset->members[sample->member];
     return sample->image < sample->members &&
            image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_JPEG;
+}
+
+/* Returns whether the batches of a stream have masks. */
+static inline bool set_stream_masks(const struct set_stream_request *request)
+{
+    return request->dataset->masks && !request->labels;
 }
 
 /* Returns the share of the samples that a decoder on a device should take. */

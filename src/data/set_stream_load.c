@@ -11,6 +11,12 @@
 
 /* ---- The members of a sample ---- */
 
+/* Returns the time if the sample is timed. Reading the clock takes long compared with copying a few bytes. */
+static double clock_of(const struct worker *worker)
+{
+    return worker->timed ? timer_now_s() : 0;
+}
+
 /* Reads the part of a sample that is `member`, and sets `*found` to its bytes: in memory if they are there or
  * shall stay there, otherwise in `bytes`. */
 static enum status read_member(struct worker *worker, uint32_t number, enum resident_part part,
@@ -94,6 +100,37 @@ enum status set_load_check_shape(const struct set_stream_request *request, const
         OPTION_OR_FIELD("add --out-res PIXELS --channels 3 (or 1)", "set out_res and channels"));
 }
 
+/* Reads the mask of sample `number` of the plan, whose image was loaded, and cuts it out to `to`. */
+static enum status read_mask(struct worker *worker, const struct dataset_sample *sample, uint32_t epoch,
+                             uint32_t number, uint8_t *to)
+{
+    const struct set_stream *self = worker->self;
+    const struct set_stream_request *request = &self->request;
+    const struct dataset *dataset = request->dataset;
+    const bool lacks = sample->label == sample->members;
+    const struct dataset_member *member = &dataset->members[sample->member + (lacks ? 0 : sample->label)];
+    const uint8_t *found = NULL;
+    enum status status = STATUS_OK;
+    if (!lacks)
+        status = read_member(worker, number, RESIDENT_LABEL, member, worker->label, &found);
+    if (status != STATUS_OK)
+        return status_prefix(status, "sample '%s'", sample->key);
+    const double begin_s = clock_of(worker);
+    if (lacks) {
+        status = dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    } else if (dataset->indexed && checksum_whole(found, member->size) != member->whole) {
+        status = status_set(STATUS_FAILED, "its mask does not match the hash in the index");
+    } else {
+        const struct image_view of = {worker->width, worker->height, epoch, number,
+                                      request->mask_flip && draw_flip(request->mask_seed, epoch, number)};
+        worker->label_edges = checksum_edges(found, member->size);
+        status = image_fit_mask(&request->fit, &of, found, member->size, &worker->scratch, to);
+    }
+    worker->decode_s += worker->timed * (clock_of(worker) - begin_s);
+    worker->broken = status == STATUS_FAILED;
+    return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
+}
+
 /* Decodes the bytes of a member to `to`. */
 static enum status decode(struct worker *worker, const struct dataset_member *member, const uint8_t *bytes,
                           uint32_t epoch, uint32_t number, uint8_t *to)
@@ -110,17 +147,13 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
                           member->extension, OPTION_OR_FIELD("--image", "image"));
     TRY(set_load_check_shape(request, &image));
     TRY(image_check_finite(&image));
+    worker->width = request->fit.res ? worker->scratch.width : image.width;
+    worker->height = request->fit.res ? worker->scratch.height : image.height;
     if (request->output)
         image_output_store(request->output, &image, epoch, number, worker->changed, to);
     else
         image_store(&image, to);
     return STATUS_OK;
-}
-
-/* Returns the time if the sample is timed. Reading the clock takes long compared with copying a few bytes. */
-static double clock_of(const struct worker *worker)
-{
-    return worker->timed ? timer_now_s() : 0;
 }
 
 /* Describes the file of sample `i` of a batch for the consumer, or, if it must not decode this file, takes
@@ -135,9 +168,13 @@ static enum status hand_on(struct worker *worker, const struct dataset_member *m
         (struct set_stream_file){.index = i, .bytes = slot->bytes + slot->file_at[i], .size = member->size};
     if (image_for_device(members_format(member->extension), file->bytes, file->size, fit->res,
                          &worker->scratch, &file->shape) &&
-        (fit->channels || file->shape.channels == request->channels))
-        return image_fit_part(fit, &file->shape, (uint32_t)slot->at.epoch, slot->numbers[i], &file->part,
-                              &file->turn);
+        (fit->channels || file->shape.channels == request->channels)) {
+        TRY(image_fit_part(fit, &file->shape, (uint32_t)slot->at.epoch, slot->numbers[i], &file->part,
+                           &file->turn));
+        worker->width = file->turn.transpose ? file->shape.height : file->shape.width;
+        worker->height = file->turn.transpose ? file->shape.width : file->shape.height;
+        return STATUS_OK;
+    }
     slot->file_at[i] = NO_FILE;
     return STATUS_OK;
 }
@@ -267,7 +304,7 @@ void set_load_prefetch(const struct set_stream *self, const struct slot *slot, u
 static bool stores_arrays(const struct set_stream_request *request)
 {
     const struct image_output *output = request->output;
-    if (request->fit.res)
+    if (request->fit.res || set_stream_masks(request))
         return false;
     return !output || (output->type == request->type && !output->flip && output->rand.operations == 0 &&
                        (!output->interleaved || request->channels == 1));
@@ -449,10 +486,12 @@ static enum status load_members(struct worker *worker, struct slot *slot, uint32
                           dataset_lacks(request->dataset, sample, &request->dataset->choice.image, "image"));
     }
     TRY(load_image(worker, sample, slot, i));
-    if (!request->labels)
+    slot->labels[i] = request->labels ? (int32_t)request->labels[at] : 0;
+    if (slot->masks)
+        TRY(read_mask(worker, sample, (uint32_t)slot->at.epoch, number,
+                      slot->masks + i * worker->self->mask_bytes));
+    else if (!request->labels)
         TRY(read_label(worker, sample, number, &slot->labels[i]));
-    else
-        slot->labels[i] = (int32_t)request->labels[at];
     hash_read(worker, sample, slot, i);
     return STATUS_OK;
 }

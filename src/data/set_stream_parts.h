@@ -24,7 +24,7 @@ enum slot_state { SLOT_FREE, SLOT_LISTING, SLOT_FILLING, SLOT_READY, SLOT_HELD }
 /* The memory of a batch, and the work on it. All members except `claimed` are protected by the stream's lock,
  * or do not change while threads fill the batch. */
 struct slot {
-    uint8_t *values;
+    uint8_t *values, *masks; /* masks: NULL if the samples have none */
     int32_t *labels;
     uint32_t *numbers;
     uint64_t *read;
@@ -80,6 +80,7 @@ struct worker {
     bool header_known;
     uint8_t gap[GAP_MAX];              /* bytes between image and label */
     uint64_t image_edges, label_edges; /* checksum_edges() of what was read for the sample */
+    uint32_t width, height;            /* of its image, upright, before it was cut out */
     bool broken;                       /* the latest failure is that of a sample, and may be masked */
     uint64_t bytes, memory_bytes;
     uint32_t timed; /* number of samples that the times of the next sample are for; 0: it is not timed */
@@ -95,6 +96,7 @@ struct set_stream {
     bool crops;               /* the consumer keeps whole images */
     _Atomic bool wants;       /* the consumer has room for further samples */
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
+    size_t mask_bytes;          /* of a mask in a batch; 0: samples have labels */
     double image_mean;          /* mean size of an image file in bytes */
     uint32_t slot_count, chunk; /* chunk: samples that a thread takes at a time */
     bool direct;                /* all images are arrays whose values the batch has as they are stored */

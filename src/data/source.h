@@ -18,7 +18,6 @@
 #include "data/image_formats.h"
 
 #define SOURCE_MEMBERS_MAX 4
-#define MASK_MEMBER        "mask.png" /* extension of the mask of an image */
 #define SOURCE_COLUMNS_MAX 4
 #define SOURCE_TEXT_MAX    4097       /* bytes of a column's text, with the terminating zero; any key fits */
 #define SOURCE_ENDLESS     UINT64_MAX /* number of samples of an unlimited source */
@@ -51,7 +50,7 @@ struct source_facts {
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
     int published_digits; /* digits of class folders, if files have the names of a published data set; or 0 */
-    bool masks;           /* samples have the member "mask.png", and their label is 0 */
+    bool masks;           /* samples have the member MASK_MEMBER, and their label is 0 */
     bool class_folders;   /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */

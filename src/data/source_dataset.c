@@ -120,7 +120,8 @@ static enum status add_label(const struct copy *copy, const struct dataset_sampl
                              struct source_sample *made)
 {
     int32_t label;
-    made->in_folder = sample->rule && sample->rule->folder;
+    made->in_folder =
+        sample->rule && (sample->rule->folder || (sample->rule->mask && sample->class_folder != LABEL_NONE));
     if (made->in_folder)
         return source_add_label(made, (uint64_t)sample->class_folder);
     if (!copy->for_target || !copy->dataset.choice.label.given || reads_chosen(made, sample->rule))
@@ -526,18 +527,23 @@ static enum status open_resizing(const struct source_request *request, struct re
     return STATUS_OK;
 }
 
-/* Rejects masks if images are resized: a mask would keep its size, and no longer fit its image. */
-static enum status check_masks(const struct dataset *dataset)
+/* Rejects masks if images are resized: a mask would keep its size, and no longer fit its image. Rejects them
+ * also if there is no target: training needs labels. */
+static enum status check_masks(const struct source_request *request, const struct dataset *dataset)
 {
-    for (uint32_t i = 0; i < dataset->sample_count; i++)
-        for (uint32_t m = 0; m < dataset->samples[i].members; m++)
-            if (strcmp(dataset->members[dataset->samples[i].member + m].extension, MASK_MEMBER) == 0)
-                return status_option(STATUS_USAGE, "out-res",
-                                     " resizes images, but not their masks: sample '%s' has a member "
-                                     "'" MASK_MEMBER
-                                     "'; drop --out-res, or choose other members with --member",
-                                     dataset->samples[i].key);
-    return STATUS_OK;
+    const struct dataset_values *parameters = request->parameters;
+    if (!dataset->masks)
+        return STATUS_OK;
+    if (!request->target)
+        return status_set(STATUS_USAGE,
+                          "--%s %s: its samples have masks ('" MASK_MEMBER "') instead of labels, which "
+                          "training needs; choose labels with --label, or train on the masks in Python",
+                          dataset->option, parameters->source);
+    return parameters->out_res
+               ? status_option(STATUS_USAGE, "out-res",
+                               " resizes images, but not their masks ('" MASK_MEMBER
+                               "'); drop --out-res, or choose other members with --label or --member")
+               : STATUS_OK;
 }
 
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
@@ -572,8 +578,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->samples = dataset->listed;
     facts->sample_bytes = dataset->sample_count ? dataset->bytes / dataset->sample_count : 0;
     TRY(open_resizing(request, &copy->resizing, facts));
-    if (parameters->out_res)
-        TRY(check_masks(dataset));
+    TRY(check_masks(request, dataset));
+    facts->masks = dataset->masks;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;

@@ -447,6 +447,7 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
         .draw = draw - 1,
         .preset = config->preset,
         .preset_file = config->preset_file,
+        .class_file = config->class_table || config->class_list ? NULL : config->class_file,
         .listed = config->class_table || config->class_list || config->class_file,
         .published = random != 0,
         .classes = config->classes,

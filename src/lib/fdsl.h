@@ -450,7 +450,7 @@ struct fdsl_stream_config {
                          * "random-resized-crop": a random part, as in torchvision, anew in each epoch;
                          * "crop": a randomly placed square, not resized */
     int flip;           /* 1: mirror each image horizontally with probability 1/2; default 0 */
-    uint32_t channels;  /* 1 (gray) or 3 (RGB, default) */
+    uint32_t channels;  /* 1 (gray) or 3 (RGB, default); 0, without out_res: those of the first image */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8", "f16", "bf16" or "f32"; floating-point values are (byte / 255 - mean) / std.
                          * "auto" (default): "u8" for images, the stored type for rows */
@@ -550,8 +550,9 @@ enum fdsl_field {
     FDSL_TARGETS = 4, /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
                        * image. They add up to 1, or to less if one of the two images is masked: its part is
                        * 0 */
-    FDSL_MASKS = 5    /* (count, height, width) in u8, only of generated images of a formula with masks,
-                       * instead of FDSL_LABELS: the class id that each pixel shows, 0: background */
+    FDSL_MASKS = 5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
+                    * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
+                    * each pixel shows, 0: background; 255 in all pixels: the sample is masked */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */
@@ -669,6 +670,12 @@ FDSL_API enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double se
  * `config` must stay until then; `from` may be closed. */
 FDSL_API enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,
                                           struct fdsl_source **source);
+
+/* Does what fdsl_images_open() does, in a thread of the library, as fdsl_source_begin() opens a data set: the
+ * first use of a published set (`random`) takes seconds to minutes. The strings and lists of `config` must
+ * stay until fdsl_source_wait() has returned the result, or the source is closed. */
+FDSL_API enum fdsl_status fdsl_images_begin(const struct fdsl_config *config, uint64_t count, int fresh,
+                                            struct fdsl_source **source);
 
 /* Closes a source; NULL is allowed. Streams that use the source keep it open. Does nothing in a child after
  * fork(). Thread-safe. */
@@ -793,7 +800,10 @@ FDSL_API enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *s
 FDSL_API enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats);
 
 /* Ends a waiting fdsl_stream_next() of another thread, and makes later calls fail until fdsl_stream_seek() or
- * fdsl_stream_load(). An end of the epoch that is not reported yet still is. Returns at once. Thread-safe. */
+ * fdsl_stream_load(). Also ends a waiting fdsl_stream_wait(), which returns FDSL_OK, because
+ * fdsl_stream_next() would fail at once. Does nothing while fdsl_stream_begin() opens the stream:
+ * fdsl_stream_close() ends that. An end of the epoch that is not reported yet still is. Returns at once.
+ * Thread-safe. */
 FDSL_API void fdsl_stream_cancel(struct fdsl_stream *stream);
 
 /* ---- The monitor ---- */

@@ -43,6 +43,20 @@ static enum status check_ids(const struct synth *synth)
     return STATUS_OK;
 }
 
+/* Reads the random numbers of a published set, so that streams need not do so. */
+static enum status prepare_published(const struct synth *synth)
+{
+    const struct published_stream *stream = formulas[synth->formula]->published;
+    struct published *published;
+    int threads;
+    if (!synth->set || !stream)
+        return STATUS_OK;
+    TRY(lib_threads("threads", 0, &threads));
+    TRY(stream->open(synth, threads, &published));
+    stream->close(published);
+    return STATUS_OK;
+}
+
 enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh, struct images *images)
 {
     if (count < 1 || count > COUNT_MAX)
@@ -59,6 +73,7 @@ enum status images_open(const struct fdsl_config *config, uint64_t count, int fr
     TRY(lib_find_generator(config->generator, &images->generator));
     TRY(lib_images_input(config, &images->synth));
     TRY(check_ids(&images->synth));
+    TRY(prepare_published(&images->synth));
     images->count = (uint32_t)count;
     images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;
     images->hash = hash_images(images);

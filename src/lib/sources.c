@@ -11,13 +11,22 @@
 
 #include "core/parallel.h"
 #include "data/stream_state.h"
+#include "synth/published.h"
+
+/* The arguments of fdsl_images_open(). */
+struct images_wish {
+    struct fdsl_config config;
+    uint64_t count;
+    int fresh;
+};
 
 /* A source that a thread opens. */
 struct opening {
     struct fdsl_source_config config;
     char *texts[5];           /* copies of its strings */
-    struct fdsl_source *from; /* of fdsl_rows_begin(); NULL: open what `config` names */
+    struct fdsl_source *from; /* of fdsl_rows_begin(); NULL: open what `config` or `images` describes */
     struct fdsl_select_config select;
+    struct images_wish images; /* of fdsl_images_begin(); if source->generates is set */
     struct background background;
 };
 
@@ -211,21 +220,47 @@ enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struc
     return end_source(status, source);
 }
 
+struct images_opening {
+    const struct images_wish *wish;
+    struct fdsl_source *source;
+};
+
+static enum status open_images(void *context)
+{
+    const struct images_opening *opening = context;
+    const struct images_wish *wish = opening->wish;
+    published_cancel_by(&opening->source->cancel.set);
+    const enum status status = images_open(&wish->config, wish->count, wish->fresh, &opening->source->images);
+    published_cancel_by(NULL);
+    return status;
+}
+
+/* Opens generated images in the environment that the library needs. The first use of a published set takes a
+ * while, on all threads. */
+static enum status enter_and_open_images(const struct images_wish *wish, struct fdsl_source *self)
+{
+    struct environment before;
+    struct images_opening opening = {wish, self};
+    const char *random = wish->config.random;
+    int threads = 1;
+    enum status status = enter(&before);
+    if (status == STATUS_OK && random && strcmp(random, "published") == 0)
+        status = lib_threads("threads", 0, &threads);
+    if (status == STATUS_OK)
+        status = lib_on_threads(threads, open_images, &opening);
+    self->hash = self->images.hash;
+    lib_leave(&before);
+    return status;
+}
+
 enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t count, int fresh,
                                   struct fdsl_source **source)
 {
-    struct environment before;
     enum status status = NEW_SOURCE(config, source);
     if (status != STATUS_OK)
         return end_source(status, source);
-    struct fdsl_source *self = *source;
-    self->generates = true;
-    status = enter(&before);
-    if (status == STATUS_OK)
-        status = images_open(config, count, fresh, &self->images);
-    self->hash = self->images.hash;
-    lib_leave(&before);
-    return end_source(status, source);
+    (*source)->generates = true;
+    return end_source(enter_and_open_images(&(struct images_wish){*config, count, fresh}, *source), source);
 }
 
 enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source)
@@ -363,13 +398,14 @@ bool lib_background_wait(struct background *background, double seconds, enum sta
     return true;
 }
 
-/* Opens what the caller of fdsl_source_begin() or fdsl_rows_begin() wants. */
+/* Opens what the caller of fdsl_source_begin(), fdsl_images_begin() or fdsl_rows_begin() wants. */
 static enum status open_in_thread(void *context)
 {
     struct fdsl_source *self = context;
     struct opening *opening = self->opening;
-    return opening->from ? enter_and_select(opening->from, &opening->select, self)
-                         : enter_and_open(&opening->config, self);
+    return self->generates ? enter_and_open_images(&opening->images, self)
+           : opening->from ? enter_and_select(opening->from, &opening->select, self)
+                           : enter_and_open(&opening->config, self);
 }
 
 enum status lib_copy_text(const char **text, char **copy)
@@ -411,6 +447,19 @@ enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, stru
     if (status == STATUS_OK)
         status = start_opening(*source);
     return end_source(status, source);
+}
+
+enum fdsl_status fdsl_images_begin(const struct fdsl_config *config, uint64_t count, int fresh,
+                                   struct fdsl_source **source)
+{
+    enum status status = NEW_SOURCE(config, source);
+    if (status == STATUS_OK)
+        status = new_opening(*source);
+    if (status != STATUS_OK)
+        return end_source(status, source);
+    (*source)->generates = true;
+    (*source)->opening->images = (struct images_wish){*config, count, fresh};
+    return end_source(start_opening(*source), source);
 }
 
 enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,

@@ -222,7 +222,10 @@ static enum status check_shape(struct set_stream_request *request)
             "path: streams deliver images of bytes with a depth of 1, but the first image is %s "
             "with a depth of %u",
             dtype_names[request->type], request->depth);
-    return request->channels == channels
+    if (request->channels != 1 && request->channels != 3)
+        return status_set(STATUS_USAGE, "path: the first image has %u channels, neither 1 nor 3",
+                          request->channels);
+    return channels == 0 || request->channels == channels
                ? STATUS_OK
                : status_set(STATUS_USAGE,
                             "channels: it is %u, but the first image has %u; set channels to %u, or choose "
@@ -241,13 +244,13 @@ static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t heig
 
 /* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
  */
-static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit, uint32_t classes,
-                               const struct image_output *output)
+static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit, uint32_t channels,
+                               uint32_t classes, const struct image_output *output)
 {
-    const uint32_t words[] = {config->out_res,  config->out_res ? (uint32_t)fit : 0, config->flip != 0,
-                              config->channels, (uint32_t)output->interleaved,       (uint32_t)output->type};
+    const uint32_t words[] = {config->out_res, config->out_res ? (uint32_t)fit : 0, config->flip != 0,
+                              channels,        (uint32_t)output->interleaved,       (uint32_t)output->type};
     uint64_t hash = checksum_seeded(words, sizeof words, 1);
-    for (uint32_t c = 0; c < config->channels; c++) {
+    for (uint32_t c = 0; c < channels; c++) {
         const double scale[] = {config->mean[c] + 0.0, config->std[c]}; /* + 0.0: -0 is 0 */
         hash = checksum_seeded(scale, sizeof scale, hash);
     }
@@ -265,6 +268,21 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
 }
 
 #define RAND_AUGMENT_OPS_MAX 16
+
+/* Refuses changes of images that their masks cannot follow. */
+static enum status check_mask_changes(const struct fdsl_stream_config *config, const struct dataset *dataset)
+{
+    const char *field = config->rand_augment >= 0 ? "rand_augment"
+                        : config->mixup > 0       ? "mixup"
+                        : config->cutmix > 0      ? "cutmix"
+                                                  : NULL;
+    return field && dataset->masks
+               ? status_set(STATUS_USAGE,
+                            "%s: it changes images, but not their masks; leave it at its default, or choose "
+                            "labels instead of masks with label of the data set",
+                            field)
+               : STATUS_OK;
+}
 
 /* Sets the random changes of images. On a device, CPU threads mirror and change the images of bytes, and the
  * device stores them in their type and layout. */
@@ -346,11 +364,13 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     TRY(lib_check_flag("flip", config->flip));
     TRY(lib_find_name("layout", config->layout, layouts, &layout));
     TRY(find_type(config->dtype, &dtype));
-    if (config->channels != 1 && config->channels != 3)
-        return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
-    TRY(lib_check_scale(config->mean, config->std, config->channels, dtype == DTYPE_U8));
-    memcpy(mean, config->mean, config->channels * sizeof *mean);
-    memcpy(deviation, config->std, config->channels * sizeof *deviation);
+    if (config->channels != 1 && config->channels != 3 && (config->channels != 0 || config->out_res > 0))
+        return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3%s", config->channels,
+                          config->channels == 0 ? ", which out_res needs" : "");
+    const uint32_t scaled = config->channels ? config->channels : FDSL_CHANNELS_MAX;
+    TRY(lib_check_scale(config->mean, config->std, scaled, dtype == DTYPE_U8));
+    memcpy(mean, config->mean, scaled * sizeof *mean);
+    memcpy(deviation, config->std, scaled * sizeof *deviation);
     self->output.flip = config->flip;
     self->output.seed = config->seed;
     image_output_set(&self->output, dtype, layout == 1, mean, deviation);
@@ -364,7 +384,7 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     if (config->out_res == 0)
         TRY(check_shape(request));
     TRY(set_changes(config, self, request));
-    self->transform = hash_transform(config, fit, self->info.classes, &self->output);
+    self->transform = hash_transform(config, fit, request->channels, self->info.classes, &self->output);
     set_shape(self, request->channels, request->height, request->width);
     return STATUS_OK;
 }
@@ -414,13 +434,14 @@ static enum status allocate_targets(struct fdsl_stream *self)
     return STATUS_OK;
 }
 
-/* Sets the shape and the strides of the masks of all batches. */
-static void set_masks(struct fdsl_stream *self, uint32_t res)
+/* Sets the shape and the strides of the masks of all batches, after those of the images. */
+static void set_masks(struct fdsl_stream *self)
 {
-    const int64_t side = res;
-    self->info.mask_bytes = (uint64_t)res * res;
+    const uint32_t *plane = &self->info.shape[self->output.interleaved ? 0 : 1];
+    const int64_t height = plane[0], width = plane[1];
+    self->info.mask_bytes = (uint64_t)height * (uint64_t)width;
     for (uint32_t i = 0; i < self->batch_count; i++) {
-        const int64_t extents[] = {0, side, side, side * side, side, 1};
+        const int64_t extents[] = {0, height, width, height * width, width, 1};
         memcpy(self->batches[i].mask_extents, extents, sizeof extents);
     }
 }
@@ -514,6 +535,8 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .mixing = {config->mixup, config->cutmix},
                                          .mix_seed = config->seed,
                                          .own = own_samples,
+                                         .mask_flip = config->flip,
+                                         .mask_seed = config->seed,
                                          .stopped = self->opening ? &self->opening->stopped : NULL};
     enum decoder decoder = DECODER_CPU;
     if (self->order.mixes && self->order.ranks > 1)
@@ -527,6 +550,8 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
     TRY(set_stream_plan_shards(request.dataset, self->order.lanes, self->order.shuffle, request.threads,
                                &request.shard_bytes));
     TRY(allocate_batches(config, self));
+    if (set_stream_masks(&request))
+        set_masks(self);
     if (self->device < 0)
         return set_stream_open(&request, &self->stream);
     TRY(device_set_open(self->device, &request, decoder, config->device_share, &self->output, config->held,
@@ -605,7 +630,7 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
     set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
     TRY(allocate_batches(config, self));
     if (synth_mask_bytes(&images->synth))
-        set_masks(self, images->synth.output.res);
+        set_masks(self);
     return images_stream_open(images, config, &with, &self->stream, &self->on_device);
 }
 
@@ -650,8 +675,10 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
                                      .capacity = self->info.capacity,
                                      .list = list_step,
                                      .context = &self->order};
-    if (!self->source->rows && !self->source->generates)
+    if (!self->source->rows && !self->source->generates) {
+        TRY(check_mask_changes(config, &self->source->dataset));
         TRY(set_mixing(config, self));
+    }
     if (config->resident && (!self->source->rows || config->device < 0))
         return status_set(STATUS_USAGE, "resident: it has an effect only on rows on a device");
     if (config->resident_device_bytes && config->device < 0)
@@ -868,8 +895,8 @@ static enum status check_masks(const struct fdsl_stream *stream, const char *nam
     return stream->info.mask_bytes
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "%s: the stream has no masks; only generated images of some formulas, such as "
-                            "segrcdb, have them",
+                            "%s: the stream has no masks; generated images of some formulas have them, such "
+                            "as segrcdb, and data sets whose samples have the member mask.png",
                             name);
 }
 

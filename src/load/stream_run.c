@@ -9,7 +9,7 @@
 
 /* ---- The reference ---- */
 
-static enum status reference_open(const struct load *load, size_t sample_bytes,
+static enum status reference_open(const struct load *load, size_t sample_bytes, size_t mask_bytes,
                                   struct stream_reference *reference)
 {
     uint64_t most = 0;
@@ -18,8 +18,9 @@ static enum status reference_open(const struct load *load, size_t sample_bytes,
     reference->plain = (struct plain){.dataset = load->dataset, .fd = -1};
     reference->bytes = malloc(most + 1);
     reference->values = malloc(sample_bytes + 1);
-    return ALLOCATED(reference->bytes && reference->values, "out of memory for a sample of %llu bytes",
-                     (unsigned long long)most);
+    reference->mask = malloc(mask_bytes + 1);
+    return ALLOCATED(reference->bytes && reference->values && reference->mask,
+                     "out of memory for a sample of %llu bytes", (unsigned long long)most);
 }
 
 static void reference_close(struct stream_reference *reference)
@@ -29,6 +30,7 @@ static void reference_close(struct stream_reference *reference)
     image_scratch_close(&reference->scratch);
     free(reference->bytes);
     free(reference->values);
+    free(reference->mask);
     *reference = (struct stream_reference){0};
 }
 
@@ -52,22 +54,43 @@ static enum status reference_image(struct stream_reference *reference, const str
     return image_check_finite(image);
 }
 
-static bool all_zero(const uint8_t *bytes, size_t count)
+/* Reads and decodes the mask of a sample whose image was decoded with `fit`, which has a size if `image` was
+ * fitted. STATUS_FAILED if the mask is broken. */
+static enum status reference_mask(struct stream_reference *reference, const struct image_fit *fit,
+                                  uint32_t epoch, uint32_t number, const struct image *image)
 {
-    return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
+    const struct dataset *dataset = reference->plain.dataset;
+    const struct dataset_sample *sample = &dataset->samples[number];
+    const struct dataset_member *member = &dataset->members[sample->member + sample->label];
+    const struct image_view of = {fit->res ? reference->scratch.width : image->width,
+                                  fit->res ? reference->scratch.height : image->height, epoch, number, false};
+    if (sample->label == sample->members)
+        return dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    TRY(plain_member(&reference->plain, sample, member, reference->bytes));
+    return image_fit_mask(fit, &of, reference->bytes, member->size, &reference->scratch, reference->mask);
 }
 
-/* Sets `*values` to the values of the batch in host memory. */
-static enum status values_of(struct stream_run *run, const uint8_t **values)
+static bool all_are(uint8_t value, const uint8_t *bytes, size_t count)
 {
-    *values = run->batch.samples.values;
+    return count == 0 || (bytes[0] == value && memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
+/* A batch in host memory. */
+struct shown {
+    const uint8_t *values, *masks;
+};
+
+static enum status show_batch(struct stream_run *run, struct shown *shown)
+{
+    const size_t values = run->request.plan.capacity * run->sample_bytes;
+    *shown = (struct shown){run->batch.samples.values, run->batch.masks};
     if (!run->type->copy)
         return STATUS_OK;
     if (!run->copied)
-        run->copied = malloc(run->request.plan.capacity * run->sample_bytes);
-    *values = run->copied;
+        run->copied = malloc(values + run->request.plan.capacity * run->mask_bytes);
+    *shown = (struct shown){run->copied, run->copied + values};
     TRY(ALLOCATED(run->copied, "out of memory to verify a batch"));
-    return run->type->copy(run, run->copied);
+    return run->type->copy(run, run->copied, run->copied + values);
 }
 
 /* Compares the values of a sample. If the device may have decoded it, its bytes may differ a little. */
@@ -83,9 +106,9 @@ static bool same_values(const struct stream_run *run, uint32_t number, const uin
     return same;
 }
 
-/* Sets `*right` to whether a delivered sample has the values and the label of the reference; or, if the
- * sample is broken, whether it was masked. `values`: of the batch, in host memory. */
-static enum status compare_sample(struct stream_run *run, const uint8_t *values, uint32_t at, bool *right)
+/* Sets `*right` to whether a delivered sample has the values and the label or mask of the reference; or, if
+ * the sample is broken, whether it was masked. */
+static enum status compare_sample(struct stream_run *run, const struct shown *shown, uint32_t at, bool *right)
 {
     const struct stream_batch *batch = &run->batch;
     const struct set_stream_request *request = &run->request;
@@ -93,22 +116,28 @@ static enum status compare_sample(struct stream_run *run, const uint8_t *values,
     const int32_t label = batch->labels[at];
     int32_t expected = 0;
     struct image image;
-    values += at * run->sample_bytes;
+    const uint8_t *values = shown->values + at * run->sample_bytes;
+    const uint8_t *mask = run->mask_bytes ? shown->masks + at * run->mask_bytes : NULL;
     enum status status =
         reference_image(&run->reference, &request->fit, (uint32_t)batch->epoch, number, &image);
-    if (status == STATUS_OK && !request->labels)
+    const bool fits = status == STATUS_OK && image.type == request->type &&
+                      image_values(&image) * dtype_bytes(image.type) == run->sample_bytes;
+    if (fits) /* before the mask is decoded: both use the same memory */
+        image_store(&image, run->reference.values);
+    if (status == STATUS_OK && mask)
+        status = reference_mask(&run->reference, &request->fit, (uint32_t)batch->epoch, number, &image);
+    else if (status == STATUS_OK && !request->labels)
         status =
             plain_label(&run->reference.plain, &run->load->dataset->samples[number], INT32_MAX, &expected);
     if (status != STATUS_OK) {
-        *right = label == STREAM_MASKED && all_zero(values, run->sample_bytes);
+        *right = label == STREAM_MASKED && all_are(0, values, run->sample_bytes) &&
+                 all_are(STREAM_IGNORED, mask, run->mask_bytes);
         return status == STATUS_FAILED ? STATUS_OK : status;
     }
-    *right = label == expected && image.type == request->type &&
-             image_values(&image) * dtype_bytes(image.type) == run->sample_bytes;
-    if (*right) {
-        image_store(&image, run->reference.values);
-        *right = same_values(run, number, values);
-    }
+    *right = label == expected && fits;
+    if (*right)
+        *right = same_values(run, number, values) &&
+                 (!mask || memcmp(mask, run->reference.mask, run->mask_bytes) == 0);
     return STATUS_OK;
 }
 
@@ -200,6 +229,7 @@ static enum status fill_request(struct stream_run *run, int threads)
                                &run->request.shard_bytes));
     run->sample_bytes = (size_t)run->request.channels * run->request.depth * run->request.height *
                         run->request.width * dtype_bytes(run->request.type);
+    run->mask_bytes = set_stream_masks(&run->request) ? (size_t)run->request.height * run->request.width : 0;
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         labels |= has_label(&load->dataset->samples[i]);
     if (labels)
@@ -218,7 +248,7 @@ enum status stream_run_open(struct stream_run *run, const struct load *load, int
     run->result.jpeg_engine_share = -1;
     TRY(verifier_open(&run->verifier, load, &plan));
     TRY(fill_request(run, threads));
-    TRY(reference_open(load, run->sample_bytes, &run->reference));
+    TRY(reference_open(load, run->sample_bytes, run->mask_bytes, &run->reference));
     return run->type->open(run);
 }
 
@@ -274,11 +304,11 @@ static void count_sample(struct stream_run *run, uint32_t at)
 static enum status check_whole(struct stream_run *run)
 {
     uint8_t *seen = run->load->control->seen;
-    const uint8_t *values;
-    TRY(values_of(run, &values));
+    struct shown shown;
+    TRY(show_batch(run, &shown));
     for (uint32_t i = 0; i < run->batch.samples.count; i++) {
         bool right;
-        TRY(compare_sample(run, values, i, &right));
+        TRY(compare_sample(run, &shown, i, &right));
         if (right && seen[run->batch.numbers[i]] < 255)
             seen[run->batch.numbers[i]]++;
     }
@@ -364,7 +394,8 @@ enum status stream_run_fetch(void *state, void *result)
 {
     struct stream_run *run = state;
     run->result.device_known = verifier_device_bytes(&run->verifier, &run->result.device_bytes);
-    run->result.useful_bytes = (double)run->request.plan.capacity * (double)run->sample_bytes;
+    run->result.useful_bytes =
+        (double)run->request.plan.capacity * (double)(run->sample_bytes + run->mask_bytes);
     *(struct load_result *)result = run->result;
     return STATUS_OK;
 }
@@ -372,14 +403,14 @@ enum status stream_run_fetch(void *state, void *result)
 enum status stream_run_verify(void *state, uint64_t *wrong)
 {
     struct stream_run *run = state;
-    const uint8_t *values;
+    struct shown shown;
     *wrong = 0;
     if (!run->holds)
         return STATUS_OK;
-    TRY(values_of(run, &values));
+    TRY(show_batch(run, &shown));
     for (uint32_t i = 0; i < run->batch.samples.count; i++) {
         bool right;
-        TRY(compare_sample(run, values, i, &right));
+        TRY(compare_sample(run, &shown, i, &right));
         *wrong += !right;
     }
     return STATUS_OK;

@@ -30,15 +30,15 @@ struct stream_run_type {
     /* Waits until the values of run->batch are complete. */
     enum status (*wait)(struct stream_run *run);
 
-    /* Copies the values of run->batch to host memory. */
-    enum status (*copy)(struct stream_run *run, uint8_t *values);
+    /* Copies the values of run->batch, and its masks if it has some, to host memory. */
+    enum status (*copy)(struct stream_run *run, uint8_t *values, uint8_t *masks);
 };
 
-/* What the plain reader reads for a sample, and the decoded values. */
+/* What the plain reader reads for a sample, and the decoded values and mask. */
 struct stream_reference {
     struct plain plain;
     struct image_scratch scratch;
-    uint8_t *bytes, *values;
+    uint8_t *bytes, *values, *mask;
 };
 
 /* The first member of the state of such a variant. Only one thread uses it; the threads of the stream call
@@ -48,15 +48,15 @@ struct stream_run {
     const struct stream_run_type *type;
     struct stream *stream;
     struct set_stream_request request;
-    uint32_t tolerance; /* largest difference of a byte that a device has decoded */
-    uint32_t *labels;   /* zeros, for samples without labels; else NULL */
-    size_t sample_bytes;
-    uint64_t end;              /* the epoch after those of the run */
+    uint32_t tolerance;              /* largest difference of a byte that a device has decoded */
+    uint32_t *labels;                /* zeros, for samples without labels; else NULL */
+    size_t sample_bytes, mask_bytes; /* mask_bytes 0: samples have no masks */
+    uint64_t end;                    /* the epoch after those of the run */
     uint64_t listed;           /* the plan lists no samples from this epoch on; read and written atomically */
     struct stream_batch batch; /* `holds`: a batch of the stream; after a run it is the last one */
     bool holds;
     void *done;      /* the event after the consumer's step on the batch, or NULL */
-    uint8_t *copied; /* the values of a batch on a device, for comparisons; allocated when it is needed */
+    uint8_t *copied; /* values and masks of a batch on a device, for comparisons; allocated when needed */
     struct verifier verifier;
     struct losses losses;
     struct stream_reference reference;
@@ -65,8 +65,8 @@ struct stream_run {
 
 FDSL_C_BEGIN
 
-/* Implements traits->accepts(): each sample must have an image, and no member but an image and a label. Reads
- * the first image unless --out-res gives the shape. */
+/* Implements traits->accepts(): each sample must have an image, and no member but an image and a label or
+ * mask. Reads the first image unless --out-res gives the shape. */
 enum status stream_run_accepts(const struct load *load);
 
 /* Returns whether a sample is named as a JPEG. */

@@ -266,6 +266,16 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
+/* Returns whether an option describes images that --prepare can write for a workload that reads images. */
+static bool is_of_images(const struct workload *workload, const char *name)
+{
+    const struct workload *synth = workload_find("synth");
+    bool of_images = false;
+    for (size_t i = 0; i < synth->option_count; i++)
+        of_images |= strcmp(synth->options[i].name, name) == 0 && synth->options[i].kind != OPTION_OUTPUT;
+    return of_images && workload && option_in_table(workload->options, workload->option_count, "out-res");
+}
+
 /* Sets the error message for an option that only other workloads or --prepare have, for "--compare", and for
  * the name of a workload. Returns STATUS_OK if `name` is none of these. */
 static enum status explain_elsewhere(void *context, const char *name)
@@ -296,9 +306,18 @@ static enum status explain_elsewhere(void *context, const char *name)
     if (count > 0 && settings->unnamed)
         return status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; add --workload %s", name,
                           count == 1 ? "" : "s", owners, names[0]);
-    if (count > 0)
-        return status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; --list shows %s variants",
-                          name, count == 1 ? "" : "s", owners, count == 1 ? "its" : "their");
+    if (count > 0) {
+        const enum status status =
+            status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; --list shows %s variants", name,
+                       count == 1 ? "" : "s", owners, count == 1 ? "its" : "their");
+        return is_of_images(settings->workload, name)
+                   ? status_append(
+                         status,
+                         "; --prepare DIR --from synth --%s writes such images, which %s reads with "
+                         "--data DIR",
+                         name, settings->workload->name)
+                   : status;
+    }
     return prepare_has_option(name)
                ? status_set(STATUS_USAGE,
                             "--%s is an option of --prepare; --prepare --help lists its options", name)

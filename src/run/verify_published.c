@@ -44,7 +44,7 @@ static const struct option_spec specs[] = {
          "what the images of a fractal set show. points: compared pixel by pixel; patches: their bits are "
          "random, so the pixels that they can cover and the share of set bits are compared. WHAT is one "
          "of"},
-    {"threads", "N", OPTION_COUNT, AT(threads), .fallback = "0", .maximum = THREADS_MAX,
+    {"threads", "N", OPTION_COUNT, AT(threads), .maximum = THREADS_MAX,
      .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
 };
@@ -73,7 +73,7 @@ static void print_help(void)
          "\n"
          "options:");
     options_help(stdout, specs, COUNT_OF(specs), NULL);
-    puts("\nexit status: 0 all files are equal; 1 a file differs, cannot be read or is not in the set;\n"
+    puts("\nexit status: 0 all files are equal; 3 a file differs, cannot be read or is not in the set;\n"
          "             2 usage, or there is no file of the set; 4 this machine cannot draw the set");
 }
 
@@ -692,7 +692,7 @@ static enum status report(const struct verification *verification)
                                        verification->folder, set->name),
                             verification->folder);
     if (equal < compared || verification->foreign > 0)
-        return status_set(STATUS_FAILED, "%s: %llu of %llu files differ from %s", verification->folder,
+        return status_set(STATUS_WRONG, "%s: %llu of %llu files differ from %s", verification->folder,
                           (unsigned long long)(compared - equal + verification->foreign),
                           (unsigned long long)(compared + verification->foreign), set->name);
     return STATUS_OK;

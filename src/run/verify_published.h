@@ -8,7 +8,7 @@
 
 /* Compares and prints the counts; argv[0] is the word "verify-published". Files have the names of the
  * published script; any subset of them may exist. STATUS_USAGE for wrong options, or if the folder has no
- * file of the set; STATUS_FAILED if a file differs, cannot be read, or is not in the set. */
+ * file of the set; STATUS_WRONG if a file differs, cannot be read, or is not in the set. */
 enum status verify_published_run(int argc, char *argv[]);
 
 /* Does the same for any set of a formula, without options. `folder` exists; threads >= 1. `points`: images of

@@ -235,6 +235,12 @@ static enum status read_line(FILE *stream, char **line, size_t *capacity, ssize_
     return STATUS_OK;
 }
 
+/* Skips the byte order mark that some programs write at the beginning of a text file. */
+static char *skip_mark(char *line)
+{
+    return line + (strncmp(line, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0);
+}
+
 /* Reads the header and the classes. `*number` is the number of the latest line. The class with index n is on
  * line n + 2, because blank lines are allowed only at the end. */
 static enum status read_list(FILE *stream, char **line, struct class_list *list, size_t *number)
@@ -253,7 +259,10 @@ static enum status read_list(FILE *stream, char **line, struct class_list *list,
         if (blank)
             return status_set(STATUS_USAGE, "line %zu above is blank: remove it", blank);
         if (*number == 1) {
-            TRY(check_header(list->formula, *line));
+            const enum status status = check_header(list->formula, skip_mark(*line));
+            if (status != STATUS_OK)
+                return status_append(status, " for the formula %s; %s names another one", list->formula->name,
+                                     OPTION_OR_FIELD("--formula", "formula"));
             continue;
         }
         TRY(read_class(list->formula, *line, &row));
@@ -366,6 +375,25 @@ enum status class_read_csv(const char *path, const struct formula *formula, stru
     FILE *stream;
     TRY(class_open(path, &stream));
     return read_csv(stream, path, formula, rows, count);
+}
+
+const struct formula *class_formula_of(const char *path)
+{
+    const struct formula *found = NULL;
+    FREED char *line = NULL;
+    size_t capacity = 0;
+    ssize_t length = 0;
+    FILE *stream;
+    if (class_open(path, &stream) != STATUS_OK)
+        return NULL;
+    const bool reads = read_line(stream, &line, &capacity, &length) == STATUS_OK && length >= 0;
+    for (int f = 0; reads && !found && f < FORMULA_COUNT; f++) {
+        FREED char *header = strdup(skip_mark(line)); /* check_header() changes it */
+        if (header && check_header(formulas[f], header) == STATUS_OK)
+            found = formulas[f];
+    }
+    fclose(stream);
+    return found;
 }
 
 /* Returns whether the path is a folder, or a file that begins with a key of the formula's published files, or

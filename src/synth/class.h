@@ -47,11 +47,16 @@ enum status class_check(const struct formula *formula, const struct class_row *r
 /* Checks that no two classes have the same id. STATUS_USAGE names the id. */
 enum status class_check_unique(const struct class_row *rows, size_t count);
 
-/* Reads a CSV list. Its header is "class" and the names of the formula's parameters. On success, `*rows` is
- * an array of `*count` >= 1 classes, which the caller frees. All classes are within the limits, and their ids
- * are unique. STATUS_USAGE names the file, the line and, for a bad value, the column. */
+/* Reads a CSV list. Its header is "class" and the names of the formula's parameters; a byte order mark before
+ * it is skipped. On success, `*rows` is an array of `*count` >= 1 classes, which the caller frees. All
+ * classes are within the limits, and their ids are unique. STATUS_USAGE names the file, the line and, for a
+ * bad value, the column. */
 enum status class_read_csv(const char *path, const struct formula *formula, struct class_row **rows,
                            size_t *count);
+
+/* Returns the first formula whose list has the header of this file; NULL if there is none, or if the file
+ * cannot be read. */
+const struct formula *class_formula_of(const char *path);
 
 /* Reads classes from a CSV list, or from files of a published script: from a folder of them, or from one,
  * which lacks the header of a list (published_files_read()). Otherwise as class_read_csv(). */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -202,12 +203,15 @@ static enum status write_index(const struct folder_job *job)
     FILE *stream = open_memstream(&text, &length);
     if (!stream)
         return OUT_OF_MEMORY(path);
-    fprintf(stream, "file\tclass\tinstance\tseed\n");
+    const bool masks = job->count > 0 && job->pictures[0].mask;
+    fprintf(stream, "file\tclass\tinstance\tseed%s\n", masks ? "\tmask" : "");
     for (uint64_t i = 0; i < job->count; i++) {
         const struct picture *picture = &job->pictures[i];
         picture_name(name, &job->naming, picture, "png");
-        fprintf(stream, "%s\t%" PRIu32 "\t%" PRIu64 "\t%" PRIu64 "\n", name, picture->class_id,
-                picture->instance, picture->seed);
+        fprintf(stream, "%s\t%" PRIu32 "\t%" PRIu64 "\t%" PRIu64, name, picture->class_id, picture->instance,
+                picture->seed);
+        picture_name(name, &job->naming, picture, "mask.png");
+        fprintf(stream, masks ? "\t%s\n" : "\n", name);
     }
     return save_text(stream, &text, &length, path);
 }
@@ -521,6 +525,20 @@ static enum status check_npy(const char *path, const char *target, char *target_
     return check_pair(path, &npy, target_path);
 }
 
+/* Refuses a file whose name ends as that of another format, because other programs would misread it. */
+static enum status check_ending(const char *option, const char *path, const char *own)
+{
+    static const char *const endings[] = {".png", ".npy", ".npz",  ".jpg",  ".jpeg", ".gif",
+                                          ".bmp", ".tif", ".tiff", ".webp", ".pdf",  ".pt"};
+    const char *dot = strrchr(path, '.');
+    for (size_t i = 0; dot && i < COUNT_OF(endings); i++)
+        if (strcmp(endings[i], own) != 0 && strcasecmp(dot, endings[i]) == 0)
+            return status_value(STATUS_USAGE, option, path,
+                                " would be a file of the format %s; choose a name that ends in %s", own + 1,
+                                own);
+    return STATUS_OK;
+}
+
 /* Checks that no other option names the file of a target of --npy. */
 static enum status check_alone(const struct options *given, const char *file)
 {
@@ -543,8 +561,10 @@ enum status deliver_check(const struct options *given, const struct synth *synth
     char sheet_index[PATH_MAX], png_index[PATH_MAX], target[PATH_MAX];
     if (files->png || files->sheet)
         TRY(picture_available());
-    if (files->sheet)
+    if (files->sheet) {
+        TRY(check_ending("sheet", files->sheet, ".png"));
         TRY(check_sheet(files->sheet, sheet_index));
+    }
     if (files->png) {
         TRY(picture_check_folder(files->png));
         TRY(check_index(files->png, png_index));
@@ -553,6 +573,7 @@ enum status deliver_check(const struct options *given, const struct synth *synth
         return status_set(STATUS_USAGE, "--sheet and --png would both write %s; choose another folder",
                           png_index);
     if (files->npy) {
+        TRY(check_ending("npy", files->npy, ".npy"));
         TRY(check_npy(files->npy, "labels", target));
         TRY(check_alone(given, target));
     }

@@ -53,8 +53,9 @@ enum status picture_check_folder(const char *folder);
 enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height);
 
 /* Writes every picture into `folder` as class-C_instance-I.png, with zero-padded numbers, its mask as
- * class-C_instance-I.mask.png, and index.tsv with the columns file, class, instance, seed. Creates the folder
- * if needed. Uses all threads if OpenMP is available. Shows progress on a terminal. */
+ * class-C_instance-I.mask.png, and index.tsv with the columns file, class, instance, seed, and mask if the
+ * pictures have masks. Creates the folder if needed. Uses all threads if OpenMP is available. Shows progress
+ * on a terminal. */
 enum status picture_write_folder(const char *folder, const struct picture *pictures, uint64_t count);
 
 /* Writes a contact sheet: the pictures, row by row, in a nearly square grid with a thin border. Shrinks them

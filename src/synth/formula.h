@@ -137,7 +137,7 @@ double formula_value(const struct formula *formula, const struct class_row *row,
  */
 bool formula_set(const struct formula *formula, struct class_row *row, const char *name, double value);
 
-/* Returns the preset of a formula that is a list or a published set; NULL if it has no such preset. */
+/* Returns the preset of a formula that `presets` lists; NULL if it has no such preset. */
 const struct formula_preset *formula_preset(const struct formula *formula, const char *name);
 
 /* Returns the first formula that has a preset of this name, or has this name; NULL if there is none. */

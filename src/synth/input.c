@@ -53,7 +53,10 @@ static enum status choose_published(struct synth *synth, const struct published_
 
 enum status synth_choose(struct synth *synth, struct synth_wish *wish)
 {
-    const struct formula *formula = formulas[wish->formula < 0 ? FORMULA_UJI : wish->formula];
+    const struct formula *listed =
+        wish->class_file && wish->formula < 0 ? class_formula_of(wish->class_file) : NULL;
+    const struct formula *formula =
+        listed ? listed : formulas[wish->formula < 0 ? FORMULA_UJI : wish->formula];
     const struct formula *implied =
         wish->preset && !wish->preset_file ? formula_of_preset(wish->preset) : NULL;
     const struct formula_preset *of_implied = implied ? formula_preset(implied, wish->preset) : NULL;
@@ -113,6 +116,23 @@ static enum status take_preset(struct synth *synth, const struct formula *formul
     return preset->rows(preset, count, synth->rows);
 }
 
+static enum status read_ranges(const struct synth *synth, const char *preset_file, const char *preset,
+                               struct class_ranges *ranges)
+{
+    const enum status status = class_ranges_read(preset_file, preset, formulas[synth->formula], ranges);
+    return status == STATUS_OK ? STATUS_OK
+                               : status_prefix(status, "%s",
+                                               preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
+                                                           : OPTION_OR_FIELD("--preset", "preset"));
+}
+
+enum status synth_check_preset(const struct synth *synth, const char *preset_file, const char *preset)
+{
+    struct class_ranges ranges;
+    return !preset_file && formula_of_preset(preset) ? STATUS_OK
+                                                     : read_ranges(synth, preset_file, preset, &ranges);
+}
+
 enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
                                uint32_t count)
 {
@@ -121,11 +141,7 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
     struct class_ranges ranges;
     if (known && (known->csv || known->rows))
         return take_preset(synth, formula, known, count);
-    enum status status = class_ranges_read(preset_file, preset, formula, &ranges);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s",
-                             preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
-                                         : OPTION_OR_FIELD("--preset", "preset"));
+    TRY(read_ranges(synth, preset_file, preset, &ranges));
     TRY(allocate_rows(synth, count));
     if (formula->family == FAMILY_IFS)
         return ifs_search_rows((uint32_t)ranges.seed, ranges.mean, count, synth->rows);

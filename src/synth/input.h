@@ -127,6 +127,9 @@ static inline struct line_shape synth_shape(const struct synth *synth, struct sy
 
 FDSL_C_BEGIN
 
+/* STATUS_USAGE if there is no such preset, or if the file or its ranges are wrong. */
+enum status synth_check_preset(const struct synth *synth, const char *preset_file, const char *preset);
+
 /* Sets synth->rows to `count` classes of a preset. If `preset_file` is NULL and the preset of the formula is
  * a list, takes the first `count` classes of the list. Otherwise draws them from the ranges in section
  * `preset` of `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with
@@ -141,9 +144,11 @@ void synth_set_formula(struct synth *synth, enum formula_id formula);
 
 /* The options of a user, before defaults. */
 struct synth_wish {
-    int formula;                      /* enum formula_id; -1: that of the preset, or else `uji` */
+    int formula;                      /* enum formula_id; -1: that of the preset or of the columns of
+                                         class_file, or else `uji` */
     int draw;                         /* enum ifs_draw_kind; -1: not given */
     const char *preset, *preset_file; /* NULL: not given */
+    const char *class_file;           /* NULL: none; its columns can decide about the formula */
     bool listed;                      /* a file or a list gives the classes */
     bool published;                   /* the published random stream */
     uint32_t classes, res;            /* 0: the default of the formula or of the preset */

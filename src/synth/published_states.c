@@ -64,9 +64,17 @@ static enum status fill_directions(struct published *published)
 
 /* ---- Computing states ---- */
 
+static _Thread_local const atomic_bool *cancel_by; /* of this thread; NULL: none */
+
+void published_cancel_by(const atomic_bool *cancel)
+{
+    cancel_by = cancel;
+}
+
 /* Computes the states of all blocks. One task per script thread. */
 struct scan {
     struct published *published;
+    const atomic_bool *cancel; /* NULL: none */
     struct progress progress;
     _Atomic uint32_t done; /* blocks */
 };
@@ -88,7 +96,7 @@ static void scan_thread(void *context, uint64_t task, int thread)
     uint32_t seed = (uint32_t)task + 1;
     struct twister stream;
     twister_seed_array(&stream, &seed, 1);
-    for (uint32_t block = first; block < first + count; block++) {
+    for (uint32_t block = first; block < first + count && !(scan->cancel && *scan->cancel); block++) {
         published->states[block] = stream;
         published_skip_block(published, block, &stream);
         scan->done++;
@@ -97,12 +105,16 @@ static void scan_thread(void *context, uint64_t task, int thread)
     }
 }
 
-static void scan_states(struct published *published, int threads)
+static enum status scan_states(struct published *published, int threads)
 {
-    struct scan scan = {.published = published};
+    struct scan scan = {.published = published, .cancel = cancel_by};
     progress_begin(&scan.progress, true);
     parallel_for(threads, published->set->threads, scan_thread, &scan);
     progress_clear(&scan.progress);
+    return scan.done == published_blocks(published->set)
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "reading the random numbers of %s was stopped",
+                            published->set->name);
 }
 
 /* Draws the classes of a set. `states` are those of its classes; NULL: SegRCDB, whose classes have their own
@@ -237,7 +249,7 @@ static enum status states_write(const struct published *published, char *path)
 }
 
 /* Gets the states from the file, or computes them and writes the file. */
-static void get_states(struct published *published, int threads)
+static enum status get_states(struct published *published, int threads)
 {
     char name[64], path[PATH_MAX];
     snprintf(name, sizeof name, "%s.states", published->set->name);
@@ -247,13 +259,14 @@ static void get_states(struct published *published, int threads)
     if (path[0] && states_read(published, path)) {
         if (published->set->law != PUBLISHED_SEGRCDB)
             draw_classes(published->set, published->states, published->classes);
-        return;
+        return STATUS_OK;
     }
-    scan_states(published, threads);
+    TRY(scan_states(published, threads));
     if (!path[0] || states_write(published, path) != STATUS_OK)
         status_warn("the positions in the random numbers of %s are computed at every start, because they "
                     "cannot be stored%s%s; set XDG_CACHE_HOME to a folder that can be written",
                     published->set->name, path[0] ? ": " : "", path[0] ? status_text() : "");
+    return STATUS_OK;
 }
 
 /* ---- Opening ---- */
@@ -279,8 +292,7 @@ static enum status open_parts(struct published *published, int threads)
     TRY(ALLOCATED(published->classes && published->states && published->cursors,
                   "out of memory for the random numbers of %s", set->name));
     TRY(fill_directions(published));
-    get_states(published, threads);
-    return STATUS_OK;
+    return get_states(published, threads);
 }
 
 /* The set that was opened last, or NULL. */

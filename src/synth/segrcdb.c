@@ -14,6 +14,7 @@ static const struct published_set set = {.name = "segrcdb",
 
 static const struct formula_preset presets[] = {
     {.name = "segrcdb", .rows = published_rows, .set = &set},
+    {.name = "segrcdb-ranges"},
     {.name = NULL},
 };
 

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "core/workload.h"
+#include "data/members.h"
 #include "data/npy.h"
 #include "data/source.h"
 #include "synth/class.h"

@@ -207,12 +207,18 @@ static enum status choose_formula(const struct options *given, struct synth_para
         .draw = options_given(given, "draw") ? parameters->draw : -1,
         .preset = parameters->preset,
         .preset_file = parameters->preset_file,
+        .class_file = parameters->class_file,
         .listed = parameters->class_file != NULL,
         .published = parameters->random != 0,
         .classes = (uint32_t)parameters->classes,
         .res = options_given(given, "res") ? (uint32_t)parameters->res : 0,
     };
     TRY(synth_choose(synth, &wish));
+    const struct formula *named = wish.preset && !wish.preset_file ? formula_of_preset(wish.preset) : NULL;
+    if (named && wish.classes > 0 && (int)named->id != wish.formula && !options_given(given, "formula"))
+        status_warn(
+            "--preset %s: its classes are drawn with the formula %s; add --formula %s for images of %s",
+            wish.preset, formula_names[wish.formula], named->name, named->name);
     parameters->formula = wish.formula;
     parameters->draw = wish.draw;
     parameters->classes = wish.classes;
@@ -221,7 +227,8 @@ static enum status choose_formula(const struct options *given, struct synth_para
 }
 
 /* Rejects options that contradict each other, so that no option is silently ignored. */
-static enum status check_combination(const struct options *given, const struct synth_parameters *parameters)
+static enum status check_combination(const struct options *given, const struct synth_parameters *parameters,
+                                     const struct synth *synth)
 {
     if (parameters->classes > 0 && parameters->class_file)
         return status_option(STATUS_USAGE, "classes",
@@ -251,10 +258,12 @@ static enum status check_combination(const struct options *given, const struct s
                              "script; drop it");
     const bool rules =
         fractal && parameters->class_file && !parameters->preset_file; /* of the preset's orbits */
-    if (parameters->classes == 0 && (parameters->preset || parameters->preset_file) && !rules)
-        return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
-                             " has an effect only with --classes; add --classes N");
-    return STATUS_OK;
+    if (parameters->classes > 0 || (!parameters->preset && !parameters->preset_file) || rules)
+        return STATUS_OK;
+    if (parameters->preset)
+        TRY(synth_check_preset(synth, parameters->preset_file, parameters->preset));
+    return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
+                         " has an effect only with --classes; add --classes N");
 }
 
 /* Rejects output options that contradict each other. */
@@ -410,7 +419,7 @@ static enum status fill_job(const struct options *given, const struct partition 
     struct synth_parameters *parameters = &job->parameters;
     struct synth *synth = &job->synth;
     TRY(choose_formula(given, parameters, synth));
-    TRY(check_combination(given, parameters));
+    TRY(check_combination(given, parameters, synth));
     TRY(compute_read(&parameters->compute));
     TRY(check_output(given, parameters));
     TRY(check_alone(parameters, partition));
