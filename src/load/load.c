@@ -26,7 +26,8 @@ static const struct option_spec options[] = {
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
      .help =
          "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed (.tar.gz, "
-         ".tgz); without this option, every run downloads the shards again"},
+         ".tgz, .tar.zst, .tzst), which are not read without it; otherwise, every run downloads shards "
+         "again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), .fallback = "0", .maximum = 1e18,
      .help =
          "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
