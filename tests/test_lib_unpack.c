@@ -71,7 +71,7 @@ static enum status unpack(const void *packed, size_t size, struct expected *expe
     cr_assert(fd >= 0 && write(fd, packed, size) == (ssize_t)size);
     expected->got = 0;
     expected->differs = false;
-    const enum status result = unpack_bytes(fd, compare, expected);
+    const enum status result = unpack_bytes(&(struct unpack_input){.fd = fd, .tar = true}, compare, expected);
     close(fd);
     return result;
 }
@@ -276,7 +276,7 @@ Test(unpack, refusals_have_a_remedy)
     add(&packed, "garbage", 7);
     expect_refusal(&packed, STATUS_FAILED,
                    "damaged gzip data after 2048 unpacked bytes: incorrect header check; "
-                   "copy or download the shard again");
+                   "copy or download the file again");
     free(twice.at);
 #else
     add(&packed, "\x1f\x8b\x08", 4);
@@ -561,7 +561,7 @@ Test(unpack, refusals_name_the_remedy)
         {2, "--cache-bytes 30720: the unpacked data have more bytes; raise the limit",
          "$P --variant stream --data z --cache-dir c --cache-bytes 30K --cache any"},
         {2, "a dry run writes none", "$P --variant stream --data z --cache-dir d --cache any --dry-run"},
-        {1, "z/s-000000.tar.gz: the gzip data are truncated; copy or download the shard again",
+        {1, "z/s-000000.tar.gz: the gzip data are truncated; copy or download the file again",
          "truncate -s -9 z/s-000000.tar.gz && $P --variant stream --data z --cache-dir e --cache any"},
         {1, "z/s-000000.tar.gz: damaged gzip data after",
          "cp p/s-000000.tar z && gzip -f z/s-000000.tar && printf XXXX | dd of=z/s-000000.tar.gz bs=1 "

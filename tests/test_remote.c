@@ -1232,7 +1232,7 @@ Test(servers, faults_of_compressed_shards_are_named)
          ":", "web/gz/ --cache-dir cache --cache-bytes 200000"},
         {2, "the unpacked copies of the shards have more than the 800000 bytes of the cache folder", ":",
          "web/gz/ --cache-dir cache --cache-bytes 800000"},
-        {1, "gz/counter-000001.tar.gz: the gzip data are truncated; copy or download the shard again",
+        {1, "gz/counter-000001.tar.gz: the gzip data are truncated; copy or download the file again",
          "truncate -s -5 files/gz/counter-000001.tar.gz", "web/gz/ --cache-dir cache"},
         {1, "gz/counter-000001.tar.gz: this is neither gzip nor zstd data",
          "cp files/plain/counter-000001.tar files/gz/counter-000001.tar.gz", "web/gz/ --cache-dir cache"},

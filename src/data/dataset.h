@@ -115,10 +115,10 @@ struct dataset {
     size_t name_count;
 };
 
-/* Returns whether the data set is read from unpacked copies of its shards. */
-static inline bool dataset_unpacked(const struct dataset *dataset)
+/* Returns whether a cache folder is of use for the data set. */
+static inline bool dataset_uses_cache(const struct dataset *dataset)
 {
-    return dataset->file_count > 0 && dataset->files[0].packed;
+    return dataset->remote || (dataset->file_count > 0 && dataset->files[0].packed);
 }
 
 /* Returns whether an open file is a copy of the shard, so that its identity is not that of the shard. */

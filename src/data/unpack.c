@@ -1,6 +1,5 @@
 #include "data/unpack.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,33 +26,20 @@ bool unpack_is_packed(const char *name)
     return packed;
 }
 
-bool unpack_is_place(const char *path)
-{
-    DIR *folder = opendir(path);
-    bool found = !folder && (unpack_is_packed(path) || text_ends_in(path, ".wids.json")), indexed = false;
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        const char *name = entry->d_name;
-        found |= *name != '.' && (unpack_is_packed(name) || text_ends_in(name, ".wids.json"));
-        indexed |= text_ends_in(name, ".index");
-    }
-    if (folder)
-        closedir(folder);
-    return found && !indexed;
-}
-
 #define PIECE       ((size_t)1 << 20)    /* bytes that are read, or unpacked, at a time */
 #define RATIO_MAX   1032                 /* bytes that gzip can store in one byte */
 #define RATIO_FROM  ((uint64_t)64 << 20) /* a smaller file may have any ratio */
 #define GZIP_BIT    16                   /* of the argument of inflateInit2(): the gzip format */
 #define WINDOW_BITS 27                   /* of zstd: the largest window that its own program accepts */
-#define AGAIN       "; copy or download the shard again"
+#define AGAIN       "; copy or download the file again"
 
 /* State of unpacking a file of consecutive members or frames. */
 struct unpacking {
-    int fd;
+    const struct unpack_input *input;
     const char *format;
-    uint8_t *in, *out;  /* PIECE bytes each */
-    size_t given, used; /* bytes in `in`, and how many of them were unpacked */
+    uint8_t *buffer, *out; /* PIECE bytes each */
+    const uint8_t *in;     /* the packed bytes: in the buffer, or in the caller's memory */
+    size_t given, used;    /* bytes in `in`, and how many of them were unpacked */
     uint64_t packed, bytes;
     bool ended; /* a member or frame has ended and the next has not begun */
     uint8_t head[TAR_BLOCK_BYTES];
@@ -83,7 +69,7 @@ static enum status step_gzip(struct unpacking *self, size_t *got)
     z_stream *stream = &self->gzip;
     if (self->ended)
         inflateReset(stream);
-    stream->next_in = self->in + self->used;
+    stream->next_in = (Bytef *)(uintptr_t)(self->in + self->used); /* zlib does not write to it */
     stream->avail_in = (uInt)(self->given - self->used);
     stream->next_out = self->out;
     stream->avail_out = (uInt)PIECE;
@@ -134,7 +120,7 @@ static enum status begin(struct unpacking *self)
         self->step = step_gzip;
         return ALLOCATED(inflateInit2(&self->gzip, MAX_WBITS + GZIP_BIT) == Z_OK, "out of memory for zlib");
 #else
-        return status_set(STATUS_UNAVAILABLE, "the shard is gzipped, but this build has no zlib: unpack it "
+        return status_set(STATUS_UNAVAILABLE, "the file is gzipped, but this build has no zlib: unpack it "
                                               "with gunzip, or install zlib (zlib1g-dev) and build again");
 #endif
     }
@@ -149,7 +135,7 @@ static enum status begin(struct unpacking *self)
             "out of memory for zstd");
 #else
         return status_set(STATUS_UNAVAILABLE,
-                          "the shard is compressed by zstd, but this build has no libzstd: unpack it with "
+                          "the file is compressed by zstd, but this build has no libzstd: unpack it with "
                           "zstd -d, or install libzstd (libzstd-dev) and build again");
 #endif
     }
@@ -170,7 +156,7 @@ static enum status check(struct unpacking *self, size_t got)
                           "the data unpack to more than %d times their size, as made to fill a disk; if they "
                           "are right, unpack the shard yourself",
                           RATIO_MAX);
-    if (before >= TAR_BLOCK_BYTES)
+    if (!self->input->tar || before >= TAR_BLOCK_BYTES)
         return STATUS_OK;
     const size_t room = (size_t)(TAR_BLOCK_BYTES - before);
     memcpy(self->head + before, self->out, got < room ? got : room);
@@ -187,9 +173,12 @@ static enum status check(struct unpacking *self, size_t got)
 /* Reads the next packed bytes; none at the end of the file. */
 static enum status read_packed(struct unpacking *self)
 {
-    ssize_t count;
+    const struct unpack_input *input = self->input;
+    const size_t left = input->bytes ? input->size - self->packed : 0;
+    ssize_t count = left < PIECE ? (ssize_t)left : (ssize_t)PIECE;
+    self->in = input->bytes ? input->bytes + self->packed : self->buffer;
     do
-        count = pread(self->fd, self->in, PIECE, (off_t)self->packed);
+        count = input->bytes ? count : pread(input->fd, self->buffer, PIECE, (off_t)self->packed);
     while (count < 0 && errno == EINTR);
     if (count < 0)
         return status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
@@ -219,23 +208,24 @@ static enum status unpack_all(struct unpacking *self,
                        : status_set(STATUS_FAILED, "the %s data are truncated" AGAIN, self->format);
 }
 
-enum status unpack_bytes(int packed, enum status (*add)(void *context, const void *bytes, size_t size),
-                         void *context)
+enum status unpack_bytes(const struct unpack_input *input,
+                         enum status (*add)(void *context, const void *bytes, size_t size), void *context)
 {
     struct unpacking *self = calloc(1, sizeof *self);
-    TRY(ALLOCATED(self, "out of memory to unpack a shard"));
-    self->fd = packed;
-    self->in = malloc(PIECE);
+    TRY(ALLOCATED(self, "out of memory to unpack a file"));
+    self->input = input;
+    self->buffer = malloc(PIECE);
     self->out = malloc(PIECE);
-    const enum status status = self->in && self->out ? unpack_all(self, add, context)
-                                                     : ALLOCATED(false, "out of memory to unpack a shard");
+    enum status status = ALLOCATED(self->buffer && self->out, "out of memory to unpack a file");
+    if (status == STATUS_OK)
+        status = unpack_all(self, add, context);
 #ifdef HAVE_ZLIB
     inflateEnd(&self->gzip);
 #endif
 #ifdef HAVE_ZSTD
     ZSTD_freeDCtx(self->zstd);
 #endif
-    free(self->in);
+    free(self->buffer);
     free(self->out);
     free(self);
     return status;
@@ -273,7 +263,7 @@ enum status unpack_open(const struct unpack_cache *cache, const struct cache_ent
     struct writing writing = {.cache = cache};
     enum status status = cache_begin(cache->folder, &unknown, cache->limit, cache->stop, &writing.draft, fd);
     if (status == STATUS_OK && *fd < 0)
-        status = unpack_bytes(packed, append, &writing);
+        status = unpack_bytes(&(struct unpack_input){.fd = packed, .tar = true}, append, &writing);
     if (status == STATUS_OK && *fd < 0 && identity) {
         const bool known = fstat(packed, &info) == 0;
         const struct file_identity now = known ? file_identify(&info) : (struct file_identity){0};

@@ -33,17 +33,21 @@ FDSL_C_BEGIN
 /* Returns whether a file is named like a shard that is compressed. */
 bool unpack_is_packed(const char *name);
 
-/* Returns whether a cache can be of use for a local path: it is such a file or a wids index, which may name
- * some or have URLs, or a folder that has one. */
-bool unpack_is_place(const char *path);
+/* A file to unpack. */
+struct unpack_input {
+    int fd;               /* an open file, which is read from its begin */
+    const uint8_t *bytes; /* the file in memory; NULL: `fd` is read */
+    size_t size;          /* of the file in memory */
+    bool tar;             /* refuse data that do not begin like a tar file */
+};
 
-/* Unpacks an open file from its begin, and hands the bytes to add(), at most 1 MiB at a time. The first bytes
- * say which format it is; members of gzip and frames of zstd may follow each other. Uses about 2 MiB, and for
- * zstd the window of the file, at most 128 MiB. The data must begin like a tar file, and have at most 1,032
- * times the size of the file, or 64 MiB if that is more. STATUS_FAILED with a remedy if the file breaks a
- * rule, is truncated or damaged; STATUS_UNAVAILABLE if this build lacks the library for it. */
-enum status unpack_bytes(int packed, enum status (*add)(void *context, const void *bytes, size_t size),
-                         void *context);
+/* Unpacks a file, and hands the bytes to add(), at most 1 MiB at a time. The first bytes say which format it
+ * is; members of gzip and frames of zstd may follow each other. Uses about 2 MiB, and for zstd the window of
+ * the file, at most 128 MiB. The data may have 1,032 times the size of the file, or 64 MiB if that is more.
+ * STATUS_FAILED with a remedy if the file breaks a rule, is truncated or damaged; STATUS_UNAVAILABLE if this
+ * build lacks the library for it. Relays failures of add(). */
+enum status unpack_bytes(const struct unpack_input *input,
+                         enum status (*add)(void *context, const void *bytes, size_t size), void *context);
 
 /* Opens the unpacked copy of a file, and writes it first if there is none: of several processes, one unpacks,
  * and the others wait. `copy` identifies it; its size may be CACHE_UNKNOWN. `packed` is the open file.

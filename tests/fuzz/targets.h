@@ -274,15 +274,18 @@ static inline enum status fuzz_unpacked_add(void *context, const void *bytes, si
     return size > 0 && size <= 1 << 20 ? STATUS_OK : (abort(), STATUS_FAILED);
 }
 
-/* Unpacks a compressed shard twice. The results must be the same, and bounded by the size of the input. */
+/* Unpacks a compressed shard from a file and from memory. The results must be the same, and bounded by the
+ * size of the input. */
 static inline void fuzz_unpack(const uint8_t *data, size_t size)
 {
     const int fd = memfd_create("fuzz", MFD_CLOEXEC);
     struct fuzz_unpacked unpacked[2] = {{0, FNV_BEGIN}, {0, FNV_BEGIN}};
     if (fd < 0 || write(fd, data, size) != (ssize_t)size)
         abort();
-    const enum status status = unpack_bytes(fd, fuzz_unpacked_add, &unpacked[0]);
-    if (unpack_bytes(fd, fuzz_unpacked_add, &unpacked[1]) != status ||
+    const enum status status =
+        unpack_bytes(&(struct unpack_input){.fd = fd, .tar = true}, fuzz_unpacked_add, &unpacked[0]);
+    if (unpack_bytes(&(struct unpack_input){.bytes = data, .size = size, .tar = true}, fuzz_unpacked_add,
+                     &unpacked[1]) != status ||
         unpacked[0].bytes != unpacked[1].bytes || unpacked[0].hash != unpacked[1].hash ||
         unpacked[0].bytes > 1032 * (uint64_t)size + ((uint64_t)65 << 20) || (status == STATUS_OK && size < 4))
         abort();
