@@ -125,7 +125,8 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 
 enum status dataset_check_cancelled(const struct dataset *dataset)
 {
-    return dataset->cancel && atomic_load(&dataset->cancel->set)
+    const struct remote_cancel *cancel = dataset->options ? dataset->options->cancel : NULL;
+    return cancel && atomic_load(&cancel->set)
                ? status_set(STATUS_FAILED, "%s: reading was stopped", dataset->path)
                : STATUS_OK;
 }
@@ -249,8 +250,7 @@ static bool is_cancelled(void *context)
 static enum status open_copy(const struct dataset *dataset, const struct dataset_file *file, int packed,
                              int *fd)
 {
-    const struct cache_stop stop = {is_cancelled, (void *)(uintptr_t)dataset->cancel};
-    const struct unpack_cache cache = {dataset->cache_dir, dataset->cache_bytes, dataset->frozen, &stop};
+    const struct cache_stop stop = {is_cancelled, (void *)(uintptr_t)dataset->options->cancel};
     const struct file_identity *identity = &file->identity;
     const uint64_t words[] = {identity->bytes, (uint64_t)identity->modified_ns,
                               (uint64_t)identity->changed_ns};
@@ -267,7 +267,7 @@ static enum status open_copy(const struct dataset *dataset, const struct dataset
     free(folder);
     const struct file_identity now = file_identify(&info);
     return file_compare(identity, &now) == 0
-               ? unpack_open(&cache, &copy, packed, identity, fd)
+               ? unpack_open(dataset->options, &stop, &copy, packed, identity, fd)
                : status_set(STATUS_FAILED, "the file changed after the data set was opened; start again when "
                                            "it is complete");
 }
@@ -389,6 +389,7 @@ void dataset_close(struct dataset *dataset)
     free(dataset->held);
     index_free(&dataset->index);
     free(dataset->path);
+    free(dataset->options);
 }
 
 /* ---- Choosing the members of samples ---- */
@@ -784,14 +785,12 @@ static enum status begin(const char *path, bool skip, const struct members *choi
                                 .directory = -1,
                                 .option = options && options->option ? options->option : "data",
                                 .skip = skip,
-                                .options = options,
-                                .cancel = options ? options->cancel : NULL,
-                                .cache_dir = options ? options->cache_dir : NULL,
-                                .cache_bytes = options ? options->cache_bytes : 0,
-                                .frozen = options && options->frozen,
+                                .options = calloc(1, sizeof *dataset->options),
                                 .url = path};
-    if (!dataset->path)
+    if (!dataset->path || !dataset->options)
         return dataset_out_of_memory();
+    if (options)
+        *dataset->options = *options;
     if (choice)
         dataset->choice = *choice;
     else

@@ -65,17 +65,13 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
-    const char *option;                   /* the option that names the data set, for messages */
-    int directory;                        /* open file descriptor; -1 if `remote` is set */
-    struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
-    const struct remote_options *options; /* of dataset_find(), which alone uses them, and its path or URL */
-    const char *url;
-    const struct remote_cancel *cancel; /* options->cancel; NULL: reading cannot be stopped */
-    const char *cache_dir;              /* options->cache_dir, cache_bytes and frozen */
-    uint64_t cache_bytes;
-    bool frozen;
-    const char *shard; /* the only file to read, if `path` named a tar file or a wids index */
-    bool shards;       /* true: samples are stored in tar shards; false: in single files */
+    const char *option;             /* the option that names the data set, for messages */
+    int directory;                  /* open file descriptor; -1 if `remote` is set */
+    struct remote *remote;          /* the source of the files if `path` is a URL, otherwise NULL */
+    struct remote_options *options; /* a copy of those of dataset_find(); owned */
+    const char *url;                /* path or URL of dataset_find(), which alone uses it */
+    const char *shard;              /* the only file to read, if `path` named a tar file or a wids index */
+    bool shards;                    /* true: samples are stored in tar shards; false: in single files */
     struct image raw;  /* members have no header, but are images of this shape; with 0 channels: they have */
     bool indexed;      /* the list was read from our index */
     bool warns;        /* a warning about the folder was printed for this data set */
@@ -156,7 +152,7 @@ enum status dataset_refuse_skip(const char *stream);
 /* Appends to the message of `status` that --on-error mask gives such samples weight 0. Returns `status`. */
 enum status dataset_advise_mask(enum status status);
 
-/* Returns STATUS_FAILED if dataset->cancel is set. Loops over files and samples call this
+/* Returns STATUS_FAILED if dataset->options->cancel is set. Loops over files and samples call this
  * function.
  */
 enum status dataset_check_cancelled(const struct dataset *dataset);

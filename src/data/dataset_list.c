@@ -382,13 +382,13 @@ static enum status check_copies(const struct dataset *dataset)
     uint64_t bytes = 0;
     for (uint32_t f = 0; f < dataset->file_count; f++)
         bytes += dataset->files[f].packed ? dataset->files[f].bytes : 0;
-    return !dataset->cache_bytes || bytes <= dataset->cache_bytes
+    return !dataset->options->cache_bytes || bytes <= dataset->options->cache_bytes
                ? STATUS_OK
                : status_set(
                      STATUS_USAGE,
                      "%s: the unpacked copies of the shards have more than the %llu bytes of the cache "
                      "folder; raise %s",
-                     dataset->path, (unsigned long long)dataset->cache_bytes, REMOTE_CACHE_BYTES);
+                     dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
 }
 
 /* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
@@ -546,7 +546,7 @@ static enum status scan_shards(struct dataset *dataset, const char *place, const
                                size_t count, const struct wids *wids)
 {
     struct remote *remote = dataset->remote;
-    for (size_t i = 0; i < count && !dataset->cache_dir; i++)
+    for (size_t i = 0; i < count && !dataset->options->cache_dir; i++)
         if (unpack_is_packed(names[i]))
             return status_set(
                 STATUS_USAGE,
@@ -653,7 +653,7 @@ static enum status move_to_shards(struct dataset *dataset, struct wids *wids, co
         close(dataset->directory);
     dataset->directory = -1;
     if (is_url(url)) {
-        struct remote_options options = dataset->options ? *dataset->options : (struct remote_options){0};
+        struct remote_options options = *dataset->options;
         options.unlisted = true;
         return remote_open(url, &options, &dataset->remote);
     }
@@ -965,7 +965,7 @@ static const char *first_shard(const struct dataset *dataset, const struct datas
     for (uint32_t i = 0; i < names->count; i++)
         if (text_ends_in(names->items[i], ".tar"))
             return names->items[i];
-    return dataset->cache_dir || !names->folder ? first_packed(names) : NULL;
+    return dataset->options->cache_dir || !names->folder ? first_packed(names) : NULL;
 }
 
 static bool has_name(const struct dataset_names *names, const char *name)

@@ -1179,23 +1179,22 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
 {
     struct waiter waiter = {remote, stopped};
     const struct cache_stop stop = {is_stopped, &waiter};
-    const struct unpack_cache cache = {remote->options.cache_dir, remote->options.cache_bytes,
-                                       remote->options.frozen, &stop};
+    const char *folder = remote->options.cache_dir;
     struct cache_entry packed, copy;
     int from = -1;
-    if (!cache.folder)
+    if (!folder)
         return status_set(STATUS_USAGE, "%s/%s is compressed; %s", remote->shown, file->name, UNPACK_REMEDY);
     TRY(find_entry(remote, file, false, &packed));
     TRY(find_entry(remote, file, true, &copy));
-    TRY(cache_find(cache.folder, &copy, cache.frozen, fd));
+    TRY(cache_find(folder, &copy, remote->options.frozen, fd));
     if (*fd >= 0)
         return STATUS_OK;
-    if (!cache.frozen)
+    if (!remote->options.frozen)
         TRY(read_to_cache(remote, file, stopped, &from));
-    const enum status status = unpack_open(&cache, &copy, from, NULL, fd);
+    const enum status status = unpack_open(&remote->options, &stop, &copy, from, NULL, fd);
     if (from >= 0) {
         close(from);
-        cache_remove(cache.folder, &packed);
+        cache_remove(folder, &packed);
     }
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", remote->shown, file->name);
 }

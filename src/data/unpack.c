@@ -234,7 +234,8 @@ enum status unpack_bytes(const struct unpack_input *input,
 /* ---- The cache ---- */
 
 struct writing {
-    const struct unpack_cache *cache;
+    const struct remote_options *options;
+    const struct cache_stop *stop;
     struct cache_draft draft;
 };
 
@@ -242,37 +243,48 @@ struct writing {
 static enum status append(void *context, const void *bytes, size_t size)
 {
     struct writing *writing = context;
-    const struct unpack_cache *cache = writing->cache;
-    if (cache->stop && cache->stop->is_set(cache->stop->context))
+    const struct remote_options *options = writing->options;
+    if (writing->stop && writing->stop->is_set(writing->stop->context))
         return status_set(STATUS_FAILED, "reading was stopped");
-    return cache_append(cache->folder, cache->limit, cache->stop, &writing->draft, bytes, size);
+    return cache_append(options->cache_dir, options->cache_bytes, writing->stop, &writing->draft, bytes,
+                        size);
 }
 
-enum status unpack_open(const struct unpack_cache *cache, const struct cache_entry *copy, int packed,
-                        const struct file_identity *identity, int *fd)
+/* Writes the draft. */
+static enum status fill(struct writing *writing, int packed, const struct file_identity *identity)
 {
-    struct stat info;
-    struct cache_entry unknown = {.source = copy->source, .bytes = CACHE_UNKNOWN};
-    TRY(cache_open(cache->folder, cache->frozen));
-    TRY(cache_find(cache->folder, copy, cache->frozen, fd));
+    struct stat info = {.st_size = -1};
+    TRY(unpack_bytes(&(struct unpack_input){.fd = packed, .tar = true}, append, writing));
+    if (!identity)
+        return STATUS_OK;
+    const bool known = fstat(packed, &info) == 0;
+    const struct file_identity now = file_identify(&info);
+    return known && file_compare(identity, &now) == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "the file changed while it was unpacked");
+}
+
+enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
+                        const struct cache_entry *copy, int packed, const struct file_identity *identity,
+                        int *fd)
+{
+    const char *folder = options->cache_dir;
+    struct cache_entry entry = {.source = copy->source, .bytes = CACHE_UNKNOWN};
+    struct writing writing = {.options = options, .stop = stop};
+    TRY(cache_open(folder, options->frozen));
+    TRY(cache_find(folder, copy, options->frozen, fd));
+    if (*fd < 0 && options->frozen)
+        return status_set(STATUS_USAGE, "it has no unpacked copy in %s yet, and a dry run writes none",
+                          folder);
     if (*fd >= 0)
         return STATUS_OK;
-    if (cache->frozen)
-        return status_set(STATUS_USAGE, "it has no unpacked copy in %s yet, and a dry run writes none",
-                          cache->folder);
-    struct writing writing = {.cache = cache};
-    enum status status = cache_begin(cache->folder, &unknown, cache->limit, cache->stop, &writing.draft, fd);
-    if (status == STATUS_OK && *fd < 0)
-        status = unpack_bytes(&(struct unpack_input){.fd = packed, .tar = true}, append, &writing);
-    if (status == STATUS_OK && *fd < 0 && identity) {
-        const bool known = fstat(packed, &info) == 0;
-        const struct file_identity now = known ? file_identify(&info) : (struct file_identity){0};
-        if (!known || file_compare(identity, &now) != 0)
-            status = status_set(STATUS_FAILED, "the file changed while it was unpacked");
-    }
-    unknown.bytes = writing.draft.bytes;
-    if (status == STATUS_OK && *fd < 0)
-        status = cache_complete(cache->folder, &unknown, cache->stop, &writing.draft, fd);
+    enum status status = cache_begin(folder, &entry, options->cache_bytes, stop, &writing.draft, fd);
+    const bool writes = status == STATUS_OK && *fd < 0; /* otherwise, another process has written it */
+    if (writes)
+        status = fill(&writing, packed, identity);
+    entry.bytes = writing.draft.bytes;
+    if (writes && status == STATUS_OK)
+        status = cache_complete(folder, &entry, stop, &writing.draft, fd);
     const struct failure failure = status_save(status);
     cache_abandon(&writing.draft);
     return status == STATUS_OK ? STATUS_OK : status_restore(&failure);

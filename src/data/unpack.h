@@ -12,6 +12,7 @@
 #include "core/file.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "data/remote.h"
 #include "data/remote_cache.h"
 
 /* What to do about shards that are compressed, if there is no folder for unpacked copies. */
@@ -19,14 +20,6 @@
     OPTION_OR_FIELD("unpack the shards; load and train read them with --cache-dir DIR on a disk with room " \
                     "for unpacked copies",                                                                  \
                     "unpack the shards, or set cache_dir to a folder with room for unpacked copies")
-
-/* A folder for unpacked copies. */
-struct unpack_cache {
-    const char *folder;            /* NULL: none */
-    uint64_t limit;                /* maximum size of the folder; 0: unlimited */
-    bool frozen;                   /* write nothing */
-    const struct cache_stop *stop; /* NULL: unpacking cannot be ended */
-};
 
 FDSL_C_BEGIN
 
@@ -49,13 +42,14 @@ struct unpack_input {
 enum status unpack_bytes(const struct unpack_input *input,
                          enum status (*add)(void *context, const void *bytes, size_t size), void *context);
 
-/* Opens the unpacked copy of a file, and writes it first if there is none: of several processes, one unpacks,
- * and the others wait. `copy` identifies it; its size may be CACHE_UNKNOWN. `packed` is the open file.
- * `identity`, if it is not NULL, is what the file must still have when it has been read. Errors are those of
- * unpack_bytes() and remote_cache.h; also STATUS_USAGE if the copy exceeds the limit, or if there is none and
- * the cache is frozen. */
-enum status unpack_open(const struct unpack_cache *cache, const struct cache_entry *copy, int packed,
-                        const struct file_identity *identity, int *fd);
+/* Opens the unpacked copy of a file in the cache of `options`, and writes it first if there is none: of
+ * several processes, one unpacks, and the others wait. `copy` identifies it; its size may be CACHE_UNKNOWN.
+ * `packed` is the open file. `identity`, if it is not NULL, is what the file must still have when it has been
+ * read. Errors are those of unpack_bytes() and remote_cache.h; also STATUS_USAGE if the copy exceeds the
+ * limit, or if there is none and the cache is frozen. */
+enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
+                        const struct cache_entry *copy, int packed, const struct file_identity *identity,
+                        int *fd);
 
 FDSL_C_END
 
