@@ -153,22 +153,24 @@ static void add_skipped(struct bytes *to, uint32_t size)
 static const struct form {
     const char *name;
     bool zstd, unsummed;
-} forms[] = {{"gzip", false, false},        {"gzip_stored", false, false}, {"gzip_members", false, false},
-             {"gzip_blocks", false, false}, {"zstd", true, false},         {"zstd_unsummed", true, true},
-             {"zstd_frames", true, false},  {"zstd_skipped", true, false}, {"zstd_unsized", true, false},
-             {"zstd_long", true, false},    {"zstd_threads", true, false}};
+    int parts; /* members or frames; 0: one */
+} forms[] = {
+    {"gzip", false, false, 0},        {"gzip_stored", false, false, 0}, {"gzip_members", false, false, 4},
+    {"gzip_blocks", false, false, 0}, {"zstd", true, false, 0},         {"zstd_unsummed", true, true, 0},
+    {"zstd_frames", true, false, 4},  {"zstd_two", true, true, 2},      {"zstd_skipped", true, false, 4},
+    {"zstd_unsized", true, false, 0}, {"zstd_long", true, false, 0},    {"zstd_threads", true, false, 0}};
 
 /* Compresses data. Members and frames are cut at odd places, and one of them is empty. Returns false if this
  * build cannot. */
 static bool pack(const struct form *form, const struct bytes *data, struct bytes *packed)
 {
-    const size_t third = data->size / 3, cuts[] = {0, third, third, data->size - 1, data->size};
-    const bool parts =
-        strstr(form->name, "members") || strstr(form->name, "frames") || strstr(form->name, "skip");
+    const size_t third = data->size / 3, all = data->size;
+    const size_t cuts[][5] = {{0, all}, {0, third, all}, {0, third, third, all - 1, all}};
+    const size_t *cut = cuts[form->parts / 2];
     *packed = (struct bytes){0};
-    for (size_t i = 0; i < (parts ? COUNT_OF(cuts) - 1 : 1); i++) {
-        const uint8_t *from = data->at + (parts ? cuts[i] : 0);
-        const size_t size = parts ? cuts[i + 1] - cuts[i] : data->size;
+    for (int i = 0; i < (form->parts ? form->parts : 1); i++) {
+        const uint8_t *from = data->at + cut[i];
+        const size_t size = cut[i + 1] - cut[i];
         (void)from, (void)size;
 #ifdef HAVE_ZLIB
         if (!form->zstd)
@@ -190,7 +192,8 @@ static bool pack(const struct form *form, const struct bytes *data, struct bytes
 
 Test(unpack, all_forms_have_the_bytes_of_the_data)
 {
-    const struct bytes tars[] = {make_tar(1 << 20, 3 << 20), make_tar(3 << 19, 1), make_tar(0, 0)};
+    const struct bytes tars[] = {make_tar(1 << 20, 3 << 20), make_tar(3 << 19, 1),
+                                 make_tar(0, (1 << 20) + 1536), make_tar(0, 0)};
     for (size_t t = 0; t < COUNT_OF(tars); t++)
         for (size_t i = 0; i < COUNT_OF(forms); i++) {
             struct bytes packed;
@@ -435,6 +438,34 @@ Test(unpack, streams_deliver_the_same_batches)
                         open_stream(open_before ? source : open_source(folders[f], true)));
             expect_files(i == 3 ? 4 : 1 + 3 * (int)(f + 1)); /* and the lock */
         }
+}
+
+/* A file that changes while it is unpacked leaves no copy. */
+Test(unpack, files_that_change_leave_no_copy)
+{
+    struct bytes tar = make_tar(100, 0), packed;
+    struct stat info;
+    char path[PATH_MAX];
+    const struct remote_options options = {.cache_dir = path};
+    const struct cache_entry entry = {.source = 1, .bytes = CACHE_UNKNOWN};
+    const int fd = memfd_create("packed", MFD_CLOEXEC);
+    int copy;
+    snprintf(path, sizeof path, "%s/c", folder);
+    cr_assert(pack(&forms[0], &tar, &packed) && write(fd, packed.at, packed.size) == (ssize_t)packed.size);
+    cr_assert_eq(fstat(fd, &info), 0);
+    struct file_identity identity = file_identify(&info);
+    identity.modified_ns--;
+    cr_expect_eq(unpack_open(&options, NULL, &entry, fd, &identity, &copy), STATUS_FAILED);
+    cr_expect(copy < 0 && strstr(status_text(), "the file changed while it was unpacked"), "%s",
+              status_text());
+    expect_files(1); /* the lock */
+    identity.modified_ns++;
+    must(unpack_open(&options, NULL, &entry, fd, &identity, &copy));
+    expect_files(2);
+    close(copy);
+    close(fd);
+    free(packed.at);
+    free(tar.at);
 }
 
 /* A copy that is damaged is written again by the next process, with a warning. */

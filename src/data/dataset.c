@@ -255,21 +255,14 @@ static enum status open_copy(const struct dataset *dataset, const struct dataset
     const uint64_t words[] = {identity->bytes, (uint64_t)identity->modified_ns,
                               (uint64_t)identity->changed_ns};
     struct cache_entry copy = {.bytes = file->bytes ? file->bytes : CACHE_UNKNOWN};
-    struct stat info;
     char *folder = realpath(dataset->path, NULL);
-    if (!folder || fstat(packed, &info) != 0) {
-        free(folder);
+    if (!folder)
         return status_set(STATUS_FAILED, "%s", strerror(errno));
-    }
     copy.source = checksum_seeded(folder, strlen(folder), 0);
     copy.source = checksum_seeded(file->name, strlen(file->name), copy.source);
     copy.source = checksum_seeded(words, sizeof words, copy.source);
     free(folder);
-    const struct file_identity now = file_identify(&info);
-    return file_compare(identity, &now) == 0
-               ? unpack_open(dataset->options, &stop, &copy, packed, identity, fd)
-               : status_set(STATUS_FAILED, "the file changed after the data set was opened; start again when "
-                                           "it is complete");
+    return unpack_open(dataset->options, &stop, &copy, packed, identity, fd);
 }
 
 /* Replaces the open file of a shard that is compressed by its unpacked copy, with these flags of open(2). */
