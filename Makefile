@@ -17,7 +17,7 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, WEBP, CURL, EXPAT, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVJPEG, CUFILE, NVTX
+#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, WEBP, CURL, EXPAT, JANSSON, INIH, XXHASH, ZLIB, ZSTD, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVJPEG, CUFILE, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -104,6 +104,7 @@ EXPAT   ?= $(found_EXPAT)
 JANSSON ?= $(found_JANSSON)
 XXHASH  ?= $(found_XXHASH)
 ZLIB    ?= $(found_ZLIB)
+ZSTD    ?= $(found_ZSTD)
 CRYPTO  ?= $(found_CRYPTO)
 URING   ?= $(found_URING)
 INIH    ?= $(found_INIH)
@@ -123,12 +124,12 @@ on = $(filter 1,$($(1)))
 
 have = $(foreach part,$(1),$(if $(call on,$(part)),-DHAVE_$(part)=1))
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(call have,MPI PNG JPEG WEBP CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX) $(CPPFLAGS)
+            $(call have,MPI PNG JPEG WEBP CURL EXPAT JANSSON XXHASH ZLIB ZSTD CRYPTO URING INIH HWLOC NVTX) $(CPPFLAGS)
 # Builds with and without CUDA share the objects of all C files but these, which ask for HAVE_CUDA, HAVE_CUBLAS, HAVE_CUDNN or HAVE_CUFILE.
 CUDA_CPPFLAGS = $(call have,CUDA CUBLAS CUDNN NCCL NVJPEG CUFILE)
 ASK_CUDA := src/core/variant src/lib/fdsl src/train/exchange tests/test_cli tests/test_mpi_shares tests/test_train_cli tests/test_train_scripts tests/test_variant
 ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
-            $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
+            $(if $(call on,ZLIB),-lz) $(if $(call on,ZSTD),-lzstd) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
 
 # No -ffast-math, and no fusing of multiply and add by the compiler, so that results are bit-identical everywhere.
@@ -221,7 +222,8 @@ report-parts:
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index, no .safetensors files, no labels in JSON)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading, no ops)' \
-	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,no gzipped IDX files and no .npz)' \
+	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,no gzipped IDX files and shards, and no .npz)' \
+	  '$(call mark,ZSTD) zstd      $(if $(call on,ZSTD),,no shards that are compressed by zstd)' \
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index, no signed requests to S3)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
@@ -320,7 +322,7 @@ LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$
 LIB_INIH     = $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
 # The libraries that the shared library needs beside glibc. The wheel brings copies of them, next to libfdsl.so:
 # DT_RPATH (not DT_RUNPATH) is also searched for what these libraries need. src/lib/late.c opens others at run time.
-LIB_LIBS     = $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,JANSSON),-ljansson) $(if $(call on,ZLIB),-lz)
+LIB_LIBS     = $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,JANSSON),-ljansson) $(if $(call on,ZLIB),-lz) $(if $(call on,ZSTD),-lzstd)
 lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 
 $(BUILD)/lib/fdsl.o: $(LIB_OBJECTS) $(BUILD)/objects.a
@@ -457,7 +459,7 @@ FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/rem
                 $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
                 src/data/set_stream.c src/data/set_stream_load.c src/data/resident.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
                 src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/embeddings.c
+                src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/resident.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -269,7 +269,7 @@ Test(lib_process, exports_only_its_functions_and_needs_few_libraries)
            root, root);
     EXPECT(0,
            "readelf -d %s/build/lib/libfdsl.so | grep NEEDED | grep -vE "
-           "'\\[(lib(c|m|dl|rt|pthread|png16|jpeg|webp|jansson|z)[.]so|ld-linux)'; :",
+           "'\\[(lib(c|m|dl|rt|pthread|png16|jpeg|webp|jansson|z|zstd)[.]so|ld-linux)'; :",
            root);
     cr_expect_str_eq(out, "", "libfdsl.so needs a library that the wheel does not bring");
     EXPECT(0,

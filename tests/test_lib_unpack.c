@@ -1,8 +1,16 @@
-/* Tests shards that are compressed by gzip: streams and programs read unpacked copies of them, with the same
- * samples as from shards that are not compressed. */
+/* Tests shards that are compressed: the bytes that are unpacked from each form of gzip and zstd, and that
+ * streams and programs read the same samples as from shards that are not compressed. */
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#ifdef HAVE_ZLIB
+#include <zlib.h>
+#endif
+#ifdef HAVE_ZSTD
+#include <zstd.h>
+#endif
 
+#include "data/tar.h"
 #include "data/unpack.h"
 #include "must.h"
 
@@ -10,22 +18,336 @@
 
 TestSuite(unpack, .timeout = 120, .init = shell_set_up, .fini = shell_tear_down);
 
-#if defined HAVE_PNG && defined HAVE_XXHASH && defined HAVE_ZLIB
+struct bytes {
+    uint8_t *at;
+    size_t size;
+};
 
-/* Writes 60 digits as shards (p), and the same shards compressed (z). */
-static void prepare(void)
+static void add(struct bytes *to, const void *from, size_t size)
 {
-    EXPECT(0, "$P --prepare all --from digits --samples 60 --store imagefolder && mkdir f p z && "
-              "cp -r all/*/ f && $P --prepare m --from dataset --source f --shards 3 --name s && "
-              "cp m/*.tar p && for t in m/*.tar; do gzip -c $t >z/$(basename $t).gz; done");
+    to->at = realloc(to->at, to->size + size + 1);
+    cr_assert_not_null(to->at);
+    memcpy(to->at + to->size, from, size);
+    to->size += size;
 }
 
-static enum status unpack(const char *name, uint64_t limit, bool frozen, char *copy, uint64_t *bytes)
+/* Returns a tar file with one member of `random` bytes that do not shrink and `zeros` that do. */
+static struct bytes make_tar(size_t random, size_t zeros)
 {
-    char from[PATH_MAX], to[PATH_MAX];
-    snprintf(from, sizeof from, "%s/%s", folder, name);
-    snprintf(to, sizeof to, "%s/c", folder);
-    return unpack_shard(from, to, limit, frozen, NULL, copy, bytes);
+    uint8_t header[TAR_BLOCK_BYTES];
+    struct bytes tar = {0};
+    const size_t size = random + zeros, end = size + tar_padding(size) + TAR_END_BYTES;
+    uint32_t state = 1;
+    must(tar_header(header, "a.bin", size));
+    add(&tar, header, sizeof header);
+    tar.at = realloc(tar.at, tar.size + end);
+    cr_assert_not_null(tar.at);
+    memset(tar.at + tar.size, 0, end);
+    for (size_t i = 0; i < random; i++)
+        tar.at[tar.size + i] = (uint8_t)((state = state * 1664525 + 1013904223) >> 24);
+    tar.size += end;
+    return tar;
+}
+
+/* Bytes that unpack_bytes() must hand out, and how many of them it did. */
+struct expected {
+    const struct bytes *bytes;
+    size_t got;
+    bool differs;
+};
+
+static enum status compare(void *context, const void *bytes, size_t size)
+{
+    struct expected *expected = context;
+    expected->differs |= size > expected->bytes->size - expected->got ||
+                         memcmp(expected->bytes->at + expected->got, bytes, size) != 0;
+    expected->got += expected->differs ? 0 : size;
+    return STATUS_OK;
+}
+
+static enum status unpack(const void *packed, size_t size, struct expected *expected)
+{
+    const int fd = memfd_create("packed", MFD_CLOEXEC);
+    cr_assert(fd >= 0 && write(fd, packed, size) == (ssize_t)size);
+    expected->got = 0;
+    expected->differs = false;
+    const enum status result = unpack_bytes(&(struct unpack_input){.fd = fd, .tar = true}, compare, expected);
+    close(fd);
+    return result;
+}
+
+#ifdef HAVE_ZLIB
+/* Appends a member of gzip. `flush`: bytes after which the compressor ends a block, as pigz does; 0: never.
+ */
+static void add_gzip(struct bytes *to, const uint8_t *from, size_t size, int level, size_t flush)
+{
+    z_stream stream = {0};
+    const size_t room = size + size / 100 + 4096 + (flush ? size / flush * 16 : 0);
+    uint8_t *packed = malloc(room);
+    cr_assert(packed &&
+              deflateInit2(&stream, level, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+    stream.next_out = packed;
+    stream.avail_out = (uInt)room;
+    for (size_t done = 0, part; done < size || done == 0; done += part ? part : 1) {
+        part = flush && size - done > flush ? flush : size - done;
+        stream.next_in = (Bytef *)(uintptr_t)(from + done);
+        stream.avail_in = (uInt)part;
+        const bool last = done + part == size;
+        cr_assert_eq(deflate(&stream, last ? Z_FINISH : Z_FULL_FLUSH), last ? Z_STREAM_END : Z_OK);
+    }
+    add(to, packed, room - stream.avail_out);
+    deflateEnd(&stream);
+    free(packed);
+}
+#endif
+
+#ifdef HAVE_ZSTD
+/* Appends a frame of zstd with a check sum, or without one, and with this window; 0: a small one. `sized`:
+ * the header says how many bytes follow. */
+static void add_zstd(struct bytes *to, const uint8_t *from, size_t size, bool sum, int window, bool sized,
+                     int threads)
+{
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    const size_t room = ZSTD_compressBound(size) + 64;
+    uint8_t *packed = malloc(room);
+    cr_assert(context && packed);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, sum);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_nbWorkers, threads); /* libraries without threads refuse it */
+    if (window) {
+        ZSTD_CCtx_setParameter(context, ZSTD_c_enableLongDistanceMatching, 1);
+        ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, window);
+    }
+    if (sized)
+        ZSTD_CCtx_setPledgedSrcSize(context, size);
+    ZSTD_inBuffer in = {from, size, 0};
+    ZSTD_outBuffer out_ = {packed, room, 0};
+    size_t left;
+    /* Some bytes first, because zstd would store the size of data that it gets at once. */
+    ZSTD_inBuffer begin = {from, size / 2, 0};
+    if (!sized) {
+        cr_assert(!ZSTD_isError(ZSTD_compressStream2(context, &out_, &begin, ZSTD_e_continue)));
+        in.pos = begin.pos;
+    }
+    do
+        left = ZSTD_compressStream2(context, &out_, &in, ZSTD_e_end);
+    while (left != 0 && !ZSTD_isError(left));
+    cr_assert(!ZSTD_isError(left), "%s", ZSTD_getErrorName(left));
+    add(to, packed, out_.pos);
+    free(packed);
+    ZSTD_freeCCtx(context);
+}
+
+/* Appends a frame that decoders skip, such as pzstd writes before each frame. */
+static void add_skipped(struct bytes *to, uint32_t size)
+{
+    const uint8_t head[] = {
+        0x5a, 0x2a, 0x4d, 0x18, (uint8_t)size, (uint8_t)(size >> 8), (uint8_t)(size >> 16), 0};
+    uint8_t *zeros = calloc(1, size + 1);
+    add(to, head, sizeof head);
+    add(to, zeros, size);
+    free(zeros);
+}
+#endif
+
+/* The ways in which compressors write the same data. `unsummed`: a flipped bit can stay unnoticed. */
+static const struct form {
+    const char *name;
+    bool zstd, unsummed;
+    int parts; /* members or frames; 0: one */
+} forms[] = {
+    {"gzip", false, false, 0},        {"gzip_stored", false, false, 0}, {"gzip_members", false, false, 4},
+    {"gzip_blocks", false, false, 0}, {"zstd", true, false, 0},         {"zstd_unsummed", true, true, 0},
+    {"zstd_frames", true, false, 4},  {"zstd_two", true, true, 2},      {"zstd_skipped", true, false, 4},
+    {"zstd_unsized", true, false, 0}, {"zstd_long", true, false, 0},    {"zstd_threads", true, false, 0}};
+
+/* Compresses data. Members and frames are cut at odd places, and one of them is empty. Returns false if this
+ * build cannot. */
+static bool pack(const struct form *form, const struct bytes *data, struct bytes *packed)
+{
+    const size_t third = data->size / 3, all = data->size;
+    const size_t cuts[][5] = {{0, all}, {0, third, all}, {0, third, third, all - 1, all}};
+    const size_t *cut = cuts[form->parts / 2];
+    *packed = (struct bytes){0};
+    for (int i = 0; i < (form->parts ? form->parts : 1); i++) {
+        const uint8_t *from = data->at + cut[i];
+        const size_t size = cut[i + 1] - cut[i];
+        (void)from, (void)size;
+#ifdef HAVE_ZLIB
+        if (!form->zstd)
+            add_gzip(packed, from, size, strstr(form->name, "stored") ? 0 : 6,
+                     strstr(form->name, "blocks") ? data->size / 7 + 1 : 0);
+#endif
+#ifdef HAVE_ZSTD
+        if (form->zstd && strstr(form->name, "skip"))
+            add_skipped(packed, 100 * (uint32_t)i);
+        if (form->zstd)
+            add_zstd(packed, from, size, !form->unsummed, strstr(form->name, "long") ? 27 : 0,
+                     !strstr(form->name, "unsized"), strstr(form->name, "threads") ? 2 : 0);
+        if (form->zstd && strstr(form->name, "skip") && i == 3)
+            add_skipped(packed, 0);
+#endif
+    }
+    return packed->size > 0;
+}
+
+Test(unpack, all_forms_have_the_bytes_of_the_data)
+{
+    const struct bytes tars[] = {make_tar(1 << 20, 3 << 20), make_tar(3 << 19, 1),
+                                 make_tar(0, (1 << 20) + 1536), make_tar(0, 0)};
+    for (size_t t = 0; t < COUNT_OF(tars); t++)
+        for (size_t i = 0; i < COUNT_OF(forms); i++) {
+            struct bytes packed;
+            struct expected expected = {&tars[t], 0, false};
+            if (!pack(&forms[i], &tars[t], &packed))
+                continue;
+            cr_expect_eq(unpack(packed.at, packed.size, &expected), STATUS_OK, "%s: %s", forms[i].name,
+                         status_text());
+            cr_expect(!expected.differs && expected.got == tars[t].size, "%s, %zu", forms[i].name, t);
+            free(packed.at);
+        }
+}
+
+/* A file that ends too early, or with a bit flipped, fails, or has the same bytes: some bits have no meaning.
+ * Between two members, a file that is cut looks complete; then the tar file lacks its end. */
+Test(unpack, broken_files_never_have_other_bytes)
+{
+    const struct bytes tar = make_tar(300, 700);
+    for (size_t i = 0; i < COUNT_OF(forms); i++) {
+        struct bytes packed;
+        struct expected expected = {&tar, 0, false};
+        if (!pack(&forms[i], &tar, &packed))
+            continue;
+        size_t whole = 0;
+        for (size_t cut = 0; cut < packed.size; cut++) {
+            const enum status result = unpack(packed.at, cut, &expected);
+            cr_assert(!expected.differs && (result == STATUS_FAILED || result == STATUS_OK), "%s, %zu: %s",
+                      forms[i].name, cut, status_text());
+            cr_assert(result == STATUS_OK || strstr(status_text(), cut == 0  ? "the file is empty"
+                                                                   : cut < 4 ? ""
+                                                                             : "truncated"),
+                      "%s, %zu: %s", forms[i].name, cut, status_text());
+            cr_assert(result != STATUS_OK || expected.got < tar.size || strstr(forms[i].name, "skip"),
+                      "%s, %zu", forms[i].name, cut);
+            whole += result == STATUS_OK;
+        }
+        cr_expect(whole <= 8, "%s: %zu", forms[i].name, whole);
+        for (size_t bit = 0; !forms[i].unsummed && bit < 8 * packed.size; bit += bit % 8 ? 6 : 1) {
+            packed.at[bit / 8] ^= (uint8_t)(1 << bit % 8);
+            const enum status result = unpack(packed.at, packed.size, &expected);
+            cr_assert(result != STATUS_OK || (!expected.differs && expected.got == tar.size), "%s, bit %zu",
+                      forms[i].name, bit);
+            packed.at[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        }
+        free(packed.at);
+    }
+}
+
+static void expect_refusal(const struct bytes *packed, enum status wanted, const char *words)
+{
+    struct expected expected = {&(struct bytes){0}, 0, false};
+    cr_expect_eq(unpack(packed->at, packed->size, &expected), wanted, "%s: %s", words, status_text());
+    cr_expect(strstr(status_text(), words), "%s: %s", words, status_text());
+}
+
+static void expect_refused_text(const char *text, const char *words)
+{
+    struct bytes bytes = {0};
+    add(&bytes, text, strlen(text));
+    expect_refusal(&bytes, STATUS_FAILED, words);
+    free(bytes.at);
+}
+
+Test(unpack, refusals_have_a_remedy)
+{
+    struct bytes tar = make_tar(100, 0), noise = {0}, packed = {0};
+    expect_refusal(&tar, STATUS_FAILED, "neither gzip nor zstd data; if it is a tar file, name it .tar");
+    expect_refused_text("<!DOCTYPE html><p>Please log in", "an HTML or XML page");
+    expect_refused_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n",
+                        "Git LFS pointer");
+    expect_refused_text("\xfd"
+                        "7zXZ and more",
+                        "this is not a tar file, but xz data: unpack it");
+    for (int i = 0; i < 1024; i++)
+        add(&noise, &(uint8_t){(uint8_t)(i * 7 + 1)}, 1);
+#ifdef HAVE_ZLIB
+    add_gzip(&packed, noise.at, noise.size, 6, 0);
+    expect_refusal(&packed, STATUS_FAILED, "not a tar header");
+    struct bytes twice = {0};
+    add_gzip(&twice, packed.at, packed.size, 6, 0);
+    packed.size = 0;
+    add_gzip(&packed, tar.at, tar.size, 6, 0);
+    add(&packed, "garbage", 7);
+    expect_refusal(&packed, STATUS_FAILED,
+                   "damaged gzip data after 2048 unpacked bytes: incorrect header check; "
+                   "copy or download the file again");
+    free(twice.at);
+#else
+    add(&packed, "\x1f\x8b\x08", 4);
+    expect_refusal(&packed, STATUS_UNAVAILABLE, "this build has no zlib: unpack it with gunzip");
+#endif
+    packed.size = 0;
+#ifdef HAVE_ZSTD
+    static const uint8_t dictionary[] = {0x28, 0xb5, 0x2f, 0xfd, 0x01, 0x00, 7, 1, 0, 0};
+    struct bytes large = make_tar(0, (size_t)80 << 20);
+    struct expected expected = {&large, 0, false};
+    add_zstd(&packed, tar.at, tar.size, true, 28, false, 0);
+    expect_refusal(&packed, STATUS_FAILED,
+                   "a window of more than 128 MiB; compress the shard with zstd --long=27");
+    packed.size = 0;
+    add(&packed, dictionary, sizeof dictionary);
+    expect_refusal(&packed, STATUS_FAILED, "need a dictionary; compress the shard without one");
+    packed.size = 0;
+    add_zstd(&packed, noise.at, noise.size, true, 0, true, 0);
+    expect_refusal(&packed, STATUS_FAILED, "not a tar header");
+    /* A bomb ends soon after its first 64 MiB. gzip cannot reach the ratio. */
+    packed.size = 0;
+    add_zstd(&packed, large.at, large.size, true, 0, true, 0);
+    cr_expect_eq(unpack(packed.at, packed.size, &expected), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "unpack to more than 1032 times their size"), "%s", status_text());
+    cr_expect(expected.got >= (size_t)63 << 20 && expected.got < (size_t)66 << 20, "%zu", expected.got);
+#ifdef HAVE_ZLIB
+    packed.size = 0;
+    add_gzip(&packed, large.at, large.size, 9, 0);
+    must(unpack(packed.at, packed.size, &expected));
+#endif
+    free(large.at);
+#else
+    add(&packed, "\x28\xb5\x2f\xfd", 4);
+    expect_refusal(&packed, STATUS_UNAVAILABLE, "this build has no libzstd: unpack it with zstd -d");
+#endif
+    free(packed.at);
+    free(noise.at);
+    free(tar.at);
+}
+
+#if defined HAVE_PNG && defined HAVE_XXHASH && defined HAVE_ZLIB
+
+#ifdef HAVE_ZSTD
+static const char *const folders[] = {"z", "y"};
+#else
+static const char *const folders[] = {"z"};
+#endif
+
+/* Writes 60 digits as shards (p), and the same shards compressed by gzip (z) and zstd (y). */
+static void prepare(void)
+{
+    EXPECT(0,
+           "$P --prepare all --from digits --samples 60 --store imagefolder && mkdir f p z y && "
+           "cp -r all/*/ f && $P --prepare m --from dataset --source f --shards 3 --name s && cp m/*.tar p");
+    for (int i = 0; i < 3; i++)
+        for (size_t f = 0; f < COUNT_OF(folders); f++) {
+            char path[2 * PATH_MAX], name[64];
+            struct bytes packed, shard = {0};
+            char *text;
+            snprintf(path, sizeof path, "%s/p/s-%06d.tar", folder, i);
+            must(file_read(path, &text, &shard.size));
+            shard.at = (uint8_t *)text;
+            snprintf(name, sizeof name, "%s/s-%06d.tar.%s", folders[f], i, f ? "zst" : "gz");
+            cr_assert(pack(&forms[f ? 4 : 2], &shard, &packed));
+            put(name, packed.at, packed.size);
+            free(packed.at);
+            free(text);
+        }
 }
 
 /* Expects that the cache folder has this many files, also hidden ones. */
@@ -34,221 +356,259 @@ static void expect_files(int count)
     EXPECT(0, "test $(ls -A c | wc -l) = %d || { ls -A c; false; }", count);
 }
 
-Test(unpack, copies_have_the_bytes_of_gunzip)
-{
-    char copy[PATH_MAX], again[PATH_MAX];
-    uint64_t bytes, same;
-    struct stat first, second;
-    /* Several members; sizes around the pieces in which a file is read and written; data that do not shrink.
-     */
-    EXPECT(0,
-           "head -c 1048576 /dev/urandom >1 && head -c 3145728 /dev/zero >2 && : >3 && printf x >4 && "
-           "head -c 1048577 /dev/urandom >5 && cat 1 2 3 4 5 >all && for i in 1 2 3 4 5; do gzip $i; done && "
-           "cat 1.gz 2.gz 3.gz 4.gz 5.gz >x.tar.gz && gzip -c all >y.tgz");
-    must(unpack("x.tar.gz", 0, false, copy, &bytes));
-    cr_expect_eq(bytes, 1048576 + 3145728 + 1 + 1048577);
-    EXPECT(0, "cmp all %s", copy);
-    must(unpack("y.tgz", bytes, false, again, &same));
-    cr_expect(same == bytes && strcmp(copy, again) != 0);
-    EXPECT(0, "cmp all %s", again);
-    cr_assert_eq(stat(copy, &first), 0);
-    must(unpack("x.tar.gz", 0, true, again, &same));
-    cr_assert_eq(stat(copy, &second), 0);
-    cr_expect(strcmp(copy, again) == 0 && same == bytes && first.st_ino == second.st_ino);
-    EXPECT(0, "touch x.tar.gz");
-    must(unpack("x.tar.gz", 0, false, again, &same));
-    cr_expect_str_neq(copy, again, "a file that was changed gets another copy");
-    cr_assert_eq(chdir(folder), 0);
-    must(unpack_shard("x.tar.gz", "c", 0, true, NULL, copy, &same));
-    cr_expect(*copy == '/' && strcmp(copy, again) == 0, "%s: the working folder may change later", copy);
-    expect_files(3);
-}
-
-static void expect_failure(const char *name, uint64_t limit, bool frozen, enum status wanted,
-                           const char *words)
-{
-    char copy[PATH_MAX];
-    uint64_t bytes;
-    cr_expect_eq(unpack(name, limit, frozen, copy, &bytes), wanted, "%s: %s", name, status_text());
-    cr_expect(strstr(status_text(), words) && strstr(status_text(), name), "%s: %s", name, status_text());
-    expect_files(0);
-}
-
-Test(unpack, broken_files_leave_no_copy)
-{
-    EXPECT(0, "mkdir c && head -c 200000 /dev/urandom >r && gzip -c r >whole.tar.gz && "
-              "head -c 150000 whole.tar.gz >short.tar.gz && head -c -1 whole.tar.gz >last.tar.gz && "
-              "cp r plain.tar.gz && : >empty.tar.gz && mkdir folder.tar.gz && cp whole.tar.gz bad.tar.gz && "
-              "printf '\\377\\377\\377\\377' | dd of=bad.tar.gz bs=1 seek=200020 conv=notrunc 2>/dev/null && "
-              "(cat whole.tar.gz; printf garbage) >more.tar.gz && gzip -c /dev/null >nothing.tar.gz");
-    expect_failure("short.tar.gz", 0, false, STATUS_FAILED, "truncated");
-    expect_failure("last.tar.gz", 0, false, STATUS_FAILED, "truncated");
-    expect_failure("empty.tar.gz", 0, false, STATUS_FAILED, "truncated");
-    expect_failure("plain.tar.gz", 0, false, STATUS_FAILED, "damaged gzip file");
-    expect_failure("bad.tar.gz", 0, false, STATUS_FAILED, "damaged gzip file: incorrect");
-    expect_failure("more.tar.gz", 0, false, STATUS_FAILED, "damaged gzip file");
-    expect_failure("folder.tar.gz", 0, false, STATUS_FAILED, "not a regular file");
-    expect_failure("none.tar.gz", 0, false, STATUS_FAILED, "No such file");
-    expect_failure("whole.tar.gz", 199999, false, STATUS_USAGE, "more than 199999 bytes");
-    expect_failure("whole.tar.gz", 0, true, STATUS_USAGE, "a dry run writes none");
-}
-
-static struct fdsl_source *open_source(const char *name, bool cached)
+/* Opens a source in the test's folder, with the cache folder c if `cached` is set. */
+static enum fdsl_status try_source(const char *name, bool cached, uint64_t cache_bytes,
+                                   struct fdsl_source **source)
 {
     char path[PATH_MAX], cache[PATH_MAX];
     struct fdsl_source_config config;
-    struct fdsl_source *source;
     good(fdsl_source_config_init(&config, sizeof config));
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(cache, sizeof cache, "%s/c", folder);
     config.path = path;
     config.kind = "shards";
     config.cache_dir = cached ? cache : NULL;
-    good(fdsl_source_open(&config, &source));
+    config.cache_bytes = cache_bytes;
+    return fdsl_source_open(&config, source);
+}
+
+static struct fdsl_source *open_source(const char *name, bool cached)
+{
+    struct fdsl_source *source;
+    good(try_source(name, cached, 0, &source));
     return source;
 }
 
-/* What a killed process has left of a copy is removed by the next one that writes this copy. */
-Test(unpack, left_files_of_a_copy_are_removed)
+/* Opens a shuffled stream, which closes the source. */
+static struct fdsl_stream *open_stream(struct fdsl_source *source)
 {
-    char copy[PATH_MAX];
-    uint64_t bytes;
-    EXPECT(0, "head -c 5000 /dev/urandom >r && gzip -c r >x.tar.gz");
-    must(unpack("x.tar.gz", 0, false, copy, &bytes));
-    EXPECT(0, "mv %s %s.99-0.tmp && : >c/unpacked-0-0.tar.98-0.tmp && : >%s.keep", copy, copy, copy);
-    must(unpack("x.tar.gz", 0, false, copy, &bytes));
-    EXPECT(0, "cmp r %s", copy);
-    expect_files(3);
+    struct fdsl_stream_config config;
+    struct fdsl_stream *stream;
+    good(fdsl_stream_config_init(&config, sizeof config));
+    config.out_res = 28;
+    config.batch_size = 16;
+    config.prefetch = 1;
+    config.seed = 3;
+    config.lanes = 3;
+    config.shuffle_buffer = 30;
+    config.num_threads = 2;
+    good(fdsl_stream_open(source, &config, &stream));
+    fdsl_source_close(source);
+    return stream;
 }
 
-/* A copy that is damaged is named, and not only the shard. */
-Test(unpack, a_damaged_copy_is_named)
+/* Two epochs of both streams must be the same. */
+static void expect_same(struct fdsl_stream *one, struct fdsl_stream *other)
 {
-    struct fdsl_source_config config;
-    struct fdsl_source *source;
-    char path[PATH_MAX], cache[PATH_MAX];
+    static uint8_t images[2][16 * 3 * 28 * 28];
+    static int64_t labels[2][16];
+    struct fdsl_stream *streams[] = {one, other};
+    for (int epoch = 0; epoch < 2;) {
+        uint32_t count[2];
+        enum fdsl_status status_[2];
+        for (int i = 0; i < 2; i++)
+            status_[i] = fdsl_stream_fill(streams[i], images[i], labels[i], &count[i], NULL);
+        cr_assert(status_[0] == status_[1] && (status_[0] == FDSL_OK || status_[0] == FDSL_END), "%s",
+                  fdsl_error());
+        epoch += status_[0] == FDSL_END;
+        cr_assert_eq(count[0], count[1]);
+        cr_expect_eq(memcmp(images[0], images[1], count[0] * sizeof *images / 16), 0);
+        cr_expect_eq(memcmp(labels[0], labels[1], count[0] * sizeof **labels), 0);
+    }
+    for (int i = 0; i < 2; i++)
+        fdsl_stream_close(streams[i]);
+}
+
+/* Shuffled batches are those of the shards that are not compressed: when the copies are written, when they
+ * exist, when one of them is damaged, and when another program removes them after the set was opened. */
+Test(unpack, streams_deliver_the_same_batches)
+{
+    static const char *const changes[] = {
+        ":", ":", "f=$(ls c/*.data | head -1) && printf X | dd of=$f bs=1 seek=600 conv=notrunc status=none",
+        "rm c/*.data"};
     prepare();
-    fdsl_source_close(open_source("z", true));
-    EXPECT(0, "for t in c/*; do truncate -s 1536 $t; done");
-    good(fdsl_source_config_init(&config, sizeof config));
-    snprintf(path, sizeof path, "%s/z", folder);
-    snprintf(cache, sizeof cache, "%s/c", folder);
-    config.path = path;
-    config.cache_dir = cache;
-    cr_assert_eq(fdsl_source_open(&config, &source), FDSL_FAILED);
-    cr_expect(strstr(fdsl_error(), "remove its unpacked copy, ") && strstr(fdsl_error(), "/c/unpacked-"),
-              "%s", fdsl_error());
+    for (size_t f = 0; f < COUNT_OF(folders); f++)
+        for (size_t i = 0; i < COUNT_OF(changes); i++) {
+            const bool open_before = i == 3;
+            struct fdsl_source *source = NULL;
+            if (open_before)
+                source = open_source(folders[f], true);
+            EXPECT(0, "%s", changes[i]);
+            expect_same(open_stream(open_source("p", false)),
+                        open_stream(open_before ? source : open_source(folders[f], true)));
+            expect_files(i == 3 ? 4 : 1 + 3 * (int)(f + 1)); /* and the lock */
+        }
 }
 
-/* Several processes want the same copy: one writes it, and all get it. */
-Test(unpack, processes_share_a_copy)
+/* A file that changes while it is unpacked leaves no copy. */
+Test(unpack, files_that_change_leave_no_copy)
+{
+    struct bytes tar = make_tar(100, 0), packed;
+    struct stat info;
+    char path[PATH_MAX];
+    const struct remote_options options = {.cache_dir = path};
+    const struct cache_entry entry = {.source = 1, .bytes = CACHE_UNKNOWN};
+    const int fd = memfd_create("packed", MFD_CLOEXEC);
+    int copy;
+    snprintf(path, sizeof path, "%s/c", folder);
+    cr_assert(pack(&forms[0], &tar, &packed) && write(fd, packed.at, packed.size) == (ssize_t)packed.size);
+    cr_assert_eq(fstat(fd, &info), 0);
+    struct file_identity identity = file_identify(&info);
+    identity.modified_ns--;
+    cr_expect_eq(unpack_open(&options, NULL, &entry, fd, &identity, &copy), STATUS_FAILED);
+    cr_expect(copy < 0 && strstr(status_text(), "the file changed while it was unpacked"), "%s",
+              status_text());
+    expect_files(1); /* the lock */
+    identity.modified_ns++;
+    must(unpack_open(&options, NULL, &entry, fd, &identity, &copy));
+    expect_files(2);
+    close(copy);
+    close(fd);
+    free(packed.at);
+    free(tar.at);
+}
+
+/* A copy that is damaged is written again by the next process, with a warning. */
+Test(unpack, damaged_copies_are_replaced)
+{
+    prepare();
+    const char *command = "$P --variant stream --data z --decode --cache-dir c --cache any --batch 8 "
+                          "--min-samples 1 --max-time 0 2>&1";
+    EXPECT(0, "%s && mkdir k && cp c/*.data k", command);
+    EXPECT(0, "for f in c/*.data; do printf X | dd of=$f bs=1 seek=20000 conv=notrunc status=none; done");
+    EXPECT_PRINTS(0, ".data is damaged; it is removed and read again", "%s", command);
+    EXPECT(0, "for f in c/*.data; do cmp $f k/$(basename $f) || exit 1; done");
+    EXPECT(0, "cat z/*.gz | gunzip | cmp - p/s-000000.tar 2>&1 | grep -q EOF && "
+              "for f in p/*.tar; do cat $f; done | md5sum >a && ls c/*.data | wc -l | grep -qx 3");
+}
+
+/* A shard that changes gets another copy. The limit of the cache removes the old one. */
+Test(unpack, changed_shards_get_other_copies)
+{
+    struct fdsl_source *source;
+    prepare();
+    const uint64_t bytes = 3 * 52224;
+    good(try_source("z", true, 0, &source));
+    fdsl_source_close(source);
+    EXPECT(0, "test $(cat c/*.data | wc -c) = %llu && touch z/*", (unsigned long long)bytes);
+    good(try_source("z", true, 0, &source));
+    fdsl_source_close(source);
+    expect_files(7);
+    EXPECT(0, "touch z/*");
+    good(try_source("z", true, bytes, &source));
+    expect_files(4);
+    /* Streams notice a change that happens while they read. */
+    static uint8_t images[16 * 3 * 28 * 28];
+    uint32_t count;
+    struct fdsl_stream *stream = open_stream(source);
+    EXPECT(0, "for f in z/*; do cp $f new && mv new $f; done");
+    enum fdsl_status result = FDSL_OK;
+    while (result == FDSL_OK || result == FDSL_END)
+        result = fdsl_stream_fill(stream, images, NULL, &count, NULL);
+    cr_expect(result == FDSL_FAILED && strstr(fdsl_error(), "/z/s-00000") &&
+                  strstr(fdsl_error(), "the file changed after"),
+              "%s", fdsl_error());
+    fdsl_stream_close(stream);
+    /* All copies of a set must fit together. */
+    cr_expect_eq(try_source("z", true, bytes - 1, &source), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "the unpacked copies of the shards have more than the 156671 bytes") &&
+                  strstr(fdsl_error(), "raise cache_bytes"),
+              "%s", fdsl_error());
+    cr_expect_eq(try_source("z", true, 50000, &source), FDSL_INVALID);
+    cr_expect(
+        strstr(fdsl_error(), "/z/s-000000.tar.gz: cache_bytes 50000: the unpacked data have more bytes"),
+        "%s", fdsl_error());
+    EXPECT(0, "! ls c/*.part");
+}
+
+/* Several processes want the same copies: one writes each, and all read it. */
+Test(unpack, processes_share_copies)
 {
     prepare();
     EXPECT(0,
            "for i in 1 2 3 4; do $P --variant stream --data z --decode --cache-dir c --cache any --batch 8 "
            "--min-samples 1 --max-time 0 >log$i 2>&1 & done; wait; for i in 1 2 3 4; do grep -q stream log$i "
            "|| { cat log$i; exit 1; }; done");
-    expect_files(3);
+    expect_files(4);
 }
 
-/* Two epochs of shuffled batches are those of the shards that are not compressed. */
-Test(unpack, streams_deliver_the_same_batches)
-{
-    static uint8_t images[2][16 * 3 * 28 * 28];
-    static int64_t labels[2][16];
-    prepare();
-    for (int time = 0; time < 2; time++) {
-        struct fdsl_stream_config config;
-        struct fdsl_stream *streams[2];
-        good(fdsl_stream_config_init(&config, sizeof config));
-        config.out_res = 28;
-        config.batch_size = 16;
-        config.seed = 3;
-        config.lanes = 3;
-        config.shuffle_buffer = 30;
-        config.num_threads = 2;
-        for (int i = 0; i < 2; i++) {
-            struct fdsl_source *source = open_source(i ? "z" : "p", i);
-            good(fdsl_stream_open(source, &config, &streams[i]));
-            fdsl_source_close(source);
-        }
-        for (int epoch = 0; epoch < 2;) {
-            uint32_t count[2];
-            enum fdsl_status status_[2];
-            for (int i = 0; i < 2; i++)
-                status_[i] = fdsl_stream_fill(streams[i], images[i], labels[i], &count[i], NULL);
-            cr_assert(status_[0] == status_[1] && (status_[0] == FDSL_OK || status_[0] == FDSL_END), "%s",
-                      fdsl_error());
-            epoch += status_[0] == FDSL_END;
-            cr_assert_eq(count[0], count[1]);
-            cr_expect_eq(memcmp(images[0], images[1], count[0] * sizeof *images / 16), 0);
-            cr_expect_eq(memcmp(labels[0], labels[1], count[0] * sizeof **labels), 0);
-        }
-        for (int i = 0; i < 2; i++)
-            fdsl_stream_close(streams[i]);
-        expect_files(3);
-    }
-}
-
-/* A copy that changes while it is read ends the stream. */
-Test(unpack, a_copy_that_changes_is_noticed)
-{
-    static uint8_t images[3 * 28 * 28];
-    struct fdsl_stream_config config;
-    struct fdsl_stream *stream;
-    uint32_t count;
-    prepare();
-    good(fdsl_stream_config_init(&config, sizeof config));
-    config.out_res = 28;
-    config.batch_size = 1;
-    config.prefetch = 1;
-    struct fdsl_source *source = open_source("z", true);
-    good(fdsl_stream_open(source, &config, &stream));
-    good(fdsl_stream_fill(stream, images, NULL, &count, NULL));
-    EXPECT(0, "for t in c/*; do cp $t new && mv new $t; done");
-    enum fdsl_status result = FDSL_OK;
-    while (result == FDSL_OK)
-        result = fdsl_stream_fill(stream, images, NULL, &count, NULL);
-    cr_expect(result == FDSL_FAILED && strstr(fdsl_error(), "the file changed after"), "%s", fdsl_error());
-    fdsl_stream_close(stream);
-    fdsl_source_close(source);
-}
-
+/* Training and `load` read compressed shards in a folder, and those that a wids index names. */
 Test(unpack, programs_read_compressed_shards)
 {
     prepare();
+    EXPECT(0,
+           "mkdir w && python3 - %s <<'END'\n"
+           "import hashlib, json, sys\n"
+           "wids = json.load(open('m/s.wids.json'))\n"
+           "for shard in wids['shardlist']:\n"
+           "    shard['url'] = '../%s/' + shard['url'] + '.%s'\n"
+           "    data = open('w/' + shard['url'], 'rb').read()\n"
+           "    shard.update(filesize=len(data), md5sum=hashlib.md5(data).hexdigest())\n"
+           "json.dump(wids, open('w/s.wids.json', 'w'))\n"
+           "END",
+           "x", folders[COUNT_OF(folders) - 1], COUNT_OF(folders) > 1 ? "zst" : "gz");
     EXPECT(
         0,
-        "for d in p z; do $P --variant train-omp --model logreg --data $d --feed load --batch 16 --epochs 2 "
-        "--threads 2 $(test $d = z && echo --cache-dir c) --out $d.csv >log 2>&1 || { cat log; exit 1; }; "
-        "done; python3 - <<'END'\n"
-        "import csv\n"
-        "rows = [[row['train_loss'] for row in csv.DictReader(open(d + '.csv'))] for d in ('p', 'z')]\n"
-        "assert len(rows[0]) == 2 and rows[0] == rows[1], rows\n"
-        "END");
+        "for d in p z %s w; do $P --variant train-omp --model logreg --data $d --feed load --batch 16 "
+        "--epochs 2 --threads 2 $(test $d != p && echo --cache-dir c) --out $d.csv >log 2>&1 || { cat log; "
+        "exit 1; }; done; python3 - p z %s w <<'END'\n"
+        "import csv, sys\n"
+        "rows = [[row['train_loss'] for row in csv.DictReader(open(d + '.csv'))] for d in sys.argv[1:]]\n"
+        "assert len(rows[0]) == 2 and all(row == rows[0] for row in rows), rows\n"
+        "END",
+        COUNT_OF(folders) > 1 ? "y" : "", COUNT_OF(folders) > 1 ? "y" : "");
     EXPECT(0,
-           "$P --variant shards-mmap,shards-omp,stream --data z --decode --cache-dir c --cache any --batch 8 "
-           "--min-samples 1 --max-time 0");
+           "for d in z w; do $P --variant shards,shards-mmap,shards-omp,stream --data $d --decode --verify "
+           "--cache-dir c --cache any --batch 8 --min-samples 1 --max-time 0 || exit 1; done");
     EXPECT(0, "$P --variant stream --decode --data z/s-000001.tar.gz --cache-dir c --cache any --batch 8 "
-              "--min-samples 1 "
-              "--max-time 0");
-    expect_files(3);
+              "--min-samples 1 --max-time 0");
+    expect_files(1 + 3 * (int)COUNT_OF(folders));
+#ifdef HAVE_CRYPTO
+    EXPECT(0, "sed -i 's/\"md5sum\": \"./\"md5sum\": \"f/' w/s.wids.json");
+    EXPECT_PRINTS(1, "md5", "$P --variant stream --data w --decode --verify --cache-dir c --cache any");
+#endif
+    EXPECT(0, "sed -i 's/\"nsamples\": 20/\"nsamples\": 21/' w/s.wids.json");
+    EXPECT_PRINTS(1, "the shard holds 20 samples but its wids index says 21",
+                  "$P --variant stream --data w --decode --cache-dir c --cache any");
+    expect_refused(2, "s-000000.tar", "$P --variant stream --data w --decode --cache any");
+    EXPECT_OUT("read them with --cache-dir DIR on a disk with room");
 }
 
 Test(unpack, refusals_name_the_remedy)
 {
+    static const struct {
+        int status;
+        const char *words, *command;
+    } cases[] = {
+        {2, "read them with --cache-dir DIR on a disk with room", "$P --variant stream --data z"},
+        {2, "read them with --cache-dir DIR on a disk with room",
+         "$P --variant train-omp --data z/s-000000.tar.gz --feed load"},
+        {2, "is compressed, but samples are read from many places",
+         "$P --prepare q --from dataset --source z"},
+        {2, "--cache-dir and --cache-bytes are for data at a URL and for shards that are compressed",
+         "$P --variant stream --data p --cache-dir c"},
+        {2, "raise --cache-bytes",
+         "$P --variant stream --data z --cache-dir c --cache-bytes 150K --cache any"},
+        {2, "--cache-bytes 30720: the unpacked data have more bytes; raise the limit",
+         "$P --variant stream --data z --cache-dir c --cache-bytes 30K --cache any"},
+        {2, "a dry run writes none", "$P --variant stream --data z --cache-dir d --cache any --dry-run"},
+        {1, "z/s-000000.tar.gz: the gzip data are truncated; copy or download the file again",
+         "truncate -s -9 z/s-000000.tar.gz && $P --variant stream --data z --cache-dir e --cache any"},
+        {1, "z/s-000000.tar.gz: damaged gzip data after",
+         "cp p/s-000000.tar z && gzip -f z/s-000000.tar && printf XXXX | dd of=z/s-000000.tar.gz bs=1 "
+         "seek=3000 "
+         "conv=notrunc status=none && $P --variant stream --data z --cache-dir e --cache any"},
+        {1, "z/s-000000.tar.gz: this is neither gzip nor zstd data; if it is a tar file, name it .tar",
+         "cp p/s-000000.tar z/s-000000.tar.gz && $P --variant stream --data z --cache-dir e --cache any"},
+        {1, "z/s-000000.tar.gz: offset 51200: the shard lacks its end-of-archive blocks: it was truncated",
+         "head -c 51200 p/s-000000.tar | gzip >z/s-000000.tar.gz && $P --variant stream --data z --cache-dir "
+         "e "
+         "--cache any"},
+    };
     prepare();
-    expect_refused(2, "read them with --cache-dir DIR on a disk with room", "$P --variant stream --data z");
-    expect_refused(2, "read them with --cache-dir DIR on a disk with room",
-                   "$P --variant train-omp --data z/s-000000.tar.gz --feed load");
-    expect_refused(2, "unpack the shards with gunzip", "$P --prepare q --from dataset --source z");
-    expect_refused(2,
-                   "--cache-dir and --cache-bytes are for data at a URL and for shards that are compressed",
-                   "$P --variant stream --data p --cache-dir c");
-    expect_refused(2, "raise --cache-bytes",
-                   "$P --variant stream --data z --cache-dir c --cache-bytes 150K --cache any");
-    expect_refused(2, "a dry run writes none",
-                   "$P --variant stream --data z --cache-dir d --cache any --dry-run");
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        expect_refused(cases[i].status, cases[i].words, cases[i].command);
+    EXPECT(0, "! ls e/*.part");
     EXPECT(
         0,
         "cp p/s-000000.tar z && $P --variant stream --decode --data z --cache any --batch 8 --min-samples 1 "

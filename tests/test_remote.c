@@ -1147,6 +1147,112 @@ Test(servers, several_processes_share_a_cache_and_a_kill_leaves_no_harm)
     cr_expect_eq(count_files(".part"), 0);
 }
 
+/* Writes the shards compressed: files/gz, and files/zst. Returns false without the program zstd, or if this
+ * build cannot read its files. */
+static bool compress_shards(void)
+{
+    SHELL(0, "mkdir files/gz files/zst && for t in files/plain/*; do gzip -c $t >files/gz/${t##*/}.gz; done");
+#ifdef HAVE_ZSTD
+    return shell("for t in files/plain/*; do zstd -q -c $t >files/zst/${t##*/}.zst || exit; done") == 0;
+#else
+    return false;
+#endif
+}
+
+/* Compressed shards have the samples of others. The cache keeps only their unpacked copies, and those without
+ * a version not at all. */
+Test(servers, compressed_shards_are_read_from_every_service)
+{
+    static const struct {
+        const char *url;
+        int kept;
+    } cases[] = {{"$U/web/%s/counter-{000000..000004}.tar.%s", 5},
+                 {"$U/norange/%s/counter-{000000..000004}.tar.%s", 5},
+                 {"$U/faulty/%s/counter-{000000..000004}.tar.%s", 5},
+                 {"$U/bare/%s/counter-{000000..000004}.tar.%s", 0},
+#ifdef HAVE_EXPAT
+                 {"$U/account/box/%s/?sv=1&sig=se%%2Bcret%%2F&x=%s", 5},
+#ifdef HAVE_CRYPTO
+                 {"s3://bucket/%s/counter-{000000..000004}.tar.%s", 5},
+                 {"s3://bucket/%s/", 5},
+#endif
+#endif
+                 {"idx", 5},
+                 {"$U/web/idx/x.wids.json", 5}};
+    static const char *const kinds[] = {"gz", "zst"};
+    const bool zstd = compress_shards();
+    char local[64], url[256];
+    set_credentials();
+    SHELL(0, "$P $N --data files/plain 2>/dev/null | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'");
+    snprintf(local, sizeof local, "%.16s", out);
+    for (int k = 0; k < 1 + zstd; k++) {
+        for (int i = 0; i < 2; i++) { /* in a folder here, and in one of the server */
+            write_wids(i ? "files/idx/x.wids.json" : "idx/x.wids.json", "$U/web/KIND/");
+            SHELL(0,
+                  "python3 - %s %s <<'END'\n"
+                  "import hashlib, json, sys\n"
+                  "wids = json.load(open(sys.argv[1]))\n"
+                  "for shard in wids['shardlist']:\n"
+                  "    shard['url'] = shard['url'].replace('KIND', sys.argv[2]) + '.' + sys.argv[2]\n"
+                  "    data = open('files/' + shard['url'].split('/web/')[1], 'rb').read()\n"
+                  "    shard.update(filesize=len(data), md5sum=hashlib.md5(data).hexdigest())\n"
+                  "json.dump(wids, open(sys.argv[1], 'w'))\n"
+                  "END",
+                  i ? "files/idx/x.wids.json" : "idx/x.wids.json", kinds[k]);
+        }
+        for (size_t i = 0; i < COUNT_OF(cases); i++) {
+            snprintf(url, sizeof url, cases[i].url, kinds[k], kinds[k]);
+            SHELL(0, "rm -rf cache");
+            for (int again = 0; again < (i ? 1 : 2); again++) {
+                cr_expect_eq(shell("$P $M --variant shards,shards-omp --data \"%s\" --cache-dir "
+                                   "cache --cache any",
+                                   url),
+                             0, "%s: %s", url, out);
+                cr_expect(says(local), "%s: %s is not in %s", url, local, out);
+            }
+            cr_expect_eq(count_files(".part"), 0);
+            /* --verify compares the md5 of the compressed shards, which then stay, as does the index */
+            const int others = strcmp(url, "idx") == 0 ? 5 : strstr(url, "idx") ? 6 : 0;
+            cr_expect_eq(count_files(".data"), cases[i].kept + others, "%s", url);
+        }
+    }
+}
+
+Test(servers, faults_of_compressed_shards_are_named)
+{
+    static const struct {
+        int status;
+        const char *words, *prepare, *arguments;
+    } cases[] = {
+        {2, "counter-000000.tar.gz is compressed, but samples are read from many places", ":", "web/gz/"},
+        {2, "gz/counter-000000.tar.gz: it has no unpacked copy in cache yet, and a dry run writes none", ":",
+         "web/gz/ --cache-dir cache --dry-run"},
+        {2,
+         "gz/counter-000000.tar.gz: --cache-bytes 200000: the unpacked data have more bytes; raise the limit",
+         ":", "web/gz/ --cache-dir cache --cache-bytes 200000"},
+        {2, "the unpacked copies of the shards have more than the 800000 bytes of the cache folder", ":",
+         "web/gz/ --cache-dir cache --cache-bytes 800000"},
+        {1, "gz/counter-000001.tar.gz: the gzip data are truncated; copy or download the file again",
+         "truncate -s -5 files/gz/counter-000001.tar.gz", "web/gz/ --cache-dir cache"},
+        {1, "gz/counter-000001.tar.gz: this is neither gzip nor zstd data",
+         "cp files/plain/counter-000001.tar files/gz/counter-000001.tar.gz", "web/gz/ --cache-dir cache"},
+        {1, "counter-000000.tar.gz: the file changed while it was read", ":",
+         "changing/gz/ --cache-dir cache"},
+    };
+    (void)compress_shards();
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        SHELL(0, "rm -rf cache && %s", cases[i].prepare);
+        shell("set -- %s; u=$1; shift; $P $M --variant stream --cache any --data "
+              "\"$U/${u}counter-{000000..000004}.tar.gz\" $*",
+              cases[i].arguments);
+        expect_line(cases[i].status, cases[i].words);
+        SHELL(0, "! ls cache/*.part");
+    }
+    SHELL(0, "rm -rf cache && $P $N --data \"$U/web/gz/counter-{000000..000004}.tar.gz\" --cache-dir cache "
+             "--cache any --on-error skip");
+    cr_expect(says("skipped an unknown number of samples: ") && count_files(".data") == 4, "%s", out);
+}
+
 /* A folder that this user cannot write needs another remedy than a full one. */
 Test(servers, a_cache_without_permission_has_a_remedy)
 {
@@ -1644,8 +1750,8 @@ static void *stop_soon(void *context)
 Test(remote, waits_for_a_cache_can_be_ended, .timeout = 20)
 {
     static const char *const held[] = {"cache/0000000000000007.part", "cache/lock",
-                                       "cache/0000000000000008.part"};
-    const struct cache_entry own = {.source = 7, .bytes = 5};
+                                       "cache/0000000000000008.part", "cache"};
+    struct cache_entry own = {.source = 7, .bytes = 5};
     const struct cache_stop stop = {is_set, NULL};
     enter_folder(home);
     cr_assert_eq(cache_open("cache", false), STATUS_OK);
@@ -1653,8 +1759,10 @@ Test(remote, waits_for_a_cache_can_be_ended, .timeout = 20)
         struct cache_draft draft;
         pthread_t thread;
         int fd;
-        const int other = open(held[i], O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        cr_assert(other >= 0 && flock(other, LOCK_EX) == 0 && ftruncate(other, 8) == 0);
+        const bool turn = i == 3; /* another process writes an entry of unknown size */
+        const int other = open(held[i], (turn ? O_DIRECTORY : O_RDWR | O_CREAT) | O_CLOEXEC, 0600);
+        cr_assert(other >= 0 && flock(other, LOCK_EX) == 0 && (turn || ftruncate(other, 8) == 0));
+        own.bytes = turn ? CACHE_UNKNOWN : 5;
         stops = false;
         cr_assert_eq(pthread_create(&thread, NULL, stop_soon, NULL), 0);
         const double begin_s = timer_now_s();
@@ -1664,6 +1772,7 @@ Test(remote, waits_for_a_cache_can_be_ended, .timeout = 20)
         cr_expect(strstr(status_text(), "reading was stopped"), "%s", status_text());
         cache_abandon(&draft);
         pthread_join(thread, NULL);
+        cr_expect_eq(access(held[i], F_OK), 0, "%s of another process was removed", held[i]);
         unlink(held[i]);
         close(other);
     }
@@ -1715,18 +1824,27 @@ Test(remote, drafts_begin_empty, .timeout = 20)
 
 #define LIMIT UINT64_C(10)
 
-/* Adds entries of 3 to 5 bytes, each of its own source. */
+/* Adds entries of 3 to 5 bytes, each of its own source. Processes with even numbers do not know the sizes. */
 static void fill_cache(int process, int rounds)
 {
     for (int round = 0; round < rounds; round++) {
-        const struct cache_entry own = {.source = (uint64_t)(process * rounds + round) + 1,
-                                        .bytes = (uint64_t)(3 + (process + round) % 3)};
+        const bool known = process % 2;
+        const size_t bytes = (size_t)(3 + (process + round) % 3);
+        struct cache_entry own = {.source = (uint64_t)(process * rounds + round) + 1,
+                                  .bytes = known ? bytes : CACHE_UNKNOWN};
         struct cache_draft draft;
         int fd;
         if (cache_begin("cache", &own, LIMIT, NULL, &draft, &fd) != STATUS_OK || fd >= 0 ||
-            pwrite(draft.fd, "abcdef", own.bytes, 0) != (ssize_t)own.bytes ||
-            cache_complete("cache", &own, NULL, &draft, &fd) != STATUS_OK)
+            (known ? pwrite(draft.fd, "abcdef", bytes, 0) != (ssize_t)bytes
+                   : cache_append("cache", LIMIT, NULL, &draft, "abcdef", 2) != STATUS_OK ||
+                         cache_append("cache", LIMIT, NULL, &draft, "cdef", bytes - 2) != STATUS_OK ||
+                         draft.bytes != bytes))
             _exit(1);
+        own.bytes = bytes;
+        char text[8] = "";
+        if (cache_complete("cache", &own, NULL, &draft, &fd) != STATUS_OK || pread(fd, text, 8, 0) < 3 ||
+            strncmp(text, "abcdef", bytes) != 0 || text[bytes])
+            _exit(2);
         close(fd);
     }
 }

@@ -171,8 +171,10 @@ class Shards(_Source):
                               first of "cls", "json:label" and "txt"
     cache_dir                 for URLs: a folder for copies of the shards; None: blocks of 1 MiB are held in memory, up to
                               1 GiB, or what the shuffle windows need if that is more.
-                              Shards that are compressed (.tar.gz, .tgz) need it: unpacked copies are read
-    cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited
+                              Shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst) need it, also those in a folder:
+                              unpacked copies are read
+    cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited. What was not used for the
+                              longest time is removed first
 
     Opening lists the samples, and reads the first and last bytes of each. `len()` is the number of samples.
     Raises ValueError or TypeError, whose message names the argument; Error if a shard cannot be read; Unavailable if a

@@ -497,6 +497,40 @@ def stall():
     return done.stdout
 
 
+@pytest.mark.parametrize("form", ["gz", "zst"])
+def test_compressed_shards_have_the_same_batches(digits: pathlib.Path, tmp_path: pathlib.Path, form: str) -> None:
+    """In a folder and at a URL; the copies are written once, and a limit that is too small for them is refused."""
+    if not shutil.which({"gz": "gzip", "zst": "zstd"}[form]):
+        pytest.skip(f"no program for .{form}")
+    packed = tmp_path / "z"
+    packed.mkdir()
+    for shard in sorted((digits / "m").glob("*.tar")):
+        command = ["gzip", "-c"] if form == "gz" else ["zstd", "-q", "-c"]
+        (packed / f"{shard.name}.{form}").write_bytes(subprocess.run([*command, shard], stdout=-1, check=True).stdout)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *words: Quiet(*words, directory=str(packed)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for place in (packed, f"http://127.0.0.1:{server.server_port}/s-{{000000..000002}}.tar.{form}"):
+            with pytest.raises(ValueError, match="is compressed.*set cache_dir to a folder with room"):
+                fdsl.Shards(place)
+            with pytest.raises(ValueError, match="cache_bytes.*raise"):
+                fdsl.Shards(place, cache_dir=tmp_path / "c", cache_bytes=60000)
+            for _ in range(2):
+                source = fdsl.Shards(place, cache_dir=tmp_path / "c", cache_bytes="1M")
+                assert batches_of(fdsl.Loader(source, 16, **SMALL)) == batches_of(opened(digits, "m"))
+    except fdsl.Unavailable as error:
+        pytest.skip(str(error))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert len(list((tmp_path / "c").glob("*.data"))) == 3  # the limit of 60,000 bytes has removed others
+
+
 def test_ctrl_c_and_close_end_a_wait(digits: pathlib.Path) -> None:
     """The server stops to answer after the data set was opened, so the first batch never comes."""
     code = """

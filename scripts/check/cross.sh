@@ -14,7 +14,7 @@ target=aarch64-linux-gnu
 command -v $target-gcc >/dev/null || { echo "  skipped cross: $target-gcc is not installed" && exit 0; }
 
 # Builds without libraries, because they are not installed for aarch64.
-parts=(CUDA MPI PNG WEBP EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC ARCHIVE NVTX CUBLAS CUDNN NCCL)
+parts=(CUDA MPI PNG WEBP EXPAT JANSSON XXHASH ZLIB ZSTD CRYPTO URING INIH HWLOC ARCHIVE NVTX CUBLAS CUDNN NCCL)
 build=build/aarch64
 qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || true
 # Without the comparison, the code need only compile, and -O1 takes less time. -O0 would give fewer warnings.

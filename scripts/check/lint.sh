@@ -41,7 +41,7 @@ fi
 if command -v cppcheck >/dev/null; then
     cppcheck --quiet --error-exitcode=1 --enable=warning,performance,portability --inline-suppr --std=c11 \
         --suppress=missingInclude --suppress=unknownMacro -D__linux__ -D__x86_64__ -DHAVE_PNG -DPNG_eXIf_SUPPORTED -DHAVE_INIH -DHAVE_EXPAT -DHAVE_JANSSON \
-        -DHAVE_XXHASH -DHAVE_ZLIB -DHAVE_CRYPTO -DHAVE_URING -DHAVE_HWLOC -Isrc -Icuda -Impi src cpu mpi
+        -DHAVE_XXHASH -DHAVE_ZLIB -DHAVE_ZSTD -DHAVE_CRYPTO -DHAVE_URING -DHAVE_HWLOC -Isrc -Icuda -Impi src cpu mpi
     verdict 'cppcheck' $?
 else
     skip 'cppcheck: not installed'

@@ -35,6 +35,7 @@ TERMS = {
     "libsharpyuv": "BSD-3-Clause",
     "libjansson": "MIT",
     "libz.": "Zlib",
+    "libzstd": "BSD-3-Clause",
 }
 
 

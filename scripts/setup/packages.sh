@@ -38,6 +38,7 @@ build may  expat.h               libexpat1-dev   expat-devel       lists of obje
 build may  jansson.h             libjansson-dev  jansson-devel     JSON and .safetensors files
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets
+build may  zstd.h                libzstd-dev     libzstd-devel     shards that zstd compressed
 build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards, signatures for S3
 build may  liburing.h            liburing-dev    liburing-devel    reading with io_uring
 build may  ini.h                 libinih-dev     inih-devel        configuration files

@@ -62,6 +62,7 @@ found EXPAT expat.h -lexpat '' &
 found JANSSON jansson.h -ljansson '' &
 found XXHASH xxhash.h -lxxhash '' &
 found ZLIB zlib.h -lz '' &
+found ZSTD zstd.h -lzstd '' &
 found CRYPTO openssl/evp.h -lcrypto '' &
 found URING liburing.h -luring '' &
 found INIH ini.h -linih '' &

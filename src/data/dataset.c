@@ -125,7 +125,8 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 
 enum status dataset_check_cancelled(const struct dataset *dataset)
 {
-    return dataset->cancel && atomic_load(&dataset->cancel->set)
+    const struct remote_cancel *cancel = dataset->options ? dataset->options->cancel : NULL;
+    return cancel && atomic_load(&cancel->set)
                ? status_set(STATUS_FAILED, "%s: reading was stopped", dataset->path)
                : STATUS_OK;
 }
@@ -238,8 +239,53 @@ enum status dataset_check_links(const struct dataset *dataset, const struct data
     return STATUS_OK;
 }
 
+/* Implements cache_stop.is_set(). */
+static bool is_cancelled(void *context)
+{
+    const struct remote_cancel *cancel = context;
+    return cancel && atomic_load(&cancel->set);
+}
+
+/* Opens the unpacked copy of a local shard, whose open file is `packed`. */
+static enum status open_copy(const struct dataset *dataset, const struct dataset_file *file, int packed,
+                             int *fd)
+{
+    const struct cache_stop stop = {is_cancelled, (void *)(uintptr_t)dataset->options->cancel};
+    const struct file_identity *identity = &file->identity;
+    const uint64_t words[] = {identity->bytes, (uint64_t)identity->modified_ns,
+                              (uint64_t)identity->changed_ns};
+    struct cache_entry copy = {.bytes = file->bytes ? file->bytes : CACHE_UNKNOWN};
+    char *folder = realpath(dataset->path, NULL);
+    if (!folder)
+        return status_set(STATUS_FAILED, "%s", strerror(errno));
+    copy.source = checksum_seeded(folder, strlen(folder), 0);
+    copy.source = checksum_seeded(file->name, strlen(file->name), copy.source);
+    copy.source = checksum_seeded(words, sizeof words, copy.source);
+    free(folder);
+    return unpack_open(dataset->options, &stop, &copy, packed, identity, fd);
+}
+
+/* Replaces the open file of a shard that is compressed by its unpacked copy, with these flags of open(2). */
+static enum status replace_by_copy(const struct dataset *dataset, uint32_t file, int flags, int *fd)
+{
+    const int packed = *fd;
+    *fd = -1;
+    enum status status = open_copy(dataset, &dataset->files[file], packed, fd);
+    close(packed);
+    if (status == STATUS_OK && flags && fcntl(*fd, F_SETFL, flags) != 0) {
+        status = status_set(STATUS_FAILED, "cannot open the unpacked copy: %s", strerror(errno));
+        close(*fd);
+        *fd = -1;
+    }
+    errno = EIO;
+    return status == STATUS_OK ? STATUS_OK
+                               : status_prefix(status, "%s/%s", dataset->path, dataset->files[file].name);
+}
+
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd)
 {
+    const bool packed = dataset->files[file].packed;
+    const int wanted = packed ? 0 : flags;
     const char *name = dataset->files[file].name;
     struct stat info;
     if (dataset->remote)
@@ -252,15 +298,13 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     }
     /* With O_NONBLOCK, opening a pipe does not wait for its writer. The flag is cleared after the file is
      * open. */
-    if (dataset->files[file].copy)
-        name = dataset->files[file].copy; /* an absolute path */
-    const int from = dataset->files[file].copy ? AT_FDCWD : dataset->directory;
-    *fd = openat(from, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
+    const int from = dataset->directory;
+    *fd = openat(from, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | wanted);
     int failure = *fd < 0 ? errno : 0;
-    if (!failure && fcntl(*fd, F_SETFL, flags) != 0)
+    if (!failure && fcntl(*fd, F_SETFL, wanted) != 0)
         failure = errno;
     bool known = *fd < 0 ? fstatat(from, name, &info, 0) == 0 : fstat(*fd, &info) == 0;
-    if (failure && from != AT_FDCWD && dataset_dangles(dataset, name)) {
+    if (failure && dataset_dangles(dataset, name)) {
         errno = failure;
         return STATUS_FAILED;
     }
@@ -271,7 +315,7 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
         status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(failure),
                    failure == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
     if (!failure)
-        return STATUS_OK;
+        return packed ? replace_by_copy(dataset, file, flags, fd) : STATUS_OK;
     if (*fd >= 0)
         close(*fd);
     *fd = -1;
@@ -343,6 +387,7 @@ void dataset_close(struct dataset *dataset)
     free(dataset->held);
     index_free(&dataset->index);
     free(dataset->path);
+    free(dataset->options);
 }
 
 /* ---- Choosing the members of samples ---- */
@@ -662,6 +707,21 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
     return STATUS_OK;
 }
 
+enum status dataset_check_md5(const struct dataset *dataset, uint32_t file, int fd, const char *md5)
+{
+    const struct dataset_file *shard = &dataset->files[file];
+    int packed = -1;
+    if (!shard->packed)
+        return md5_check_file(fd, md5);
+    if (dataset->remote)
+        TRY(remote_packed_fd(dataset->remote, shard->name, &packed));
+    else if ((packed = openat(dataset->directory, shard->name, O_RDONLY | O_CLOEXEC)) < 0)
+        return status_set(STATUS_FAILED, "cannot open: %s", strerror(errno));
+    const enum status status = md5_check_file(packed, md5);
+    close(packed);
+    return status;
+}
+
 /* Compares a shard's md5 with the md5 in the wids index, if this build has libcrypto. A mismatch does not
  * tell which sample changed, so it is a failure even if dataset->skip is set. */
 static enum status check_md5(const struct dataset *dataset, uint32_t file)
@@ -671,7 +731,7 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file)
     enum status status = dataset_file_open(dataset, file, 0, &fd);
     if (status != STATUS_OK) /* read_all_samples() skips and counts the shard's samples */
         return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
-    status = md5_check_file(fd, shard->md5);
+    status = dataset_check_md5(dataset, file, fd, shard->md5);
     dataset_file_close(dataset, fd);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
 }
@@ -740,11 +800,12 @@ static enum status begin(const char *path, bool skip, const struct members *choi
                                 .directory = -1,
                                 .option = options && options->option ? options->option : "data",
                                 .skip = skip,
-                                .options = options,
-                                .cancel = options ? options->cancel : NULL,
+                                .options = calloc(1, sizeof *dataset->options),
                                 .url = path};
-    if (!dataset->path)
+    if (!dataset->path || !dataset->options)
         return dataset_out_of_memory();
+    if (options)
+        *dataset->options = *options;
     if (choice)
         dataset->choice = *choice;
     else

@@ -29,11 +29,12 @@ struct dataset_file {
     bool known;                    /* the file was opened to list its members; dataset_check() compares it */
     bool dangling;                 /* a symbolic link whose target does not exist: its samples are broken */
     const char *md5;               /* from a wids index, or NULL */
-    const char *copy; /* the shard is compressed: path of its unpacked copy (data/unpack.h), which is read in
-                         its place; NULL: it is not */
-    bool unpacked;    /* the file was gzipped, and its contents are in memory */
-    int memory;       /* `unpacked` only: descriptor of the contents; owned */
-    bool global;      /* the shard may contain a global pax header, which applies to all following members */
+    bool packed;   /* the shard is compressed: its unpacked copy in the cache (data/unpack.h) is read in its
+                      place. `bytes` is the size of the copy, and 0 until it is known; `identity` is that of
+                      the shard */
+    bool unpacked; /* the file was gzipped, and its contents are in memory */
+    int memory;    /* `unpacked` only: descriptor of the contents; owned */
+    bool global;   /* the shard may contain a global pax header, which applies to all following members */
 };
 
 struct dataset_member {
@@ -64,14 +65,13 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
-    const char *option;                   /* the option that names the data set, for messages */
-    int directory;                        /* open file descriptor; -1 if `remote` is set */
-    struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
-    const struct remote_options *options; /* of dataset_find(), which alone uses them, and its path or URL */
-    const char *url;
-    const struct remote_cancel *cancel; /* options->cancel; NULL: reading cannot be stopped */
-    const char *shard; /* the only file to read, if `path` named a tar file or a wids index */
-    bool shards;       /* true: samples are stored in tar shards; false: in single files */
+    const char *option;             /* the option that names the data set, for messages */
+    int directory;                  /* open file descriptor; -1 if `remote` is set */
+    struct remote *remote;          /* the source of the files if `path` is a URL, otherwise NULL */
+    struct remote_options *options; /* a copy of those of dataset_find(); owned */
+    const char *url;                /* path or URL of dataset_find(), which alone uses it */
+    const char *shard;              /* the only file to read, if `path` named a tar file or a wids index */
+    bool shards;                    /* true: samples are stored in tar shards; false: in single files */
     struct image raw;  /* members have no header, but are images of this shape; with 0 channels: they have */
     bool indexed;      /* the list was read from our index */
     bool warns;        /* a warning about the folder was printed for this data set */
@@ -113,17 +113,24 @@ struct dataset {
     size_t name_count;
 };
 
-/* Returns whether the data set is read from unpacked copies of its shards. */
-static inline bool dataset_unpacked(const struct dataset *dataset)
+/* Returns whether a cache folder is of use for the data set. */
+static inline bool dataset_uses_cache(const struct dataset *dataset)
 {
-    return dataset->file_count > 0 && dataset->files[0].copy;
+    return dataset->remote || (dataset->file_count > 0 && dataset->files[0].packed);
+}
+
+/* Returns whether an open file is a copy of the shard, so that its identity is not that of the shard. */
+static inline bool dataset_copied(const struct dataset *dataset, uint32_t file)
+{
+    return dataset->remote || dataset->files[file].unpacked || dataset->files[file].packed;
 }
 
 /* Records what identifies an open file. */
 static inline void dataset_know_file(struct dataset_file *file, const struct stat *info)
 {
     file->bytes = (uint64_t)info->st_size;
-    file->identity = file_identify(info);
+    if (!file->packed)
+        file->identity = file_identify(info);
     file->known = true;
 }
 
@@ -147,7 +154,7 @@ enum status dataset_refuse_skip(const char *stream);
 /* Appends to the message of `status` that --on-error mask gives such samples weight 0. Returns `status`. */
 enum status dataset_advise_mask(enum status status);
 
-/* Returns STATUS_FAILED if dataset->cancel is set. Loops over files and samples call this
+/* Returns STATUS_FAILED if dataset->options->cancel is set. Loops over files and samples call this
  * function.
  */
 enum status dataset_check_cancelled(const struct dataset *dataset);
@@ -164,6 +171,9 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
 /* Opens a file like dataset_file_open() without flags. If the data set is remote, `stopped` is for
  * remote_fd(). */
 enum status dataset_file_await(const struct dataset *dataset, uint32_t file, const bool *stopped, int *fd);
+
+/* Compares the md5 of a shard with `md5`, that of its wids index. `fd` is the open shard. */
+enum status dataset_check_md5(const struct dataset *dataset, uint32_t file, int fd, const char *md5);
 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);

@@ -652,13 +652,13 @@ static enum status open_images(struct dataset *dataset, const struct dataset_nam
  * rarely intended. */
 static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
 {
-    static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
+    static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tzst"};
     for (uint32_t i = 0; i < names->count; i++)
         for (size_t e = 0; e < sizeof ends / sizeof *ends; e++) {
             size_t length = strlen(names->items[i]), end_length = strlen(ends[e]);
             if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
                 continue;
-            status_warn("%s/%s looks like a shard but is read as a file: shards are uncompressed tar files "
+            status_warn("%s/%s looks like a shard but is read as a file: shards are tar files "
                         "whose names end in .tar, directly in %s",
                         dataset->path, names->items[i], OPTION_OR_FIELD("--data DIR", "path"));
             return;

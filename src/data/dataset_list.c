@@ -350,35 +350,45 @@ static enum status check_listed(const struct wids_shard *listed, uint64_t sample
     return STATUS_OK;
 }
 
-/* Returns whether shards that are compressed are read: from unpacked copies in the cache folder. */
-static bool unpacks(const struct dataset *dataset)
+/* Sets `*bytes` to the size of a shard, as it is stored. */
+static enum status shard_size(const struct dataset *dataset, const struct dataset_file *shard,
+                              uint64_t *bytes)
 {
-    return !dataset->remote && dataset->options && dataset->options->cache_dir;
+    struct stat status_;
+    if (dataset->remote)
+        return remote_size(dataset->remote, shard->name, bytes);
+    if (fstatat(dataset->directory, shard->name, &status_, 0) != 0)
+        return status_set(STATUS_FAILED, "%s/%s: the shard is missing: %s", dataset->path, shard->name,
+                          strerror(errno));
+    if (!S_ISREG(status_.st_mode))
+        return status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, shard->name);
+    *bytes = (uint64_t)status_.st_size;
+    return STATUS_OK;
 }
 
-static enum status check_stop(const void *context)
+/* Records that a shard is compressed, and which file it is. */
+static void find_packed(const struct dataset *dataset, struct dataset_file *shard)
 {
-    return dataset_check_cancelled(context);
+    struct stat info;
+    shard->packed = unpack_is_packed(shard->name);
+    if (shard->packed && !dataset->remote && fstatat(dataset->directory, shard->name, &info, 0) == 0)
+        shard->identity = file_identify(&info); /* otherwise, opening the shard fails */
 }
 
-/* Sets the unpacked copy of a shard that is compressed. All copies together have at most the size of the
- * cache. */
-static enum status unpack_file(struct dataset *dataset, uint32_t file)
+/* Checks that the unpacked copies of all shards fit into the cache together: every epoch would write those
+ * again that do not fit. */
+static enum status check_copies(const struct dataset *dataset)
 {
-    char path[2 * PATH_MAX], copy[PATH_MAX];
-    const struct unpack_stop stop = {check_stop, dataset};
-    struct dataset_file *shard = &dataset->files[file];
-    uint64_t limit = unpacks(dataset) ? dataset->options->cache_bytes : 0, used = 0;
-    if (!unpacks(dataset) || !unpack_is_packed(shard->name))
-        return STATUS_OK;
-    for (uint32_t f = 0; f < file; f++)
-        used += dataset->files[f].bytes;
-    if (limit)
-        limit = used < limit ? limit - used : 1;
-    snprintf(path, sizeof path, "%s/%s", dataset->path, shard->name);
-    TRY(unpack_shard(path, dataset->options->cache_dir, limit, dataset->options->frozen, &stop, copy,
-                     &shard->bytes));
-    return dataset_keep_name(dataset, copy, strlen(copy), &shard->copy);
+    uint64_t bytes = 0;
+    for (uint32_t f = 0; f < dataset->file_count; f++)
+        bytes += dataset->files[f].packed ? dataset->files[f].bytes : 0;
+    return !dataset->options->cache_bytes || bytes <= dataset->options->cache_bytes
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "%s: the unpacked copies of the shards have more than the %llu bytes of the cache "
+                     "folder; raise %s",
+                     dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
 }
 
 /* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
@@ -396,25 +406,25 @@ static enum status scan_shard(struct dataset *dataset, const char *name, const s
     scan->first = first;
     scan->open = NONE;
     scan->fd = -1;
-    enum status status = unpack_file(dataset, file);
-    if (status == STATUS_OK)
-        status = dataset_file_open(dataset, file, 0, &scan->fd);
+    find_packed(dataset, &dataset->files[file]);
+    enum status status = dataset_file_open(dataset, file, 0, &scan->fd);
     if (status == STATUS_OK)
         status = scan_file(scan, file);
-    uint64_t found = dataset->sample_count - first;
+    uint64_t found = dataset->sample_count - first, bytes = dataset->files[file].bytes;
     const bool scanned = status == STATUS_OK;
     bool same = true;
-    if (scanned && listed)
-        status = check_listed(listed, found, dataset->files[file].bytes);
+    if (scanned && listed && dataset->files[file].packed)
+        status = shard_size(dataset, &dataset->files[file], &bytes);
+    if (status == STATUS_OK && listed)
+        status = check_listed(listed, found, bytes);
     if (status == STATUS_OK && listed && *listed->md5 && dataset->compare) {
-        status = md5_check_file(scan->fd, listed->md5);
+        status = dataset_check_md5(dataset, file, scan->fd, listed->md5);
         same = status == STATUS_OK;
     }
     if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
-    if (status == STATUS_FAILED && scan->fd >= 0 && dataset->files[file].copy)
-        status_append(status, "; if the shard itself is whole, remove its unpacked copy, %s",
-                      dataset->files[file].copy);
+    if (status == STATUS_OK)
+        status = check_copies(dataset);
     if (scan->fd >= 0)
         dataset_file_close(dataset, scan->fd);
     drop_lost(scan);
@@ -536,6 +546,13 @@ static enum status scan_shards(struct dataset *dataset, const char *place, const
                                size_t count, const struct wids *wids)
 {
     struct remote *remote = dataset->remote;
+    for (size_t i = 0; i < count && !dataset->options->cache_dir; i++)
+        if (unpack_is_packed(names[i]))
+            return status_set(
+                STATUS_USAGE,
+                "%s/%s is compressed, but samples are read from many places of a shard at a time; "
+                "%s",
+                dataset->path, names[i], UNPACK_REMEDY);
     TRY(check_distinct(dataset, place, names, count));
     TRY(shards_room(dataset, count));
     for (size_t i = 0; remote && i < count; i++)
@@ -636,7 +653,7 @@ static enum status move_to_shards(struct dataset *dataset, struct wids *wids, co
         close(dataset->directory);
     dataset->directory = -1;
     if (is_url(url)) {
-        struct remote_options options = dataset->options ? *dataset->options : (struct remote_options){0};
+        struct remote_options options = *dataset->options;
         options.unlisted = true;
         return remote_open(url, &options, &dataset->remote);
     }
@@ -828,22 +845,6 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
     return STATUS_OK;
 }
 
-/* Sets `*bytes` to the size of a shard. */
-static enum status shard_size(const struct dataset *dataset, const struct dataset_file *shard,
-                              uint64_t *bytes)
-{
-    struct stat status_;
-    if (dataset->remote)
-        return remote_size(dataset->remote, shard->name, bytes);
-    if (fstatat(dataset->directory, shard->name, &status_, 0) != 0)
-        return status_set(STATUS_FAILED, "%s/%s: the shard is missing: %s", dataset->path, shard->name,
-                          strerror(errno));
-    if (!S_ISREG(status_.st_mode))
-        return status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, shard->name);
-    *bytes = (uint64_t)status_.st_size;
-    return STATUS_OK;
-}
-
 /* Checks that a shard exists and has the size that the index gives. */
 static enum status check_shard(struct dataset *dataset, uint32_t file)
 {
@@ -957,30 +958,14 @@ static enum status find_one(const struct dataset *dataset, const struct dataset_
     return STATUS_OK;
 }
 
-/* Returns the name of the first shard, or NULL. */
+/* Returns the name of the first shard, or NULL. In a folder with class folders, an archive is a left-over if
+ * it cannot be read. */
 static const char *first_shard(const struct dataset *dataset, const struct dataset_names *names)
 {
     for (uint32_t i = 0; i < names->count; i++)
         if (text_ends_in(names->items[i], ".tar"))
             return names->items[i];
-    return unpacks(dataset) ? first_packed(names) : NULL;
-}
-
-/* Refuses a folder of shards that are compressed: without a cache folder, they could only be read from their
- * begin to their end. In a folder with class folders, an archive is a left-over. */
-static enum status refuse_packed(const struct dataset *dataset, const struct dataset_names *names)
-{
-    const char *packed = first_packed(names);
-    if (dataset->remote || names->folder || !packed)
-        return STATUS_OK;
-    return status_set(
-        STATUS_USAGE,
-        "%s/%s is compressed, but samples are read from many places of a shard at a time; unpack "
-        "the shards with gunzip%s",
-        dataset->path, packed,
-        OPTION_OR_FIELD(
-            "; load and train read them with --cache-dir DIR on a disk with room for unpacked copies",
-            ", or set cache_dir to a folder with room for unpacked copies"));
+    return dataset->options->cache_dir || !names->folder ? first_packed(names) : NULL;
 }
 
 static bool has_name(const struct dataset_names *names, const char *name)
@@ -1039,8 +1024,6 @@ static enum status open_listed(struct dataset *dataset, struct dataset_names *na
                           "%s is incomplete: %s was interrupted; repeat that command to continue",
                           dataset->path, OPTION_OR_FIELD("its --prepare", "the command that prepares it"));
     TRY(find_one(dataset, names, ".wids.json", "name one of them in place of the folder", &wids));
-    if (!wids && !shard)
-        TRY(refuse_packed(dataset, names));
     if (!wids && !shard)
         return dataset->remote ? refuse_files(dataset) : dataset_open_files(dataset);
     if (has_classes(dataset, names))

@@ -4,17 +4,13 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef HAVE_ZLIB
-#include <zlib.h>
-#endif
 
 #include "core/file.h"
+#include "data/unpack.h"
 #include "machine/host.h"
 
 #define TYPE_BYTE  0x08
 #define VALUES_MAX (UINT64_C(1) << 34) /* far more than any IDX data set has */
-#define FIRST_ROOM ((size_t)1 << 20)   /* initial size of the unpacked data */
-#define PIECE      ((size_t)1 << 30)   /* bytes passed to zlib at a time; zlib's counters have 32 bits */
 
 static uint32_t big_endian(const uint8_t *bytes)
 {
@@ -89,110 +85,48 @@ bool idx_is_gzip(const uint8_t *bytes, size_t size)
     return size > 2 && bytes[0] == 0x1F && bytes[1] == 0x8B;
 }
 
-#ifdef HAVE_ZLIB
-
-/* State of unpacking a file of consecutive gzip members. */
-struct gzip {
-    z_stream stream;
-    const uint8_t *packed;
-    size_t left; /* packed bytes not yet passed to zlib */
-    bool ended;  /* a member has ended and the next has not begun */
+/* Unpacked data. The buffer grows with them: a wrong header causes no large allocation. */
+struct unpacked {
+    uint8_t *bytes;
+    size_t size, room;
+    uint64_t most; /* size that the IDX header requires; 0: not known yet */
 };
 
-/* Unpacks the next `wanted` bytes, or fewer at the end of the file. Sets `*got` to the number of unpacked
- * bytes. */
-static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size_t *got)
+/* Implements add() of unpack_bytes(). */
+static enum status add(void *context, const void *bytes, size_t size)
 {
-    z_stream *stream = &gzip->stream;
-    for (*got = 0; *got < wanted;) {
-        if (stream->avail_in == 0) {
-            stream->next_in = (Bytef *)(uintptr_t)gzip->packed; /* zlib does not write to it */
-            stream->avail_in = (uInt)(gzip->left < PIECE ? gzip->left : PIECE);
-            gzip->packed += stream->avail_in;
-            gzip->left -= stream->avail_in;
-        }
-        if (gzip->ended && stream->avail_in == 0)
-            return STATUS_OK;
-        if (gzip->ended)
-            inflateReset(stream);
-        size_t room = wanted - *got < PIECE ? wanted - *got : PIECE;
-        stream->next_out = bytes + *got;
-        stream->avail_out = (uInt)room;
-        int result = inflate(stream, Z_NO_FLUSH);
-        *got += room - stream->avail_out;
-        gzip->ended = result == Z_STREAM_END;
-        if (result != Z_OK && result != Z_STREAM_END)
-            return status_set(STATUS_FAILED, "damaged or truncated gzip file: %s",
-                              stream->msg ? stream->msg : "unexpected end of file");
+    struct unpacked *data = context;
+    const size_t end = data->size + size, twice = 2 * data->room;
+    if (data->most && end > data->most)
+        return status_set(STATUS_FAILED, "its IDX header requires %" PRIu64 " bytes, but the file has more",
+                          data->most);
+    if (end > data->room) {
+        data->room = end > twice ? end : data->most && twice > data->most ? (size_t)data->most : twice;
+        uint8_t *larger = realloc(data->bytes, data->room);
+        TRY(ALLOCATED(larger, "out of memory for a gzip file"));
+        data->bytes = larger;
     }
-    return STATUS_OK;
-}
-
-/* Unpacks the whole file. The IDX header states the size, but the buffer grows with the data. A wrong header
- * therefore does not cause a large allocation. */
-static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
-{
-    uint8_t head[IDX_HEADER_MAX];
-    size_t header = 0, room = 0;
-    uint64_t values = 0;
+    memcpy(data->bytes + data->size, bytes, size);
+    data->size = end;
+    if (data->most || end < IDX_HEADER_MAX)
+        return STATUS_OK;
     struct idx idx;
-    TRY(unpack(gzip, head, sizeof head, size));
-    TRY(read_header(head, *size, &idx, &header, &values));
-    TRY(memory_check(header + values, "the unpacked IDX file", "is its header damaged?"));
-    size_t most = header + (size_t)values + 1; /* one extra byte detects excess data */
-    if (most < sizeof head)
-        most = sizeof head;
-    do {
-        size_t larger = room ? 2 * room : FIRST_ROOM;
-        larger = larger < most ? larger : most;
-        uint8_t *moved = realloc(*bytes, larger);
-        TRY(ALLOCATED(moved, "out of memory for a gzip file"));
-        if (room == 0)
-            memcpy(moved, head, *size);
-        *bytes = moved;
-        room = larger;
-        size_t got = 0;
-        TRY(unpack(gzip, *bytes + *size, room - *size, &got));
-        *size += got;
-    } while (*size == room && room < most);
-    return *size <= header + values
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "its IDX header requires %" PRIu64 " bytes, but the file has more",
-                            (uint64_t)header + values);
+    size_t header = 0;
+    TRY(read_header(data->bytes, end, &idx, &header, &data->most));
+    data->most += header;
+    return memory_check(data->most, "the unpacked IDX file", "is its header damaged?");
 }
-
-static enum status unzip(const uint8_t *packed, size_t packed_size, uint8_t **bytes, size_t *size)
-{
-    struct gzip gzip = {.packed = packed, .left = packed_size};
-    *bytes = NULL;
-    if (inflateInit2(&gzip.stream, 15 + 16) != Z_OK) /* + 16 selects the gzip format */
-        return status_set(STATUS_EXHAUSTED, "out of memory for zlib");
-    enum status status = unpack_all(&gzip, bytes, size);
-    inflateEnd(&gzip.stream);
-    return status;
-}
-
-#else
-
-static enum status unzip(const uint8_t *packed, size_t packed_size, uint8_t **bytes, size_t *size)
-{
-    (void)packed, (void)packed_size, (void)size;
-    *bytes = NULL;
-    return status_set(STATUS_UNAVAILABLE,
-                      "the file is gzipped, but this build has no zlib: unpack it with gunzip, "
-                      "or install zlib (zlib1g-dev) and build again");
-}
-
-#endif
 
 enum status idx_take(uint8_t *bytes, size_t size, struct idx *idx)
 {
     enum status status = STATUS_OK;
     *idx = (struct idx){0};
     if (idx_is_gzip(bytes, size)) {
-        uint8_t *packed = bytes;
-        status = unzip(packed, size, &bytes, &size);
-        free(packed);
+        struct unpacked data = {0};
+        status = unpack_bytes(&(struct unpack_input){.bytes = bytes, .size = size}, add, &data);
+        free(bytes);
+        bytes = data.bytes;
+        size = data.size;
     }
     if (status == STATUS_OK)
         status = idx_parse(bytes, size, idx);

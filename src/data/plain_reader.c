@@ -65,7 +65,7 @@ static enum status plain_open_new(struct plain *plain, struct dataset_member *me
         return STATUS_OK;
     const struct dataset_file listed = *file;
     dataset_know_file(file, &info);
-    if (listed.known && !dataset->remote && !file->unpacked &&
+    if (listed.known && !dataset_copied(dataset, member->file) &&
         file_compare(&listed.identity, &file->identity) != 0)
         return status_set(
             STATUS_FAILED,

@@ -24,6 +24,7 @@
 #include "data/http.h"
 #include "data/remote_cache.h"
 #include "data/s3.h"
+#include "data/unpack.h"
 #include "machine/host.h"
 
 #define TRIES           6  /* attempts per request */
@@ -1072,21 +1073,22 @@ static enum status start_threads(struct remote *remote)
 /* ---- The cache ---- */
 
 /* The name in the cache is a hash of a text that says which bytes are meant. The text begins with a number,
- * which changes with its format. URLs begin with a letter, and texts before number 2 began with the URL. */
-static enum status find_entry(const struct remote *remote, const struct remote_file *file,
+ * which changes with its format. URLs begin with a letter, and texts before number 2 began with the URL.
+ * `unpacked`: the unpacked copy of the file is meant, whose size is not known. */
+static enum status find_entry(const struct remote *remote, const struct remote_file *file, bool unpacked,
                               struct cache_entry *entry)
 {
     char *text = NULL;
     const struct http_version *version = &file->version;
     const bool strong = *version->tag && strncmp(version->tag, "W/", 2) != 0; /* the date does not matter */
     const int length =
-        asprintf(&text, "2\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, remote->base, file->name,
-                 remote->identity, version->tag, strong ? 0 : (long long)version->modified, version->bytes,
-                 version->exact ? 0 : remote->run);
+        asprintf(&text, "%s\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, unpacked ? "2 unpacked" : "2",
+                 remote->base, file->name, remote->identity, version->tag,
+                 strong ? 0 : (long long)version->modified, version->bytes, version->exact ? 0 : remote->run);
     if (length < 0)
         return out_of_memory();
-    *entry =
-        (struct cache_entry){.source = checksum_seeded(text, (size_t)length, 0), .bytes = version->bytes};
+    *entry = (struct cache_entry){.source = checksum_seeded(text, (size_t)length, 0),
+                                  .bytes = unpacked ? CACHE_UNKNOWN : version->bytes};
     free(text);
     return STATUS_OK;
 }
@@ -1153,7 +1155,7 @@ static enum status read_to_cache(struct remote *remote, struct remote_file *file
     struct waiter waiter = {remote, stopped};
     const struct cache_stop stop = {is_stopped, &waiter};
     struct cache_entry entry;
-    TRY(find_entry(remote, file, &entry));
+    TRY(find_entry(remote, file, false, &entry));
     TRY(cache_check_fits(&entry, remote->options.cache_bytes));
     TRY(cache_find(folder, &entry, remote->options.frozen, fd));
     if (*fd >= 0)
@@ -1168,6 +1170,33 @@ static enum status read_to_cache(struct remote *remote, struct remote_file *file
         return STATUS_OK;
     TRY(fill_draft(remote, file, &draft, stopped));
     return cache_complete(folder, &entry, &stop, &draft, fd);
+}
+
+/* Opens the unpacked copy of a file. If there is none, reads the file to the cache, unpacks and removes it.
+ */
+static enum status read_unpacked(struct remote *remote, struct remote_file *file, const bool *stopped,
+                                 int *fd)
+{
+    struct waiter waiter = {remote, stopped};
+    const struct cache_stop stop = {is_stopped, &waiter};
+    const char *folder = remote->options.cache_dir;
+    struct cache_entry packed, copy;
+    int from = -1;
+    if (!folder)
+        return status_set(STATUS_USAGE, "%s/%s is compressed; %s", remote->shown, file->name, UNPACK_REMEDY);
+    TRY(find_entry(remote, file, false, &packed));
+    TRY(find_entry(remote, file, true, &copy));
+    TRY(cache_find(folder, &copy, remote->options.frozen, fd));
+    if (*fd >= 0)
+        return STATUS_OK;
+    if (!remote->options.frozen)
+        TRY(read_to_cache(remote, file, stopped, &from));
+    const enum status status = unpack_open(&remote->options, &stop, &copy, from, NULL, fd);
+    if (from >= 0) {
+        close(from);
+        cache_remove(folder, &packed);
+    }
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", remote->shown, file->name);
 }
 
 /* ---- Opening and closing ---- */
@@ -1224,8 +1253,9 @@ void remote_close(struct remote *remote)
         pthread_join(remote->threads[i], NULL);
     for (struct remote_file *file = remote->passing; file; file = file->passing_later) {
         struct cache_entry entry;
-        if (find_entry(remote, file, &entry) == STATUS_OK)
-            cache_remove(remote->options.cache_dir, &entry);
+        for (int unpacked = 0; unpacked < 2; unpacked++)
+            if (find_entry(remote, file, unpacked, &entry) == STATUS_OK)
+                cache_remove(remote->options.cache_dir, &entry);
     }
     tdestroy(remote->tree, free_file);
     while (remote->spare_count > 0)
@@ -1351,7 +1381,17 @@ enum status remote_fd(struct remote *remote, const char *name, const bool *stopp
     if (ends)
         return status_set(STATUS_FAILED, "%s/%s: reading was stopped", remote->shown, name);
     TRY(known_file(remote, name, &file));
-    return (remote_cached(remote) ? read_to_cache : read_to_memory)(remote, file, stopped, fd);
+    return (unpack_is_packed(name)  ? read_unpacked
+            : remote_cached(remote) ? read_to_cache
+                                    : read_to_memory)(remote, file, stopped, fd);
+}
+
+enum status remote_packed_fd(struct remote *remote, const char *name, int *fd)
+{
+    struct remote_file *file;
+    *fd = -1;
+    TRY(known_file(remote, name, &file));
+    return (remote_cached(remote) ? read_to_cache : read_to_memory)(remote, file, NULL, fd);
 }
 
 bool remote_ranged(struct remote *remote, const char *name)

@@ -108,6 +108,11 @@ void remote_ask(struct remote *remote, const char *name);
 enum status remote_fd(struct remote *remote, const char *name, const bool *stopped, int *fd);
 void remote_done(struct remote *remote, int fd);
 
+/* If the name is that of a shard that is compressed (data/unpack.h), remote_fd() opens its unpacked copy in
+ * the cache, without which it fails. The file itself is in the cache only until it is unpacked. This function
+ * opens the file itself, as remote_fd() opens others. */
+enum status remote_packed_fd(struct remote *remote, const char *name, int *fd);
+
 /* Returns whether ranges of a file can be read: its size is known, the server sends ranges, and it says which
  * version of the file they belong to. */
 bool remote_ranged(struct remote *remote, const char *name);

@@ -25,10 +25,11 @@
 #define DRAFT_END    ".part"
 #define ENTRY_END    ".data"
 #define WAIT_NS      50000000 /* between attempts to reserve room, and the most between those to lock a draft */
-#define WAIT_LOCK_NS 5000000       /* the most between attempts to lock the folder, which is soon unlocked */
-#define WAIT_MIN_NS  500000        /* after the first attempt to lock; then doubles */
-#define WAITS_QUIET  600           /* attempts before a warning */
-#define NAME_CHARS   (16 + 1 + 16) /* two hashes in hex, and a dash */
+#define WAIT_LOCK_NS 5000000 /* the most between attempts to lock the folder, which is soon unlocked */
+#define WAIT_MIN_NS  500000  /* after the first attempt to lock; then doubles */
+#define WAITS_QUIET  600     /* attempts before a warning */
+#define STEP_BYTES   (UINT64_C(64) << 20) /* room that a draft of unknown size reserves in advance */
+#define NAME_CHARS   (16 + 1 + 16)        /* two hashes in hex, and a dash */
 
 /* The entries that this process has verified; protected by process_lock(). */
 static uint64_t *verified;
@@ -163,10 +164,10 @@ static enum status verify(const char *path, const struct cache_entry *entry, boo
         errno = EISDIR;
         return failed(path, "read");
     }
-    bool right = *fd >= 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == entry->bytes && dash &&
-                 sscanf(dash + 1, "%16" SCNx64, &named) == 1;
+    bool right = *fd >= 0 && S_ISREG(info.st_mode) && dash && sscanf(dash + 1, "%16" SCNx64, &named) == 1 &&
+                 (entry->bytes == CACHE_UNKNOWN || (uint64_t)info.st_size == entry->bytes);
     if (right && !is_verified(entry->source, false)) {
-        TRY(hash_file(*fd, entry->bytes, path, &hash));
+        TRY(hash_file(*fd, (uint64_t)info.st_size, path, &hash));
         right = hash == named;
     }
     if (right) {
@@ -261,9 +262,9 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
     return STATUS_OK;
 }
 
-/* Removes the least recently used entries until `bytes` more fit. Sets `*fits` to false if the drafts of
- * other processes leave too little room. The caller holds the lock of the folder. */
-static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit, bool *fits)
+/* Removes the least recently used entries until `bytes` more fit. Sets `*left` to the room that there is
+ * then: less than `bytes` if drafts fill it. The caller holds the lock of the folder. */
+static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit, uint64_t *left)
 {
     DIR *stream = opendir(folder);
     struct old *list = NULL;
@@ -278,7 +279,7 @@ static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit,
         if (unlinkat(dirfd(stream), list[i].name, 0) == 0 || errno == ENOENT)
             used -= list[i].bytes;
     }
-    *fits = !limit || used + bytes <= limit;
+    *left = !limit ? UINT64_MAX : used < limit ? limit - used : 0;
     free(list);
     closedir(stream);
     return status;
@@ -323,19 +324,34 @@ static enum status lock_folder(const char *folder, const struct cache_stop *stop
     return status;
 }
 
-/* Gives a draft its size, and makes room for it. Fails to (`*fits`) while the drafts of other processes leave
- * too little room: their sizes count already. */
-static enum status reserve(const char *folder, uint64_t bytes, uint64_t limit, const struct cache_stop *stop,
-                           const struct cache_draft *draft, bool *fits)
+/* Gives a draft room for `bytes` more bytes than were appended, and for up to `ahead` more for which no entry
+ * must go. Waits while the drafts of other processes leave too little room: their sizes count already. */
+static enum status reserve(const char *folder, uint64_t bytes, uint64_t ahead, uint64_t limit,
+                           const struct cache_stop *stop, struct cache_draft *draft)
 {
-    int lock;
-    TRY(lock_folder(folder, stop, &lock));
-    enum status status =
-        ftruncate(draft->fd, 0) == 0 ? make_room(folder, bytes, limit, fits) : failed(draft->path, "write");
-    if (status == STATUS_OK && *fits && ftruncate(draft->fd, (off_t)bytes) != 0)
-        status = failed(draft->path, "write");
-    close(lock);
-    return status;
+    const uint64_t from = draft->bytes;
+    uint64_t left = 0;
+    for (int i = 0; i == 0 || left < bytes; i++) {
+        int lock;
+        if (i == WAITS_QUIET)
+            status_say("%s: waiting for room below %s, which other processes are filling", folder,
+                       REMOTE_CACHE_BYTES);
+        if (i > 0)
+            TRY(wait_for_others(stop, draft->path, WAIT_NS));
+        TRY(lock_folder(folder, stop, &lock));
+        enum status status = ftruncate(draft->fd, (off_t)from) == 0 ? make_room(folder, bytes, limit, &left)
+                                                                    : failed(draft->path, "write");
+        draft->room = from + (left - bytes < ahead ? left : bytes + ahead);
+        if (status == STATUS_OK && left >= bytes && ftruncate(draft->fd, (off_t)draft->room) != 0)
+            status = failed(draft->path, "write");
+        close(lock);
+        TRY(status);
+    }
+    const uint64_t room = draft->room;
+    const int failure = posix_fallocate(draft->fd, (off_t)from, room > from ? (off_t)(room - from) : 1);
+    if (failure != 0)
+        errno = failure;
+    return failure == 0 && ftruncate(draft->fd, (off_t)room) == 0 ? STATUS_OK : failed(draft->path, "write");
 }
 
 enum status cache_open(const char *folder, bool frozen)
@@ -365,9 +381,9 @@ enum status cache_open(const char *folder, bool frozen)
 enum status cache_trim(const char *folder, uint64_t limit, const struct cache_stop *stop)
 {
     int lock;
-    bool fits;
+    uint64_t left;
     TRY(lock_folder(folder, stop, &lock));
-    enum status status = make_room(folder, 0, limit, &fits);
+    enum status status = make_room(folder, 0, limit, &left);
     close(lock);
     return status;
 }
@@ -386,8 +402,13 @@ static enum status lock_draft(struct cache_draft *draft, const struct cache_stop
                                        : fstat(draft->fd, &opened) == 0 && !S_ISREG(opened.st_mode);
         if (draft->fd < 0 && !odd)
             return failed(draft->path, "create");
-        if (!odd)
-            TRY(lock_file(draft->fd, draft->path, WAIT_NS, stop, &locked));
+        const enum status status =
+            odd ? STATUS_OK : lock_file(draft->fd, draft->path, WAIT_NS, stop, &locked);
+        if (status != STATUS_OK) { /* another process writes this draft: cache_abandon() must not remove it */
+            close(draft->fd);
+            draft->fd = -1;
+            return status;
+        }
         if (!locked)
             return failed(draft->path, "lock");
         if (odd && unlink(draft->path) != 0 && errno != ENOENT)
@@ -409,32 +430,47 @@ enum status cache_check_fits(const struct cache_entry *entry, uint64_t limit)
                             REMOTE_CACHE_BYTES, limit, entry->bytes);
 }
 
+/* Waits until no other thread or process writes a draft of unknown size. */
+static enum status take_turn(const char *folder, const struct cache_stop *stop, int *turn)
+{
+    bool locked;
+    *turn = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return *turn >= 0 ? lock_file(*turn, folder, WAIT_NS, stop, &locked) : failed(folder, "open");
+}
+
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
                         const struct cache_stop *stop, struct cache_draft *draft, int *fd)
 {
-    *draft = (struct cache_draft){.fd = -1};
+    *draft = (struct cache_draft){.fd = -1, .turn = -1};
     *fd = -1;
     TRY(make_path(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source));
+    if (entry->bytes == CACHE_UNKNOWN)
+        TRY(take_turn(folder, stop, &draft->turn));
     TRY(lock_draft(draft, stop));
     TRY(cache_find(folder, entry, false, fd));
     if (*fd >= 0) {
         cache_abandon(draft);
         return STATUS_OK;
     }
-    bool fits = false;
-    for (int i = 0; !fits; i++) {
-        if (i == WAITS_QUIET)
-            status_say("%s: waiting for room below %s, which other processes are filling", folder,
-                       REMOTE_CACHE_BYTES);
-        if (i > 0)
-            TRY(wait_for_others(stop, draft->path, WAIT_NS));
-        TRY(reserve(folder, entry->bytes, limit, stop, draft, &fits));
+    return reserve(folder, entry->bytes == CACHE_UNKNOWN ? 0 : entry->bytes, 0, limit, stop, draft);
+}
+
+enum status cache_append(const char *folder, uint64_t limit, const struct cache_stop *stop,
+                         struct cache_draft *draft, const void *bytes, size_t size)
+{
+    const uint64_t end = draft->bytes + size;
+    if (limit && end > limit)
+        return status_set(STATUS_USAGE, "%s %" PRIu64 ": the unpacked data have more bytes; raise the limit",
+                          REMOTE_CACHE_BYTES, limit);
+    if (end > draft->room)
+        TRY(reserve(folder, size, STEP_BYTES, limit, stop, draft));
+    for (const char *from = bytes; draft->bytes < end;) {
+        const ssize_t count = pwrite(draft->fd, from, end - draft->bytes, (off_t)draft->bytes);
+        if (count <= 0 && (count == 0 || errno != EINTR))
+            return failed(draft->path, "write");
+        draft->bytes += count > 0 ? (size_t)count : 0;
+        from += count > 0 ? count : 0;
     }
-    int failure = posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1);
-    if (failure != 0)
-        errno = failure;
-    if (failure != 0 || ftruncate(draft->fd, (off_t)entry->bytes) != 0)
-        return failed(draft->path, "write");
     return STATUS_OK;
 }
 
@@ -444,6 +480,8 @@ enum status cache_complete(const char *folder, const struct cache_entry *entry, 
     FREED char *path = NULL;
     uint64_t hash;
     *fd = -1;
+    if (ftruncate(draft->fd, (off_t)entry->bytes) != 0) /* room that was reserved in advance */
+        return failed(draft->path, "write");
     TRY(hash_file(draft->fd, entry->bytes, draft->path, &hash));
     TRY(make_path(&path, "%s/%016" PRIx64 "-%016" PRIx64 ENTRY_END, folder, entry->source, hash));
     if (fsync(draft->fd) != 0)
@@ -460,8 +498,8 @@ enum status cache_complete(const char *folder, const struct cache_entry *entry, 
     is_verified(entry->source, true);
     flock(draft->fd, LOCK_UN);
     *fd = draft->fd;
-    free(draft->path);
-    *draft = (struct cache_draft){.fd = -1};
+    draft->fd = -1;
+    cache_abandon(draft);
     return STATUS_OK;
 }
 
@@ -471,6 +509,8 @@ void cache_abandon(struct cache_draft *draft)
         unlink(draft->path);
         close(draft->fd);
     }
+    if (draft->turn >= 0)
+        lock_close(draft->turn);
     free(draft->path);
-    *draft = (struct cache_draft){.fd = -1};
+    *draft = (struct cache_draft){.fd = -1, .turn = -1};
 }

@@ -1,24 +1,29 @@
-/* A folder of files that were read from a URL. Several processes may use it at the same time, and each of
- * them may be killed at any time. Unless stated otherwise, functions return STATUS_EXHAUSTED if the folder
- * has no room or fails. */
+/* A folder of files that were read from a URL, and of unpacked copies of shards. Several processes may use it
+ * at the same time, and each of them may be killed at any time. Unless stated otherwise, functions return
+ * STATUS_EXHAUSTED if the folder has no room or fails. */
 #ifndef FDSL_DATA_REMOTE_CACHE_H
 #define FDSL_DATA_REMOTE_CACHE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "core/status.h"
 
 /* A file of the cache. Its name consists of a hash of its source and a hash of its content. */
 struct cache_entry {
-    uint64_t source; /* hash of the URL, the version and the size */
-    uint64_t bytes;
+    uint64_t source; /* hash of the URL or the path, the version and the size */
+    uint64_t bytes;  /* CACHE_UNKNOWN: found out when the entry is written, by cache_append() */
 };
+
+#define CACHE_UNKNOWN UINT64_MAX
 
 /* A file that is being written, under a temporary name that is locked. */
 struct cache_draft {
     int fd; /* readable and writable; -1 if there is none */
     char *path;
+    int turn;             /* the locked folder, if the size is unknown; otherwise -1 */
+    uint64_t bytes, room; /* that were appended, and that are reserved, if the size is unknown */
 };
 
 /* Ends the waits of a function: it then returns STATUS_FAILED within 50 ms. is_set() is called while the
@@ -49,9 +54,16 @@ enum status cache_find(const char *folder, const struct cache_entry *entry, bool
 /* Begins to write an entry. Waits while another process writes the same entry; if that process completed it,
  * sets `*fd` to the entry and leaves the draft without a file. Removes the least recently used entries until
  * `entry` fits into `limit` bytes (0: unlimited), and waits while the drafts of other processes leave too
- * little room. cache_check_fits() has accepted `entry`. */
+ * little room. cache_check_fits() has accepted `entry`. One draft of unknown size at a time is written: with
+ * two, each could wait for the room of the other. */
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
                         const struct cache_stop *stop, struct cache_draft *draft, int *fd);
+
+/* Appends bytes to a draft of unknown size, after making room for them. STATUS_USAGE if they exceed the
+ * limit.
+ */
+enum status cache_append(const char *folder, uint64_t limit, const struct cache_stop *stop,
+                         struct cache_draft *draft, const void *bytes, size_t size);
 
 /* Completes the draft: hashes, syncs and renames it. Sets `*fd` to the entry, opened for reading. */
 enum status cache_complete(const char *folder, const struct cache_entry *entry, const struct cache_stop *stop,

@@ -399,16 +399,17 @@ static enum status compare_file(struct set_files *files, const struct dataset_me
                                 const struct entry *entry, bool by_name)
 {
     const struct dataset_file *file = &files->dataset->files[member->file];
+    const bool copied = dataset_copied(files->dataset, member->file);
     struct stat info = {.st_size = -1}; /* for a file that was removed */
-    const int from = file->copy ? AT_FDCWD : files->dataset->directory;
-    if (by_name ? fstatat(from, file->copy ? file->copy : file->name, &info, 0) != 0 && errno != ENOENT
+    if (by_name ? fstatat(files->dataset->directory, file->name, &info, 0) != 0 && errno != ENOENT
                 : fstat(fd, &info) != 0)
         return fail(files, member, strerror(errno));
     const struct file_identity identity = file_identify(&info);
-    bool same = identity.bytes == file->bytes;
-    if (!files->dataset->remote && !file->unpacked)
-        same = file_compare(&identity, &file->identity) == 0 &&
-               (!entry || (entry->device == identity.device && entry->inode == identity.inode));
+    const bool same =
+        copied && !by_name
+            ? identity.bytes == file->bytes
+            : file_compare(&identity, &file->identity) == 0 &&
+                  (copied || !entry || (entry->device == identity.device && entry->inode == identity.inode));
     return same ? STATUS_OK
                 : fail(files, member,
                        "the file changed after the data set was opened; start again when it is complete");

@@ -135,23 +135,21 @@ static enum status check_sum(uint64_t at, const uint8_t *header)
 enum status tar_refuse_other(const void *bytes, size_t size)
 {
     static const struct {
-        const char *begin, *kind;
+        const char *begin, *kind, *remedy;
     } others[] = {
-        {"\x1f\x8b", "gzip"},
-        {"\x28\xb5\x2f\xfd", "zstd"},
+        {"\x1f\x8b", "gzip", ", or let its name end in .tar.gz"},
+        {"\x28\xb5\x2f\xfd", "zstd", ", or let its name end in .tar.zst"},
         {"\xfd"
          "7zXZ",
-         "xz"},
-        {"BZh", "bzip2"},
-        {"PK\x03\x04", "zip"},
+         "xz", ""},
+        {"BZh", "bzip2", ""},
+        {"PK\x03\x04", "zip", ""},
     };
     const char *text = bytes;
     for (size_t i = 0; i < COUNT_OF(others); i++)
         if (size >= strlen(others[i].begin) && memcmp(bytes, others[i].begin, strlen(others[i].begin)) == 0)
-            return status_set(STATUS_FAILED,
-                              "this is not a tar file, but %s data: unpack it, because shards are not "
-                              "decompressed",
-                              others[i].kind);
+            return status_set(STATUS_FAILED, "this is not a tar file, but %s data: unpack it%s",
+                              others[i].kind, others[i].remedy);
     while (size > 0 && (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n'))
         text++, size--;
     static const char *const pages[] = {"<!doctype", "<html", "<?xml"};

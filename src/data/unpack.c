@@ -1,271 +1,291 @@
 #include "data/unpack.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 #ifdef HAVE_ZLIB
 #include <zlib.h>
 #endif
+#ifdef HAVE_ZSTD
+#include <zstd.h>
+#include <zstd_errors.h>
+#endif
 
-#include "core/file.h"
+#include "core/array.h"
 #include "core/text.h"
-#include "data/checksum.h"
-#include "data/remote_cache.h"
+#include "data/tar.h"
 
 bool unpack_is_packed(const char *name)
 {
-    return text_ends_in(name, ".tar.gz") || text_ends_in(name, ".tgz");
+    static const char *const ends[] = {".tar.gz", ".tgz", ".tar.zst", ".tzst"};
+    bool packed = false;
+    for (size_t i = 0; i < COUNT_OF(ends); i++)
+        packed |= text_ends_in(name, ends[i]);
+    return packed;
 }
 
-bool unpack_is_place(const char *path)
+#define PIECE       ((size_t)1 << 20)    /* bytes that are read, or unpacked, at a time */
+#define RATIO_MAX   1032                 /* bytes that gzip can store in one byte */
+#define RATIO_FROM  ((uint64_t)64 << 20) /* a smaller file may have any ratio */
+#define GZIP_BIT    16                   /* of the argument of inflateInit2(): the gzip format */
+#define WINDOW_BITS 27                   /* of zstd: the largest window that its own program accepts */
+#define AGAIN       "; copy or download the file again"
+
+/* State of unpacking a file of consecutive members or frames. */
+struct unpacking {
+    const struct unpack_input *input;
+    const char *format;
+    uint8_t *buffer, *out; /* PIECE bytes each */
+    const uint8_t *in;     /* the packed bytes: in the buffer, or in the caller's memory */
+    size_t given, used;    /* bytes in `in`, and how many of them were unpacked */
+    uint64_t packed, bytes;
+    bool ended; /* a member or frame has ended and the next has not begun */
+    uint8_t head[TAR_BLOCK_BYTES];
+    struct tar_parser parser;
+#ifdef HAVE_ZLIB
+    z_stream gzip;
+#endif
+#ifdef HAVE_ZSTD
+    ZSTD_DCtx *zstd;
+#endif
+    /* Unpacks up to PIECE bytes, and sets `*got` to their number. Fewer bytes than PIECE: all input was used,
+     * or the member has ended. */
+    enum status (*step)(struct unpacking *self, size_t *got);
+};
+
+static enum status damaged(const struct unpacking *self, const char *reason)
 {
-    DIR *folder = opendir(path);
-    bool found = !folder && unpack_is_packed(path);
-    for (struct dirent *entry; folder && !found && (entry = readdir(folder));)
-        found = *entry->d_name != '.' && unpack_is_packed(entry->d_name);
-    if (folder)
-        closedir(folder);
-    return found;
+    return status_set(STATUS_FAILED, "damaged %s data after %llu unpacked bytes: %s" AGAIN, self->format,
+                      (unsigned long long)self->bytes, reason);
 }
 
 #ifdef HAVE_ZLIB
-
-#define PIECE    ((size_t)1 << 20) /* bytes that are read, or unpacked, at a time */
-#define GZIP_BIT 16                /* of the argument of inflateInit2(): the gzip format */
-#define WAIT_NS  50000000          /* between two attempts to take the lock */
-
-/* State of unpacking a file of consecutive gzip members. */
-struct unpacking {
-    z_stream stream;
-    int fd;
-    uint64_t bytes, limit;
-    uint8_t *in, *out; /* PIECE bytes each */
-    bool ended;        /* a member has ended and the next has not begun */
-    const struct unpack_stop *stop;
-    struct file_writer writer;
-};
-
-static enum status check_stop(const struct unpack_stop *stop)
+/* Implements step(). zlib reads the check sum at the end of a member after its last byte was unpacked, so no
+ * output is left when the input ends. */
+static enum status step_gzip(struct unpacking *self, size_t *got)
 {
-    return stop ? stop->check(stop->context) : STATUS_OK;
+    z_stream *stream = &self->gzip;
+    if (self->ended)
+        inflateReset(stream);
+    stream->next_in = (Bytef *)(uintptr_t)(self->in + self->used); /* zlib does not write to it */
+    stream->avail_in = (uInt)(self->given - self->used);
+    stream->next_out = self->out;
+    stream->avail_out = (uInt)PIECE;
+    const int result = inflate(stream, Z_NO_FLUSH);
+    self->ended = result == Z_STREAM_END;
+    self->used = self->given - stream->avail_in;
+    *got = PIECE - stream->avail_out;
+    return result == Z_OK || result == Z_STREAM_END || result == Z_BUF_ERROR
+               ? STATUS_OK
+               : damaged(self, stream->msg ? stream->msg : "it cannot be unpacked");
+}
+#endif
+
+#ifdef HAVE_ZSTD
+/* Implements step(). */
+static enum status step_zstd(struct unpacking *self, size_t *got)
+{
+    ZSTD_inBuffer in = {self->in, self->given, self->used};
+    ZSTD_outBuffer out = {self->out, PIECE, 0};
+    const size_t left = ZSTD_decompressStream(self->zstd, &out, &in);
+    self->ended = left == 0;
+    self->used = in.pos;
+    *got = out.pos;
+    if (!ZSTD_isError(left))
+        return STATUS_OK;
+    const ZSTD_ErrorCode code = ZSTD_getErrorCode(left);
+    if (code == ZSTD_error_memory_allocation)
+        return status_set(STATUS_EXHAUSTED, "out of memory for zstd");
+    if (code == ZSTD_error_frameParameter_windowTooLarge)
+        return status_set(STATUS_FAILED,
+                          "the zstd data need a window of more than 128 MiB; compress the shard "
+                          "with zstd --long=27 or less");
+    if (code == ZSTD_error_dictionary_wrong)
+        return status_set(STATUS_FAILED, "the zstd data need a dictionary; compress the shard without one");
+    return damaged(self, ZSTD_getErrorName(left));
+}
+#endif
+
+/* Finds out the format from the first bytes, which were read, and opens its library. */
+static enum status begin(struct unpacking *self)
+{
+    static const uint8_t gzip[] = {0x1f, 0x8b}, zstd[] = {0x28, 0xb5, 0x2f, 0xfd},
+                         skipped[] = {0x2a, 0x4d, 0x18};
+    const uint8_t *in = self->in;
+    if (self->given >= sizeof gzip && memcmp(in, gzip, sizeof gzip) == 0) {
+        self->format = "gzip";
+#ifdef HAVE_ZLIB
+        self->step = step_gzip;
+        return ALLOCATED(inflateInit2(&self->gzip, MAX_WBITS + GZIP_BIT) == Z_OK, "out of memory for zlib");
+#else
+        return status_set(STATUS_UNAVAILABLE, "the file is gzipped, but this build has no zlib: unpack it "
+                                              "with gunzip, or install zlib (zlib1g-dev) and build again");
+#endif
+    }
+    if (self->given >= sizeof zstd && (memcmp(in, zstd, sizeof zstd) == 0 ||
+                                       (*in >> 4 == 5 && memcmp(in + 1, skipped, sizeof skipped) == 0))) {
+        self->format = "zstd";
+#ifdef HAVE_ZSTD
+        self->step = step_zstd;
+        self->zstd = ZSTD_createDCtx();
+        return ALLOCATED(
+            self->zstd && !ZSTD_isError(ZSTD_DCtx_setParameter(self->zstd, ZSTD_d_windowLogMax, WINDOW_BITS)),
+            "out of memory for zstd");
+#else
+        return status_set(STATUS_UNAVAILABLE,
+                          "the file is compressed by zstd, but this build has no libzstd: unpack it with "
+                          "zstd -d, or install libzstd (libzstd-dev) and build again");
+#endif
+    }
+    if (self->given == 0)
+        return status_set(STATUS_FAILED, "the file is empty" AGAIN);
+    TRY(file_refuse_pointer(in, self->given));
+    TRY(tar_refuse_other(in, self->given));
+    return status_set(STATUS_FAILED, "this is neither gzip nor zstd data; if it is a tar file, name it .tar");
 }
 
-/* Reads the next packed bytes. Sets `*more` to false at the end of the file. */
-static enum status read_packed(struct unpacking *self, bool *more)
+/* Checks the bytes in `out`: whether the data begin like a tar file, and how many they are. */
+static enum status check(struct unpacking *self, size_t got)
 {
-    ssize_t count;
+    const uint64_t before = self->bytes;
+    self->bytes += got;
+    if (self->bytes > RATIO_FROM && self->bytes / RATIO_MAX > self->packed)
+        return status_set(STATUS_FAILED,
+                          "the data unpack to more than %d times their size, as made to fill a disk; if they "
+                          "are right, unpack the shard yourself",
+                          RATIO_MAX);
+    if (!self->input->tar || before >= TAR_BLOCK_BYTES)
+        return STATUS_OK;
+    const size_t room = (size_t)(TAR_BLOCK_BYTES - before);
+    memcpy(self->head + before, self->out, got < room ? got : room);
+    if (self->bytes < TAR_BLOCK_BYTES)
+        return STATUS_OK;
+    struct tar_member member;
+    enum tar_step step;
+    size_t need;
+    tar_open(&self->parser, TAR_SIZE_UNKNOWN);
+    TRY(tar_refuse_other(self->head, TAR_BLOCK_BYTES));
+    return tar_next(&self->parser, self->head, TAR_BLOCK_BYTES, false, &member, &step, &need);
+}
+
+/* Reads the next packed bytes; none at the end of the file. */
+static enum status read_packed(struct unpacking *self)
+{
+    const struct unpack_input *input = self->input;
+    const size_t left = input->bytes ? input->size - self->packed : 0;
+    ssize_t count = left < PIECE ? (ssize_t)left : (ssize_t)PIECE;
+    self->in = input->bytes ? input->bytes + self->packed : self->buffer;
     do
-        count = read(self->fd, self->in, PIECE);
+        count = input->bytes ? count : pread(input->fd, self->buffer, PIECE, (off_t)self->packed);
     while (count < 0 && errno == EINTR);
     if (count < 0)
         return status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
-    *more = count > 0;
-    self->stream.next_in = self->in;
-    self->stream.avail_in = (uInt)count;
+    self->given = (size_t)count;
+    self->used = 0;
+    self->packed += self->given;
     return STATUS_OK;
 }
 
-/* Unpacks the bytes that were read, and appends them to the copy. zlib reads the check sum at the end of a
- * member after its last byte was unpacked, so no output is left when the input ends. */
-static enum status unpack_piece(struct unpacking *self)
+static enum status unpack_all(struct unpacking *self,
+                              enum status (*add)(void *context, const void *bytes, size_t size),
+                              void *context)
 {
-    z_stream *stream = &self->stream;
-    while (stream->avail_in > 0) {
-        if (self->ended)
-            inflateReset(stream);
-        stream->next_out = self->out;
-        stream->avail_out = (uInt)PIECE;
-        const int result = inflate(stream, Z_NO_FLUSH);
-        self->ended = result == Z_STREAM_END;
-        if (result != Z_OK && result != Z_STREAM_END)
-            return status_set(STATUS_FAILED, "damaged gzip file: %s",
-                              stream->msg ? stream->msg : "it cannot be unpacked");
-        const size_t count = PIECE - stream->avail_out;
-        self->bytes += count;
-        if (self->limit && self->bytes > self->limit)
-            return status_set(STATUS_USAGE,
-                              "the unpacked shards have more than %llu bytes, the maximum size of "
-                              "the cache folder; raise %s",
-                              (unsigned long long)self->limit,
-                              OPTION_OR_FIELD("--cache-bytes", "cache_bytes"));
-        TRY(file_add(&self->writer, self->out, count));
+    TRY(read_packed(self));
+    TRY(begin(self));
+    while (self->given > 0) {
+        size_t got = 0;
+        do {
+            TRY(self->step(self, &got));
+            TRY(check(self, got));
+            if (got > 0)
+                TRY(add(context, self->out, got));
+        } while (self->used < self->given || (got == PIECE && !self->ended));
+        TRY(read_packed(self));
     }
-    return STATUS_OK;
+    return self->ended ? STATUS_OK
+                       : status_set(STATUS_FAILED, "the %s data are truncated" AGAIN, self->format);
 }
 
-static enum status unpack_all(struct unpacking *self)
+enum status unpack_bytes(const struct unpack_input *input,
+                         enum status (*add)(void *context, const void *bytes, size_t size), void *context)
 {
-    for (bool more = true; more;) {
-        TRY(check_stop(self->stop));
-        TRY(read_packed(self, &more));
-        TRY(unpack_piece(self));
-    }
-    return self->ended ? STATUS_OK : status_set(STATUS_FAILED, "the gzip file is truncated");
-}
-
-/* Writes the copy. `info` describes the packed file, which must still be the same afterwards. */
-static enum status write_copy(struct unpacking *self, const struct stat *info, const char *copy)
-{
-    struct stat after;
-    self->in = malloc(PIECE);
-    self->out = malloc(PIECE);
-    TRY(ALLOCATED(self->in && self->out, "out of memory to unpack a shard"));
-    TRY(ALLOCATED(inflateInit2(&self->stream, MAX_WBITS + GZIP_BIT) == Z_OK, "out of memory for zlib"));
-    enum status status = file_begin(&self->writer, copy);
-    if (status == STATUS_OK) {
-        status = unpack_all(self);
-        const struct file_identity before = file_identify(info);
-        struct file_identity now = before;
-        if (status == STATUS_OK && fstat(self->fd, &after) == 0)
-            now = file_identify(&after);
-        if (status == STATUS_OK && file_compare(&before, &now) != 0)
-            status = status_set(STATUS_FAILED, "the file changed while it was unpacked");
-        if (status == STATUS_OK)
-            status = file_end(&self->writer);
-        if (status != STATUS_OK) {
-            const struct failure failure = status_save(status);
-            file_abandon(&self->writer);
-            (void)status_restore(&failure);
-        }
-    }
-    inflateEnd(&self->stream);
-    return status;
-}
-
-/* Locks the folder, so that one process unpacks at a time. File systems without locks give none: `*locked` is
- * then false. */
-static enum status lock_folder(int folder, const struct unpack_stop *stop, bool *locked)
-{
-    const struct timespec pause = {0, WAIT_NS};
-    while (!(*locked = flock(folder, LOCK_EX | LOCK_NB) == 0) && (errno == EWOULDBLOCK || errno == EINTR)) {
-        TRY(check_stop(stop));
-        nanosleep(&pause, NULL);
-    }
-    return STATUS_OK;
-}
-
-/* Removes the temporary files of this copy, which processes that were killed have left. The caller has the
- * lock, so no other process writes the copy. */
-static void remove_left(int folder, const char *copy)
-{
-    const char *name = strrchr(copy, '/') + 1;
-    const size_t length = strlen(name);
-    const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *stream = again >= 0 ? fdopendir(again) : NULL;
-    if (!stream && again >= 0)
-        close(again);
-    for (struct dirent *entry; stream && (entry = readdir(stream));)
-        if (strncmp(entry->d_name, name, length) == 0 && entry->d_name[length] == '.' &&
-            text_ends_in(entry->d_name, ".tmp"))
-            (void)unlinkat(folder, entry->d_name, 0);
-    if (stream)
-        closedir(stream);
-}
-
-/* Sets `*bytes` to the size of the copy, if it is there and not larger than the limit. */
-static bool find_copy(const char *copy, uint64_t limit, uint64_t *bytes)
-{
-    struct stat info;
-    if (stat(copy, &info) != 0 || !S_ISREG(info.st_mode))
-        return false;
-    *bytes = (uint64_t)info.st_size;
-    return !limit || *bytes <= limit;
-}
-
-/* Sets the path of the copy: hashes of the path and of the identity of the file, without what depends on the
- * computer that reads it. The path is absolute, because a program may change its working folder while it
- * reads. */
-static enum status name_copy(const char *path, const struct stat *info, const char *folder, char *copy)
-{
-    char *real = realpath(path, NULL);
-    if (!real)
-        return status_set(STATUS_FAILED, "%s", strerror(errno));
-    const struct file_identity identity = file_identify(info);
-    const uint64_t words[] = {identity.bytes, (uint64_t)identity.modified_ns, (uint64_t)identity.changed_ns};
-    const uint64_t source = checksum_seeded(real, strlen(real), 0);
-    free(real);
-    real = realpath(folder, NULL); /* NULL: a dry run creates no folder */
-    const int length =
-        snprintf(copy, PATH_MAX, "%s/unpacked-%016llx-%016llx.tar", real ? real : folder,
-                 (unsigned long long)source, (unsigned long long)checksum_seeded(words, sizeof words, 1));
-    free(real);
-    return length < PATH_MAX ? STATUS_OK : status_set(STATUS_USAGE, "%s: the path is too long", folder);
-}
-
-/* Unpacks a file, unless another process has done it while this one waited for the lock. */
-static enum status unpack_once(int fd, const struct stat *info, const char *copy, int folder, uint64_t limit,
-                               const struct unpack_stop *stop, uint64_t *bytes)
-{
-    bool locked;
-    TRY(lock_folder(folder, stop, &locked));
-    if (find_copy(copy, limit, bytes))
-        return STATUS_OK;
-    if (locked)
-        remove_left(folder, copy);
     struct unpacking *self = calloc(1, sizeof *self);
-    TRY(ALLOCATED(self, "out of memory to unpack a shard"));
-    self->fd = fd;
-    self->limit = limit;
-    self->stop = stop;
-    const enum status status = write_copy(self, info, copy);
-    *bytes = self->bytes;
-    free(self->in);
+    TRY(ALLOCATED(self, "out of memory to unpack a file"));
+    self->input = input;
+    self->buffer = malloc(PIECE);
+    self->out = malloc(PIECE);
+    enum status status = ALLOCATED(self->buffer && self->out, "out of memory to unpack a file");
+    if (status == STATUS_OK)
+        status = unpack_all(self, add, context);
+#ifdef HAVE_ZLIB
+    inflateEnd(&self->gzip);
+#endif
+#ifdef HAVE_ZSTD
+    ZSTD_freeDCtx(self->zstd);
+#endif
+    free(self->buffer);
     free(self->out);
     free(self);
     return status;
 }
 
-/* Finds the copy of a file in a folder that can be used, or writes it. */
-static enum status find_or_unpack(const char *path, const char *folder, uint64_t limit, bool frozen,
-                                  const struct unpack_stop *stop, char *copy, uint64_t *bytes)
+/* ---- The cache ---- */
+
+struct writing {
+    const struct remote_options *options;
+    const struct cache_stop *stop;
+    struct cache_draft draft;
+};
+
+/* Implements add() of unpack_bytes(). */
+static enum status append(void *context, const void *bytes, size_t size)
 {
-    struct stat info;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    enum status status = STATUS_OK;
-    if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
-        status = status_set(STATUS_FAILED, "%s", fd < 0 ? strerror(errno) : "not a regular file");
-    if (status == STATUS_OK)
-        status = name_copy(path, &info, folder, copy);
-    const bool found = status == STATUS_OK && find_copy(copy, limit, bytes);
-    if (status == STATUS_OK && !found && frozen)
-        status =
-            status_set(STATUS_USAGE, "it has no unpacked copy in %s yet, and a dry run writes none", folder);
-    if (status == STATUS_OK && !found) {
-        const int directory = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        status = directory >= 0 ? unpack_once(fd, &info, copy, directory, limit, stop, bytes)
-                                : status_set(STATUS_USAGE, "%s: %s", folder, strerror(errno));
-        if (directory >= 0)
-            lock_close(directory);
-    }
-    if (fd >= 0)
-        close(fd);
-    return status;
+    struct writing *writing = context;
+    const struct remote_options *options = writing->options;
+    if (writing->stop && writing->stop->is_set(writing->stop->context))
+        return status_set(STATUS_FAILED, "reading was stopped");
+    return cache_append(options->cache_dir, options->cache_bytes, writing->stop, &writing->draft, bytes,
+                        size);
 }
 
-enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
-                         const struct unpack_stop *stop, char *copy, uint64_t *bytes)
+/* Writes the draft. */
+static enum status fill(struct writing *writing, int packed, const struct file_identity *identity)
 {
-    TRY(cache_open(folder, frozen));
-    const enum status status = find_or_unpack(path, folder, limit, frozen, stop, copy, bytes);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    struct stat info = {.st_size = -1};
+    TRY(unpack_bytes(&(struct unpack_input){.fd = packed, .tar = true}, append, writing));
+    if (!identity)
+        return STATUS_OK;
+    const bool known = fstat(packed, &info) == 0;
+    const struct file_identity now = file_identify(&info);
+    return known && file_compare(identity, &now) == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "the file changed while it was unpacked");
 }
 
-#else
-
-enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
-                         const struct unpack_stop *stop, char *copy, uint64_t *bytes)
+enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
+                        const struct cache_entry *copy, int packed, const struct file_identity *identity,
+                        int *fd)
 {
-    (void)path, (void)folder, (void)limit, (void)frozen, (void)stop, (void)copy, (void)bytes;
-    return status_set(STATUS_UNAVAILABLE, "the shard is gzipped, but this build has no zlib: unpack it with "
-                                          "gunzip, or install zlib (zlib1g-dev) and build again");
+    const char *folder = options->cache_dir;
+    struct cache_entry entry = {.source = copy->source, .bytes = CACHE_UNKNOWN};
+    struct writing writing = {.options = options, .stop = stop};
+    TRY(cache_open(folder, options->frozen));
+    TRY(cache_find(folder, copy, options->frozen, fd));
+    if (*fd < 0 && options->frozen)
+        return status_set(STATUS_USAGE, "it has no unpacked copy in %s yet, and a dry run writes none",
+                          folder);
+    if (*fd >= 0)
+        return STATUS_OK;
+    enum status status = cache_begin(folder, &entry, options->cache_bytes, stop, &writing.draft, fd);
+    const bool writes = status == STATUS_OK && *fd < 0; /* otherwise, another process has written it */
+    if (writes)
+        status = fill(&writing, packed, identity);
+    entry.bytes = writing.draft.bytes;
+    if (writes && status == STATUS_OK)
+        status = cache_complete(folder, &entry, stop, &writing.draft, fd);
+    const struct failure failure = status_save(status);
+    cache_abandon(&writing.draft);
+    return status == STATUS_OK ? STATUS_OK : status_restore(&failure);
 }
-
-#endif

@@ -1,40 +1,55 @@
-/* Unpacked copies of shards that are compressed by gzip (.tar.gz, .tgz). The order of a stream needs samples
- * from many places of a shard at a time, which a gzip file does not allow. So each shard is unpacked once,
- * from its begin to its end with a fixed amount of memory, into a copy in a cache folder. The copy is then
- * read like any shard, also by later runs. It belongs to the path, the size and the times of the shard: a
- * shard that was changed gets another copy. */
+/* Shards that are compressed by gzip (.tar.gz, .tgz) or zstd (.tar.zst, .tzst). The order of a stream needs
+ * samples from many places of a shard at a time, but such a file can only be read from its begin to its end.
+ * So each shard is unpacked once, into an entry of the cache (data/remote_cache.h), which is then read like
+ * any shard, also by later runs. */
 #ifndef FDSL_DATA_UNPACK_H
 #define FDSL_DATA_UNPACK_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include "core/file.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "data/remote.h"
+#include "data/remote_cache.h"
 
-/* Ends unpack_shard() early: it then returns STATUS_FAILED. NULL in place of the struct: nothing does. */
-struct unpack_stop {
-    enum status (*check)(const void *context); /* fails with a message if unpacking shall end */
-    const void *context;
-};
+/* What to do about shards that are compressed, if there is no folder for unpacked copies. */
+#define UNPACK_REMEDY                                                                                       \
+    OPTION_OR_FIELD("unpack the shards; load and train read them with --cache-dir DIR on a disk with room " \
+                    "for unpacked copies",                                                                  \
+                    "unpack the shards, or set cache_dir to a folder with room for unpacked copies")
 
 FDSL_C_BEGIN
 
-/* Returns whether a file is named like a shard that is compressed by gzip. */
+/* Returns whether a file is named like a shard that is compressed. */
 bool unpack_is_packed(const char *name);
 
-/* Returns whether a local path is such a file, or a folder that has one. */
-bool unpack_is_place(const char *path);
+/* A file to unpack. */
+struct unpack_input {
+    int fd;               /* an open file, which is read from its begin */
+    const uint8_t *bytes; /* the file in memory; NULL: `fd` is read */
+    size_t size;          /* of the file in memory */
+    bool tar;             /* refuse data that do not begin like a tar file */
+};
 
-/* Sets `*copy` (PATH_MAX bytes) to the path of the unpacked copy of the file `path` in `folder`, and `*bytes`
- * to its size. Writes the copy if there is none, which other processes may do at the same time: one of them
- * unpacks, the others wait. `limit`: maximum size of the copy; 0: none. `frozen`: writes nothing;
- * STATUS_USAGE if there is no copy. STATUS_FAILED if the file cannot be read, is no gzip file, is truncated
- * or damaged, or changes while it is read; STATUS_USAGE if `folder` cannot be used or the copy exceeds the
- * limit; STATUS_UNAVAILABLE in a build without zlib. The message begins with `path`, unless `folder` is to
- * blame. */
-enum status unpack_shard(const char *path, const char *folder, uint64_t limit, bool frozen,
-                         const struct unpack_stop *stop, char *copy, uint64_t *bytes);
+/* Unpacks a file, and hands the bytes to add(), at most 1 MiB at a time. The first bytes say which format it
+ * is; members of gzip and frames of zstd may follow each other. Uses about 2 MiB, and for zstd the window of
+ * the file, at most 128 MiB. The data may have 1,032 times the size of the file, or 64 MiB if that is more.
+ * STATUS_FAILED with a remedy if the file breaks a rule, is truncated or damaged; STATUS_UNAVAILABLE if this
+ * build lacks the library for it. Relays failures of add(). */
+enum status unpack_bytes(const struct unpack_input *input,
+                         enum status (*add)(void *context, const void *bytes, size_t size), void *context);
+
+/* Opens the unpacked copy of a file in the cache of `options`, and writes it first if there is none: of
+ * several processes, one unpacks, and the others wait. `copy` identifies it; its size may be CACHE_UNKNOWN.
+ * `packed` is the open file. `identity`, if it is not NULL, is what the file must still have when it has been
+ * read. Errors are those of unpack_bytes() and remote_cache.h; also STATUS_USAGE if the copy exceeds the
+ * limit, or if there is none and the cache is frozen. */
+enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
+                        const struct cache_entry *copy, int packed, const struct file_identity *identity,
+                        int *fd);
 
 FDSL_C_END
 

@@ -328,11 +328,13 @@ struct fdsl_source_config {
     const char *label; /* where the label is, such as "cls" or "json:label"; NULL (default): the class folder,
                         * or the first of cls, json:label and txt */
 
-    /* Shards at a URL, and shards that are compressed (.tar.gz, .tgz), which need cache_dir. */
+    /* Shards at a URL, and shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst), which need cache_dir.
+     */
     const char
         *cache_dir;       /* a folder for copies of them; NULL (default): blocks of them are held in memory */
-    uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited. Unpacked copies of compressed
-                           * shards are not removed; FDSL_INVALID if those of the data set exceed it */
+    uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited. What was not used for the
+                           * longest time is removed first; FDSL_INVALID if the unpacked copies of the data
+                           * set exceed it */
 };
 
 /* What fdsl_source_open() found. */

@@ -148,7 +148,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
         true; /* fdsl_stream_open() decides about samples without an image or a label */
     TRY(dataset_check(self->path, &self->dataset));
     TRY(check_class_folders(self, config->kind));
-    if (config->cache_dir && !self->dataset.remote && !dataset_unpacked(&self->dataset))
+    if (config->cache_dir && !dataset_uses_cache(&self->dataset))
         return status_set(STATUS_USAGE,
                           "cache_dir: it is for data at a URL and for shards that are compressed, but %s is "
                           "neither; leave it out",

@@ -26,7 +26,8 @@ static const struct option_spec options[] = {
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
      .help =
          "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed (.tar.gz, "
-         ".tgz); without this option, every run downloads the shards again"},
+         ".tgz, .tar.zst, .tzst), which are not read without it; otherwise, every run downloads shards "
+         "again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), .fallback = "0", .maximum = 1e18,
      .help =
          "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
@@ -160,12 +161,12 @@ static bool is_url(const struct load_parameters *parameters)
     return remote_is(parameters->data) && !remote_local(parameters->data);
 }
 
-/* Checks the options of the cache. `remote` says whether the shards are at a URL, `unpacked` whether they are
- * read from unpacked copies. */
+/* Checks the options of the cache. `remote` says whether the shards are at a URL, `cached` whether a cache is
+ * of use for them. */
 static enum status check_remote(const struct options *given, struct load_parameters *parameters, bool remote,
-                                bool unpacked)
+                                bool cached)
 {
-    if (!remote && !unpacked && (parameters->cache_dir || options_given(given, "cache-bytes")))
+    if (!cached && (parameters->cache_dir || options_given(given, "cache-bytes")))
         return status_set(STATUS_USAGE, "--cache-dir and --cache-bytes are for data at a URL and for shards "
                                         "that are compressed; drop them");
     if (!parameters->cache_dir && options_given(given, "cache-bytes"))
@@ -236,7 +237,7 @@ static enum status check_combination(const struct options *given, struct load_pa
     if (!parameters->augment && options_given(given, "shift"))
         return status_option(STATUS_USAGE, "shift", " requires --augment; add it");
     TRY(check_fit(given, parameters));
-    return is_url(parameters) ? check_remote(given, parameters, true, false) : STATUS_OK;
+    return is_url(parameters) ? check_remote(given, parameters, true, true) : STATUS_OK;
 }
 
 static void load_close(void *input)
@@ -363,7 +364,7 @@ static enum status load_open(const struct options *given, void *parameters_,
         status = dataset_advise_skip(status);
     TRY(status);
     if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
-        TRY(check_remote(given, parameters, job->dataset.remote, dataset_unpacked(&job->dataset)));
+        TRY(check_remote(given, parameters, job->dataset.remote, dataset_uses_cache(&job->dataset)));
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
         static char shown[PATH_MAX];

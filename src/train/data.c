@@ -235,6 +235,7 @@ static double share_of(const struct data_request *request)
 static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
                                 const struct record_format *records, struct source_reader readers[DATA_PARTS])
 {
+    bool uses = false;
     for (int part = DATA_PARTS; part-- > 0;) {
         const char *image = records ? RECORD_EXTENSION : request->image;
         const struct dataset_values values = {.source = paths[part],
@@ -259,8 +260,13 @@ static enum status open_readers(const struct data_request *request, const char *
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part] && !(records && with.only_held))
             TRY(source_open("dataset", &with, &readers[part]));
+        uses |= readers[part].state && dataset_uses_cache(source_dataset_set(&readers[part]));
     }
-    return STATUS_OK;
+    return uses || !request->cache_dir
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--cache-dir needs data at a URL or shards that are compressed; add "
+                            "that, or drop --cache-dir");
 }
 
 /* Warns of the number of samples that are left out, because it changes the sets. */

@@ -11,7 +11,6 @@
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/remote.h"
-#include "data/unpack.h"
 #include "data/set_stream.h"
 #include "data/tensor_file.h"
 #include "machine/comm.h"
@@ -143,8 +142,10 @@ static const struct option_spec options[] = {
              "without --out-res. NAME is one of"},
     STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
     {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
-     .help = "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed "
-             "(.tar.gz, .tgz); without this option, every run downloads the shards again"},
+     .help =
+         "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed (.tar.gz, "
+         ".tgz, .tar.zst, .tzst), which are not read without it; otherwise, every run downloads shards "
+         "again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(job.cache_bytes), .fallback = "0", .maximum = 1e18,
      .help =
          "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
@@ -313,19 +314,6 @@ static bool crops(const struct train_parameters *parameters)
     return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
 }
 
-/* Returns true if shards are read from a server, or from unpacked copies. */
-static bool uses_cache(const struct train_parameters *parameters)
-{
-    const char *const names[] = {parameters->job.data, parameters->job.test_data};
-    bool uses = false;
-    for (size_t i = 0; i < COUNT_OF(names); i++) {
-        const bool url = names[i] && remote_is(names[i]) && !remote_local(names[i]);
-        uses |=
-            url || (names[i] && unpack_is_place(remote_local(names[i]) ? remote_local(names[i]) : names[i]));
-    }
-    return uses;
-}
-
 /* Returns true if --mean and --std normalise the samples. */
 static bool has_mean(const struct train_parameters *parameters)
 {
@@ -421,7 +409,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
          "--feed load",
          {"lanes", "shuffle", "prefetch", "resident-bytes", "resident-device-bytes", "decoder",
           "device-share", "init-state", "export-state"}},
-        {uses_cache(parameters), "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
+        {!synth, "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
         {synth, "--data synth", {"res"}},

@@ -21,6 +21,7 @@
 #endif
 
 #include "core/text.h"
+#include "core/array.h"
 #include "data/image.h"
 #include "data/remote_cache.h"
 #include "data/s3.h"
@@ -32,6 +33,7 @@
 #include "data/embeddings.h"
 #include "data/tensor_file.h"
 #include "data/tar.h"
+#include "data/unpack.h"
 #include "core/record.h"
 #include "synth/class.h"
 #include "synth/published_files.h"
@@ -257,6 +259,37 @@ static inline void fuzz_gzip(const uint8_t *data, size_t size)
     if (idx_take(owned, size, &idx) == STATUS_OK && (!idx.owned || idx.values < idx.owned || idx.axes == 0))
         abort();
     idx_free(&idx);
+}
+
+/* Counts unpacked bytes, and hashes them. */
+struct fuzz_unpacked {
+    uint64_t bytes, hash;
+};
+
+static inline enum status fuzz_unpacked_add(void *context, const void *bytes, size_t size)
+{
+    struct fuzz_unpacked *unpacked = context;
+    unpacked->bytes += size;
+    unpacked->hash = fnv_add(unpacked->hash, bytes, size < 4096 ? size : 4096);
+    return size > 0 && size <= 1 << 20 ? STATUS_OK : (abort(), STATUS_FAILED);
+}
+
+/* Unpacks a compressed shard from a file and from memory. The results must be the same, and bounded by the
+ * size of the input. */
+static inline void fuzz_unpack(const uint8_t *data, size_t size)
+{
+    const int fd = memfd_create("fuzz", MFD_CLOEXEC);
+    struct fuzz_unpacked unpacked[2] = {{0, FNV_BEGIN}, {0, FNV_BEGIN}};
+    if (fd < 0 || write(fd, data, size) != (ssize_t)size)
+        abort();
+    const enum status status =
+        unpack_bytes(&(struct unpack_input){.fd = fd, .tar = true}, fuzz_unpacked_add, &unpacked[0]);
+    if (unpack_bytes(&(struct unpack_input){.bytes = data, .size = size, .tar = true}, fuzz_unpacked_add,
+                     &unpacked[1]) != status ||
+        unpacked[0].bytes != unpacked[1].bytes || unpacked[0].hash != unpacked[1].hash ||
+        unpacked[0].bytes > 1032 * (uint64_t)size + ((uint64_t)65 << 20) || (status == STATUS_OK && size < 4))
+        abort();
+    close(fd);
 }
 
 /* For parsers that need a path. Sets `path` to a file in memory that contains the bytes. Returns false if
@@ -747,9 +780,19 @@ static inline void fuzz_cache(const uint8_t *data, size_t size)
     }
     if (intact)
         unlink(path);
-    const enum status begun = cache_begin(folder, &entry, limited & 1 ? length + 1 : 0, NULL, &draft, &fd);
-    if (begun != STATUS_OK || fd >= 0 || pwrite(draft.fd, bytes.at, length, 0) != (ssize_t)length ||
-        cache_complete(folder, &entry, NULL, &draft, &fd) != STATUS_OK)
+    const uint64_t limit = limited & 1 ? length + 1 : 0;
+    entry.bytes = limited & 2 ? CACHE_UNKNOWN : length;
+    const enum status begun = cache_begin(folder, &entry, limit, NULL, &draft, &fd);
+    const size_t first = at % (length + 1);
+    if (begun != STATUS_OK || fd >= 0)
+        abort();
+    if (entry.bytes == length
+            ? pwrite(draft.fd, bytes.at, length, 0) != (ssize_t)length
+            : cache_append(folder, limit, NULL, &draft, bytes.at, first) != STATUS_OK ||
+                  cache_append(folder, limit, NULL, &draft, bytes.at + first, length - first) != STATUS_OK)
+        abort();
+    entry.bytes = length;
+    if (cache_complete(folder, &entry, NULL, &draft, &fd) != STATUS_OK)
         abort();
     fuzz_same(fd, bytes.at, length);
     if (cache_find(folder, &entry, false, &fd) != STATUS_OK || fd < 0)
@@ -805,18 +848,32 @@ static inline void fuzz_webp(const uint8_t *data, size_t size)
 static const struct {
     const char *name;
     void (*feed)(const uint8_t *data, size_t size);
-} fuzz_targets[] = {{"tar", fuzz_tar},         {"npy", fuzz_npy},
-                    {"idx", fuzz_idx},         {"cifar", fuzz_cifar},
-                    {"png", fuzz_png},         {"wids", fuzz_wids},
-                    {"index", fuzz_index},     {"gzip", fuzz_gzip},
-                    {"classes", fuzz_classes}, {"ranges", fuzz_ranges},
-                    {"rows", fuzz_rows},       {"checkpoint", fuzz_checkpoint},
-                    {"table", fuzz_table},     {"safetensors", fuzz_safetensors},
-                    {"torch", fuzz_torch},     {"pickle", fuzz_pickle},
-                    {"npz", fuzz_npz},         {"embeddings", fuzz_embeddings},
-                    {"members", fuzz_members}, {"objects", fuzz_objects},
-                    {"jpeg", fuzz_jpeg},       {"webp", fuzz_webp},
-                    {"lists", fuzz_lists},     {"cache", fuzz_cache},
-                    {"stream", fuzz_stream},   {"published", fuzz_published}};
+} fuzz_targets[] = {{"tar", fuzz_tar},
+                    {"npy", fuzz_npy},
+                    {"idx", fuzz_idx},
+                    {"cifar", fuzz_cifar},
+                    {"png", fuzz_png},
+                    {"wids", fuzz_wids},
+                    {"index", fuzz_index},
+                    {"gzip", fuzz_gzip},
+                    {"unpack", fuzz_unpack},
+                    {"classes", fuzz_classes},
+                    {"ranges", fuzz_ranges},
+                    {"rows", fuzz_rows},
+                    {"checkpoint", fuzz_checkpoint},
+                    {"table", fuzz_table},
+                    {"safetensors", fuzz_safetensors},
+                    {"torch", fuzz_torch},
+                    {"pickle", fuzz_pickle},
+                    {"npz", fuzz_npz},
+                    {"embeddings", fuzz_embeddings},
+                    {"members", fuzz_members},
+                    {"objects", fuzz_objects},
+                    {"jpeg", fuzz_jpeg},
+                    {"webp", fuzz_webp},
+                    {"lists", fuzz_lists},
+                    {"cache", fuzz_cache},
+                    {"stream", fuzz_stream},
+                    {"published", fuzz_published}};
 
 #endif

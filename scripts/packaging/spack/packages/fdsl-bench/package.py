@@ -25,6 +25,7 @@ class FdslBench(MakefilePackage, CudaPackage):
     depends_on("jansson")
     depends_on("xxhash")
     depends_on("zlib-api")
+    depends_on("zstd")
     depends_on("openssl")
     depends_on("liburing")
     depends_on("inih")
