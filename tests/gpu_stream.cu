@@ -506,7 +506,7 @@ static void mask_broken(struct image_decoder *decoder)
     }
     struct record found;
     struct comparison result = {};
-    for (uint32_t round = 0; round < (brief || trial.share == 0 ? 1 : 20); round++) {
+    for (uint32_t round = 0; round < (decoder->kind != DECODER_HYBRID ? 1 : brief ? 3 : 20); round++) {
         trial.batch = round % 2 ? 64 : 16; /* all files of a batch with a refused one are decoded again */
         found = take_device(&trial, &dataset, decoder, NO_FAULT);
         result.wrong += compare(&trial, &right, &found, image_decoder_tolerance(decoder->kind)).wrong;
@@ -706,13 +706,14 @@ static uint32_t count_whole(const struct trial *trial)
 
 /* Returns whether the number of samples that were left out of batches is right if `kept` samples stay.
  * Batches that were listed before a sample was kept have its values; so have copies that another decoder
- * decodes. */
+ * decodes. Batches of the next epoch are prepared, too. */
 static bool right_left_out(const struct trial *trial, uint64_t kept)
 {
-    const uint32_t copies = trial->copies ? trial->copies : 1, late = kept == 1 ? 0 : 6 * trial->batch;
+    const uint32_t copies = trial->copies ? trial->copies : 1, ahead = 6 * trial->batch;
     const bool same = copies == 1 || trial->share == 0 || trial->share == 1;
-    const uint64_t most = kept * (EPOCHS * copies - 1), least = kept * (EPOCHS - 1) * copies;
-    return left_out <= most && left_out + late >= (same ? least : kept > 0);
+    const uint64_t most = kept ? kept * (EPOCHS * copies - 1) + ahead : 0,
+                   least = same && kept > 1 ? kept * (EPOCHS - 1) * copies : kept > 0;
+    return left_out <= most && left_out + (kept > 1 ? ahead : 0) >= least;
 }
 
 /* Samples that stay on the device: batches must be the same, whatever fits, and the host must read only the

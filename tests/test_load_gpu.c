@@ -341,13 +341,19 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
     static const struct {
         const char *option;
         bool cpu, device, ring, decodes, resident;
-    } cases[] = {
-        {"dtype", false, true, true, true, true},      {"ring", false, false, true, false, false},
-        {"chunk", false, false, true, false, false},   {"block", true, false, false, false, false},
-        {"batch", true, true, true, true, true},       {"mean", false, true, true, true, true},
-        {"shift", false, false, false, false, false},  {"augment", true, false, false, true, false},
-        {"fit", true, false, false, true, false},      {"layout", false, false, false, true, false},
-        {"decoder", false, false, false, true, false}, {"resident-bytes", false, false, false, false, true}};
+    } cases[] = {{"dtype", false, true, true, true, true},
+                 {"ring", false, false, true, false, false},
+                 {"chunk", false, false, true, false, false},
+                 {"block", true, false, false, false, false},
+                 {"batch", true, true, true, true, true},
+                 {"mean", false, true, true, true, true},
+                 {"shift", false, false, false, false, false},
+                 {"augment", true, false, false, true, false},
+                 {"fit", true, false, false, true, false},
+                 {"layout", false, false, false, true, false},
+                 {"decoder", false, false, false, true, false},
+                 {"resident-bytes", false, false, false, false, true},
+                 {"resident-device-bytes", false, false, false, false, false}};
     const struct load_traits cpu = {.files = true}, device = {.device = true},
                              ring = {.device = true, .ring = true},
                              decodes = {.device = true, .decodes = true},
@@ -376,8 +382,13 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
 Test(load_gpu, options_without_effect_on_the_variants_are_warned_about, .init = make_folder,
      .fini = remove_folder)
 {
-    static const char *const unread[] = {"--dtype f32",   "--ring 4",      "--chunk 64",
-                                         "--layout nhwc", "--decoder cpu", "--resident-bytes 1M"};
+    static const char *const unread[] = {"--dtype f32",
+                                         "--ring 4",
+                                         "--chunk 64",
+                                         "--layout nhwc",
+                                         "--decoder cpu",
+                                         "--resident-bytes 1M",
+                                         "--resident-device-bytes 1M"};
     static const char *const read[] = {"--iodepth 4", "--shuffle 3", "--seed 1",
                                        "--decode --augment --shift 1"};
 #define RUN \
@@ -412,6 +423,10 @@ Test(load_gpu, work_counts_bus_or_memory_bytes)
     const struct work host = loading(&(const struct load_traits){.files = true}, 1),
                       bus = loading(&(const struct load_traits){.device = true}, 1),
                       resident = loading(&keeps, 1), half = loading(&keeps, 0.5);
+    const struct load_traits streams = {.device = true, .streams = true};
+    const struct work read = loading(&streams, 0), kept = loading(&streams, 0.5);
+    cr_expect(read.least.bus_bytes == 14940 && read.least.round_bytes == 0);
+    cr_expect(kept.least.bus_bytes == 7470 && kept.least.round_bytes == 2490);
     cr_expect(half.least.bus_bytes == 7470 && half.least.round_bytes == 2490 && half.least.rounds == 3);
     cr_expect(host.items == 298 && host.bytes == 14940);
     cr_expect(bus.items == 298 && bus.bytes == 14940 && resident.bytes == 14940);

@@ -337,15 +337,21 @@ static bool fits(const struct device_stream *self)
     return decodes(self) || self->resident.crops;
 }
 
+/* Returns whether the image of a file is resident. */
+static bool is_resident(const struct set_stream_file *file)
+{
+    return !file->bytes && !file->pixels;
+}
+
+/* Returns the room for the pixels of a file in an area. */
 static uint64_t pixel_bytes(const struct set_stream_file *file)
 {
-    const uint64_t bytes = (uint64_t)3 * file->shape.width * file->shape.height;
+    const uint64_t bytes = is_resident(file) ? 0 : (uint64_t)3 * file->shape.width * file->shape.height;
     return (bytes + PIXEL_ALIGNMENT - 1) / PIXEL_ALIGNMENT * PIXEL_ALIGNMENT;
 }
 
 /* Returns how many of the files, at least one and at most `most`, become a chunk. Sets `*bytes` to the size
- * of their pixels. Those of resident images count as if they were copied, so that chunks do not depend on
- * which images are resident. */
+ * of their pixels. */
 static uint32_t chunk_of(const struct set_stream_file *files, uint32_t count, uint32_t most, uint64_t *bytes)
 {
     uint32_t taken = 1;
@@ -405,8 +411,9 @@ static enum status break_file(struct device_stream *self, const struct device_sl
     return CUDA_STATUS(cudaMemsetAsync(slot->values + index * bytes, 0, bytes, self->copies));
 }
 
-/* Enqueues that an image with these pixels, on the host or the device, becomes resident, if it can and there
- * is room for it. */
+/* Enqueues that an image with these pixels on the device becomes resident, if it can and there is room for
+ * it.
+ */
 static enum status keep_image(struct device_stream *self, const struct stream_batch *batch,
                               const uint64_t *places, const struct set_stream_file *file,
                               const uint8_t *pixels)
@@ -419,8 +426,8 @@ static enum status keep_image(struct device_stream *self, const struct stream_ba
         set_stream_keep_no_more(self->host);
         return STATUS_OK;
     }
-    CUDA_TRY(
-        cudaMemcpyAsync(resident->memory + resident->used, pixels, bytes, cudaMemcpyDefault, self->copies));
+    CUDA_TRY(cudaMemcpyAsync(resident->memory + resident->used, pixels, bytes, cudaMemcpyDeviceToDevice,
+                             self->copies));
     set_stream_keep(self->host, batch, file->index, resident->used, file);
     resident->there[batch->numbers[file->index] % resident->set] = 1;
     resident->used += bytes;
@@ -447,9 +454,9 @@ static enum status fit_chunk(struct device_stream *self, const struct device_slo
         if (file->pixels)
             CUDA_TRY(cudaMemcpyAsync(area->pixels + at, file->pixels, pixel_bytes(file),
                                      cudaMemcpyHostToDevice, self->copies));
-        else if (!file->bytes)
+        if (is_resident(file))
             pixels = self->resident.memory + places[file->index];
-        if (file->bytes || file->pixels)
+        else
             TRY(keep_image(self, batch, places, file, pixels));
         area->entries[fit.count++] = entry_of(file, pixels);
     }

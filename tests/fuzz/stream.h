@@ -126,7 +126,27 @@ struct fuzz_stream {
     struct stream *stream;
     struct stream_batch held[STREAM_HELD];
     uint32_t held_count;
+    bool kept[STREAM_SAMPLES]; /* with request.device_bytes: the consumer has the sample of this place */
 };
+
+/* Keeps every second sample of a batch, and fills in those that were left out. */
+static inline void fuzz_keep(struct fuzz_stream *fuzz, const struct stream_batch *batch)
+{
+    const struct set_stream_request *request = set_stream_request_of(fuzz->stream);
+    const uint64_t *places = set_stream_places(fuzz->stream, batch);
+    for (uint32_t i = 0; places && i < batch->samples.count; i++) {
+        const uint32_t n = batch->numbers[i] % request->count;
+        if (places[i] != SET_STREAM_LOADED) {
+            if (places[i] != n || !fuzz->kept[n])
+                abort();
+            memset((uint8_t *)batch->samples.values + i * batch->samples.stride,
+                   (int)(request->samples ? request->samples[n] : n), batch->samples.stride);
+        } else if (i % 2 && !fuzz->kept[n] && batch->labels[i] != STREAM_MASKED) {
+            fuzz->kept[n] = true;
+            set_stream_keep(fuzz->stream, batch, i, n, NULL);
+        }
+    }
+}
 
 static inline void fuzz_check(const struct fuzz_stream *fuzz, struct stream_position at,
                               const struct stream_batch *batch)
@@ -162,6 +182,7 @@ static inline void fuzz_next(struct fuzz_stream *fuzz)
     struct stream_batch *batch = &fuzz->held[fuzz->held_count];
     if (fuzz->held_count == STREAM_HELD || stream_next(fuzz->stream, batch) != STATUS_OK)
         return;
+    fuzz_keep(fuzz, batch);
     fuzz_check(fuzz, at, batch);
     fuzz->held_count++;
 }
@@ -256,7 +277,9 @@ static inline void fuzz_stream(const uint8_t *data, size_t size)
     default:
         break;
     }
-    request->resident_bytes = fuzz_draw(&bytes, 4) * 300;
+    const uint32_t memory = fuzz_draw(&bytes, 12);
+    request->resident_bytes = memory % 4 * 300;
+    request->device_bytes = memory / 4;
     request->plan.capacity = fuzz.plan.capacity;
     request->plan.list = fuzz_plan_list;
     request->plan.context = &fuzz.plan;
