@@ -442,10 +442,10 @@ static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules
 enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rules, uint32_t count,
                           struct class_row *rows, uint8_t *attempts)
 {
-    struct ifs_system systems[ONE_GROUP];
     uint8_t part_attempts[ONE_GROUP];
+    FREED struct ifs_system *systems = malloc(ONE_GROUP * sizeof *systems);
     FREED double *uniforms = malloc((rules->points - 1) * sizeof *uniforms);
-    TRY(ALLOCATED(uniforms, "out of memory for the orbits of classes"));
+    TRY(ALLOCATED(systems && uniforms, "out of memory for the orbits of classes"));
     ifs_uniforms(rules->points - 1, uniforms);
     for (uint32_t first = 0; first < count; first += ONE_GROUP) {
         uint32_t part = count - first < ONE_GROUP ? count - first : ONE_GROUP;
