@@ -15,6 +15,7 @@
 #include "folder.h"
 #include "must.h"
 #include "shell.h"
+#include "synth/deliver.h"
 #include "synth/ifs_classes.h"
 #include "synth/published_files.h"
 #include "synth/published_random.h"
@@ -341,6 +342,16 @@ Test(fractal_files, copies_of_published_sets_are_verified)
     EXPECT(0, PREPARE "points --preset ofdb-1k --draw points --classes 3 --samples 12");
     EXPECT_PRINTS(0, "12 of 12 images equal", "$P verify-published points --preset ofdb-1k --draw points");
     EXPECT_PRINTS(1, "0 of 12 images equal", "$P verify-published points --preset ofdb-1k");
+    /* A black image has no pixel outside the patches, but too few set bits. */
+    char path[PATH_MAX];
+    uint8_t *black = calloc(362, 362);
+    snprintf(path, sizeof path, "%s/patches/00002/00002_03_count_0_flip0.png", folder);
+    EXPECT(0, "cp %s kept.png", path);
+    must(picture_write_png(path, black, 362, 362));
+    free(black);
+    EXPECT_PRINTS(1, "329 of 330 images equal", "$P verify-published patches --preset fractaldb-1k");
+    EXPECT_OUT("00002_03_count_0_flip0.png: 0.00 % of the", "instead of 50.1 %");
+    EXPECT(0, "cp kept.png %s", path);
     /* One orbit under the name of another, one point instead of a patch image, a name and a class that
      * differ. */
     EXPECT(0, "cd patches && cp 00001/00001_03_count_0_flip0.png 00001/00001_02_count_0_flip0.png && "

@@ -133,8 +133,8 @@ static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *sy
 
 enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
 {
-    uint32_t held = count;
-    uint64_t hash = 0;
+    const bool begin = count <= IFS_LIST_BEGIN;
+    const size_t list = count > lists[0].count; /* the shorter one that is long enough */
     if (count > IFS_LIST_COUNT)
         return status_set(
             STATUS_USAGE,
@@ -142,16 +142,12 @@ enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct
             "fractaldb-search",
             OPTION_OR_FIELD("--classes", "classes"), IFS_LIST_COUNT, (unsigned)count,
             OPTION_OR_FIELD("--preset", "preset"));
-    for (size_t i = COUNT_OF(lists); count > IFS_LIST_BEGIN && i-- > 0 && count <= lists[i].count;) {
-        held = lists[i].count;
-        hash = lists[i].hash;
-    }
-    FREED struct ifs_system *systems = malloc(held * sizeof *systems);
+    FREED struct ifs_system *systems = malloc((begin ? count : lists[list].count) * sizeof *systems);
     TRY(ALLOCATED(systems, "out of memory for the classes of %s", preset->name));
-    if (held <= IFS_LIST_BEGIN)
+    if (begin)
         unpack_begin(count, systems);
     else
-        TRY(get_list(held, hash, systems));
+        TRY(get_list(lists[list].count, lists[list].hash, systems));
     for (uint32_t c = 0; c < count; c++)
         ifs_row(&systems[c], &rows[c]);
     return STATUS_OK;
@@ -442,10 +438,10 @@ static enum status draw_bright(const struct ifs_one *one, const struct ifs_rules
 enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rules, uint32_t count,
                           struct class_row *rows, uint8_t *attempts)
 {
-    struct ifs_system systems[ONE_GROUP];
     uint8_t part_attempts[ONE_GROUP];
+    FREED struct ifs_system *systems = malloc(ONE_GROUP * sizeof *systems);
     FREED double *uniforms = malloc((rules->points - 1) * sizeof *uniforms);
-    TRY(ALLOCATED(uniforms, "out of memory for the orbits of classes"));
+    TRY(ALLOCATED(systems && uniforms, "out of memory for the orbits of classes"));
     ifs_uniforms(rules->points - 1, uniforms);
     for (uint32_t first = 0; first < count; first += ONE_GROUP) {
         uint32_t part = count - first < ONE_GROUP ? count - first : ONE_GROUP;
