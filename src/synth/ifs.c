@@ -295,6 +295,28 @@ INLINED void next_cells(struct group *group, int vectors, const uint8_t *choices
         chunk_cells(group, vectors, count, res, true);
 }
 
+/* Computes the cells of the next `count` points of a group of one orbit. The lanes of the vectors are
+ * consecutive points; the extents of all lanes are those of the orbit. */
+VECTOR_CLONES static void cells_single(struct group *group, const uint8_t *choices, uint32_t count,
+                                       uint32_t res)
+{
+    double x = group->point[X][0][0], y = group->point[Y][0][0];
+    for (uint32_t i = 0; i < CHUNK; i++) { /* after the last point, its copies */
+        group->chunk[i / LANES][X][0][i % LANES] = x;
+        group->chunk[i / LANES][Y][0][i % LANES] = y;
+        if (i >= count || choices[i] == IFS_REPEAT)
+            continue;
+        const wide(*map)[VECTORS] = group->map[choices[i]];
+        const double old = x;
+        x = (old * map[0][0][0] + y * map[1][0][0]) + map[4][0][0];
+        y = (old * map[2][0][0] + y * map[3][0][0]) + map[5][0][0];
+    }
+    group->point[X][0][0] = x;
+    group->point[Y][0][0] = y;
+    if (!chunk_cells(group, 1, CHUNK / LANES, res, false))
+        chunk_cells(group, 1, CHUNK / LANES, res, true);
+}
+
 VECTOR_CLONES static void walk_one(struct group *group, const uint8_t *choices, uint32_t steps)
 {
     walk_group(group, 1, choices, steps);
@@ -372,12 +394,15 @@ static void draw_rasters(const struct ifs_bank *bank, const struct builder *buil
     memset(builder->rasters, 0, count * raster_words(res) * sizeof *builder->rasters);
     for (uint32_t first = 0; first < points; first += CHUNK) {
         const uint32_t left = points - first < CHUNK ? points - first : CHUNK;
-        (count > LANES ? cells_all : cells_one)(group, builder->choices + first, left, res);
+        (count > LANES ? cells_all
+         : count > 1   ? cells_one
+                       : cells_single)(group, builder->choices + first, left, res);
         for (uint32_t lane = 0; lane < count; lane++) {
             uint32_t *raster = builder->rasters + lane * raster_words(res) + raster_margin(res);
             const uint32_t drawn = group->drawn[lane] > first ? group->drawn[lane] - first : 0;
             for (uint32_t i = 0; i < left && i < drawn; i++)
-                raster[group->cells[i][lane / LANES][lane % LANES]] = (first + i + 1) * OWNERS;
+                raster[count > 1 ? group->cells[i][lane / LANES][lane % LANES]
+                                 : group->cells[i / LANES][0][i % LANES]] = (first + i + 1) * OWNERS;
         }
     }
 }
@@ -445,6 +470,12 @@ static void measure_group(const struct ifs_bank *bank, const struct builder *bui
             group->range[axis][v][l] = axes[axis].range;
             group->inverse[axis][v][l] = axes[axis].inverse;
         }
+        for (uint32_t copy = 1; count == 1 && copy < LANES; copy++) /* for cells_single() */
+            for (int axis = 0; axis < AXES; axis++) {
+                group->low[axis][0][copy] = group->low[axis][0][0];
+                group->range[axis][0][copy] = group->range[axis][0][0];
+                group->inverse[axis][0][copy] = group->inverse[axis][0][0];
+            }
     }
 }
 
