@@ -392,9 +392,8 @@ static uint32_t least_of(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* Computes the maps of a group. Listed orbits take as long as the longest of them, because a thread computes
- * the points of an orbit one after the other. The other orbits are rastered at the same time, on the
- * multiprocessors that the listed ones do not need. */
+/* Computes the maps of a group. A single thread walks along a listed orbit, which takes most of the time. The
+ * other orbits are rastered meanwhile, on the multiprocessors that the listed ones do not need. */
 static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_order *order,
                                  const struct ifs_group *group)
 {
