@@ -392,8 +392,9 @@ static uint32_t least_of(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* Computes the maps of a group. A single thread walks along a listed orbit, which takes most of the time. The
- * other orbits are rastered meanwhile, on the multiprocessors that the listed ones do not need. */
+/* Computes the maps of a group. A single thread walks along a listed orbit, which takes most of the time.
+ * While it does so, the other orbits are rastered, on the multiprocessors that the listed ones do not need.
+ */
 static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_order *order,
                                  const struct ifs_group *group)
 {
