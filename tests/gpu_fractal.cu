@@ -22,7 +22,7 @@
 #include "synth/fused_ifs.cuh"
 
 extern "C" {
-extern const struct variant variant_naive, variant_omp, variant_fused;
+extern const struct variant variant_naive, variant_omp, variant_fused, variant_fused_graph;
 }
 
 #define FEW     12 /* images; more take `naive` too long */
@@ -325,6 +325,39 @@ static void compare_orbits(uint32_t classes, uint32_t points, uint32_t res, bool
     synth_free(&synth);
 }
 
+/* Compares two runs of a variant, of which the second needs other orbits, with the definition. */
+static void compare_runs(const struct variant *variant, const char *name)
+{
+    const struct trial trial = {2, 3000, 50, 30, 0, OUTPUT_CROP, DTYPE_U8, 1, OUTPUT_NCHW};
+    const struct resources resources = {.threads = 1, .device = 0};
+    struct synth synth;
+    void *state = nullptr;
+    struct run_time time;
+    char text[256];
+    uint32_t images = 0, labels = 0;
+    open_synth(&trial, true, &synth);
+    const size_t bytes = synth_image_bytes(&synth);
+    std::vector<uint8_t> right(bytes), ours(bytes);
+    std::vector<struct ifs_point> scratch(synth.ifs.points);
+    must(variant->setup(&resources, &synth, &state));
+    for (uint64_t run : {1, 40}) {
+        must(variant_run(variant, state, run, &time));
+        for (uint64_t j = 0; j < synth.batch; j++) {
+            const struct synth_image image = synth_run_image(&synth, run, j);
+            struct synth_fetch fetch = {.j = j, .pixels = ours.data()};
+            must(variant->fetch(state, &fetch));
+            ifs_draw(&synth.ifs, &synth.systems[image.class_index], synth.seed, image.instance, synth.points,
+                     synth.res, synth.uniforms, scratch.data(), right.data());
+            images += right != ours;
+            labels += fetch.label != synth_label(&synth, image);
+        }
+    }
+    snprintf(text, sizeof text, "two runs of %s: %u images, %u labels differ", name, images, labels);
+    report(images + labels == 0, text);
+    variant->teardown(state);
+    synth_free(&synth);
+}
+
 static void compare_all(bool brief)
 {
     const enum output_fit crop = OUTPUT_CROP, resize = OUTPUT_RESIZE;
@@ -366,6 +399,8 @@ static void compare_all(bool brief)
     for (const struct trial &trial : shorts)
         compare(&trial);
     compare_orbits(2, 3000, 40, false, false);
+    compare_runs(&variant_fused, "fused");
+    compare_runs(&variant_fused_graph, "fused-graph");
     for (const struct trial &trial : trials)
         if (!brief)
             compare(&trial);

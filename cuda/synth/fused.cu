@@ -629,7 +629,12 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
     return STATUS_OK;
 }
 
-/* ---- The bank ---- */
+/* ---- Fractals ---- */
+
+bool fused_single(const struct fused_plan *plan)
+{
+    return plan->ifs != nullptr;
+}
 
 enum status fused_need(const struct fused_plan *plan, uint64_t number)
 {

@@ -206,6 +206,9 @@ enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fus
 enum status fused_time_stages(const struct fused_plan *plan, const struct fused_call *call,
                               const struct device_clock *clock, double *vertices_s, double *painting_s);
 
+/* Returns whether a run is one kernel, which a CUDA graph would not launch faster. */
+bool fused_single(const struct fused_plan *plan);
+
 /* Computes the orbits that the plan's bank does not have yet, and waits for them: those of the images of run
  * `number`, or all orbits. Does nothing if the formula draws lines. Must not be called while a run is in
  * flight or a stream is captured. STATUS_TOO_LARGE if there is not enough device memory. */

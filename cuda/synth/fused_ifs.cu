@@ -6,8 +6,11 @@
 #include "core/phase.h"
 #include "synth/fused_ifs_images.cuh"
 
-#define TILE_BYTES (28u << 10) /* shared memory of a block, if possible: eight blocks per multiprocessor */
-#define TILE_ROWS  32u         /* canvas rows of a tile, at most */
+/* The canvas rows of a tile, and the shared memory of a block, unless a single output row needs more.
+ * Resizing takes more registers, so there are fewer blocks per multiprocessor, which can have larger tiles.
+ */
+#define TILE_ROWS(resized)  ((resized) ? 48u : 32u)
+#define TILE_BYTES(resized) ((resized) ? (size_t)44 << 10 : (size_t)28 << 10)
 
 typedef void ifs_image_function(const struct ifs_job job);
 
@@ -78,6 +81,7 @@ static enum status choose_tiles(struct ifs_plan *plan)
     const struct synth *synth = plan->synth;
     struct ifs_job *job = &plan->job;
     const uint32_t out_res = synth->output.res;
+    const bool resized = synth->output.fit == OUTPUT_RESIZE;
     int most;
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, plan->device));
     const size_t limit = (size_t)most - 1024; /* of what the kernel declares itself */
@@ -86,7 +90,7 @@ static enum status choose_tiles(struct ifs_plan *plan)
         if (getenv("FDSL_IFS_ROWS")) /* TIMES */
             return canvas <= (uint32_t)atoi(getenv("FDSL_IFS_ROWS")) &&
                    tile_bytes(plan, canvas, 0) <= 60 << 10;
-        return canvas <= TILE_ROWS && tile_bytes(plan, canvas, 0) <= TILE_BYTES;
+        return canvas <= TILE_ROWS(resized) && tile_bytes(plan, canvas, 0) <= TILE_BYTES(resized);
     };
     job->words = (synth->res + 31) / 32 + 1;
     job->words += job->words % 2; /* the sums are aligned */
@@ -98,7 +102,7 @@ static enum status choose_tiles(struct ifs_plan *plan)
     job->band = canvas_rows(synth, job->rows);
     size_t sums = 0;
     if (tile_bytes(plan, job->band, 0) > limit) {
-        sums = synth->output.fit == OUTPUT_RESIZE ? (size_t)job->rows * ((out_res + 3) / 4 * 4) : 0;
+        sums = resized ? (size_t)job->rows * ((out_res + 3) / 4 * 4) : 0;
         while (job->band > 1 && tile_bytes(plan, job->band, sums) > limit)
             job->band--;
     }

@@ -4,7 +4,8 @@
  *   orbits   The points of an orbit are divided into chunks, one per thread. A chunk begins IFS_BURN points
  *            early at (0, 0). The maps contract, so after these points nearly all chunks have exactly the
  *            points of the orbit. The ends of neighbouring chunks are compared; chunks that differ are
- *            computed again from the true point. Each segment of a chunk stores its first point.
+ *            computed again from the true point, while other orbits are rastered. Each segment of a chunk
+ *            stores its first point.
  *   raster   A block draws an orbit's map, one segment per thread: a cell receives the maximum of the numbers
  *            of its visits. Then each pixel takes the latest of the nine cells around it.
  *   images   A block makes a tile of an image. It computes the masks of the tile's cells and looks up the
@@ -56,6 +57,8 @@ struct ifs_group {
     struct ifs_reach *reach; /* `chunks` per item */
     struct ifs_frame *frames;
     uint32_t *listed, *listed_count; /* the items with chunks to compute again */
+    uint8_t *is_listed;              /* per item */
+    bool late;                       /* rasters the listed items; false: the others */
     uint32_t strips, rows;           /* strips per map, rows per strip */
     uint32_t blocks;                 /* that raster at a time */
     ushort2 *cells;                  /* of an orbit's points, per block; unused if there is one strip */

@@ -9,12 +9,14 @@
 
 #define CHUNK_SEGMENTS 64u               /* segments per chunk, if there are many orbits */
 #define CHUNK_THREADS  (1u << 16)        /* chunks that keep a device busy */
+#define WALK_RESIDENT  4u                /* blocks that complete orbits, per multiprocessor */
 #define SCRATCH_BYTES  ((size_t)1 << 30) /* maximum scratch memory of a group */
 
 struct ifs_device_bank {
     const struct synth *synth;
     int device;
-    cudaStream_t stream;
+    cudaStream_t stream, side; /* `side` completes the orbits whose chunks do not join */
+    cudaEvent_t repaired;
     struct ifs_group group; /* the members that do not depend on the orbits */
     void *tables;
     uint64_t orbits;      /* of all classes */
@@ -23,6 +25,7 @@ struct ifs_device_bank {
     void **blocks; /* device memory of the maps */
     size_t block_count;
     uint32_t raster_bytes; /* shared memory of a block that rasters */
+    uint32_t resident;     /* such blocks per multiprocessor */
     struct ifs_bank_facts facts;
 };
 
@@ -76,6 +79,7 @@ static enum status choose_strips(struct ifs_device_bank *bank)
     CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, bank->device));
     CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, raster_kernel_of(bank), IFS_SEGMENTS,
                                                            bank->raster_bytes));
+    bank->resident = (uint32_t)resident;
     group->blocks = (uint32_t)(multiprocessors * resident);
     return STATUS_OK;
 }
@@ -124,6 +128,8 @@ static enum status open_bank(struct ifs_device_bank *bank)
     struct ifs_group *group = &bank->group;
     CUDA_TRY(cudaSetDevice(bank->device));
     TRY(stream_open(&bank->stream));
+    TRY(stream_open(&bank->side));
+    CUDA_TRY(cudaEventCreateWithFlags(&bank->repaired, cudaEventDisableTiming));
     group->rules = synth->ifs;
     group->res = synth->res;
     group->pitch = (synth->ifs.points + (size_t)IFS_EIGHT - 1) / IFS_EIGHT * IFS_EIGHT;
@@ -156,7 +162,7 @@ void ifs_device_close(struct ifs_device_bank *bank)
     if (!bank)
         return;
     /* Errors are ignored, because no result depends on them. */
-    destroy(bank->stream);
+    destroy(bank->repaired, bank->side, bank->stream);
     for (size_t i = 0; i < bank->block_count; i++)
         (void)cudaFree(bank->blocks[i]);
     (void)cudaFree(bank->tables);
@@ -212,6 +218,7 @@ static size_t lay_out(struct ifs_group *group, char *base, uint64_t count, uint6
     place(group->reach, count * group->chunks);
     place(group->frames, count);
     place(group->listed, count);
+    place(group->is_listed, count);
     place(group->cells, group->strips > 1 ? (count < group->blocks ? count : group->blocks) * group->length *
                                                 (size_t)IFS_SEGMENTS
                                           : 0);
@@ -343,11 +350,11 @@ static void lap(cudaStream_t stream, const char *name)
     last_s = now_s;
 }
 
-static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_order *order,
-                                 const struct ifs_group *group)
+/* Enqueues the orbits' points, and waits for the number of orbits whose chunks do not join. */
+static enum status compute_points(struct ifs_device_bank *bank, const struct ifs_order *order,
+                                  const struct ifs_group *group, uint32_t *listed)
 {
     cudaStream_t stream = bank->stream;
-    const uint32_t blocks = group->count < group->blocks ? group->count : group->blocks;
     CUDA_TRY(cudaMemcpyAsync(order->scratch, order->items, group->count * sizeof *order->items,
                              cudaMemcpyHostToDevice, stream));
     CUDA_TRY(cudaMemcpyAsync(const_cast<uint32_t *>(group->classes), order->classes,
@@ -364,20 +371,54 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
     lap(stream, "walk");
     ifs_join_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_join_kernel");
+    CUDA_TRY(cudaMemcpyAsync(listed, group->listed_count, sizeof *listed, cudaMemcpyDeviceToHost, stream));
+    CUDA_TRY(cudaStreamSynchronize(stream));
     lap(stream, "join");
+    return STATUS_OK;
+}
+
+/* Enqueues the raster of the listed items (`late`) or of the others, on at most `blocks` blocks. */
+static enum status raster(struct ifs_device_bank *bank, const struct ifs_group *group, bool late,
+                          uint32_t blocks)
+{
+    struct ifs_group part = *group;
+    part.late = late;
+    raster_kernel_of(bank)<<<blocks, IFS_SEGMENTS, bank->raster_bytes, bank->stream>>>(part);
+    return CUDA_LAUNCHED("ifs_raster_kernel");
+}
+
+static uint32_t least_of(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Computes the maps of a group. A single thread walks along a listed orbit, which takes most of the time.
+ * While it does so, the other orbits are rastered, on the multiprocessors that the listed ones do not need.
+ */
+static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_order *order,
+                                 const struct ifs_group *group)
+{
     uint32_t listed = 0;
-    if (getenv("FDSL_IFS_LAPS")) {
-        cudaMemcpy(&listed, group->listed_count, 4, cudaMemcpyDeviceToHost);
-        fprintf(stderr, "  %u orbits, %u chunks, %u listed\n", group->count, group->chunks, listed);
+    TRY(compute_points(bank, order, group, &listed));
+    const uint32_t repairing = blocks_of(listed, WALK_BLOCK), spared = blocks_of(repairing, WALK_RESIDENT);
+    const uint32_t left = group->blocks - least_of(spared * bank->resident, group->blocks / 2);
+    if (listed > 0) {
+        ifs_repair_kernel<<<repairing, WALK_BLOCK, 0, bank->side>>>(*group);
+        CUDA_TRY_LAUNCH("ifs_repair_kernel");
+        CUDA_TRY(cudaEventRecord(bank->repaired, bank->side));
     }
-    ifs_repair_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
-    CUDA_TRY_LAUNCH("ifs_repair_kernel");
-    lap(stream, "repair");
-    raster_kernel_of(bank)<<<blocks, IFS_SEGMENTS, bank->raster_bytes, stream>>>(*group);
-    CUDA_TRY_LAUNCH("ifs_raster_kernel");
-    lap(stream, "raster");
-    /* The next group reuses the lists. */
-    return CUDA_STATUS(cudaStreamSynchronize(stream));
+    TRY(raster(bank, group, false, least_of(group->count, left)));
+    lap(bank->stream, "early");
+    if (listed > 0) {
+        CUDA_TRY(cudaStreamWaitEvent(bank->stream, bank->repaired, 0));
+        lap(bank->side, "repair");
+        TRY(raster(bank, group, true, least_of(listed, group->blocks)));
+        lap(bank->stream, "late");
+    }
+    if (getenv("FDSL_IFS_LAPS"))
+        fprintf(stderr, "  %u orbits, %u chunks, %u listed, %u of %u blocks\n", group->count, group->chunks,
+                listed, left, group->blocks);
+    return CUDA_STATUS(cudaStreamSynchronize(bank->stream)); /* the next group reuses the lists */
 }
 
 static enum status compute(struct ifs_device_bank *bank, struct ifs_order *order)

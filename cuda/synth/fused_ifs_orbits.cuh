@@ -189,6 +189,7 @@ static __global__ void __launch_bounds__(WALK_BLOCK) ifs_join_kernel(const __gri
     bool joined = !is_nan(reach[group.chunks - 1].end);
     for (uint32_t k = 1; k < group.chunks; k++)
         joined = joined && same(reach[k - 1].end, marks[(size_t)k * group.chunk]);
+    group.is_listed[item] = !joined;
     if (joined)
         store_frame(group, item, group.rules.points);
     else
@@ -361,7 +362,11 @@ static __global__ void __launch_bounds__(IFS_SEGMENTS)
     uint32_t *cells = reinterpret_cast<uint32_t *>(ifs_shared);
     ushort2 *list = group.cells + (size_t)blockIdx.x * group.length * IFS_SEGMENTS + threadIdx.x;
     const uint32_t res = group.res, begin = threadIdx.x * group.length;
-    for (uint32_t item = blockIdx.x; item < group.count; item += gridDim.x) {
+    const uint32_t count = group.late ? *group.listed_count : group.count;
+    for (uint32_t turn = blockIdx.x; turn < count; turn += gridDim.x) {
+        const uint32_t item = group.late ? group.listed[turn] : turn;
+        if (!group.late && group.is_listed[item])
+            continue;
         const struct ifs_item &own = group.items[item];
         if (threadIdx.x < 6 * WALK_MAPS)
             values[threadIdx.x] = threadIdx.x < 6 * group.systems[own.class_index].maps

@@ -108,8 +108,8 @@ struct fused_generator {
     struct synth synth;
     int device;
     struct fused_plan *plan;
-    struct fused_graph *graph;
-    int priority; /* priority of the stream on which the graph was recorded */
+    struct fused_graph *graph; /* NULL if fused_single() */
+    int priority;              /* priority of the stream on which the graph was recorded */
     /* The stream of the previous call and whether it has this priority. If a new stream has the address of a
      * destroyed one, its kernels may get the other priority; the images are the same. */
     bool known, suits;
@@ -124,7 +124,7 @@ struct fused_generator {
 static enum status check_graph(struct fused_generator *self, uint32_t count, cudaStream_t stream, bool *fits)
 {
     int priority;
-    *fits = count == self->synth.batch && !device_capturing(-1, stream);
+    *fits = self->graph && count == self->synth.batch && !device_capturing(-1, stream);
     if (!*fits)
         return STATUS_OK;
     if (!self->known || stream != self->stream) {
@@ -195,7 +195,7 @@ static enum status open_all(struct fused_generator *self, bool background)
     CUDA_TRY(cudaMalloc(&self->labels, self->synth.batch * sizeof *self->labels));
     TRY(fused_open(self->device, &self->synth, background, &self->plan));
     TRY(fused_need_all(self->plan)); /* the caller's numbers may be in device memory */
-    return open_graph(self, background);
+    return fused_single(self->plan) ? STATUS_OK : open_graph(self, background);
 }
 
 /* Implements generator_open() of struct synth_traits: creates a generator (core/generator.h) with its own
