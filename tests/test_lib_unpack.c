@@ -122,10 +122,11 @@ static void add_zstd(struct bytes *to, const uint8_t *from, size_t size, bool su
     ZSTD_inBuffer in = {from, size, 0};
     ZSTD_outBuffer out_ = {packed, room, 0};
     size_t left;
-    /* Some bytes first, because zstd would store the size of data that it gets at once. */
-    ZSTD_inBuffer begin = {from, size / 2, 0};
+    /* Some bytes first, because zstd would store the size of data that it gets at once. A block ends there.
+     */
+    ZSTD_inBuffer begin = {from, size / 3, 0};
     if (!sized) {
-        cr_assert(!ZSTD_isError(ZSTD_compressStream2(context, &out_, &begin, ZSTD_e_continue)));
+        cr_assert(!ZSTD_isError(ZSTD_compressStream2(context, &out_, &begin, ZSTD_e_flush)));
         in.pos = begin.pos;
     }
     do
@@ -158,7 +159,7 @@ static const struct form {
     {"gzip", false, false, 0},        {"gzip_stored", false, false, 0}, {"gzip_members", false, false, 4},
     {"gzip_blocks", false, false, 0}, {"zstd", true, false, 0},         {"zstd_unsummed", true, true, 0},
     {"zstd_frames", true, false, 4},  {"zstd_two", true, true, 2},      {"zstd_skipped", true, false, 4},
-    {"zstd_unsized", true, false, 0}, {"zstd_long", true, false, 0},    {"zstd_threads", true, false, 0}};
+    {"zstd_unsized", true, true, 0},  {"zstd_long", true, false, 0},    {"zstd_threads", true, false, 0}};
 
 /* Compresses data. Members and frames are cut at odd places, and one of them is empty. Returns false if this
  * build cannot. */

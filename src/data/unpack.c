@@ -50,8 +50,8 @@ struct unpacking {
 #ifdef HAVE_ZSTD
     ZSTD_DCtx *zstd;
 #endif
-    /* Unpacks up to PIECE bytes, and sets `*got` to their number. Fewer bytes than PIECE: all input was used,
-     * or the member has ended. */
+    /* Unpacks up to PIECE bytes, and sets `*got` to their number. Leaves input while the end of a member or
+     * frame has not been handed out. */
     enum status (*step)(struct unpacking *self, size_t *got);
 };
 
@@ -62,8 +62,7 @@ static enum status damaged(const struct unpacking *self, const char *reason)
 }
 
 #ifdef HAVE_ZLIB
-/* Implements step(). zlib reads the check sum at the end of a member after its last byte was unpacked, so no
- * output is left when the input ends. */
+/* Implements step(). zlib reads the check sum at the end of a member after its last byte was unpacked. */
 static enum status step_gzip(struct unpacking *self, size_t *got)
 {
     z_stream *stream = &self->gzip;
@@ -84,7 +83,7 @@ static enum status step_gzip(struct unpacking *self, size_t *got)
 #endif
 
 #ifdef HAVE_ZSTD
-/* Implements step(). */
+/* Implements step(). zstd holds the last byte of a frame back until all of it was unpacked. */
 static enum status step_zstd(struct unpacking *self, size_t *got)
 {
     ZSTD_inBuffer in = {self->in, self->given, self->used};
@@ -201,7 +200,7 @@ static enum status unpack_all(struct unpacking *self,
             TRY(check(self, got));
             if (got > 0)
                 TRY(add(context, self->out, got));
-        } while (self->used < self->given || (got == PIECE && !self->ended));
+        } while (self->used < self->given);
         TRY(read_packed(self));
     }
     return self->ended ? STATUS_OK
