@@ -113,6 +113,7 @@ struct fused_plan {
     uint32_t lane_count;
     cudaEvent_t forked; /* recorded on the caller's stream at the start of a run; only with several lanes */
     uint32_t slice;     /* images per slice */
+    uint32_t head;      /* images of the first slice of a run; at most `slice` */
     uint32_t side;      /* maximum side of a tile's canvas */
     bool wide;          /* coordinates may not fit packed words */
     bool split;         /* a block computes a group's vertices; otherwise a warp does */
@@ -313,7 +314,12 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t t
     if (getenv("FDSL_SLICES"))
         slices = (uint64_t)atoi(getenv("FDSL_SLICES"));
     slices = slices < plan->lane_count ? plan->lane_count : slices;
-    plan->slice = (uint32_t)((synth->batch + slices - 1) / slices);
+    plan->slice = plan->head = (uint32_t)((synth->batch + slices - 1) / slices);
+    if (getenv("FDSL_HEAD") && slices == 2) {
+        plan->head = (uint32_t)((uint64_t)atoi(getenv("FDSL_HEAD")) * synth->batch / 256);
+        plan->head = plan->head < 1 ? 1 : plan->head > plan->slice ? plan->slice : plan->head;
+        plan->slice = (uint32_t)synth->batch - plan->head;
+    }
     return STATUS_OK;
 }
 
@@ -492,10 +498,11 @@ void fused_close(struct fused_plan *plan)
 static struct fused_job slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
                                  const struct fused_job *from, uint64_t begin, uint64_t count)
 {
+    const uint32_t most = begin == 0 ? plan->head : plan->slice;
     struct fused_job job = *from;
     job.begin = begin;
-    job.major = getenv("FDSL_MAJOR") != nullptr;
-    job.count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
+    job.major = getenv("FDSL_MAJOR") ? (uint32_t)atoi(getenv("FDSL_MAJOR")) : 0;
+    job.count = (uint32_t)(count - begin < most ? count - begin : most);
     job.boxes = lane->boxes;
     job.values = lane->values;
     job.ends = lane->ends;
@@ -572,9 +579,10 @@ static enum status enqueue_all(const struct fused_plan *plan, const struct fused
 {
     TRY(fork_lanes(plan, stream));
     uint32_t turn = 0;
-    for (uint64_t begin = 0; begin < count; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
+    for (uint64_t begin = 0; begin < count; turn = (turn + 1) % plan->lane_count) {
         const struct fused_lane *lane = &plan->lanes[turn];
         const struct fused_job slice = slice_at(plan, lane, from, begin, count);
+        begin += slice.count;
         cudaStream_t own = turn == 0 ? stream : lane->stream;
         TRY(enqueue_vertices(plan, &slice, own));
         TRY(enqueue_painting(plan, &slice, own));
@@ -604,8 +612,9 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
     struct fused_job job = plan->job;
     uint64_t count = plan->synth->batch;
     job.call = *call;
-    for (uint64_t begin = 0; begin < count; begin += plan->slice) {
+    for (uint64_t begin = 0; begin < count;) {
         const struct fused_job slice = slice_at(plan, plan->lanes, &job, begin, count);
+        begin += slice.count;
         TRY(device_clock_add(clock, vertices_s,
                              [&] { return enqueue_vertices(plan, &slice, clock->stream); }));
         TRY(device_clock_add(clock, painting_s,

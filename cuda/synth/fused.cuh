@@ -166,7 +166,12 @@ static __device__ __forceinline__ float fused_work(const fused_job &job, uint32_
     struct synth_image id = synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
     const struct atom_class &class_ = job.input.classes[id.class_index];
     /* The second term is for the lines of polygons with few vertices, which are long. */
-    return (float)class_.vertices * (float)class_.orbits + 64.0f * (float)class_.orbits;
+    const float lines = (float)class_.vertices * (float)class_.orbits;
+    if (job.major & 2) {
+        const float step = class_.noise / job.input.rules.noise_factor + class_.line_width;
+        return lines / (1 + (float)class_.orbits * step / 240) + 50.0f * (float)class_.orbits;
+    }
+    return lines + 64.0f * (float)class_.orbits;
 }
 
 /* Returns whether image `a` with work `work_a` precedes image `b` with work `work_b` in fused_job.order. */

@@ -94,7 +94,7 @@ template <class Sizes, bool Even = Sizes::even> struct line_queues {
 /* Lines inside the tile fill the array from its beginning, other lines from its end. */
 template <class Sizes> struct line_queues<Sizes, true> {
     static constexpr uint32_t size = Sizes::parts > 1 ? QUEUE_PARTS : QUEUE_EVEN;
-    uint2 lines[size]; /* x: as above; y: value */
+    uint2 lines[size]; /* as above; y of lines that cross the border is unused */
 };
 
 /* The sizes of a painting kernel. They change no image.
@@ -149,18 +149,14 @@ template <uint32_t Count> static __device__ __forceinline__ uint32_t lane_of(uin
     return lane;
 }
 
-/* The entries of all warps' queues of one kind. Lane w has those of warp w: entries begin .. end - 1. */
-struct queue_sums {
-    uint32_t begin, end, all;
-};
-
-/* Returns the position of entry `i`, counted over the queues of all warps. The whole warp must call this. */
+/* Returns the position of entry `i`, counted over the queues of all warps; `counts` has each queue's size. */
 template <uint32_t Warps>
-static __device__ __forceinline__ queue_place queue_find(const queue_sums &sums, uint32_t i)
+static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts, uint32_t i)
 {
-    i = min(i, sums.all - 1);
-    uint32_t warp = lane_of<Warps>(sums.end, i);
-    return {warp, i - __shfl_sync(FUSED_ALL, sums.begin, warp)};
+    queue_place place = {0, i};
+    while (place.warp < Warps && place.at >= counts[place.warp])
+        place.at -= counts[place.warp++];
+    return place;
 }
 
 /* ---- A warp that paints ---- */
@@ -322,11 +318,12 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* Converts a queue entry, a line that crosses the tile's border, to a stroke. Draws long lines
      * immediately, and returns stroke_none() for them. */
-    __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, uint32_t value, bool valid) const
+    __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
     {
         uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
         const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
         int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
+        uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
         constexpr struct line_rules rules = line_rules_of(Formula);
         valid = valid && line_drawn(&rules, from.x, from.y, to.x, to.y, res);
         from = make_int2(from.x - tile.x, from.y - tile.y);
@@ -378,13 +375,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ stroke take_crossing()
     {
         crossing -= FUSED_WARP;
-        if constexpr (Sizes::even) {
-            const uint2 entry = shared_load2(crossing_at(crossing + lane));
-            return stroke_crossing(entry.x, entry.y, true);
-        } else {
-            const uint32_t entry = shared_load(crossing_at(crossing + lane));
-            return stroke_crossing(entry, value_of(entry), true);
-        }
+        return stroke_crossing(shared_load(crossing_at(crossing + lane)), true);
     }
 
     /* Return the addresses of entries of the warp's queues. */
@@ -402,12 +393,6 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
             return mine + (queues::size - 1) * (uint32_t)sizeof(uint2) - i * (uint32_t)sizeof(uint2);
         else
             return mine + (uint32_t)offsetof(queues, crossing) + i * (uint32_t)sizeof(uint32_t);
-    }
-
-    /* Returns the value that the line of a queue entry paints. */
-    __device__ __forceinline__ uint32_t value_of(uint32_t entry) const
-    {
-        return reinterpret_cast<const uint32_t *>(values + (entry >> 7))[entry >> 5 & 3];
     }
 
     /* Paints STROKE_STEPS pixels of each lane's stroke and queues the rest. */
@@ -508,7 +493,8 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
      * of the last unit have value 0, so that drawing their lines changes nothing. */
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
-        push_pair(packed + here, __shfl_down_sync(FUSED_ALL, packed + here, 1), true, entry | lane, value);
+        const uint32_t end = packed + here;
+        push_pair(end, __shfl_down_sync(FUSED_ALL, end, 1), true, entry | lane, value);
     }
 
     /* Queues the line from `end` to `next`, which are relative to the tile and biased, if it is valid and its
@@ -569,13 +555,8 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         uint32_t crossing_mask = __ballot_sync(FUSED_ALL, is_crossing);
         if (is_inside)
             shared_store(inside_at(inside + rank(inside_mask)), make_uint2(bytes, value));
-        if (is_crossing) {
-            const uint32_t at = crossing_at(crossing + rank(crossing_mask));
-            if constexpr (Sizes::even)
-                shared_store(at, make_uint2(entry, value));
-            else
-                shared_store(at, entry);
-        }
+        if (is_crossing)
+            shared_store(crossing_at(crossing + rank(crossing_mask)), entry);
         inside += __popc(inside_mask);
         crossing += __popc(crossing_mask);
     }
@@ -735,12 +716,10 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
             shared->counts[kind][warp] = count;
     }
 
-    /* Returns the entries in the queues of all warps. */
-    __device__ __forceinline__ queue_sums published(enum queue_kind kind) const
+    /* Returns the number of entries in the queues of all warps. */
+    __device__ __forceinline__ uint32_t published(enum queue_kind kind) const
     {
-        const uint32_t count = lane < PAINT_WARPS ? shared->counts[kind][lane] : 0;
-        const uint32_t end = lower_sum<PAINT_WARPS>(count);
-        return {end - count, end, __shfl_sync(FUSED_ALL, end, PAINT_WARPS - 1)};
+        return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
     }
 
     /* Draws the lines that remain in all queues, 32 per warp at a time. */
@@ -749,32 +728,31 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         publish(QUEUE_INSIDE, inside);
         publish(QUEUE_CROSSING, crossing);
         __syncthreads();
-        const queue_sums sums_inside = published(QUEUE_INSIDE), sums_crossing = published(QUEUE_CROSSING);
-        uint32_t loads_inside = (sums_inside.all + FUSED_WARP - 1) / FUSED_WARP;
-        uint32_t loads = loads_inside + (sums_crossing.all + FUSED_WARP - 1) / FUSED_WARP;
+        uint32_t all_inside = published(QUEUE_INSIDE), all_crossing = published(QUEUE_CROSSING);
+        uint32_t loads_inside = (all_inside + FUSED_WARP - 1) / FUSED_WARP;
+        uint32_t loads = loads_inside + (all_crossing + FUSED_WARP - 1) / FUSED_WARP;
         inside = crossing = 0;
-#pragma unroll 1
         for (uint32_t load = warp; load < loads; load += PAINT_WARPS) {
             stroke self;
             if (load < loads_inside) {
                 uint32_t i = load * FUSED_WARP + lane;
-                queue_place place = queue_find<PAINT_WARPS>(sums_inside, i);
+                queue_place place =
+                    queue_find<PAINT_WARPS>(shared->counts[QUEUE_INSIDE], min(i, all_inside - 1));
                 if constexpr (Sizes::even)
                     self = stroke_inside(shared->queues[place.warp].lines[place.at]);
                 else
                     self = stroke_inside(shared->queues[place.warp].inside[place.at]);
-                self = i < sums_inside.all ? self : stroke_none(lane);
+                self = i < all_inside ? self : stroke_none(lane);
             } else {
                 uint32_t i = (load - loads_inside) * FUSED_WARP + lane;
-                queue_place place = queue_find<PAINT_WARPS>(sums_crossing, i);
-                const bool valid = i < sums_crossing.all;
-                if constexpr (Sizes::even) {
-                    const uint2 entry = shared->queues[place.warp].lines[queues::size - 1 - place.at];
-                    self = stroke_crossing(entry.x, entry.y, valid);
-                } else {
-                    const uint32_t entry = shared->queues[place.warp].crossing[place.at];
-                    self = stroke_crossing(entry, value_of(entry), valid);
-                }
+                queue_place place =
+                    queue_find<PAINT_WARPS>(shared->counts[QUEUE_CROSSING], min(i, all_crossing - 1));
+                uint32_t entry;
+                if constexpr (Sizes::even)
+                    entry = shared->queues[place.warp].lines[queues::size - 1 - place.at].x;
+                else
+                    entry = shared->queues[place.warp].crossing[place.at];
+                self = stroke_crossing(entry, i < all_crossing);
             }
             draw_strokes(self);
             if constexpr (!Sizes::even)
@@ -784,14 +762,15 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* Draws at most SPLIT_STROKES strokes that remain in all queues. Each batch of 32 strokes has `sharing`
      * warps, which draw its parts of STROKE_STEPS pixels in turn. */
-    __device__ __forceinline__ void split_strokes(const queue_sums &sums)
+    __device__ __forceinline__ void split_strokes(uint32_t all)
     {
         static_assert(SPLIT_STROKES / FUSED_WARP <= PAINT_WARPS, "each batch has a warp");
-        const uint32_t batches = (sums.all + FUSED_WARP - 1) / FUSED_WARP;
+        const uint32_t batches = (all + FUSED_WARP - 1) / FUSED_WARP;
         if (warp >= batches * (PAINT_WARPS / max(batches, 1u)))
             return;
         const uint32_t sharing = PAINT_WARPS / batches, part = warp / batches, batch = warp % batches;
-        const queue_place place = queue_find<PAINT_WARPS>(sums, batch * FUSED_WARP + lane);
+        const queue_place place =
+            queue_find<PAINT_WARPS>(shared->counts[QUEUE_STROKE], min(batch * FUSED_WARP + lane, all - 1));
         stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
         self.at += part * STROKE_STEPS * self.step;
         self.left -= (int32_t)(part * STROKE_STEPS);
@@ -808,13 +787,14 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     {
         publish(QUEUE_STROKE, strokes);
         __syncthreads();
-        const queue_sums sums = published(QUEUE_STROKE);
-        if (Long && sums.all <= SPLIT_STROKES) {
-            split_strokes(sums);
+        uint32_t all = published(QUEUE_STROKE);
+        if (Long && all <= SPLIT_STROKES) {
+            split_strokes(all);
             return;
         }
-        for (uint32_t base = warp * FUSED_WARP; base < sums.all; base += PAINT_BLOCK) {
-            queue_place place = queue_find<PAINT_WARPS>(sums, base + lane);
+        for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
+            queue_place place =
+                queue_find<PAINT_WARPS>(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
             stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
             /* Lanes beyond the last entry draw the last entry again, which changes nothing. */
             while (__any_sync(FUSED_ALL, self.left > 0)) {

@@ -585,8 +585,8 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     __shared__ fused_shapes_memory<Formula> shapes;
     __shared__ fused_group opened[FUSED_WARP]; /* the block's group, which the first warp opens */
     constexpr bool one = line_rules_of(Formula).shapes == 1;
-    const uint32_t place = job.major ? blockIdx.x % job.count : blockIdx.x / job.groups;
-    uint32_t number = job.major ? blockIdx.x / job.count : blockIdx.x % job.groups;
+    const uint32_t place = job.major & 1 ? blockIdx.x % job.count : blockIdx.x / job.groups;
+    uint32_t number = job.major & 1 ? blockIdx.x / job.count : blockIdx.x % job.groups;
     const uint32_t lane = threadIdx.x % FUSED_WARP;
     const bool first_warp = threadIdx.x < FUSED_WARP;
     /* If an image has one shape, its last block usually has no group, and writes the card. */
