@@ -1,7 +1,6 @@
 /* The plan of `fused`: selects kernels, allocates memory, and launches the kernels. docs/fused.md explains
  * the algorithm. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -82,6 +81,7 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
 #define LANE_TILES  4                   /* tiles per multiprocessor that keep it busy */
+#define HEAD_PART   4                   /* see choose_slice() */
 #define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* units per image; limited by the unit field of a queue entry */
 #define OUT_MOST    512                 /* maximum side of a tile's output in pixels */
@@ -201,23 +201,7 @@ static const struct fused_kernels *const kernels[] = {
 
 static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
 {
-    const char *trial = getenv("FDSL_TRIAL");
-    static const struct fused_kernels *const trials[] = {
-#define FORMULA(symbol, name, ...) fused_trials_##name,
-#include "synth/formulas.def"
-#undef FORMULA
-    };
-    if (trial)
-        return &trials[plan->synth->formula][atoi(trial)];
     return kernels[plan->synth->formula];
-}
-
-static const struct fused_kernels *vertices_of(const struct fused_plan *plan)
-{
-    const char *trial = getenv("FDSL_VERT");
-    if (trial && plan->synth->formula == FORMULA_RCDB)
-        return &fused_vertices_trials[atoi(trial)];
-    return kernels_of(plan);
 }
 
 /* Sets the maximum side of a canvas, such that two painting blocks fit on a multiprocessor. If the side would
@@ -232,11 +216,6 @@ static enum status choose_side(struct fused_plan *plan)
     plan->side = side_within(of, (size_t)(all / (int)of->paint_blocks - reserved));
     if (of->paint_blocks == 2 && plan->side < TILE_WORTH)
         plan->side = side_within(of, (size_t)block);
-    if (getenv("FDSL_SIDE"))
-        plan->side = (uint32_t)atoi(getenv("FDSL_SIDE"));
-    if (getenv("FDSL_TRIAL"))
-        printf("side %u, fixed %zu, blocks %u x %u threads\n", plan->side, of->paint_fixed, of->paint_blocks,
-               of->paint_block);
     return STATUS_OK;
 }
 
@@ -280,7 +259,8 @@ static bool splits(const struct fused_plan *plan, uint64_t images)
 
 /* Chooses the number of lanes and of images per slice. Slices are of about equal size and as large as the
  * memory budget allows, with at least one slice per lane. There are two lanes if half the batch keeps the
- * device busy. Painting in one lane then overlaps with the last vertices of the other lane. `tiles`: number
+ * device busy. Painting in one lane then overlaps with the last vertices of the other lane. If the vertices
+ * depend on latency, the first of two slices is smaller, so that its painting begins earlier. `tiles`: number
  * of tiles per image. */
 static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t tiles)
 {
@@ -308,17 +288,13 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t t
     plan->lane_count = several ? LANES_MAX : 1;
     uint64_t most = budget / plan->lane_count / bytes;
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
-    if (getenv("FDSL_LANES"))
-        plan->lane_count = (uint32_t)atoi(getenv("FDSL_LANES"));
     uint64_t slices = (synth->batch + most - 1) / most;
-    if (getenv("FDSL_SLICES"))
-        slices = (uint64_t)atoi(getenv("FDSL_SLICES"));
     slices = slices < plan->lane_count ? plan->lane_count : slices;
     plan->slice = plan->head = (uint32_t)((synth->batch + slices - 1) / slices);
-    if (getenv("FDSL_HEAD") && slices == 2) {
-        plan->head = (uint32_t)((uint64_t)atoi(getenv("FDSL_HEAD")) * synth->batch / 256);
-        plan->head = plan->head < 1 ? 1 : plan->head > plan->slice ? plan->slice : plan->head;
-        plan->slice = (uint32_t)synth->batch - plan->head;
+    const uint64_t head = synth->batch / HEAD_PART, rest = synth->batch - head;
+    if (several && slices == LANES_MAX && head > 0 && rest <= most && splits(plan, rest)) {
+        plan->head = (uint32_t)head;
+        plan->slice = (uint32_t)rest;
     }
     return STATUS_OK;
 }
@@ -414,7 +390,7 @@ static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
 
 static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
 {
-    const struct fused_kernels *of = vertices_of(plan);
+    const struct fused_kernels *of = kernels_of(plan);
     return plan->split ? of->vertices_split[plan->wide] : of->vertices[plan->wide];
 }
 
@@ -435,7 +411,7 @@ static enum status load_kernels(const struct fused_plan *plan)
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
         CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)vertices_of(plan)->split_bytes));
+                                      (int)kernels_of(plan)->split_bytes));
     return STATUS_OK;
 }
 
@@ -501,7 +477,6 @@ static struct fused_job slice_at(const struct fused_plan *plan, const struct fus
     const uint32_t most = begin == 0 ? plan->head : plan->slice;
     struct fused_job job = *from;
     job.begin = begin;
-    job.major = getenv("FDSL_MAJOR") ? (uint32_t)atoi(getenv("FDSL_MAJOR")) : 0;
     job.count = (uint32_t)(count - begin < most ? count - begin : most);
     job.boxes = lane->boxes;
     job.values = lane->values;
@@ -523,7 +498,7 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {
-        const struct fused_kernels *of = vertices_of(plan);
+        const struct fused_kernels *of = kernels_of(plan);
         vertices_kernel_of(plan)<<<(unsigned)groups, of->split_block, of->split_bytes, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {

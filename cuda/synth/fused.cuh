@@ -107,7 +107,6 @@ struct fused_job {
     void *ends;               /* FUSED_WARP entries of fused_end per unit */
     struct fused_card *cards; /* `count` entries, by rank: rank 0 has the most work */
     struct fused_tiling tiling;
-    uint32_t major;
 };
 
 typedef void fused_kernel(const struct fused_job job);
@@ -126,10 +125,6 @@ struct fused_kernels {
 
 /* The kernels of each formula: fused_uji, ... */
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
-#include "synth/formulas.def"
-#undef FORMULA
-extern const struct fused_kernels fused_vertices_trials[];
-#define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_trials_##name[];
 #include "synth/formulas.def"
 #undef FORMULA
 
@@ -166,12 +161,7 @@ static __device__ __forceinline__ float fused_work(const fused_job &job, uint32_
     struct synth_image id = synth_image_at(job.input.first, job.input.stride, job.input.turns, of.run, of.j);
     const struct atom_class &class_ = job.input.classes[id.class_index];
     /* The second term is for the lines of polygons with few vertices, which are long. */
-    const float lines = (float)class_.vertices * (float)class_.orbits;
-    if (job.major & 2) {
-        const float step = class_.noise / job.input.rules.noise_factor + class_.line_width;
-        return lines / (1 + (float)class_.orbits * step / 240) + 50.0f * (float)class_.orbits;
-    }
-    return lines + 64.0f * (float)class_.orbits;
+    return (float)class_.vertices * (float)class_.orbits + 64.0f * (float)class_.orbits;
 }
 
 /* Returns whether image `a` with work `work_a` precedes image `b` with work `work_b` in fused_job.order. */
@@ -184,6 +174,18 @@ static __device__ __forceinline__ bool fused_before(float work_a, uint32_t a, fl
 static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, uint32_t place)
 {
     return place * job.units;
+}
+
+/* Returns the sum of the values of this lane and all lower ones. */
+static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
+{
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
+#pragma unroll
+    for (uint32_t step = 1; step < FUSED_WARP; step *= 2) {
+        uint32_t below = __shfl_up_sync(FUSED_ALL, value, step);
+        value += lane >= step ? below : 0;
+    }
+    return value;
 }
 
 /* ---- The plan: fused.cu ---- */

@@ -54,18 +54,6 @@ template <formula_id Formula>
 using fused_shapes_memory =
     std::conditional_t<(line_rules_of(Formula).shapes > 1), struct fused_shapes, struct fused_no_shapes>;
 
-/* Returns the sum of the values of this lane and all lower ones. */
-static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
-{
-    const uint32_t lane = threadIdx.x % FUSED_WARP;
-#pragma unroll
-    for (uint32_t step = 1; step < FUSED_WARP; step *= 2) {
-        uint32_t below = __shfl_up_sync(FUSED_ALL, value, step);
-        value += lane >= step ? below : 0;
-    }
-    return value;
-}
-
 static __device__ __forceinline__ uint32_t fused_groups_of(const struct atom_class &class_)
 {
     return (class_.vertices + FUSED_LINES - 1) / FUSED_LINES;
@@ -585,8 +573,8 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     __shared__ fused_shapes_memory<Formula> shapes;
     __shared__ fused_group opened[FUSED_WARP]; /* the block's group, which the first warp opens */
     constexpr bool one = line_rules_of(Formula).shapes == 1;
-    const uint32_t place = job.major & 1 ? blockIdx.x % job.count : blockIdx.x / job.groups;
-    uint32_t number = job.major & 1 ? blockIdx.x / job.count : blockIdx.x % job.groups;
+    const uint32_t place = blockIdx.x / job.groups;
+    uint32_t number = blockIdx.x % job.groups;
     const uint32_t lane = threadIdx.x % FUSED_WARP;
     const bool first_warp = threadIdx.x < FUSED_WARP;
     /* If an image has one shape, its last block usually has no group, and writes the card. */
