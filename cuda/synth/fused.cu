@@ -201,6 +201,9 @@ static const struct fused_kernels *const kernels[] = {
 
 static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
 {
+    const char *trial = getenv("FDSL_TRIAL");
+    if (trial && plan->synth->formula == FORMULA_RCDB)
+        return &fused_trials[atoi(trial)];
     return kernels[plan->synth->formula];
 }
 
@@ -288,13 +291,23 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t t
     plan->lane_count = several ? LANES_MAX : 1;
     uint64_t most = budget / plan->lane_count / bytes;
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
+    if (getenv("FDSL_LANES"))
+        plan->lane_count = (uint32_t)atoi(getenv("FDSL_LANES"));
     uint64_t slices = (synth->batch + most - 1) / most;
+    if (getenv("FDSL_SLICES"))
+        slices = (uint64_t)atoi(getenv("FDSL_SLICES"));
     slices = slices < plan->lane_count ? plan->lane_count : slices;
     plan->slice = plan->head = (uint32_t)((synth->batch + slices - 1) / slices);
     const uint64_t head = synth->batch / HEAD_PART, rest = synth->batch - head;
     if (several && slices == LANES_MAX && head > 0 && rest <= most && splits(plan, rest)) {
         plan->head = (uint32_t)head;
         plan->slice = (uint32_t)rest;
+    }
+    if (getenv("FDSL_HEAD") && slices == 2) {
+        plan->head = (uint32_t)((uint64_t)atoi(getenv("FDSL_HEAD")) * synth->batch / 256);
+        plan->head = plan->head < 1 ? 1 : plan->head;
+        plan->slice = (uint32_t)synth->batch - plan->head;
+        plan->slice = plan->slice < plan->head ? plan->head : plan->slice;
     }
     return STATUS_OK;
 }
