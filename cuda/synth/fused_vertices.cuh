@@ -573,8 +573,10 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     __shared__ fused_shapes_memory<Formula> shapes;
     __shared__ fused_group opened[FUSED_WARP]; /* the block's group, which the first warp opens */
     constexpr bool one = line_rules_of(Formula).shapes == 1;
-    const uint32_t place = blockIdx.x / job.groups;
-    uint32_t number = blockIdx.x % job.groups;
+    /* Every image has a first group, but few have the last. So the first blocks, one per image, all have
+     * work, and are distributed evenly over the multiprocessors. */
+    const uint32_t place = blockIdx.x % job.count;
+    uint32_t number = blockIdx.x / job.count;
     const uint32_t lane = threadIdx.x % FUSED_WARP;
     const bool first_warp = threadIdx.x < FUSED_WARP;
     /* If an image has one shape, its last block usually has no group, and writes the card. */
