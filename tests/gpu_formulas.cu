@@ -57,6 +57,7 @@ struct trial {
     bool listed; /* random image numbers, some of them large and some repeated, instead of consecutive ones */
     bool far;    /* some vertices are more than 2^14 pixels away */
     enum fault fault;
+    uint32_t orbits; /* of every class, so that a tile has more lines than a list; 0: as drawn */
 };
 
 /* Sets the classes of a formula: those of its largest published set, or else of the ranges of its name. */
@@ -77,6 +78,8 @@ static void open_synth(const struct trial *trial, struct synth *synth)
     choose_classes(synth, trial->classes);
     for (uint32_t c = 0; trial->far && c < trial->classes; c += 2)
         (void)formula_set(formulas[trial->formula], &synth->rows[c], "noise", 60 + c);
+    for (uint32_t c = 0; trial->orbits > 0 && c < trial->classes; c++)
+        (void)formula_set(formulas[trial->formula], &synth->rows[c], "orbits", trial->orbits);
     synth->res = trial->res;
     synth->batch = synth->stride = trial->batch;
     synth->seed = 7;
@@ -235,7 +238,10 @@ static void compare(const struct trial *trial)
            : synth.output.fit == OUTPUT_RESIZE ? "resized"
                                                : "cropped",
            dtype_names[trial->type], trial->channels, trial->listed ? ", listed" : "",
-           trial->far ? ", far" : "", trial->fault ? ", planted fault" : "", images, masks, labels);
+           trial->far      ? ", far"
+           : trial->orbits ? ", many orbits"
+                           : "",
+           trial->fault ? ", planted fault" : "", images, masks, labels);
     fflush(stdout);
     failures += !well;
     synth_free(&synth);
@@ -274,6 +280,7 @@ static void compare_all(enum formula_id formula, bool brief)
         {formula, few, 512, 7, 0, crop, DTYPE_U8, 1, true, true},
         {formula, few, 256, 300, 0, crop, DTYPE_U8, 1, true, true},
         {formula, few, 512, 7, 100, resize, DTYPE_U8, 1, false, true},
+        {formula, few, 256, 3, 0, crop, DTYPE_U8, 1, true, false, FAULT_NONE, 900},
         {formula, few, 512, 7, 0, crop, DTYPE_U8, 1, false, false, FAULT_NOISE},
         {formula, few, 512, 7, 0, crop, DTYPE_U8, 1, false, false, FAULT_NUMBER},
         {formula, few, 512, 7, 0, crop, DTYPE_U8, 1, false, false, FAULT_GRADIENT},

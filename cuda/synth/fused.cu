@@ -1,7 +1,6 @@
 /* The plan of `fused`: selects kernels, allocates memory, and launches the kernels. docs/fused.md explains
  * the algorithm. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -83,6 +82,7 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
 #define LANE_TILES  4                   /* tiles per multiprocessor that keep it busy */
+#define HEAD_PART   4                   /* see choose_slice() */
 #define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* units per image; limited by the unit field of a queue entry */
 #define OUT_MOST    512                 /* maximum side of a tile's output in pixels */
@@ -116,6 +116,7 @@ struct fused_plan {
     uint32_t lane_count;
     cudaEvent_t forked; /* recorded on the caller's stream at the start of a run; only with several lanes */
     uint32_t slice;     /* images per slice */
+    uint32_t head;      /* images of the first slice of a run; at most `slice` */
     uint32_t side;      /* maximum side of a tile's canvas */
     bool wide;          /* coordinates may not fit packed words */
     bool split;         /* a block computes a group's vertices; otherwise a warp does */
@@ -206,24 +207,9 @@ static const struct fused_kernels *const kernels[] = {
 static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
 {
     const char *trial = getenv("FDSL_TRIAL");
-    static const struct fused_kernels *const trials[] = {
-#define TRIALS_LINES(name) fused_trials_##name
-#define TRIALS_IFS(name)   nullptr
-#define FORMULA(symbol, name, family, ...) TRIALS_##family(name),
-#include "synth/formulas.def"
-#undef FORMULA
-    };
-    if (trial)
-        return &trials[plan->synth->formula][atoi(trial)];
-    return kernels[plan->synth->formula];
-}
-
-static const struct fused_kernels *vertices_of(const struct fused_plan *plan)
-{
-    const char *trial = getenv("FDSL_VERT");
     if (trial && plan->synth->formula == FORMULA_RCDB)
-        return &fused_vertices_trials[atoi(trial)];
-    return kernels_of(plan);
+        return &fused_trials[atoi(trial)];
+    return kernels[plan->synth->formula];
 }
 
 /* Sets the maximum side of a canvas, such that two painting blocks fit on a multiprocessor. If the side would
@@ -238,11 +224,6 @@ static enum status choose_side(struct fused_plan *plan)
     plan->side = side_within(of, (size_t)(all / (int)of->paint_blocks - reserved));
     if (of->paint_blocks == 2 && plan->side < TILE_WORTH)
         plan->side = side_within(of, (size_t)block);
-    if (getenv("FDSL_SIDE"))
-        plan->side = (uint32_t)atoi(getenv("FDSL_SIDE"));
-    if (getenv("FDSL_TRIAL"))
-        printf("side %u, fixed %zu, blocks %u x %u threads\n", plan->side, of->paint_fixed, of->paint_blocks,
-               of->paint_block);
     return STATUS_OK;
 }
 
@@ -286,7 +267,8 @@ static bool splits(const struct fused_plan *plan, uint64_t images)
 
 /* Chooses the number of lanes and of images per slice. Slices are of about equal size and as large as the
  * memory budget allows, with at least one slice per lane. There are two lanes if half the batch keeps the
- * device busy. Painting in one lane then overlaps with the last vertices of the other lane. `tiles`: number
+ * device busy. Painting in one lane then overlaps with the last vertices of the other lane. If the vertices
+ * depend on latency, the first of two slices is smaller, so that its painting begins earlier. `tiles`: number
  * of tiles per image. */
 static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t tiles)
 {
@@ -320,7 +302,18 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t t
     if (getenv("FDSL_SLICES"))
         slices = (uint64_t)atoi(getenv("FDSL_SLICES"));
     slices = slices < plan->lane_count ? plan->lane_count : slices;
-    plan->slice = (uint32_t)((synth->batch + slices - 1) / slices);
+    plan->slice = plan->head = (uint32_t)((synth->batch + slices - 1) / slices);
+    const uint64_t head = synth->batch / HEAD_PART, rest = synth->batch - head;
+    if (several && slices == LANES_MAX && head > 0 && rest <= most && splits(plan, rest)) {
+        plan->head = (uint32_t)head;
+        plan->slice = (uint32_t)rest;
+    }
+    if (getenv("FDSL_HEAD") && slices == 2) {
+        plan->head = (uint32_t)((uint64_t)atoi(getenv("FDSL_HEAD")) * synth->batch / 256);
+        plan->head = plan->head < 1 ? 1 : plan->head;
+        plan->slice = (uint32_t)synth->batch - plan->head;
+        plan->slice = plan->slice < plan->head ? plan->head : plan->slice;
+    }
     return STATUS_OK;
 }
 
@@ -415,7 +408,7 @@ static fused_kernel *paint_kernel_of(const struct fused_plan *plan)
 
 static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
 {
-    const struct fused_kernels *of = vertices_of(plan);
+    const struct fused_kernels *of = kernels_of(plan);
     return plan->split ? of->vertices_split[plan->wide] : of->vertices[plan->wide];
 }
 
@@ -436,7 +429,7 @@ static enum status load_kernels(const struct fused_plan *plan)
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
         CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)vertices_of(plan)->split_bytes));
+                                      (int)kernels_of(plan)->split_bytes));
     return STATUS_OK;
 }
 
@@ -500,10 +493,10 @@ void fused_close(struct fused_plan *plan)
 static struct fused_job slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
                                  const struct fused_job *from, uint64_t begin, uint64_t count)
 {
+    const uint32_t most = begin == 0 ? plan->head : plan->slice;
     struct fused_job job = *from;
     job.begin = begin;
-    job.major = getenv("FDSL_MAJOR") != nullptr;
-    job.count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
+    job.count = (uint32_t)(count - begin < most ? count - begin : most);
     job.boxes = lane->boxes;
     job.values = lane->values;
     job.ends = lane->ends;
@@ -524,7 +517,7 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
         CUDA_TRY_LAUNCH("fused_order_kernel");
     }
     if (plan->split) {
-        const struct fused_kernels *of = vertices_of(plan);
+        const struct fused_kernels *of = kernels_of(plan);
         vertices_kernel_of(plan)<<<(unsigned)groups, of->split_block, of->split_bytes, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {
@@ -580,9 +573,10 @@ static enum status enqueue_all(const struct fused_plan *plan, const struct fused
 {
     TRY(fork_lanes(plan, stream));
     uint32_t turn = 0;
-    for (uint64_t begin = 0; begin < count; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
+    for (uint64_t begin = 0; begin < count; turn = (turn + 1) % plan->lane_count) {
         const struct fused_lane *lane = &plan->lanes[turn];
         const struct fused_job slice = slice_at(plan, lane, from, begin, count);
+        begin += slice.count;
         cudaStream_t own = turn == 0 ? stream : lane->stream;
         TRY(enqueue_vertices(plan, &slice, own));
         TRY(enqueue_painting(plan, &slice, own));
@@ -619,8 +613,9 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
         return device_clock_add(clock, painting_s,
                                 [&] { return fused_enqueue(plan, call, count, clock->stream); });
     job.call = *call;
-    for (uint64_t begin = 0; begin < count; begin += plan->slice) {
+    for (uint64_t begin = 0; begin < count;) {
         const struct fused_job slice = slice_at(plan, plan->lanes, &job, begin, count);
+        begin += slice.count;
         TRY(device_clock_add(clock, vertices_s,
                              [&] { return enqueue_vertices(plan, &slice, clock->stream); }));
         TRY(device_clock_add(clock, painting_s,

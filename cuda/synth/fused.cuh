@@ -107,7 +107,6 @@ struct fused_job {
     void *ends;               /* FUSED_WARP entries of fused_end per unit */
     struct fused_card *cards; /* `count` entries, by rank: rank 0 has the most work */
     struct fused_tiling tiling;
-    uint32_t major;
 };
 
 typedef void fused_kernel(const struct fused_job job);
@@ -124,12 +123,9 @@ struct fused_kernels {
     size_t paint_fixed;                 /* its shared memory without the canvas */
 };
 
+extern const struct fused_kernels fused_trials[];
 /* The kernels of each formula that draws lines: fused_uji, ... */
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
-#include "synth/formulas.def"
-#undef FORMULA
-extern const struct fused_kernels fused_vertices_trials[];
-#define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_trials_##name[];
 #include "synth/formulas.def"
 #undef FORMULA
 
@@ -179,6 +175,18 @@ static __device__ __forceinline__ bool fused_before(float work_a, uint32_t a, fl
 static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, uint32_t place)
 {
     return place * job.units;
+}
+
+/* Returns the sum of the values of this lane and all lower ones. */
+static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
+{
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
+#pragma unroll
+    for (uint32_t step = 1; step < FUSED_WARP; step *= 2) {
+        uint32_t below = __shfl_up_sync(FUSED_ALL, value, step);
+        value += lane >= step ? below : 0;
+    }
+    return value;
 }
 
 /* ---- The plan: fused.cu ---- */

@@ -20,63 +20,36 @@ template <enum formula_id> struct sizes {
 };
 
 template <> struct sizes<FORMULA_RCDB> {
-    using paint = paint_sizes<8, 3, true, true, true, FUSED_PARTS>;
+    using paint = paint_sizes<8, 3, true, true>;
     static constexpr uint32_t warps = 8, quads = 26;
 };
 
 template <> struct sizes<FORMULA_SEGRCDB> {
-    using paint = paint_sizes<16, 2, false, true>;
+    using paint = paint_sizes<16, 2, true>;
     static constexpr uint32_t warps = 8, quads = 14;
 };
 
-template <enum formula_id Formula, class Paint = typename sizes<Formula>::paint,
-          uint32_t warps = sizes<Formula>::warps, uint32_t quads = sizes<Formula>::quads>
+template <enum formula_id Formula, class paint = typename sizes<Formula>::paint>
 static constexpr struct fused_kernels kernels_of()
 {
-    return {{fused_vertices_kernel<false, Formula, Paint::parts>,
-             fused_vertices_kernel<true, Formula, Paint::parts>},
-            {fused_vertices_split_kernel<false, Formula, Paint::parts, warps, quads>,
-             fused_vertices_split_kernel<true, Formula, Paint::parts, warps, quads>},
+    constexpr uint32_t parts = paint::parts, warps = sizes<Formula>::warps, quads = sizes<Formula>::quads;
+    return {{fused_vertices_kernel<false, Formula, parts>, fused_vertices_kernel<true, Formula, parts>},
+            {fused_vertices_split_kernel<false, Formula, parts, warps, quads>,
+             fused_vertices_split_kernel<true, Formula, parts, warps, quads>},
             warps * FUSED_WARP,
             quads * SPLIT_UNIT_BYTES,
-            {fused_paint_kernel<false, Formula, Paint>, fused_paint_kernel<true, Formula, Paint>},
-            Paint::parts,
-            Paint::block,
-            Paint::blocks,
-            offsetof(paint_shared<Paint>, canvas)};
+            {fused_paint_kernel<false, Formula, paint>, fused_paint_kernel<true, Formula, paint>},
+            parts,
+            paint::block,
+            paint::blocks,
+            offsetof(paint_shared<paint>, canvas)};
 }
 
 const struct fused_kernels JOIN(fused_, FUSED_NAME) = kernels_of<JOIN(id_, FUSED_NAME)>();
 
-#define ID JOIN(id_, FUSED_NAME)
-template <uint32_t W, uint32_t B, bool Even, uint32_t Parts = 1> static constexpr struct fused_kernels trial()
-{
-    return kernels_of<ID,
-                      paint_sizes<W, B, sizes<ID>::paint::sparse, sizes<ID>::paint::is_long, Even, Parts>>();
-}
-
-const struct fused_kernels JOIN(fused_trials_, FUSED_NAME)[] = {
-    /* 0 */ trial<16, 2, false>(),
-    /* 1 */ trial<16, 2, true>(),
-    /* 2 */ trial<8, 3, true>(),
-    /* 3 */ trial<8, 3, true, FUSED_PARTS>(),
-    /* 4 */ trial<16, 2, true, FUSED_PARTS>(),
 #ifdef FUSED_TRIALS
-    /* 5 */ trial<8, 4, true, FUSED_PARTS>(),
-    /* 6 */ trial<4, 8, true, FUSED_PARTS>(),
-    /* 7 */ trial<4, 5, true, FUSED_PARTS>(),
-    /* 8 */ trial<4, 4, true, FUSED_PARTS>(),
-    /* 9 */ trial<4, 3, true, FUSED_PARTS>(),
-    /* 10 */ trial<4, 8, true>(),
-#endif
-};
-#ifdef FUSED_TRIALS
-using other = sizes<FORMULA_RCDB>::paint;
-const struct fused_kernels fused_vertices_trials[] = {
-    /* 0 */ kernels_of<FORMULA_RCDB>(),
-    /* 1 */ kernels_of<FORMULA_RCDB, other, 16, 26>(),
-    /* 2 */ kernels_of<FORMULA_RCDB, other, 16, 52>(),
-    /* 3 */ kernels_of<FORMULA_RCDB, other, 4, 26>(),
-    /* 4 */ kernels_of<FORMULA_RCDB, other, 8, 52>(),
-};
+const struct fused_kernels fused_trials[] = {kernels_of<FORMULA_RCDB, paint_sizes<16, 2, true>>(),
+                                             kernels_of<FORMULA_RCDB>(),
+                                             kernels_of<FORMULA_RCDB, paint_sizes<8, 4, true, true>>(),
+                                             kernels_of<FORMULA_RCDB, paint_sizes<16, 2, true, true>>()};
 #endif

@@ -68,55 +68,48 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
     return {lane << 16, 0, sizeof(uint32_t), 0, 1};
 }
 
-/* ---- Tiles ---- */
-
 /* ---- Queues ----
  *
  * A warp queues the lines that touch its tile. When a queue has 32 entries, the warp draws them, so that all
  * its lanes have work. There are three kinds of entries: lines inside the tile, lines that cross its border,
- * and strokes. A stroke is the rest of a line whose first pixels have been drawn. */
+ * and strokes. A stroke is the rest of a line whose first pixels have been drawn. If tiles have few lines,
+ * there is no queue of strokes: the lanes divide the rests of 32 lines among themselves. */
 
 #define QUEUE_LINES   96  /* at most 31 waiting lines, plus 62 of two orbits */
-#define QUEUE_PARTS   94  /* at most 31 waiting lines of each kind, plus 32 of a part */
-#define QUEUE_EVEN    124 /* at most 31 waiting lines of each kind, plus 62 of two orbits */
+#define QUEUE_FEW     94  /* at most 31 waiting lines of each kind, plus 32 of a part of a unit */
+#define QUEUE_STROKES 64  /* at most 31 waiting strokes, plus 32 */
 #define LONG_FEW      3   /* long lines that a warp draws one after another, each with all lanes */
 #define SPLIT_STROKES 128 /* strokes that all warps draw together at the end of a tile */
-#define QUEUE_STROKES 64  /* at most 31 waiting strokes, plus 32 */
 
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
-template <class Sizes, bool Even = Sizes::even> struct line_queues {
+template <bool Few> struct line_queues {
     uint2 inside[QUEUE_LINES];      /* x: coordinates of both ends, one byte each; y: value */
     uint4 strokes[QUEUE_STROKES];   /* at, step, value, left | steep << 8 */
     uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit in unit << 5 | lane */
 };
 
-/* Lines inside the tile fill the array from its beginning, other lines from its end. */
-template <class Sizes> struct line_queues<Sizes, true> {
-    static constexpr uint32_t size = Sizes::parts > 1 ? QUEUE_PARTS : QUEUE_EVEN;
-    uint2 lines[size]; /* x: as above; y: value */
+/* Lines inside the tile fill the array from its beginning, other lines from its end, where y is unused. */
+template <> struct line_queues<true> {
+    uint2 lines[QUEUE_FEW];
 };
 
 /* The sizes of a painting kernel. They change no image.
  * Warps: per block. Blocks: per multiprocessor.
- * Sparse: many tiles are empty or have few lines.
  * Long: many lines are longer than STROKE_MAJOR_MAX, or need many calls of stroke_walk().
- * Even: a warp divides the parts of 32 strokes evenly among its lanes. Otherwise each lane draws one part of
- * its stroke, and the rest waits in a queue. */
-template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Sparse = false, bool Long = false, bool Even = false,
-          uint32_t Parts = 1>
-struct paint_sizes {
-    static constexpr uint32_t parts = Parts;
+ * Few: many tiles are empty or have few lines. The boxes are those of parts of units. */
+template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Long = false, bool Few = false> struct paint_sizes {
     static constexpr uint32_t warps = Warps, blocks = Blocks, block = Warps * FUSED_WARP;
-    static constexpr bool sparse = Sparse, is_long = Long, even = Even;
-    /* Maximum number of units (or parts of units) in a block's list. */
-    static constexpr uint32_t hits = Parts > 1 ? 1536 : block == 512 ? 2048 : 512;
+    static constexpr bool is_long = Long, few = Few;
+    static constexpr uint32_t parts = Few ? FUSED_PARTS : 1; /* boxes per unit */
+    static constexpr uint32_t hits = Few ? 1536 : 2048;      /* maximum length of a block's list */
+    static_assert(hits % block == 0, "each thread tests the same number of boxes");
 };
 
 template <class Sizes> struct paint_shared {
-    line_queues<Sizes> queues[Sizes::warps];
+    line_queues<Sizes::few> queues[Sizes::warps];
     uint32_t counts[QUEUE_KINDS][Sizes::warps];
-    uint16_t hits[Sizes::hits];              /* the block's list: units whose boxes touch the tile */
+    uint16_t hits[Sizes::hits];              /* the block's list: units or parts whose boxes touch the tile */
     uint32_t found;                          /* number of hits */
     alignas(16) uint32_t canvas[FUSED_WARP]; /* continues beyond the struct, row by row */
 };
@@ -126,55 +119,28 @@ struct queue_place {
     uint32_t warp, at;
 };
 
-/* Adds up the values of this lane and all lower ones, in the first `Count` lanes. */
-template <uint32_t Count> static __device__ __forceinline__ uint32_t lower_sum(uint32_t value)
-{
-    const uint32_t lane = threadIdx.x % FUSED_WARP;
-#pragma unroll
-    for (uint32_t step = 1; step < Count; step *= 2) {
-        uint32_t below = __shfl_up_sync(FUSED_ALL, value, step);
-        value += lane >= step ? below : 0;
-    }
-    return value;
-}
-
-/* Returns the first lane whose `end` exceeds `i`, or Count - 1. The first `Count` lanes have ascending ends.
- */
-template <uint32_t Count> static __device__ __forceinline__ uint32_t lane_of(uint32_t end, uint32_t i)
-{
-    uint32_t lane = 0;
-#pragma unroll
-    for (uint32_t step = Count / 2; step > 0; step /= 2)
-        lane += __shfl_sync(FUSED_ALL, end, lane + step - 1) <= i ? step : 0;
-    return lane;
-}
-
-/* The entries of all warps' queues of one kind. Lane w has those of warp w: entries begin .. end - 1. */
-struct queue_sums {
-    uint32_t begin, end, all;
-};
-
-/* Returns the position of entry `i`, counted over the queues of all warps. The whole warp must call this. */
+/* Returns the position of entry `i`, counted over the queues of all warps; `counts` has each queue's size. */
 template <uint32_t Warps>
-static __device__ __forceinline__ queue_place queue_find(const queue_sums &sums, uint32_t i)
+static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts, uint32_t i)
 {
-    i = min(i, sums.all - 1);
-    uint32_t warp = lane_of<Warps>(sums.end, i);
-    return {warp, i - __shfl_sync(FUSED_ALL, sums.begin, warp)};
+    queue_place place = {0, i};
+    while (place.warp < Warps && place.at >= counts[place.warp])
+        place.at -= counts[place.warp++];
+    return place;
 }
 
 /* ---- A warp that paints ---- */
 
 template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct painter {
-    using queues = line_queues<Sizes>;
+    using queues = line_queues<Sizes::few>;
     static constexpr uint32_t PAINT_WARPS = Sizes::warps, PAINT_BLOCK = Sizes::block,
                               PAINT_HITS = Sizes::hits;
-    static constexpr bool Long = Sizes::is_long, Sparse = Sizes::sparse;
+    static constexpr bool Long = Sizes::is_long, Few = Sizes::few;
     paint_shared<Sizes> *shared;
     struct tile tile;
     int32_t res;
     uint32_t canvas, mine;              /* shared-memory addresses of the canvas and of the warp's queues */
-    uint32_t inside, crossing, strokes; /* number of entries in each queue */
+    uint32_t inside, crossing, strokes; /* number of entries in each queue; no strokes if Few */
     uint32_t steep, flat;               /* stroke.place for major axis y, and for major axis x */
     uint32_t warp, lane, lower;         /* `lower`: mask of the lanes below this one */
     /* Adding `here` to packed coordinates makes them relative to the tile, and biased. If `beyond` is then
@@ -322,11 +288,12 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* Converts a queue entry, a line that crosses the tile's border, to a stroke. Draws long lines
      * immediately, and returns stroke_none() for them. */
-    __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, uint32_t value, bool valid) const
+    __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
     {
         uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
         const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
         int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
+        uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
         constexpr struct line_rules rules = line_rules_of(Formula);
         valid = valid && line_drawn(&rules, from.x, from.y, to.x, to.y, res);
         from = make_int2(from.x - tile.x, from.y - tile.y);
@@ -360,6 +327,23 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* -- Queues -- */
 
+    /* Return the addresses of entries of the queues at address `queue`. */
+    static __device__ __forceinline__ uint32_t inside_at(uint32_t queue, uint32_t i)
+    {
+        if constexpr (Few)
+            return queue + i * (uint32_t)sizeof(uint2);
+        else
+            return queue + (uint32_t)offsetof(queues, inside) + i * (uint32_t)sizeof(uint2);
+    }
+
+    static __device__ __forceinline__ uint32_t crossing_at(uint32_t queue, uint32_t i)
+    {
+        if constexpr (Few)
+            return queue + (QUEUE_FEW - 1) * (uint32_t)sizeof(uint2) - i * (uint32_t)sizeof(uint2);
+        else
+            return queue + (uint32_t)offsetof(queues, crossing) + i * (uint32_t)sizeof(uint32_t);
+    }
+
     /* take_stroke(), take_inside() and take_crossing() remove the last 32 entries of a queue, one per
      * lane. */
     __device__ __forceinline__ stroke take_stroke()
@@ -372,42 +356,13 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ stroke take_inside()
     {
         inside -= FUSED_WARP;
-        return stroke_inside(shared_load2(inside_at(inside + lane)));
+        return stroke_inside(shared_load2(inside_at(mine, inside + lane)));
     }
 
     __device__ __forceinline__ stroke take_crossing()
     {
         crossing -= FUSED_WARP;
-        if constexpr (Sizes::even) {
-            const uint2 entry = shared_load2(crossing_at(crossing + lane));
-            return stroke_crossing(entry.x, entry.y, true);
-        } else {
-            const uint32_t entry = shared_load(crossing_at(crossing + lane));
-            return stroke_crossing(entry, value_of(entry), true);
-        }
-    }
-
-    /* Return the addresses of entries of the warp's queues. */
-    __device__ __forceinline__ uint32_t inside_at(uint32_t i) const
-    {
-        if constexpr (Sizes::even)
-            return mine + i * (uint32_t)sizeof(uint2);
-        else
-            return mine + (uint32_t)offsetof(queues, inside) + i * (uint32_t)sizeof(uint2);
-    }
-
-    __device__ __forceinline__ uint32_t crossing_at(uint32_t i) const
-    {
-        if constexpr (Sizes::even)
-            return mine + (queues::size - 1) * (uint32_t)sizeof(uint2) - i * (uint32_t)sizeof(uint2);
-        else
-            return mine + (uint32_t)offsetof(queues, crossing) + i * (uint32_t)sizeof(uint32_t);
-    }
-
-    /* Returns the value that the line of a queue entry paints. */
-    __device__ __forceinline__ uint32_t value_of(uint32_t entry) const
-    {
-        return reinterpret_cast<const uint32_t *>(values + (entry >> 7))[entry >> 5 & 3];
+        return stroke_crossing(shared_load(crossing_at(mine, crossing + lane)), true);
     }
 
     /* Paints STROKE_STEPS pixels of each lane's stroke and queues the rest. */
@@ -424,25 +379,30 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     }
 
     /* Paints the strokes of all lanes. Each lane paints the first STROKE_STEPS pixels of its stroke. Then the
-     * lanes divide the other parts of all strokes among themselves. */
-    __device__ __forceinline__ void walk_even(stroke self) const
+     * lanes divide the other parts of STROKE_STEPS pixels among themselves. */
+    __device__ __forceinline__ void walk_together(const stroke &self) const
     {
-        stroke_walk(self, canvas);
-        if (!__any_sync(FUSED_ALL, self.left > 0))
+        stroke first = self;
+        stroke_walk(first, canvas);
+        const uint32_t left = (uint32_t)max(first.left, 0);
+        if (!__any_sync(FUSED_ALL, left > 0))
             return;
-        self.left = max(self.left, 0);
-        const uint32_t parts = ((uint32_t)self.left + STROKE_STEPS - 1) / STROKE_STEPS;
-        const uint32_t end = lower_sum<FUSED_WARP>(parts), all = __shfl_sync(FUSED_ALL, end, FUSED_WARP - 1);
-        const uint32_t rest = (uint32_t)self.left | (self.place == steep ? 0x100 : 0) | (end - parts) << 16;
+        /* The parts of this lane's stroke have the numbers begin .. end - 1, counted over all lanes. */
+        const uint32_t count = (left + STROKE_STEPS - 1) / STROKE_STEPS, end = fused_running_sum(count);
+        const uint32_t all = __shfl_sync(FUSED_ALL, end, FUSED_WARP - 1), begin = end - count;
+        const uint32_t packed = left | (self.place == steep ? 0x100 : 0) | begin << 16;
 #pragma unroll 1
         for (uint32_t i = lane; i - lane < all; i += FUSED_WARP) {
-            const uint32_t from = lane_of<FUSED_WARP>(end, i);
-            const uint32_t other = __shfl_sync(FUSED_ALL, rest, from);
+            uint32_t owner = 0; /* the lane whose stroke has part i */
+#pragma unroll
+            for (uint32_t step = FUSED_WARP / 2; step > 0; step /= 2)
+                owner += __shfl_sync(FUSED_ALL, end, owner + step - 1) <= i ? step : 0;
+            const uint32_t other = __shfl_sync(FUSED_ALL, packed, owner);
             const uint32_t skip = (i - (other >> 16)) * STROKE_STEPS;
             stroke part;
-            part.step = __shfl_sync(FUSED_ALL, self.step, from);
-            part.at = __shfl_sync(FUSED_ALL, self.at, from) + skip * part.step;
-            part.value = __shfl_sync(FUSED_ALL, self.value, from);
+            part.step = __shfl_sync(FUSED_ALL, first.step, owner);
+            part.at = __shfl_sync(FUSED_ALL, first.at, owner) + skip * part.step;
+            part.value = __shfl_sync(FUSED_ALL, first.value, owner);
             part.place = other & 0x100 ? steep : flat;
             part.left = (int32_t)(other & 0xFF) - (int32_t)skip;
             if (i >= all)
@@ -454,8 +414,8 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     /* Draws up to 32 strokes, one per lane. */
     __device__ __forceinline__ void draw_strokes(const stroke &self)
     {
-        if constexpr (Sizes::even)
-            walk_even(self);
+        if constexpr (Few)
+            walk_together(self);
         else
             walk(self);
     }
@@ -467,7 +427,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         for (;;) {
             stroke self;
             bool again = false;
-            if constexpr (!Sizes::even) {
+            if constexpr (!Few) {
                 again = strokes >= FUSED_WARP;
                 if (again)
                     self = take_stroke();
@@ -508,7 +468,8 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
      * of the last unit have value 0, so that drawing their lines changes nothing. */
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
-        push_pair(packed + here, __shfl_down_sync(FUSED_ALL, packed + here, 1), true, entry | lane, value);
+        const uint32_t end = packed + here;
+        push_pair(end, __shfl_down_sync(FUSED_ALL, end, 1), true, entry | lane, value);
     }
 
     /* Queues the line from `end` to `next`, which are relative to the tile and biased, if it is valid and its
@@ -563,19 +524,14 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ void push_lines(bool is_inside, bool is_crossing, uint32_t bytes,
                                                uint32_t entry, uint32_t value)
     {
-        if (Sizes::even && !__any_sync(FUSED_ALL, is_inside || is_crossing))
+        if (Few && !__any_sync(FUSED_ALL, is_inside || is_crossing))
             return;
         uint32_t inside_mask = __ballot_sync(FUSED_ALL, is_inside);
         uint32_t crossing_mask = __ballot_sync(FUSED_ALL, is_crossing);
         if (is_inside)
-            shared_store(inside_at(inside + rank(inside_mask)), make_uint2(bytes, value));
-        if (is_crossing) {
-            const uint32_t at = crossing_at(crossing + rank(crossing_mask));
-            if constexpr (Sizes::even)
-                shared_store(at, make_uint2(entry, value));
-            else
-                shared_store(at, entry);
-        }
+            shared_store(inside_at(mine, inside + rank(inside_mask)), make_uint2(bytes, value));
+        if (is_crossing)
+            shared_store(crossing_at(mine, crossing + rank(crossing_mask)), entry);
         inside += __popc(inside_mask);
         crossing += __popc(crossing_mask);
     }
@@ -592,7 +548,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 #pragma unroll
         for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
             self.box[k] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
-            if (Sparse && k * PAINT_BLOCK >= end - begin) /* often, there are fewer than PAINT_BLOCK boxes */
+            if (Few && k * PAINT_BLOCK >= end - begin) /* often, there are fewer than PAINT_BLOCK boxes */
                 continue;
             uint32_t u = begin + k * PAINT_BLOCK + threadIdx.x;
             if (u < end)
@@ -609,7 +565,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height), hits = 0;
 #pragma unroll
         for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
-            if (Sparse && k * PAINT_BLOCK >= count)
+            if (Few && k * PAINT_BLOCK >= count)
                 break;
             bool hit = ((~(set.box[k].y + here) & 0x40004000u) |
                         ((set.box[k].x + here + outside) & 0x80008000u)) == 0;
@@ -624,7 +580,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     {
 #pragma unroll
         for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
-            if (Sparse && k * PAINT_BLOCK >= count) /* often, there are fewer than PAINT_BLOCK units */
+            if (Few && k * PAINT_BLOCK >= count) /* often, there are fewer than PAINT_BLOCK units */
                 break;
             bool hit = hits >> k & 1;
             uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
@@ -735,12 +691,16 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
             shared->counts[kind][warp] = count;
     }
 
-    /* Returns the entries in the queues of all warps. */
-    __device__ __forceinline__ queue_sums published(enum queue_kind kind) const
+    /* Returns the number of entries in the queues of all warps. */
+    __device__ __forceinline__ uint32_t published(enum queue_kind kind) const
     {
-        const uint32_t count = lane < PAINT_WARPS ? shared->counts[kind][lane] : 0;
-        const uint32_t end = lower_sum<PAINT_WARPS>(count);
-        return {end - count, end, __shfl_sync(FUSED_ALL, end, PAINT_WARPS - 1)};
+        return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
+    }
+
+    /* Returns the address of a warp's queues. */
+    __device__ __forceinline__ uint32_t queue_of(uint32_t other) const
+    {
+        return mine + (other - warp) * (uint32_t)sizeof(queues);
     }
 
     /* Draws the lines that remain in all queues, 32 per warp at a time. */
@@ -749,49 +709,42 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         publish(QUEUE_INSIDE, inside);
         publish(QUEUE_CROSSING, crossing);
         __syncthreads();
-        const queue_sums sums_inside = published(QUEUE_INSIDE), sums_crossing = published(QUEUE_CROSSING);
-        uint32_t loads_inside = (sums_inside.all + FUSED_WARP - 1) / FUSED_WARP;
-        uint32_t loads = loads_inside + (sums_crossing.all + FUSED_WARP - 1) / FUSED_WARP;
+        uint32_t all_inside = published(QUEUE_INSIDE), all_crossing = published(QUEUE_CROSSING);
+        uint32_t loads_inside = (all_inside + FUSED_WARP - 1) / FUSED_WARP;
+        uint32_t loads = loads_inside + (all_crossing + FUSED_WARP - 1) / FUSED_WARP;
         inside = crossing = 0;
-#pragma unroll 1
         for (uint32_t load = warp; load < loads; load += PAINT_WARPS) {
             stroke self;
             if (load < loads_inside) {
                 uint32_t i = load * FUSED_WARP + lane;
-                queue_place place = queue_find<PAINT_WARPS>(sums_inside, i);
-                if constexpr (Sizes::even)
-                    self = stroke_inside(shared->queues[place.warp].lines[place.at]);
-                else
-                    self = stroke_inside(shared->queues[place.warp].inside[place.at]);
-                self = i < sums_inside.all ? self : stroke_none(lane);
+                queue_place place =
+                    queue_find<PAINT_WARPS>(shared->counts[QUEUE_INSIDE], min(i, all_inside - 1));
+                self = stroke_inside(shared_load2(inside_at(queue_of(place.warp), place.at)));
+                self = i < all_inside ? self : stroke_none(lane);
             } else {
                 uint32_t i = (load - loads_inside) * FUSED_WARP + lane;
-                queue_place place = queue_find<PAINT_WARPS>(sums_crossing, i);
-                const bool valid = i < sums_crossing.all;
-                if constexpr (Sizes::even) {
-                    const uint2 entry = shared->queues[place.warp].lines[queues::size - 1 - place.at];
-                    self = stroke_crossing(entry.x, entry.y, valid);
-                } else {
-                    const uint32_t entry = shared->queues[place.warp].crossing[place.at];
-                    self = stroke_crossing(entry, value_of(entry), valid);
-                }
+                queue_place place =
+                    queue_find<PAINT_WARPS>(shared->counts[QUEUE_CROSSING], min(i, all_crossing - 1));
+                self = stroke_crossing(shared_load(crossing_at(queue_of(place.warp), place.at)),
+                                       i < all_crossing);
             }
             draw_strokes(self);
-            if constexpr (!Sizes::even)
+            if constexpr (!Few)
                 work();
         }
     }
 
     /* Draws at most SPLIT_STROKES strokes that remain in all queues. Each batch of 32 strokes has `sharing`
      * warps, which draw its parts of STROKE_STEPS pixels in turn. */
-    __device__ __forceinline__ void split_strokes(const queue_sums &sums)
+    __device__ __forceinline__ void split_strokes(uint32_t all)
     {
         static_assert(SPLIT_STROKES / FUSED_WARP <= PAINT_WARPS, "each batch has a warp");
-        const uint32_t batches = (sums.all + FUSED_WARP - 1) / FUSED_WARP;
+        const uint32_t batches = (all + FUSED_WARP - 1) / FUSED_WARP;
         if (warp >= batches * (PAINT_WARPS / max(batches, 1u)))
             return;
         const uint32_t sharing = PAINT_WARPS / batches, part = warp / batches, batch = warp % batches;
-        const queue_place place = queue_find<PAINT_WARPS>(sums, batch * FUSED_WARP + lane);
+        const queue_place place =
+            queue_find<PAINT_WARPS>(shared->counts[QUEUE_STROKE], min(batch * FUSED_WARP + lane, all - 1));
         stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
         self.at += part * STROKE_STEPS * self.step;
         self.left -= (int32_t)(part * STROKE_STEPS);
@@ -808,13 +761,14 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     {
         publish(QUEUE_STROKE, strokes);
         __syncthreads();
-        const queue_sums sums = published(QUEUE_STROKE);
-        if (Long && sums.all <= SPLIT_STROKES) {
-            split_strokes(sums);
+        uint32_t all = published(QUEUE_STROKE);
+        if (Long && all <= SPLIT_STROKES) {
+            split_strokes(all);
             return;
         }
-        for (uint32_t base = warp * FUSED_WARP; base < sums.all; base += PAINT_BLOCK) {
-            queue_place place = queue_find<PAINT_WARPS>(sums, base + lane);
+        for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
+            queue_place place =
+                queue_find<PAINT_WARPS>(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
             stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
             /* Lanes beyond the last entry draw the last entry again, which changes nothing. */
             while (__any_sync(FUSED_ALL, self.left > 0)) {
@@ -824,8 +778,8 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         }
     }
 
-    /* Draws an image's units on the canvas. All threads of the block must call this. Sparse: the caller has
-     * listed the first units, and has waited for it. */
+    /* Draws an image's units on the canvas. All threads of the block must call this. Few: the caller has
+     * listed the first parts, and has waited for it. */
     __device__ __forceinline__ void paint(uint32_t unit_count)
     {
         for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
@@ -835,18 +789,18 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
                     shared->found = 0;
                 __syncthreads();
             }
-            if (!Sparse || begin > 0) {
+            if (!Few || begin > 0) {
                 const uint32_t end = min(unit_count, begin + PAINT_HITS);
                 list(test_boxes(load_boxes(begin, end), end - begin), end - begin);
                 __syncthreads();
             }
-            if constexpr (Sizes::parts > 1)
+            if constexpr (Few)
                 draw_parts(begin);
             else
                 draw(begin);
         }
         finish_lines();
-        if constexpr (!Sizes::even)
+        if constexpr (!Few)
             finish_strokes();
     }
 };
@@ -897,9 +851,8 @@ painter_of(const fused_job &job, paint_shared<Sizes> *shared, const struct tile 
     self.lower = keep((1u << lane) - 1);
     self.here = keep(FUSED_BIAS - FUSED_PACK(tile.x, tile.y));
     /* The last lane has no line of its own, so its ends always count as outside. */
-    self.beyond =
-        keep(Sizes::parts > 1 || lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height)
-                                                    : 0x80008000u);
+    self.beyond = keep(Sizes::few || lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height)
+                                                        : 0x80008000u);
     self.boxes = keep(job.boxes + first_unit * Sizes::parts);
     self.values = keep(job.values + first_unit);
     self.ends = keep(static_cast<const fused_end<Wide> *>(job.ends) + first_unit * FUSED_WARP);
@@ -929,14 +882,14 @@ static __global__ void __launch_bounds__(Sizes::block, Sizes::blocks)
     card.units *= Sizes::parts;
     if (threadIdx.x == 0)
         shared->found = 0;
-    if (!Sizes::sparse) {
+    if (!Sizes::few) {
         clear_canvas(job, shared, rules.background);
         __syncthreads();
     }
     struct tile tile = tile_at(job, card);
     painter<Wide, Formula, Sizes> painter =
         painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, card.place));
-    if constexpr (Sizes::sparse) {
+    if constexpr (Sizes::few) {
         const uint32_t count = min(card.units, Sizes::hits);
         const uint32_t hits = painter.test_boxes(painter.load_boxes(0, count), count);
         if (!__syncthreads_or(hits) && card.units <= Sizes::hits &&
@@ -948,7 +901,7 @@ static __global__ void __launch_bounds__(Sizes::block, Sizes::blocks)
     }
     painter.paint(card.units);
     __syncthreads();
-    write_tile<rules.masked, Sizes::sparse>(job, blockIdx.z, tile, shared->canvas);
+    write_tile<rules.masked, Sizes::few>(job, blockIdx.z, tile, shared->canvas);
 }
 
 #endif

@@ -54,26 +54,14 @@ template <formula_id Formula>
 using fused_shapes_memory =
     std::conditional_t<(line_rules_of(Formula).shapes > 1), struct fused_shapes, struct fused_no_shapes>;
 
-/* Returns the sum of the values of this lane and all lower ones. */
-static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
-{
-    const uint32_t lane = threadIdx.x % FUSED_WARP;
-#pragma unroll
-    for (uint32_t step = 1; step < FUSED_WARP; step *= 2) {
-        uint32_t below = __shfl_up_sync(FUSED_ALL, value, step);
-        value += lane >= step ? below : 0;
-    }
-    return value;
-}
-
 static __device__ __forceinline__ uint32_t fused_groups_of(const struct atom_class &class_)
 {
     return (class_.vertices + FUSED_LINES - 1) / FUSED_LINES;
 }
 
-static __device__ __forceinline__ uint32_t fused_quads_of(const struct atom_class &class_)
+static __device__ __forceinline__ uint32_t fused_quads_of(uint32_t orbits)
 {
-    return (class_.orbits + FUSED_ORBITS - 1) / FUSED_ORBITS;
+    return (orbits + FUSED_ORBITS - 1) / FUSED_ORBITS;
 }
 
 /* Returns the identity of image `place`. */
@@ -99,7 +87,7 @@ static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, u
     if (lane < rules.shapes) {
         const struct atom_class &class_ = input.classes[shape.class_index];
         groups = fused_groups_of(class_);
-        units = groups * fused_quads_of(class_);
+        units = groups * fused_quads_of(class_.orbits);
         orbits = class_.orbits;
     }
     self->shape[lane] = shape;
@@ -115,13 +103,16 @@ static __device__ __forceinline__ void fused_fill_shapes(const fused_job &job, u
 /* ---- A group: the vertices of a warp, one per lane ---- */
 
 struct fused_group {
-    struct image_input input;
-    uint32_t slot; /* number of the shape in its image */
+    struct philox_key key; /* of the image */
+    float noise;           /* of the class */
+    uint32_t orbits;
+    uint32_t number; /* of the class */
+    uint32_t slot;   /* number of the shape in its image */
+    uint32_t before; /* number of orbits of the shapes before */
     uint32_t vertex;
     float cosine, sine, advance;
     struct atom_point start;
-    uint32_t quads;    /* number of units */
-    size_t first_unit; /* index of the group's first unit */
+    size_t first_unit; /* index of the group's first unit; it has fused_quads_of(orbits) units */
 };
 
 /* The step lengths of a vertex per axis, in an even orbit and in the odd orbit after it. The caller
@@ -134,8 +125,8 @@ struct fused_steps {
 static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &group,
                                                              const float2 *gradients, uint32_t pair)
 {
-    struct philox_block block = atom_noise_block(group.input.key, group.slot, group.vertex, pair);
-    float p = group.input.class_.noise;
+    struct philox_block block = atom_noise_block(group.key, group.slot, group.vertex, pair);
+    float p = group.noise;
     fused_steps steps;
     steps.even.x = fmaf(-p, fused_noise(gradients, block.word[0]), group.advance);
     steps.even.y = fmaf(-p, fused_noise(gradients, block.word[1]), group.advance);
@@ -144,22 +135,20 @@ static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &
     return steps;
 }
 
-/* Returns the words that the orbits of a unit paint, with 0 for orbits beyond the last one. `before`: number
- * of orbits of the shapes before. */
+/* Returns the words that the orbits of unit `quad` paint, with 0 for orbits beyond the last one. */
 template <formula_id Formula>
-static __device__ __forceinline__ uint4 fused_values(const struct image_input &input, uint32_t slot,
-                                                     uint32_t before, uint32_t quad)
+static __device__ __forceinline__ uint4 fused_values(const fused_group &group, uint32_t quad)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
-    struct philox_block block = atom_gray_block(input.key, slot, quad);
+    struct philox_block block = atom_gray_block(group.key, group.slot, quad);
     uint32_t values[FUSED_ORBITS];
 #pragma unroll
     for (uint32_t k = 0; k < FUSED_ORBITS; k++) {
         uint32_t orbit = quad * FUSED_ORBITS + k, gray = atom_gray_of_draw(&rules, block.word[k]);
-        uint32_t value = rules.masked ? (before + orbit + 1) << FUSED_MASK_ORDER |
-                                            input.class_.id << FUSED_MASK_SHIFT | gray
+        uint32_t value = rules.masked ? (group.before + orbit + 1) << FUSED_MASK_ORDER |
+                                            group.number << FUSED_MASK_SHIFT | gray
                                       : (orbit + 1) << FUSED_ORDER | gray;
-        values[k] = orbit < input.class_.orbits ? value : 0;
+        values[k] = orbit < group.orbits ? value : 0;
     }
     return make_uint4(values[0], values[1], values[2], values[3]);
 }
@@ -193,82 +182,87 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
         call.labels[job.begin + place] = 0;
 }
 
-/* Sets the fields of a group whose image and class are set. `number`: the number of the group in its shape.
- * Initialises the group's units `first`, `first` + `step`, ... as invisible. `before`: as for fused_values().
+/* Sets the fields of a group of a shape, except `slot` and `before`. `number`: of the group in its shape.
  * Lanes after the last vertex use vertex 0. The first of these lanes closes the polygon. Lines between two of
  * them have length 0. */
-template <formula_id Formula, uint32_t Parts>
-static __device__ __forceinline__ void fused_begin_group(const fused_job &job, const struct line_shape &shape,
-                                                         uint32_t number, uint32_t before, uint32_t first,
-                                                         uint32_t step, fused_group *self)
+static __device__ __forceinline__ void fused_set_group(const struct image_input &input,
+                                                       const struct line_shape &shape, uint32_t number,
+                                                       size_t first_unit, fused_group *self)
 {
-    const struct image_input &input = self->input;
     const uint32_t v = number * FUSED_LINES + threadIdx.x % FUSED_WARP;
+    self->key = input.key;
+    self->noise = input.class_.noise;
+    self->orbits = input.class_.orbits;
+    self->number = input.class_.id;
     self->vertex = v < input.class_.vertices ? v : 0;
     self->cosine = input.spokes.cosine[self->vertex];
     self->sine = input.spokes.sine[self->vertex];
     self->advance = input.spokes.advance[self->vertex];
     self->start = line_start(&shape, self->cosine, self->sine);
-    for (uint32_t quad = first; quad < self->quads; quad += step) {
+    self->first_unit = first_unit + (size_t)number * fused_quads_of(self->orbits);
+}
+
+/* Opens group `number` of image `place`, whose identity is `id`, if it exists. `card`: this lane also writes
+ * the card of the image, whose rank is `rank`. For formulas with one shape per image. */
+template <formula_id Formula>
+static __device__ __forceinline__ void fused_open_group(const fused_job &job, const struct synth_image &id,
+                                                        uint32_t rank, uint32_t place, uint32_t number,
+                                                        bool card, fused_group *self)
+{
+    constexpr struct line_rules rules = line_rules_of(Formula);
+    struct image_input input =
+        image_input_of(job.input, id.class_index, job.input.classes, job.input.spoke_offset);
+    input.key = atom_image_key(&rules, job.input.seed, input.class_.id, id.instance);
+    const uint32_t groups = fused_groups_of(input.class_);
+    if (card)
+        fused_write_card<Formula>(job, input, rank, place, groups * fused_quads_of(input.class_.orbits));
+    if (number >= groups)
+        return;
+    self->slot = self->before = 0;
+    fused_set_group(input, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res), number,
+                    fused_first_unit(job, place), self);
+}
+
+/* Opens group `number` of image `place`, which exists. Groups are counted over all shapes of the image. All
+ * lanes of a warp must call this. `card`: as in the other function of this name. */
+template <formula_id Formula>
+static __device__ __forceinline__ void
+fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t rank, uint32_t place,
+                 uint32_t number, bool card, fused_group *self)
+{
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
+    const uint32_t slot = __popc(__ballot_sync(FUSED_ALL, shapes.groups[lane + 1] <= number));
+    const struct line_shape shape = shapes.shape[slot];
+    struct image_input input =
+        image_input_of(job.input, shape.class_index, job.input.classes, job.input.spoke_offset);
+    input.key = shapes.key;
+    self->slot = slot;
+    self->before = shapes.orbits[slot];
+    fused_set_group(input, shape, number - shapes.groups[slot],
+                    fused_first_unit(job, place) + shapes.units[slot], self);
+    if (card)
+        fused_write_card<Formula>(job, input, rank, place, shapes.units[FUSED_WARP]);
+}
+
+/* Initialises the group's units `first`, `first` + `step`, ... as invisible. */
+template <formula_id Formula, uint32_t Parts>
+static __device__ __forceinline__ void fused_begin_units(const fused_job &job, const fused_group &group,
+                                                         uint32_t first, uint32_t step)
+{
+    for (uint32_t quad = first; quad < fused_quads_of(group.orbits); quad += step) {
+        const size_t unit = group.first_unit + quad;
 #pragma unroll
         for (uint32_t part = 0; part < Parts; part++)
-            job.boxes[(self->first_unit + quad) * Parts + part] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
-        job.values[self->first_unit + quad] = fused_values<Formula>(input, self->slot, before, quad);
+            job.boxes[unit * Parts + part] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
+        job.values[unit] = fused_values<Formula>(group, quad);
     }
 }
 
-/* Opens group `number` of image `place`, whose identity is `id`; returns false if there is none. The calling
- * thread initialises units `first`, `first` + `step`, ... of the group. `card`: it also writes the card of
- * the image, whose rank is `rank`. For formulas with one shape per image. */
-template <formula_id Formula, uint32_t Parts>
-static __device__ __forceinline__ bool
-fused_open_group(const fused_job &job, const struct synth_image &id, uint32_t rank, uint32_t place,
-                 uint32_t number, uint32_t first, uint32_t step, bool card, fused_group *self)
+/* Lets the compiler keep the key, which is equal in all lanes, in uniform registers. */
+static __device__ __forceinline__ void fused_share_key(struct philox_key *key)
 {
-    constexpr struct line_rules rules = line_rules_of(Formula);
-    self->input = image_input_of(job.input, id.class_index, job.input.classes, job.input.spoke_offset);
-    const struct image_input &input = self->input;
-    self->input.key = atom_image_key(&rules, job.input.seed, input.class_.id, id.instance);
-    uint32_t groups = fused_groups_of(input.class_);
-    self->slot = 0;
-    self->quads = fused_quads_of(input.class_);
-    if (card)
-        fused_write_card<Formula>(job, input, rank, place, groups * self->quads);
-    if (number >= groups)
-        return false;
-    self->first_unit = fused_first_unit(job, place) + (size_t)number * self->quads;
-    fused_begin_group<Formula, Parts>(job, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res),
-                                      number, 0, first, step, self);
-    /* The key is equal in all lanes. The reduction lets the compiler keep it in uniform registers. */
-    self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
-    self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
-    return true;
-}
-
-/* Opens group `number` of the image `place`, counted over all shapes of the image; returns false if
- * there is none. The calling thread initialises units as in the other function of this name. */
-template <formula_id Formula, uint32_t Parts>
-static __device__ __forceinline__ bool
-fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32_t rank, uint32_t place,
-                 uint32_t number, uint32_t first, uint32_t step, bool card, fused_group *self)
-{
-    const uint32_t lane = threadIdx.x % FUSED_WARP;
-    if (number >= shapes.groups[FUSED_WARP])
-        return false;
-    const uint32_t slot = __popc(__ballot_sync(FUSED_ALL, shapes.groups[lane + 1] <= number));
-    const struct line_shape shape = shapes.shape[slot];
-    self->input = image_input_of(job.input, shape.class_index, job.input.classes, job.input.spoke_offset);
-    self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, shapes.key.word[0]);
-    self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, shapes.key.word[1]);
-    self->slot = slot;
-    self->quads = fused_quads_of(self->input.class_);
-    self->first_unit = fused_first_unit(job, place) + shapes.units[slot] +
-                       (size_t)(number - shapes.groups[slot]) * self->quads;
-    fused_begin_group<Formula, Parts>(job, shape, number - shapes.groups[slot], shapes.orbits[slot], first,
-                                      step, self);
-    if (card)
-        fused_write_card<Formula>(job, self->input, rank, place, shapes.units[FUSED_WARP]);
-    return true;
+    key->word[0] = __reduce_or_sync(FUSED_ALL, key->word[0]);
+    key->word[1] = __reduce_or_sync(FUSED_ALL, key->word[1]);
 }
 
 /* ---- Units ---- */
@@ -373,7 +367,7 @@ template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_o
 {
     /* Upper bound of the rounding error per orbit, for positions below 2^23 (Wide) or 2^14. */
     const float rounding = Wide ? 1.0f : 0x1p-8f;
-    float noise = fabsf(group.input.class_.noise) * FUSED_NOISE_LIMIT;
+    float noise = fabsf(group.noise) * FUSED_NOISE_LIMIT;
     float either_x = fmaf(fabsf(group.cosine), noise, rounding), right = group.cosine * group.advance;
     float either_y = fmaf(fabsf(group.sine), noise, rounding), down = group.sine * group.advance;
     return {fused_largest(either_x - right), fused_largest(either_x + right), fused_largest(either_y - down),
@@ -417,24 +411,28 @@ static __device__ __forceinline__ void fused_walk_pair(const fused_group &group,
 }
 
 /* Computes the vertices of a group, orbit by orbit, and stores the visible units. */
-template <bool Wide, uint32_t Parts>
-static __device__ __forceinline__ void fused_walk_group(const fused_job &job, const fused_group &group,
+template <bool Wide, formula_id Formula, uint32_t Parts>
+static __device__ __forceinline__ void fused_walk_group(const fused_job &job, fused_group &group,
                                                         const float2 *gradients)
 {
+    fused_share_key(&group.key);
+    fused_begin_units<Formula, Parts>(job, group, threadIdx.x % FUSED_WARP, FUSED_WARP);
+    __syncwarp();
     struct atom_point point = group.start;
     fused_drift drift = fused_drift_of<Wide>(group);
-    int32_t last = (int32_t)job.input.res - 1;
+    const int32_t last = (int32_t)job.input.res - 1;
+    const uint32_t quads = fused_quads_of(group.orbits);
     uint2 *to = job.boxes + group.first_unit * Parts;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends) + group.first_unit * FUSED_WARP;
 #pragma unroll 1
-    for (uint32_t quad = 0; quad < group.quads; quad++, to += Parts, ends += FUSED_WARP) {
+    for (uint32_t quad = 0; quad < quads; quad++, to += Parts, ends += FUSED_WARP) {
         int2 at[FUSED_ORBITS];
         fused_walk_pair(group, gradients, 2 * quad, &point, at);
         fused_walk_pair(group, gradients, 2 * quad + 1, &point, at + 2);
         fused_box box = fused_box_of(fused_own_box(at));
         if (fused_visible(box, last))
             fused_store_unit<Wide, Parts>(box, last, to, ends, at);
-        else if (fused_gone(box, drift, last, (group.quads - quad - 1) * FUSED_ORBITS))
+        else if (fused_gone(box, drift, last, (quads - quad - 1) * FUSED_ORBITS))
             return;
     }
 }
@@ -453,22 +451,21 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
     if (rank >= job.count)
         return;
     const uint32_t place = fused_place(job, rank);
+    const bool card = number == 0 && lane == 0;
     if constexpr (line_rules_of(Formula).shapes > 1) {
         struct fused_shapes &shapes = memory[threadIdx.x / FUSED_WARP];
         fused_fill_shapes<Formula>(job, place, &shapes);
         __syncwarp();
-        for (; fused_open_group<Formula, Parts>(job, shapes, rank, place, number, lane, FUSED_WARP,
-                                                number == 0 && lane == 0, &group);
-             number += job.groups) {
-            __syncwarp();
-            fused_walk_group<Wide, Parts>(job, group, gradients);
+        for (; number < shapes.groups[FUSED_WARP]; number += job.groups) {
+            fused_open_group<Formula>(job, shapes, rank, place, number, card && number == 0, &group);
+            fused_walk_group<Wide, Formula, Parts>(job, group, gradients);
         }
     } else {
-        if (!fused_open_group<Formula, Parts>(job, fused_image_at(job, place), rank, place, number, lane,
-                                              FUSED_WARP, number == 0 && lane == 0, &group))
+        const struct synth_image id = fused_image_at(job, place);
+        if (number >= fused_groups_of(job.input.classes[id.class_index]))
             return;
-        __syncwarp();
-        fused_walk_group<Wide, Parts>(job, group, gradients);
+        fused_open_group<Formula>(job, id, rank, place, number, card, &group);
+        fused_walk_group<Wide, Formula, Parts>(job, group, gradients);
     }
 }
 
@@ -540,8 +537,9 @@ static __device__ __forceinline__ void fused_split_group(const fused_job &job, c
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends);
     int32_t last = (int32_t)job.input.res - 1;
     float position = warp == 0 ? group.start.x : group.start.y;
-    for (uint32_t begin = 0; begin < group.quads; begin += Quads) {
-        uint32_t count = min(group.quads - begin, Quads);
+    const uint32_t quads = fused_quads_of(group.orbits);
+    for (uint32_t begin = 0; begin < quads; begin += Quads) {
+        uint32_t count = min(quads - begin, Quads);
         for (uint32_t i = warp; i < count; i += warps)
             fused_fill_rows(group, gradients, begin + i, split_rows + i * unit_rows + lane);
         __syncthreads();
@@ -573,34 +571,47 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     extern __shared__ float split_rows[];
     __shared__ float2 gradients[FUSED_GRADIENTS];
     __shared__ fused_shapes_memory<Formula> shapes;
-    const uint32_t place = job.major ? blockIdx.x % job.count : blockIdx.x / job.groups;
-    uint32_t number = job.major ? blockIdx.x / job.count : blockIdx.x % job.groups;
-    /* If an image has one shape, its last block usually has no group, and writes the card. */
+    __shared__ fused_group opened[FUSED_WARP]; /* the block's group, which the first warp opens */
     constexpr bool one = line_rules_of(Formula).shapes == 1;
+    /* Every image has a first group, but few have the last. So the first blocks, one per image, all have
+     * work, and are distributed evenly over the multiprocessors. */
+    const uint32_t place = blockIdx.x % job.count;
+    uint32_t number = blockIdx.x / job.count;
+    const uint32_t lane = threadIdx.x % FUSED_WARP;
+    const bool first_warp = threadIdx.x < FUSED_WARP;
+    /* If an image has one shape, its last block usually has no group, and writes the card. */
     const bool card = number == (one ? job.groups - 1 : 0);
     struct synth_image id = {};
-    if (one) {
+    uint32_t groups = 0;
+    if constexpr (one) {
         id = fused_image_at(job, place);
-        if (!card && number >= fused_groups_of(job.input.classes[id.class_index]))
+        groups = fused_groups_of(job.input.classes[id.class_index]);
+        if (!card && number >= groups)
             return;
-    }
+    } else if (first_warp)
+        fused_fill_shapes<Formula>(job, place, &shapes);
     fused_fill_gradients(job.input.gradients, gradients);
     const uint32_t rank = job.order && card ? fused_rank(job, place) : place;
-    fused_group group;
-    if constexpr (line_rules_of(Formula).shapes > 1) {
-        if (threadIdx.x < FUSED_WARP)
-            fused_fill_shapes<Formula>(job, place, &shapes);
+    if constexpr (!one)
+        groups = shapes.groups[FUSED_WARP];
+    bool writes = card && threadIdx.x == 0;
+    do {
+        if (first_warp) {
+            if constexpr (one)
+                fused_open_group<Formula>(job, id, rank, place, number, writes, &opened[lane]);
+            else
+                fused_open_group<Formula>(job, shapes, rank, place, number, writes, &opened[lane]);
+            writes = false;
+        }
         __syncthreads();
-        for (; fused_open_group<Formula, Parts>(job, shapes, rank, place, number, threadIdx.x,
-                                                Warps * FUSED_WARP, number == 0 && threadIdx.x == 0, &group);
-             number += job.groups)
-            fused_split_group<Wide, Parts, Warps, Quads>(job, group, gradients, split_rows);
-    } else {
-        if (!fused_open_group<Formula, Parts>(job, id, rank, place, number, threadIdx.x, Warps * FUSED_WARP,
-                                              card && threadIdx.x == 0, &group))
+        if (number >= groups)
             return;
+        fused_group group = opened[lane];
+        fused_share_key(&group.key);
+        fused_begin_units<Formula, Parts>(job, group, threadIdx.x, Warps * FUSED_WARP);
         fused_split_group<Wide, Parts, Warps, Quads>(job, group, gradients, split_rows);
-    }
+        number += job.groups;
+    } while (number < groups);
 }
 
 #endif
