@@ -177,6 +177,7 @@ static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, 
     return place * job.units;
 }
 
+#ifdef __CUDACC__ /* host compilers lack the functions of warps */
 /* Returns the sum of the values of this lane and all lower ones. */
 static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
 {
@@ -188,6 +189,7 @@ static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
     }
     return value;
 }
+#endif
 
 /* ---- The plan: fused.cu ---- */
 

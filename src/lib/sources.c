@@ -229,7 +229,7 @@ static enum status open_images(void *context)
 {
     const struct images_opening *opening = context;
     const struct images_wish *wish = opening->wish;
-    published_cancel_by(&opening->source->cancel.set);
+    published_cancel_by(&opening->source->cancel);
     const enum status status = images_open(&wish->config, wish->count, wish->fresh, &opening->source->images);
     published_cancel_by(NULL);
     return status;

@@ -11,7 +11,6 @@
 #ifndef FDSL_SYNTH_PUBLISHED_H
 #define FDSL_SYNTH_PUBLISHED_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -76,10 +75,11 @@ struct published_class {
 /* A data set that is open for drawing. */
 struct published;
 
+struct remote_cancel;
+
 /* While `cancel` is set by the calling thread, its openings end with STATUS_FAILED within about a second
- * after
- * `*cancel` becomes true. NULL: nothing ends them. */
-void published_cancel_by(const atomic_bool *cancel);
+ * after cancel->set becomes true. NULL: nothing ends them. */
+void published_cancel_by(const struct remote_cancel *cancel);
 
 /* Opens a set. Reads the states of its streams from the cache folder, or computes them on `threads` threads
  * and stores them there. Shows progress. The folder is $XDG_CACHE_HOME/fdsl-bench, or ~/.cache/fdsl-bench. A

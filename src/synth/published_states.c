@@ -14,6 +14,7 @@
 
 #include "core/file.h"
 #include "core/parallel.h"
+#include "data/remote.h"
 #include "machine/host.h"
 #include "synth/input.h"
 #include "synth/lines.h"
@@ -64,9 +65,9 @@ static enum status fill_directions(struct published *published)
 
 /* ---- Computing states ---- */
 
-static _Thread_local const atomic_bool *cancel_by; /* of this thread; NULL: none */
+static _Thread_local const struct remote_cancel *cancel_by; /* of this thread; NULL: none */
 
-void published_cancel_by(const atomic_bool *cancel)
+void published_cancel_by(const struct remote_cancel *cancel)
 {
     cancel_by = cancel;
 }
@@ -107,7 +108,7 @@ static void scan_thread(void *context, uint64_t task, int thread)
 
 static enum status scan_states(struct published *published, int threads)
 {
-    struct scan scan = {.published = published, .cancel = cancel_by};
+    struct scan scan = {.published = published, .cancel = cancel_by ? &cancel_by->set : NULL};
     progress_begin(&scan.progress, true);
     parallel_for(threads, published->set->threads, scan_thread, &scan);
     progress_clear(&scan.progress);
