@@ -400,21 +400,29 @@ static bool is_ready(const struct set_stream *self, struct slot **slot)
     return self->cancelled || self->held == self->slot_count || (listed && (*slot)->state == SLOT_READY);
 }
 
+/* Waits until is_ready(), or until a time; NULL: without limit. Returns whether it is. */
+static bool await_ready(struct set_stream *self, const struct timespec *until, struct slot **slot)
+{
+    bool ready = is_ready(self, slot);
+    const double begin_s = ready ? 0 : timer_now_s();
+    for (int error = 0; !ready && error == 0; ready = is_ready(self, slot)) {
+        self->waiting = true;
+        error = until ? pthread_cond_timedwait(&self->done, &self->lock, until)
+                      : pthread_cond_wait(&self->done, &self->lock);
+    }
+    self->waiting = false;
+    self->stats.wait_s += begin_s > 0 ? timer_now_s() - begin_s : 0;
+    return ready;
+}
+
 static bool set_stream_wait(struct stream *stream, double seconds)
 {
     struct set_stream *self = of(stream);
     struct slot *slot;
-    const double begin_s = timer_now_s();
     const struct timespec until = timer_deadline(seconds);
     pthread_mutex_lock(&self->lock);
     open_epoch(self);
-    bool ready = is_ready(self, &slot);
-    for (int error = 0; !ready && error == 0; ready = is_ready(self, &slot)) {
-        self->waiting = true;
-        error = pthread_cond_timedwait(&self->done, &self->lock, &until);
-    }
-    self->waiting = false;
-    self->stats.wait_s += timer_now_s() - begin_s;
+    const bool ready = await_ready(self, &until, &slot);
     pthread_mutex_unlock(&self->lock);
     return ready;
 }
@@ -422,20 +430,12 @@ static bool set_stream_wait(struct stream *stream, double seconds)
 /* Waits for the next batch, and sets `*slot`. */
 static enum status await_batch(struct set_stream *self, struct slot **slot)
 {
-    for (double begin_s = 0;; pthread_cond_wait(&self->done, &self->lock)) {
-        const bool ends = is_ready(self, slot);
-        if (ends && begin_s > 0)
-            self->stats.wait_s += timer_now_s() - begin_s;
-        self->waiting = !ends;
-        if (self->cancelled)
-            return status_set(STATUS_FAILED, "the stream was cancelled");
-        if (self->held == self->slot_count)
-            return status_set(STATUS_USAGE, "all %u batches of the stream are held; release one", self->held);
-        if (ends)
-            return (*slot)->fails ? status_restore(&(*slot)->fault) : STATUS_OK;
-        if (begin_s == 0)
-            begin_s = timer_now_s();
-    }
+    await_ready(self, NULL, slot);
+    if (self->cancelled)
+        return status_set(STATUS_FAILED, "the stream was cancelled");
+    if (self->held == self->slot_count)
+        return status_set(STATUS_USAGE, "all %u batches of the stream are held; release one", self->held);
+    return (*slot)->fails ? status_restore(&(*slot)->fault) : STATUS_OK;
 }
 
 static void describe(const struct set_stream *self, const struct slot *slot, struct stream_batch *batch)

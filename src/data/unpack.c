@@ -55,7 +55,7 @@ struct unpacking {
     enum status (*step)(struct unpacking *self, size_t *got);
 };
 
-static enum status damaged(const struct unpacking *self, const char *reason)
+static inline enum status damaged(const struct unpacking *self, const char *reason)
 {
     return status_set(STATUS_FAILED, "damaged %s data after %llu unpacked bytes: %s" AGAIN, self->format,
                       (unsigned long long)self->bytes, reason);

@@ -23,14 +23,7 @@ static const struct option_spec options[] = {
      .help = "folder with the samples (single files or tar shards; --prepare creates one), or a URL of tar "
              "shards: https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/ (all shards below it), or "
              "an Azure container"},
-    {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
-     .help =
-         "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed (.tar.gz, "
-         ".tgz, .tar.zst, .tzst), which are not read without it; otherwise, every run downloads shards "
-         "again"},
-    {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), .fallback = "0", .maximum = 1e18,
-     .help =
-         "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
+    CACHE_OPTIONS(AT(cache_dir), AT(cache_bytes)),
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1 << 20,
      .choices = option_max, .column = COLUMN, .help = "samples per batch"},

@@ -141,14 +141,7 @@ static const struct option_spec options[] = {
              "samples. auto takes the first of hardware, hybrid and cpu that exists, and cpu on a CPU and "
              "without --out-res. NAME is one of"},
     STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
-    {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
-     .help =
-         "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed (.tar.gz, "
-         ".tgz, .tar.zst, .tzst), which are not read without it; otherwise, every run downloads shards "
-         "again"},
-    {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(job.cache_bytes), .fallback = "0", .maximum = 1e18,
-     .help =
-         "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
+    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes)),
     {"generator", "NAME", OPTION_CHOICE, AT(generator), .fallback = "auto", .choices = generators,
      .column = COLUMN, .help = "which variant of synth generates live samples. NAME is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), .column = COLUMN,
