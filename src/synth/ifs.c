@@ -163,8 +163,7 @@ enum {
 typedef double wide __attribute__((vector_size(LANES * sizeof(double)), aligned(ALIGNMENT)));
 typedef int64_t wide_mask __attribute__((vector_size(LANES * sizeof(double)), aligned(ALIGNMENT)));
 typedef int32_t narrow __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(ALIGNMENT / 2)));
-typedef uint32_t narrow_unsigned
-    __attribute__((vector_size(LANES * sizeof(uint32_t)), aligned(ALIGNMENT / 2)));
+typedef uint32_t numbers __attribute__((vector_size(LANES * sizeof(uint32_t)), aligned(ALIGNMENT / 2)));
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(FDSL_SANITIZED) && !defined(__clang__)
 #define VECTOR_CLONES __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
@@ -185,7 +184,7 @@ struct group {
     wide least[AXES][VECTORS], most[AXES][VECTORS];
     wide low[AXES][VECTORS], range[AXES][VECTORS], inverse[AXES][VECTORS]; /* of struct ifs_axis */
     wide chunk[CHUNK][AXES][VECTORS];                                      /* points */
-    narrow cells[CHUNK][VECTORS];                                          /* their cells */
+    numbers cells[CHUNK][VECTORS];                                         /* their cells */
     uint32_t drawn[GROUP];                                                 /* points that are drawn */
 };
 
@@ -278,8 +277,8 @@ INLINED bool chunk_cells(struct group *group, int vectors, uint32_t count, uint3
                 const wide_mask farther = bits > farthest[axis][v];
                 farthest[axis][v] = (bits & farther) | (farthest[axis][v] & ~farther);
             }
-            /* Unsigned, because cells that will be computed again may overflow. */
-            group->cells[i][v] = (narrow)((narrow_unsigned)cell[Y] * res + (narrow_unsigned)cell[X]);
+            group->cells[i][v] =
+                (numbers)cell[Y] * res + (numbers)cell[X]; /* of points that are not drawn, any */
         }
     }
     bool far = true;
