@@ -137,6 +137,9 @@ Test(fractal_classes, the_list_of_10000_is_computed_once_and_a_damaged_file_is_n
         record_list();
         return;
     }
+#ifdef FDSL_SANITIZED
+    cr_skip_test("sanitizers make it 30 times as slow; the other tests run its functions");
+#endif
     char cache[] = "/tmp/fdsl-fractal-XXXXXX", path[PATH_MAX], *bytes, *again;
     size_t size, size_again;
     enter_folder(cache);

@@ -183,6 +183,9 @@ END
         ((status == 2)) && grep -q 'does not draw the formula rcdb' <<<"$output"
     }
     check 'bat refuses other formulas by name' refuses_formula
+    check 'weights of dark images of fractals are replaced' "$bench" --variant fused,omp --verify "${quick[@]}" \
+        --preset fractaldb-1k --classes 8 --min-lit 0.01 --batch 200 --instance 800
+    check 'classes of 1p-frac' "$bench" --variant fused,omp --verify "${quick[@]}" --preset 1p-frac --batch 60
     # The weights of an output pixel add up to res^2, so at this size the sums of bright pixels exceed 32 bits.
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096

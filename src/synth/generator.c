@@ -77,9 +77,6 @@ enum status synth_check_formula(const struct synth *synth, const struct variant 
                           formula->name);
     if (synth->set && !synth_is_ifs(synth) && strcmp(variant->platform, "cpu") != 0)
         return status_set(STATUS_USAGE, "does not draw published random streams; use naive or omp");
-    if (synth->min_lit > 0 && strcmp(variant->platform, "cpu") != 0)
-        return status_set(STATUS_USAGE, "does not replace the weights of dark images; use omp, or drop %s",
-                          OPTION_OR_FIELD("--min-lit", "min_lit"));
     return STATUS_OK;
 }
 
