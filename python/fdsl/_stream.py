@@ -548,6 +548,30 @@ class _Stream:
 # ---- The loader ----
 
 
+class _Known:
+    """The arguments of a call of Loader.fill(), which were checked. `given` is its argument `stream`; `stream` returns the
+    address of the CUDA stream."""
+
+    __slots__ = ("arrays", "addresses", "given", "stream", "again")
+
+    def __init__(
+        self,
+        arrays: tuple[Any, Any, Any, Any],
+        addresses: tuple[int, Optional[int], Optional[int], Optional[int]],
+        given: Any,
+        stream: Callable[[], Optional[int]],
+        again: Optional[Callable[[], bool]],
+    ) -> None:
+        self.arrays, self.addresses, self.given, self.stream, self.again = arrays, addresses, given, stream, again
+
+    def holds(self, arrays: tuple[Any, Any, Any, Any]) -> bool:
+        """Returns whether these are the same arrays, and nothing that was checked has changed. They are then written."""
+        a, b, c, d = self.arrays
+        return (
+            a is arrays[0] and b is arrays[1] and c is arrays[2] and d is arrays[3] and self.again is not None and self.again()
+        )
+
+
 class Loader:
     """An iterable of (images, labels): the samples of a data set, prepared ahead by threads of the library.
 
@@ -680,7 +704,8 @@ class Loader:
         self._resumed = False  # whether the next iteration begins at _step
         self._filling = False  # whether the library's position counts, not the one above: fill() was called last
         self._iteration = 0  # the number of the latest iteration
-        self._filled: dict[str, Any] = {}  # the arrays of the latest fill()
+        self._filled: dict[int, Any] = {}  # the arrays of the latest fill(), by the place of the argument
+        self._known: Optional[_Known] = None  # the arguments of the latest fill(), if they are checked faster again
 
     # ---- Properties ----
 
@@ -732,7 +757,7 @@ class Loader:
         """Ends the threads and frees the memory. Arrays stay valid. Any thread may call it; an iteration in another thread
         then raises an error. Closing again does nothing."""
         self._stream.close()
-        self._filled = (None, None, None)
+        self._filled, self._known = {}, None
 
     def __enter__(self) -> Any:
         self._stream.check_open()
@@ -869,8 +894,28 @@ class Loader:
         fdsl.Images, a call can be captured into a CUDA graph, if all batches have the same size. Each replay then stores
         the batch that follows, across the ends of epochs. The caller keeps the loader open as long as the graph exists.
         """
+        own, known = self._stream, self._known
+        arrays = (images, labels, targets, masks)
+        if known is None or known.given is not stream or not known.holds(arrays):
+            known = self._describe(arrays, stream)
+        if not self._filling:
+            self._iteration += 1
+            own.call(lib.fdsl_stream_seek, self._epoch, self._step)
+            self._resumed, self._filling = False, True
+        image, label, target, mask = known.addresses
+        count = own.fill(image, label, known.stream(), target, mask)
+        if count is not None and known is not self._known and own.device != CPU:
+            # The library does not check the addresses of its latest call again. As long as these arrays exist, no other
+            # device gets their addresses.
+            self._filled.update({i: array for i, array in enumerate(arrays) if array is not None})
+            self._known = known if known.again else None
+        return count
+
+    def _describe(self, arrays: tuple[Any, Any, Any, Any], stream: Any) -> _Known:
+        """Checks the arguments of fill(), and makes the CUDA stream wait for earlier work on arrays of this package."""
         own = self._stream
         own.check_open()
+        images, labels, targets, masks = arrays
         kind = kind_of("images", images)
         dtypes = (self.dtype, "uint16") if self.dtype == "bfloat16" else (self.dtype,)
         address = self._address("images", images, dtypes, self.shape)
@@ -883,25 +928,22 @@ class Loader:
         if masks is not None and not own.mask_shape:
             raise ValueError("masks: the loader has none; they come with a formula such as segrcdb, and with mask.png in a data set")
         mask_address = None if masks is None else self._address("masks", masks, ("uint8",), own.mask_shape or ())
-        pointer = None
-        if own.device != CPU:
-            pointer = kind.stream(images) if stream is None else stream_pointer(stream, own.device)
-            if not lib.fdsl_capturing(own.device, pointer):
-                owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
-                order_arrays(own.device, pointer, owner, images, labels, targets, masks)
-        elif stream is not None:
-            raise ValueError("stream: it must be None for a loader on the CPU")
-        if not self._filling:
-            self._iteration += 1
-            own.call(lib.fdsl_stream_seek, self._epoch, self._step)
-            self._resumed, self._filling = False, True
-        count = own.fill(address, label_address, pointer, target_address, mask_address)
-        if count is not None and own.device != CPU:
-            # The library does not check the addresses of its latest call again. As long as these arrays exist, no other
-            # device gets their addresses.
-            arrays = {"images": images, "labels": labels, "targets": targets, "masks": masks}
-            self._filled.update({name: array for name, array in arrays.items() if array is not None})
-        return count
+        addresses = (address, label_address, target_address, mask_address)
+        if own.device == CPU:
+            if stream is not None:
+                raise ValueError("stream: it must be None for a loader on the CPU")
+            return _Known(arrays, addresses, None, lambda: None, None)
+        fixed = None if stream is None else stream_pointer(stream, own.device)
+        find = (lambda: kind.stream(images)) if stream is None else (lambda: fixed)
+        given = [array for array in arrays if array is not None]
+        again = None
+        if kind.repeat and all(kind_of("images", array).repeat is kind.repeat for array in given):
+            again = kind.repeat(given)
+        pointer = find()
+        if not lib.fdsl_capturing(own.device, pointer):
+            owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
+            order_arrays(own.device, pointer, owner, *arrays)
+        return _Known(arrays, addresses, stream, find, again)
 
     def _address(self, name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
         """Returns the address of an argument of fill() after checking it."""

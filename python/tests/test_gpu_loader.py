@@ -393,6 +393,17 @@ def test_fill_copies_the_batches(digits: pathlib.Path) -> None:
     assert loader.fill(images, labels) is None
     with pytest.raises(ValueError, match="images: it is on cpu, but the loader is on cuda:0"):
         loader.fill(images.cpu())
+    other, version = torch.zeros_like(images), images._version
+    for array in (images, images, other, images):
+        assert loader.fill(array, labels) == 16
+    assert images._version == version + 3 and other._version > 0 and other.any() and not torch.equal(images, other)
+    with pytest.raises(ValueError, match="labels: its shape"):
+        loader.fill(images, labels.resize_(15))
+    with pytest.raises(ValueError, match="images: it requires a gradient"):
+        floats = fdsl.Loader(source, 16, device=0, dtype="f32", **words)
+        pixels = torch.empty((16, *floats.shape), device="cuda")
+        assert floats.fill(pixels) == floats.fill(pixels) == 16
+        floats.fill(pixels.requires_grad_())
 
 
 def test_a_graph_fills_the_following_batches() -> None:

@@ -23,6 +23,7 @@ import pytest
 from conftest import CLASSES, MASKED, PROGRAM, ROOT, broken_digits, content, masked_set, resident_bytes, run_python, small
 
 import fdsl
+from fdsl._memory import kind_of
 from fdsl import _stream
 
 numpy = pytest.importorskip("numpy", minversion="1.23")
@@ -60,6 +61,26 @@ def test_tensors_are_filled(name: str) -> None:
         counter = torch.tensor([4])
         g.fill(tensor, next=counter)
         assert counter.item() == 12 and torch.equal(tensor, torch.from_dlpack(images))
+
+
+@real
+def test_a_description_of_tensors_is_used_again_while_it_holds() -> None:
+    """fill() of a loader on a GPU describes the tensors of its latest call only if they have changed."""
+    changes = {
+        "none": lambda one: None,
+        "memory": lambda one: one.set_(torch.zeros(6)),
+        "size": lambda one: one.resize_(5),
+        "order": lambda one: one.resize_(2, 3).t_(),
+        "type": lambda one: setattr(one, "data", one.view(torch.int32)),
+        "gradient": lambda one: one.requires_grad_(),
+    }
+    for name, change in changes.items():
+        one, other = torch.zeros(6), torch.zeros(2)
+        again = kind_of("images", one).repeat([one, other])
+        assert again() and one._version == other._version == 1
+        change(one)
+        assert again() == (name == "none"), name
+        assert other._version == (2 if name == "none" else 1)
 
 
 @real
