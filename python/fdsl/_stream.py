@@ -933,8 +933,10 @@ class Loader:
             if stream is not None:
                 raise ValueError("stream: it must be None for a loader on the CPU")
             return _Known(arrays, addresses, None, lambda: None, None)
-        fixed = None if stream is None else stream_pointer(stream, own.device)
-        find = (lambda: kind.stream(images)) if stream is None else (lambda: fixed)
+        find: Callable[[], int] = lambda: kind.stream(images)
+        if stream is not None:
+            fixed = stream_pointer(stream, own.device)
+            find = lambda: fixed  # noqa: E731
         given = [array for array in arrays if array is not None]
         again = None
         if kind.repeat and all(kind_of("images", array).repeat is kind.repeat for array in given):
