@@ -66,8 +66,8 @@ static void time_fill(const std::string &name, struct fdsl_stream *stream, void 
     for (int calls = 0; calls < 400;) {
         while (fdsl_stream_wait(stream, 1) == FDSL_PENDING)
             ;
-        for (const double until_us = now_us() + 300; now_us() < until_us;)
-            ; /* the thread of the stream goes to sleep; this one stays awake, as in a training loop */
+        for (const double until_us = now_us() + 2000; now_us() < until_us;)
+            ; /* the threads of the stream go to sleep; this one stays awake, as in a training loop */
         const double begin_us = now_us();
         const enum fdsl_status status = fdsl_stream_fill(stream, images, labels, &count, on);
         const double end_us = now_us();

@@ -15,8 +15,10 @@ Parts:
     d   random batches of 8192 rows of the result of c: fdsl (Loader.fill); the batches of an epoch of fdsl.Loader and, with
         PyTorch, of fdsl.torch.Loader; PyTorch (index_select)
     e   host time of one call of Loader.fill(), median and 90th percentile: batches of 256 of the shards of --data-raw or
-        --data-jpeg and of generated images, and batches of 8192 of the rows of c. Before each call, the script waits
-        for 0.5 ms without sleeping, so that batches are ready. The GPU computes while the call runs, as in training
+        --data-jpeg and of generated images, and batches of 8192 of the rows of c; with PyTorch, beside it one copy_() of
+        a tensor to the same memory. Before each call, the script waits for 2 ms without sleeping, so that batches are
+        ready. The GPU computes while the call runs, as in training. The script never waits for the GPU: after a wait
+        of some milliseconds, any call of CUDA takes two to five times as long, copy_() too
 
 fdsl-bench and the loaders have --workers threads or worker processes (16). A part is measured --rounds times (3), its
 implementations in turn, each for --seconds (2) after a warm-up, in part a on a GPU of 300 batches, which its JPEG engines need to
@@ -50,7 +52,7 @@ PARTS = "abcde"
 DIM, ROW_BATCH, RES = 768, 8192, 224
 LOW, HIGH = 0.1, 100.0
 CHUNK = 65536  # rows that are written at a time
-GAP_S = 0.0005  # between two calls of part e
+GAP_S = 0.002  # between two calls of part e
 ENGINES_WARM = 300  # batches
 
 
@@ -339,24 +341,28 @@ def measure_batches(run, numpy, good, good_torch):
     loader.close()
 
 
-def host_us(run, fill):
+def host_us(run, call):
     """Returns the median and the 90th percentile of the time that a call takes on the host, if batches are ready. As in a
     training loop, the GPU computes while the call runs: after an idle time, the driver would need longer."""
     times, begin_s = [], time.perf_counter()
     if run.gpu:
-        factor = run.torch.ones(6144, 6144, dtype=run.torch.float32, device="cuda")
+        factor = run.torch.ones(2048, 2048, dtype=run.torch.float32, device="cuda")
     for i in range(16):
-        fill(i)
+        call(i)
+    run.finish()
     while len(times) < 20 or time.perf_counter() - begin_s < run.options.seconds:
-        if run.gpu:
-            run.torch.mm(factor, factor)  # some milliseconds
-        wait_s = time.perf_counter() + GAP_S
+        wait_s = time.perf_counter() + GAP_S / 2
         while time.perf_counter() < wait_s:
             pass  # after a sleep, the core would be slow for the next 0.1 ms
+        for _ in range(3 if run.gpu else 0):
+            run.torch.mm(factor, factor)  # together less than GAP_S
+        wait_s = time.perf_counter() + GAP_S / 2
+        while time.perf_counter() < wait_s:
+            pass
         call_s = time.perf_counter()
-        fill(0)
+        call(0)
         times.append(time.perf_counter() - call_s)
-        run.finish()
+    run.finish()
     return 1e6 * statistics.median(times), 1e6 * statistics.quantiles(times, n=10)[-1]
 
 
@@ -372,11 +378,15 @@ def measure_fill(run, numpy, good):
         sources.append(("rows", good, {"resident": run.gpu}))
     for name, source, more in sources:
         loader = run.open(source, min(ROW_BATCH if source is good else 256, len(source)), drop_last=True, **more)
-        fill = filler(loader, *memory_for(run, loader, numpy)[:2 if source.labelled else 1],
-                      *(() if source.labelled else (None,)))
+        images, labels = memory_for(run, loader, numpy)
+        calls = [("fdsl", filler(loader, images, labels if source.labelled else None))]
+        if run.torch:
+            other = images.clone()
+            calls.append(("torch copy_", lambda _, to=images, other=other: to.copy_(other)))
         for number in range(options.rounds):
-            for what, value in zip(("median", "90 %"), host_us(run, fill)):
-                run.keep("e", f"host time of fill: {name}, {what}", "us", loader.batch_size, "fdsl", number, value)
+            for implementation, call in calls:
+                for what, value in zip(("median", "90 %"), host_us(run, call)):
+                    run.keep("e", f"host time of fill: {name}, {what}", "us", loader.batch_size, implementation, number, value)
         loader.close()
 
 
