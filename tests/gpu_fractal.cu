@@ -434,8 +434,6 @@ static void print_bank_time(uint32_t classes, uint32_t points, uint32_t res, boo
     std::vector<double> open_s, all_s;
     open_synth(&trial, true, &synth);
     for (int run = 0; run < 5; run++) {
-        if (run == 4)
-            setenv("FDSL_IFS_LAPS", "1", 1);
         struct ifs_device_bank *bank;
         const double begin_s = timer_now_s();
         must(ifs_device_open(0, &synth, &bank));
@@ -444,7 +442,6 @@ static void print_bank_time(uint32_t classes, uint32_t points, uint32_t res, boo
         facts = ifs_device_facts(bank);
         all_s.push_back(facts.seconds);
         ifs_device_close(bank);
-        unsetenv("FDSL_IFS_LAPS");
     }
     printf("%6llu orbits of %u points, %u^2 %-10s %8.2f ms (first %.2f ms, opening %.2f ms); %7.1f MB\n",
            (unsigned long long)facts.orbits, points, res, draws_points ? "bitmaps" : "owner maps",
@@ -512,20 +509,6 @@ static void print_all_times(void)
     print_bank_time(1, 200000, 362, false, false);
     for (const struct trial &trial : trials)
         print_times(&trial);
-    for (const char *rows : {"16", "24", "32", "40", "48", "64", "80"}) { /* TIMES */
-        setenv("FDSL_IFS_ROWS", rows, 1);
-        printf("rows %s\n", rows);
-        print_times(&trials[0]);
-        print_times(&trials[1]);
-        print_times(&trials[7]);
-    }
-    unsetenv("FDSL_IFS_ROWS");
-    for (const char *chunk : {"32", "128"}) {
-        setenv("FDSL_IFS_CHUNK", chunk, 1);
-        printf("chunk %s\n", chunk);
-        print_bank_time(1000, 200000, 362, false, false);
-    }
-    unsetenv("FDSL_IFS_CHUNK");
 }
 
 int main(int argc, char **argv)

@@ -87,9 +87,6 @@ static enum status choose_tiles(struct ifs_plan *plan)
     const size_t limit = (size_t)most - 1024; /* of what the kernel declares itself */
     auto fits = [&](uint32_t rows) {
         const uint32_t canvas = canvas_rows(synth, rows);
-        if (getenv("FDSL_IFS_ROWS")) /* TIMES */
-            return canvas <= (uint32_t)atoi(getenv("FDSL_IFS_ROWS")) &&
-                   tile_bytes(plan, canvas, 0) <= 60 << 10;
         return canvas <= TILE_ROWS(resized) && tile_bytes(plan, canvas, 0) <= TILE_BYTES(resized);
     };
     job->words = (synth->res + 31) / 32 + 1;

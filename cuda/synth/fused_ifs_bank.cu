@@ -1,5 +1,4 @@
 /* The bank of orbits in device memory (fused_ifs.cuh). */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -231,7 +230,7 @@ static size_t lay_out(struct ifs_group *group, char *base, uint64_t count, uint6
 static void choose_chunks(struct ifs_group *group, uint64_t count)
 {
     const uint32_t segments = (group->rules.points + group->length - 1) / group->length;
-    group->chunk = getenv("FDSL_IFS_CHUNK") ? atoi(getenv("FDSL_IFS_CHUNK")) : CHUNK_SEGMENTS; /* TIMES */
+    group->chunk = CHUNK_SEGMENTS;
     while (group->chunk > 1 && count * (segments / group->chunk) < CHUNK_THREADS)
         group->chunk /= 2;
     group->chunks = (segments + group->chunk - 1) / group->chunk;
@@ -338,18 +337,6 @@ static unsigned blocks_of(uint64_t threads, uint32_t block)
     return (unsigned)((threads + block - 1) / block);
 }
 
-/* TIMES */
-static void lap(cudaStream_t stream, const char *name)
-{
-    static double last_s;
-    if (!getenv("FDSL_IFS_LAPS"))
-        return;
-    cudaStreamSynchronize(stream);
-    const double now_s = timer_now_s();
-    fprintf(stderr, "  %-10s %8.3f ms\n", name, 1e3 * (now_s - last_s));
-    last_s = now_s;
-}
-
 /* Enqueues the orbits' points, and waits for the number of orbits whose chunks do not join. */
 static enum status compute_points(struct ifs_device_bank *bank, const struct ifs_order *order,
                                   const struct ifs_group *group, uint32_t *listed)
@@ -360,20 +347,16 @@ static enum status compute_points(struct ifs_device_bank *bank, const struct ifs
     CUDA_TRY(cudaMemcpyAsync(const_cast<uint32_t *>(group->classes), order->classes,
                              group->class_rows * sizeof *order->classes, cudaMemcpyHostToDevice, stream));
     CUDA_TRY(cudaMemsetAsync(group->listed_count, 0, sizeof *group->listed_count, stream));
-    lap(stream, "lists");
     ifs_choices_kernel<<<blocks_of(group->class_rows * (group->pitch / IFS_EIGHT), CHOICE_BLOCK),
                          CHOICE_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_choices_kernel");
-    lap(stream, "choices");
     ifs_walk_kernel<<<blocks_of((uint64_t)group->count * group->chunks, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(
         *group);
     CUDA_TRY_LAUNCH("ifs_walk_kernel");
-    lap(stream, "walk");
     ifs_join_kernel<<<blocks_of(group->count, WALK_BLOCK), WALK_BLOCK, 0, stream>>>(*group);
     CUDA_TRY_LAUNCH("ifs_join_kernel");
     CUDA_TRY(cudaMemcpyAsync(listed, group->listed_count, sizeof *listed, cudaMemcpyDeviceToHost, stream));
     CUDA_TRY(cudaStreamSynchronize(stream));
-    lap(stream, "join");
     return STATUS_OK;
 }
 
@@ -408,16 +391,10 @@ static enum status compute_group(struct ifs_device_bank *bank, const struct ifs_
         CUDA_TRY(cudaEventRecord(bank->repaired, bank->side));
     }
     TRY(raster(bank, group, false, least_of(group->count, left)));
-    lap(bank->stream, "early");
     if (listed > 0) {
         CUDA_TRY(cudaStreamWaitEvent(bank->stream, bank->repaired, 0));
-        lap(bank->side, "repair");
         TRY(raster(bank, group, true, least_of(listed, group->blocks)));
-        lap(bank->stream, "late");
     }
-    if (getenv("FDSL_IFS_LAPS"))
-        fprintf(stderr, "  %u orbits, %u chunks, %u listed, %u of %u blocks\n", group->count, group->chunks,
-                listed, left, group->blocks);
     return CUDA_STATUS(cudaStreamSynchronize(bank->stream)); /* the next group reuses the lists */
 }
 
@@ -425,9 +402,7 @@ static enum status compute(struct ifs_device_bank *bank, struct ifs_order *order
 {
     const size_t map_bytes = ifs_map_bytes(bank->synth->points, bank->synth->res);
     struct ifs_group group;
-    lap(bank->stream, "start");
     TRY(make_order(bank, order));
-    lap(bank->stream, "malloc");
     for (uint64_t begin = 0; begin < order->count; begin += group.count) {
         take_group(bank, order, begin, &group);
         TRY(compute_group(bank, order, &group));
