@@ -479,7 +479,8 @@ static enum status explain_unknown(const struct options *options, const char *ar
                       options->help ? options->help : "--help");
 }
 
-/* Sets the message for an argument that getopt_long() refused: it is either ambiguous or unknown. */
+/* Sets the message for an argument that getopt_long() refused: it is an option of another command, ambiguous,
+ * or unknown. */
 static enum status explain_refused(const struct options *options, const char *argument)
 {
     char name[WORD_MAX + 2], matches[512] = "";
@@ -489,9 +490,12 @@ static enum status explain_refused(const struct options *options, const char *ar
     for (size_t i = 0; (spec = entry_at(options, i).spec); i++)
         if (strncmp(spec->name, name, length) == 0)
             text_append(matches, sizeof matches, "%s--%s", found++ ? " or " : "", spec->name);
-    if (length > 0 && found > 1 && strncmp(argument, "--", 2) == 0)
+    if (length > 0 && found > 1 && strncmp(argument, "--", 2) == 0) {
+        if (options->explain)
+            TRY(status_about(options->explain(options->explain_context, name), name));
         return status_about(
             status_set(STATUS_USAGE, "option '--%s' is ambiguous: it could be %s", name, matches), name);
+    }
     return status_about(explain_unknown(options, argument), name);
 }
 
