@@ -220,10 +220,8 @@ template <uint32_t Byte> static __device__ __forceinline__ uint32_t canvas_bytes
 template <bool Eager, class Read, class Write>
 static __device__ __forceinline__ void for_runs(const struct tile &tile, uint32_t res, Read read, Write write)
 {
-    /* A warp writes two rows at a time if half its lanes suffice for a row. */
-    const uint32_t lanes = tile.out_width > 2 * FUSED_WARP ? FUSED_WARP : FUSED_WARP / 2;
-    const uint32_t first = threadIdx.x / lanes, step = blockDim.x / lanes, some = Eager ? 4 : 1;
-    for (uint32_t x = threadIdx.x % lanes * 4; x < tile.out_width; x += 4 * lanes) {
+    const uint32_t first = threadIdx.x / FUSED_WARP, step = blockDim.x / FUSED_WARP, some = Eager ? 4 : 1;
+    for (uint32_t x = threadIdx.x % FUSED_WARP * 4; x < tile.out_width; x += 4 * FUSED_WARP) {
         const size_t begin = (size_t)(tile.out_y + first) * res + tile.out_x + x;
         uint32_t y = first, i = 0; /* the index in the output, minus `begin` */
         for (; y + (some - 1) * step < tile.out_height; y += some * step, i += some * step * res) {
