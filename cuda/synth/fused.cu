@@ -202,8 +202,8 @@ static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
     return kernels[plan->synth->formula];
 }
 
-/* Sets the maximum side of a canvas, such that two painting blocks fit on a multiprocessor. If the side would
- * be below TILE_WORTH, sets it such that one block fits. */
+/* Sets the maximum side of a canvas, such that as many painting blocks fit on a multiprocessor as the kernel
+ * is made for. If these are two, and the side would be below TILE_WORTH, sets it such that one block fits. */
 static enum status choose_side(struct fused_plan *plan)
 {
     int all, reserved, block;
