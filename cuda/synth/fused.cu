@@ -81,6 +81,7 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
 #define LANE_TILES  4                   /* tiles per multiprocessor that keep it busy */
+#define HEAD_PART   4                   /* see choose_slice() */
 #define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* units per image; limited by the unit field of a queue entry */
 #define OUT_MOST    512                 /* maximum side of a tile's output in pixels */
@@ -112,6 +113,7 @@ struct fused_plan {
     uint32_t lane_count;
     cudaEvent_t forked; /* recorded on the caller's stream at the start of a run; only with several lanes */
     uint32_t slice;     /* images per slice */
+    uint32_t head;      /* images of the first slice of a run; at most `slice` */
     uint32_t side;      /* maximum side of a tile's canvas */
     bool wide;          /* coordinates may not fit packed words */
     bool split;         /* a block computes a group's vertices; otherwise a warp does */
@@ -257,7 +259,8 @@ static bool splits(const struct fused_plan *plan, uint64_t images)
 
 /* Chooses the number of lanes and of images per slice. Slices are of about equal size and as large as the
  * memory budget allows, with at least one slice per lane. There are two lanes if half the batch keeps the
- * device busy. Painting in one lane then overlaps with the last vertices of the other lane. `tiles`: number
+ * device busy. Painting in one lane then overlaps with the last vertices of the other lane. If the vertices
+ * depend on latency, the first of two slices is smaller, so that its painting begins earlier. `tiles`: number
  * of tiles per image. */
 static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t tiles)
 {
@@ -287,7 +290,12 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t t
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
     uint64_t slices = (synth->batch + most - 1) / most;
     slices = slices < plan->lane_count ? plan->lane_count : slices;
-    plan->slice = (uint32_t)((synth->batch + slices - 1) / slices);
+    plan->slice = plan->head = (uint32_t)((synth->batch + slices - 1) / slices);
+    const uint64_t head = synth->batch / HEAD_PART, rest = synth->batch - head;
+    if (several && slices == LANES_MAX && head > 0 && rest <= most && splits(plan, rest)) {
+        plan->head = (uint32_t)head;
+        plan->slice = (uint32_t)rest;
+    }
     return STATUS_OK;
 }
 
@@ -466,9 +474,10 @@ void fused_close(struct fused_plan *plan)
 static struct fused_job slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
                                  const struct fused_job *from, uint64_t begin, uint64_t count)
 {
+    const uint32_t most = begin == 0 ? plan->head : plan->slice;
     struct fused_job job = *from;
     job.begin = begin;
-    job.count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
+    job.count = (uint32_t)(count - begin < most ? count - begin : most);
     job.boxes = lane->boxes;
     job.values = lane->values;
     job.ends = lane->ends;
@@ -545,9 +554,10 @@ static enum status enqueue_all(const struct fused_plan *plan, const struct fused
 {
     TRY(fork_lanes(plan, stream));
     uint32_t turn = 0;
-    for (uint64_t begin = 0; begin < count; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
+    for (uint64_t begin = 0; begin < count; turn = (turn + 1) % plan->lane_count) {
         const struct fused_lane *lane = &plan->lanes[turn];
         const struct fused_job slice = slice_at(plan, lane, from, begin, count);
+        begin += slice.count;
         cudaStream_t own = turn == 0 ? stream : lane->stream;
         TRY(enqueue_vertices(plan, &slice, own));
         TRY(enqueue_painting(plan, &slice, own));
@@ -577,8 +587,9 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
     struct fused_job job = plan->job;
     uint64_t count = plan->synth->batch;
     job.call = *call;
-    for (uint64_t begin = 0; begin < count; begin += plan->slice) {
+    for (uint64_t begin = 0; begin < count;) {
         const struct fused_job slice = slice_at(plan, plan->lanes, &job, begin, count);
+        begin += slice.count;
         TRY(device_clock_add(clock, vertices_s,
                              [&] { return enqueue_vertices(plan, &slice, clock->stream); }));
         TRY(device_clock_add(clock, painting_s,
