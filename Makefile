@@ -304,7 +304,7 @@ define formula_rule
 $(BUILD)/%/fused_formula.$(1).cu.o: %/fused_formula.cu $(BUILD)/flags-nvcc
 	@mkdir -p $$(@D)
 	$$(say) NVCC $$@
-	$$(Q)$$(NVCC) $$(ALL_NVCCFLAGS) -DFUSED_NAME=$(1) $(if $(filter rcdb,$(1)),-DFUSED_TRIALS=1) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
+	$$(Q)$$(NVCC) $$(ALL_NVCCFLAGS) -DFUSED_NAME=$(1) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
 endef
 $(foreach formula,$(FORMULAS),$(eval $(call formula_rule,$(formula))))
 

@@ -206,14 +206,11 @@ static const struct fused_kernels *const kernels[] = {
 
 static const struct fused_kernels *kernels_of(const struct fused_plan *plan)
 {
-    const char *trial = getenv("FDSL_TRIAL");
-    if (trial && plan->synth->formula == FORMULA_RCDB)
-        return &fused_trials[atoi(trial)];
     return kernels[plan->synth->formula];
 }
 
-/* Sets the maximum side of a canvas, such that two painting blocks fit on a multiprocessor. If the side would
- * be below TILE_WORTH, sets it such that one block fits. */
+/* Sets the maximum side of a canvas, such that as many painting blocks fit on a multiprocessor as the kernel
+ * is made for. If these are two, and the side would be below TILE_WORTH, sets it such that one block fits. */
 static enum status choose_side(struct fused_plan *plan)
 {
     int all, reserved, block;
@@ -296,23 +293,13 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce, uint64_t t
     plan->lane_count = several ? LANES_MAX : 1;
     uint64_t most = budget / plan->lane_count / bytes;
     most = most < 1 ? 1 : most > SLICE_MAX ? SLICE_MAX : most;
-    if (getenv("FDSL_LANES"))
-        plan->lane_count = (uint32_t)atoi(getenv("FDSL_LANES"));
     uint64_t slices = (synth->batch + most - 1) / most;
-    if (getenv("FDSL_SLICES"))
-        slices = (uint64_t)atoi(getenv("FDSL_SLICES"));
     slices = slices < plan->lane_count ? plan->lane_count : slices;
     plan->slice = plan->head = (uint32_t)((synth->batch + slices - 1) / slices);
     const uint64_t head = synth->batch / HEAD_PART, rest = synth->batch - head;
     if (several && slices == LANES_MAX && head > 0 && rest <= most && splits(plan, rest)) {
         plan->head = (uint32_t)head;
         plan->slice = (uint32_t)rest;
-    }
-    if (getenv("FDSL_HEAD") && slices == 2) {
-        plan->head = (uint32_t)((uint64_t)atoi(getenv("FDSL_HEAD")) * synth->batch / 256);
-        plan->head = plan->head < 1 ? 1 : plan->head;
-        plan->slice = (uint32_t)synth->batch - plan->head;
-        plan->slice = plan->slice < plan->head ? plan->head : plan->slice;
     }
     return STATUS_OK;
 }

@@ -123,7 +123,6 @@ struct fused_kernels {
     size_t paint_fixed;                 /* its shared memory without the canvas */
 };
 
-extern const struct fused_kernels fused_trials[];
 /* The kernels of each formula that draws lines: fused_uji, ... */
 #define FORMULA(symbol, name, ...) extern const struct fused_kernels fused_##name;
 #include "synth/formulas.def"

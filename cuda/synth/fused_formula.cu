@@ -29,9 +29,9 @@ template <> struct sizes<FORMULA_SEGRCDB> {
     static constexpr uint32_t warps = 8, quads = 14;
 };
 
-template <enum formula_id Formula, class paint = typename sizes<Formula>::paint>
-static constexpr struct fused_kernels kernels_of()
+template <enum formula_id Formula> static constexpr struct fused_kernels kernels_of()
 {
+    using paint = typename sizes<Formula>::paint;
     constexpr uint32_t parts = paint::parts, warps = sizes<Formula>::warps, quads = sizes<Formula>::quads;
     return {{fused_vertices_kernel<false, Formula, parts>, fused_vertices_kernel<true, Formula, parts>},
             {fused_vertices_split_kernel<false, Formula, parts, warps, quads>,
@@ -46,10 +46,3 @@ static constexpr struct fused_kernels kernels_of()
 }
 
 const struct fused_kernels JOIN(fused_, FUSED_NAME) = kernels_of<JOIN(id_, FUSED_NAME)>();
-
-#ifdef FUSED_TRIALS
-const struct fused_kernels fused_trials[] = {kernels_of<FORMULA_RCDB, paint_sizes<16, 2, true>>(),
-                                             kernels_of<FORMULA_RCDB>(),
-                                             kernels_of<FORMULA_RCDB, paint_sizes<8, 4, true, true>>(),
-                                             kernels_of<FORMULA_RCDB, paint_sizes<16, 2, true, true>>()};
-#endif
