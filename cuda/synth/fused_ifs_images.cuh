@@ -82,80 +82,92 @@ static __device__ __forceinline__ ifs_view ifs_view_of(const ifs_job &job, uint6
 /* ---- Bits ---- */
 
 /* A band of the canvas: `rows` rows from row `y` on, and the columns x .. end - 1. Bits of a row begin at
- * bits[words * row]. Whole words of bits are stored; bits outside the canvas are 0. */
+ * bits[words * row]. All columns up to the next multiple of 8 have a bit, 0 outside the canvas. */
 struct ifs_band {
     uint32_t y, rows, x, end, words;
 };
 
-/* Fills the random halves of all cells whose squares can touch the band. Returns the number of the first
- * cell, which may be outside the canvas; such halves are arbitrary. `lowest`: the lowest row in the drawing.
- */
-static __device__ __forceinline__ int32_t fill_halves(const struct philox_key key, uint32_t res,
-                                                      int32_t lowest, uint32_t rows, uint4 *halves)
+/* Returns a word of a row of a map: columns 8 * index .. 8 * index + 7. No square covers columns outside. */
+static __device__ __forceinline__ uint32_t owners_at(const uint32_t *row, int32_t index, int32_t words)
 {
-    const int32_t begin = ((lowest - 3) * (int32_t)res) >> 3;
-    const int32_t end = ((lowest + (int32_t)rows - 1) * (int32_t)res - 1) >> 3;
-    const int32_t step = (int32_t)blockDim.x;
-    for (int32_t b = begin + (int32_t)threadIdx.x; b <= end;
-         b += 2 * step) { /* two blocks share their keys */
-        const struct philox_block one = ifs_mask_block(key, (uint32_t)b);
-        const struct philox_block two = ifs_mask_block(key, (uint32_t)(b + step));
-        halves[b - begin] = make_uint4(one.word[0], one.word[1], one.word[2], one.word[3]);
-        if (b + step <= end)
-            halves[b + step - begin] = make_uint4(two.word[0], two.word[1], two.word[2], two.word[3]);
+    return index >= 0 && index < words ? __ldg(row + index) : 0xffffffffu;
+}
+
+/* Calls set(row, run) for each row and each run of eight columns of a band. */
+template <class Set> static __device__ __forceinline__ void for_eights(const ifs_band &band, Set set)
+{
+    const uint32_t first = band.x / 8, runs = (band.end + 7) / 8 - first;
+    const uint32_t step = blockDim.x % runs, rows = blockDim.x / runs;
+    uint32_t row = threadIdx.x / runs, run = threadIdx.x % runs;
+    while (row < band.rows) {
+        set(row, first + run);
+        row += rows;
+        run += step;
+        if (run >= runs) {
+            run -= runs;
+            row++;
+        }
+    }
+}
+
+/* Fills the masks of all cells whose squares can touch the band. Returns the number of the first one, which
+ * may be outside the canvas; those masks are arbitrary, but also have nine bits. `lowest`: the lowest number
+ * of a row in the drawing. */
+static __device__ __forceinline__ int32_t fill_masks(const struct philox_key key, uint32_t res,
+                                                     int32_t lowest, uint32_t rows, uint4 *masks)
+{
+    /* A look-up without owner reads up to 15 masks after the last cell. */
+    const int32_t begin = ((lowest - 3) * (int32_t)res - 3) >> 3;
+    const int32_t end = ((lowest + (int32_t)rows - 1) * (int32_t)res + 15) >> 3;
+    for (int32_t b = begin + (int32_t)threadIdx.x; b <= end; b += (int32_t)blockDim.x) {
+        const struct philox_block block = ifs_mask_block(key, (uint32_t)b);
+        uint32_t words[4];
+#pragma unroll
+        for (uint32_t w = 0; w < 4; w++)
+            words[w] = ifs_mask(block.word[w] & 0xffff) | ifs_mask(block.word[w] >> 16) << 16;
+        masks[b - begin] = make_uint4(words[0], words[1], words[2], words[3]);
     }
     return begin * 8;
 }
 
-#define UNIT_ROWS 4u /* rows of a warp's unit of work, whose loads are in flight at a time */
-
-/* Fills a band with the bits of a patch image. A lane looks up a pixel; the warp votes. The half of owner o
- * is o % 3 columns and o / 3 rows after that of owner 0. */
-static __device__ __forceinline__ void fill_patches(const ifs_job &job, const ifs_view &view,
-                                                    const ifs_band &band, uint4 *halves, uint32_t *bits)
+/* Returns the bits of the pixels of eight owners. `at` is the index of the first pixel's mask for owner 0.
+ * The mask of owner o is o % 3 columns and o / 3 rows after it. Masks have nine bits, so the bit of
+ * IFS_NO_OWNER is 0. */
+static __device__ __forceinline__ uint32_t bits_of(uint32_t owners, const uint16_t *at, uint32_t res)
 {
-    const uint32_t res = job.res, lane = threadIdx.x % FUSED_WARP;
-    const int32_t pitch = (int32_t)ifs_map_pitch(false, res) / 4;
+    uint32_t bits = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) {
+        const uint32_t o = owners >> 4 * k & 15, third = o * 11 >> 5 & 3; /* o / 3; 1 for IFS_NO_OWNER */
+        bits |= (at[k + o + third * (res - 3)] >> o & 1) << k;
+    }
+    return bits;
+}
+
+/* Fills a band with the bits of a patch image. */
+static __device__ __forceinline__ void fill_patches(const ifs_job &job, const ifs_view &view,
+                                                    const ifs_band &band, uint4 *masks, uint32_t *bits)
+{
+    const uint32_t res = job.res, pitch = (uint32_t)ifs_map_pitch(false, res) / 4;
     const bool upside_down = view.flip & 1, mirrored = view.flip & 2;
     const uint32_t lowest = upside_down ? band.y : res - band.y - band.rows;
-    const int32_t first = fill_halves(view.key, res, (int32_t)lowest, band.rows, halves);
-    const uint16_t *table = reinterpret_cast<const uint16_t *>(halves) - first;
-    const uint32_t left = band.x / FUSED_WARP, columns = (band.end + FUSED_WARP - 1) / FUSED_WARP - left;
-    const uint32_t units = columns * ((band.rows + UNIT_ROWS - 1) / UNIT_ROWS);
-    const int32_t down = upside_down ? 1 : -1; /* the rows of the drawing below one another in the image */
+    const int32_t first = fill_masks(view.key, res, (int32_t)lowest, band.rows, masks);
+    const uint16_t *table = reinterpret_cast<const uint16_t *>(masks);
     __syncthreads();
-    for (uint32_t unit = threadIdx.x / FUSED_WARP; unit < units; unit += blockDim.x / FUSED_WARP) {
-        const uint32_t column = left + unit % columns, r = unit / columns * UNIT_ROWS, y = band.y + r;
-        const uint32_t to = FUSED_WARP * column + lane, x = mirrored ? res - 1 - to : to;
-        const int32_t drawn = (int32_t)(upside_down ? y : res - 1 - y);
-        const uint32_t *row = reinterpret_cast<const uint32_t *>(view.map) +
-                              ((int32_t)res - 1 - drawn) * (ptrdiff_t)pitch + x / 8;
-        uint32_t owners[UNIT_ROWS];
-        bool any = false;
-#pragma unroll
-        for (uint32_t k = 0; k < UNIT_ROWS; k++) {
-            owners[k] = IFS_NO_OWNER;
-            if (to < res && r + k < band.rows)
-                owners[k] = __ldg(row - (int32_t)k * down * pitch) >> x % 8 * 4 & 15;
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < UNIT_ROWS; k++)
-            any = any || owners[k] != IFS_NO_OWNER;
-        any = __any_sync(FUSED_ALL, any);
-        uint32_t found = 0; /* of row r + lane */
-        const uint16_t *at = table + (drawn - 3) * (int32_t)res + (int32_t)x - 3;
-#pragma unroll
-        for (uint32_t k = 0; any && k < UNIT_ROWS; k++) {
-            const uint32_t o = owners[k], third = 0x2a540u >> 2 * o & 3; /* o / 3; 0 for IFS_NO_OWNER */
-            const int32_t offset = (int32_t)k * down * (int32_t)res + (int32_t)(o + third * (res - 3));
-            const uint32_t half = o == IFS_NO_OWNER ? 0 : at[offset];
-            /* ifs_mask(half) >> o; 0 for IFS_NO_OWNER, because a mask has nine bits */
-            const uint32_t word = __ballot_sync(FUSED_ALL, (511 * half + 65536) >> 16 + o & 1);
-            found = lane == k ? word : found;
-        }
-        if (lane < UNIT_ROWS && r + lane < band.rows)
-            bits[(r + lane) * band.words + column] = found;
-    }
+    for_eights(band, [&](uint32_t r, uint32_t run) {
+        const uint32_t y = band.y + r, drawn = upside_down ? y : res - 1 - y; /* row of the drawing */
+        const uint32_t *row =
+            reinterpret_cast<const uint32_t *>(view.map) + (size_t)(res - 1 - drawn) * pitch;
+        const int32_t x = mirrored ? (int32_t)(res - 8 - 8 * run) : (int32_t)(8 * run);
+        uint32_t owners = owners_at(row, x >> 3, (int32_t)pitch), found = 0;
+        if (x & 7)
+            owners = __funnelshift_r(owners, owners_at(row, (x >> 3) + 1, (int32_t)pitch), x % 8 * 4 & 31);
+        if (owners != 0xffffffffu)
+            found = bits_of(owners, table + (((int32_t)drawn - 3) * (int32_t)res + x - 3 - first), res);
+        if (mirrored)
+            found = __brev(found) >> 24;
+        reinterpret_cast<uint8_t *>(bits + r * band.words)[run] = (uint8_t)found;
+    });
 }
 
 /* Fills a band with the bits of a point image. */
