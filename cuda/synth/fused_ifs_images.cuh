@@ -245,9 +245,8 @@ static __device__ __forceinline__ void write_values(const output_sink &sink, con
 
 /* ---- Resized outputs ---- */
 
-/* The weighted sum of the bits of a span of columns is out_res * (number of bits) - first * (first bit) -
- * last
- * * (last bit). */
+/* The weighted sum of the bits of a span of columns: out_res times the number of bits, less first * (first
+ * bit) and last * (last bit). */
 struct ifs_columns {
     uint32_t begin, length, first, last;
 };
