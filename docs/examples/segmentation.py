@@ -15,8 +15,8 @@ The same images can be prepared before, here as tar shards, and read during trai
     fdsl-bench --prepare test --from synth --class shapes.csv --res 128 --samples 64 --seed 2
     python3 docs/examples/segmentation.py --data train --test-data test
 
-All of this needs PyTorch. The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512 pixels. With --published, the
-program trains on these classes; that needs a larger network and many more steps.
+All of this needs PyTorch. The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512
+pixels. With --published, the program trains on these classes; that needs a larger network and many more steps.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Generator:
 
     classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000 (for
                   "segrcdb" 254), or all classes of class_file, class_list or class_table
-    preset        such as "visualatom", "rcdb-1k", "segrcdb", "fractaldb-1k", "ofdb-1k" or "1p-frac" (docs/formulas.md has all);
-                  None: the preset with the name of the formula
+    preset        such as "visualatom", "rcdb-1k", "segrcdb", "fractaldb-1k", "ofdb-1k" or "1p-frac"; docs/formulas.md
+                  has all. None: the preset with the name of the formula
     preset_file   path of an INI file with other presets
     class_file    path of a CSV file with the classes, or of the class files of a published script (a folder, or one file),
                   instead of a preset. With formula="fractaldb", a preset then says how the classes are drawn
