@@ -572,7 +572,7 @@ Test(unpack, programs_read_compressed_shards)
     EXPECT_PRINTS(1, "the shard holds 20 samples but its wids index says 21",
                   "$P --variant stream --data w --decode --cache-dir c --cache any");
     expect_refused(2, "s-000000.tar", "$P --variant stream --data w --decode --cache any");
-    EXPECT_OUT("read them with --cache-dir DIR on a disk with room");
+    EXPECT_OUT("give load or train --cache-dir DIR, a folder with room");
 }
 
 Test(unpack, refusals_name_the_remedy)
@@ -581,8 +581,8 @@ Test(unpack, refusals_name_the_remedy)
         int status;
         const char *words, *command;
     } cases[] = {
-        {2, "read them with --cache-dir DIR on a disk with room", "$P --variant stream --data z"},
-        {2, "read them with --cache-dir DIR on a disk with room",
+        {2, "give load or train --cache-dir DIR, a folder with room", "$P --variant stream --data z"},
+        {2, "give load or train --cache-dir DIR, a folder with room",
          "$P --variant train-omp --data z/s-000000.tar.gz --feed load"},
         {2, "is compressed, but samples are read from many places",
          "$P --prepare q --from dataset --source z"},

@@ -15,8 +15,8 @@ The same images can be prepared before, here as tar shards, and read during trai
     fdsl-bench --prepare test --from synth --class shapes.csv --res 128 --samples 64 --seed 2
     python3 docs/examples/segmentation.py --data train --test-data test
 
-The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512 pixels. With --published, the
-program trains on these classes; that needs a larger network and many more steps.
+All of this needs PyTorch. The published pre-training is another task: 254 classes, whose contours fill images of 512 x 512
+pixels. With --published, the program trains on these classes; that needs a larger network and many more steps.
 """
 
 from __future__ import annotations
@@ -110,12 +110,6 @@ def open_loaders(options: argparse.Namespace) -> list[fdsl.torch.Loader]:
     ]
 
 
-def write_classes(path: pathlib.Path) -> None:
-    """Writes the classes in the form that --class of the program reads."""
-    rows = [("class", *SHAPES.names), *((one, *values) for one, values in zip(SHAPES.ids, SHAPES.values))]
-    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
@@ -130,7 +124,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="steps between two lines of output (default: 50)")
     options = parser.parse_args()
     if options.write_classes:
-        return write_classes(options.write_classes)
+        return fdsl.classes.save(SHAPES, options.write_classes)
     if bool(options.data) != bool(options.test_data):
         parser.error("give both --data and --test-data, or none")
     torch.manual_seed(0)

@@ -59,14 +59,15 @@ class ClassTable(NamedTuple):
 class Generator:
     """Generates images by number, on the CPU or a CUDA GPU.
 
-    With N classes, image g is instance g // N of the class at index g % N; an image of "segrcdb" shows several classes. With the generators "naive", "omp" and
-    "fused", its pixels depend only on the formula, the class, the seed, the instance, the side of the drawn image and
-    the output format. They do not depend on the device, the batch or the number of threads.
+    With N classes, image g is instance g // N of the class at index g % N; an image of "segrcdb" shows several classes.
+    With the generators "naive", "omp" and "fused", its pixels depend only on the formula, the class, the seed, the
+    instance, the side of the drawn image and the output format. They do not depend on the device, the batch or the
+    number of threads.
 
     classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000 (for
                   "segrcdb" 254), or all classes of class_file, class_list or class_table
-    preset        "uji", "visualatom", "lowercompute", "paper-1000", "lowercompute-1000", "rcdb" or "segrcdb"; None: the
-                  preset with the name of the formula
+    preset        such as "visualatom", "rcdb-1k", "segrcdb", "fractaldb-1k", "ofdb-1k" or "1p-frac"; docs/formulas.md
+                  has all. None: the preset with the name of the formula
     preset_file   path of an INI file with other presets
     class_file    path of a CSV file with the classes, or of the class files of a published script (a folder, or one file),
                   instead of a preset. With formula="fractaldb", a preset then says how the classes are drawn
@@ -76,8 +77,8 @@ class Generator:
                   "auto": that which the preset implies, else "uji", also for the preset "visualatom"
     random        "philox", or "published": the random numbers of a published set, which the preset names
     draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
-    min_lit       replaces weights of fractal classes whose images have a smaller expected share of set pixels, such as 0.01,
-                  by the unweighted class; 0: none
+    min_lit       replaces the weights of fractal classes whose images are expected to have a smaller share of set pixels than
+                  this, by the class itself; 0.01 replaces nearly black images, 0 none
     seed          seed of all images, 0 to 2^64 - 1
     res           side of the drawn image in pixels, 1 to 16384; None: that of the formula or of the preset, such as 512
     out_res       side of the image that is returned, in pixels; None: res

@@ -682,9 +682,9 @@ static enum status report(const struct verification *verification)
         putchar('\n');
     }
     if (verification->rules && !verification->points && verification->compared[IMAGES] > 0)
-        puts("The bits of patches are random and their generator is unseeded, so pixels cannot be compared. "
-             "The "
-             "pixels that patches can cover and the share of set bits were.");
+        puts("The script draws patches with an unseeded generator, so their pixels cannot be compared. Here, "
+             "\"equal\" "
+             "means that only pixels of patches are set, and that the share of set bits is as expected.");
     if (compared == 0 && verification->foreign == 0)
         return status_about(status_set(STATUS_USAGE,
                                        "%s: contains no file of %s; name the folder that contains image/ or "

@@ -60,7 +60,8 @@ static void unpack_begin(uint32_t count, struct ifs_system *systems)
 struct unpacking {
     struct ifs_system *systems;
     struct progress progress;
-    _Atomic uint32_t done; /* classes */
+    uint32_t count;        /* classes to read */
+    _Atomic uint32_t done; /* classes that were read */
 };
 
 static void unpack_step(void *context, uint64_t task, int thread)
@@ -81,14 +82,14 @@ static void unpack_step(void *context, uint64_t task, int thread)
         unpacking->done++;
         if (thread == 0 && progress_due(&unpacking->progress))
             progress_show(&unpacking->progress,
-                          "reading the classes of FractalDB from their stream, once: %u",
-                          (unsigned)unpacking->done);
+                          "computing the classes of FractalDB, only on first use: %u of %u",
+                          (unsigned)unpacking->done, (unsigned)unpacking->count);
     }
 }
 
 static void unpack(uint32_t count, struct ifs_system *systems)
 {
-    struct unpacking unpacking = {.systems = systems};
+    struct unpacking unpacking = {.systems = systems, .count = count - IFS_LIST_BEGIN};
     unpack_begin(IFS_LIST_BEGIN, systems);
     progress_begin(&unpacking.progress, true);
     parallel_for(usable_threads(), (count - IFS_LIST_BEGIN) / IFS_LIST_STEP, unpack_step, &unpacking);

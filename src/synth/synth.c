@@ -58,8 +58,9 @@ static const struct option_spec options[] = {
          "what an image of a fractal shows. patches: a square of 3 x 3 random bits for each point; points: "
          "the points, which are not random. Other formulas have no choice. WHAT is one of"},
     {"min-lit", "SHARE", OPTION_REAL, AT(min_lit), .fallback = "0", .maximum = 0.5, .column = COLUMN,
-     .help = "replace those weights of fractal classes whose images of patches have a smaller expected share "
-             "of set pixels, such as 0.01, by the unweighted class; 0 replaces none"},
+     .help = "replace the weights of fractal classes whose images of patches are expected to have a smaller "
+             "share "
+             "of set pixels than SHARE, by the class itself; 0.01 replaces nearly black images, 0 none"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
      .column = COLUMN,
      .help =
@@ -83,9 +84,10 @@ static const struct option_spec options[] = {
              "visualatom, lowercompute, "
              "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
              "sampled at random; paper-1000, "
-             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb and "
-             "visualatom-script-1k are published sets: their first N classes are used (default: the name of "
-             "--formula)"},
+             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
+             "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
+             "their first N classes are used. fractaldb, fractaldb-search and 1p-frac have as many classes "
+             "as --classes says (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
