@@ -378,7 +378,7 @@ struct order {
 /* A raster holds for each cell (point + 1) * OWNERS for the last point in it, or 0. The square of a cell ends
  * three rows and columns after it. The last IFS_PAD columns are empty, so the end of a row serves as margin
  * of the next one. */
-enum { OWNERS = 16, BIT_OWNERS = 9 };
+enum { OWNERS = 16 };
 
 static size_t raster_margin(uint32_t res)
 {

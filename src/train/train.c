@@ -449,12 +449,13 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
     /* Other ranks, shares, exchanges, pipelines and parts of a step change only the order of sums. --lr-scale
      * changes only --lr. */
     static const char *const others[] = {
-        "data",      "image",      "label",          "tensor",   "labels",     "test-labels",
-        "test-data", "prefetch",   "resident-bytes", "formula",  "preset",     "preset-file",
-        "class",     "train-size", "test-size",      "res",      "lr-scale",   "balance",
-        "parallel",  "stages",     "microbatches",   "schedule", "accumulate", "checkpoint-activations",
+        "data",        "image",        "label",       "tensor",         "labels",
+        "test-labels", "test-data",    "prefetch",    "resident-bytes", "resident-device-bytes",
+        "formula",     "preset",       "preset-file", "class",          "train-size",
+        "test-size",   "res",          "lr-scale",    "balance",        "parallel",
+        "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
         NULL};
-    if (is_one_of(option, others) || strcmp(option, "resident-device-bytes") == 0)
+    if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
