@@ -424,7 +424,8 @@ static bool train_applies(const void *parameters, const struct variant *variant,
 {
     static const char *const of_ranks[] = {"sync", "lr-scale", "balance", "parallel", NULL};
     const struct train_parameters *given = parameters;
-    (void)variant;
+    if (variant && strcmp(option, "resident-device-bytes") == 0 && strcmp(variant->platform, "cuda") != 0)
+        return false;
     return !lacking(parameters, option) &&
            (given->several_ranks || given->parallel == PARALLEL_PIPELINE || !is_one_of(option, of_ranks));
 }
