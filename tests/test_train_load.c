@@ -799,6 +799,9 @@ Test(train_load, what_does_not_go_together_is_refused)
         run("$P --variant train-naive --model logreg %s", cases[i].options);
         cr_expect(status == 2 && says(cases[i].words), "%s: exit %d: %s", cases[i].options, status, out);
     }
+    EXPECT_PRINTS(0, "--resident-device-bytes has no effect with --variant train-naive",
+                  "$P --variant train-naive --model logreg --data f --feed load --epochs 1 "
+                  "--resident-device-bytes 1M");
 }
 
 /* ---- Test sets ---- */
