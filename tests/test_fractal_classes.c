@@ -290,7 +290,11 @@ Test(fractal_files, class_files_survive_every_way_of_reading_and_writing)
            "$P --preset fractaldb --class dir2 --write-classes dir3 --class-format published && "
            "diff -r dir dir3 && "
            "$P --formula fractaldb --class dir/00007.csv --write-classes one.csv && grep -q '^7,' one.csv && "
-           "$P --preset fractaldb-search --classes 12 --write-classes found.csv && cmp list.csv found.csv");
+           "$P --preset fractaldb-search --classes 12 --write-classes found.csv && cmp list.csv found.csv && "
+           "$P --classes 3 --write-classes uji.csv && " /* a pipe, whose formula cannot be looked up */
+           "cat uji.csv | $P --class /dev/stdin --write-classes piped.csv && cmp uji.csv piped.csv");
+    EXPECT_PRINTS(2, "--describe and --write-classes",
+                  "$P --preset ofdb-1k --classes 1 --describe --write-classes a.csv");
     put_text("search.cfg", "[mine]\nseed = 7\nthreshold = 0.12\n");
     EXPECT(
         0,

@@ -783,6 +783,7 @@ Test(train_load, what_does_not_go_together_is_refused)
         {"--data f --feed load --out-res 20 --device-share 0.1",
          "it runs on a CPU, which decodes all samples"},
         {"--data f --feed load --cache-dir x", "--cache-dir needs data at a URL"},
+        {"--data digits --cache-dir x", "--cache-dir needs data at a URL"},
         {"--data f --feed load --test-data f --test-share 0.2", "--test-share holds out nothing"},
         {"--data f --feed load --test-data nothing", "--test-data nothing"},
         {"--feed load --data both --test-data f", "it has the folder"},
@@ -798,6 +799,9 @@ Test(train_load, what_does_not_go_together_is_refused)
         run("$P --variant train-naive --model logreg %s", cases[i].options);
         cr_expect(status == 2 && says(cases[i].words), "%s: exit %d: %s", cases[i].options, status, out);
     }
+    EXPECT_PRINTS(0, "--resident-device-bytes has no effect with --variant train-naive",
+                  "$P --variant train-naive --model logreg --data f --feed load --epochs 1 "
+                  "--resident-device-bytes 1M");
 }
 
 /* ---- Test sets ---- */

@@ -43,7 +43,7 @@ def check_orbits(draw):
     for weight in range(25):  # a row is only printed if no image is wrong
         run("--variant", "omp", *draw, "--loops", "1", "--verify", "--instance", str(4 * weight * 1000), "--batch", "1000")
     report = run("--preset", "fractaldb-1k", "--describe")
-    overflows = int(re.search(r"orbits that overflow: (\d+)", report).group(1))
+    overflows = int(re.search(r"overflow: (\d+) orbits", report).group(1))
     print("fractaldb-1k: %d orbits equal those of naive, %d of them overflow (expected %d), %.1f s"
           % (ORBITS, overflows, OVERFLOWS, time.time() - began))
     return overflows == OVERFLOWS

@@ -383,8 +383,9 @@ const struct formula *class_formula_of(const char *path)
     FREED char *line = NULL;
     size_t capacity = 0;
     ssize_t length = 0;
+    struct stat info;
     FILE *stream;
-    if (class_open(path, &stream) != STATUS_OK)
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || class_open(path, &stream) != STATUS_OK)
         return NULL;
     const bool reads = read_line(stream, &line, &capacity, &length) == STATUS_OK && length >= 0;
     for (int f = 0; reads && !found && f < FORMULA_COUNT; f++) {

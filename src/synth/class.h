@@ -54,8 +54,8 @@ enum status class_check_unique(const struct class_row *rows, size_t count);
 enum status class_read_csv(const char *path, const struct formula *formula, struct class_row **rows,
                            size_t *count);
 
-/* Returns the first formula whose list has the header of this file; NULL if there is none, or if the file
- * cannot be read. */
+/* Returns the first formula whose list has the header of this file; NULL if there is none, if the file cannot
+ * be read, or if it is a pipe, from which class_read() could then not read the header again. */
 const struct formula *class_formula_of(const char *path);
 
 /* Reads classes from a CSV list, or from files of a published script: from a folder of them, or from one,

@@ -1,5 +1,5 @@
-/* Embeds the presets of configs/ as strings (fractaldb.bin: as struct ifs_list), so that no preset exists twice in the source tree. The paths are
- * relative to the repository root, where the compiler runs. */
+/* Embeds the presets of configs/, so that no preset exists twice in the source tree: fractaldb.bin as struct
+ * ifs_list, the others as strings. The paths are relative to the repository root, where the compiler runs. */
 	.section .rodata
 .macro embed name, file
 	.global \name

@@ -378,7 +378,7 @@ struct order {
 /* A raster holds for each cell (point + 1) * OWNERS for the last point in it, or 0. The square of a cell ends
  * three rows and columns after it. The last IFS_PAD columns are empty, so the end of a row serves as margin
  * of the next one. */
-enum { OWNERS = 16, BIT_OWNERS = 9 };
+enum { OWNERS = 16 };
 
 static size_t raster_margin(uint32_t res)
 {
@@ -460,16 +460,32 @@ static void finish_map(const struct ifs_bank *bank, const struct builder *builde
     }
 }
 
+/* Returns how many lanes compute `count` orbits. Those without an orbit of their own copy lane 0: if they
+ * were empty, chunk_cells() would compute every chunk twice. */
+static uint32_t lanes_of(uint32_t count)
+{
+    return count > LANES ? GROUP : LANES;
+}
+
+static void set_axes(struct group *group, uint32_t lane, const struct ifs_axis axes[AXES])
+{
+    for (int axis = 0; axis < AXES; axis++) {
+        group->low[axis][lane / LANES][lane % LANES] = axes[axis].low;
+        group->range[axis][lane / LANES][lane % LANES] = axes[axis].range;
+        group->inverse[axis][lane / LANES][lane % LANES] = axes[axis].inverse;
+    }
+}
+
 /* Finds the extents of the orbits of a group, and how many of their points are drawn. */
 static void measure_group(const struct ifs_bank *bank, const struct builder *builder,
                           const struct ifs_system *systems, uint32_t count)
 {
     const uint32_t points = bank->rules.points;
     struct group *group = builder->group;
+    struct ifs_axis axes[AXES];
     (count > LANES ? walk_all : walk_one)(group, builder->choices, points - 1);
-    for (uint32_t lane = 0; lane < count; lane++) {
+    for (uint32_t lane = count; lane-- > 0;) { /* lane 0 last, for the copies */
         const uint32_t v = lane / LANES, l = lane % LANES;
-        struct ifs_axis axes[AXES];
         group->drawn[lane] = points;
         for (int axis = 0; axis < AXES; axis++)
             axes[axis] = ifs_axis(group->least[axis][v][l], group->most[axis][v][l]);
@@ -477,18 +493,10 @@ static void measure_group(const struct ifs_bank *bank, const struct builder *bui
             walk(&systems[lane], bank->uniforms, points, builder->scratch);
             group->drawn[lane] = measure(builder->scratch, points, axes);
         }
-        for (int axis = 0; axis < AXES; axis++) {
-            group->low[axis][v][l] = axes[axis].low;
-            group->range[axis][v][l] = axes[axis].range;
-            group->inverse[axis][v][l] = axes[axis].inverse;
-        }
-        for (uint32_t copy = 1; count == 1 && copy < LANES; copy++) /* for cells_single() */
-            for (int axis = 0; axis < AXES; axis++) {
-                group->low[axis][0][copy] = group->low[axis][0][0];
-                group->range[axis][0][copy] = group->range[axis][0][0];
-                group->inverse[axis][0][copy] = group->inverse[axis][0][0];
-            }
+        set_axes(group, lane, axes);
     }
+    for (uint32_t lane = count; lane < lanes_of(count); lane++)
+        set_axes(group, lane, axes);
 }
 
 /* Computes the maps of a group. */
@@ -504,8 +512,9 @@ static void build_group(void *context, uint64_t task, int thread)
     memset(builder->group, 0, sizeof *builder->group);
     ifs_choices(system, bank->uniforms, bank->rules.points - 1, builder->choices);
     builder->choices[bank->rules.points - 1] = IFS_REPEAT;
-    for (uint32_t lane = 0; lane < count; lane++) {
-        systems[lane] = ifs_weighted(&bank->rules, system, (uint32_t)(order->orbits[first + lane] % orbits));
+    for (uint32_t lane = 0; lane < lanes_of(count); lane++) {
+        const uint64_t orbit = order->orbits[first + (lane < count ? lane : 0)];
+        systems[lane] = ifs_weighted(&bank->rules, system, (uint32_t)(orbit % orbits));
         for (uint32_t m = 0; m < IFS_MAPS_MAX; m++)
             for (int i = 0; i < 6; i++)
                 builder->group->map[m][i][lane / LANES][lane % LANES] = systems[lane].map[m][i];

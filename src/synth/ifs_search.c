@@ -216,6 +216,16 @@ static bool take_group(struct searching *searching, struct candidate *group)
     return more;
 }
 
+static void show(struct searching *searching)
+{
+    pthread_mutex_lock(&searching->lock);
+    const uint32_t count = searching->count;
+    const uint64_t candidates = searching->candidates;
+    pthread_mutex_unlock(&searching->lock);
+    progress_show(&searching->progress, "searching classes: %u of %u, %" PRIu64 " candidates",
+                  (unsigned)count, (unsigned)searching->wish->classes, candidates);
+}
+
 static void add_found(struct searching *searching, const struct ifs_found *found)
 {
     pthread_mutex_lock(&searching->lock);
@@ -237,9 +247,7 @@ static void search_task(void *context, uint64_t task, int thread)
                 add_found(searching, found);
         }
         if (thread == 0 && !searching->wish->quiet && progress_due(&searching->progress))
-            progress_show(&searching->progress, "searching classes: %u of %u, %" PRIu64 " candidates",
-                          (unsigned)searching->count, (unsigned)searching->wish->classes,
-                          searching->candidates);
+            show(searching);
     }
 }
 

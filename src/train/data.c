@@ -228,6 +228,15 @@ static double share_of(const struct data_request *request)
     return request->test_share > 0 ? request->test_share : DATA_TEST_SHARE;
 }
 
+/* Refuses --cache-dir, for data of which no copies are kept. */
+static enum status refuse_cache(const struct data_request *request)
+{
+    return !request->cache_dir ? STATUS_OK
+                               : status_option(STATUS_USAGE, "cache-dir",
+                                               " needs data at a URL or shards that are compressed; add "
+                                               "that, or drop --cache-dir");
+}
+
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
  * set that does not exist. With `records`, both sets are files of this format. The test set is opened first,
  * because it is usually smaller. A training set that is not read is opened too, to compare its class folders;
@@ -262,11 +271,7 @@ static enum status open_readers(const struct data_request *request, const char *
             TRY(source_open("dataset", &with, &readers[part]));
         uses |= readers[part].state && dataset_uses_cache(source_dataset_set(&readers[part]));
     }
-    return uses || !request->cache_dir
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--cache-dir needs data at a URL or shards that are compressed; add "
-                            "that, or drop --cache-dir");
+    return uses ? STATUS_OK : refuse_cache(request);
 }
 
 /* Warns of the number of samples that are left out, because it changes the sets. */
@@ -755,6 +760,8 @@ static enum status open_sets(const struct data_request *request, struct data *da
         return status_set(STATUS_USAGE,
                           "--feed load reads files, but --data %s has generated samples; use --feed %s",
                           request->name, synth ? "live" : "stored");
+    if (rows_named(request) || digit || clip)
+        TRY(refuse_cache(request));
     if (rows_named(request))
         return open_rows(request, data);
     if (digit || clip || synth || records)

@@ -424,7 +424,8 @@ static bool train_applies(const void *parameters, const struct variant *variant,
 {
     static const char *const of_ranks[] = {"sync", "lr-scale", "balance", "parallel", NULL};
     const struct train_parameters *given = parameters;
-    (void)variant;
+    if (variant && strcmp(option, "resident-device-bytes") == 0 && strcmp(variant->platform, "cuda") != 0)
+        return false;
     return !lacking(parameters, option) &&
            (given->several_ranks || given->parallel == PARALLEL_PIPELINE || !is_one_of(option, of_ranks));
 }
@@ -449,12 +450,13 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
     /* Other ranks, shares, exchanges, pipelines and parts of a step change only the order of sums. --lr-scale
      * changes only --lr. */
     static const char *const others[] = {
-        "data",      "image",      "label",          "tensor",   "labels",     "test-labels",
-        "test-data", "prefetch",   "resident-bytes", "formula",  "preset",     "preset-file",
-        "class",     "train-size", "test-size",      "res",      "lr-scale",   "balance",
-        "parallel",  "stages",     "microbatches",   "schedule", "accumulate", "checkpoint-activations",
+        "data",        "image",        "label",       "tensor",         "labels",
+        "test-labels", "test-data",    "prefetch",    "resident-bytes", "resident-device-bytes",
+        "formula",     "preset",       "preset-file", "class",          "train-size",
+        "test-size",   "res",          "lr-scale",    "balance",        "parallel",
+        "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
         NULL};
-    if (is_one_of(option, others) || strcmp(option, "resident-device-bytes") == 0)
+    if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
