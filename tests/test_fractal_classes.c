@@ -306,6 +306,18 @@ Test(fractal_files, class_files_survive_every_way_of_reading_and_writing)
                   "--write-classes a.csv");
 }
 
+Test(fractal_files, reports_and_lists_refuse_outputs_that_they_would_not_write)
+{
+    EXPECT_PRINTS(2, "--png has no effect with --describe and without --variant",
+                  "$P --preset fractaldb-1k --classes 2 --describe --png out");
+    EXPECT_PRINTS(2, "--out has no effect with --describe",
+                  "$P --preset fractaldb-1k --classes 2 --describe --out rows.csv");
+    EXPECT_PRINTS(2, "--sheet has no effect with --write-classes",
+                  "$P --preset fractaldb-1k --classes 2 --write-classes list.csv --sheet sheet.png");
+    EXPECT(2, "$P --preset fractaldb-1k --classes 2 --describe --write-classes list.csv");
+    EXPECT(0, "test ! -e list.csv && $P --preset fractaldb-1k --classes 2 --write-classes list.csv");
+}
+
 Test(fractal_files, bad_classes_are_refused_with_their_file)
 {
     static const struct {
