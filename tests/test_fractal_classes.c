@@ -341,6 +341,19 @@ Test(fractal_files, bad_classes_are_refused_with_their_file)
     EXPECT_PRINTS(2, "has 1000 classes", "$P --preset fractaldb-1k --classes 1001 --write-classes a.csv");
 }
 
+/* A preset that does not exist must not be taken for the default. */
+Test(fractal_files, the_preset_of_listed_classes_exists)
+{
+    EXPECT(0, "$P --preset 1p-frac --classes 2 --write-classes list.csv");
+    EXPECT_PRINTS(2, "'1p-farc' is not a preset of fractaldb",
+                  "$P --class list.csv --preset 1p-farc --variant omp --batch 2 --loops 1");
+    EXPECT_PRINTS(2, "'nope' is not a preset of fractaldb",
+                  "$P --class list.csv --formula fractaldb --preset nope --describe");
+    EXPECT_PRINTS(0, "1 orbits per class of 100000 points",
+                  "$P --class list.csv --preset 1p-frac --describe");
+    EXPECT_PRINTS(0, "25 orbits per class of 200000 points", "$P --class list.csv --describe");
+}
+
 #define PREPARE "$P --from synth --store imagefolder --names published --prepare "
 
 Test(fractal_files, copies_of_published_sets_are_verified)

@@ -19,7 +19,8 @@ __all__ = ["load", "save"]
 def load(path: Path, formula: str = "auto") -> ClassTable:
     """Reads classes from a CSV file, or from class files of a published script: a folder of them, or one file.
 
-    formula: the formula that the classes belong to; "auto" is "uji". Raises ValueError for a file that is not valid.
+    formula: the formula that the classes belong to; "auto" is that whose columns a CSV file has, so published files need
+    its name. Raises ValueError for a file that is not valid.
     """
     with Generator(class_file=path, formula=formula, threads=1, batch=1) as generator:
         return generator.class_table
