@@ -310,6 +310,18 @@ Test(fractal_files, class_files_survive_every_way_of_reading_and_writing)
                   "--write-classes a.csv");
 }
 
+Test(fractal_files, reports_and_lists_refuse_outputs_that_they_would_not_write)
+{
+    EXPECT_PRINTS(2, "--png has no effect with --describe and without --variant",
+                  "$P --preset fractaldb-1k --classes 2 --describe --png out");
+    EXPECT_PRINTS(2, "--out has no effect with --describe",
+                  "$P --preset fractaldb-1k --classes 2 --describe --out rows.csv");
+    EXPECT_PRINTS(2, "--sheet has no effect with --write-classes",
+                  "$P --preset fractaldb-1k --classes 2 --write-classes list.csv --sheet sheet.png");
+    EXPECT(2, "$P --preset fractaldb-1k --classes 2 --describe --write-classes list.csv");
+    EXPECT(0, "test ! -e list.csv && $P --preset fractaldb-1k --classes 2 --write-classes list.csv");
+}
+
 Test(fractal_files, bad_classes_are_refused_with_their_file)
 {
     static const struct {
@@ -331,6 +343,19 @@ Test(fractal_files, bad_classes_are_refused_with_their_file)
     EXPECT_PRINTS(2, "the built-in list has 21000 classes",
                   "$P --preset fractaldb --classes 21001 --write-classes a.csv");
     EXPECT_PRINTS(2, "has 1000 classes", "$P --preset fractaldb-1k --classes 1001 --write-classes a.csv");
+}
+
+/* A preset that does not exist must not be taken for the default. */
+Test(fractal_files, the_preset_of_listed_classes_exists)
+{
+    EXPECT(0, "$P --preset 1p-frac --classes 2 --write-classes list.csv");
+    EXPECT_PRINTS(2, "'1p-farc' is not a preset of fractaldb",
+                  "$P --class list.csv --preset 1p-farc --variant omp --batch 2 --loops 1");
+    EXPECT_PRINTS(2, "'nope' is not a preset of fractaldb",
+                  "$P --class list.csv --formula fractaldb --preset nope --describe");
+    EXPECT_PRINTS(0, "1 orbits per class of 100000 points",
+                  "$P --class list.csv --preset 1p-frac --describe");
+    EXPECT_PRINTS(0, "25 orbits per class of 200000 points", "$P --class list.csv --describe");
 }
 
 #define PREPARE "$P --from synth --store imagefolder --names published --prepare "

@@ -550,6 +550,29 @@ Test(load_stream, broken_samples_end_the_run_or_are_masked)
     }
 }
 
+/* The size of a file that is not read, here of labels, stays unknown without an index. */
+Test(load_stream, masks_beside_labels_are_verified_without_an_index)
+{
+    static const char *const changes[] = {"true", "truncate -s 60 $D/k/*/*/000003.mask.png",
+                                          "rm $D/k/*/*/000003.mask.png"};
+    for (size_t i = 0; i < COUNT_OF(changes); i++) {
+        struct job job;
+        cr_assert(
+            command("rm -rf $D/k && $P --prepare $D/k --from synth --preset segrcdb --classes 9 --res 32 "
+                    "--samples 12 --store files && rm $D/k/synth.index $D/k/samples.csv && ls "
+                    "$D/k/*/*/*.cls >/dev/null && %s",
+                    changes[i]));
+        open_in(&job, "k", "--decode --batch 4 --on-error mask", (struct partition){.ranks = 1});
+        start_with(&job, 2);
+        run_well(&job, 0);
+        expect_none_wrong(&job);
+        struct row row = row_of(&job);
+        cr_expect_str_eq(cell(&row, "skipped"), i > 0 ? "1" : "0");
+        row_free(&row);
+        close_job(&job);
+    }
+}
+
 #ifdef HAVE_JPEG
 /* The end of a JPEG is missing. Many random crops do not need it, but whether a sample is broken does not
  * depend on its crop. */

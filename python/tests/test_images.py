@@ -242,6 +242,8 @@ def test_masks_and_class_tables() -> None:
 
 
 def test_fractals() -> None:
+    with pytest.raises(ValueError, match="preset: '1p-farc' is not a preset of fractaldb"):
+        fdsl.Generator(formula="fractaldb", class_file="tests/data/fractaldb.csv", preset="1p-farc")
     words: dict[str, Any] = {"formula": "fractaldb", "class_file": "tests/data/fractaldb.csv", "batch": 12}
     drawn = {}
     for draw in ("patches", "points"):

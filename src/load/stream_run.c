@@ -12,15 +12,10 @@
 static enum status reference_open(const struct load *load, size_t sample_bytes, size_t mask_bytes,
                                   struct stream_reference *reference)
 {
-    uint64_t most = 0;
-    for (uint32_t m = 0; m < load->dataset->member_count; m++)
-        most = load->dataset->members[m].size > most ? load->dataset->members[m].size : most;
     reference->plain = (struct plain){.dataset = load->dataset, .fd = -1};
-    reference->bytes = malloc(most + 1);
     reference->values = malloc(sample_bytes + 1);
     reference->mask = malloc(mask_bytes + 1);
-    return ALLOCATED(reference->bytes && reference->values && reference->mask,
-                     "out of memory for a sample of %llu bytes", (unsigned long long)most);
+    return ALLOCATED(reference->values && reference->mask, "out of memory for a sample");
 }
 
 static void reference_close(struct stream_reference *reference)
@@ -34,6 +29,23 @@ static void reference_close(struct stream_reference *reference)
     *reference = (struct stream_reference){0};
 }
 
+/* Reads a member into reference->bytes. STATUS_FAILED if this is impossible. */
+static enum status reference_read(struct stream_reference *reference, const struct dataset_sample *sample,
+                                  const struct dataset_member *member)
+{
+    const struct dataset *dataset = reference->plain.dataset;
+    if (member->size == UINT64_MAX) /* the file could not be opened with the data set */
+        return dataset_at(dataset, sample, member, status_set(STATUS_FAILED, "its size is unknown"));
+    if (member->size >= reference->room) {
+        free(reference->bytes);
+        reference->bytes = malloc(member->size + 1);
+        reference->room = reference->bytes ? member->size + 1 : 0;
+        TRY(ALLOCATED(reference->bytes, "out of memory for a sample of %llu bytes",
+                      (unsigned long long)member->size));
+    }
+    return plain_member(&reference->plain, sample, member, reference->bytes);
+}
+
 /* Reads and decodes the image of a sample. STATUS_FAILED if the sample is broken. */
 static enum status reference_image(struct stream_reference *reference, const struct image_fit *fit,
                                    uint32_t epoch, uint32_t number, struct image *image)
@@ -44,7 +56,7 @@ static enum status reference_image(struct stream_reference *reference, const str
     bool is_image;
     if (sample->image == sample->members)
         return status_set(STATUS_FAILED, "sample '%s' has no image", sample->key);
-    TRY(plain_member(&reference->plain, sample, member, reference->bytes));
+    TRY(reference_read(reference, sample, member));
     TRY(image_fit(fit, members_format(member->extension), reference->bytes, member->size, epoch, number,
                   &reference->scratch, image, &is_image));
     if (!is_image)
@@ -66,7 +78,7 @@ static enum status reference_mask(struct stream_reference *reference, const stru
                                   fit->res ? reference->scratch.height : image->height, epoch, number, false};
     if (sample->label == sample->members)
         return dataset_lacks(dataset, sample, &dataset->choice.label, "label");
-    TRY(plain_member(&reference->plain, sample, member, reference->bytes));
+    TRY(reference_read(reference, sample, member));
     return image_fit_mask(fit, &of, reference->bytes, member->size, &reference->scratch, reference->mask);
 }
 

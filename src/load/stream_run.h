@@ -39,6 +39,7 @@ struct stream_reference {
     struct plain plain;
     struct image_scratch scratch;
     uint8_t *bytes, *values, *mask;
+    uint64_t room; /* size of `bytes` */
 };
 
 /* The first member of the state of such a variant. Only one thread uses it; the threads of the stream call

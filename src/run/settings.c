@@ -379,6 +379,30 @@ static const char *output_at(const struct options *options, size_t number, const
     return NULL;
 }
 
+/* Refuses what a member of workload->alone would ignore: several combinations, and outputs of a run. */
+static enum status check_alone(const struct settings *settings)
+{
+    const struct workload_alone *alone = settings_alone(settings);
+    const char *name;
+    if (alone && settings->axes.count > 0)
+        return status_option(STATUS_USAGE, alone->option,
+                             " writes one file or report; give single values instead of lists and ranges");
+    for (size_t i = 0; alone && output_at(&settings->options, i, &name); i++)
+        if (strcmp(name, alone->option) != 0)
+            return status_option(STATUS_USAGE, name,
+                                 " has no effect with --%s and without --variant; drop one of them, or add "
+                                 "--variant to run with all outputs",
+                                 alone->option);
+    for (size_t i = 0; alone && i < COUNT_OF(settings->workload->alone); i++) {
+        const struct workload_alone *other = &settings->workload->alone[i];
+        if (other != alone && other->option && options_given(&settings->options, other->option))
+            return status_option(STATUS_USAGE, other->option,
+                                 " has no effect with --%s and without --variant; drop one of them",
+                                 alone->option);
+    }
+    return STATUS_OK;
+}
+
 /* Refuses to write two outputs to one file, because the second would overwrite the first. */
 static enum status check_outputs_differ(const struct options *options)
 {
@@ -798,10 +822,7 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (prepares_beside_steps(settings, argc, argv))
         device_use_all_queues();
     TRY(choose_device(settings));
-    const struct workload_alone *alone = settings_alone(settings);
-    if (alone && settings->axes.count > 0)
-        return status_option(STATUS_USAGE, alone->option,
-                             " writes one file or report; give single values instead of lists and ranges");
+    TRY(check_alone(settings));
     return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }
 

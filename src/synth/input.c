@@ -71,6 +71,11 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
     const struct formula_preset *preset =
         wish->preset_file ? NULL : formula_preset(formula, wish->preset ? wish->preset : formula->name);
     const struct published_set *set = preset ? preset->set : NULL;
+    if (wish->listed && wish->preset && !wish->preset_file && formula->family == FAMILY_IFS && !preset)
+        return status_set(STATUS_USAGE,
+                          "%s: '%.80s' is not a preset of %s; 1p-frac, ofdb-1k or fractaldb-1k says how its "
+                          "classes are drawn",
+                          OPTION_OR_FIELD("--preset", "preset"), wish->preset, formula->name);
     wish->formula = (int)formula->id;
     if (wish->classes == 0 && !wish->listed)
         wish->classes = set ? set->classes : formula->classes;
