@@ -293,8 +293,6 @@ Test(fractal_files, class_files_survive_every_way_of_reading_and_writing)
            "$P --preset fractaldb-search --classes 12 --write-classes found.csv && cmp list.csv found.csv && "
            "$P --classes 3 --write-classes uji.csv && " /* a pipe, whose formula cannot be looked up */
            "cat uji.csv | $P --class /dev/stdin --write-classes piped.csv && cmp uji.csv piped.csv");
-    EXPECT_PRINTS(2, "--describe and --write-classes",
-                  "$P --preset ofdb-1k --classes 1 --describe --write-classes a.csv");
     put_text("search.cfg", "[mine]\nseed = 7\nthreshold = 0.12\n");
     EXPECT(
         0,

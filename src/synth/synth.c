@@ -252,9 +252,6 @@ static enum status check_combination(const struct options *given, const struct s
                              formula_names[parameters->formula]);
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
-    if (parameters->describe && parameters->files.write_classes)
-        return status_option(STATUS_USAGE, "describe",
-                             " and --write-classes are two tasks; give one of them per run");
     if (parameters->min_lit > 0 && parameters->random)
         return status_option(STATUS_USAGE, "min-lit", " changes the images of a published set; drop it");
     if (parameters->random && options_given(given, "seed"))
