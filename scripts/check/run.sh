@@ -39,7 +39,7 @@ export OMPI_MCA_odls_base_sigkill_timeout=0
 # The longest suites start first, so that no long suite runs alone at the end.
 longest_first=(test_memory test_remote test_docs test_prepare_killed test_train_cli test_figures test_choice test_mpi_train
     test_stream test_prepare test_train_load test_variants test_advise test_mpi test_train_data test_load_others test_break_even
-    test_hostile test_pretrain test_report test_train_optim test_sweep test_command test_mpi_shares test_mpi_pipeline
+    test_hostile test_fractal_classes test_pretrain test_report test_train_optim test_sweep test_command test_mpi_shares test_mpi_pipeline
     test_lib test_cli_runs test_output_variants test_output test_ops test_train_omp test_compare_ratio
     test_figures_load test_figures_train test_train_net test_lib_process test_interrupt test_cli test_lib_stream
     test_stream_files test_load_stream test_load test_train_verify test_train_steps test_checks test_compare

@@ -33,7 +33,7 @@ lock_wait_s=5
 # reason why the task cannot run here.
 line_of=('') ranks_of=('') run_of=('') command_of=('') lacks=('')
 
-part='' messages='' child='' # if interrupted: temporary files to delete, and the process to stop
+part='' messages='' # temporary files to delete if interrupted
 
 say() { # text; clears a progress line first
     clear_progress
@@ -181,13 +181,8 @@ check_tasks() {
 # Runs a program in the background and waits for it, because traps would not run during a foreground program. Writes the
 # program's messages to the file $messages. If the program outlives this script, it keeps the lock of its task.
 attend() { # command ...
-    local status
     "$@" >/dev/null 2>"$messages" &
-    child=$!
-    wait "$child"
-    status=$?
-    child=''
-    return "$status"
+    wait "$!"
 }
 
 # If the launcher refused to start for one of two known reasons, prints the reason and the setting that permits the
@@ -294,8 +289,10 @@ show_progress() { # task, how many ran, how many are left
 
 # shellcheck disable=SC2317  # called by traps
 stop() { # signal, its number
+    local running
     trap - INT TERM HUP
-    [[ ! $child ]] || { kill -TERM "$child" 2>/dev/null && wait "$child"; }
+    read -ra running <<<"$(jobs -pr)" # there is at most one
+    ((${#running[@]} == 0)) || { kill -TERM "${running[@]}" 2>/dev/null && wait "${running[@]}"; }
     complain "ended by SIG$1; finished tasks are kept; to continue, repeat the command${redo:+ without --redo}"
     exit $((128 + $2))
 }
