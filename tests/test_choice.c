@@ -356,6 +356,17 @@ Test(choice, added_files_of_prepared_sets_are_reported)
                   "cp s/digits-000000.tar s/more.tar && " SHARDS "--data s");
 }
 
+#ifdef HAVE_PNG
+Test(choice, images_that_are_named_like_masks_are_pointed_out)
+{
+    EXPECT(0, "$P --variant naive --formula segrcdb --classes 3 --res 16 --batch 2 --loops 1 --png drawn");
+    EXPECT_PRINTS(0, "drawn: class-0_instance-0.mask.png has the name of a mask of class-0_instance-0.png",
+                  "$P --variant files --data drawn --decode --loops 1");
+    EXPECT(0, "rm drawn/*instance-?.png && $P --variant files --data drawn --decode --loops 1");
+    cr_expect(!says("has the name of a mask"), "%s", out);
+}
+#endif
+
 /* The parts of a data set may have capitals. A class that is called train is no part. */
 Test(choice, parts_of_data_sets_are_told_from_classes)
 {

@@ -159,7 +159,7 @@ static void open_files(void)
 
 /* ---- The consumer ---- */
 
-/* What the consumer keeps of samples, with request.device_bytes: the pixels of images, as RGBX, or values. */
+/* The samples that the consumer keeps, with request.device_bytes: pixels of images as RGBX, or values. */
 static struct {
     uint8_t *bytes[COUNT_OF(made)]; /* by sample; NULL: not kept */
     uint32_t room, left;            /* samples that it keeps; samples that were left out of batches */

@@ -93,7 +93,7 @@ static void write_row(const uint8_t *pixels, uint32_t count, bool mirrored, uint
         row[x] = pixels[count - 1 - x];
 }
 
-/* What drawing an image needs. */
+/* The inputs of drawing an image. */
 struct drawing {
     const struct omp_kernel *kernel;
     struct philox_key keys[PHILOX_ROUNDS];

@@ -28,7 +28,7 @@ struct ifs_item {
     double factor[6]; /* of the coefficients a .. f, as in ifs_weighted() */
 };
 
-/* What a chunk has found: the point after its last one, and the extent of its points. */
+/* The results of a chunk: the point after its last one, and the extent of its points. */
 struct ifs_reach {
     struct ifs_point end, least, most;
 };
@@ -85,7 +85,7 @@ const uint8_t *const *ifs_device_maps(const struct ifs_device_bank *bank);
 /* Returns the systems of all classes in device memory. */
 const struct ifs_system *ifs_device_systems(const struct ifs_device_bank *bank);
 
-/* What the bank has (synth/ifs.h). */
+/* Returns the size of the bank, and the time of computing it (synth/ifs.h). */
 struct ifs_bank_facts ifs_device_facts(const struct ifs_device_bank *bank);
 
 void ifs_device_close(struct ifs_device_bank *bank); /* accepts NULL */

@@ -49,7 +49,7 @@ static __device__ __forceinline__ struct output_span ifs_unpack_span(uint2 packe
 
 /* ---- Images ---- */
 
-/* What a tile needs of its image. */
+/* The image of a tile. */
 struct ifs_view {
     const uint8_t *map;
     uint8_t *image;        /* destination */

@@ -437,6 +437,24 @@ static void warn_of_others(struct dataset *dataset, const struct dataset_names *
                     dataset->path, names->hidden, names->first_hidden);
 }
 
+/* Warns if the names of images are those of masks of other images, as --png writes them: NAME.mask.png. Only
+ * sets that --prepare writes have masks, so such files are samples of their own. */
+static void warn_of_masks(struct dataset *dataset, const struct files *files)
+{
+    const size_t end = sizeof "." MASK_MEMBER - 1;
+    for (uint32_t i = 0; i + 1 < files->samples && dataset_warns(dataset); i++) {
+        const char *name = files->items[i].name, *next = files->items[i + 1].name;
+        const size_t length = strlen(name);
+        if (length > end && strcmp(name + length - end, "." MASK_MEMBER) == 0 &&
+            strncmp(name, next, length - end + 1) == 0) {
+            status_warn("%s: %s has the name of a mask of %s, but is read as an image of its own; for images "
+                        "with masks, write the set with --prepare",
+                        dataset->path, name, next);
+            return;
+        }
+    }
+}
+
 /* Finds class folders without a sample. dataset_check() refuses them. With --image or --member, a class may
  * have no file of the extensions that these options name. */
 static void find_empty_classes(struct dataset *dataset, const struct files *files)
@@ -642,6 +660,7 @@ static enum status open_images(struct dataset *dataset, const struct dataset_nam
     TRY((are_masked(dataset) ? add_masked : add_samples)(dataset, files));
     warn_of_others(dataset, names, files);
     warn_of_parts(dataset);
+    warn_of_masks(dataset, files);
     find_empty_classes(dataset, files);
     return STATUS_OK;
 }

@@ -15,7 +15,7 @@
 #include "data/remote.h"
 #include "data/remote_cache.h"
 
-/* What to do about shards that are compressed, if there is no folder for unpacked copies. */
+/* The remedy in messages about compressed shards, if there is no folder for unpacked copies. */
 #define UNPACK_REMEDY                                                                                   \
     OPTION_OR_FIELD("unpack the shards, or give load or train --cache-dir DIR, a folder with room for " \
                     "unpacked copies",                                                                  \

@@ -34,7 +34,7 @@ struct stream_run_type {
     enum status (*copy)(struct stream_run *run, uint8_t *values, uint8_t *masks);
 };
 
-/* What the plain reader reads for a sample, and the decoded values and mask. */
+/* A sample as the plain reader reads it, and its decoded values and mask. */
 struct stream_reference {
     struct plain plain;
     struct image_scratch scratch;

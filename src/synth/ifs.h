@@ -41,7 +41,7 @@
 #define IFS_STREAM_MASK 5u                                  /* Philox stream of the masks (atom.h) */
 #define IFS_REPEAT      IFS_MAPS_MAX                        /* choice: no map, repeat the point */
 
-/* What an image shows: --draw. */
+/* Values of --draw. */
 enum ifs_draw_kind { DRAW_PATCHES, DRAW_POINTS };
 
 /* How the orbits and instances of a set are made. All members are 32-bit words: the struct has no gaps. */
@@ -76,7 +76,7 @@ FDSL_HD uint32_t ifs_weight_row(const struct ifs_system *system, uint32_t weight
 
 /* ---- Instances ---- */
 
-/* What instance k of a class shows. Flips share the masks. */
+/* The parts of an instance number. Flips share the masks. */
 struct ifs_instance {
     uint32_t flip;    /* bit 0: upside down; bit 1: left and right exchanged */
     uint32_t weight;  /* orbit of the class */
@@ -312,7 +312,7 @@ struct ifs_orbit {
 /* Returns the facts of an orbit for which ifs_bank_need() has returned STATUS_OK. */
 struct ifs_orbit ifs_bank_orbit(const struct ifs_bank *bank, uint64_t orbit);
 
-/* What the bank has: number of orbits, their bytes, and the time of computing them in seconds. */
+/* The number of orbits in a bank, their bytes, and the time of computing them in seconds. */
 struct ifs_bank_facts {
     uint64_t orbits, bytes;
     double seconds;

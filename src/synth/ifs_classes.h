@@ -58,9 +58,9 @@ void ifs_draw_candidate(struct twister *stream, struct ifs_system *system);
 
 /* ---- Presets ---- */
 
-/* What configs/fractaldb.bin has. Of the classes of FractalDB: the maps of the first ones, and the gaps
- * between the candidates, in the stream of the search, of all. The stream is stored at every IFS_LIST_STEP-th
- * class, so that the maps of the others are read from it in parallel. Little-endian; the probabilities of
+/* The contents of configs/fractaldb.bin, little-endian. It has the maps of the first classes of FractalDB. Of
+ * all classes, it has the gaps between their candidates in the stream of the search. The stream is stored at
+ * every IFS_LIST_STEP-th class, so that the other maps are read from it in parallel. The probabilities of
  * maps follow from their coefficients. */
 enum { IFS_LIST_BEGIN = 1000, IFS_LIST_MAPS = 3646, IFS_LIST_COUNT = 21000, IFS_LIST_STEP = 500 };
 struct ifs_list {
@@ -100,7 +100,7 @@ enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, st
 
 /* ---- Orbits of a set ---- */
 
-/* What an orbit looks like. */
+/* Statistics of an orbit. */
 struct ifs_look {
     float fill;     /* share of the cells that are occupied */
     float lit;      /* expected share of set pixels in an image of patches */

@@ -1,5 +1,5 @@
-/* What published.c (numbers and drawing), published_states.c (tables and states of streams) and ifs_*.c
- * (classes of iterated function systems) share. */
+/* Declarations that published.c (numbers and drawing), published_states.c (tables and states of streams) and
+ * ifs_*.c (classes of iterated function systems) share. */
 #ifndef FDSL_SYNTH_PUBLISHED_PARTS_H
 #define FDSL_SYNTH_PUBLISHED_PARTS_H
 
