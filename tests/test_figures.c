@@ -12,7 +12,8 @@ static const char *const names[] = {
     "loading", "loading_threads", "loading_cold", "loading_latency", "loading_loops", "learning_loss",
     "learning_accuracy", "learning_time", "fine_tuning", "monitor_loading", "break_even", "training_time",
     "training", "training_base", "pretraining_tiny", "pretraining_base", "pretraining_accuracy", "pretraining_loss", "exchange",
-    "training_ranks", "pipeline", "balance", "loading_ranks", "ops", "decoding", "learning_steps"
+    "training_ranks", "pipeline", "balance", "loading_ranks", "ops", "decoding", "learning_steps",
+    "fine_tuning_sets"
 };
 /* clang-format on */
 #define OF_IMAGES 8 /* figures of generating, at the beginning of `names` */
@@ -23,7 +24,7 @@ static const char *const names[] = {
 
 Test(figures, all_figures_are_drawn_in_three_formats)
 {
-    shell("cp " FIXTURES "/* $D/results && cp -r tests/data/pretrain $D/results && " FIGURES);
+    shell("cp " FIXTURES "/* $D/results && cp -r tests/data/pretrain tests/data/formulas $D/results && " FIGURES);
     cr_assert_eq(status, 0, "%s", out);
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         shell("cd $D/out && head -c 8 %s.png | grep -q PNG && head -c 5 %s.pdf | grep -q %%PDF- && "

@@ -170,6 +170,52 @@ Test(train_scripts, resume_refuses_its_own_options_and_names_the_cause)
                    "FDSL_BENCH=$P %s/scripts/check/resume.sh run --epochs 1", root);
 }
 
+/* scripts/compare/pretrain_formulas.py pre-trains, fine-tunes, and writes one file of rows. A second start finds
+ * all runs complete, and other settings are refused. */
+Test(train_scripts, formulas_are_pretrained_and_fine_tuned)
+{
+    if (run("command -v python3") != 0)
+        return;
+#define FORMULAS                                                                                              \
+    "FDSL_BENCH=$P %s/scripts/compare/pretrain_formulas.py --variant train-omp --model vit-micro --out-res "   \
+    "28 --sets visualatom,ofdb-1k --images 128 --epochs 2 --batch 32 --classes 4 --held-out 8 "                \
+    "--checkpoint-steps 1 --sizes 20:2 --seeds 0,1 --test-size 10 --tune-batch 10 --data digits --work w "     \
+    "--out f/rows.csv "
+    EXPECT_PRINTS(0, "0 of 8 runs are complete; the same command continues", FORMULAS "--limit-s 5", root);
+    EXPECT_PRINTS(0, "| from scratch |", FORMULAS "--gpus 2", root);
+    EXPECT_PRINTS(0, "8 of 8 runs are complete", FORMULAS, root);
+    EXPECT_PRINTS(0, "| VisualAtom | 128 |", FORMULAS, root);
+    /* Two epochs of both pre-training runs, and the last epoch of two seeds of three kinds of fine-tuning */
+    EXPECT_EXACTLY(0, "11\n", "wc -l < f/rows.csv");
+    EXPECT_EXACTLY(0, "2 ofdb-1k\n2 visualatom\n",
+                   "grep -E ',synth,' f/rows.csv | sed 's/.*,//' | sort | uniq -c | sed 's/^ *//'");
+    EXPECT_EXACTLY(0, "2 ofdb-1k\n2 scratch\n2 visualatom\n",
+                   "grep -E ',digits,' f/rows.csv | sed 's/.*,//' | sort | uniq -c | sed 's/^ *//'");
+    EXPECT_PRINTS(2, "w has runs with --batch 32; give the same value, or another --work",
+                  FORMULAS "--batch 16", root);
+    EXPECT_PRINTS(2, "no set 'fractal'; choose from fractaldb-1k, rcdb-1k", FORMULAS "--sets fractal", root);
+    EXPECT_PRINTS(2, "--sizes are pairs", FORMULAS "--sizes 20", root);
+#ifndef HAVE_CUDA
+    EXPECT_PRINTS(4, "without a GPU, give --variant train-omp",
+                  FORMULAS "--work v --variant train-vit --model vit-tiny --out-res 32", root);
+#endif
+#undef FORMULAS
+}
+
+/* The training runs of scripts/compare/pretrain_formulas.py end with the script. */
+Test(train_scripts, pretraining_ends_with_its_script)
+{
+    if (run("command -v python3") != 0)
+        return;
+    EXPECT(0, "printf '#!/bin/sh\\ncase \"$*\" in --columns*) exec '$P' \"$@\" ;; *--dry-run) exit 0 ;; esac\\n"
+              "echo $$ >pid; exec sleep 100\\n' >bench && chmod +x bench");
+    EXPECT_PRINTS(0, "visualatom stopped; it will continue from its latest checkpoint",
+                  "(FDSL_BENCH=./bench exec %s/scripts/compare/pretrain_formulas.py --sets visualatom --work w --out "
+                  "r.csv & of=$!; for i in $(seq 500); do [ -s pid ] && break; sleep 0.02; done; "
+                  "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
+                  root);
+}
+
 /* If the variant cannot run, scripts must end before they generate any data. */
 Test(train_scripts, scripts_check_the_variant_first)
 {

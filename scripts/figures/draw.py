@@ -74,6 +74,7 @@ FIGURES = {
     "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),
     "learning_steps": (learning.steps, "training loss vs. samples seen, from rows within epochs, by run"),
     "fine_tuning": (fine_tuning.figure, "test error vs. samples seen: pre-trained or from scratch"),
+    "fine_tuning_sets": (fine_tuning.sets_figure, "test error after fine-tuning, by the images of the pre-training"),
 }
 
 MODELS = {"pretraining_tiny": "deit_tiny_patch16_224", "pretraining_base": "deit_base_patch16_224"}  # model of a figure
