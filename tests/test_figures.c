@@ -24,7 +24,8 @@ static const char *const names[] = {
 
 Test(figures, all_figures_are_drawn_in_three_formats)
 {
-    shell("cp " FIXTURES "/* $D/results && cp -r tests/data/pretrain tests/data/formulas $D/results && " FIGURES);
+    shell("cp " FIXTURES
+          "/* $D/results && cp -r tests/data/pretrain tests/data/formulas $D/results && " FIGURES);
     cr_assert_eq(status, 0, "%s", out);
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         shell("cd $D/out && head -c 8 %s.png | grep -q PNG && head -c 5 %s.pdf | grep -q %%PDF- && "

@@ -181,25 +181,28 @@ Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
     EXPECT_OUT("'pre-trained'", "'from scratch'", "One seed per");
 }
 
-/* The figure fine_tuning_sets has a group per set of images and a dot per size, at the mean error over the seeds. Your
- * newest file is drawn. */
+/* The figure fine_tuning_sets has a group per set of images and a dot per size, at the mean error over the
+ * seeds. Your newest file is drawn. */
 Test(figures_train, sets_of_the_pretraining_are_compared)
 {
     SHELL(0, "cp -r tests/data/formulas $D/results && cd $D/results/formulas && "
              "sed 's/,2026-/,2025-/; s/vit-micro/old-net/' rows.csv > older.csv && cd $OLDPWD && " SELECT
              "fine_tuning_sets >/dev/null && cat $D/work/fine_tuning_sets.vars $D/work/fine_tuning_sets.dat");
-    EXPECT_OUT("groups = 3", "dots = 2", "'100 samples'", "'200 samples'", "\tfrom scratch\t", "\tRCDB-1k\t6.4 k images",
+    EXPECT_OUT("groups = 3", "dots = 2", "'100 samples'", "'200 samples'", "\tfrom scratch\t",
+               "\tRCDB-1k\t6.4 k images",
                "vit-micro, mnist, train-omp: 100 test samples; batch 50, adamw at 0.0005", "of 2 seeds",
                "rand-augment 28");
-    EXPECT_OUT("\n0.825\t87.5\t86\t89\t87.5 %\t\n"); /* errors of 14 % and 11 % of 100 samples: from scratch */
+    EXPECT_OUT(
+        "\n0.825\t87.5\t86\t89\t87.5 %\t\n"); /* errors of 14 % and 11 % of 100 samples: from scratch */
     SHELL(0, "scripts/figures/fine_tuning.py tests/data/formulas/rows.csv");
     EXPECT_OUT("| from scratch |  |  |  |  | 12.50 % (11.00 to 14.00) | 13.00 % (11.00 to 15.00) |",
                "| VisualAtom | 6400 | ");
     SHELL(0, "sed '$d' tests/data/formulas/rows.csv > $D/few.csv && "
              "scripts/figures/fine_tuning.py $D/few.csv");
     EXPECT_OUT(", 1 of 2 seeds |");
-    SHELL(2, "sed '2s|^train/12|load/13|' tests/data/formulas/rows.csv > $D/results/formulas/rows.csv; " SELECT
-             "fine_tuning_sets");
+    SHELL(2,
+          "sed '2s|^train/12|load/13|' tests/data/formulas/rows.csv > $D/results/formulas/rows.csv; " SELECT
+          "fine_tuning_sets");
     EXPECT_OUT("rows.csv, line 2: schema 'load/13' is not of training; move this file away");
     shell("rm -r $D/results/formulas; " SELECT "--reference $D/reference fine_tuning_sets");
     EXPECT_OUT("skipped fine_tuning_sets: no data; to measure it: scripts/compare/pretrain_formulas.py");

@@ -15,8 +15,11 @@ TestSuite(report, .init = open_report, .fini = remove_folder, .timeout = 120);
 
 Test(report, refers_to_nothing_outside)
 {
-    SHELL(0, "cp " FIXTURES "/* $D/results && cp -r tests/data/pretrain $D/results && sed -i 's/X1/<X\\&1>/' "
-             "$D/results/*.csv && " REPORT "&& tests/check_page.py $D/report.html");
+    SHELL(
+        0,
+        "cp " FIXTURES
+        "/* $D/results && cp -r tests/data/pretrain tests/data/formulas $D/results && sed -i 's/X1/<X\\&1>/' "
+        "$D/results/*.csv && " REPORT "&& tests/check_page.py $D/report.html");
     shell("test $(grep -c '<svg' $D/report.html) = $(scripts/figures/draw.py --list | wc -l)");
     cr_assert_eq(status, 0, "a figure is missing");
     shell("grep -o '<pre>mpirun [^<]* 4 [^<]*\\|<dd>128.0 GiB' $D/report.html");
@@ -70,7 +73,7 @@ Test(report, without_rows_the_page_says_how_to_measure)
 {
     SHELL(0, REPORT "--reference $D/reference && tests/check_page.py $D/report.html");
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 31, "%s", out);
+    cr_assert_eq(atoi(out), 32, "%s", out);
     shell("grep -A 1 '<b>break_even\\|<b>pretraining_tiny' $D/report.html");
     EXPECT_OUT("no data. To measure it (needs an NVIDIA GPU):</p>\n"
                "<pre>scripts/compare/break_even.sh DIR results/break_even</pre>",

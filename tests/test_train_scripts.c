@@ -170,16 +170,16 @@ Test(train_scripts, resume_refuses_its_own_options_and_names_the_cause)
                    "FDSL_BENCH=$P %s/scripts/check/resume.sh run --epochs 1", root);
 }
 
-/* scripts/compare/pretrain_formulas.py pre-trains, fine-tunes, and writes one file of rows. A second start finds
- * all runs complete, and other settings are refused. */
+/* scripts/compare/pretrain_formulas.py pre-trains, fine-tunes, and writes one file of rows. A second start
+ * finds all runs complete, and other settings are refused. */
 Test(train_scripts, formulas_are_pretrained_and_fine_tuned)
 {
     if (run("command -v python3") != 0)
         return;
-#define FORMULAS                                                                                              \
-    "FDSL_BENCH=$P %s/scripts/compare/pretrain_formulas.py --variant train-omp --model vit-micro --out-res "   \
-    "28 --sets visualatom,ofdb-1k --images 128 --epochs 2 --batch 32 --classes 4 --held-out 8 "                \
-    "--checkpoint-steps 1 --sizes 20:2 --seeds 0,1 --test-size 10 --tune-batch 10 --data digits --work w "     \
+#define FORMULAS                                                                                             \
+    "FDSL_BENCH=$P %s/scripts/compare/pretrain_formulas.py --variant train-omp --model vit-micro --out-res " \
+    "28 --sets visualatom,ofdb-1k --images 128 --epochs 2 --batch 32 --classes 4 --held-out 8 "              \
+    "--checkpoint-steps 1 --sizes 20:2 --seeds 0,1 --test-size 10 --tune-batch 10 --data digits --work w "   \
     "--out f/rows.csv "
     EXPECT_PRINTS(0, "0 of 8 runs are complete; the same command continues", FORMULAS "--limit-s 5", root);
     EXPECT_PRINTS(0, "| from scratch |", FORMULAS "--gpus 2", root);
@@ -207,13 +207,15 @@ Test(train_scripts, pretraining_ends_with_its_script)
 {
     if (run("command -v python3") != 0)
         return;
-    EXPECT(0, "printf '#!/bin/sh\\ncase \"$*\" in --columns*) exec '$P' \"$@\" ;; *--dry-run) exit 0 ;; esac\\n"
-              "echo $$ >pid; exec sleep 100\\n' >bench && chmod +x bench");
-    EXPECT_PRINTS(0, "visualatom stopped; it will continue from its latest checkpoint",
-                  "(FDSL_BENCH=./bench exec %s/scripts/compare/pretrain_formulas.py --sets visualatom --work w --out "
-                  "r.csv & of=$!; for i in $(seq 500); do [ -s pid ] && break; sleep 0.02; done; "
-                  "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
-                  root);
+    EXPECT(0,
+           "printf '#!/bin/sh\\ncase \"$*\" in --columns*) exec '$P' \"$@\" ;; *--dry-run) exit 0 ;; esac\\n"
+           "echo $$ >pid; exec sleep 100\\n' >bench && chmod +x bench");
+    EXPECT_PRINTS(
+        0, "visualatom stopped; it will continue from its latest checkpoint",
+        "(FDSL_BENCH=./bench exec %s/scripts/compare/pretrain_formulas.py --sets visualatom --work w --out "
+        "r.csv & of=$!; for i in $(seq 500); do [ -s pid ] && break; sleep 0.02; done; "
+        "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
+        root);
 }
 
 /* If the variant cannot run, scripts must end before they generate any data. */

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Pre-trains a network on the images of several formulas, fine-tunes each result on MNIST, and trains from scratch for comparison.
 
-    scripts/compare/pretrain_formulas.py --data data/mnist --out results/formulas/rows.csv [--images 6000000] [--gpus 2] [--limit-s 540]
+    scripts/compare/pretrain_formulas.py --data data/mnist --out results/formulas/rows.csv [--images 9000000] [--gpus 2] [--limit-s 540]
 
 The sets are FractalDB-1k, RCDB-1k, VisualAtom and OFDB-1k. Pre-training differs only in the formula, the classes and the size of
 the canvas: number of images, batch, recipe (--recipe paper with random resized crops) and seed are the same. Images are generated
@@ -93,12 +93,12 @@ def arguments():
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop within this time (default: no limit)")
     parser.add_argument("--every-s", type=float, default=20, help="time between two lines about progress (default 20)")
     parser.add_argument("--sets", default=",".join(SETS), help=f"sets to pre-train on (default {','.join(SETS)})")
-    parser.add_argument("--images", type=int, default=6_000_000, help="images of each pre-training run (default 6000000)")
+    parser.add_argument("--images", type=int, default=9_000_000, help="images of each pre-training run (default 9000000)")
     parser.add_argument("--epochs", type=int, default=10, help="parts of a pre-training run, each with new images and a row (default 10)")
     parser.add_argument("--batch", type=int, default=256, help="batch of pre-training (default 256)")
     parser.add_argument("--classes", type=int, default=1000, help="classes of each set (default 1000)")
     parser.add_argument("--held-out", type=int, default=2000, help="generated images that test the pre-training (default 2000)")
-    parser.add_argument("--checkpoint-steps", type=int, default=1000, help="steps between two checkpoints (default 1000)")
+    parser.add_argument("--checkpoint-steps", type=int, default=2000, help="steps between two checkpoints (default 2000)")
     parser.add_argument("--sizes", default="1000:20,10000:10", metavar="SIZE:EPOCHS,...",
                         help="fine-tuning: training samples and epochs (default 1000:20,10000:10)")
     parser.add_argument("--seeds", default="0,1,2", help="fine-tuning: seeds (default 0,1,2)")

@@ -24,7 +24,7 @@ SCRATCH = 50  # the line style of training from scratch is this number plus a sl
 FREE = ("train_size", "seed")
 
 COMMAND_SETS = "scripts/compare/pretrain_formulas.py --data data/mnist --out results/formulas/rows.csv"
-SCRATCH = "scratch"
+NO_SET = "scratch"  # the value of `set` of training from scratch
 SET_NAMES = {"fractaldb-1k": "FractalDB-1k", "rcdb-1k": "RCDB-1k", "visualatom": "VisualAtom", "ofdb-1k": "OFDB-1k"}
 
 
@@ -129,12 +129,12 @@ class Sets:
                 self.tuned[row["set"], int(row["train_samples"])].append(row)
         self.sizes = sorted({size for _, size in self.tuned})
         found = {name for name, _ in self.tuned} | set(self.pretrained)
-        known = [SCRATCH, *SET_NAMES]
+        known = [NO_SET, *SET_NAMES]
         self.names = [name for name in known if name in found] + sorted(found - set(known))
 
     @staticmethod
     def heading(name):
-        return "from scratch" if name == SCRATCH else SET_NAMES.get(name, name)
+        return "from scratch" if name == NO_SET else SET_NAMES.get(name, name)
 
     def images(self, name):
         """Returns the number of images that the pre-training saw."""
