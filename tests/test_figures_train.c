@@ -196,7 +196,7 @@ Test(figures_train, sets_of_the_pretraining_are_compared)
         "\n0.825\t87.5\t86\t89\t87.5 %\t\n"); /* errors of 14 % and 11 % of 100 samples: from scratch */
     SHELL(0, "scripts/figures/fine_tuning.py tests/data/formulas/rows.csv");
     EXPECT_OUT("| from scratch |  |  |  |  | 12.50 % (11.00 to 14.00) | 13.00 % (11.00 to 15.00) |",
-               "| VisualAtom | 6400 | ");
+               "| VisualAtom | 6,400 | ");
     SHELL(0, "sed '$d' tests/data/formulas/rows.csv > $D/few.csv && "
              "scripts/figures/fine_tuning.py $D/few.csv");
     EXPECT_OUT(", 1 of 2 seeds |");

@@ -8,9 +8,9 @@ the canvas: number of images, batch, recipe (--recipe paper with random resized 
 while the network trains. Fine-tuning and training from scratch have the same epochs, batch, learning rate and seeds.
 
 A pre-training run has a GPU to itself; several fine-tuning runs share a GPU (--share). The script prints one line when a run starts
-and ends, and the progress of pre-training every --every-s seconds. Before --limit-s seconds have passed, it stops all runs. The same command
-then continues: pre-training from its latest checkpoint, and fine-tuning with the runs that are not complete. --work keeps the
-checkpoints, the weights, and the output of each run.
+and ends, and the progress of pre-training every --every-s seconds. Before --limit-s seconds have passed, it stops all runs. The same
+command then continues: pre-training from its latest checkpoint, and fine-tuning with the runs that are not complete. --work keeps
+the checkpoints, the weights, and the output of each run.
 
 After each complete run, the script writes FILE of --out again: the rows of fdsl-bench of all complete runs, with the additional
 column `set`. Pre-training has one row per epoch; fine-tuning has only the row of its last epoch. At the end, it prints the table of
@@ -144,8 +144,9 @@ def runs_of(given):
     for seed, (size, epochs), name in itertools.product(given.seeds, given.sizes, [*given.sets, SCRATCH]):
         run = Run(given.work, name, size, f"x{epochs}-{seed}", pretrained.get(name))
         run.command = network + TUNE + [
-            "--data", given.data, "--train-size", str(size), "--test-size", str(given.test_size), "--epochs", str(epochs), "--lr-warmup", f"{epochs / 20:g}",
-            "--batch", str(given.tune_batch), "--lr", given.tune_lr, "--seed", str(seed), "--out", str(run.part)]
+            "--data", given.data, "--train-size", str(size), "--test-size", str(given.test_size), "--epochs", str(epochs),
+            "--lr-warmup", f"{epochs / 20:g}", "--batch", str(given.tune_batch), "--lr", given.tune_lr, "--seed", str(seed),
+            "--out", str(run.part)]
         run.command += ["--init", str(run.after.weights)] if run.after else []
         tuned.append(run)
     return [*pretrained.values(), *tuned]
@@ -267,9 +268,10 @@ class Schedule:
         running = [run for gpu in self.on_gpu for run in gpu]
         for run in running:
             run.process.terminate()
+        until = time.monotonic() + STOP_S / 2
         for run in running:
             try:
-                run.process.wait(STOP_S / 2)
+                run.process.wait(max(0.1, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 run.process.kill()
                 run.process.wait()
@@ -323,7 +325,7 @@ def interrupted(number, _):
 
 
 if __name__ == "__main__":
-    for ending in (signal.SIGTERM, signal.SIGHUP):
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, interrupted)
     try:
         sys.exit(main())

@@ -151,7 +151,7 @@ class Sets:
             cells = [self.heading(name)] + [""] * 4
             if self.pretrained[name]:
                 last = self.pretrained[name][-1]
-                cells[1:] = [number_words(self.images(name)), f"{last['trained_s']:.0f} s", f"{last['train_loss']:.3f}",
+                cells[1:] = [f"{self.images(name):,.0f}", f"{last['trained_s']:.0f} s", f"{last['train_loss']:.2f}",
                              f"{100 * last['test_acc']:.1f} %"]
             for size in self.sizes:
                 values = [100 * row["test_acc"] for row in self.tuned[name, size]]
