@@ -461,6 +461,23 @@ Test(choice, samples_damaged_in_only_some_crops_are_skipped)
                    "$P --variant files --data d --out-res 8 --cache any");
 }
 
+/* The advice about a broken sample is a value of --on-error that the variants accept. */
+Test(choice, streams_do_not_advise_to_skip)
+{
+    EXPECT(0, "$P --prepare d --from digits --samples 20 --store shards --shards 2 && cd d && rm digits.index *.json "
+              "&& mkdir ../e && tar --delete -f digits-000000.tar 000003.cls && cp *.tar ../e && "
+              "truncate -s -2000 ../e/digits-000001.tar");
+    expect_refused(1, "--on-error skip omits such samples", "$P --variant shards --data d --label cls");
+    expect_refused(1, "--on-error mask gives such samples weight 0",
+                   "$P --variant stream --data d --label cls --decode");
+    cr_expect(!says("--on-error skip"), "%s", out);
+    EXPECT(0, "$P --variant stream --data d --label cls --decode --on-error mask --batch 4 --cache any "
+              "--min-samples 1 --max-time 0");
+    EXPECT_PRINTS(1, "truncated", "$P --variant stream,shards --data e --decode");
+    cr_expect(!says("--on-error"), "%s", out);
+    expect_refused(1, "--on-error skip omits such samples", "$P --variant shards,shards-mmap --data e");
+}
+
 /* Files with zeros after their last code have all their pixels. Their warnings are counted per run. */
 Test(choice, accepted_warnings_about_jpegs_are_counted)
 {
