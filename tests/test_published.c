@@ -612,6 +612,27 @@ Test(published, the_cache_file_of_another_set_is_not_used)
     check_last_class(&set, &last);
 }
 
+/* A pipe, a folder or a link to a device in the place of the file is neither waited for nor replaced. */
+Test(published, odd_files_in_the_cache_folder_are_not_read)
+{
+    static const char *const makes[] = {"mkfifo", "mkdir", "ln -s /dev/zero", "ln -s none"};
+    struct published_set set = small_rcdb;
+    struct published *published;
+    enter_cache_folder();
+    set.instances = set.block_images = 3;
+    must(published_open(&set, 2, &published));
+    struct published_class last = published_classes(published)[3];
+    published_close(published);
+    for (size_t i = 0; i < COUNT_OF(makes); i++) {
+        char command[99];
+        snprintf(command, sizeof command, "rm -rf %s && %s %s", CACHE_FILE, makes[i], CACHE_FILE);
+        cr_assert_eq(system(command), 0);
+        check_last_class(&set, &last);
+        snprintf(command, sizeof command, "test %s %s", i < 2 ? "! -f" : "-L", CACHE_FILE);
+        cr_assert(i == 3 || system(command) == 0, "%s", makes[i]);
+    }
+}
+
 Test(published, a_folder_that_cannot_be_written_is_no_error)
 {
     struct published_set set = small_rcdb;
