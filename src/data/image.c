@@ -712,6 +712,27 @@ enum status image_fit_other(const struct image_fit *fit, const char *extension, 
 
 /* ---- Images that a device fits ---- */
 
+/* Returns whether a device may fit an image of this size. A JPEG must not be decoded at a smaller size. */
+static bool suits_fit(const struct image_fit *fit, uint32_t width, uint32_t height, bool jpeg)
+{
+    const uint32_t least = width < height ? width : height, most = width < height ? height : width;
+    return least > 0 && most <= PICTURE_SIDE_MAX && most <= (uint64_t)PICTURE_SCALE_MAX * fit->res &&
+           (uint64_t)width * height <= PICTURE_PIXELS_MAX &&
+           !(jpeg && !fit->unscaled && least > 2 * fit->res); /* window_of() */
+}
+
+size_t image_whole_bytes(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                         struct image_scratch *scratch)
+{
+    struct image image;
+    const bool jpeg = image_format(extension, data, size) == IMAGE_JPEG;
+    if (fit->raw.channels == 0 && image_check_header(extension, data, size, scratch, &image) != STATUS_OK)
+        return 0;
+    if (fit->raw.channels || !image.channels) /* an array of bytes, with one or three channels */
+        return 3 * size;
+    return suits_fit(fit, image.width, image.height, jpeg) ? 3 * (size_t)image.width * image.height : 0;
+}
+
 bool image_fit_whole(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                      struct image_scratch *scratch, struct jpeg_shape *shape, struct image *image)
 {
@@ -725,11 +746,7 @@ bool image_fit_whole(const struct image_fit *fit, const char *extension, const u
         return false;
     if (!jpeg)
         *shape = (struct jpeg_shape){image->width, image->height, image->channels, 1, false};
-    const uint32_t least = shape->width < shape->height ? shape->width : shape->height;
-    const uint32_t most = shape->width > shape->height ? shape->width : shape->height;
-    if (least < 1 || most > PICTURE_SIDE_MAX || most > (uint64_t)PICTURE_SCALE_MAX * fit->res ||
-        (uint64_t)shape->width * shape->height > PICTURE_PIXELS_MAX ||
-        (jpeg && !fit->unscaled && least > 2 * fit->res)) /* window_of() */
+    if (!suits_fit(fit, shape->width, shape->height, jpeg))
         return false;
     return !jpeg || decode_begun(shape, JPEG_RGB, scratch, image) == STATUS_OK;
 }
