@@ -1,6 +1,12 @@
 /* Tests how `load` uses an index of a data set. The faults are missing samples, flipped bits, and names or
  * lists that do not match the shards. */
+#ifdef HAVE_XXHASH
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+#endif
+
 #include "core/timer.h"
+#include "data/checksum.h"
 #include "data/dataset.h"
 #include "load_support.h"
 
@@ -417,3 +423,30 @@ Test(load_index, missing_masks_cost_no_search, .init = make_folder, .fini = remo
     }
     cr_expect(times_s[1] < 2 * times_s[0] + 0.1, "%g s, complete %g s", times_s[1], times_s[0]);
 }
+
+#ifdef HAVE_XXHASH
+/* Hashes are computed with the vectors of the processor. They are those of xxhash.h as this file is compiled,
+ * for any processor; also with a seed, and of data in two parts. */
+Test(load_index, hashes_are_those_of_any_processor)
+{
+    static const size_t sizes[] = {0,   1,   3,   16,  17,   128,  129,  240,   241,   255,  256,
+                                   257, 511, 512, 513, 1023, 1024, 1025, 16384, 16385, 99991};
+    static const size_t heads[] = {0, 1, 3, 63, 64, 127, 128, 255, 256, 257, 1024};
+    uint8_t *bytes = malloc(99991 + 8);
+    cr_assert_not_null(bytes);
+    for (size_t i = 0; i < 99991 + 8; i++)
+        bytes[i] = (uint8_t)(i * 2654435761u >> 13);
+    for (size_t s = 0; s < COUNT_OF(sizes); s++)
+        for (size_t from = 0; from < 8; from += 7) { /* also unaligned */
+            const uint64_t hash = XXH3_64bits(bytes + from, sizes[s]);
+            cr_assert_eq(checksum_whole(bytes + from, sizes[s]), hash, "%zu", sizes[s]);
+            cr_assert_eq(checksum_seeded(bytes + from, sizes[s], 7),
+                         XXH3_64bits_withSeed(bytes + from, sizes[s], 7), "%zu", sizes[s]);
+            for (size_t h = 0; h < COUNT_OF(heads) && heads[h] <= sizes[s]; h++)
+                cr_assert_eq(
+                    checksum_split(bytes + from, heads[h], bytes + from + heads[h], sizes[s] - heads[h]),
+                    hash, "%zu of %zu", heads[h], sizes[s]);
+        }
+    free(bytes);
+}
+#endif
