@@ -497,7 +497,8 @@ Test(choice, samples_damaged_in_only_some_crops_are_skipped)
 /* The advice about a broken sample is a value of --on-error that the variants accept. */
 Test(choice, streams_do_not_advise_to_skip)
 {
-    EXPECT(0, "$P --prepare d --from digits --samples 20 --store shards --shards 2 && cd d && rm digits.index *.json "
+    EXPECT(0, "$P --prepare d --from digits --samples 20 --store shards --shards 2 && cd d && rm "
+              "digits.index *.json "
               "&& mkdir ../e && tar --delete -f digits-000000.tar 000003.cls && cp *.tar ../e && "
               "truncate -s -2000 ../e/digits-000001.tar");
     expect_refused(1, "--on-error skip omits such samples", "$P --variant shards --data d --label cls");

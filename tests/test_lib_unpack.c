@@ -608,15 +608,18 @@ Test(unpack, programs_read_compressed_shards)
 Test(unpack, copies_and_inference_read_compressed_shards)
 {
     prepare();
-    EXPECT(0, "$P --prepare qp --from dataset --source p --permute 3 --store files --name s && rm qp/s.index");
+    EXPECT(0,
+           "$P --prepare qp --from dataset --source p --permute 3 --store files --name s && rm qp/s.index");
     EXPECT(0, "$P --variant train-omp --model logreg --data p --test-data p --epochs 2 --checkpoint k");
     for (size_t i = 0; i < COUNT_OF(folders); i++) {
-        EXPECT(0,
-               "for n in 1 2; do $P --prepare q%s --from dataset --source %s --permute 3 --store files --name s "
-               "--cache-dir c || exit 1; done; rm q%s/s.index && diff -r qp q%s",
-               folders[i], folders[i], folders[i], folders[i]);
+        EXPECT(
+            0,
+            "for n in 1 2; do $P --prepare q%s --from dataset --source %s --permute 3 --store files --name s "
+            "--cache-dir c || exit 1; done; rm q%s/s.index && diff -r qp q%s",
+            folders[i], folders[i], folders[i], folders[i]);
         EXPECT_PRINTS(2, "give load, train, infer or --prepare --cache-dir DIR",
-                      "$P --variant infer-omp --checkpoint k --data %s --test-data %s", folders[i], folders[i]);
+                      "$P --variant infer-omp --checkpoint k --data %s --test-data %s", folders[i],
+                      folders[i]);
         EXPECT(0,
                "for d in p %s; do $P --variant infer-omp --checkpoint k --data $d --test-data $d "
                "$(test $d != p && echo --cache-dir c) --out i%zu.csv || exit 1; done; python3 - <<'END'\n"
@@ -639,7 +642,8 @@ Test(unpack, refusals_name_the_remedy)
         int status;
         const char *words, *command;
     } cases[] = {
-        {2, "give load, train, infer or --prepare --cache-dir DIR, a folder with room", "$P --variant stream --data z"},
+        {2, "give load, train, infer or --prepare --cache-dir DIR, a folder with room",
+         "$P --variant stream --data z"},
         {2, "give load, train, infer or --prepare --cache-dir DIR, a folder with room",
          "$P --variant train-omp --data z/s-000000.tar.gz --feed load"},
         {2, "is compressed, but samples are read from many places",
@@ -648,7 +652,8 @@ Test(unpack, refusals_name_the_remedy)
          "$P --prepare q --from dataset --source p --cache-dir c"},
         {2, "--cache-bytes needs --cache-dir DIR",
          "$P --prepare q --from dataset --source p --cache-bytes 1M"},
-        {2, "raise --cache-bytes", "$P --prepare q --from dataset --source z --cache-dir c --cache-bytes 150K"},
+        {2, "raise --cache-bytes",
+         "$P --prepare q --from dataset --source z --cache-dir c --cache-bytes 150K"},
         {2, "--cache-dir and --cache-bytes are for data at a URL and for shards that are compressed",
          "$P --variant stream --data p --cache-dir c"},
         {2, "raise --cache-bytes",

@@ -2,9 +2,9 @@
  * The rest of the program is compiled for every x86-64 processor, so xxhash.h would use SSE2, which takes
  * twice as many instructions. checksum.c calls these functions if the processor has AVX2.
  *
- * xxhash.h chooses its vectors when it is compiled, so the pragma is for the whole file. Compilers that ignore
- * it give the same results, more slowly. Of an array of 16 KiB, a stream executes 7,600 instructions instead of
- * 14,100, nearly all of them for this hash. */
+ * xxhash.h chooses its vectors when it is compiled, so the pragma is for the whole file. Compilers that
+ * ignore it give the same results, more slowly. Of an array of 16 KiB, a stream executes 7,600 instructions
+ * instead of 14,100, nearly all of them for this hash. */
 #include "data/checksum.h"
 
 #if defined(CHECKSUM_AVX2)

@@ -305,8 +305,7 @@ static enum status count_streams(const struct options *given, size_t *count, siz
         return STATUS_OK;
     TRY(variant_select(list, "load", &chosen, count));
     for (size_t i = 0; i < *count; i++)
-        *streams +=
-            chosen[i]->variant && ((const struct load_traits *)chosen[i]->variant->traits)->streams;
+        *streams += chosen[i]->variant && ((const struct load_traits *)chosen[i]->variant->traits)->streams;
     free(chosen);
     return STATUS_OK;
 }
@@ -326,9 +325,9 @@ static enum status open_dataset(const struct options *given, const struct load_p
                                               : record_format_find(parameters->data);
     struct members of_records;
     TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &of_records));
-    enum status status =
-        records ? dataset_find_records(parameters->data, records, false, &of_records, dataset)
-                : dataset_find(parameters->data, skips, false, members, remote, dataset);
+    enum status status = records
+                             ? dataset_find_records(parameters->data, records, false, &of_records, dataset)
+                             : dataset_find(parameters->data, skips, false, members, remote, dataset);
     dataset->incomplete = parameters->on_error == ON_ERROR_MASK;
     dataset->streamed = variants > 0 && streams == variants;
     if (status == STATUS_OK)

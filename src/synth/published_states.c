@@ -306,8 +306,8 @@ static enum status open_parts(struct published *published, int threads)
 
 #define CANCEL_POLL_S 0.1 /* time between two looks at the caller's cancellation */
 
-/* The set that was opened last, or NULL. A thread computes a set without the lock; meanwhile, `latest` is NULL
- * and `opening` is true. */
+/* The set that was opened last, or NULL. While a thread opens a set, which it does without the lock, `latest`
+ * is NULL and `opening` is true. */
 static struct published *latest;
 static bool opening;
 static pthread_mutex_t latest_lock = PTHREAD_MUTEX_INITIALIZER;
