@@ -451,7 +451,7 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
+FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/checksum_avx2.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
                 src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/data/zip.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/env_identity.c src/machine/host.c src/core/axes.c src/core/options.c \

@@ -45,6 +45,15 @@ static inline void remove_folder(void)
     cr_assert_eq(system(command), 0);
 }
 
+/* Replaces the test's folder by a new one in `where`. Some tests need a disk, and others need a file system
+ * in memory; /tmp may be either. */
+static inline void make_folder_in(const char *where)
+{
+    remove_folder();
+    snprintf(folder, sizeof folder, "%s/fdsl-load-XXXXXX", where);
+    cr_assert_not_null(mkdtemp(folder));
+}
+
 /* Replaces the test's folder by a new one, which is empty. */
 static inline void renew_folder(void)
 {

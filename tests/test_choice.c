@@ -357,13 +357,46 @@ Test(choice, added_files_of_prepared_sets_are_reported)
 }
 
 #ifdef HAVE_PNG
+#define DRAW "$P --variant naive --formula segrcdb --classes 3 --res 16 --batch 3 --loops 1 --png "
+
+/* A folder of --png, and shards of such files, are sets with masks. */
+Test(choice, drawn_images_have_their_masks)
+{
+    EXPECT(0, DRAW "drawn && mkdir t && cd drawn && tar cf ../t/x.tar *.png && for i in 0 1 2; do mkdir -p "
+                   "../sub/a ../sub/b; cp *-$i.png *-$i.mask.png ../sub/a; done");
+    for (int d = 0; d < 2; d++) {
+        const char *set = d ? "t" : "drawn";
+        EXPECT(0, "$P --variant stream --data %s --decode --batch 3 " FAST, set);
+        cr_expect(number(out, 1, "items") == 3 && !says("warning: drawn"), "%s", out);
+        EXPECT(0,
+               "$P --prepare p%d --from dataset --source %s --store imagefolder && for i in 0 1 2; do cmp "
+               "p%d/image/00000$i.png drawn/*-$i.png && cmp p%d/mask/00000$i.png drawn/*-$i.mask.png || exit "
+               "1; done",
+               d, set, d, d);
+    }
+    expect_refused(2, "its samples have masks ('mask.png') instead of labels",
+                   "$P --variant train-naive --data drawn");
+    /* A JPEG file has a mask, too, and an image that has none is broken. The name of a mask may have a mask.
+     */
+    EXPECT(0, "cd drawn && cp class-0_instance-0.mask.png x.mask.mask.png && cp class-0_instance-0.png "
+              "x.mask.jpg && cd .. && $P --variant files --data drawn --decode " FAST);
+    cr_expect_eq(number(out, 1, "items"), 4, "%s", out);
+    expect_refused(1, "it has no mask ('mask.png'), unlike other samples of the data set",
+                   "cp drawn/class-0_instance-0.png drawn/y.png && $P --variant files --data drawn --decode");
+}
+
+/* Masks of no image are images. In class folders, and with chosen members, masks are images of their own. */
 Test(choice, images_that_are_named_like_masks_are_pointed_out)
 {
-    EXPECT(0, "$P --variant naive --formula segrcdb --classes 3 --res 16 --batch 2 --loops 1 --png drawn");
+    EXPECT(0, DRAW "drawn && mkdir -p c/a c/b && cp drawn/*.png c/a && cp drawn/*.png c/b");
     EXPECT_PRINTS(0, "drawn: class-0_instance-0.mask.png has the name of a mask of class-0_instance-0.png",
-                  "$P --variant files --data drawn --decode --loops 1");
-    EXPECT(0, "rm drawn/*instance-?.png && $P --variant files --data drawn --decode --loops 1");
-    cr_expect(!says("has the name of a mask"), "%s", out);
+                  "$P --variant files --data drawn --image png --decode " FAST);
+    cr_expect_eq(number(out, 1, "items"), 6, "%s", out);
+    EXPECT_PRINTS(0, "c: a/class-0_instance-0.mask.png has the name of a mask of a/class-0_instance-0.png",
+                  "$P --variant files --data c --decode " FAST);
+    cr_expect_eq(number(out, 1, "items"), 12, "%s", out);
+    EXPECT(0, "rm drawn/*instance-?.png && $P --variant files --data drawn --decode " FAST);
+    cr_expect(!says("has the name of a mask") && number(out, 1, "items") == 3, "%s", out);
 }
 #endif
 
@@ -459,6 +492,24 @@ Test(choice, samples_damaged_in_only_some_crops_are_skipped)
     cr_expect(says("000003.jpg: sample ") && says("000004.jpg: sample "), "%s", out);
     expect_refused(1, "Premature end of JPEG file; --on-error skip omits such samples",
                    "$P --variant files --data d --out-res 8 --cache any");
+}
+
+/* The advice about a broken sample is a value of --on-error that the variants accept. */
+Test(choice, streams_do_not_advise_to_skip)
+{
+    EXPECT(0, "$P --prepare d --from digits --samples 20 --store shards --shards 2 && cd d && rm "
+              "digits.index *.json "
+              "&& mkdir ../e && tar --delete -f digits-000000.tar 000003.cls && cp *.tar ../e && "
+              "truncate -s -2000 ../e/digits-000001.tar");
+    expect_refused(1, "--on-error skip omits such samples", "$P --variant shards --data d --label cls");
+    expect_refused(1, "--on-error mask gives such samples weight 0",
+                   "$P --variant stream --data d --label cls --decode");
+    cr_expect(!says("--on-error skip"), "%s", out);
+    EXPECT(0, "$P --variant stream --data d --label cls --decode --on-error mask --batch 4 --cache any "
+              "--min-samples 1 --max-time 0");
+    EXPECT_PRINTS(1, "truncated", "$P --variant stream,shards --data e --decode");
+    cr_expect(!says("--on-error"), "%s", out);
+    expect_refused(1, "--on-error skip omits such samples", "$P --variant shards,shards-mmap --data e");
 }
 
 /* Files with zeros after their last code have all their pixels. Their warnings are counted per run. */

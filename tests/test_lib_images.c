@@ -714,6 +714,62 @@ Test(lib_images, masks_are_cut_and_mirrored_like_images)
     fdsl_source_close(source);
 }
 
+/* A mask with a palette has the classes of the gray mask with the same numbers, whatever its colours are. The
+ * widths leave bits in the last byte of a row. */
+Test(lib_images, palettes_are_masks)
+{
+    enum { MASKS = 9, OUT = 20 };
+    EXPECT(
+        0,
+        "mkdir g c gs cs && python3 - <<'END'\n"
+        "import struct, zlib\n"
+        "def chunk(kind, data):\n"
+        "    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))\n"
+        "def png(path, rows, bits, kind):\n"
+        "    data = b''\n"
+        "    for row in rows:\n"
+        "        text = ''.join(format(value, '0%%db' %% bits) for value in row)\n"
+        "        text += '0' * (-len(text) %% 8)\n"
+        "        data += bytes([0] + [int(text[i:i + 8], 2) for i in range(0, len(text), 8)])\n"
+        "    head = struct.pack('>IIBBBBB', len(rows[0]), len(rows), bits, kind, 0, 0, 0)\n"
+        "    colours = bytes((7 * i * i + 3) %% 256 for i in range(3 << bits)) if kind == 3 else b''\n"
+        "    clear = chunk(b'tRNS', b'\\0\\x80') if kind == 3 else b''\n"
+        "    with open(path, 'wb') as file:\n"
+        "        file.write(b'\\x89PNG\\r\\n\\x1a\\n' + chunk(b'IHDR', head) +\n"
+        "                   (chunk(b'PLTE', colours) + clear if kind == 3 else b'') +\n"
+        "                   chunk(b'IDAT', zlib.compress(data)) + chunk(b'IEND', b''))\n"
+        "for i in range(%d):\n"
+        "    bits, width, height = (1, 2, 4, 8)[i %% 4], 29 + 2 * i, 31 + i\n"
+        "    classes = [[(x * 3 + y * 5 + i) %% (1 << bits) for x in range(width)] for y in range(height)]\n"
+        "    image = [[(x + y) %% 256 for x in range(width)] for y in range(height)]\n"
+        "    for place, of, kind in (('g', 8, 0), ('c', bits, 3)):\n"
+        "        png('%%s/%%02d.png' %% (place, i), image, 8, 0)\n"
+        "        png('%%s/%%02d.mask.png' %% (place, i), classes, of, kind)\n"
+        "END\n"
+        "for d in g c; do (cd $d && tar --sort=name -cf ../${d}s/x.tar *); done",
+        MASKS);
+    static const char *const sets[] = {"g", "c", "gs", "cs"};
+    static uint8_t wanted[MASKS * OUT * OUT];
+    for (size_t s = 0; s < COUNT_OF(sets); s++) {
+        struct fdsl_source *source = opened_set(sets[s], NULL);
+        struct fdsl_stream_config config = stream_config();
+        config.batch_size = MASKS;
+        config.fit = "random-resized-crop";
+        config.out_res = OUT;
+        config.flip = 1;
+        struct fdsl_stream *stream = opened_stream(source, &config);
+        struct fdsl_batch *batch = taken(stream);
+        const struct fdsl_tensor masks = tensor_of(batch, FDSL_MASKS);
+        cr_assert(described(batch).masked == 0 && masks.shape[0] == MASKS);
+        if (s == 0)
+            memcpy(wanted, masks.data, sizeof wanted);
+        cr_expect_arr_eq(masks.data, wanted, sizeof wanted, "%s", sets[s]);
+        good(fdsl_batch_release(batch, NULL));
+        fdsl_stream_close(stream);
+        fdsl_source_close(source);
+    }
+}
+
 /* Each fault is one error that names the sample and the reason, or a sample whose image is 0 and whose mask
  * is 255. */
 Test(lib_images, broken_masks_are_errors_or_masked)

@@ -208,6 +208,35 @@ Test(unpack, all_forms_have_the_bytes_of_the_data)
         }
 }
 
+#ifdef HAVE_ZLIB
+/* Tools that write to tapes pad files to whole blocks. */
+Test(unpack, gzip_files_may_be_padded_with_zeros)
+{
+    static const size_t padding[] = {1, 3, 511, 10240, (1 << 20) - 1, (2 << 20) + 1};
+    const struct bytes tar = make_tar(1000, 1);
+    uint8_t *zeros = calloc(1, padding[COUNT_OF(padding) - 1]);
+    cr_assert_not_null(zeros);
+    for (size_t i = 0; i < COUNT_OF(padding); i++) {
+        struct bytes packed = {0}, member = {0};
+        struct expected expected = {&tar, 0, false};
+        add_gzip(&member, tar.at, tar.size, 6, 0);
+        add(&packed, member.at, member.size);
+        add(&packed, zeros, padding[i]);
+        cr_expect_eq(unpack(packed.at, packed.size, &expected), STATUS_OK, "%zu: %s", padding[i],
+                     status_text());
+        cr_expect(!expected.differs && expected.got == tar.size, "%zu", padding[i]);
+        cr_expect_eq(unpack(packed.at + member.size, padding[i], &expected), STATUS_FAILED, "zeros alone");
+        add(&packed, member.at, member.size);
+        cr_expect_eq(unpack(packed.at, packed.size, &expected), STATUS_FAILED, "%zu", padding[i]);
+        cr_expect(strstr(status_text(), "zeros and then other data follow its end"), "%s", status_text());
+        free(packed.at);
+        free(member.at);
+    }
+    free(zeros);
+    free(tar.at);
+}
+#endif
+
 /* A file that ends too early, or with a bit flipped, fails, or has the same bytes: some bits have no meaning.
  * Between two members, a file that is cut looks complete; then the tar file lacks its end. */
 Test(unpack, broken_files_never_have_other_bytes)
@@ -572,7 +601,39 @@ Test(unpack, programs_read_compressed_shards)
     EXPECT_PRINTS(1, "the shard holds 20 samples but its wids index says 21",
                   "$P --variant stream --data w --decode --cache-dir c --cache any");
     expect_refused(2, "s-000000.tar", "$P --variant stream --data w --decode --cache any");
-    EXPECT_OUT("give load or train --cache-dir DIR, a folder with room");
+    EXPECT_OUT("give load, train, infer or --prepare --cache-dir DIR, a folder with room");
+}
+
+/* Copies have the files of a copy of plain shards, and networks are tested on the same samples. */
+Test(unpack, copies_and_inference_read_compressed_shards)
+{
+    prepare();
+    EXPECT(0,
+           "$P --prepare qp --from dataset --source p --permute 3 --store files --name s && rm qp/s.index");
+    EXPECT(0, "$P --variant train-omp --model logreg --data p --test-data p --epochs 2 --checkpoint k");
+    for (size_t i = 0; i < COUNT_OF(folders); i++) {
+        EXPECT(
+            0,
+            "for n in 1 2; do $P --prepare q%s --from dataset --source %s --permute 3 --store files --name s "
+            "--cache-dir c || exit 1; done; rm q%s/s.index && diff -r qp q%s",
+            folders[i], folders[i], folders[i], folders[i]);
+        EXPECT_PRINTS(2, "give load, train, infer or --prepare --cache-dir DIR",
+                      "$P --variant infer-omp --checkpoint k --data %s --test-data %s", folders[i],
+                      folders[i]);
+        EXPECT(0,
+               "for d in p %s; do $P --variant infer-omp --checkpoint k --data $d --test-data $d "
+               "$(test $d != p && echo --cache-dir c) --out i%zu.csv || exit 1; done; python3 - <<'END'\n"
+               "import csv\n"
+               "rows = [(row['test_loss'], row['test_acc']) for row in csv.DictReader(open('i%zu.csv'))]\n"
+               "assert len(rows) == 2 and rows[0] == rows[1], rows\n"
+               "END",
+               folders[i], i, i);
+    }
+    EXPECT_PRINTS(2, "--cache-dir needs data at a URL or shards that are compressed",
+                  "$P --variant infer-omp --checkpoint k --data p --test-data p --cache-dir c");
+    EXPECT_PRINTS(2, "--cache-bytes needs --cache-dir DIR",
+                  "$P --variant infer-omp --checkpoint k --data p --test-data p --cache-bytes 1M");
+    expect_files(1 + 3 * (int)COUNT_OF(folders));
 }
 
 Test(unpack, refusals_name_the_remedy)
@@ -581,11 +642,18 @@ Test(unpack, refusals_name_the_remedy)
         int status;
         const char *words, *command;
     } cases[] = {
-        {2, "give load or train --cache-dir DIR, a folder with room", "$P --variant stream --data z"},
-        {2, "give load or train --cache-dir DIR, a folder with room",
+        {2, "give load, train, infer or --prepare --cache-dir DIR, a folder with room",
+         "$P --variant stream --data z"},
+        {2, "give load, train, infer or --prepare --cache-dir DIR, a folder with room",
          "$P --variant train-omp --data z/s-000000.tar.gz --feed load"},
         {2, "is compressed, but samples are read from many places",
          "$P --prepare q --from dataset --source z"},
+        {2, "--cache-dir is for data at a URL and for shards that are compressed",
+         "$P --prepare q --from dataset --source p --cache-dir c"},
+        {2, "--cache-bytes needs --cache-dir DIR",
+         "$P --prepare q --from dataset --source p --cache-bytes 1M"},
+        {2, "raise --cache-bytes",
+         "$P --prepare q --from dataset --source z --cache-dir c --cache-bytes 150K"},
         {2, "--cache-dir and --cache-bytes are for data at a URL and for shards that are compressed",
          "$P --variant stream --data p --cache-dir c"},
         {2, "raise --cache-bytes",

@@ -492,15 +492,6 @@ Test(load, memory_includes_decoded_images, .init = make_folder, .fini = remove_f
 }
 #endif
 
-/* Replaces the test's folder by a new one in `where`. Some tests need a disk, and others need a file system
- * in memory; /tmp may be either. */
-static void make_folder_in(const char *where)
-{
-    remove_folder();
-    snprintf(folder, sizeof folder, "%s/fdsl-load-XXXXXX", where);
-    cr_assert_not_null(mkdtemp(folder));
-}
-
 Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove_folder)
 {
     struct job job;

@@ -1,5 +1,12 @@
 /* Tests how `load` uses an index of a data set. The faults are missing samples, flipped bits, and names or
  * lists that do not match the shards. */
+#ifdef HAVE_XXHASH
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+#endif
+
+#include "core/timer.h"
+#include "data/checksum.h"
 #include "data/dataset.h"
 #include "load_support.h"
 
@@ -368,3 +375,78 @@ Test(load_index, duplicate_extension_is_reported, .init = make_folder, .fini = r
     expect_refused("twice.tar: offset 2048: sample '000001': it has 'bin' twice");
     expect_skipped(8, "1"); /* all other samples can be read */
 }
+
+/* Missing masks do not make the search for the others slower: the time of a tree where nine of ten masks have
+ * other names is compared with that of a complete one. */
+Test(load_index, missing_masks_cost_no_search, .init = make_folder, .fini = remove_folder)
+{
+    enum { IMAGES = 20000 };
+    double times_s[2];
+    if (access("/dev/shm", W_OK) == 0) /* so many files on a disk take long */
+        make_folder_in("/dev/shm");
+    cr_assert(
+        command("python3 - $D <<'END'\n"
+                "import os, sys\n"
+                "os.makedirs(sys.argv[1] + '/image/a')\n"
+                "os.makedirs(sys.argv[1] + '/mask/a')\n"
+                "for i in range(%d):\n"
+                "    for kind in 'image', 'mask':\n"
+                "        open('%%s/%%s/%%s%%05d.png' %% (sys.argv[1], kind, 'a/' * (i %% 3 == 0), i), 'w')\n"
+                "END",
+                IMAGES));
+    for (int few = 0; few < 2; few++) {
+        struct dataset dataset;
+        if (few) /* only every tenth image has a mask */
+            cr_assert(command("python3 - $D <<'END'\n"
+                              "import os, sys\n"
+                              "for place, _, names in os.walk(sys.argv[1] + '/mask'):\n"
+                              "    for name in names:\n"
+                              "        if name[4] != '0':\n"
+                              "            os.rename(place + '/' + name, place + '/9' + name[1:])\n"
+                              "END"));
+        const double begin_s = timer_cpu_s();
+        must(dataset_find(folder, false, false, NULL, NULL, &dataset));
+        times_s[few] = timer_cpu_s() - begin_s;
+        cr_assert_eq(dataset.sample_count, IMAGES);
+        for (uint32_t i = 0; i < IMAGES; i++) {
+            const struct dataset_sample *sample = &dataset.samples[i];
+            const struct dataset_member *members = &dataset.members[sample->member];
+            const char *image = dataset.files[members[0].file].name;
+            const bool tenth = sample->key[strlen(sample->key) - 1] == '0';
+            cr_assert_eq(sample->members, few && !tenth ? 1 : 2, "%s", sample->key);
+            cr_assert(sample->members == 1 ||
+                          strcmp(image + strlen("image"),
+                                 dataset.files[members[1].file].name + strlen("mask")) == 0,
+                      "%s", image);
+        }
+        dataset_close(&dataset);
+    }
+    cr_expect(times_s[1] < 2 * times_s[0] + 0.1, "%g s, complete %g s", times_s[1], times_s[0]);
+}
+
+#ifdef HAVE_XXHASH
+/* Hashes are computed with the vectors of the processor. They are those of xxhash.h as this file is compiled,
+ * for any processor; also with a seed, and of data in two parts. */
+Test(load_index, hashes_are_those_of_any_processor)
+{
+    static const size_t sizes[] = {0,   1,   3,   16,  17,   128,  129,  240,   241,   255,  256,
+                                   257, 511, 512, 513, 1023, 1024, 1025, 16384, 16385, 99991};
+    static const size_t heads[] = {0, 1, 3, 63, 64, 127, 128, 255, 256, 257, 1024};
+    uint8_t *bytes = malloc(99991 + 8);
+    cr_assert_not_null(bytes);
+    for (size_t i = 0; i < 99991 + 8; i++)
+        bytes[i] = (uint8_t)(i * 2654435761u >> 13);
+    for (size_t s = 0; s < COUNT_OF(sizes); s++)
+        for (size_t from = 0; from < 8; from += 7) { /* also unaligned */
+            const uint64_t hash = XXH3_64bits(bytes + from, sizes[s]);
+            cr_assert_eq(checksum_whole(bytes + from, sizes[s]), hash, "%zu", sizes[s]);
+            cr_assert_eq(checksum_seeded(bytes + from, sizes[s], 7),
+                         XXH3_64bits_withSeed(bytes + from, sizes[s], 7), "%zu", sizes[s]);
+            for (size_t h = 0; h < COUNT_OF(heads) && heads[h] <= sizes[s]; h++)
+                cr_assert_eq(
+                    checksum_split(bytes + from, heads[h], bytes + from + heads[h], sizes[s] - heads[h]),
+                    hash, "%zu of %zu", heads[h], sizes[s]);
+        }
+    free(bytes);
+}
+#endif

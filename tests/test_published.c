@@ -2,15 +2,18 @@
  * published scripts, random access, the cache file. */
 #include <criterion/criterion.h>
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/file.h"
 #include "core/parallel.h"
 #include "core/portable.h"
+#include "data/remote.h"
 #include "folder.h"
 #include "must.h"
 #include "published_vectors.h"
@@ -403,6 +406,85 @@ Test(published, any_order_gives_the_images_of_the_sequence)
     close_drawing(&random);
 }
 
+/* ---- Openings at the same time ---- */
+
+/* An opening on a thread of its own. */
+struct opening {
+    const struct published_set *set;
+    struct remote_cancel cancel;
+    struct published *published;
+    enum status status;
+    char text[200];
+    _Atomic bool ended;
+    pthread_t thread;
+};
+
+static void *open_on_thread(void *context)
+{
+    struct opening *opening = context;
+    published_cancel_by(&opening->cancel);
+    opening->status = published_open(opening->set, 1, &opening->published);
+    snprintf(opening->text, sizeof opening->text, "%s", opening->status == STATUS_OK ? "" : status_text());
+    opening->ended = true;
+    return NULL;
+}
+
+static void begin_opening(struct opening *opening, const struct published_set *set)
+{
+    *opening = (struct opening){.set = set};
+    cr_assert_eq(pthread_create(&opening->thread, NULL, open_on_thread, opening), 0);
+}
+
+/* Cancels an opening, if `cancels`, and waits for its end, which must come soon. */
+static void end_opening(struct opening *opening, bool cancels)
+{
+    if (cancels)
+        atomic_store(&opening->cancel.set, true);
+    for (int i = 0; i < 1000 && !opening->ended; i++)
+        usleep(10000);
+    cr_assert(opening->ended);
+    cr_assert_eq(pthread_join(opening->thread, NULL), 0);
+    cr_assert(!cancels || (opening->status == STATUS_FAILED && !opening->published &&
+                           strstr(opening->text, "was stopped")),
+              "%s", opening->text);
+}
+
+/* An opening that waits for another one can be cancelled, and continues if the other one is. Closing waits
+ * for neither. */
+Test(published, openings_can_be_cancelled_while_they_wait)
+{
+    static const struct published_set large = {.name = "rcdb-1k",
+                                               .law = PUBLISHED_RCDB,
+                                               .classes = 1000,
+                                               .threads = 40,
+                                               .instances = 1000,
+                                               .block_images = 1000,
+                                               .res = PUBLISHED_RES,
+                                               .background = 255};
+    struct opening first, second, third, fourth;
+    struct published *small;
+    enter_cache_folder();
+    must(published_open(&small_rcdb, 1, &small));
+    begin_opening(&first, &large);
+    usleep(200000); /* the first one scans */
+    begin_opening(&second, &large);
+    begin_opening(&third, &small_rcdb);
+    begin_opening(&fourth, &small_rcdb);
+    usleep(200000);
+    published_close(small);
+    published_forget();
+    end_opening(&second, true);
+    cr_assert(!first.ended && !third.ended && !fourth.ended);
+    end_opening(&first, true);
+    end_opening(&third, false);
+    end_opening(&fourth, false);
+    cr_assert(third.status == STATUS_OK && fourth.status == STATUS_OK, "%s%s", third.text, fourth.text);
+    cr_expect_eq(third.published, fourth.published);
+    published_close(third.published);
+    published_close(fourth.published);
+    published_forget();
+}
+
 /* Rows can be further apart than they are long. */
 Test(published, pixels_between_the_rows_stay_as_they_are)
 {
@@ -528,6 +610,27 @@ Test(published, the_cache_file_of_another_set_is_not_used)
                   "states of another number of instances were used");
     published_close(published);
     check_last_class(&set, &last);
+}
+
+/* A pipe, a folder or a link to a device in the place of the file is neither waited for nor replaced. */
+Test(published, odd_files_in_the_cache_folder_are_not_read)
+{
+    static const char *const makes[] = {"mkfifo", "mkdir", "ln -s /dev/zero", "ln -s none"};
+    struct published_set set = small_rcdb;
+    struct published *published;
+    enter_cache_folder();
+    set.instances = set.block_images = 3;
+    must(published_open(&set, 2, &published));
+    struct published_class last = published_classes(published)[3];
+    published_close(published);
+    for (size_t i = 0; i < COUNT_OF(makes); i++) {
+        char command[99];
+        snprintf(command, sizeof command, "rm -rf %s && %s %s", CACHE_FILE, makes[i], CACHE_FILE);
+        cr_assert_eq(system(command), 0);
+        check_last_class(&set, &last);
+        snprintf(command, sizeof command, "test %s %s", i < 2 ? "! -f" : "-L", CACHE_FILE);
+        cr_assert(i == 3 || system(command) == 0, "%s", makes[i]);
+    }
 }
 
 Test(published, a_folder_that_cannot_be_written_is_no_error)

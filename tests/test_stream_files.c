@@ -738,7 +738,7 @@ static _Atomic size_t block_bytes;           /* of all blocks */
 static enum status allocate(size_t bytes, void **memory)
 {
     const bool fails = atomic_fetch_add(&allocations, 1) >= allowed;
-    *memory = fails ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
+    *memory = fails ? NULL : aligned_alloc(STREAM_ALIGN, stream_aligned(bytes));
     blocks += !fails;
     block_bytes += malloc_usable_size(*memory);
     return fails ? status_set(STATUS_EXHAUSTED, "no memory for %zu bytes", bytes) : STATUS_OK;
@@ -822,6 +822,53 @@ Test(stream_files, memory_grows_with_the_largest_batch_only)
     close_set(&opened);
     cr_expect_eq(blocks, 0);
     forget_files();
+}
+
+/* A batch has memory for the decoded images that it can have, until the consumer keeps no more of them. */
+Test(stream_files, memory_of_decoded_images_is_freed)
+{
+    static const uint32_t most[] = {1, COUNT_OF(made)};
+    const size_t largest =
+        stream_aligned(3 * 85 * 61); /* the kinds with the largest sizes, of 40 + 9 i columns */
+    for (size_t k = 0; k < COUNT_OF(most); k++) {
+        make_files();
+        while (made_count > 30) /* those that any consumer can keep */
+            free(made[--made_count].bytes);
+        EXPECT(0, "ls j/*/* | awk -F'[/.]' '$3 >= 30' | xargs rm");
+        open_files();
+        opened.request.device_bytes = UINT64_C(1) << 30;
+        opened.request.fit.unscaled = true;
+        opened.request.allocate = allocate;
+        opened.request.deallocate = deallocate;
+        allowed = UINT32_MAX;
+        allocations = blocks = 0;
+        block_bytes = 0;
+        keep_most = most[k];
+        forget_kept();
+        start(&opened);
+        const uint32_t slots = opened.request.ahead + 1;
+        struct stream_stats before, after;
+        stream_stats(opened.stream, &before);
+        const size_t room = block_bytes / slots - opened.request.plan.capacity * (3 * RES * RES + 16);
+        cr_expect(blocks == 2 * slots && room > largest / 4 * opened.request.plan.capacity &&
+                      room < 2 * largest * opened.request.plan.capacity,
+                  "%zu bytes", room);
+        for (uint32_t i = 0; i < 4 * opened.request.plan.steps + 2 * slots; i++) {
+            struct stream_batch batch;
+            must(stream_next(opened.stream, &batch));
+            consume(&batch);
+            must(stream_release(opened.stream, &batch, NULL));
+        }
+        cr_expect_eq(keep_most - keeper.room, most[k] < made_count ? most[k] : made_count);
+        stream_stats(opened.stream, &after);
+        cr_expect_eq(blocks, slots);
+        cr_expect_lt(after.memory_bytes + slots * room / 2, before.memory_bytes);
+        close_set(&opened);
+        cr_expect_eq(blocks, 0);
+        forget_files();
+        EXPECT(0, "rm -r j");
+    }
+    forget_kept();
 }
 
 /* A failure at its step, after all earlier batches; nothing is left allocated. */

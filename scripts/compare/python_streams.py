@@ -2,14 +2,15 @@
 """Measures the Python package fdsl, each figure beside its peers in the same run: fdsl-bench, PyTorch and NVIDIA DALI.
 
     scripts/compare/python_streams.py [--data-jpeg DIR] [--data-raw DIR] [--rows N] [--device cuda|cpu] [--only a,b,...]
-                                      [--seconds S] [--rounds N] [--workers N] [--prefetch N] [--bench PROGRAM] [--out FILE.csv]
+                                      [--seconds S] [--rounds N] [--workers N] [--threads N,N,...] [--prefetch N] [--bench PROGRAM] [--out FILE.csv]
 
 Parts:
 
     a   JPEG shards (--data-jpeg), random parts of 224 x 224 pixels, uint8, batches of 256: fdsl; the program's variant
         stream-gpu (on the CPU stream); DALI, if installed
     b   shards of .npy arrays of one shape and bytes (--data-raw), batches of 1024: fdsl; PyTorch's DataLoader, whose workers
-        read the arrays with NumPy, in random order, with pinned memory
+        read the arrays with NumPy, in random order, with pinned memory. With --threads, fdsl is measured with each of these
+        numbers of threads, and `fdsl` is the fastest of them
     c   --rows rows of 768 floats, which the script writes to a temporary folder (--folder): the rows with a norm from 0.1
         to 100 as float16: fdsl (Embeddings.validate); the program's variant ops-fused (on the CPU ops-omp); PyTorch
     d   random batches of 8192 rows of the result of c: fdsl (Loader.fill); the batches of an epoch of fdsl.Loader and, with
@@ -80,8 +81,8 @@ class Run:
             import fdsl.torch
         self.Loader = fdsl.torch.Loader if torch else fdsl.Loader
 
-    def open(self, source, batch, **more):
-        return self.Loader(source, batch, device=self.options.device, num_threads=self.options.workers,
+    def open(self, source, batch, threads=None, **more):
+        return self.Loader(source, batch, device=self.options.device, num_threads=threads or self.options.workers,
                            prefetch=self.options.prefetch, seed=1, **more)
 
     def finish(self):
@@ -90,17 +91,18 @@ class Run:
             self.torch.cuda.synchronize()
 
     def compare(self, part, what, unit, batch, implementations):
-        """Measures implementations (name, function that returns a value) in turn."""
+        """Measures implementations (name, function that returns a value, and perhaps its threads) in turn."""
         for number in range(self.options.rounds):
-            for name, function in implementations:
+            for name, function, *threads in implementations:
                 value = function()
                 if value is not None:
-                    self.keep(part, what, unit, batch, name, number, value)
+                    self.keep(part, what, unit, batch, name, number, value, *threads)
 
-    def keep(self, part, what, unit, batch, name, number, value):
+    def keep(self, part, what, unit, batch, name, number, value, threads=None):
         self.results.append({
             "part": part, "what": what, "implementation": name, "round": number, "value": value, "unit": unit,
-            "device": self.options.device, "threads": self.options.workers, "batch": batch, "seconds": self.options.seconds})
+            "device": self.options.device, "threads": threads or self.options.workers, "batch": batch,
+            "seconds": self.options.seconds})
 
     def rate(self, batches, count, epoch, warm=0):
         """Returns the samples per second of an endless sequence of batches: the median over spans of `epoch` batches, as a
@@ -232,19 +234,28 @@ def make_arrays(run, numpy):
 def measure_raw(run):
     options = run.options
     data = run.fdsl.Shards(options.data_raw)
-    loader = run.open(data, 1024, channels=1)
-    batches = endless(loader)
-    implementations = [("fdsl", lambda: run.rate(batches, lambda batch: len(batch[0]), len(loader)))]
+    with run.open(data, 1024, channels=1) as loader:
+        what = f"raw shards, {math.prod(loader.shape)} bytes"
+
+    def rate(threads):
+        """Returns the rate of a loader of its own: threads of several loaders would compete for the cores."""
+        with run.open(data, 1024, threads, channels=1) as loader:
+            return run.rate(endless(loader), lambda batch: len(batch[0]), len(loader))
+    implementations = [(f"fdsl, {threads} threads", lambda threads=threads: rate(threads), threads)
+                       for threads in options.threads or [options.workers]]
+    own = [name for name, _, _ in implementations]
     numpy = loading.find_module("numpy")
     if run.torch and numpy:
         names = argparse.Namespace(batch=1024, workers=options.workers, gpu=run.gpu)
         kind = loading.GpuLoader if run.gpu else loading.TorchLoader
         peer = kind(run.torch, make_arrays(run, numpy), names, shuffle=True)
         of_torch = (batch for _ in endless([0]) for batch in peer.epoch())
-        implementations.append(("torch DataLoader", lambda: run.rate(of_torch, lambda batch: batch.shape[0], len(loader))))
-    bytes_each = math.prod(loader.shape)
-    run.compare("b", f"raw shards, {bytes_each} bytes", "samples/s", 1024, implementations)
-    loader.close()
+        epoch = math.ceil(len(data) / 1024)
+        implementations.append(("torch DataLoader", lambda: run.rate(of_torch, lambda batch: batch.shape[0], epoch)))
+    run.compare("b", what, "samples/s", 1024, implementations)
+    rows = {name: [row for row in run.results if row["implementation"] == name] for name in own}
+    fastest = max(own, key=lambda name: statistics.median(row["value"] for row in rows[name]))
+    run.results += [{**row, "implementation": "fdsl"} for row in rows[fastest]]
 
 
 def write_rows(numpy, path, count):
@@ -418,14 +429,14 @@ def measure(run):
 def print_table(results):
     groups = {}
     for row in results:
-        groups.setdefault((row["part"], row["what"], row["unit"]), {}).setdefault(row["implementation"], []).append(row["value"])
-    print(f"{'':36} {'implementation':16} {'median':>12} {'':9} {'ratio':>6}")
+        groups.setdefault((row["part"], row["what"], row["unit"]), {}).setdefault(row["implementation"], []).append(row)
+    print(f"{'':36} {'implementation':16} {'threads':>7} {'median':>12} {'':9} {'ratio':>6}")
     for (part, what, unit), found in groups.items():
-        own = statistics.median(found["fdsl"])
-        for name, values in found.items():
-            value = statistics.median(values)
+        own = statistics.median(row["value"] for row in found["fdsl"])
+        for name, rows in found.items():
+            value = statistics.median(row["value"] for row in rows)
             ratio = value / own if unit == "us" else own / value
-            print(f"{part} {what:34} {name:16} {value:12.4g} {unit:9} {ratio:6.2f}")
+            print(f"{part} {what:34} {name:16} {rows[0]['threads']:7} {value:12.4g} {unit:9} {ratio:6.2f}")
 
 
 def parts(text):
@@ -433,6 +444,13 @@ def parts(text):
     if not set(names) <= set(PARTS):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of a, b, c, d and e")
     return names
+
+
+def counts(text):
+    numbers = [int(number) for number in text.split(",")]
+    if min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different numbers of threads")
+    return numbers
 
 
 def main():
@@ -447,6 +465,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=2, metavar="S", help="time of each measurement (default 2)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements of each implementation (default 3)")
     parser.add_argument("--workers", type=int, default=16, metavar="N", help="threads or worker processes (default 16)")
+    parser.add_argument("--threads", type=counts, metavar="N,N,...",
+                        help="numbers of threads of fdsl in part b, such as 8,12,14,15,16,20 (default: --workers)")
     parser.add_argument("--prefetch", type=int, default=4, metavar="N", help="batches that fdsl prepares ahead (default 4)")
     parser.add_argument("--bench", default=os.path.join(loading.ROOT, "fdsl-bench"), metavar="PROGRAM")
     parser.add_argument("--out", metavar="FILE", help="write all rounds to this CSV file")

@@ -790,6 +790,12 @@ bool options_flag(const struct options *options, const char *name)
     return entry.spec && *(const bool *)entry_value(&entry);
 }
 
+const char *options_word(const struct options *options, const char *name)
+{
+    const struct entry entry = entry_named(options, name);
+    return entry.spec ? *(const char *const *)entry_value(&entry) : NULL;
+}
+
 enum status options_check_only(const struct options *options, const char *what, const char *const *allowed)
 {
     const struct option_spec *spec;

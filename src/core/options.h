@@ -151,6 +151,9 @@ bool options_given(const struct options *options, const char *name);
 /* Returns the value of a flag. Returns false if no table has it. */
 bool options_flag(const struct options *options, const char *name);
 
+/* Returns the value of a text option. Returns NULL if it has none, or if no table has the option. */
+const char *options_word(const struct options *options, const char *name);
+
 /* Returns whether a table has an option with this name. */
 bool option_in_table(const struct option_spec *specs, size_t count, const char *name);
 

@@ -25,11 +25,19 @@ uint64_t checksum_key(const char *key, size_t length)
 
 uint64_t checksum_whole(const uint8_t *data, size_t size)
 {
+#ifdef CHECKSUM_AVX2
+    if (__builtin_cpu_supports("avx2"))
+        return checksum_whole_avx2(data, size);
+#endif
     return XXH3_64bits(data, size);
 }
 
 uint64_t checksum_split(const uint8_t *head, size_t head_size, const uint8_t *rest, size_t size)
 {
+#ifdef CHECKSUM_AVX2
+    if (__builtin_cpu_supports("avx2"))
+        return checksum_split_avx2(head, head_size, rest, size);
+#endif
 #ifdef HAVE_XXHASH
     XXH3_state_t state;
     if (head_size == 0)
@@ -46,6 +54,10 @@ uint64_t checksum_split(const uint8_t *head, size_t head_size, const uint8_t *re
 
 uint64_t checksum_seeded(const void *bytes, size_t size, uint64_t seed)
 {
+#ifdef CHECKSUM_AVX2
+    if (__builtin_cpu_supports("avx2"))
+        return checksum_seeded_avx2(bytes, size, seed);
+#endif
     return XXH3_64bits_withSeed(bytes, size, seed);
 }
 

@@ -31,6 +31,14 @@ uint64_t checksum_whole(const uint8_t *data, size_t size);
 /* Returns checksum_whole() of data whose first `head_size` bytes are stored elsewhere, at `head`. */
 uint64_t checksum_split(const uint8_t *head, size_t head_size, const uint8_t *rest, size_t size);
 
+/* The same functions for processors with AVX2 (checksum_avx2.c): only checksum.c calls them. */
+#if defined(HAVE_XXHASH) && defined(__x86_64__)
+#define CHECKSUM_AVX2
+uint64_t checksum_whole_avx2(const uint8_t *data, size_t size);
+uint64_t checksum_seeded_avx2(const void *bytes, size_t size, uint64_t seed);
+uint64_t checksum_split_avx2(const uint8_t *head, size_t head_size, const uint8_t *rest, size_t size);
+#endif
+
 /* Returns XXH3-64 of any bytes, with a seed, such as the hash of preceding bytes. With the seed 0, it is
  * equal to checksum_whole(). 0 in builds without xxHash. */
 uint64_t checksum_seeded(const void *bytes, size_t size, uint64_t seed);

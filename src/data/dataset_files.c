@@ -239,6 +239,7 @@ struct listed_file {
     const char *extension; /* in `name`: the extension that makes the file a sample; otherwise NULL */
     const char *class_, *folder, *leaf; /* the parts of the name, for sorting */
     char *parts;                        /* owned: the text of `class_`, `folder` and `leaf` */
+    bool mask;                          /* the file is the mask of an image: NAME.mask.png */
     bool owned;                         /* the file is a member of a sample */
 };
 
@@ -257,8 +258,8 @@ static const char *leaf_of(const char *name)
 static bool is_metadata(const char *name)
 {
     return strcmp(name, SAMPLES_NAME) == 0 || strcmp(name, CLASSES_NAME) == 0 ||
-           strcmp(name, "metadata.parquet") == 0 || text_ends_in(name, ".index") ||
-           text_ends_in(name, ".wids.json");
+           strcmp(name, DRAWN_NAME) == 0 || strcmp(name, "metadata.parquet") == 0 ||
+           text_ends_in(name, ".index") || text_ends_in(name, ".wids.json");
 }
 
 /* Splits a name at the first dot of its last component. Returns false if there is no dot, or if the key or
@@ -410,6 +411,74 @@ static int in_order(const void *a, const void *b)
     return order ? order : text_order(left->leaf, right->leaf);
 }
 
+/* ---- Names without extensions ---- */
+
+/* Returns the length of NAME if the name of a file is NAME.mask.png, as --png writes masks, else 0. */
+static size_t mask_stem(const char *name)
+{
+    const size_t length = strlen(name), end = sizeof "." MASK_MEMBER - 1;
+    const char *leaf = leaf_of(name);
+    return length > (size_t)(leaf - name) + end && strcasecmp(name + length - end, "." MASK_MEMBER) == 0
+               ? length - end
+               : 0;
+}
+
+/* Compares `length` bytes of a name with the name of a sample up to its extension. */
+static int compare_stem(const char *name, size_t length, const struct listed_file *sample)
+{
+    const size_t stem = (size_t)(sample->extension - 1 - sample->name);
+    int order = memcmp(name, sample->name, length < stem ? length : stem);
+    return order ? order : (length > stem) - (length < stem);
+}
+
+static int by_stem(const void *a, const void *b, void *items)
+{
+    const uint32_t one = *(const uint32_t *)a, other = *(const uint32_t *)b;
+    const struct listed_file *left = (const struct listed_file *)items + one;
+    const struct listed_file *right = (const struct listed_file *)items + other;
+    const int order = compare_stem(left->name, (size_t)(left->extension - 1 - left->name), right);
+    return order ? order : (one > other) - (one < other);
+}
+
+/* The samples from a number on, sorted by stem, then by number. */
+struct stems {
+    const struct files *files;
+    uint32_t *order, count; /* `order` is owned */
+};
+
+static enum status stems_open(const struct files *files, uint32_t first, struct stems *stems)
+{
+    *stems = (struct stems){files, calloc((size_t)files->samples - first + 1, sizeof *stems->order),
+                            files->samples - first};
+    if (!stems->order)
+        return dataset_out_of_memory();
+    for (uint32_t i = 0; i < stems->count; i++)
+        stems->order[i] = first + i;
+    qsort_r(stems->order, stems->count, sizeof *stems->order, by_stem, files->items);
+    return STATUS_OK;
+}
+
+/* Returns whether the sample at a place of the order has this stem. */
+static bool stems_match(const struct stems *stems, uint32_t at, const char *name, size_t length)
+{
+    return at < stems->count && compare_stem(name, length, &stems->files->items[stems->order[at]]) == 0;
+}
+
+/* Returns the place of the first sample with this stem, or any place if there is none. */
+static uint32_t stems_find(const struct stems *stems, const char *name, size_t length)
+{
+    uint32_t low = 0, high = stems->count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const bool after = compare_stem(name, length, &stems->files->items[stems->order[middle]]) > 0;
+        low = after ? middle + 1 : low;
+        high = after ? high : middle;
+    }
+    return low;
+}
+
+/* ---- Warnings ---- */
+
 /* Warns about files that are not read, and about names that ImageFolder would read. */
 static void warn_of_others(struct dataset *dataset, const struct dataset_names *names,
                            const struct files *files)
@@ -437,19 +506,19 @@ static void warn_of_others(struct dataset *dataset, const struct dataset_names *
                     dataset->path, names->hidden, names->first_hidden);
 }
 
-/* Warns if the names of images are those of masks of other images, as --png writes them: NAME.mask.png. Only
- * sets that --prepare writes have masks, so such files are samples of their own. */
+/* Warns if the names of images are those of masks of other images, but the images are in class folders, or
+ * --image or --label was given: then each is a sample of its own. */
 static void warn_of_masks(struct dataset *dataset, const struct files *files)
 {
-    const size_t end = sizeof "." MASK_MEMBER - 1;
     for (uint32_t i = 0; i + 1 < files->samples && dataset_warns(dataset); i++) {
         const char *name = files->items[i].name, *next = files->items[i + 1].name;
-        const size_t length = strlen(name);
-        if (length > end && strcmp(name + length - end, "." MASK_MEMBER) == 0 &&
-            strncmp(name, next, length - end + 1) == 0) {
-            status_warn("%s: %s has the name of a mask of %s, but is read as an image of its own; for images "
-                        "with masks, write the set with --prepare",
-                        dataset->path, name, next);
+        const size_t stem = mask_stem(name);
+        if (stem > 0 && strncmp(name, next, stem + 1) == 0) {
+            status_warn(
+                "%s: %s has the name of a mask of %s, but is read as an image of its own: samples have "
+                "either masks, or classes and chosen members; for masks, move all files to one folder, "
+                "and drop %simage and %slabel",
+                dataset->path, name, next, OPTION_DASHES, OPTION_DASHES);
             return;
         }
     }
@@ -498,67 +567,42 @@ static int by_sample(const void *a, const void *b)
                                          : (left->sample > right->sample) - (left->sample < right->sample);
 }
 
-/* Compares `length` bytes of a name with the name of a sample up to its extension. */
-static int compare_stem(const char *name, size_t length, const struct listed_file *sample)
-{
-    const size_t stem = (size_t)(sample->extension - 1 - sample->name);
-    int order = memcmp(name, sample->name, length < stem ? length : stem);
-    return order ? order : (length > stem) - (length < stem);
-}
-
-static int by_stem(const void *a, const void *b, void *items)
-{
-    const struct listed_file *left = (const struct listed_file *)items + *(const uint32_t *)a;
-    const struct listed_file *right = (const struct listed_file *)items + *(const uint32_t *)b;
-    return compare_stem(left->name, (size_t)(left->extension - 1 - left->name), right);
-}
-
-/* Adds a file to `sidecars` for each sample to which it belongs. `order` has the samples sorted by stem. The
- * longest stem counts: a.b.json belongs to a.b.jpg, and if there is none, to a.jpg. */
-static enum status find_owners(const struct files *files, const uint32_t *order, struct listed_file *file,
-                               struct sidecar **sidecars, uint32_t *count)
+/* Adds a file to `sidecars` for each sample to which it belongs. The longest stem counts: a.b.json belongs to
+ * a.b.jpg, and if there is none, to a.jpg. A mask has one stem. */
+static enum status find_owners(const struct stems *stems, struct listed_file *file, struct sidecar **sidecars,
+                               uint32_t *count)
 {
     const char *name = file->name, *leaf = leaf_of(name);
-    for (const char *dot = name + strlen(name); !file->owned && dot-- > leaf + 1;) {
+    for (const char *dot = name + (file->mask ? mask_stem(name) + 1 : strlen(name));
+         !file->owned && dot-- > leaf + 1;) {
         if (*dot != '.' || dot[1] == '\0')
             continue;
-        uint32_t low = 0, high = files->samples;
-        while (low < high) {
-            uint32_t middle = low + (high - low) / 2;
-            bool after = compare_stem(name, (size_t)(dot - name), &files->items[order[middle]]) > 0;
-            low = after ? middle + 1 : low;
-            high = after ? high : middle;
-        }
-        for (;
-             low < files->samples && compare_stem(name, (size_t)(dot - name), &files->items[order[low]]) == 0;
-             low++) {
+        const size_t length = (size_t)(dot - name);
+        for (uint32_t at = stems_find(stems, name, length); stems_match(stems, at, name, length); at++) {
             TRY(dataset_grow(sidecars, *count, sizeof **sidecars));
-            (*sidecars)[(*count)++] = (struct sidecar){order[low], name, dot + 1};
+            (*sidecars)[(*count)++] = (struct sidecar){stems->order[at], name, dot + 1};
             file->owned = true;
         }
     }
     return STATUS_OK;
 }
 
-/* Finds the sidecars of all samples. An image or an array is never a sidecar. */
+/* Finds the sidecars of all samples. An image or an array is never a sidecar, unless it is a mask. */
 static enum status find_sidecars(const struct dataset *dataset, const struct files *files,
                                  struct sidecar **sidecars, uint32_t *count)
 {
-    FREED uint32_t *order = calloc((size_t)files->samples + 1, sizeof *order);
-    if (!order)
-        return dataset_out_of_memory();
-    for (uint32_t i = 0; i < files->samples; i++)
-        order[i] = i;
-    qsort_r(order, files->samples, sizeof *order, by_stem, files->items);
-    for (uint32_t i = files->samples; i < files->count; i++) {
-        const char *name = files->items[i].name;
-        bool metadata = !strchr(name, '/') && is_metadata(name);
-        if (!metadata && !sample_extension(&dataset->choice, !files->arrays, name))
-            TRY(find_owners(files, order, &files->items[i], sidecars, count));
+    struct stems stems;
+    enum status status = stems_open(files, 0, &stems);
+    for (uint32_t i = files->samples; status == STATUS_OK && i < files->count; i++) {
+        struct listed_file *file = &files->items[i];
+        bool metadata = !strchr(file->name, '/') && is_metadata(file->name);
+        if (file->mask || (!metadata && !sample_extension(&dataset->choice, !files->arrays, file->name)))
+            status = find_owners(&stems, file, sidecars, count);
     }
+    free(stems.order);
     if (*count)
         qsort(*sidecars, *count, sizeof **sidecars, by_sample);
-    return STATUS_OK;
+    return status;
 }
 
 static enum status add_samples(struct dataset *dataset, struct files *files)
@@ -577,15 +621,46 @@ static enum status add_samples(struct dataset *dataset, struct files *files)
     return STATUS_OK;
 }
 
-/* ---- A folder of images and one of masks ---- */
+/* ---- Images with masks ---- */
+
+/* Returns whether samples may have masks: neither --image, --label nor --member was given. */
+static bool takes_masks(const struct dataset *dataset)
+{
+    return dataset->choice.label.preset && dataset->choice.image.preset && !dataset->choice.only.count;
+}
+
+/* Makes the files NAME.mask.png sidecars of the images NAME.EXTENSION, as --png writes them: they are then no
+ * samples. Called before the files are sorted, for a folder without classes. */
+static enum status find_masks(struct files *files)
+{
+    struct files images = {.items = calloc((size_t)files->count + 1, sizeof *images.items)};
+    struct stems stems = {0};
+    enum status status = images.items ? STATUS_OK : dataset_out_of_memory();
+    for (uint32_t i = 0; status == STATUS_OK && i < files->count; i++)
+        if (files->items[i].extension && mask_stem(files->items[i].name) == 0)
+            images.items[images.samples++] = files->items[i];
+    if (status == STATUS_OK && images.samples < files->samples)
+        status = stems_open(&images, 0, &stems);
+    for (uint32_t i = 0; stems.order && i < files->count; i++) {
+        struct listed_file *file = &files->items[i];
+        const size_t stem = file->extension ? mask_stem(file->name) : 0;
+        if (stem == 0 || !stems_match(&stems, stems_find(&stems, file->name, stem), file->name, stem))
+            continue;
+        file->mask = true;
+        file->extension = NULL;
+        files->samples--;
+    }
+    free(stems.order);
+    free(images.items);
+    return status;
+}
 
 /* Returns whether the only class folders are those of images and masks that --prepare writes. Without an
  * index, they would be two classes. */
 static bool are_masked(const struct dataset *dataset)
 {
-    return dataset->class_count == 2 && dataset->choice.label.preset && dataset->choice.image.preset &&
-           !dataset->choice.only.count && strcmp(dataset->classes[0], INDEX_IMAGES) == 0 &&
-           strcmp(dataset->classes[1], INDEX_MASKS) == 0;
+    return dataset->class_count == 2 && takes_masks(dataset) &&
+           strcmp(dataset->classes[0], INDEX_IMAGES) == 0 && strcmp(dataset->classes[1], INDEX_MASKS) == 0;
 }
 
 /* Returns whether an image and a mask have the same name within their folders, without their extensions. */
@@ -596,31 +671,47 @@ static bool are_pair(const struct listed_file *image, const struct listed_file *
     return length == mask->extension - b && memcmp(a, b, (size_t)length) == 0;
 }
 
+/* Returns the number of the mask of an image, or files->samples if there is none. `next` is the number after
+ * the mask of the previous image, and nearly always that of this mask. */
+static uint32_t find_mask(const struct stems *masks, const struct listed_file *image, uint32_t next)
+{
+    const struct files *files = masks->files;
+    char name[PATH_MAX + sizeof INDEX_MASKS];
+    if (next < files->samples && are_pair(image, &files->items[next]))
+        return next;
+    const char *rest = image->name + strlen(INDEX_IMAGES);
+    const size_t length =
+        (size_t)snprintf(name, sizeof name, INDEX_MASKS "%.*s", (int)(image->extension - 1 - rest), rest);
+    const uint32_t at = stems_find(masks, name, length);
+    return stems_match(masks, at, name, length) ? masks->order[at] : files->samples;
+}
+
 /* Adds each image with its mask, as the index of such a set lists them. */
 static enum status add_masked(struct dataset *dataset, struct files *files)
 {
     struct listed_file *const items = files->items;
-    uint32_t images = 0, next; /* the mask after that of the previous image, which is nearly always the one */
+    struct stems masks;
+    uint32_t images = 0, next;
     while (images < files->samples && strcmp(items[images].class_, INDEX_IMAGES) == 0)
         images++;
+    enum status status = stems_open(files, images, &masks);
     next = images;
-    for (uint32_t i = 0; i < images; i++) {
+    for (uint32_t i = 0; status == STATUS_OK && i < images; i++) {
         const char *key = NULL;
-        uint32_t m = next;
-        if (m == files->samples || !are_pair(&items[i], &items[m]))
-            for (m = images; m < files->samples && !are_pair(&items[i], &items[m]);)
-                m++;
-        TRY(dataset_keep_name(dataset, items[i].name, (size_t)(items[i].extension - 1 - items[i].name),
-                              &key));
-        TRY(dataset_add_sample(dataset, key));
-        TRY(add_member(dataset, items[i].name, items[i].extension));
-        if (m == files->samples)
-            continue;
-        TRY(add_member(dataset, items[m].name, MASK_MEMBER));
-        next = m + 1;
+        const uint32_t mask = find_mask(&masks, &items[i], next);
+        status =
+            dataset_keep_name(dataset, items[i].name, (size_t)(items[i].extension - 1 - items[i].name), &key);
+        if (status == STATUS_OK)
+            status = dataset_add_sample(dataset, key);
+        if (status == STATUS_OK)
+            status = add_member(dataset, items[i].name, items[i].extension);
+        if (status == STATUS_OK && mask < files->samples)
+            status = add_member(dataset, items[mask].name, MASK_MEMBER);
+        next = mask < files->samples ? mask + 1 : next;
     }
+    free(masks.order);
     dataset->class_count = 1;
-    return STATUS_OK;
+    return status;
 }
 
 /* Returns the name of an image that is in no class folder, or NULL. */
@@ -656,6 +747,8 @@ static enum status open_images(struct dataset *dataset, const struct dataset_nam
         if (!*files->items[i].class_)
             files->items[i].extension = NULL;
     files->samples = dataset->classes ? inside : files->samples;
+    if (!dataset->classes && takes_masks(dataset))
+        TRY(find_masks(files));
     qsort(files->items, files->count, sizeof *files->items, in_order);
     TRY((are_masked(dataset) ? add_masked : add_samples)(dataset, files));
     warn_of_others(dataset, names, files);

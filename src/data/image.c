@@ -66,17 +66,26 @@ static enum status make_upright(uint32_t orientation, struct image_scratch *scra
     return STATUS_OK;
 }
 
-static enum status decode_png(const uint8_t *data, size_t size, struct image_scratch *scratch,
-                              struct image *image)
+typedef enum status png_decoder(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                                struct png_shape *shape, uint32_t *orientation);
+
+static enum status decode_png_by(png_decoder *decode, const uint8_t *data, size_t size,
+                                 struct image_scratch *scratch, struct image *image)
 {
     struct png_shape shape;
     uint32_t orientation;
     TRY(png_shape(data, size, &shape));
     TRY(image_room(&scratch->pixels, &scratch->pixels_bytes,
                    (size_t)shape.width * shape.height * shape.channels));
-    TRY(png_decode(data, size, scratch->pixels, scratch->pixels_bytes, &shape, &orientation));
+    TRY(decode(data, size, scratch->pixels, scratch->pixels_bytes, &shape, &orientation));
     *image = interleaved(shape.channels, shape.height, shape.width, scratch->pixels);
     return make_upright(orientation, scratch, image);
+}
+
+static enum status decode_png(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                              struct image *image)
+{
+    return decode_png_by(png_decode, data, size, scratch, image);
 }
 
 /* Reads the header of a JPEG file with the decoder of the scratch. */
@@ -703,6 +712,27 @@ enum status image_fit_other(const struct image_fit *fit, const char *extension, 
 
 /* ---- Images that a device fits ---- */
 
+/* Returns whether a device may fit an image of this size. A JPEG must not be decoded at a smaller size. */
+static bool suits_fit(const struct image_fit *fit, uint32_t width, uint32_t height, bool jpeg)
+{
+    const uint32_t least = width < height ? width : height, most = width < height ? height : width;
+    return least > 0 && most <= PICTURE_SIDE_MAX && most <= (uint64_t)PICTURE_SCALE_MAX * fit->res &&
+           (uint64_t)width * height <= PICTURE_PIXELS_MAX &&
+           !(jpeg && !fit->unscaled && least > 2 * fit->res); /* window_of() */
+}
+
+size_t image_whole_bytes(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                         struct image_scratch *scratch)
+{
+    struct image image;
+    const bool jpeg = image_format(extension, data, size) == IMAGE_JPEG;
+    if (fit->raw.channels == 0 && image_check_header(extension, data, size, scratch, &image) != STATUS_OK)
+        return 0;
+    if (fit->raw.channels || !image.channels) /* an array of bytes, with one or three channels */
+        return 3 * size;
+    return suits_fit(fit, image.width, image.height, jpeg) ? 3 * (size_t)image.width * image.height : 0;
+}
+
 bool image_fit_whole(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                      struct image_scratch *scratch, struct jpeg_shape *shape, struct image *image)
 {
@@ -716,11 +746,7 @@ bool image_fit_whole(const struct image_fit *fit, const char *extension, const u
         return false;
     if (!jpeg)
         *shape = (struct jpeg_shape){image->width, image->height, image->channels, 1, false};
-    const uint32_t least = shape->width < shape->height ? shape->width : shape->height;
-    const uint32_t most = shape->width > shape->height ? shape->width : shape->height;
-    if (least < 1 || most > PICTURE_SIDE_MAX || most > (uint64_t)PICTURE_SCALE_MAX * fit->res ||
-        (uint64_t)shape->width * shape->height > PICTURE_PIXELS_MAX ||
-        (jpeg && !fit->unscaled && least > 2 * fit->res)) /* window_of() */
+    if (!suits_fit(fit, shape->width, shape->height, jpeg))
         return false;
     return !jpeg || decode_begun(shape, JPEG_RGB, scratch, image) == STATUS_OK;
 }
@@ -751,15 +777,17 @@ static uint32_t nearest(const struct axis *axis, uint32_t j)
            (uint32_t)((2 * (uint64_t)(axis->skipped + j) + 1) * axis->of / (2 * (uint64_t)axis->to));
 }
 
-/* The header of a PNG file has the bits per value at byte 24, and the kind of its pixels, 0 for gray, after
- * it. */
+/* The header of a PNG file has the bits per value at byte 24, and the kind of its pixels after it: 0 for
+ * gray, 3 for a palette. */
 static enum status check_mask(const uint8_t *data, const struct image *mask, const struct image_view *of)
 {
-    if (data[24] != 8 || data[25] != 0)
-        return status_set(STATUS_FAILED,
-                          "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
-                          "(colour type 0), and each byte is the number of a class",
-                          data[24], data[25]);
+    if (data[25] != 3 && (data[24] != 8 || data[25] != 0))
+        return status_set(
+            STATUS_FAILED,
+            "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
+            "(colour type 0) or has a palette (colour type 3), and each pixel is the number of a "
+            "class",
+            data[24], data[25]);
     return mask->width == of->width && mask->height == of->height
                ? STATUS_OK
                : status_set(STATUS_FAILED, "its mask has %u x %u pixels, but its image has %u x %u",
@@ -788,7 +816,7 @@ enum status image_fit_mask(const struct image_fit *fit, const struct image_view 
     struct image_box box = {0, 0, of->width, of->height};
     struct output resized = {of->width, of->height}, output = resized;
     struct image mask;
-    const enum status status = decode_png(data, size, scratch, &mask);
+    const enum status status = decode_png_by(png_decode_indices, data, size, scratch, &mask);
     if (status != STATUS_OK)
         return status_prefix(status, "its mask");
     TRY(check_mask(data, &mask, of));

@@ -163,6 +163,11 @@ enum status image_fit(const struct image_fit *fit, const char *extension, const 
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);
 
+/* Returns at least the number of bytes that image_store_rgb() writes if image_fit_whole() accepts the image,
+ * of which only the header is read; 0 if it does not accept it. */
+size_t image_whole_bytes(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                         struct image_scratch *scratch);
+
 /* Decodes a whole image, as it is stored, for image_fit_part() and a kernel that cuts out and resizes parts:
  * their result is that of image_fit(), with any random part. Sets `*shape`, and `*image` to bytes in
  * `scratch` or in `data`. Returns false if the image is broken, if image_fit() would decode a part of it at a

@@ -54,6 +54,12 @@ enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
 enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
                        struct png_shape *shape, uint32_t *orientation);
 
+/* Does the same as png_decode(), except for images with a palette: their pixels become the numbers of the
+ * colours, in one byte each, as masks of classes are stored. `capacity` needs the size of png_shape(), or a
+ * third of it for such images. */
+enum status png_decode_indices(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                               struct png_shape *shape, uint32_t *orientation);
+
 FDSL_C_END
 
 /* ---- WebP ----

@@ -29,6 +29,7 @@ enum index_layout {
 
 #define CLASSES_NAME "classes.txt" /* in a prepared set: the names of the classes, one per line */
 #define SAMPLES_NAME "samples.csv" /* in a prepared set: the list of its samples */
+#define DRAWN_NAME   "index.tsv"   /* beside drawn images: the table of --png */
 #define INDEX_HERE   "."           /* the folder of the index */
 
 /* A unit of a dataset: one shard, or one folder of files. */

@@ -62,6 +62,7 @@ struct reading {
     png_infop info;
     const uint8_t *bytes; /* the part of the file that libpng has not read yet */
     size_t left;
+    bool indices;   /* pixels of a palette are numbers of colours, not colours */
     bool exhausted; /* memory ran out */
     bool ended;     /* libpng asked for more bytes than the file has */
     bool complete;  /* all pixels are decoded */
@@ -149,7 +150,9 @@ static enum status begin(struct reading *reading, const void *bytes, size_t size
     png_read_info(reading->png, reading->info);
     shape->width = png_get_image_width(reading->png, reading->info);
     shape->height = png_get_image_height(reading->png, reading->info);
-    shape->channels = png_get_color_type(reading->png, reading->info) & PNG_COLOR_MASK_COLOR ? 3 : 1;
+    const int type = png_get_color_type(reading->png, reading->info);
+    reading->indices &= type == PNG_COLOR_TYPE_PALETTE;
+    shape->channels = type & PNG_COLOR_MASK_COLOR && !reading->indices ? 3 : 1;
     return check_shape(shape, size);
 }
 
@@ -159,10 +162,15 @@ static void end(struct reading *reading)
         png_destroy_read_struct(&reading->png, &reading->info, NULL);
 }
 
-/* Sets up the conversion of any kind of image to 8-bit gray or RGB. libpng rounds 16-bit values to the
- * nearest 8-bit value, as the PNG specification recommends: (value * 255 + 32895) >> 16. */
-static void choose_pixels(png_structp png)
+/* Sets up the conversion of any kind of image to 8-bit gray or RGB, or of indices to bytes. libpng rounds
+ * 16-bit values to the nearest 8-bit value, as the PNG specification recommends:
+ * (value * 255 + 32895) >> 16. */
+static void choose_pixels(png_structp png, bool indices)
 {
+    if (indices) {
+        png_set_packing(png);
+        return;
+    }
     png_set_palette_to_rgb(png);
     png_set_expand_gray_1_2_4_to_8(png);
     png_set_scale_16(png);
@@ -179,7 +187,7 @@ static enum status finish(struct reading *reading, uint8_t *pixels, const struct
     png_bytep exif;
     png_uint_32 bytes;
     if (setjmp(reading->failed) == 0) {
-        choose_pixels(png);
+        choose_pixels(png, reading->indices);
         int passes = png_set_interlace_handling(png);
         png_read_update_info(png, reading->info);
         if (png_get_rowbytes(png, reading->info) != stride)
@@ -206,10 +214,10 @@ enum status png_shape(const void *bytes, size_t size, struct png_shape *shape)
     return status;
 }
 
-enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
-                       struct png_shape *shape, uint32_t *orientation)
+static enum status decode(const void *bytes, size_t size, bool indices, uint8_t *pixels, size_t capacity,
+                          struct png_shape *shape, uint32_t *orientation)
 {
-    struct reading reading = {0};
+    struct reading reading = {.indices = indices};
     enum status status = begin(&reading, bytes, size, shape);
     if (status == STATUS_OK && (uint64_t)shape->width * shape->height * shape->channels > capacity)
         status = status_set(STATUS_FAILED,
@@ -219,6 +227,18 @@ enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t c
         status = finish(&reading, pixels, shape, orientation);
     end(&reading);
     return status;
+}
+
+enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                       struct png_shape *shape, uint32_t *orientation)
+{
+    return decode(bytes, size, false, pixels, capacity, shape, orientation);
+}
+
+enum status png_decode_indices(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                               struct png_shape *shape, uint32_t *orientation)
+{
+    return decode(bytes, size, true, pixels, capacity, shape, orientation);
 }
 
 #else
@@ -246,6 +266,12 @@ enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t c
 {
     (void)pixels, (void)capacity, (void)orientation;
     return png_shape(bytes, size, shape);
+}
+
+enum status png_decode_indices(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                               struct png_shape *shape, uint32_t *orientation)
+{
+    return png_decode(bytes, size, pixels, capacity, shape, orientation);
 }
 
 #endif

@@ -126,6 +126,23 @@ static enum status grow_files(struct set_stream *self, struct slot *slot, size_t
     return STATUS_OK;
 }
 
+/* Takes the memory of decoded images from a slot that is free, if the consumer keeps no further ones. Returns
+ * NULL if there is none. */
+static uint8_t *take_pixels(struct set_stream *self)
+{
+    for (uint32_t i = 0; self->pixel_bytes > 0 && !atomic_load(&self->wants) && i < self->slot_count; i++) {
+        struct slot *slot = &self->slots[i];
+        uint8_t *pixels = slot->pixels;
+        if (slot->state != SLOT_FREE || !pixels)
+            continue;
+        slot->pixels = NULL;
+        slot->pixels_room = 0;
+        self->stats.memory_bytes -= self->pixel_bytes;
+        return pixels;
+    }
+    return NULL;
+}
+
 /* Returns the size of the file that a thread hands on or decodes for a number of the plan, if it may be a
  * JPEG of the device's share; otherwise NO_FILE. */
 static size_t file_bytes(const struct set_stream *self, uint32_t number)
@@ -198,6 +215,7 @@ static enum status list_samples(struct set_stream *self, struct slot *slot)
 static void list_batch(struct set_stream *self)
 {
     struct slot *slot = self->slots;
+    uint8_t *pixels = take_pixels(self);
     while (slot->state != SLOT_FREE)
         slot++;
     slot->state = SLOT_LISTING;
@@ -205,6 +223,8 @@ static void list_batch(struct set_stream *self)
     self->listing = true;
     const size_t room = slot->bytes_room;
     pthread_mutex_unlock(&self->lock);
+    if (pixels)
+        self->request.deallocate(pixels);
     const enum status status = list_samples(self, slot);
     pthread_mutex_lock(&self->lock);
     self->listing = false;
@@ -735,6 +755,8 @@ void set_stream_keep(struct stream *stream, const struct stream_batch *batch, ui
     if (file)
         kept->shape = file->shape;
     atomic_store_explicit(&kept->place, place, memory_order_release);
+    if (++self->kept_count == self->request.count)
+        set_stream_keep_no_more(stream);
 }
 
 void set_stream_keep_no_more(struct stream *stream)
@@ -840,6 +862,40 @@ static void measure_members(struct set_stream *self)
     self->image_mean = dataset->sample_count ? sum / dataset->sample_count : 0;
 }
 
+#define COMPARED 8 /* images that are looked at when a stream opens */
+
+/* Sets self->pixel_bytes to the memory that the decoded images of a batch need: as if all had the size of the
+ * largest of some images. Images of a set at a URL are not read for this. */
+static enum status measure_pixels(struct set_stream *self)
+{
+    const struct set_stream_request *request = &self->request;
+    const struct dataset *dataset = request->dataset;
+    const uint64_t most =
+        request->device_bytes < SET_STREAM_PIXEL_BYTES ? request->device_bytes : SET_STREAM_PIXEL_BYTES;
+    struct plain plain = {.dataset = dataset, .fd = -1, .stopped = request->stopped};
+    struct image_scratch scratch = {0};
+    uint64_t largest = dataset->remote ? most : 0;
+    if (!self->crops)
+        return STATUS_OK;
+    FREED uint8_t *bytes = malloc(self->image_bytes + 1);
+    TRY(ALLOCATED(bytes, "out of memory for a sample"));
+    for (uint32_t i = 0; i <= COMPARED && !dataset->remote; i++) {
+        const struct dataset_sample *sample =
+            sample_of(request, (uint32_t)((uint64_t)(request->count - 1) * i / COMPARED));
+        const struct dataset_member *image = &dataset->members[sample->member + sample->image];
+        if (sample->image == sample->members || plain_bytes(&plain, image, image->size, bytes) != STATUS_OK)
+            continue; /* the stream reports it */
+        const uint64_t size = stream_aligned(
+            image_whole_bytes(&request->fit, members_format(image->extension), bytes, image->size, &scratch));
+        largest = size > largest ? size : largest;
+    }
+    image_scratch_close(&scratch);
+    plain_close(&plain);
+    const uint64_t needed = largest * request->plan.capacity;
+    self->pixel_bytes = stream_aligned(needed < most ? needed : most);
+    return STATUS_OK;
+}
+
 /* Allocates memory for the files of a batch: a quarter more than the mean. */
 static enum status allocate_files(struct set_stream *self, struct slot *slot)
 {
@@ -876,11 +932,9 @@ static enum status allocate_places(struct set_stream *self, struct slot *slot)
     const uint32_t capacity = request->plan.capacity;
     if (request->device_bytes == 0)
         return STATUS_OK;
-    if (self->crops) {
+    if (self->pixel_bytes > 0) {
         void *memory;
-        const uint64_t most =
-            request->device_bytes < SET_STREAM_PIXEL_BYTES ? request->device_bytes : SET_STREAM_PIXEL_BYTES;
-        slot->pixels_room = stream_aligned(most);
+        slot->pixels_room = self->pixel_bytes;
         TRY(request->allocate(slot->pixels_room, &memory));
         slot->pixels = memory;
         self->stats.memory_bytes += slot->pixels_room;
@@ -973,6 +1027,7 @@ static enum status allocate_all(struct set_stream *self)
     TRY(ALLOCATED(self->slots && self->queue && self->workers, "out of memory for a stream"));
     TRY(open_files(self));
     measure_members(self);
+    TRY(measure_pixels(self));
     self->direct = set_load_reads_directly(request);
     self->chunk = choose_chunk(self);
     TRY(allocate_slots(self));
@@ -1072,8 +1127,6 @@ static enum status decode_sample(const struct set_stream_request *request, uint3
                             member->extension);
     return status == STATUS_OK ? STATUS_OK : dataset_at(request->dataset, sample, member, status);
 }
-
-#define COMPARED 8 /* images whose shapes are compared when a stream opens */
 
 /* Compares the shapes of some images with that of the first one, so that a set with several sizes fails
  * early. The samples are evenly distributed; those that cannot be decoded are left to the stream. */

@@ -93,15 +93,18 @@ struct set_stream_request {
     const bool *stopped; /* remote_stop() with this flag ends set_stream_find_shape(); NULL: nothing does */
 
     /* Allocate the memory of a batch, for example pinned memory; NULL: host memory aligned to STREAM_ALIGN.
-     * With device_share, the threads of the stream call both when the files of a batch need more memory, so
-     * they must be thread safe and must not depend on the current device of the thread. */
+     * The threads of the stream call both: with device_share, when the files of a batch need more memory, and
+     * with device_bytes, when the consumer keeps no further samples. So they must be thread safe and must not
+     * depend on the current device of the thread. */
     enum status (*allocate)(size_t bytes, void **memory);
     void (*deallocate)(void *memory);
 };
 
 #define SET_STREAM_SHARD_BYTES (UINT64_C(1) << 30)
 
-/* Maximum size of the decoded images of a batch that are handed on; further ones are fitted. */
+/* Maximum size of the decoded images of a batch that are handed on; further ones are fitted. A stream
+ * allocates less if that is enough for the images of a batch, and frees the memory when the consumer keeps no
+ * further samples. */
 #define SET_STREAM_PIXEL_BYTES (UINT64_C(64) << 20)
 
 /* A JPEG file that the stream hands on undecoded. Its sample is the part `part` of the stored image, resized

@@ -93,7 +93,9 @@ struct set_stream {
     struct set_files *files;
     struct resident resident; /* by the place of a sample in request.samples */
     struct kept *kept;        /* as `resident`; NULL without request.device_bytes */
+    uint32_t kept_count;      /* samples that the consumer keeps; only for its thread */
     bool crops;               /* the consumer keeps whole images */
+    size_t pixel_bytes;       /* with `crops`: memory of a batch for decoded images */
     _Atomic bool wants;       /* the consumer has room for further samples */
     size_t sample_bytes, slot_bytes, image_bytes, label_bytes;
     size_t mask_bytes;          /* of a mask in a batch; 0: samples have labels */

@@ -106,7 +106,7 @@ struct dataset_values {
     const struct record_format *records; /* if not NULL: of the folder, only files of this format are read */
     bool test_set;                       /* `records` only: the test set, not the training set */
     const char *option;    /* the option that names the data set, for messages; NULL: "source" or "data" */
-    const char *cache_dir; /* folder that keeps the files of a URL; NULL: none */
+    const char *cache_dir; /* folder that keeps the files of a URL and unpacked copies; NULL: none */
     uint64_t cache_bytes;  /* maximum size of `cache_dir`; 0: unlimited */
     const char *image, *label, *member;
     uint64_t permute; /* seed of the order; 0: the order of the data set */

@@ -546,6 +546,17 @@ static enum status check_masks(const struct source_request *request, const struc
                : STATUS_OK;
 }
 
+/* Refuses the options of the cache of a copy if they have no effect. */
+static enum status check_cache(const struct dataset_values *parameters, const struct dataset *dataset)
+{
+    if (parameters->cache_bytes && !parameters->cache_dir)
+        return status_option(STATUS_USAGE, "cache-bytes", " needs --cache-dir DIR; add that, or drop it");
+    return parameters->cache_dir && !dataset_uses_cache(dataset)
+               ? status_option(STATUS_USAGE, "cache-dir",
+                               " is for data at a URL and for shards that are compressed; drop it")
+               : STATUS_OK;
+}
+
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
                                        void **state)
 {
@@ -569,6 +580,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     copy->self = copy;
     copy->for_target = request->target != NULL;
     TRY(open_source(request, &members, copy));
+    if (request->target)
+        TRY(check_cache(parameters, dataset));
     if (dataset->remote)
         TRY(check_permute(parameters));
     copy->permuted = parameters->permute > 0;
@@ -614,6 +627,7 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "quality of the JPEG files that --out-res writes (default: 90)"},
     MEMBER_OPTIONS(offsetof(struct dataset_values, image), offsetof(struct dataset_values, label),
                    offsetof(struct dataset_values, member)),
+    CACHE_OPTIONS(offsetof(struct dataset_values, cache_dir), offsetof(struct dataset_values, cache_bytes)),
 };
 
 static const char *const columns[] = {"source_key", NULL};

@@ -41,7 +41,8 @@ struct unpacking {
     const uint8_t *in;     /* the packed bytes: in the buffer, or in the caller's memory */
     size_t given, used;    /* bytes in `in`, and how many of them were unpacked */
     uint64_t packed, bytes;
-    bool ended; /* a member or frame has ended and the next has not begun */
+    bool ended;  /* a member or frame has ended and the next has not begun */
+    bool padded; /* zeros follow the last member of gzip */
     uint8_t head[TAR_BLOCK_BYTES];
     struct tar_parser parser;
 #ifdef HAVE_ZLIB
@@ -62,10 +63,23 @@ static inline enum status damaged(const struct unpacking *self, const char *reas
 }
 
 #ifdef HAVE_ZLIB
+/* Skips zeros after the last member. Tools that write to tapes pad files to whole blocks, and gzip ignores
+ * such zeros. */
+static enum status skip_padding(struct unpacking *self)
+{
+    while (self->used < self->given && self->in[self->used] == 0)
+        self->used++;
+    return self->used == self->given ? STATUS_OK : damaged(self, "zeros and then other data follow its end");
+}
+
 /* Implements step(). zlib reads the check sum at the end of a member after its last byte was unpacked. */
 static enum status step_gzip(struct unpacking *self, size_t *got)
 {
     z_stream *stream = &self->gzip;
+    *got = 0;
+    self->padded |= self->ended && self->in[self->used] == 0;
+    if (self->padded)
+        return skip_padding(self);
     if (self->ended)
         inflateReset(stream);
     stream->next_in = (Bytef *)(uintptr_t)(self->in + self->used); /* zlib does not write to it */

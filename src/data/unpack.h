@@ -16,9 +16,9 @@
 #include "data/remote_cache.h"
 
 /* The remedy in messages about compressed shards, if there is no folder for unpacked copies. */
-#define UNPACK_REMEDY                                                                                   \
-    OPTION_OR_FIELD("unpack the shards, or give load or train --cache-dir DIR, a folder with room for " \
-                    "unpacked copies",                                                                  \
+#define UNPACK_REMEDY                                                                                \
+    OPTION_OR_FIELD("unpack the shards, or give load, train, infer or --prepare --cache-dir DIR, a " \
+                    "folder with room for unpacked copies",                                          \
                     "unpack the shards, or set cache_dir to a folder with room for unpacked copies")
 
 FDSL_C_BEGIN

@@ -151,11 +151,13 @@ static uint32_t list_rows(const void *context, uint64_t epoch, uint64_t step, ui
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     const struct order *order = context;
-    const struct draw_order drawn =
+    struct draw_memo memo = {0};
+    struct draw_order drawn =
         order->lanes ? draw_lanes(order->seed, (uint32_t)epoch, order->count, order->lanes, order->shuffle)
                      : draw_order(order->seed, (uint32_t)epoch, order->count);
     const bool drawing = order->lanes || order->shuffle;
     const struct share share = share_in_step(order, step);
+    drawn.memo = &memo;
     const uint64_t begin = step * order->global, last = share.total - 1;
     const bool apart = order->mixes && last - share.first != share.first + share.count - 1;
     const uint32_t count = (uint32_t)share.count, entries = apart ? 2 * count : count;

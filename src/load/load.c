@@ -295,23 +295,46 @@ static enum status read_scale(struct load_parameters *parameters)
     return STATUS_OK;
 }
 
-/* Opens the data set, of files of records the training set. With --on-error mask, it keeps the samples that
- * lack an image or a label. */
-static enum status open_dataset(const struct load_parameters *parameters, const struct members *members,
-                                const struct remote_options *remote, struct dataset *dataset)
+/* Counts the variants of --variant, and those of them that stream. */
+static enum status count_streams(const struct options *given, size_t *count, size_t *streams)
 {
+    const char *list = options_word(given, "variant");
+    const struct variant_entry **chosen = NULL;
+    *count = *streams = 0;
+    if (!list)
+        return STATUS_OK;
+    TRY(variant_select(list, "load", &chosen, count));
+    for (size_t i = 0; i < *count; i++)
+        *streams += chosen[i]->variant && ((const struct load_traits *)chosen[i]->variant->traits)->streams;
+    free(chosen);
+    return STATUS_OK;
+}
+
+/* Opens the data set, of files of records the training set. With --on-error mask, it keeps the samples that
+ * lack an image or a label. The message about a broken sample advises a value of --on-error that all chosen
+ * variants accept. */
+static enum status open_dataset(const struct options *given, const struct load_parameters *parameters,
+                                const struct members *members, const struct remote_options *remote,
+                                struct dataset *dataset)
+{
+    size_t variants, streams;
+    TRY(count_streams(given, &variants, &streams));
     const bool skips = parameters->on_error == ON_ERROR_SKIP;
     const struct record_format *records = parameters->image || parameters->label || parameters->member
                                               ? NULL
                                               : record_format_find(parameters->data);
     struct members of_records;
     TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &of_records));
-    if (records)
-        TRY(dataset_find_records(parameters->data, records, false, &of_records, dataset));
-    else
-        TRY(dataset_find(parameters->data, skips, false, members, remote, dataset));
+    enum status status = records
+                             ? dataset_find_records(parameters->data, records, false, &of_records, dataset)
+                             : dataset_find(parameters->data, skips, false, members, remote, dataset);
     dataset->incomplete = parameters->on_error == ON_ERROR_MASK;
-    return dataset_check(parameters->data, dataset);
+    dataset->streamed = variants > 0 && streams == variants;
+    if (status == STATUS_OK)
+        status = dataset_check(parameters->data, dataset);
+    return status != STATUS_OK && parameters->on_error == ON_ERROR_FAIL && dataset->faults && streams == 0
+               ? dataset_advise_skip(status)
+               : status;
 }
 
 /* Sets the parameters that tell which options are given, and checks the options. */
@@ -352,10 +375,7 @@ static enum status load_open(const struct options *given, void *parameters_,
                                           .cache_dir = parameters->cache_dir,
                                           .cache_bytes = parameters->cache_bytes,
                                           .frozen = options_flag(given, "dry-run")};
-    enum status status = open_dataset(parameters, &members, &remote, &job->dataset);
-    if (status != STATUS_OK && parameters->on_error == ON_ERROR_FAIL && job->dataset.faults)
-        status = dataset_advise_skip(status);
-    TRY(status);
+    TRY(open_dataset(given, parameters, &members, &remote, &job->dataset));
     if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
         TRY(check_remote(given, parameters, job->dataset.remote, dataset_uses_cache(&job->dataset)));
     /* CSV rows must not contain the secrets in the query of a URL. */

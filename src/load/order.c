@@ -63,9 +63,10 @@ struct share order_step_share(const struct order_plan *plan, uint32_t step, uint
 uint32_t order_step(const struct order_plan *plan, uint32_t epoch, uint32_t step, uint32_t worker,
                     uint32_t *samples)
 {
-    const struct draw_order order =
-        draw_lanes(plan->seed, epoch, plan->samples, plan->lanes, plan->shuffle_buffer);
+    struct draw_memo memo = {0};
+    struct draw_order order = draw_lanes(plan->seed, epoch, plan->samples, plan->lanes, plan->shuffle_buffer);
     const struct share share = order_step_share(plan, step, worker);
+    order.memo = &memo;
     for (uint32_t i = 0; i < share.count; i++)
         samples[i] = draw_order_at(&order, step * plan->batch + (uint32_t)share.first + i);
     return (uint32_t)share.count;

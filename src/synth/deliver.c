@@ -14,8 +14,9 @@
 #include "core/file.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "data/npy.h"
 #include "data/image.h"
+#include "data/index.h"
+#include "data/npy.h"
 #include "synth/class.h"
 #include "synth/published_files.h"
 
@@ -23,7 +24,6 @@
 #define SHEET_BORDER        2u  /* pixels around every picture */
 #define SHEET_GROUND        64u /* gray of the border */
 #define PROGRESS_PERIOD_S   0.1
-#define INDEX_NAME          "index.tsv"
 #define OUT_OF_MEMORY(path) status_set(STATUS_EXHAUSTED, "%s: out of memory", path)
 
 /* ---- Pictures ---- */
@@ -199,7 +199,7 @@ static enum status write_index(const struct folder_job *job)
 {
     char path[PATH_MAX], name[64], *text = NULL;
     size_t length = 0;
-    TRY(join_path(path, job->folder, INDEX_NAME));
+    TRY(join_path(path, job->folder, DRAWN_NAME));
     FILE *stream = open_memstream(&text, &length);
     if (!stream)
         return OUT_OF_MEMORY(path);
@@ -287,7 +287,7 @@ static enum status write_sheet_index(const struct sheet *sheet, const char *path
     char folder[PATH_MAX], index_path[PATH_MAX], *text = NULL;
     size_t length = 0;
     snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
-    TRY(join_path(index_path, folder, INDEX_NAME));
+    TRY(join_path(index_path, folder, DRAWN_NAME));
     FILE *stream = open_memstream(&text, &length);
     if (!stream)
         return OUT_OF_MEMORY(index_path);
@@ -484,7 +484,7 @@ static enum status check_index(const char *folder, char *path)
     static const char header[] = "file\tclass\tinstance\tseed";
     static const struct file_kind index = {"picture index", 0, header, sizeof header - 1};
     bool slash = *folder && folder[strlen(folder) - 1] != '/';
-    if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
+    if (snprintf(path, PATH_MAX, "%s%s" DRAWN_NAME, folder, slash ? "/" : "") >= PATH_MAX)
         return status_set(STATUS_USAGE, "the name of folder '%s' is too long", folder);
     /* file_check_kind() would refuse an index in a folder that does not exist yet. */
     return access(path, F_OK) != 0 ? STATUS_OK : file_check_kind(path, &index);

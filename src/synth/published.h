@@ -78,8 +78,8 @@ struct published;
 struct remote_cancel;
 
 /* While `cancel` is set by the calling thread, its openings end with STATUS_FAILED within about a second
- * after cancel->set becomes true, unless they wait for an opening by another thread. NULL: nothing ends them.
- */
+ * after cancel->set becomes true, also while they wait for an opening by another thread. NULL: nothing ends
+ * them. */
 void published_cancel_by(const struct remote_cancel *cancel);
 
 /* Opens a set. Reads the states of its streams from the cache folder, or computes them on `threads` threads

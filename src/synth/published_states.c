@@ -14,6 +14,7 @@
 
 #include "core/file.h"
 #include "core/parallel.h"
+#include "core/timer.h"
 #include "data/remote.h"
 #include "machine/host.h"
 #include "synth/input.h"
@@ -72,6 +73,16 @@ void published_cancel_by(const struct remote_cancel *cancel)
     cancel_by = cancel;
 }
 
+static bool is_cancelled(void)
+{
+    return cancel_by && cancel_by->set;
+}
+
+static enum status stopped(const struct published_set *set)
+{
+    return status_set(STATUS_FAILED, "reading the random numbers of %s was stopped", set->name);
+}
+
 /* Computes the states of all blocks. One task per script thread. */
 struct scan {
     struct published *published;
@@ -112,10 +123,7 @@ static enum status scan_states(struct published *published, int threads)
     progress_begin(&scan.progress, true);
     parallel_for(threads, published->set->threads, scan_thread, &scan);
     progress_clear(&scan.progress);
-    return scan.done == published_blocks(published->set)
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "reading the random numbers of %s was stopped",
-                            published->set->name);
+    return scan.done == published_blocks(published->set) ? STATUS_OK : stopped(published->set);
 }
 
 /* Draws the classes of a set. `states` are those of its classes; NULL: SegRCDB, whose classes have their own
@@ -296,9 +304,19 @@ static enum status open_parts(struct published *published, int threads)
     return get_states(published, threads);
 }
 
-/* The set that was opened last, or NULL. */
+#define CANCEL_POLL_S 0.1 /* time between two looks at the caller's cancellation */
+
+/* The set that was opened last, or NULL. While a thread opens a set, which it does without the lock, `latest`
+ * is NULL and `opening` is true. */
 static struct published *latest;
+static bool opening;
 static pthread_mutex_t latest_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t latest_opened; /* `opening` has become false */
+
+static void make_condition(void)
+{
+    timer_cond_init(&latest_opened);
+}
 
 static bool is_latest(const struct published_set *set)
 {
@@ -313,28 +331,49 @@ static void forget_latest(void)
     latest = NULL;
 }
 
-static enum status open_latest(const struct published_set *set, int threads)
+/* Waits until no other thread opens a set. Called with the lock. */
+static enum status await_turn(const struct published_set *set)
 {
-    if (is_latest(set))
-        return STATUS_OK;
-    forget_latest();
-    struct published *opened = calloc(1, sizeof *opened);
+    while (opening && !is_cancelled()) {
+        const struct timespec until = timer_deadline(CANCEL_POLL_S);
+        pthread_cond_timedwait(&latest_opened, &latest_lock, &until);
+    }
+    return opening ? stopped(set) : STATUS_OK;
+}
+
+/* Opens a set. `*published` is NULL after a failure. */
+static enum status open_set(const struct published_set *set, int threads, struct published **published)
+{
+    struct published *opened = *published = calloc(1, sizeof *opened);
     TRY(ALLOCATED(opened, "out of memory for %s", set->name));
     opened->own_set = *set;
     opened->set = &opened->own_set;
     enum status status = open_parts(opened, threads);
     if (status == STATUS_OK)
-        latest = opened;
-    else
-        published_free(opened);
+        return STATUS_OK;
+    published_free(opened);
+    *published = NULL;
     return status;
 }
 
 enum status published_open(const struct published_set *set, int threads, struct published **published)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     *published = NULL;
+    pthread_once(&once, make_condition);
     pthread_mutex_lock(&latest_lock);
-    enum status status = open_latest(set, threads);
+    enum status status = await_turn(set);
+    if (status == STATUS_OK && !is_latest(set)) {
+        struct published *opened;
+        forget_latest();
+        opening = true;
+        pthread_mutex_unlock(&latest_lock);
+        status = open_set(set, threads, &opened);
+        pthread_mutex_lock(&latest_lock);
+        opening = false;
+        latest = opened;
+        pthread_cond_broadcast(&latest_opened);
+    }
     if (status == STATUS_OK) {
         *published = latest;
         latest->users++;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/workload.h"
+#include "data/remote.h"
 #include "train/trainer.h"
 #include "train/job.h"
 
@@ -85,6 +86,7 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct infer_parameters, NULL, "data to test on (default: " TRAINED ")",
                 ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER,
                 TRAINED OTHER, NULL, " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
+    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes)),
     {"batch", "N", OPTION_COUNT, AT(job.batch), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
      .choices = option_max, .column = COLUMN,
      .help =

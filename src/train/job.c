@@ -105,6 +105,11 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
         return "--data DIR";
     if (is_one_of(option, of_rows) && data_is_generated(parameters->data))
         return "--data with rows of embeddings";
+    static const char *const of_shards[] = {"cache-dir", "cache-bytes", NULL};
+    if (is_one_of(option, of_shards) && data_is_generated(parameters->data))
+        return "data at a URL or shards that are compressed";
+    if (strcmp(option, "cache-bytes") == 0 && !parameters->cache_dir)
+        return "--cache-dir DIR";
     return NULL;
 }
 

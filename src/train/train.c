@@ -402,8 +402,6 @@ static const char *lacking(const struct train_parameters *parameters, const char
          "--feed load",
          {"lanes", "shuffle", "prefetch", "resident-bytes", "resident-device-bytes", "decoder",
           "device-share", "init-state", "export-state"}},
-        {!synth, "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
-        {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
         {synth, "--data synth", {"res"}},
         {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
