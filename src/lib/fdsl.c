@@ -426,7 +426,7 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
 enum status lib_images_input(const struct fdsl_config *config, struct synth *synth)
 {
     static const char *const randoms[] = {"philox", "published", NULL};
-    static const char *const draws[] = {"auto", "patches", "points", NULL}; /* after "auto": ifs_draw_kind */
+    static const char *const draws[] = {"auto", IFS_DRAW_NAMES, NULL};
     const char *names[FORMULA_COUNT + 2] = {"auto"};
     int formula, random, draw;
     for (size_t i = 0; i < FORMULA_COUNT; i++)
@@ -436,8 +436,6 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
     TRY(lib_find_name("draw", config->draw, draws, &draw));
     if (!(config->min_lit >= 0 && config->min_lit <= 0.5)) /* rejects NaN, too */
         return status_set(STATUS_USAGE, "min_lit: %g is out of range; it must be 0 to 0.5", config->min_lit);
-    if (random && config->min_lit > 0)
-        return status_set(STATUS_USAGE, "min_lit: it changes the images of a published set; leave it at 0");
     if (random && config->seed)
         return status_set(STATUS_USAGE, "seed: it has no effect on published images; leave it at 0");
     TRY(lib_check_count("res", config->res, 0, SYNTH_RES_MAX));
@@ -452,15 +450,12 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
         .published = random != 0,
         .classes = config->classes,
         .res = config->res,
+        .min_lit = config->min_lit,
     };
     TRY(synth_choose(synth, &wish));
     TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
     synth->res = wish.res;
     synth->seed = config->seed;
-    synth->min_lit = config->min_lit;
-    if (synth->min_lit > 0 && !synth_is_ifs(synth))
-        return status_set(STATUS_USAGE, "min_lit: the formula %s draws no fractals; leave it at 0",
-                          formula_names[synth->formula]);
     synth->batch = synth->stride = config->batch;
     TRY(get_output(config, synth));
     TRY(get_classes(config, wish.classes ? wish.classes : CLASSES, synth));

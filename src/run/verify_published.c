@@ -32,7 +32,7 @@ struct verify_options {
     bool help;
 };
 
-static const char *const draws[] = {"patches", "points", NULL};
+static const char *const draws[] = {IFS_DRAW_NAMES, NULL};
 
 #define AT(field) offsetof(struct verify_options, field)
 static const struct option_spec specs[] = {

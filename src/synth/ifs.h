@@ -43,6 +43,7 @@
 
 /* Values of --draw. */
 enum ifs_draw_kind { DRAW_PATCHES, DRAW_POINTS };
+#define IFS_DRAW_NAMES "patches", "points" /* in this order */
 
 /* How the orbits and instances of a set are made. All members are 32-bit words: the struct has no gaps. */
 struct ifs_rules {

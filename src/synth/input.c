@@ -91,6 +91,15 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
                           OPTION_OR_FIELD("drop --draw", "set draw to auto"));
     wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
+    if (wish->min_lit > 0 && formula->family != FAMILY_IFS)
+        return status_set(STATUS_USAGE, "%s: the formula %s draws no fractals; %s",
+                          OPTION_OR_FIELD("--min-lit", "min_lit"), formula->name,
+                          OPTION_OR_FIELD("drop it", "leave it at 0"));
+    if (wish->min_lit > 0 && wish->published)
+        return status_set(STATUS_USAGE, "%s changes the images of a published set; %s",
+                          OPTION_OR_FIELD("--min-lit", "min_lit:"),
+                          OPTION_OR_FIELD("drop it", "leave it at 0"));
+    synth->min_lit = wish->min_lit;
     return wish->published ? choose_published(synth, set, wish) : STATUS_OK;
 }
 

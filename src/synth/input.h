@@ -152,12 +152,13 @@ struct synth_wish {
     bool listed;                      /* a file or a list gives the classes */
     bool published;                   /* the published random stream */
     uint32_t classes, res;            /* 0: the default of the formula or of the preset */
+    double min_lit;                   /* of struct synth; 0: none */
 };
 
 /* Chooses the formula, what it draws and, if wish->published, the published set, and replaces the values of
  * `*wish` that are 0 or -1 with their defaults. wish->classes remains 0 if `listed` is set, or if the
  * formula's default is its benchmark class. STATUS_USAGE for a preset of another formula, if the stream does
- * not exist, or if the formula has no choice of what to draw. */
+ * not exist, or if the formula has no choice of what to draw or no weights to replace. */
 enum status synth_choose(struct synth *synth, struct synth_wish *wish);
 
 /* Computes synth->classes and their tables from synth->rows, and the maxima over the classes; of FAMILY_IFS,

@@ -30,7 +30,7 @@ struct synth_parameters {
     bool describe;
 };
 
-static const char *const draws[] = {"patches", "points", NULL}; /* in the order of enum ifs_draw_kind */
+static const char *const draws[] = {IFS_DRAW_NAMES, NULL};
 static const char *const randoms[] = {"philox", "published", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
 static const char *const class_formats[] = {"csv", "published", NULL}; /* in the order of enum class_format */
@@ -214,6 +214,7 @@ static enum status choose_formula(const struct options *given, struct synth_para
         .published = parameters->random != 0,
         .classes = (uint32_t)parameters->classes,
         .res = options_given(given, "res") ? (uint32_t)parameters->res : 0,
+        .min_lit = parameters->min_lit,
     };
     TRY(synth_choose(synth, &wish));
     const struct formula *named = wish.preset && !wish.preset_file ? formula_of_preset(wish.preset) : NULL;
@@ -252,8 +253,6 @@ static enum status check_combination(const struct options *given, const struct s
                              formula_names[parameters->formula]);
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
-    if (parameters->min_lit > 0 && parameters->random)
-        return status_option(STATUS_USAGE, "min-lit", " changes the images of a published set; drop it");
     if (parameters->random && options_given(given, "seed"))
         return status_option(STATUS_USAGE, "seed",
                              " has no effect on published images, whose seeds are those of the published "
@@ -428,7 +427,6 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(take_share(job, partition));
     synth->res = (uint32_t)parameters->res;
     synth->seed = parameters->seed;
-    synth->min_lit = parameters->min_lit;
     TRY(get_classes(parameters, synth));
     TRY(synth_fill_tables(synth));
     TRY(deliver_check(given, synth, &parameters->files));

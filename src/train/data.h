@@ -175,10 +175,13 @@ struct data_request {
                                        DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     double test_share;   /* share of a single data set that is held out for testing, above 0 and below 1;
                             0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
-    uint64_t classes;    /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
+    uint64_t classes;    /* number of classes; 0: 8 (clips), largest label + 1 (data sets), all of
+                            class_file or of a preset that is a list or a published set, or 10 (others) */
     const char *preset;  /* preset of the classes, synth only; NULL: the default */
     const char *formula; /* synth only; NULL: that of the classes */
     const char *preset_file, *class_file; /* synth only: where the classes are from; NULL: built-in presets */
+    const char *draw;                     /* synth only: what fractals show; NULL: patches */
+    double min_lit;                       /* synth only: least share of set pixels of fractals; 0: any */
     uint64_t res;                         /* image width and height in pixels, synth only */
     struct image_fit fit;                 /* how images are resized; random crops are those of epoch 0 */
     uint64_t batch;                       /* samples per step */

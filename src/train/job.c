@@ -64,6 +64,8 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .preset = parameters->preset,
                                          .preset_file = parameters->preset_file,
                                          .class_file = parameters->class_file,
+                                         .draw = parameters->draw,
+                                         .min_lit = isnan(parameters->min_lit) ? 0 : parameters->min_lit,
                                          .res = parameters->res,
                                          .fit = {.how = (enum fit_how)parameters->fit,
                                                  .res = (uint32_t)parameters->out_res,
@@ -96,7 +98,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
 {
     if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
         return "--out-res PIXELS";
-    static const char *const of_synth[] = {"formula", "preset", "preset-file", "class", NULL};
+    static const char *const of_synth[] = {"formula", "preset",  "preset-file", "class",
+                                           "draw",    "min-lit", NULL};
     if (is_one_of(option, of_synth) && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
     static const char *const of_files[] = {"on-error", "test-share", "test-data", NULL};
