@@ -402,6 +402,24 @@ Test(fractal_files, folders_of_1p_frac_have_the_published_names)
                    "! test -e set/007");
 }
 
+/* Reading and searching classes, and the orbits of a report, use --threads threads. With this variable, the
+ * OpenMP runtime of GCC prints each thread that it starts. */
+Test(fractal_files, classes_are_read_on_the_given_threads)
+{
+    static const char *const works[] = {"--preset fractaldb-search --classes 8 --write-classes s.csv",
+                                        "--preset fractaldb-1k --classes 4 --describe",
+                                        "--preset fractaldb --classes 1001 --write-classes l.csv"};
+    for (size_t i = 0; i < COUNT_OF(works); i++)
+        for (int threads = i < 2 ? 1 : 3; threads <= 3; threads += 2) { /* the last one takes seconds */
+            EXPECT(0,
+                   "rm -rf cache && OMP_DISPLAY_AFFINITY=TRUE OMP_AFFINITY_FORMAT='thread %%n of %%N' "
+                   "XDG_CACHE_HOME=$PWD/cache $P --threads %d %s",
+                   threads, works[i]);
+            cr_expect_eq(strstr(out, "thread 2 of 3") != NULL, threads == 3, "%s: %s", works[i], out);
+            cr_expect_eq(strstr(out, "thread 1 of 2"), NULL, "%s: %s", works[i], out);
+        }
+}
+
 Test(fractal_files, dark_weights_are_described_and_replaced)
 {
     static const char describe[] = "$P --preset fractaldb-1k --classes 6 --describe";

@@ -241,6 +241,11 @@ void parallel_for(int threads, uint64_t count, parallel_task *task, void *contex
     pthread_mutex_unlock(&pool->lock);
 }
 
+int parallel_threads(void)
+{
+    return current ? current->threads : 1;
+}
+
 /* ---- From a configuration to the input of a variant ---- */
 
 enum status lib_check_count(const char *field, uint32_t value, uint32_t least, uint32_t most)
@@ -615,6 +620,17 @@ static enum status make_table(struct fdsl_generator *self)
     return STATUS_OK;
 }
 
+struct reading {
+    const struct fdsl_config *config;
+    struct synth *synth;
+};
+
+static enum status read_images(void *context)
+{
+    const struct reading *reading = context;
+    return lib_images_input(reading->config, reading->synth);
+}
+
 static enum status open_all(const struct fdsl_config *config, struct fdsl_generator *self)
 {
     const struct variant *variant;
@@ -628,7 +644,7 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
     request.resources.device = request.on_device ? config->device : 0;
     if (variant->probe) /* only those of devices have one */
         TRY(of_device(variant->probe(&request.resources)));
-    TRY(lib_images_input(config, &self->synth));
+    TRY(lib_on_threads(request.resources.threads, read_images, &(struct reading){config, &self->synth}));
     TRY(make_table(self));
     if (request.on_device)
         TRY(of_device(device_load(config->device)));
@@ -837,6 +853,72 @@ enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator, struct
     enum status status = lib_check_size("table", table->size, sizeof *table);
     if (status == STATUS_OK)
         *table = generator->table;
+    return lib_relay(status);
+}
+
+struct describing {
+    const struct synth *synth;
+    struct ifs_report report;
+};
+
+static enum status describe_on_threads(void *context)
+{
+    struct describing *describing = context;
+    const struct synth *synth = describing->synth;
+    return ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms, synth->res,
+                        &describing->report);
+}
+
+static struct fdsl_shares shares_of(const struct ifs_shares *from)
+{
+    _Static_assert(FDSL_DARKS == IFS_DARKS, "the limits of fdsl.h are those of the report");
+    struct fdsl_shares shares = {.mean = from->mean};
+    memcpy(shares.quartiles, from->quartiles, sizeof shares.quartiles);
+    memcpy(shares.limits, ifs_darks, sizeof shares.limits);
+    memcpy(shares.below, from->below, sizeof shares.below);
+    return shares;
+}
+
+/* Checks the arguments, except `threads`. */
+static enum status check_describing(const struct fdsl_generator *generator,
+                                    const struct fdsl_fractals *fractals)
+{
+    if (!generator || !fractals)
+        return status_set(STATUS_USAGE, "%s: it is NULL", generator ? "fractals" : "generator");
+    TRY(lib_check_size("fractals", fractals->size, sizeof *fractals));
+    return synth_is_ifs(&generator->synth)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "generator: its formula %s draws no fractals",
+                            formula_names[generator->synth.formula]);
+}
+
+enum fdsl_status fdsl_describe_fractals(const struct fdsl_generator *generator, int threads,
+                                        struct fdsl_fractals *fractals)
+{
+    struct environment before;
+    enum status status = check_describing(generator, fractals);
+    if (status == STATUS_OK)
+        status = lib_threads("threads", threads, &threads);
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    struct describing describing = {.synth = &generator->synth};
+    status = lib_enter(&before);
+    if (status == STATUS_OK)
+        status = lib_on_threads(threads, describe_on_threads, &describing);
+    lib_leave(&before);
+    const struct ifs_report *report = &describing.report;
+    if (status == STATUS_OK)
+        *fractals = (struct fdsl_fractals){.size = sizeof *fractals,
+                                           .classes = report->classes,
+                                           .orbits = report->orbits,
+                                           .points = report->points,
+                                           .flips = report->flips,
+                                           .res = report->res,
+                                           .maps = report->maps,
+                                           .overflows = report->overflows,
+                                           .overflow_classes = report->overflow_classes,
+                                           .cells = shares_of(&report->fill),
+                                           .set_pixels = shares_of(&report->lit)};
     return lib_relay(status);
 }
 

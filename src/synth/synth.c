@@ -622,8 +622,10 @@ static enum status synth_describe(const void *input)
     const struct synth_job *job = input;
     const struct synth *synth = &job->synth;
     const struct synth_parameters *parameters = &job->parameters;
-    return ifs_describe(parameters->class_file ? parameters->class_file : parameters->preset, &synth->ifs,
-                        synth->systems, synth->class_count, synth->uniforms, synth->res, stdout);
+    struct ifs_report report;
+    TRY(ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms, synth->res, &report));
+    ifs_report_print(parameters->class_file ? parameters->class_file : parameters->preset, &report, stdout);
+    return STATUS_OK;
 }
 
 const struct workload workload_synth = {

@@ -5,9 +5,6 @@
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "core/text.h"
 #include "data/remote.h"
@@ -16,11 +13,7 @@
 
 struct resources job_all_threads(void)
 {
-#ifdef _OPENMP
-    return (struct resources){.threads = omp_get_max_threads()};
-#else
-    return (struct resources){.threads = 1};
-#endif
+    return (struct resources){.threads = parallel_threads()};
 }
 
 /* If `*data` is a URL with a secret, moves it to `*url`, and writes it without the secret to `shown`. */
