@@ -79,6 +79,7 @@ struct synth_values {
                                    number */
     const char *draw;           /* what fractals show: patches or points; NULL: patches */
     double min_lit;             /* of fractals, as struct synth has it */
+    const char *cache_dir;      /* folder that keeps the orbits of fractals; NULL: none */
     uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
     bool crop;                  /* images of another size than `res` are cut out, not resized */
     uint64_t batch;             /* images per run of the variant; 0: 32 */

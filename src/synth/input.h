@@ -62,6 +62,7 @@ struct synth {
     double min_lit;             /* argument `least` of ifs_replace_dark(); 0: nothing is replaced */
     struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
     double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
+    const char *cache_dir;      /* folder that keeps the bank; NULL: none */
     struct ifs_bank *bank;      /* orbits of the variants on the CPU */
 
     /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
@@ -153,6 +154,7 @@ struct synth_wish {
     bool published;                   /* the published random stream */
     uint32_t classes, res;            /* 0: the default of the formula or of the preset */
     double min_lit;                   /* of struct synth; 0: none */
+    const char *cache_dir;            /* of struct synth; NULL: none */
 };
 
 /* Chooses the formula, what it draws and, if wish->published, the published set, and replaces the values of

@@ -349,7 +349,8 @@ static enum status get_classes(const struct synth_values *wanted, struct synth *
                               .preset_file = wanted->preset_file,
                               .classes = wanted->classes,
                               .res = wanted->res,
-                              .min_lit = wanted->min_lit};
+                              .min_lit = wanted->min_lit,
+                              .cache_dir = wanted->cache_dir};
     TRY(find_name("formula", wanted->formula, formula_names, "docs/formulas.md lists the formulas",
                   &wish.formula));
     TRY(find_name("draw", wanted->draw, draws, "use patches or points", &wish.draw));

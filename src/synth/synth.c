@@ -24,7 +24,7 @@ struct synth_parameters {
     double noise, line_width, oval_x, oval_y, min_lit;
     uint64_t channels, out_res;
     int formula, draw, random, dtype, layout, fit;
-    const char *preset, *preset_file, *class_file, *mean, *std;
+    const char *preset, *preset_file, *class_file, *cache_dir, *mean, *std;
     struct compute compute;
     struct deliver_files files;
     bool describe;
@@ -61,6 +61,9 @@ static const struct option_spec options[] = {
      .help = "replace the weights of fractal classes whose images of patches are expected to have a smaller "
              "share "
              "of set pixels than SHARE, by the class itself; 0.01 replaces nearly black images, 0 none"},
+    {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
+     .help = "folder that keeps all orbits of fractal classes for omp, in a file that the processes of a "
+             "machine share; without it, every run computes the orbits that it needs"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
      .column = COLUMN,
      .help =
@@ -215,6 +218,7 @@ static enum status choose_formula(const struct options *given, struct synth_para
         .classes = (uint32_t)parameters->classes,
         .res = options_given(given, "res") ? (uint32_t)parameters->res : 0,
         .min_lit = parameters->min_lit,
+        .cache_dir = parameters->cache_dir,
     };
     TRY(synth_choose(synth, &wish));
     const struct formula *named = wish.preset && !wish.preset_file ? formula_of_preset(wish.preset) : NULL;
@@ -251,6 +255,9 @@ static enum status check_combination(const struct options *given, const struct s
                              ": the formula %s draws no fractals; drop it, or choose fractals, such as with "
                              "--preset fractaldb-1k",
                              formula_names[parameters->formula]);
+    if (parameters->cache_dir && !options_given(given, "variant") &&
+        (parameters->describe || parameters->files.write_classes))
+        return status_option(STATUS_USAGE, "cache-dir", " has no effect without --variant; drop it");
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
     if (parameters->random && options_given(given, "seed"))
@@ -501,6 +508,9 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     const struct synth_traits *traits = variant->traits;
     char names[256];
     TRY(synth_check_formula(synth, variant));
+    if (synth->cache_dir && !(traits->bank && strcmp(variant->platform, "cpu") == 0))
+        return status_option(STATUS_USAGE, "cache-dir",
+                             " keeps the orbits of omp; this variant does not use them: drop --cache-dir");
     if (traits->outputs || output_is_canvas(&synth->output))
         return strcmp(variant->platform, "cpu") == 0 ? synth_check_memory(synth, 0) : STATUS_OK;
     list_supporting_variants(names, sizeof names);

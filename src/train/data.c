@@ -196,6 +196,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
                                         .class_file = request->class_file,
                                         .draw = request->draw,
                                         .min_lit = request->min_lit,
+                                        .cache_dir = request->cache_dir,
                                         .classes = data->classes,
                                         .res = (uint32_t)request->res,
                                         .out_res = fits ? fit->res : 0,

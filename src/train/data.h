@@ -163,10 +163,10 @@ struct data_request {
     const char *name;
     const char *url;                  /* of the data set, if `name` shows it without its secrets; or NULL */
     const char *test_name, *test_url; /* data set of the test set, as `name` and `url`; NULL: see above */
-    const char *cache_dir;            /* folder that keeps the shards of a URL; NULL: none */
-    uint64_t cache_bytes;             /* maximum size of `cache_dir`; 0: unlimited */
-    const char *image, *label;        /* members of a sample (data/members.h); NULL: the defaults */
-    const char *tensor;               /* of rows of embeddings: the tensor of each file; NULL: the default */
+    const char *cache_dir;     /* folder that keeps the shards of a URL, or the orbits of synth; or NULL */
+    uint64_t cache_bytes;      /* maximum size of `cache_dir`; 0: unlimited */
+    const char *image, *label; /* members of a sample (data/members.h); NULL: the defaults */
+    const char *tensor;        /* of rows of embeddings: the tensor of each file; NULL: the default */
     const char *labels,
         *test_labels;               /* of rows of embeddings: a file of labels, or the name of a tensor in the
                                        files of the rows; NULL: "labels". test_labels NULL: as `labels` */

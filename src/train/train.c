@@ -142,7 +142,8 @@ static const struct option_spec options[] = {
              "samples. auto takes the first of hardware, hybrid and cpu that exists, and cpu on a CPU and "
              "without --out-res. NAME is one of"},
     STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
-    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes)),
+    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes),
+                  ". With --data synth, it keeps the orbits of fractals"),
     {"generator", "NAME", OPTION_CHOICE, AT(generator), .fallback = "auto", .choices = generators,
      .column = COLUMN, .help = "which variant of synth generates live samples. NAME is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), .column = COLUMN,
@@ -403,7 +404,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
          "--feed load",
          {"lanes", "shuffle", "prefetch", "resident-bytes", "resident-device-bytes", "decoder",
           "device-share", "init-state", "export-state"}},
-        {!synth, "data at a URL or shards that are compressed", {"cache-dir", "cache-bytes"}},
+        {!synth, "data at a URL or shards that are compressed", {"cache-bytes"}},
         {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
         {synth, "--data synth", {"res"}},
