@@ -7,7 +7,7 @@
 #
 # OUT: folder for the files and for reference.tar.gz with all of them. --section: sections to measure. --list shows each
 # section, its seconds on one H200 with 16 cores, whether it is measured by default (yes), and its files. The default
-# sections take ten minutes. --mnist: folder with the four files of MNIST, for the sections train, train-others, infer and
+# sections take twelve minutes. --mnist: folder with the four files of MNIST, for the sections train, train-others, infer and
 # pytorch. --work (OUT/work): folder for images (1 GB) on the disk to measure; sections with the same folder reuse the
 # images. --prefix (h200): prefix of file names. --dry-run: prints the commands, runs nothing.
 #
@@ -20,6 +20,7 @@ cd "$(dirname "$0")/../.."
 
 # name, seconds on one H200 with 16 cores, measured by default, files
 sections='ladder          165 yes synth
+formulas         90 yes formulas
 break-even      310 yes break_even_synth break_even_load
 train            75 yes train_graph
 vit              90 no  train_vit infer_vit
@@ -108,6 +109,24 @@ ladder() {
     synth fused --batch 256 --out-res 224 --max-time 3
     synth fused --batch 256 --out-res 224 --dtype f16 --channels 3 --max-time 3
     synth fused --batch 256 --out-res 224 --fit crop --dtype f16 --channels 3 --layout nhwc --max-time 3
+}
+
+# The classes of published sets, or those of the paper; of fractals, instance 8 shows the system itself. On one core, few
+# images take long enough. A build without a GPU measures omp alone.
+formulas() {
+    local preset gpu
+    # shellcheck disable=SC2086 # a preset with an option
+    of_preset() { run --preset $preset --verify --min-time 0.5 --out "$(file formulas)" "$@"; } # options ...
+    gpu=$("$bench" --list | awk '$1 == "fused" && $2 == "available"') || true
+    for preset in 'paper-1000 --classes 1000' visualatom-script-1k rcdb-1k segrcdb fractaldb-1k ofdb-1k 1p-frac; do
+        of_preset --variant omp --threads 1 --batch 64 --instance 8000 --max-time 6
+        [[ ! $gpu ]] || of_preset --variant fused --batch 256 --instance 8000 --max-time 3
+    done
+    [[ $gpu ]] || return 0
+    for preset in fractaldb-1k 1p-frac; do
+        of_preset --variant fused --batch 256 --instance 8000 --draw points --max-time 3
+        of_preset --variant fused --batch 256 --instance 8000 --out-res 224 --dtype f16 --channels 3 --max-time 3
+    done
 }
 
 break_even_table() { # steps ...: prints a table for scripts/sweep/run.sh
