@@ -7,7 +7,7 @@
 #
 # OUT: folder for the files and for reference.tar.gz with all of them. --section: sections to measure. --list shows each
 # section, its seconds on one H200 with 16 cores, whether it is measured by default (yes), and its files. The default
-# sections take twelve minutes. --mnist: folder with the four files of MNIST, for the sections train, train-others, infer and
+# sections take ten minutes. --mnist: folder with the four files of MNIST, for the sections train, train-others, infer and
 # pytorch. --work (OUT/work): folder for images (1 GB) on the disk to measure; sections with the same folder reuse the
 # images. --prefix (h200): prefix of file names. --dry-run: prints the commands, runs nothing.
 #
@@ -20,13 +20,13 @@ cd "$(dirname "$0")/../.."
 
 # name, seconds on one H200 with 16 cores, measured by default, files
 sections='ladder          165 yes synth
-formulas         90 yes formulas
 break-even      310 yes break_even_synth break_even_load
 train            75 yes train_graph
 vit              90 no  train_vit infer_vit
 infer            20 yes infer
 pytorch         130 no  train_pytorch
 break-even-cold 260 no  break_even_cold
+formulas        110 no  formulas
 monitor          60 no  break_even_loaders break_even_monitor monitor
 load            120 no  load_gpu_sizes
 load-stress      50 no  load_gpu_stress
