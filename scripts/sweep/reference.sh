@@ -127,6 +127,8 @@ formulas() {
         of_preset --variant fused --batch 256 --instance 8000 --draw points --max-time 3
         of_preset --variant fused --batch 256 --instance 8000 --out-res 224 --dtype f16 --channels 3 --max-time 3
     done
+    # These images show all 25,000 orbits, so bank_s is the time of the whole bank.
+    run --preset fractaldb-1k --variant fused --batch 100000 --loops 3 --out "$(file formulas)"
 }
 
 break_even_table() { # steps ...: prints a table for scripts/sweep/run.sh
