@@ -80,6 +80,8 @@ class Generator:
     draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
     min_lit       replaces the weights of fractal classes whose images are expected to have a smaller share of set pixels than
                   this, by the class itself; 0.01 replaces nearly black images, 0 none
+    cache_dir     folder that keeps all orbits of fractals for the generator "omp", in a file that the processes of a machine
+                  share; None: none
     seed          seed of all images, 0 to 2^64 - 1
     res           side of the drawn image in pixels, 1 to 16384; None: that of the formula or of the preset, such as 512
     out_res       side of the image that is returned, in pixels; None: res
@@ -129,6 +131,7 @@ class Generator:
         random: str = "philox",
         draw: str = "auto",
         min_lit: float = 0,
+        cache_dir: Optional[Path] = None,
         seed: int = 0,
         res: Optional[int] = None,
         out_res: Optional[int] = None,
@@ -618,7 +621,7 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
 
 def configured(
     classes: Any = None, *, preset: Any = None, preset_file: Any = None, class_file: Any = None, class_list: Any = None,
-    class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", min_lit: Any = 0, seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
+    class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", min_lit: Any = 0, cache_dir: Any = None, seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
     channels: Any = 1, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
     threads: Any = None, batch: Any = 256,
 ) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
@@ -640,6 +643,7 @@ def configured(
             raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
     c.preset = None if preset is None else _text("preset", preset)
     c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
+    c.cache_dir = _path("cache_dir", cache_dir)
     if class_list is not None:
         structs, class_list = _class_structs(class_list)
         c.class_list, c.class_count = structs, len(structs)
@@ -657,7 +661,7 @@ def configured(
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
     return c, {
         "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "min_lit": c.min_lit, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
+        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "min_lit": c.min_lit, "cache_dir": cache_dir, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
         "dtype": _NAMES[c.dtype.decode()], "channels": c.channels, "layout": layout, "mean": mean, "std": std,
         "generator": generator, "device": device, "threads": threads, "batch": c.batch,
     }  # fmt: skip

@@ -60,7 +60,7 @@ class ConfigStruct(ctypes.Structure):
         ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("generator", c_char_p), ("device", c_int), ("threads", c_int), ("batch", c_uint32),
         ("class_table", POINTER(ClassTableStruct)), ("random", c_char_p), ("draw", c_char_p),
-        ("min_lit", c_double),
+        ("min_lit", c_double), ("cache_dir", c_char_p),
     ]  # fmt: skip
 
 

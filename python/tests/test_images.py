@@ -301,6 +301,29 @@ def test_classes_of_fractals_are_searched_and_survive_files(tmp_path: pathlib.Pa
         assert g.shape == (1, 512, 512) and g.generate(0, 3)[1].tolist() == [0, 1, 2]
 
 
+def test_orbits_are_kept_in_a_folder(tmp_path: pathlib.Path) -> None:
+    words: dict[str, Any] = {"preset": "ofdb-1k", "classes": 3}
+    with fdsl.Generator(batch=6, **words) as g:
+        images = content(g.generate(0, 6)[0])
+    words["cache_dir"] = tmp_path / "orbits"
+    for _ in range(2):
+        with fdsl.Generator(batch=6, **words) as g:
+            assert content(g.generate(0, 6)[0]) == images and g.config["cache_dir"] == tmp_path / "orbits"
+    (kept,) = (tmp_path / "orbits").glob("*.bank")
+    data = fdsl.Images(count=6, **words)
+    with fdsl.Loader(data, batch_size=6, shuffle=False) as loader:
+        assert content(next(iter(loader))[0]) == images
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with fdsl.Generator(batch=6, **words) as g:
+        assert content(g.generate(0, 6)[0]) == images
+    with pytest.raises(ValueError, match="cache_dir: keeps the orbits of omp; this generator or device does not use them"):
+        fdsl.Generator(generator="naive", **words)
+    with pytest.raises(ValueError, match="cache_dir: keeps the orbits of fractals, but the formula rcdb draws none"):
+        fdsl.Generator(preset="rcdb", cache_dir=tmp_path)
+    with pytest.raises(fdsl.Error, match="cache_dir .*/no/folder: cannot create the folder"):
+        fdsl.Generator(preset="ofdb-1k", classes=3, cache_dir=tmp_path / "no/folder")
+
+
 @pytest.mark.parametrize("threads", [None, 1, 3])
 def test_fractals_are_described(threads: Any, capfd: Any) -> None:
     with fdsl.Generator(preset="fractaldb-1k", classes=6, batch=1) as g:

@@ -456,6 +456,7 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
         .classes = config->classes,
         .res = config->res,
         .min_lit = config->min_lit,
+        .cache_dir = config->cache_dir,
     };
     TRY(synth_choose(synth, &wish));
     TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
@@ -646,6 +647,7 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
         TRY(of_device(variant->probe(&request.resources)));
     TRY(lib_on_threads(request.resources.threads, read_images, &(struct reading){config, &self->synth}));
     TRY(make_table(self));
+    TRY(synth_check_cache(&self->synth, variant));
     if (request.on_device)
         TRY(of_device(device_load(config->device)));
     TRY(synth_generator_open(&self->synth, variant, &request, &self->generator));
@@ -785,6 +787,7 @@ enum status lib_generator_open(const struct synth *synth, int index, int device,
     request.resources.device = request.on_device ? device : 0;
     if (variant->probe) /* only those of devices have one */
         TRY(of_device(variant->probe(&request.resources)));
+    TRY(synth_check_cache(synth, variant));
     if (request.on_device)
         return synth_generator_open(synth, variant, &request, generator);
     TRY(synth_generator_open(synth, variant, &request, generator));

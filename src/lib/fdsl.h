@@ -134,6 +134,8 @@ struct fdsl_config {
                        * if the formula draws fractals */
     double min_lit;   /* replaces weights of fractal classes whose images of patches have a smaller expected
                        * share of set pixels by the unweighted class; 0 (default): none */
+    const char *cache_dir; /* of fractals with the generator "omp": folder that keeps all orbits in a file,
+                            * which the processes of a machine share; NULL (default): none */
 };
 
 /* The memory layout of one image. The images of a batch are contiguous. */

@@ -172,6 +172,9 @@ enum status synth_fill_tables(struct synth *synth);
  * names the variants that do. */
 enum status synth_check_formula(const struct synth *synth, const struct variant *variant);
 
+/* Returns whether a variant uses the bank of the input, if this is kept in a folder. STATUS_USAGE if not. */
+enum status synth_check_cache(const struct synth *synth, const struct variant *variant);
+
 /* Creates a generator: `variant` generates images in the output format of `synth`. The variant's platform
  * must match request->on_device. Sample n of the generator is image number synth->first + n. The tables of
  * `synth` must outlive the generator. The caller closes the generator. STATUS_UNAVAILABLE if the machine

@@ -508,9 +508,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     const struct synth_traits *traits = variant->traits;
     char names[256];
     TRY(synth_check_formula(synth, variant));
-    if (synth->cache_dir && !(traits->bank && strcmp(variant->platform, "cpu") == 0))
-        return status_option(STATUS_USAGE, "cache-dir",
-                             " keeps the orbits of omp; this variant does not use them: drop --cache-dir");
+    TRY(synth_check_cache(synth, variant));
     if (traits->outputs || output_is_canvas(&synth->output))
         return strcmp(variant->platform, "cpu") == 0 ? synth_check_memory(synth, 0) : STATUS_OK;
     list_supporting_variants(names, sizeof names);
