@@ -14,6 +14,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/file.h"
@@ -208,13 +209,35 @@ static enum status write_file(const struct kept *kept)
 
 /* ---- Opening ---- */
 
+/* Locks an open file. Waits as long as another process computes orbits. Some file systems have no locks; then
+ * several processes may compute the same file, of which the last one remains. */
+static enum status wait_for_lock(int fd, const char *path)
+{
+    const double begin_s = timer_now_s();
+    for (bool said = false; flock(fd, LOCK_EX | LOCK_NB) != 0;) {
+        if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK)
+            return STATUS_OK;
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return status_set(STATUS_FAILED, "%s cannot be locked: %s", path, strerror(errno));
+        if (file_signal_held())
+            return status_set(STATUS_FAILED, "interrupted while another process computes orbits");
+        if (!said && timer_now_s() - begin_s > 1) {
+            status_say("%s: waiting for another process, which computes the orbits", path);
+            said = true;
+        }
+        nanosleep(&(struct timespec){0, 20000000}, NULL);
+    }
+    return STATUS_OK;
+}
+
 /* Takes the file, or writes it first. One process of those that use the folder writes; the others wait. */
 static enum status take_or_write(struct kept *kept, const char *folder)
 {
-    bool found, locked;
+    bool found;
     char lock[PATH_MAX + 8];
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_FAILED, "cannot create the folder %s: %s", folder, strerror(errno));
+    const int cause = mkdir(folder, 0777) == 0 ? 0 : errno;
+    if (cause != 0 && access(folder, F_OK) != 0)
+        return status_set(STATUS_FAILED, "cannot create the folder %s: %s", folder, strerror(cause));
     take_file(kept, access(kept->path, F_OK) == 0, &found);
     if (found)
         return STATUS_OK;
@@ -222,7 +245,7 @@ static enum status take_or_write(struct kept *kept, const char *folder)
     const int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0)
         return status_set(STATUS_FAILED, "cannot create %s: %s", lock, strerror(errno));
-    enum status status = lock_take(fd, lock, LOCK_EX, &locked);
+    enum status status = wait_for_lock(fd, lock);
     if (status == STATUS_OK) {
         take_file(kept, false, &found); /* another process may have written it */
         status = found ? STATUS_OK : write_file(kept);
