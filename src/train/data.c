@@ -174,7 +174,7 @@ static enum status take_classes(const struct data_request *request, uint32_t cla
     if (request->classes && request->classes != classes)
         return status_number(STATUS_USAGE, "classes", (double)request->classes,
                              ": the file of --class has %" PRIu32 "; drop --classes", classes);
-    if (!request->classes && !request->test_only && train < classes)
+    if (!request->classes && !request->test_only && train < classes && classes > DIGITS)
         status_warn("--data %s: %" PRIu64 " training samples show only as many of its %" PRIu32
                     " classes; raise --train-size, or give --classes",
                     request->name, train, classes);
