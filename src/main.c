@@ -61,6 +61,7 @@ static enum status write_alone(struct settings *settings, const struct workload_
     const struct workload *workload = settings->workload;
     const struct partition partition = {.ranks = 1};
     void *input = NULL;
+    settings_take_threads(settings);
     enum status status = workload->open(&settings->options, settings->parameters, &partition, &input);
     if (status == STATUS_OK)
         status = alone->write(input);

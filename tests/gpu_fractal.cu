@@ -325,6 +325,39 @@ static void compare_orbits(uint32_t classes, uint32_t points, uint32_t res, bool
     synth_free(&synth);
 }
 
+/* Users of the same tables must share a bank, which stays valid when the first one closes it and its input is
+ * gone. A bank of bitmaps, or of a canvas of another size, is another one. */
+static void share_bank()
+{
+    const struct trial trial = {2, 3000, 50, 30, 0, OUTPUT_CROP, DTYPE_U8, 1, OUTPUT_NCHW};
+    const uint64_t orbits[] = {3, 7};
+    struct synth synth;
+    struct ifs_device_bank *first, *second, *other, *smaller;
+    open_synth(&trial, true, &synth);
+    struct synth copy = synth, bitmaps = synth, small = synth;
+    bitmaps.points = true;
+    small.res = 40;
+    must(ifs_device_open(0, &copy, &first));
+    must(ifs_device_open(0, &synth, &second));
+    must(ifs_device_open(0, &bitmaps, &other));
+    must(ifs_device_open(0, &small, &smaller));
+    must(ifs_device_need(first, orbits, 1));
+    const bool shared = first == second && ifs_device_facts(second).orbits == 1;
+    const bool own = other != first && smaller != first && smaller != other &&
+                     ifs_device_facts(other).orbits == 0 && ifs_device_facts(smaller).orbits == 0;
+    ifs_device_close(first);
+    copy = {};
+    must(ifs_device_need(second, orbits, 2));
+    report(shared && own && ifs_device_facts(second).orbits == 2, "users of the same classes share a bank");
+    ifs_device_close(other);
+    ifs_device_close(second);
+    ifs_device_close(smaller);
+    must(ifs_device_open(0, &synth, &first));
+    report(ifs_device_facts(first).orbits == 0, "a bank that all users closed is gone");
+    ifs_device_close(first);
+    synth_free(&synth);
+}
+
 /* Compares two runs of a variant, of which the second needs other orbits, with the definition. */
 static void compare_runs(const struct variant *variant, const char *name)
 {
@@ -401,6 +434,7 @@ static void compare_all(bool brief)
     compare_orbits(2, 3000, 40, false, false);
     compare_runs(&variant_fused, "fused");
     compare_runs(&variant_fused_graph, "fused-graph");
+    share_bank();
     for (const struct trial &trial : trials)
         if (!brief)
             compare(&trial);

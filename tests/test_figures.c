@@ -13,7 +13,7 @@ static const char *const names[] = {
     "learning_accuracy", "learning_time", "fine_tuning", "monitor_loading", "break_even", "training_time",
     "training", "training_base", "pretraining_tiny", "pretraining_base", "pretraining_accuracy", "pretraining_loss", "exchange",
     "training_ranks", "pipeline", "balance", "loading_ranks", "ops", "decoding", "learning_steps",
-    "fine_tuning_sets"
+    "fine_tuning_sets", "formulas"
 };
 /* clang-format on */
 #define OF_IMAGES 8 /* figures of generating, at the beginning of `names` */
@@ -48,6 +48,27 @@ Test(figures, figures_of_generating_need_only_reference_rows)
         snprintf(line, sizeof line, "drawn   %s/out/%s.", folder, names[i]);
         cr_assert(says(line), "%s: %s", names[i], out);
     }
+}
+
+/* Rows of sets on a GPU and on one core, beside the published scripts. Rows of ranges, and of several cores,
+ * do not belong to the figure. One note names the rows that are missing. */
+Test(figures, formulas_are_drawn_beside_their_scripts)
+{
+    shell("cp " FIXTURES "/formulas.csv $D/results && " FIGURES
+          "--work $D/work formulas && cat $D/work/formulas.*");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("50.0 µs") && says("× 1.24 k") && says("× 124 k") && says("× 8.5 M") && says("3.40 s"),
+              "%s", out);
+    cr_expect(
+        says("(no rows of visualatom-script-1k (fused), segrcdb (fused), 1p-frac (fused), ofdb-1k (fused), "
+             "paper-1000 (fused); to measure them: scripts/sweep/reference.sh"),
+        "%s", out);
+    shell("sed -i 's/,fused,/,bat,/; s/,rcdb-1k,/,rcdb,/' $D/results/formulas.csv && " FIGURES
+          "--work $D/work formulas && cat $D/work/formulas.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("(no rows of rcdb-1k (omp), fused; to measure them") && !says("50.0 µs") &&
+                  says("62.0 ms"),
+              "%s", out);
 }
 
 Test(figures, draws_figures_by_name)

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
@@ -339,6 +341,116 @@ Test(fractal, threads_share_a_bank)
     cr_expect_eq(ifs_bank_facts(bank).orbits, 40);
     ifs_bank_close(bank);
 }
+
+#ifdef HAVE_XXHASH
+enum { KEPT = 33, KEPT_POINTS = 300, KEPT_RES = 31 }; /* systems: more than are written at once */
+
+static const struct ifs_rules kept_rules = {
+    .domain = 3, .points = KEPT_POINTS, .weights = IFS_WEIGHTS, .flips = 4};
+
+/* Opens a bank of KEPT systems in `folder`; NULL: one without a file, of which all orbits are computed. */
+static enum status open_kept(const char *folder, bool points, struct ifs_bank **bank)
+{
+    static struct ifs_system systems[KEPT];
+    static double uniforms[KEPT_POINTS];
+    static uint64_t orbits[KEPT * IFS_WEIGHTS];
+    for (uint32_t i = 0; i < KEPT; i++) {
+        systems[i] = growing(0.1 * i - 1, 1);
+        systems[i].id = i;
+    }
+    for (uint64_t i = 0; i < COUNT_OF(orbits); i++)
+        orbits[i] = i;
+    ifs_uniforms(KEPT_POINTS - 1, uniforms);
+    if (folder)
+        return ifs_bank_open_kept(folder, 2, &kept_rules, systems, KEPT, uniforms, KEPT_RES, points, bank);
+    cr_assert_eq(ifs_bank_open(&kept_rules, systems, KEPT, uniforms, KEPT_RES, points, bank), STATUS_OK);
+    return ifs_bank_need(*bank, orbits, COUNT_OF(orbits), 2);
+}
+
+/* Returns whether the bank in the folder opens and equals a computed one. */
+static bool keeps(const char *folder, bool points)
+{
+    struct ifs_bank *bank = NULL, *computed;
+    bool equal = open_kept(folder, points, &bank) == STATUS_OK;
+    cr_assert_eq(open_kept(NULL, points, &computed), STATUS_OK);
+    for (uint64_t i = 0; equal && i < KEPT * IFS_WEIGHTS; i++) {
+        const struct ifs_orbit is = ifs_bank_orbit(bank, i), wanted = ifs_bank_orbit(computed, i);
+        equal =
+            memcmp(ifs_bank_map(bank, i), ifs_bank_map(computed, i), ifs_map_bytes(points, KEPT_RES)) == 0 &&
+            is.cells == wanted.cells && is.overflows == wanted.overflows;
+    }
+    equal = equal && ifs_bank_facts(bank).orbits == KEPT * IFS_WEIGHTS;
+    ifs_bank_close(bank);
+    ifs_bank_close(computed);
+    return equal;
+}
+
+/* Runs a shell command in the folder, on its only file BANK, and returns whether it succeeded. */
+static bool shell_in(const char *folder, const char *command)
+{
+    char line[512];
+    snprintf(line, sizeof line, "cd %s && BANK=$(ls *.bank) && %s", folder, command);
+    return system(line) == 0;
+}
+
+/* Damages the file in several ways. It must be computed again, and then read again. */
+static void expect_repaired(const char *folder, const char *command)
+{
+    cr_assert(shell_in(folder, command), "%s", command);
+    cr_expect(shell_in(folder, "! cmp -s $BANK ../whole"), "%s", command);
+    cr_expect(keeps(folder, false), "%s", command);
+    cr_expect(shell_in(folder, "cmp -s $BANK ../whole"), "%s", command);
+}
+
+/* The orbits of the file are those that are computed, whichever of several processes writes it. A file with
+ * any damage, or of other orbits, is written anew. */
+Test(fractal, a_bank_is_kept_in_a_file)
+{
+    char base[] = "/tmp/fdsl-bank-XXXXXX", folder[64], line[128];
+    cr_assert_not_null(mkdtemp(base));
+    snprintf(folder, sizeof folder, "%s/cache", base);
+    pid_t children[3];
+    for (size_t i = 0; i < COUNT_OF(children); i++)
+        if ((children[i] = fork()) == 0)
+            _exit(keeps(folder, false) ? 0 : 1);
+    for (size_t i = 0; i < COUNT_OF(children); i++) {
+        int state;
+        cr_assert_eq(waitpid(children[i], &state, 0), children[i]);
+        cr_expect_eq(state, 0, "process %zu", i);
+    }
+    cr_assert(shell_in(folder, "cp $BANK ../whole && test $(ls | wc -l) = 2")); /* the file and its lock */
+    struct ifs_bank *open_bank;
+    cr_assert_eq(open_kept(folder, false, &open_bank), STATUS_OK);
+    const uint8_t first = *ifs_bank_map(open_bank, 40);
+    cr_expect(shell_in(folder, "stat -c %i $BANK > ../inode"));
+    cr_expect(keeps(folder, false) && shell_in(folder, "test $(stat -c %i $BANK) = $(cat ../inode)"));
+#define FLIP(at) "printf '\\132' | dd of=$BANK bs=1 conv=notrunc status=none seek=" at
+    expect_repaired(folder, "rm $BANK && : > $BANK");
+    expect_repaired(folder, "truncate -s -1 $BANK");
+    expect_repaired(folder, "truncate -s +1 $BANK");
+    expect_repaired(folder, FLIP("3"));                             /* the header */
+    expect_repaired(folder, FLIP("60"));                            /* the hash of the classes in it */
+    expect_repaired(folder, FLIP("4097"));                          /* the first map */
+    expect_repaired(folder, FLIP("$(($(stat -c %s $BANK) - 12))")); /* a fact */
+    expect_repaired(folder, FLIP("$(($(stat -c %s $BANK) - 2))"));  /* the hash */
+    expect_repaired(folder, "dd if=/dev/zero of=$BANK bs=512 seek=9 count=1 conv=notrunc status=none");
+    cr_expect_eq(*ifs_bank_map(open_bank, 40), first); /* an open bank keeps the file that was replaced */
+    ifs_bank_close(open_bank);
+    cr_expect(shell_in(folder, "mv $BANK ../patches")); /* points have another file */
+    cr_expect(keeps(folder, true) && shell_in(folder, "cp ../patches $BANK"));
+    cr_expect(keeps(folder, true) && shell_in(folder, "! cmp -s $BANK ../patches"));
+    snprintf(line, sizeof line, "rm -r %s", base);
+    cr_assert_eq(system(line), 0);
+    snprintf(line, sizeof line, "%s/no/folder", base);
+    cr_expect_eq(open_kept(line, false, &open_bank), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "cannot create the folder") && strstr(status_text(), "No such file"));
+    ifs_bank_close(open_bank);
+    cr_expect_eq(open_kept("/dev/null", false, &open_bank), STATUS_FAILED);
+    ifs_bank_close(open_bank);
+    cr_expect_eq(open_kept("/proc/self", false, &open_bank), STATUS_FAILED);
+    ifs_bank_close(open_bank);
+}
+#endif
 
 /* ---- Classes ---- */
 

@@ -402,6 +402,55 @@ Test(fractal_files, folders_of_1p_frac_have_the_published_names)
                    "! test -e set/007");
 }
 
+/* Reading and searching classes, and the orbits of a report, use --threads threads. With this variable, the
+ * OpenMP runtime of GCC prints each thread that it starts. */
+Test(fractal_files, classes_are_read_on_the_given_threads)
+{
+    static const char *const works[] = {"--preset fractaldb-search --classes 8 --write-classes s.csv",
+                                        "--preset fractaldb-1k --classes 4 --describe",
+                                        "--preset fractaldb --classes 1001 --write-classes l.csv"};
+    for (size_t i = 0; i < COUNT_OF(works); i++)
+        for (int threads = i < 2 ? 1 : 3; threads <= 3; threads += 2) { /* the last one takes seconds */
+            EXPECT(0,
+                   "rm -rf cache && OMP_DISPLAY_AFFINITY=TRUE OMP_AFFINITY_FORMAT='thread %%n of %%N' "
+                   "XDG_CACHE_HOME=$PWD/cache $P --threads %d %s",
+                   threads, works[i]);
+            cr_expect_eq(strstr(out, "thread 2 of 3") != NULL, threads == 3, "%s: %s", works[i], out);
+            cr_expect_eq(strstr(out, "thread 1 of 2"), NULL, "%s: %s", works[i], out);
+        }
+}
+
+#ifdef HAVE_XXHASH
+/* The bank in a file gives the same images, also to ranks that start at once; a broken file is named once. */
+Test(fractal_files, orbits_are_kept_in_a_cache_folder)
+{
+#define BANKED "$P --variant omp --preset fractaldb-1k --classes 2 --batch 12 --max-time 0 "
+    EXPECT(0, BANKED "--npy a.npy && " BANKED "--npy b.npy --cache-dir c && " BANKED
+                     "--npy c.npy --cache-dir c && cmp a.npy b.npy && cmp a.npy c.npy && ls c/*.bank");
+    EXPECT(0, "truncate -s 9 c/*.bank");
+    EXPECT_PRINTS(0, "is damaged or belongs to other orbits; computing it again",
+                  BANKED "--verify --cache-dir c");
+    EXPECT(0, BANKED "--verify --cache-dir c");
+    cr_expect(!strstr(out, "damaged"), "%s", out);
+    EXPECT(0, "$P --prepare p --from synth --preset fractaldb-1k --classes 2 --samples 9 --encode npy "
+              "--cache-dir c && ls c/*.bank | wc -l");
+    EXPECT_OUT("1\n");
+    EXPECT(0, "$P --variant train-naive --model logreg --data synth --preset ofdb-1k --classes 2 --res 40 "
+              "--train-size 8 --test-size 4 --batch 4 --epochs 1 --cache-dir c && ls c/*.bank | wc -l");
+    EXPECT_OUT("2\n");
+    EXPECT_PRINTS(2, "this variant does not use them: drop --cache-dir",
+                  "$P --variant naive --preset ofdb-1k --cache-dir c");
+    EXPECT_PRINTS(2, "but the formula rcdb draws none; drop it",
+                  "$P --variant omp --preset rcdb --classes 3 --cache-dir c");
+    EXPECT_PRINTS(2, "--cache-dir has no effect without --variant",
+                  "$P --preset ofdb-1k --classes 3 --describe --cache-dir c");
+    EXPECT_PRINTS(1, "--cache-dir no/folder: cannot create the folder no/folder: No such file",
+                  BANKED "--cache-dir no/folder");
+    EXPECT_PRINTS(2, "--cache-bytes needs data at a URL",
+                  "$P --variant train-naive --data synth --cache-dir c --cache-bytes 1G");
+}
+#endif
+
 Test(fractal_files, dark_weights_are_described_and_replaced)
 {
     static const char describe[] = "$P --preset fractaldb-1k --classes 6 --describe";

@@ -93,6 +93,128 @@ Test(train_data, trains_on_every_formula_with_labels)
               "--train-size 16 --test-size 4 --batch 8 --epochs 1 --format csv");
 }
 
+/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the
+ * checkpoint. */
+static void expect_same_test(const char *options, const char *trained)
+{
+    char column[4][64];
+    static const char *const columns[] = {"preset", "out_res", "fit", "channels"};
+    EXPECT(0, "$P %s--epochs 1 --checkpoint k --format csv", trained);
+    const double loss = number(out, 1, "test_loss");
+    for (size_t i = 0; i < COUNT_OF(columns); i++)
+        snprintf(column[i], sizeof column[i], "%s", value(out, 1, columns[i]));
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv %s", options);
+    cr_expect_null(strstr(out, "these are not the test samples"), "%s", out);
+    cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6 * loss, "%s", out);
+    for (size_t i = 0; i < COUNT_OF(columns); i++)
+        cr_expect_str_eq(value(out, 1, columns[i]), column[i]);
+    EXPECT(0, "rm -r k");
+}
+
+/* Without --classes, a preset that is a list or a published set has all its classes; others have 10. A file
+ * of classes decides itself. */
+Test(train_data, a_preset_has_all_its_classes)
+{
+    static const struct {
+        const char *options, *classes;
+    } presets[] = {{"--preset fractaldb-1k", "1000"}, {"--preset 1p-frac", "1000"},
+                   {"--preset paper-1000", "1000"},   {"--preset ofdb-1k --classes 7", "7"},
+                   {"--preset fractaldb", "10"},      {"--formula fractaldb", "10"},
+                   {"--preset rcdb", "10"},           {"--preset paper", "10"},
+                   {"--formula rcdb", "10"},          {"", "10"}};
+    for (size_t i = 0; i < COUNT_OF(presets); i++) {
+        EXPECT(0,
+               "$P --variant train-omp --model logreg --data synth --res 13 --train-size 8 --test-size 4 "
+               "--batch 8 --epochs 1 --feed stored --format csv %s",
+               presets[i].options);
+        cr_expect_str_eq(value(out, 1, "classes"), presets[i].classes, "%s", presets[i].options);
+        cr_expect_eq(strstr(out, "8 training samples show only as many of its 1000 classes; raise") != NULL,
+                     strcmp(presets[i].classes, "1000") == 0, "%s", out);
+    }
+}
+
+#define FRACTALS(options)                                                                             \
+    "--variant train-naive --model logreg --data synth --train-size 24 --test-size 9 --batch 8 --res" \
+    " 40 " options " "
+
+/* Compares training on live fractals with training on data that --prepare writes with the same options. */
+static void expect_prepared(const char *options)
+{
+    char wanted[64];
+    EXPECT(0, "$P " FRACTALS("--epochs 2 --format csv --verify %s"), options);
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    snprintf(wanted, sizeof wanted, "%s", value(out, 2, "test_loss"));
+    EXPECT(0, "$P " FRACTALS("--epochs 2 --format csv --feed stored %s"), options);
+    cr_expect_str_eq(value(out, 2, "test_loss"), wanted);
+    EXPECT(0,
+           "rm -rf a b && for s in 'a 24 0' 'b 9 2147483648'; do set -- $s && "
+           "$P --prepare $1 --from synth --samples $2 --instance $3 --encode npy --res 40 %s; done",
+           options);
+    EXPECT(0, "$P --variant train-naive --model logreg --data a --test-data b --batch 8 --epochs 2 --format "
+              "csv");
+    cr_expect_str_eq(value(out, 2, "test_loss"), wanted, "%s", options);
+}
+
+/* Fractals show the images of the workload synth: patches, points, without dark ones, and classes of a file
+ * with the orbits of a preset. */
+Test(train_data, fractals_are_those_of_synth)
+{
+    EXPECT(0, "$P --preset fractaldb-1k --classes 3 --write-classes f.csv");
+    expect_prepared("--preset fractaldb-1k --classes 3");
+    expect_prepared("--preset fractaldb-1k --classes 3 --min-lit 0.2");
+    expect_prepared("--class f.csv --preset ofdb-1k --draw points");
+    expect_prepared("--class f.csv --preset 1p-frac");
+    EXPECT(0, "$P " FRACTALS("--epochs 1 --format csv --class f.csv --draw points --min-lit 0.25"));
+    cr_expect_str_eq(value(out, 1, "draw"), "points");
+    cr_expect_str_eq(value(out, 1, "min_lit"), "0.25");
+    cr_expect_str_eq(value(out, 1, "classes"), "3");
+    expect_same_test("", FRACTALS("--class f.csv --draw points --min-lit 0.25 --preset ofdb-1k"));
+    EXPECT(0, "$P " FRACTALS("--epochs 1 --class f.csv --checkpoint k"));
+    EXPECT(0, "$P " FRACTALS("--epochs 2 --class f.csv --checkpoint k --resume --draw patches --min-lit 0"));
+    EXPECT(2, "$P " FRACTALS("--epochs 3 --class f.csv --checkpoint k --resume --min-lit 0.01"));
+    cr_expect(strstr(out, "no min-lit in the checkpoint, 0.01 now; drop --min-lit"), "%s", out);
+    EXPECT(2, "$P " FRACTALS("--epochs 3 --class f.csv --checkpoint k --resume --draw points"));
+    cr_expect(strstr(out, "no draw in the checkpoint, points now; drop --draw"), "%s", out);
+}
+
+/* Images of points repeat, so training and test sets can share them. */
+Test(train_data, says_that_test_images_of_points_are_trained_on)
+{
+    static const char shared[] = "so images of the test set are also in the training set";
+    EXPECT_PRINTS(0, shared, "$P " FRACTALS("--epochs 1 --preset ofdb-1k --classes 2 --draw points"));
+    EXPECT_PRINTS(0, shared, "$P " FRACTALS("--epochs 1 --preset 1p-frac --classes 40 --draw points"));
+    EXPECT(0, "$P " FRACTALS("--epochs 1 --preset fractaldb --classes 2 --draw points"));
+    cr_expect(!strstr(out, shared), "%s", out);
+    EXPECT(0, "$P " FRACTALS("--epochs 1 --preset ofdb-1k --classes 2"));
+    cr_expect(!strstr(out, shared), "%s", out);
+}
+
+Test(train_data, refuses_options_of_fractals_for_other_samples)
+{
+    static const struct {
+        const char *options, *message;
+    } refused[] = {
+        {"--data synth --formula rcdb --draw points", "--draw: the formula rcdb draws no fractals"},
+        {"--data synth --preset uji --min-lit 0.1", "--min-lit: the formula uji draws no fractals; drop it"},
+        {"--data synth --preset 1p-frac --min-lit 0.1", "--min-lit replaces weights, but this set has none"},
+        {"--data synth --preset ofdb-1k --draw point", "--draw point is unknown; did you mean 'points'?"},
+        {"--data synth --preset ofdb-1k --draw 7", "--draw 7 is unknown; use patches or points"},
+        {"--data synth --class f.csv --preset uji", "--class replaces --preset; drop one of them"},
+        {"--data synth --class f.csv --preset rcdb-1k", "--class replaces --preset; drop one of them"},
+        {"--data synth --class f.csv --preset ofdb", "'ofdb' is not a preset of fractaldb; 1p-frac, ofdb-1k"},
+        {"--data synth --class u.csv --preset ofdb-1k", "--class replaces --preset; drop one of them"},
+        {"--data synth --class f.csv --preset-file x", "--class replaces --preset-file; drop one of them"},
+        {"--data digits --draw points", "--draw needs --data synth"},
+        {"--data digits --min-lit 0", "--min-lit needs --data synth"},
+    };
+    EXPECT(0, "$P --preset fractaldb-1k --classes 3 --write-classes f.csv");
+    EXPECT(0, "$P --preset uji --classes 3 --write-classes u.csv");
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        EXPECT(2, "$P --variant train-naive --model logreg %s", refused[i].options);
+        cr_expect(strstr(out, refused[i].message), "%s: %s", refused[i].options, out);
+    }
+}
+
 /* Formulas whose images have no label, unknown ones, and presets of another formula. */
 Test(train_data, refuses_formulas_by_name)
 {
@@ -110,24 +232,6 @@ Test(train_data, refuses_formulas_by_name)
     EXPECT(2, "$P " LIVE "--formula segrcdb --class s.csv");
     EXPECT(2, "$P --variant train-naive --data digits --formula rcdb");
     cr_expect(strstr(out, "--data synth"), "%s", out);
-}
-
-/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the
- * checkpoint. */
-static void expect_same_test(const char *options, const char *trained)
-{
-    char column[4][64];
-    static const char *const columns[] = {"preset", "out_res", "fit", "channels"};
-    EXPECT(0, "$P %s--epochs 1 --checkpoint k --format csv", trained);
-    const double loss = number(out, 1, "test_loss");
-    for (size_t i = 0; i < COUNT_OF(columns); i++)
-        snprintf(column[i], sizeof column[i], "%s", value(out, 1, columns[i]));
-    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv %s", options);
-    cr_expect_null(strstr(out, "these are not the test samples"), "%s", out);
-    cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6 * loss, "%s", out);
-    for (size_t i = 0; i < COUNT_OF(columns); i++)
-        cr_expect_str_eq(value(out, 1, columns[i]), column[i]);
-    EXPECT(0, "rm -r k");
 }
 
 /* `infer` takes the options of the samples and the normalisation from the checkpoint. */

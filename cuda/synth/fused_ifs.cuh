@@ -66,27 +66,27 @@ struct ifs_group {
 
 /* ---- The bank: fused_ifs_bank.cu ---- */
 
-/* The orbits of an input, in device memory. Not thread-safe. */
+/* The orbits of an input, in device memory. Thread-safe. */
 struct ifs_device_bank;
 
-/* Creates an empty bank on a device. `synth` must outlive it. The caller closes the bank. */
+/* Opens the bank of an input on a device: an empty one, or the one that is open already for the same tables,
+ * such as that of another generator. The tables of `synth` must outlive it; `synth` need not. Each caller
+ * closes the bank. */
 enum status ifs_device_open(int device, const struct synth *synth, struct ifs_device_bank **bank);
 
 /* Computes those of `count` orbits that the bank does not have yet, and waits until they are complete. NULL:
  * all orbits. The numbers are those of struct ifs_bank. STATUS_TOO_LARGE if there is not enough device
- * memory.
- */
+ * memory. Other threads that call it wait. */
 enum status ifs_device_need(struct ifs_device_bank *bank, const uint64_t *orbits, uint64_t count);
 
-/* Returns the addresses of the maps, by orbit, in device memory. They stay valid until the next call of
- * ifs_device_need(). */
+/* Returns the addresses of the maps, by orbit, in device memory. They stay valid while the bank is open. */
 const uint8_t *const *ifs_device_maps(const struct ifs_device_bank *bank);
 
 /* Returns the systems of all classes in device memory. */
 const struct ifs_system *ifs_device_systems(const struct ifs_device_bank *bank);
 
 /* Returns the size of the bank, and the time of computing it (synth/ifs.h). */
-struct ifs_bank_facts ifs_device_facts(const struct ifs_device_bank *bank);
+struct ifs_bank_facts ifs_device_facts(struct ifs_device_bank *bank);
 
 void ifs_device_close(struct ifs_device_bank *bank); /* accepts NULL */
 

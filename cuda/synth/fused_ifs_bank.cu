@@ -1,4 +1,5 @@
 /* The bank of orbits in device memory (fused_ifs.cuh). */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -12,6 +13,10 @@
 #define SCRATCH_BYTES  ((size_t)1 << 30) /* maximum scratch memory of a group */
 
 struct ifs_device_bank {
+    struct ifs_device_bank *next; /* in the list of open banks */
+    uint32_t users;
+    pthread_mutex_t lock; /* held while orbits are computed */
+    struct synth own;     /* a copy, because the first user may close its input; its tables remain */
     const struct synth *synth;
     int device;
     cudaStream_t stream, side; /* `side` completes the orbits whose chunks do not join */
@@ -38,9 +43,12 @@ const struct ifs_system *ifs_device_systems(const struct ifs_device_bank *bank)
     return bank->group.systems;
 }
 
-struct ifs_bank_facts ifs_device_facts(const struct ifs_device_bank *bank)
+struct ifs_bank_facts ifs_device_facts(struct ifs_device_bank *bank)
 {
-    return bank->facts;
+    pthread_mutex_lock(&bank->lock);
+    const struct ifs_bank_facts facts = bank->facts;
+    pthread_mutex_unlock(&bank->lock);
+    return facts;
 }
 
 /* ---- Opening ---- */
@@ -142,17 +150,56 @@ static enum status open_bank(struct ifs_device_bank *bank)
     return copy_tables(bank);
 }
 
-enum status ifs_device_open(int device, const struct synth *synth, struct ifs_device_bank **bank)
+/* The open banks of this process. */
+static struct ifs_device_bank *banks;
+static pthread_mutex_t banks_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Frees a bank that is not in the list. */
+static void free_bank(struct ifs_device_bank *bank)
+{
+    /* Errors are ignored, because no result depends on them. */
+    destroy(bank->repaired, bank->side, bank->stream);
+    for (size_t i = 0; i < bank->block_count; i++)
+        (void)cudaFree(bank->blocks[i]);
+    (void)cudaFree(bank->tables);
+    pthread_mutex_destroy(&bank->lock);
+    free(bank->blocks);
+    free(bank->maps);
+    free(bank);
+}
+
+/* Adds a new bank to the list. */
+static enum status add_bank(int device, const struct synth *synth, struct ifs_device_bank **bank)
 {
     struct ifs_device_bank *self = static_cast<struct ifs_device_bank *>(calloc(1, sizeof *self));
     TRY(ALLOCATED(self, "out of memory"));
-    self->synth = synth;
+    pthread_mutex_init(&self->lock, nullptr);
+    self->own = *synth;
+    self->synth = &self->own;
     self->device = device;
     enum status status = open_bank(self);
-    if (status != STATUS_OK)
-        ifs_device_close(self);
-    else
-        *bank = self;
+    if (status != STATUS_OK) {
+        free_bank(self);
+        return status;
+    }
+    self->next = banks;
+    banks = *bank = self;
+    return STATUS_OK;
+}
+
+enum status ifs_device_open(int device, const struct synth *synth, struct ifs_device_bank **bank)
+{
+    enum status status = STATUS_OK;
+    pthread_mutex_lock(&banks_lock);
+    *bank = banks;
+    while (*bank && ((*bank)->device != device || (*bank)->own.systems != synth->systems ||
+                     (*bank)->own.res != synth->res || (*bank)->own.points != synth->points))
+        *bank = (*bank)->next;
+    if (!*bank)
+        status = add_bank(device, synth, bank);
+    if (*bank)
+        (*bank)->users++;
+    pthread_mutex_unlock(&banks_lock);
     return status;
 }
 
@@ -160,14 +207,15 @@ void ifs_device_close(struct ifs_device_bank *bank)
 {
     if (!bank)
         return;
-    /* Errors are ignored, because no result depends on them. */
-    destroy(bank->repaired, bank->side, bank->stream);
-    for (size_t i = 0; i < bank->block_count; i++)
-        (void)cudaFree(bank->blocks[i]);
-    (void)cudaFree(bank->tables);
-    free(bank->blocks);
-    free(bank->maps);
-    free(bank);
+    pthread_mutex_lock(&banks_lock);
+    if (--bank->users == 0) {
+        struct ifs_device_bank **link = &banks;
+        while (*link != bank)
+            link = &(*link)->next;
+        *link = bank->next;
+        free_bank(bank);
+    }
+    pthread_mutex_unlock(&banks_lock);
 }
 
 /* ---- Computing orbits ---- */
@@ -425,15 +473,19 @@ static bool has(const struct ifs_device_bank *bank, const uint64_t *orbits, uint
 
 enum status ifs_device_need(struct ifs_device_bank *bank, const uint64_t *orbits, uint64_t count)
 {
-    if (has(bank, orbits, count))
-        return STATUS_OK;
-    const double begin_s = timer_now_s();
-    struct ifs_order order = {};
-    CUDA_TRY(cudaSetDevice(bank->device));
-    enum status status = list_missing(bank, orbits, count, &order);
-    if (status == STATUS_OK && order.count > 0)
-        status = compute(bank, &order);
-    free_order(&order);
-    bank->facts.seconds += timer_now_s() - begin_s;
+    enum status status = STATUS_OK;
+    pthread_mutex_lock(&bank->lock);
+    if (!has(bank, orbits, count)) {
+        const double begin_s = timer_now_s();
+        struct ifs_order order = {};
+        status = CUDA_STATUS(cudaSetDevice(bank->device));
+        if (status == STATUS_OK)
+            status = list_missing(bank, orbits, count, &order);
+        if (status == STATUS_OK && order.count > 0)
+            status = compute(bank, &order);
+        free_order(&order);
+        bank->facts.seconds += timer_now_s() - begin_s;
+    }
+    pthread_mutex_unlock(&bank->lock);
     return status;
 }

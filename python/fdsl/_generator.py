@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ._array import Array, device_name
-from ._library import CHANNELS_MAX, CPU, PENDING, ClassStruct, ClassTableStruct, ConfigStruct, Error, LayoutStruct, TargetsStruct
+from ._library import CHANNELS_MAX, CPU, PENDING, ClassStruct, ClassTableStruct, ConfigStruct, Error, FractalsStruct
+from ._library import LayoutStruct, TargetsStruct
 from ._library import check, fail, integer, lib, open_source
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
@@ -79,6 +80,8 @@ class Generator:
     draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
     min_lit       replaces the weights of fractal classes whose images are expected to have a smaller share of set pixels than
                   this, by the class itself; 0.01 replaces nearly black images, 0 none
+    cache_dir     folder that keeps all orbits of fractals for the generator "omp", in a file that the processes of a machine
+                  share; None: none
     seed          seed of all images, 0 to 2^64 - 1
     res           side of the drawn image in pixels, 1 to 16384; None: that of the formula or of the preset, such as 512
     out_res       side of the image that is returned, in pixels; None: res
@@ -128,6 +131,7 @@ class Generator:
         random: str = "philox",
         draw: str = "auto",
         min_lit: float = 0,
+        cache_dir: Optional[Path] = None,
         seed: int = 0,
         res: Optional[int] = None,
         out_res: Optional[int] = None,
@@ -227,6 +231,33 @@ class Generator:
             table.ids[: table.count],
             [tuple(table.values[i * width : (i + 1) * width]) for i in range(table.count)],
         )
+
+    def describe(self, threads: Optional[int] = None) -> dict[str, Any]:
+        """Computes all orbits of fractal classes, after min_lit, and describes them. Values are numbers, lists and
+        dictionaries, so json.dumps() takes the result:
+
+        classes, maps       number of classes, and of maps per class, on average
+        orbits, points      orbits per class, and points per orbit
+        flips, res          flips per drawing, and the side of the canvas
+        overflows           orbits with a coordinate that is not a number, and overflow_classes, the number of their classes
+        cells, set_pixels   the share of pixels that an orbit visits, and the expected share of set pixels of an image of
+                            patches: mean, quartiles, and below, the number of orbits below each of four limits
+
+        threads: CPU threads; None: OMP_NUM_THREADS, or all. Takes about 25 seconds of a core for 1000 classes of FractalDB.
+        Raises ValueError for another formula. Thread-safe: waits for a call in another thread.
+        """
+        number = 0 if threads is None else integer("threads", threads, 1, 8192)
+        struct = FractalsStruct(ctypes.sizeof(FractalsStruct))
+        self._check_open()
+        with self._lock:
+            self._check_open()
+            check(lib.fdsl_describe_fractals(self._handle, number, struct))
+        words = {name: getattr(struct, name) for name, _ in FractalsStruct._fields_ if name != "size"}
+        for name in "cells", "set_pixels":
+            shares = words[name]
+            below = {f"{limit:g}": count for limit, count in zip(shares.limits, shares.below)}
+            words[name] = {"mean": shares.mean, "quartiles": list(shares.quartiles), "below": below}
+        return words
 
     @property
     def mask_shape(self) -> Optional[tuple[int, int]]:
@@ -590,7 +621,7 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
 
 def configured(
     classes: Any = None, *, preset: Any = None, preset_file: Any = None, class_file: Any = None, class_list: Any = None,
-    class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", min_lit: Any = 0, seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
+    class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", min_lit: Any = 0, cache_dir: Any = None, seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
     channels: Any = 1, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
     threads: Any = None, batch: Any = 256,
 ) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
@@ -612,6 +643,7 @@ def configured(
             raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
     c.preset = None if preset is None else _text("preset", preset)
     c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
+    c.cache_dir = _path("cache_dir", cache_dir)
     if class_list is not None:
         structs, class_list = _class_structs(class_list)
         c.class_list, c.class_count = structs, len(structs)
@@ -629,7 +661,7 @@ def configured(
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
     return c, {
         "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "min_lit": c.min_lit, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
+        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "min_lit": c.min_lit, "cache_dir": cache_dir, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
         "dtype": _NAMES[c.dtype.decode()], "channels": c.channels, "layout": layout, "mean": mean, "std": std,
         "generator": generator, "device": device, "threads": threads, "batch": c.batch,
     }  # fmt: skip

@@ -60,7 +60,7 @@ class ConfigStruct(ctypes.Structure):
         ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("generator", c_char_p), ("device", c_int), ("threads", c_int), ("batch", c_uint32),
         ("class_table", POINTER(ClassTableStruct)), ("random", c_char_p), ("draw", c_char_p),
-        ("min_lit", c_double),
+        ("min_lit", c_double), ("cache_dir", c_char_p),
     ]  # fmt: skip
 
 
@@ -70,6 +70,22 @@ class LayoutStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("strides_bytes", c_uint64 * 3),
         ("element_bytes", c_uint32), ("image_bytes", c_uint64), ("mask_bytes", c_uint64),
+    ]  # fmt: skip
+
+
+class SharesStruct(ctypes.Structure):
+    """struct fdsl_shares"""
+
+    _fields_ = [("mean", c_double), ("quartiles", c_double * 3), ("limits", c_double * 4), ("below", c_uint64 * 4)]
+
+
+class FractalsStruct(ctypes.Structure):
+    """struct fdsl_fractals"""
+
+    _fields_ = [
+        ("size", c_size_t), ("classes", c_uint32), ("orbits", c_uint32), ("points", c_uint32), ("flips", c_uint32),
+        ("res", c_uint32), ("maps", c_double), ("overflows", c_uint64), ("overflow_classes", c_uint64),
+        ("cells", SharesStruct), ("set_pixels", SharesStruct),
     ]  # fmt: skip
 
 
@@ -198,6 +214,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_describe": (c_int, [c_void_p, POINTER(LayoutStruct)]),
     "fdsl_classes": (c_uint32, [c_void_p, POINTER(ClassStruct), c_uint32]),
     "fdsl_get_classes": (c_int, [c_void_p, POINTER(ClassTableStruct)]),
+    "fdsl_describe_fractals": (c_int, [c_void_p, c_int, POINTER(FractalsStruct)]),
     "fdsl_search_fractals": (c_int, [c_uint32, c_double, c_uint32, c_int, POINTER(c_double), c_uint32]),
     "fdsl_write_classes": (c_int, [POINTER(ClassTableStruct), c_char_p, c_int]),
     "fdsl_memory_bytes": (c_uint64, [c_void_p]),

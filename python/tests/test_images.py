@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import itertools
+import json
 import pathlib
 import pickle
 import shutil
@@ -298,6 +299,51 @@ def test_classes_of_fractals_are_searched_and_survive_files(tmp_path: pathlib.Pa
         assert content(g.generate(0, 6)[0]) == images and content(g.generate(16 * 6, 6)[0]) != dark
     with fdsl.Generator(preset="1p-frac", classes=3, batch=3) as g:
         assert g.shape == (1, 512, 512) and g.generate(0, 3)[1].tolist() == [0, 1, 2]
+
+
+def test_orbits_are_kept_in_a_folder(tmp_path: pathlib.Path) -> None:
+    words: dict[str, Any] = {"preset": "ofdb-1k", "classes": 3}
+    with fdsl.Generator(batch=6, **words) as g:
+        images = content(g.generate(0, 6)[0])
+    words["cache_dir"] = tmp_path / "orbits"
+    for _ in range(2):
+        with fdsl.Generator(batch=6, **words) as g:
+            assert content(g.generate(0, 6)[0]) == images and g.config["cache_dir"] == tmp_path / "orbits"
+    (kept,) = (tmp_path / "orbits").glob("*.bank")
+    data = fdsl.Images(count=6, **words)
+    with fdsl.Loader(data, batch_size=6, shuffle=False) as loader:
+        assert content(next(iter(loader))[0]) == images
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with fdsl.Generator(batch=6, **words) as g:
+        assert content(g.generate(0, 6)[0]) == images
+    with pytest.raises(ValueError, match="cache_dir: keeps the orbits of omp; this generator or device does not use them"):
+        fdsl.Generator(generator="naive", **words)
+    with pytest.raises(ValueError, match="cache_dir: keeps the orbits of fractals, but the formula rcdb draws none"):
+        fdsl.Generator(preset="rcdb", cache_dir=tmp_path)
+    with pytest.raises(fdsl.Error, match="cache_dir .*/no/folder: cannot create the folder"):
+        fdsl.Generator(preset="ofdb-1k", classes=3, cache_dir=tmp_path / "no/folder")
+
+
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_fractals_are_described(threads: Any, capfd: Any) -> None:
+    with fdsl.Generator(preset="fractaldb-1k", classes=6, batch=1) as g:
+        facts = g.describe(threads)
+    assert json.loads(json.dumps(facts)) == facts and capfd.readouterr() == ("", "")
+    cells, lit = facts.pop("cells"), facts.pop("set_pixels")
+    assert facts == {
+        "classes": 6, "orbits": 25, "points": 200000, "flips": 4, "res": 362, "maps": facts["maps"], "overflows": 5,
+        "overflow_classes": 3,
+    }  # fmt: skip
+    assert 2 <= facts["maps"] <= 7 and cells["mean"] == pytest.approx(0.213, abs=5e-4)
+    assert cells["quartiles"] == sorted(cells["quartiles"]) and 0 < lit["mean"] < lit["quartiles"][2] < 256 / 511
+    assert list(lit["below"]) == ["0.001", "0.01", "0.05", "0.2"] and lit["below"]["0.01"] > 0
+    assert list(lit["below"].values()) == sorted(lit["below"].values()) and lit["below"]["0.2"] <= 150
+    with fdsl.Generator(preset="fractaldb-1k", classes=6, batch=1, min_lit=0.01) as g:
+        assert g.describe()["set_pixels"]["below"]["0.01"] == 0 and g.describe()["overflows"] == 0
+    with pytest.raises(ValueError, match="generator: it is closed"):
+        g.describe()
+    with fdsl.Generator(2, batch=1) as g, pytest.raises(ValueError, match="formula uji draws no fractals"):
+        g.describe()
 
 
 @pytest.mark.parametrize(

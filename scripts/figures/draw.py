@@ -51,6 +51,7 @@ FIGURES = {
     "pretraining_loss": (pretraining.loss, "held-out loss vs. images seen: generated or loaded"),
     "pretraining_accuracy": (pretraining.accuracy, "held-out accuracy vs. images seen: generated or loaded"),
     "ladder": (generating.ladder, "time per image of the paper's variants and fused, with speed-ups"),
+    "formulas": (generating.formulas, "time per image of all formulas, beside the published scripts"),
     "stages": (generating.stages, "time per image by stage: noise, vertices, painting"),
     "scaling": (scaling.generating, "images per second vs. ranks, with ideal scaling and efficiency"),
     "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU load during a run"),

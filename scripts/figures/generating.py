@@ -5,7 +5,7 @@ return values."""
 import collections
 
 from devices import PUBLISHED, SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
-from plot import (WIDTH, Plot, linear_ticks, log_range, log_ticks, micros_tick, micros_words, ticks_125, x_axis)
+from plot import (WIDTH, Plot, count_words, linear_ticks, log_range, log_ticks, micros_tick, micros_words, ticks_125, x_axis)
 from rows import DEFAULTS, newest, sweep_of
 
 PUBLISHED_SLOTS = {"Python-CPU": 1, "CUDA-Baseline": 3, "CUDA-Batched": 6}
@@ -227,6 +227,76 @@ def ladder_dots(chosen, device, shift):
 def batches_words(chosen, variant):
     batches = sorted({int(row["batch"]) for (_, name), row in chosen.items() if name == variant})
     return "batch " + ", ".join(map(str, batches)) if batches else "no row"
+
+
+FORMULAS_COMMAND = "scripts/sweep/reference.sh results/formulas --section formulas && cp results/formulas/*_formulas.csv results/"
+FORMULAS_NEEDS = "an NVIDIA GPU; without one, it measures omp"
+
+
+def is_set_row(row, published):
+    """Returns whether a row has u8 images of a set at the size of the canvas, on a GPU or on one core. Other presets with the name
+    of a formula are ranges."""
+    settings = row.settings
+    is_set = settings["preset"] in published or settings["preset"] not in ("", settings["formula"])
+    return (row["ranks"] == 1 and is_set and settings["out_res"] == row.texts["res"] and settings["dtype"] == "u8"
+            and settings["channels"] == "1" and settings["draw"] == "patches" and settings["random"] == "philox"
+            and not row["compute_ms"]
+            and (row["variant"] == "fused" or (row["variant"] == "omp" and row["threads"] == 1)))
+
+
+def formulas(measured):
+    """Plots the time per image of each formula, with the classes of a set, beside the script that draws the published set."""
+    scripts = {point["preset"]: 1e6 * point["published_s_per_image"] for point in measured.published_scripts}
+    groups = collections.defaultdict(list)
+    for row in measured.rows:
+        if is_set_row(row, scripts):
+            groups[device_of(row), row.settings["preset"]].append(row)
+    chosen = {key: max(rows, key=preferred) for key, rows in groups.items()}
+    if not chosen:
+        raise Missing(FORMULAS_COMMAND, measured.rows, FORMULAS_NEEDS)
+    devices = Devices(list(chosen.values()), 2)
+    chosen = {key: row for key, row in chosen.items() if key[0] in devices.groups}
+    formula_of = {preset: row.settings["formula"] for (_, preset), row in chosen.items()}
+    known = list(scripts) + sorted(set(formula_of) - set(scripts))
+    presets = sorted(known, key=lambda preset: (preset not in scripts, known.index(preset)))
+    plot = Plot("Time per image of all formulas, beside the published scripts")
+    names = list(devices.names())
+    box = 0.74 / (len(names) + 1)  # the last place of a group is for the script
+    first = -0.37 + box / 2
+    spare = {True: [6, 3], False: [2, 5]}  # of two GPUs, and of two CPUs
+    slots = [spare[device[3]].pop(0) for device, _, _ in names]
+    for d, (device, name, whose) in enumerate(names):
+        variant = "fused" if device[3] else "omp, one core"
+        plot.legend += [(10 + slots[d] + 0.1, variant)] + [(0.75, line) for line in name + [whose]]
+        dots = []
+        for i, preset in enumerate(presets):
+            row = chosen.get((device, preset))
+            if row:
+                x, median = 1 + i + first + d * box, row.micros("time_median_s")
+                faster = f"× {count_words(scripts[preset] / median)}" if preset in scripts else ""
+                dots.append((x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median), faster))
+                plot.rings += [(x, median)] * row.unsettled
+        plot.blocks.append(dots)
+    published = [(1.37 + i - box / 2, scripts[preset], micros_words(scripts[preset]))
+                 for i, preset in enumerate(presets) if preset in scripts]
+    plot.blocks += [[(1 + i, formula_of.get(preset, "no row"), preset) for i, preset in enumerate(presets)], published]
+    plot.legend += [(61.1, "published script"), (0.75, "one core")]
+    values = [value for dots in plot.blocks[:len(names)] for dot in dots for value in dot[1:4]] + [us for _, us, _ in published]
+    low, high = log_range(values, 1.6)
+    plot.width = max(WIDTH, 240 + len(presets) * (68 * (len(names) + 1) + 24))
+    plot.variables = {"groups": len(presets), "dots": len(names),
+                      **log_ticks(low, log_range([high * 2], 1)[1], micros_tick), "dot_slot": slots}
+    plot.add_rings()
+    plot.caption = ["u8 images at the size of the canvas, with the classes of each set; segrcdb with its mask. Bold: speed relative to "
+                    "the script. Times of scripts include writing a PNG file; they were measured on another machine. "
+                    + ERROR_BARS] + devices.caption()
+    lacking = [f"{preset} ({'fused' if device[3] else 'omp'})" for device, _, _ in names for preset in presets
+               if (device, preset) not in chosen]
+    if not any(device[3] for device, _, _ in names):
+        lacking.append("fused")
+    if lacking:
+        plot.notes.append(f"no rows of {', '.join(lacking)}; to measure them: {FORMULAS_COMMAND} (needs {FORMULAS_NEEDS})")
+    return plot
 
 
 def stages(measured):

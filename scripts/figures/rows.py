@@ -348,6 +348,7 @@ class Measured:
     logs                  files of train --log with their rows: the user's first
     published             points of the paper's figures
     published_code        times of the published code
+    published_scripts     times of the scripts that draw published sets
     machines              contents of env.json
     """
 
@@ -371,6 +372,9 @@ class Measured:
             {"figure": False, "series": False, "x_name": False, "x": True, "y_name": False, "y": True})
         self.published_code = read_published(
             reference / "published_h200.csv", {"variant": False, "batch": True, "published_s_per_image": True})
+        scripts = reference / "published_scripts.csv"
+        self.published_scripts = read_published(
+            scripts, {"preset": False, "published_s_per_image": True}) if scripts.is_file() else []
 
     def published_series(self, figure):
         """Returns the published points of a figure as {series: [(x, y), ...]}, in order of x."""

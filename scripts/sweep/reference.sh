@@ -26,6 +26,7 @@ vit              90 no  train_vit infer_vit
 infer            20 yes infer
 pytorch         130 no  train_pytorch
 break-even-cold 260 no  break_even_cold
+formulas        110 no  formulas
 monitor          60 no  break_even_loaders break_even_monitor monitor
 load            120 no  load_gpu_sizes
 load-stress      50 no  load_gpu_stress
@@ -108,6 +109,26 @@ ladder() {
     synth fused --batch 256 --out-res 224 --max-time 3
     synth fused --batch 256 --out-res 224 --dtype f16 --channels 3 --max-time 3
     synth fused --batch 256 --out-res 224 --fit crop --dtype f16 --channels 3 --layout nhwc --max-time 3
+}
+
+# The classes of published sets, or those of the paper; of fractals, instance 8 shows the system itself. On one core, few
+# images take long enough. A build without a GPU measures omp alone.
+formulas() {
+    local preset gpu
+    # shellcheck disable=SC2086 # a preset with an option
+    of_preset() { run --preset $preset --verify --min-time 0.5 --out "$(file formulas)" "$@"; } # options ...
+    gpu=$("$bench" --list | awk '$1 == "fused" && $2 == "available"') || true
+    for preset in 'paper-1000 --classes 1000' visualatom-script-1k rcdb-1k segrcdb fractaldb-1k ofdb-1k 1p-frac; do
+        of_preset --variant omp --threads 1 --batch 64 --instance 8000 --max-time 6
+        [[ ! $gpu ]] || of_preset --variant fused --batch 256 --instance 8000 --max-time 3
+    done
+    [[ $gpu ]] || return 0
+    for preset in fractaldb-1k 1p-frac; do
+        of_preset --variant fused --batch 256 --instance 8000 --draw points --max-time 3
+        of_preset --variant fused --batch 256 --instance 8000 --out-res 224 --dtype f16 --channels 3 --max-time 3
+    done
+    # These images show all 25,000 orbits, so bank_s is the time of the whole bank.
+    run --preset fractaldb-1k --variant fused --batch 100000 --loops 3 --out "$(file formulas)"
 }
 
 break_even_table() { # steps ...: prints a table for scripts/sweep/run.sh

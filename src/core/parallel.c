@@ -16,6 +16,11 @@ void parallel_for(int threads, uint64_t count, parallel_task *task, void *contex
         task(context, i, omp_get_thread_num());
 }
 
+int parallel_threads(void)
+{
+    return omp_get_max_threads();
+}
+
 #else
 
 void parallel_for(int threads, uint64_t count, parallel_task *task, void *context)
@@ -23,6 +28,11 @@ void parallel_for(int threads, uint64_t count, parallel_task *task, void *contex
     (void)threads;
     for (uint64_t i = 0; i < count; i++)
         task(context, i, 0);
+}
+
+int parallel_threads(void)
+{
+    return 1;
 }
 
 #endif

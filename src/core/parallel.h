@@ -27,6 +27,10 @@ typedef void parallel_task(void *context, uint64_t task, int thread);
  * calls have returned. Not reentrant: a task must not call parallel_for(). */
 void parallel_for(int threads, uint64_t count, parallel_task *task, void *context);
 
+/* Returns the number of threads for work that no variant does, such as reading classes: --threads. In
+ * libfdsl, those of lib_on_threads(), or 1 outside of it. */
+int parallel_threads(void);
+
 FDSL_C_END
 
 /* Starts a thread in which all signals are blocked, because they are for the main thread. Only SIGBUS is not:

@@ -581,6 +581,10 @@ static double lines_s(void)
 void progress_begin(struct progress *progress, bool lines)
 {
     bool terminal = status_shows_progress();
+    if (status_in_library) { /* shows nothing */
+        *progress = (struct progress){.shown = false};
+        return;
+    }
     *progress = (struct progress){.shown = terminal || lines,
                                   .terminal = terminal,
                                   .period_s = terminal ? TERMINAL_S : lines_s(),

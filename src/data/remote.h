@@ -20,11 +20,11 @@
 #define REMOTE_CACHE_BYTES OPTION_OR_FIELD("--cache-bytes", "cache_bytes")
 
 /* Rows of the option tables of workloads that use a cache; `dir` and `bytes` are offsets of their values. */
-#define CACHE_OPTIONS(dir, bytes)                                                                        \
+#define CACHE_OPTIONS(dir, bytes, also)                                                                  \
     {"cache-dir", "DIR", OPTION_TEXT, dir,                                                               \
      .help = "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed " \
              "(.tar.gz, .tgz, .tar.zst, .tzst), which are not read without it; otherwise, every run "    \
-             "downloads shards again"},                                                                  \
+             "downloads shards again" also},                                                             \
     {                                                                                                    \
         "cache-bytes", "N[K|M|G]", OPTION_BYTES, bytes,                                                  \
             .fallback = "0", .maximum = 1e18,                                                            \

@@ -50,6 +50,7 @@ struct source_facts {
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
     int published_digits; /* digits of class folders, if files have the names of a published data set; or 0 */
+    uint64_t period;      /* of generated samples: sample n + period equals sample n; 0: none does */
     bool masks;           /* samples have the member MASK_MEMBER, and their label is 0 */
     bool class_folders;   /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
@@ -70,11 +71,15 @@ struct synth_values {
     const char *variant; /* NULL: omp, or naive if the build lacks omp */
     int encoding;        /* enum source_encoding */
     int names;           /* 1: names of the published data set */
-    /* The classes. `class_file` has classes numbered 0 to N - 1. Otherwise a preset, of `preset_file` or
-     * built-in; NULL: that of the formula. `formula` NULL: the one of the classes, else "uji". Images of the
-     * formula must have labels. */
+    /* The classes. `class_file` has classes numbered 0 to N - 1, of which a `preset` of fractals says how
+     * they are drawn. Otherwise a preset, of `preset_file` or built-in; NULL: that of the formula. `formula`
+     * NULL: the one of the classes, else "uji". Images of the formula must have labels. */
     const char *formula, *preset, *preset_file, *class_file;
-    uint32_t classes, res;      /* classes 0: all of class_file */
+    uint32_t classes, res;      /* classes 0: all of class_file or of the preset, or 10 if a preset has any
+                                   number */
+    const char *draw;           /* what fractals show: patches or points; NULL: patches */
+    double min_lit;             /* of fractals, as struct synth has it */
+    const char *cache_dir;      /* folder that keeps the orbits of fractals; NULL: none */
     uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
     bool crop;                  /* images of another size than `res` are cut out, not resized */
     uint64_t batch;             /* images per run of the variant; 0: 32 */

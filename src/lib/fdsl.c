@@ -241,6 +241,11 @@ void parallel_for(int threads, uint64_t count, parallel_task *task, void *contex
     pthread_mutex_unlock(&pool->lock);
 }
 
+int parallel_threads(void)
+{
+    return current ? current->threads : 1;
+}
+
 /* ---- From a configuration to the input of a variant ---- */
 
 enum status lib_check_count(const char *field, uint32_t value, uint32_t least, uint32_t most)
@@ -426,7 +431,7 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
 enum status lib_images_input(const struct fdsl_config *config, struct synth *synth)
 {
     static const char *const randoms[] = {"philox", "published", NULL};
-    static const char *const draws[] = {"auto", "patches", "points", NULL}; /* after "auto": ifs_draw_kind */
+    static const char *const draws[] = {"auto", IFS_DRAW_NAMES, NULL};
     const char *names[FORMULA_COUNT + 2] = {"auto"};
     int formula, random, draw;
     for (size_t i = 0; i < FORMULA_COUNT; i++)
@@ -436,8 +441,6 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
     TRY(lib_find_name("draw", config->draw, draws, &draw));
     if (!(config->min_lit >= 0 && config->min_lit <= 0.5)) /* rejects NaN, too */
         return status_set(STATUS_USAGE, "min_lit: %g is out of range; it must be 0 to 0.5", config->min_lit);
-    if (random && config->min_lit > 0)
-        return status_set(STATUS_USAGE, "min_lit: it changes the images of a published set; leave it at 0");
     if (random && config->seed)
         return status_set(STATUS_USAGE, "seed: it has no effect on published images; leave it at 0");
     TRY(lib_check_count("res", config->res, 0, SYNTH_RES_MAX));
@@ -452,15 +455,13 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
         .published = random != 0,
         .classes = config->classes,
         .res = config->res,
+        .min_lit = config->min_lit,
+        .cache_dir = config->cache_dir,
     };
     TRY(synth_choose(synth, &wish));
     TRY(lib_check_count("batch", config->batch, 1, 1u << 24));
     synth->res = wish.res;
     synth->seed = config->seed;
-    synth->min_lit = config->min_lit;
-    if (synth->min_lit > 0 && !synth_is_ifs(synth))
-        return status_set(STATUS_USAGE, "min_lit: the formula %s draws no fractals; leave it at 0",
-                          formula_names[synth->formula]);
     synth->batch = synth->stride = config->batch;
     TRY(get_output(config, synth));
     TRY(get_classes(config, wish.classes ? wish.classes : CLASSES, synth));
@@ -620,6 +621,17 @@ static enum status make_table(struct fdsl_generator *self)
     return STATUS_OK;
 }
 
+struct reading {
+    const struct fdsl_config *config;
+    struct synth *synth;
+};
+
+static enum status read_images(void *context)
+{
+    const struct reading *reading = context;
+    return lib_images_input(reading->config, reading->synth);
+}
+
 static enum status open_all(const struct fdsl_config *config, struct fdsl_generator *self)
 {
     const struct variant *variant;
@@ -633,8 +645,9 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
     request.resources.device = request.on_device ? config->device : 0;
     if (variant->probe) /* only those of devices have one */
         TRY(of_device(variant->probe(&request.resources)));
-    TRY(lib_images_input(config, &self->synth));
+    TRY(lib_on_threads(request.resources.threads, read_images, &(struct reading){config, &self->synth}));
     TRY(make_table(self));
+    TRY(synth_check_cache(&self->synth, variant));
     if (request.on_device)
         TRY(of_device(device_load(config->device)));
     TRY(synth_generator_open(&self->synth, variant, &request, &self->generator));
@@ -774,6 +787,7 @@ enum status lib_generator_open(const struct synth *synth, int index, int device,
     request.resources.device = request.on_device ? device : 0;
     if (variant->probe) /* only those of devices have one */
         TRY(of_device(variant->probe(&request.resources)));
+    TRY(synth_check_cache(synth, variant));
     if (request.on_device)
         return synth_generator_open(synth, variant, &request, generator);
     TRY(synth_generator_open(synth, variant, &request, generator));
@@ -842,6 +856,72 @@ enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator, struct
     enum status status = lib_check_size("table", table->size, sizeof *table);
     if (status == STATUS_OK)
         *table = generator->table;
+    return lib_relay(status);
+}
+
+struct describing {
+    const struct synth *synth;
+    struct ifs_report report;
+};
+
+static enum status describe_on_threads(void *context)
+{
+    struct describing *describing = context;
+    const struct synth *synth = describing->synth;
+    return ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms, synth->res,
+                        &describing->report);
+}
+
+static struct fdsl_shares shares_of(const struct ifs_shares *from)
+{
+    _Static_assert(FDSL_DARKS == IFS_DARKS, "the limits of fdsl.h are those of the report");
+    struct fdsl_shares shares = {.mean = from->mean};
+    memcpy(shares.quartiles, from->quartiles, sizeof shares.quartiles);
+    memcpy(shares.limits, ifs_darks, sizeof shares.limits);
+    memcpy(shares.below, from->below, sizeof shares.below);
+    return shares;
+}
+
+/* Checks the arguments, except `threads`. */
+static enum status check_describing(const struct fdsl_generator *generator,
+                                    const struct fdsl_fractals *fractals)
+{
+    if (!generator || !fractals)
+        return status_set(STATUS_USAGE, "%s: it is NULL", generator ? "fractals" : "generator");
+    TRY(lib_check_size("fractals", fractals->size, sizeof *fractals));
+    return synth_is_ifs(&generator->synth)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "generator: its formula %s draws no fractals",
+                            formula_names[generator->synth.formula]);
+}
+
+enum fdsl_status fdsl_describe_fractals(const struct fdsl_generator *generator, int threads,
+                                        struct fdsl_fractals *fractals)
+{
+    struct environment before;
+    enum status status = check_describing(generator, fractals);
+    if (status == STATUS_OK)
+        status = lib_threads("threads", threads, &threads);
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    struct describing describing = {.synth = &generator->synth};
+    status = lib_enter(&before);
+    if (status == STATUS_OK)
+        status = lib_on_threads(threads, describe_on_threads, &describing);
+    lib_leave(&before);
+    const struct ifs_report *report = &describing.report;
+    if (status == STATUS_OK)
+        *fractals = (struct fdsl_fractals){.size = sizeof *fractals,
+                                           .classes = report->classes,
+                                           .orbits = report->orbits,
+                                           .points = report->points,
+                                           .flips = report->flips,
+                                           .res = report->res,
+                                           .maps = report->maps,
+                                           .overflows = report->overflows,
+                                           .overflow_classes = report->overflow_classes,
+                                           .cells = shares_of(&report->fill),
+                                           .set_pixels = shares_of(&report->lit)};
     return lib_relay(status);
 }
 

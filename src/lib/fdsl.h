@@ -134,6 +134,8 @@ struct fdsl_config {
                        * if the formula draws fractals */
     double min_lit;   /* replaces weights of fractal classes whose images of patches have a smaller expected
                        * share of set pixels by the unweighted class; 0 (default): none */
+    const char *cache_dir; /* of fractals with the generator "omp": folder that keeps all orbits in a file,
+                            * which the processes of a machine share; NULL (default): none */
 };
 
 /* The memory layout of one image. The images of a batch are contiguous. */
@@ -195,6 +197,32 @@ FDSL_API uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fd
  * until the generator is closed. FDSL_INVALID if the library does not know table->size. */
 FDSL_API enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator,
                                            struct fdsl_class_table *table);
+
+#define FDSL_DARKS 4
+
+/* A share of the pixels of fractals: its distribution over the orbits of all classes. */
+struct fdsl_shares {
+    double mean, quartiles[3];  /* quartiles: lower, median, upper */
+    double limits[FDSL_DARKS];  /* 0.001, 0.01, 0.05, 0.2 */
+    uint64_t below[FDSL_DARKS]; /* orbits whose share is below the limit */
+};
+
+/* What the orbits of fractal classes look like. */
+struct fdsl_fractals {
+    size_t size;                 /* sizeof(struct fdsl_fractals) of the caller */
+    uint32_t classes, orbits;    /* orbits: per class */
+    uint32_t points, flips, res; /* points per orbit; flips per drawing; side of the canvas in pixels */
+    double maps;                 /* per class, on average */
+    uint64_t overflows, overflow_classes; /* orbits with a coordinate that is not a number; their classes */
+    struct fdsl_shares cells;             /* pixels that an orbit visits */
+    struct fdsl_shares set_pixels;        /* expected set pixels of an image of patches */
+};
+
+/* Computes all orbits of a generator of fractals, after min_lit, and describes them; images need none of
+ * this. `threads` as in struct fdsl_config. 25,000 orbits take about 25 seconds of a core. FDSL_INVALID for
+ * another formula, or if the library does not know fractals->size. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_describe_fractals(const struct fdsl_generator *generator, int threads,
+                                                 struct fdsl_fractals *fractals);
 
 /* Finds classes of FractalDB as its published script does: those among the candidates of NumPy's random
  * numbers from seed `seed` whose orbits visit at least `threshold` (0.01 to 0.35) of 512 x 512 cells. Seed 1

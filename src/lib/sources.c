@@ -235,16 +235,15 @@ static enum status open_images(void *context)
     return status;
 }
 
-/* Opens generated images in the environment that the library needs. The first use of a published set takes a
- * while, on all threads. */
+/* Opens generated images in the environment that the library needs. Reading classes can take a while, on all
+ * threads. */
 static enum status enter_and_open_images(const struct images_wish *wish, struct fdsl_source *self)
 {
     struct environment before;
     struct images_opening opening = {wish, self};
-    const char *random = wish->config.random;
     int threads = 1;
     enum status status = enter(&before);
-    if (status == STATUS_OK && random && strcmp(random, "published") == 0)
+    if (status == STATUS_OK)
         status = lib_threads("threads", 0, &threads);
     if (status == STATUS_OK)
         status = lib_on_threads(threads, open_images, &opening);

@@ -23,7 +23,7 @@ static const struct option_spec options[] = {
      .help = "folder with the samples (single files or tar shards; --prepare creates one), or a URL of tar "
              "shards: https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/ (all shards below it), or "
              "an Azure container"},
-    CACHE_OPTIONS(AT(cache_dir), AT(cache_bytes)),
+    CACHE_OPTIONS(AT(cache_dir), AT(cache_bytes), ""),
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1 << 20,
      .choices = option_max, .column = COLUMN, .help = "samples per batch"},

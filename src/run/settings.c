@@ -438,6 +438,8 @@ void settings_take_threads(struct settings *settings)
 {
     struct env env;
     env_capture(&env);
+    if (!options_given(&settings->options, "threads"))
+        settings->threads = env_openmp_threads();
     int threads = settings->threads ? (int)settings->threads : env.allowed_threads;
     settings->resources.threads = threads < 1 ? 1 : threads;
     settings->allowed_threads = env.allowed_threads;
@@ -720,8 +722,6 @@ static enum status derive(struct settings *settings)
     TRY(check_no_slip(&settings->options));
     TRY(derive_limits(settings));
     settings->resources.device = (int)settings->device;
-    if (!options_given(&settings->options, "threads"))
-        settings->threads = env_openmp_threads();
     settings_take_threads(settings);
     lock_set_timeout(settings->lock_timeout_s);
     return format_check(settings->format);

@@ -75,8 +75,8 @@ void settings_free(struct settings *settings);
  * given; each call first restores them. STATUS_EXHAUSTED if memory runs out. */
 enum status settings_combine(struct settings *settings, size_t combination);
 
-/* Sets settings->resources.threads to --threads, or to the number of hardware threads that this process may
- * currently use. */
+/* Sets settings->resources.threads to --threads, to OMP_NUM_THREADS, or to the number of hardware threads
+ * that this process may currently use, and makes this the number of OpenMP threads. */
 void settings_take_threads(struct settings *settings);
 
 /* Returns the training step that consumes every batch (--compute), or NULL. Owned by the parameters. */

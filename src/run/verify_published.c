@@ -11,6 +11,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "core/array.h"
 #include "core/file.h"
@@ -32,7 +35,7 @@ struct verify_options {
     bool help;
 };
 
-static const char *const draws[] = {"patches", "points", NULL};
+static const char *const draws[] = {IFS_DRAW_NAMES, NULL};
 
 #define AT(field) offsetof(struct verify_options, field)
 static const struct option_spec specs[] = {
@@ -778,6 +781,9 @@ static enum status get_threads(uint64_t given, bool is_given, int *threads)
         return status_set(STATUS_USAGE, "OMP_NUM_THREADS is not a number of threads; set --threads");
     long usable = sysconf(_SC_NPROCESSORS_ONLN);
     *threads = requested ? (int)requested : usable > 0 ? (int)usable : 1;
+#ifdef _OPENMP
+    omp_set_num_threads(*threads); /* those that read classes */
+#endif
     return STATUS_OK;
 }
 

@@ -56,3 +56,8 @@ const struct formula *formula_of_preset(const char *name)
             return formulas[i];
     return NULL;
 }
+
+uint32_t formula_preset_classes(const struct formula_preset *preset)
+{
+    return !preset ? 0 : preset->set ? preset->set->classes : preset->classes;
+}

@@ -79,6 +79,7 @@ struct formula_preset {
     /* Makes the first `count` classes of a published set, or NULL. `rows` has room for them. */
     enum status (*rows)(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
     const struct published_set *set; /* the published set that the preset is, or NULL */
+    uint32_t classes;                /* without `set`: the number of its classes; 0: any number */
     const struct ifs_rules *ifs;     /* FAMILY_IFS: how it makes orbits; NULL: as the formula */
 };
 
@@ -142,6 +143,9 @@ const struct formula_preset *formula_preset(const struct formula *formula, const
 
 /* Returns the first formula that has a preset of this name, or has this name; NULL if there is none. */
 const struct formula *formula_of_preset(const char *name);
+
+/* Returns the number of classes that a preset has; 0 if it has any number, or is NULL. */
+uint32_t formula_preset_classes(const struct formula_preset *preset);
 
 FDSL_C_END
 

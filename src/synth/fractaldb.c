@@ -62,7 +62,7 @@ static const struct formula_preset presets[] = {
     {.name = "fractaldb-10k", .rows = ifs_rows, .set = &fractaldb_10k, .ifs = &rules},
     {.name = "ofdb-1k", .rows = ifs_rows, .set = &ofdb_1k, .ifs = &ofdb_rules},
     {.name = "ofdb-21k", .rows = ifs_rows, .set = &ofdb_21k, .ifs = &ofdb_rules},
-    {.name = "1p-frac", .rows = ifs_one_rows, .ifs = &one_rules},
+    {.name = "1p-frac", .rows = ifs_one_rows, .ifs = &one_rules, .classes = 1000},
     {.name = NULL},
 };
 

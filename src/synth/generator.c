@@ -80,6 +80,17 @@ enum status synth_check_formula(const struct synth *synth, const struct variant 
     return STATUS_OK;
 }
 
+enum status synth_check_cache(const struct synth *synth, const struct variant *variant)
+{
+    const struct synth_traits *traits = variant->traits;
+    if (!synth->cache_dir || (traits->bank && strcmp(variant->platform, "cpu") == 0))
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s keeps the orbits of omp; %s",
+                      OPTION_OR_FIELD("--cache-dir", "cache_dir:"),
+                      OPTION_OR_FIELD("this variant does not use them: drop --cache-dir",
+                                      "this generator or device does not use them: leave it out"));
+}
+
 enum status synth_generator_open(const struct synth *synth, const struct variant *variant,
                                  const struct generator_request *request, struct generator **generator)
 {

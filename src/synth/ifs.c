@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "core/parallel.h"
 #include "core/timer.h"
@@ -153,11 +154,11 @@ void ifs_draw(const struct ifs_rules *rules, const struct ifs_system *system, ui
 /* Orbits of a class share their choices, so vectors compute several weights at once, with the arithmetic of
  * ifs_step() and ifs_cell(), operation by operation. Weights are the lanes of a vector. */
 enum {
-    LANES = 8,               /* of a vector */
-    VECTORS = 2,             /* of a group */
-    GROUP = LANES * VECTORS, /* orbits of a group */
-    CHUNK = 64,              /* points whose cells are computed at once */
-    ALIGNMENT = 64           /* bytes of a vector */
+    LANES = 8,                /* of a vector */
+    VECTORS = 2,              /* of a group */
+    GROUP = LANES * VECTORS,  /* orbits of a group */
+    CHUNK = 64,               /* points whose cells are computed at once */
+    ALIGNMENT = IFS_ALIGNMENT /* bytes of a vector */
 };
 
 typedef double wide __attribute__((vector_size(LANES * sizeof(double)), aligned(ALIGNMENT)));
@@ -351,6 +352,8 @@ struct ifs_bank {
     bool points;
     pthread_mutex_t mutex; /* held while orbits are computed */
     struct ifs_bank_facts facts;
+    void *file; /* the mapping that has all maps; NULL: each map was allocated */
+    size_t file_bytes;
     struct ifs_orbit *known; /* facts of each orbit that is computed */
     uint8_t *maps[];         /* of each orbit; NULL: not computed */
 };
@@ -555,11 +558,26 @@ void ifs_bank_close(struct ifs_bank *bank)
 {
     if (!bank)
         return;
-    for (uint64_t i = 0; i < bank->count; i++)
+    for (uint64_t i = 0; !bank->file && i < bank->count; i++)
         free(bank->maps[i]);
+    if (bank->file)
+        munmap(bank->file, bank->file_bytes);
     pthread_mutex_destroy(&bank->mutex);
     free(bank->known);
     free(bank);
+}
+
+void ifs_bank_adopt(struct ifs_bank *bank, void *file, size_t bytes, const uint8_t *maps,
+                    const uint32_t *facts, double seconds)
+{
+    const size_t stride = ifs_map_stride(bank->points, bank->res);
+    bank->file = file;
+    bank->file_bytes = bytes;
+    for (uint64_t i = 0; i < bank->count; i++) {
+        bank->maps[i] = (uint8_t *)file + (maps - (const uint8_t *)file) + i * stride; /* not written */
+        bank->known[i] = (struct ifs_orbit){facts[i] >> 1, facts[i] & 1};
+    }
+    bank->facts = (struct ifs_bank_facts){bank->count, bytes, seconds};
 }
 
 static int ascending(const void *a, const void *b)
@@ -628,7 +646,7 @@ static enum status make_order(struct order *order)
     for (int i = 0; made && i < order->threads; i++)
         made = make_builder(order, &order->builders[i]);
     for (size_t i = 0; made && i < order->count; i++)
-        made = (order->maps[i] = aligned_alloc(ALIGNMENT, (map_bytes / ALIGNMENT + 2) * ALIGNMENT));
+        made = (order->maps[i] = aligned_alloc(ALIGNMENT, ifs_map_stride(bank->points, bank->res)));
     return ALLOCATED(made, "out of memory for a bank of %zu orbits; %s", order->count, remedy);
 }
 

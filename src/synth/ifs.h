@@ -40,9 +40,11 @@
 #define IFS_UNDONE      100u                                /* points dropped before an overflow */
 #define IFS_STREAM_MASK 5u                                  /* Philox stream of the masks (atom.h) */
 #define IFS_REPEAT      IFS_MAPS_MAX                        /* choice: no map, repeat the point */
+#define IFS_ALIGNMENT   64u                                 /* bytes; of maps in host memory */
 
 /* Values of --draw. */
 enum ifs_draw_kind { DRAW_PATCHES, DRAW_POINTS };
+#define IFS_DRAW_NAMES "patches", "points" /* in this order */
 
 /* How the orbits and instances of a set are made. All members are 32-bit words: the struct has no gaps. */
 struct ifs_rules {
@@ -294,6 +296,27 @@ struct ifs_bank;
 enum status ifs_bank_open(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
                           const double *uniforms, uint32_t res, bool points, struct ifs_bank **bank);
 void ifs_bank_close(struct ifs_bank *bank); /* accepts NULL */
+
+/* Opens a bank whose orbits are kept in a file of `folder`, which is created if only its last part is
+ * missing. If the file does not exist, or is broken, computes all orbits on up to `threads` threads and
+ * writes it, while other processes that open the same bank wait. The file is verified by its hash and mapped
+ * read-only. The caller closes the bank, even after an error. STATUS_FAILED with the reason if the folder or
+ * the file cannot be written; STATUS_UNAVAILABLE in builds without xxHash. */
+enum status ifs_bank_open_kept(const char *folder, int threads, const struct ifs_rules *rules,
+                               const struct ifs_system *systems, uint32_t count, const double *uniforms,
+                               uint32_t res, bool points, struct ifs_bank **bank);
+
+/* Returns the bytes of a map in host memory, with those after its end that vector loads may read. */
+static inline size_t ifs_map_stride(bool points, uint32_t res)
+{
+    return (ifs_map_bytes(points, res) / IFS_ALIGNMENT + 2) * IFS_ALIGNMENT;
+}
+
+/* Gives an empty bank all its orbits: those of a mapped file of `bytes` bytes, which ifs_bank_close() unmaps.
+ * `maps` are ifs_map_stride() bytes each. `facts` has cells * 2 + overflows of each orbit (struct ifs_orbit).
+ * `seconds` is the time of getting them. */
+void ifs_bank_adopt(struct ifs_bank *bank, void *file, size_t bytes, const uint8_t *maps,
+                    const uint32_t *facts, double seconds);
 
 /* Computes those of `count` orbits that the bank does not have yet, on up to `threads` threads. The number of
  * an orbit is the index of its system * ifs_orbits() + its weight. Waits while another thread computes

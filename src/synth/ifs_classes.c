@@ -92,7 +92,7 @@ static void unpack(uint32_t count, struct ifs_system *systems)
     struct unpacking unpacking = {.systems = systems, .count = count - IFS_LIST_BEGIN};
     unpack_begin(IFS_LIST_BEGIN, systems);
     progress_begin(&unpacking.progress, true);
-    parallel_for(usable_threads(), (count - IFS_LIST_BEGIN) / IFS_LIST_STEP, unpack_step, &unpacking);
+    parallel_for(parallel_threads(), (count - IFS_LIST_BEGIN) / IFS_LIST_STEP, unpack_step, &unpacking);
     progress_clear(&unpacking.progress);
 }
 
@@ -190,9 +190,9 @@ static enum status look_at_part(const struct ifs_rules *rules, const struct ifs_
     for (size_t i = 0; i < orbits; i++)
         numbers[i] = i;
     TRY(ifs_bank_open(rules, systems, count, uniforms, res, false, &looking.bank));
-    enum status status = ifs_bank_need(looking.bank, numbers, orbits, usable_threads());
+    enum status status = ifs_bank_need(looking.bank, numbers, orbits, parallel_threads());
     if (status == STATUS_OK)
-        parallel_for(usable_threads(), orbits, look_at_orbit, &looking);
+        parallel_for(parallel_threads(), orbits, look_at_orbit, &looking);
     ifs_bank_close(looking.bank);
     return status;
 }
@@ -237,68 +237,86 @@ static int compare_shares(const void *a, const void *b)
     return (first > second) - (first < second);
 }
 
-/* Prints the distribution of a share of pixels, and sorts it. */
-static void print_shares(const char *what, float *shares, size_t count, FILE *stream)
+const double ifs_darks[IFS_DARKS] = {0.001, 0.01, 0.05, 0.2};
+
+/* Computes the distribution of a share of pixels, and sorts it. */
+static struct ifs_shares distribute(float *shares, size_t count)
 {
-    static const double darks[] = {0.001, 0.01, 0.05, 0.2};
+    struct ifs_shares of = {0};
     double sum = 0;
-    size_t below = 0;
-    for (size_t i = 0; i < count; i++)
-        sum += (double)shares[i];
     qsort(shares, count, sizeof *shares, compare_shares);
-    fprintf(stream, "%s: mean %.1f %%, quartiles %.1f %%, %.1f %%, %.1f %%\n", what,
-            100 * sum / (double)count, 100 * (double)shares[count / 4], 100 * (double)shares[count / 2],
-            100 * (double)shares[count - 1 - count / 4]);
-    for (size_t i = 0; i < COUNT_OF(darks); i++) {
-        while (below < count && (double)shares[below] < darks[i])
-            below++;
-        fprintf(stream, "  below %g %%: %zu orbits (%.1f %%)\n", 100 * darks[i], below,
-                100.0 * (double)below / (double)count);
+    for (size_t i = 0; i < count; i++) {
+        sum += (double)shares[i];
+        for (size_t d = 0; d < IFS_DARKS; d++)
+            of.below[d] += (double)shares[i] < ifs_darks[d];
     }
+    of.mean = sum / (double)count;
+    of.quartiles[0] = (double)shares[count / 4];
+    of.quartiles[1] = (double)shares[count / 2];
+    of.quartiles[2] = (double)shares[count - 1 - count / 4];
+    return of;
 }
 
-static enum status print_looks(const struct ifs_rules *rules, const struct ifs_look *looks, uint32_t count,
-                               FILE *stream)
+/* Sets the parts of a report that follow from the orbits. */
+static enum status report_looks(const struct ifs_look *looks, struct ifs_report *report)
 {
-    const uint32_t orbits = ifs_orbits(rules);
-    const size_t all = (size_t)count * orbits;
-    size_t overflows = 0, classes = 0;
+    const size_t all = (size_t)report->classes * report->orbits;
     FREED float *shares = malloc(2 * all * sizeof *shares);
-    TRY(ALLOCATED(shares, "out of memory for the orbits of %u classes", (unsigned)count));
-    for (uint32_t c = 0; c < count; c++) {
+    TRY(ALLOCATED(shares, "out of memory for the orbits of %u classes", (unsigned)report->classes));
+    for (size_t c = 0, i = 0; c < report->classes; c++) {
         size_t of_class = 0;
-        for (uint32_t w = 0; w < orbits; w++) {
-            const size_t i = (size_t)c * orbits + w;
+        for (uint32_t w = 0; w < report->orbits; w++, i++) {
             of_class += looks[i].overflows;
             shares[i] = looks[i].fill;
             shares[all + i] = looks[i].lit;
         }
-        overflows += of_class;
-        classes += of_class > 0;
+        report->overflows += of_class;
+        report->overflow_classes += of_class > 0;
     }
-    fprintf(stream, "overflow: %zu orbits (%.1f %%), of %zu classes\n", overflows,
-            100.0 * (double)overflows / (double)all, classes);
-    print_shares("occupied cells", shares, all, stream);
-    print_shares("set pixels of patches", shares + all, all, stream);
+    report->fill = distribute(shares, all);
+    report->lit = distribute(shares + all, all);
     return STATUS_OK;
 }
 
-enum status ifs_describe(const char *name, const struct ifs_rules *rules, const struct ifs_system *systems,
-                         uint32_t count, const double *uniforms, uint32_t res, FILE *stream)
+enum status ifs_describe(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
+                         const double *uniforms, uint32_t res, struct ifs_report *report)
 {
-    const uint32_t orbits = ifs_orbits(rules);
     size_t maps = 0;
-    FREED struct ifs_look *looks = malloc((size_t)count * orbits * sizeof *looks);
+    FREED struct ifs_look *looks = malloc((size_t)count * ifs_orbits(rules) * sizeof *looks);
     TRY(ALLOCATED(looks, "out of memory for the orbits of %u classes", (unsigned)count));
     TRY(ifs_look(rules, systems, count, uniforms, res, looks));
     for (uint32_t c = 0; c < count; c++)
         maps += systems[c].maps;
+    *report = (struct ifs_report){.classes = count,
+                                  .orbits = ifs_orbits(rules),
+                                  .points = rules->points,
+                                  .flips = rules->flips,
+                                  .res = res,
+                                  .maps = (double)maps / count};
+    return report_looks(looks, report);
+}
+
+static void print_shares(const char *what, const struct ifs_shares *shares, double orbits, FILE *stream)
+{
+    fprintf(stream, "%s: mean %.1f %%, quartiles %.1f %%, %.1f %%, %.1f %%\n", what, 100 * shares->mean,
+            100 * shares->quartiles[0], 100 * shares->quartiles[1], 100 * shares->quartiles[2]);
+    for (size_t d = 0; d < IFS_DARKS; d++)
+        fprintf(stream, "  below %g %%: %" PRIu64 " orbits (%.1f %%)\n", 100 * ifs_darks[d], shares->below[d],
+                100 * (double)shares->below[d] / orbits);
+}
+
+void ifs_report_print(const char *name, const struct ifs_report *report, FILE *stream)
+{
+    const double orbits = (double)report->classes * report->orbits;
     fprintf(stream,
             "%s: %u classes of %.2f maps on average, %u orbits per class of %u points, %u flips, %u x %u "
             "pixels\n",
-            name, (unsigned)count, (double)maps / count, (unsigned)orbits, (unsigned)rules->points,
-            (unsigned)rules->flips, (unsigned)res, (unsigned)res);
-    return print_looks(rules, looks, count, stream);
+            name, (unsigned)report->classes, report->maps, (unsigned)report->orbits, (unsigned)report->points,
+            (unsigned)report->flips, (unsigned)report->res, (unsigned)report->res);
+    fprintf(stream, "overflow: %" PRIu64 " orbits (%.1f %%), of %" PRIu64 " classes\n", report->overflows,
+            100 * (double)report->overflows / orbits, report->overflow_classes);
+    print_shares("occupied cells", &report->fill, orbits, stream);
+    print_shares("set pixels of patches", &report->lit, orbits, stream);
 }
 
 /* ---- 1p-frac ---- */

@@ -48,7 +48,7 @@ struct ifs_found {
  * candidates reach it; STATUS_EXHAUSTED if memory runs out. */
 enum status ifs_search(const struct ifs_search *search, struct ifs_found *found);
 
-/* Converts the first `count` classes of a search on all threads that this process may use. */
+/* Converts the first `count` classes of a search on parallel_threads() threads. */
 enum status ifs_search_rows(uint32_t seed, double threshold, uint32_t count, struct class_row *rows);
 
 /* Draws the maps of the next candidate. Leaves the stream at the IFS_SEARCH_WORDS words that choose the maps
@@ -117,9 +117,28 @@ enum status ifs_look(const struct ifs_rules *rules, const struct ifs_system *sys
 enum status ifs_replace_dark(const struct ifs_rules *rules, struct ifs_system *systems, uint32_t count,
                              const double *uniforms, uint32_t res, double least);
 
-/* Prints the report of --describe on a set: fill rates, orbits that overflow, nearly black images. */
-enum status ifs_describe(const char *name, const struct ifs_rules *rules, const struct ifs_system *systems,
-                         uint32_t count, const double *uniforms, uint32_t res, FILE *stream);
+/* The distribution of a share of pixels over the orbits of a set. */
+enum { IFS_DARKS = 4 };
+extern const double ifs_darks[IFS_DARKS]; /* 0.001, 0.01, 0.05, 0.2 */
+struct ifs_shares {
+    double mean, quartiles[3];
+    uint64_t below[IFS_DARKS]; /* orbits with a smaller share than ifs_darks */
+};
+
+/* The report of --describe on a set. */
+struct ifs_report {
+    uint32_t classes, orbits, points, flips, res; /* orbits: per class; points: per orbit */
+    double maps;                                  /* per class, on average */
+    uint64_t overflows, overflow_classes;         /* orbits that overflow, and classes with such an orbit */
+    struct ifs_shares fill, lit;                  /* of struct ifs_look */
+};
+
+/* Computes the report of `count` systems, as ifs_look(). */
+enum status ifs_describe(const struct ifs_rules *rules, const struct ifs_system *systems, uint32_t count,
+                         const double *uniforms, uint32_t res, struct ifs_report *report);
+
+/* Prints the report on the set `name`. */
+void ifs_report_print(const char *name, const struct ifs_report *report, FILE *stream);
 
 /* ---- Names of published files ---- */
 

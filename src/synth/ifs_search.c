@@ -302,7 +302,7 @@ enum status ifs_search(const struct ifs_search *wish, struct ifs_found *found)
 
 enum status ifs_search_rows(uint32_t seed, double threshold, uint32_t count, struct class_row *rows)
 {
-    const struct ifs_search wish = {seed, count, threshold, usable_threads(), false};
+    const struct ifs_search wish = {seed, count, threshold, parallel_threads(), false};
     FREED struct ifs_found *found = malloc(count * sizeof *found);
     TRY(ALLOCATED(found, "out of memory for %u classes", (unsigned)count));
     TRY(ifs_search(&wish, found));

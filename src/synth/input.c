@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "core/parallel.h"
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
 #include "synth/lines.h"
@@ -91,6 +92,20 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
                           OPTION_OR_FIELD("drop --draw", "set draw to auto"));
     wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
+    if (wish->min_lit > 0 && formula->family != FAMILY_IFS)
+        return status_set(STATUS_USAGE, "%s: the formula %s draws no fractals; %s",
+                          OPTION_OR_FIELD("--min-lit", "min_lit"), formula->name,
+                          OPTION_OR_FIELD("drop it", "leave it at 0"));
+    if (wish->min_lit > 0 && wish->published)
+        return status_set(STATUS_USAGE, "%s changes the images of a published set; %s",
+                          OPTION_OR_FIELD("--min-lit", "min_lit:"),
+                          OPTION_OR_FIELD("drop it", "leave it at 0"));
+    if (wish->cache_dir && formula->family != FAMILY_IFS)
+        return status_set(STATUS_USAGE, "%s keeps the orbits of fractals, but the formula %s draws none; %s",
+                          OPTION_OR_FIELD("--cache-dir", "cache_dir:"), formula->name,
+                          OPTION_OR_FIELD("drop it", "leave it out"));
+    synth->min_lit = wish->min_lit;
+    synth->cache_dir = wish->cache_dir;
     return wish->published ? choose_published(synth, set, wish) : STATUS_OK;
 }
 
@@ -177,6 +192,9 @@ static enum status fill_systems(struct synth *synth)
     if (synth->min_lit > 0)
         TRY(ifs_replace_dark(&synth->ifs, synth->systems, count, synth->uniforms, synth->res,
                              synth->min_lit));
+    if (synth->cache_dir)
+        return ifs_bank_open_kept(synth->cache_dir, parallel_threads(), &synth->ifs, synth->systems, count,
+                                  synth->uniforms, synth->res, synth->points, &synth->bank);
     return ifs_bank_open(&synth->ifs, synth->systems, count, synth->uniforms, synth->res, synth->points,
                          &synth->bank);
 }

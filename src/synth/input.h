@@ -62,6 +62,7 @@ struct synth {
     double min_lit;             /* argument `least` of ifs_replace_dark(); 0: nothing is replaced */
     struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
     double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
+    const char *cache_dir;      /* folder that keeps the bank; NULL: none */
     struct ifs_bank *bank;      /* orbits of the variants on the CPU */
 
     /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
@@ -152,12 +153,14 @@ struct synth_wish {
     bool listed;                      /* a file or a list gives the classes */
     bool published;                   /* the published random stream */
     uint32_t classes, res;            /* 0: the default of the formula or of the preset */
+    double min_lit;                   /* of struct synth; 0: none */
+    const char *cache_dir;            /* of struct synth; NULL: none */
 };
 
 /* Chooses the formula, what it draws and, if wish->published, the published set, and replaces the values of
  * `*wish` that are 0 or -1 with their defaults. wish->classes remains 0 if `listed` is set, or if the
  * formula's default is its benchmark class. STATUS_USAGE for a preset of another formula, if the stream does
- * not exist, or if the formula has no choice of what to draw. */
+ * not exist, or if the formula has no choice of what to draw or no weights to replace. */
 enum status synth_choose(struct synth *synth, struct synth_wish *wish);
 
 /* Computes synth->classes and their tables from synth->rows, and the maxima over the classes; of FAMILY_IFS,
@@ -168,6 +171,9 @@ enum status synth_fill_tables(struct synth *synth);
 /* Returns whether a variant draws the formula of the input and the images of its published set. STATUS_USAGE
  * names the variants that do. */
 enum status synth_check_formula(const struct synth *synth, const struct variant *variant);
+
+/* Returns whether a variant uses the bank of the input, if this is kept in a folder. STATUS_USAGE if not. */
+enum status synth_check_cache(const struct synth *synth, const struct variant *variant);
 
 /* Creates a generator: `variant` generates images in the output format of `synth`. The variant's platform
  * must match request->on_device. Sample n of the generator is image number synth->first + n. The tables of

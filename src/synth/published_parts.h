@@ -45,9 +45,6 @@ void cache_path(const char *name, char path[PATH_MAX]);
 /* Creates the folders of a path that do not exist. An error shows when the file is written. */
 void cache_make_folders(char *path);
 
-/* Returns the number of threads that OMP_NUM_THREADS requests, or that this process may use. */
-int usable_threads(void);
-
 /* Replaces the last value of each map, its probability, by the share of its determinant. */
 struct ifs_system;
 void ifs_set_probabilities(struct ifs_system *system);

@@ -4,7 +4,6 @@
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -430,15 +429,6 @@ void published_row(const struct formula *formula, const struct published_class *
         (void)published_set_column(formula, row, values[i].column, values[i].value);
 }
 
-int usable_threads(void)
-{
-    uint64_t requested = 0;
-    cpu_set_t allowed;
-    if (threads_requested(&requested) && requested > 0)
-        return (int)requested;
-    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
-}
-
 static void fill_rows(const struct formula_preset *preset, const struct published_class *classes,
                       uint32_t count, struct class_row *rows)
 {
@@ -456,7 +446,7 @@ enum status published_rows(const struct formula_preset *preset, uint32_t count, 
         fill_rows(preset, classes, count, rows);
         return STATUS_OK;
     }
-    TRY(published_open(preset->set, usable_threads(), &published));
+    TRY(published_open(preset->set, parallel_threads(), &published));
     fill_rows(preset, published_classes(published), count, rows);
     published_close(published);
     return STATUS_OK;

@@ -252,42 +252,40 @@ static enum status open_prepared(const struct source_request *request, struct ma
                : STATUS_OK;
 }
 
-/* Sets `*formula` to the formula of a name; -1: not named. */
-static enum status find_formula(const char *name, int *formula)
+/* Sets `*index` to the index of a name in `names`; -1: not named. `option` has the name, and `where` says
+ * where the names are explained. */
+static enum status find_name(const char *option, const char *name, const char *const *names,
+                             const char *where, int *index)
 {
-    *formula = -1;
-    if (!name)
+    *index = -1;
+    size_t count = 0;
+    for (; names[count]; count++)
+        if (name && strcmp(name, names[count]) == 0)
+            *index = (int)count;
+    if (!name || *index >= 0)
         return STATUS_OK;
-    for (int i = 0; i < FORMULA_COUNT; i++)
-        if (strcmp(name, formula_names[i]) == 0) {
-            *formula = i;
-            return STATUS_OK;
-        }
-    const char *nearest = nearest_word(name, formula_names, FORMULA_COUNT);
-    return status_value(STATUS_USAGE, "formula", name, " is unknown; %s%s%s",
-                        nearest ? "did you mean '" : "docs/formulas.md lists the formulas",
+    const char *nearest = nearest_word(name, names, count);
+    return status_value(STATUS_USAGE, option, name, " is unknown; %s%s%s", nearest ? "did you mean '" : where,
                         nearest ? nearest : "", nearest ? "'?" : "");
 }
 
-/* Reads a file of classes: of the formula, or if it is -1, of the first one that accepts the file. If none
- * does, the failure is that of the first one. */
-static enum status read_classes(const char *path, int wanted, struct synth *synth)
+/* Reads a file of classes: of the formula that was wanted, or if it is -1, of the first one that accepts the
+ * file. If none does, the failure is that of the first one. */
+static enum status read_classes(const char *path, int wanted, struct class_row **rows, size_t *count,
+                                int *formula)
 {
     struct failure first = {.status = STATUS_OK};
-    for (int formula = 0; formula < FORMULA_COUNT; formula++) {
-        size_t count;
-        if (wanted >= 0 && formula != wanted)
+    for (*formula = 0; *formula < FORMULA_COUNT; ++*formula) {
+        if (wanted >= 0 && *formula != wanted)
             continue;
-        enum status status = class_read(path, formulas[formula], &synth->rows, &count);
-        if (status == STATUS_OK) {
-            synth_set_formula(synth, (enum formula_id)formula);
-            synth->class_count = (uint32_t)count;
+        *rows = NULL;
+        enum status status = class_read(path, formulas[*formula], rows, count);
+        if (status == STATUS_OK)
             return STATUS_OK;
-        }
-        synth->rows = NULL;
         if (first.status == STATUS_OK)
             first = status_save(status);
     }
+    *rows = NULL;
     return status_restore(&first);
 }
 
@@ -309,19 +307,54 @@ static enum status check_labels(const struct synth *synth)
     return STATUS_OK;
 }
 
+/* Takes the classes of a file. Only a preset of fractals can be combined with it. */
+static enum status take_listed(const struct synth_values *wanted, struct synth_wish *wish,
+                               struct synth *synth)
+{
+    size_t count;
+    int formula;
+    enum status status = read_classes(wanted->class_file, wish->formula, &synth->rows, &count, &formula);
+    if (status != STATUS_OK)
+        return status_about(status_prefix(status, "--class"), "class");
+    synth->class_count = (uint32_t)count;
+    const struct formula *of_preset = wanted->preset ? formula_of_preset(wanted->preset) : NULL;
+    const bool rules =
+        formulas[formula]->family == FAMILY_IFS && !(of_preset && of_preset->family != FAMILY_IFS);
+    if (wanted->preset_file || (wanted->preset && !rules))
+        return status_option(STATUS_USAGE, "class", " replaces --preset%s; drop one of them",
+                             wanted->preset_file ? "-file" : "");
+    wish->formula = formula;
+    wish->listed = true;
+    return synth_choose(synth, wish);
+}
+
+#define SYNTH_CLASSES 10 /* of a preset that has any number of classes */
+
+/* Takes the classes of a preset. */
+static enum status take_preset(const struct synth_values *wanted, struct synth_wish *wish,
+                               struct synth *synth)
+{
+    wish->preset = wanted->preset ? wanted->preset : wanted->formula ? wanted->formula : "uji";
+    TRY(synth_choose(synth, wish));
+    uint32_t classes = wanted->classes;
+    if (classes == 0 && !wanted->preset_file)
+        classes = formula_preset_classes(formula_preset(formulas[wish->formula], wish->preset));
+    return synth_draw_classes(synth, wanted->preset_file, wish->preset, classes ? classes : SYNTH_CLASSES);
+}
+
 static enum status get_classes(const struct synth_values *wanted, struct synth *synth)
 {
-    struct synth_wish wish = {
-        .draw = -1, .preset_file = wanted->preset_file, .classes = wanted->classes, .res = wanted->res};
-    TRY(find_formula(wanted->formula, &wish.formula));
-    wish.preset = wanted->preset ? wanted->preset : wanted->formula ? wanted->formula : "uji";
-    if (wanted->class_file) {
-        enum status status = read_classes(wanted->class_file, wish.formula, synth);
-        return status == STATUS_OK ? check_labels(synth)
-                                   : status_about(status_prefix(status, "--class"), "class");
-    }
-    TRY(synth_choose(synth, &wish));
-    TRY(synth_draw_classes(synth, wanted->preset_file, wish.preset, wanted->classes));
+    static const char *const draws[] = {IFS_DRAW_NAMES, NULL};
+    struct synth_wish wish = {.preset = wanted->preset,
+                              .preset_file = wanted->preset_file,
+                              .classes = wanted->classes,
+                              .res = wanted->res,
+                              .min_lit = wanted->min_lit,
+                              .cache_dir = wanted->cache_dir};
+    TRY(find_name("formula", wanted->formula, formula_names, "docs/formulas.md lists the formulas",
+                  &wish.formula));
+    TRY(find_name("draw", wanted->draw, draws, "use patches or points", &wish.draw));
+    TRY((wanted->class_file ? take_listed : take_preset)(wanted, &wish, synth));
     return check_labels(synth);
 }
 
@@ -369,6 +402,9 @@ static enum status synth_source_open(const struct source_request *request, struc
     facts->samples = SOURCE_ENDLESS;
     facts->classes = maker->synth->rules.shapes > 1 ? 0 : maker->synth->class_count;
     facts->masks = maker->synth->rules.masked;
+    if (synth_is_ifs(maker->synth) && maker->synth->points && output->fit != OUTPUT_CROP)
+        facts->period = (uint64_t)maker->synth->class_count * ifs_orbits(&maker->synth->ifs) *
+                        maker->synth->ifs.flips; /* only masks differ from drawing to drawing */
     facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     size_t bytes;

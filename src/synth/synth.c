@@ -24,13 +24,13 @@ struct synth_parameters {
     double noise, line_width, oval_x, oval_y, min_lit;
     uint64_t channels, out_res;
     int formula, draw, random, dtype, layout, fit;
-    const char *preset, *preset_file, *class_file, *mean, *std;
+    const char *preset, *preset_file, *class_file, *cache_dir, *mean, *std;
     struct compute compute;
     struct deliver_files files;
     bool describe;
 };
 
-static const char *const draws[] = {"patches", "points", NULL}; /* in the order of enum ifs_draw_kind */
+static const char *const draws[] = {IFS_DRAW_NAMES, NULL};
 static const char *const randoms[] = {"philox", "published", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
 static const char *const class_formats[] = {"csv", "published", NULL}; /* in the order of enum class_format */
@@ -61,6 +61,9 @@ static const struct option_spec options[] = {
      .help = "replace the weights of fractal classes whose images of patches are expected to have a smaller "
              "share "
              "of set pixels than SHARE, by the class itself; 0.01 replaces nearly black images, 0 none"},
+    {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
+     .help = "folder that keeps all orbits of fractal classes for omp, in a file that the processes of a "
+             "machine share; without it, every run computes the orbits that it needs"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
      .column = COLUMN,
      .help =
@@ -214,6 +217,8 @@ static enum status choose_formula(const struct options *given, struct synth_para
         .published = parameters->random != 0,
         .classes = (uint32_t)parameters->classes,
         .res = options_given(given, "res") ? (uint32_t)parameters->res : 0,
+        .min_lit = parameters->min_lit,
+        .cache_dir = parameters->cache_dir,
     };
     TRY(synth_choose(synth, &wish));
     const struct formula *named = wish.preset && !wish.preset_file ? formula_of_preset(wish.preset) : NULL;
@@ -250,10 +255,11 @@ static enum status check_combination(const struct options *given, const struct s
                              ": the formula %s draws no fractals; drop it, or choose fractals, such as with "
                              "--preset fractaldb-1k",
                              formula_names[parameters->formula]);
+    if (parameters->cache_dir && !options_given(given, "variant") &&
+        (parameters->describe || parameters->files.write_classes))
+        return status_option(STATUS_USAGE, "cache-dir", " has no effect without --variant; drop it");
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
-    if (parameters->min_lit > 0 && parameters->random)
-        return status_option(STATUS_USAGE, "min-lit", " changes the images of a published set; drop it");
     if (parameters->random && options_given(given, "seed"))
         return status_option(STATUS_USAGE, "seed",
                              " has no effect on published images, whose seeds are those of the published "
@@ -428,7 +434,6 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(take_share(job, partition));
     synth->res = (uint32_t)parameters->res;
     synth->seed = parameters->seed;
-    synth->min_lit = parameters->min_lit;
     TRY(get_classes(parameters, synth));
     TRY(synth_fill_tables(synth));
     TRY(deliver_check(given, synth, &parameters->files));
@@ -503,6 +508,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     const struct synth_traits *traits = variant->traits;
     char names[256];
     TRY(synth_check_formula(synth, variant));
+    TRY(synth_check_cache(synth, variant));
     if (traits->outputs || output_is_canvas(&synth->output))
         return strcmp(variant->platform, "cpu") == 0 ? synth_check_memory(synth, 0) : STATUS_OK;
     list_supporting_variants(names, sizeof names);
@@ -624,8 +630,10 @@ static enum status synth_describe(const void *input)
     const struct synth_job *job = input;
     const struct synth *synth = &job->synth;
     const struct synth_parameters *parameters = &job->parameters;
-    return ifs_describe(parameters->class_file ? parameters->class_file : parameters->preset, &synth->ifs,
-                        synth->systems, synth->class_count, synth->uniforms, synth->res, stdout);
+    struct ifs_report report;
+    TRY(ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms, synth->res, &report));
+    ifs_report_print(parameters->class_file ? parameters->class_file : parameters->preset, &report, stdout);
+    return STATUS_OK;
 }
 
 const struct workload workload_synth = {

@@ -51,8 +51,8 @@ static enum status paper_rows(const struct formula_preset *preset, uint32_t coun
 }
 
 static const struct formula_preset presets[] = {
-    {.name = "paper-1000", .csv = paper_1000_csv},
-    {.name = "lowercompute-1000", .csv = lowercompute_1000_csv},
+    {.name = "paper-1000", .csv = paper_1000_csv, .classes = 1000},
+    {.name = "lowercompute-1000", .csv = lowercompute_1000_csv, .classes = 1000},
     {.name = "paper", .rows = paper_rows},
     {.name = "paper-lowercompute", .rows = paper_rows},
     {.name = NULL},
@@ -85,8 +85,8 @@ static const struct published_set script_1k = {.name = "visualatom-script-1k",
                                                .res = PUBLISHED_RES};
 
 static const struct formula_preset visualatom_presets[] = {
-    {.name = "paper-1000", .csv = paper_1000_csv},
-    {.name = "lowercompute-1000", .csv = lowercompute_1000_csv},
+    {.name = "paper-1000", .csv = paper_1000_csv, .classes = 1000},
+    {.name = "lowercompute-1000", .csv = lowercompute_1000_csv, .classes = 1000},
     {.name = "paper", .rows = paper_rows},
     {.name = "paper-lowercompute", .rows = paper_rows},
     {.name = "visualatom-script-1k", .rows = published_rows, .set = &script_1k},

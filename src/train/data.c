@@ -155,21 +155,29 @@ static enum status fill_synth(const struct data_request *request, struct source_
                      DATA_TEST);
 }
 
-/* Rejects options of classes that contradict each other. */
-static enum status check_class_options(const struct data_request *request)
+/* Warns if the training set has images of the test set. */
+static void warn_of_period(const struct data_request *request, uint64_t period)
 {
-    if (request->class_file && (request->preset || request->preset_file))
-        return status_option(STATUS_USAGE, "class", " replaces --preset%s; drop one of them",
-                             request->preset ? "" : "-file");
-    return STATUS_OK;
+    const uint64_t train = generated_size(request, DATA_TRAIN), test = generated_size(request, DATA_TEST);
+    const uint64_t first = period ? (DATA_SAMPLES_MAX + 1) % period : 0;
+    if (period && !request->test_only && (first < train || first + test > period))
+        status_warn("--data %s: images of points repeat after %" PRIu64
+                    " samples, so images of the test set are also in the training set, and its accuracy "
+                    "shows only what was memorised; use --draw patches",
+                    request->name, period);
 }
 
 /* Sets the number of classes, which the source has read or drawn. */
 static enum status take_classes(const struct data_request *request, uint32_t classes, struct data *data)
 {
+    const uint64_t train = generated_size(request, DATA_TRAIN);
     if (request->classes && request->classes != classes)
         return status_number(STATUS_USAGE, "classes", (double)request->classes,
                              ": the file of --class has %" PRIu32 "; drop --classes", classes);
+    if (!request->classes && !request->test_only && train < classes && classes > DIGITS)
+        status_warn("--data %s: %" PRIu64 " training samples show only as many of its %" PRIu32
+                    " classes; raise --train-size, or give --classes",
+                    request->name, train, classes);
     data->classes = classes;
     data->fresh = request->fresh ? generated_stream_fresh(classes) : 0;
     return STATUS_OK;
@@ -186,6 +194,9 @@ static enum status open_synth(const struct data_request *request, struct data *d
                                         .preset = request->preset,
                                         .preset_file = request->preset_file,
                                         .class_file = request->class_file,
+                                        .draw = request->draw,
+                                        .min_lit = request->min_lit,
+                                        .cache_dir = request->cache_dir,
                                         .classes = data->classes,
                                         .res = (uint32_t)request->res,
                                         .out_res = fits ? fit->res : 0,
@@ -195,12 +206,13 @@ static enum status open_synth(const struct data_request *request, struct data *d
         data->fit = (struct image_fit){0}; /* the source delivers images of this size */
     data->gray = true;
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
-    TRY(check_class_options(request));
     enum status status =
         source_open("synth", &(struct source_request){.parameters = &values, .resources = request->resources},
                     &source->reader);
     if (status == STATUS_OK)
         status = take_classes(request, source->reader.facts.classes, data);
+    if (status == STATUS_OK)
+        warn_of_period(request, source->reader.facts.period);
     if (status == STATUS_OK)
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
@@ -767,7 +779,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     if (digit || clip || synth || records)
         TRY(check_no_test(request, records));
     if (data->classes == 0)
-        data->classes = clip ? CLIPS : digit || records || (synth && !request->class_file) ? DIGITS : 0;
+        data->classes = clip ? CLIPS : digit || records ? DIGITS : 0; /* synth: fill_synth() */
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
     if (digit)

@@ -163,10 +163,10 @@ struct data_request {
     const char *name;
     const char *url;                  /* of the data set, if `name` shows it without its secrets; or NULL */
     const char *test_name, *test_url; /* data set of the test set, as `name` and `url`; NULL: see above */
-    const char *cache_dir;            /* folder that keeps the shards of a URL; NULL: none */
-    uint64_t cache_bytes;             /* maximum size of `cache_dir`; 0: unlimited */
-    const char *image, *label;        /* members of a sample (data/members.h); NULL: the defaults */
-    const char *tensor;               /* of rows of embeddings: the tensor of each file; NULL: the default */
+    const char *cache_dir;     /* folder that keeps the shards of a URL, or the orbits of synth; or NULL */
+    uint64_t cache_bytes;      /* maximum size of `cache_dir`; 0: unlimited */
+    const char *image, *label; /* members of a sample (data/members.h); NULL: the defaults */
+    const char *tensor;        /* of rows of embeddings: the tensor of each file; NULL: the default */
     const char *labels,
         *test_labels;               /* of rows of embeddings: a file of labels, or the name of a tensor in the
                                        files of the rows; NULL: "labels". test_labels NULL: as `labels` */
@@ -175,10 +175,13 @@ struct data_request {
                                        DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     double test_share;   /* share of a single data set that is held out for testing, above 0 and below 1;
                             0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
-    uint64_t classes;    /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
+    uint64_t classes;    /* number of classes; 0: 8 (clips), largest label + 1 (data sets), all of
+                            class_file or of a preset that is a list or a published set, or 10 (others) */
     const char *preset;  /* preset of the classes, synth only; NULL: the default */
     const char *formula; /* synth only; NULL: that of the classes */
     const char *preset_file, *class_file; /* synth only: where the classes are from; NULL: built-in presets */
+    const char *draw;                     /* synth only: what fractals show; NULL: patches */
+    double min_lit;                       /* synth only: least share of set pixels of fractals; 0: any */
     uint64_t res;                         /* image width and height in pixels, synth only */
     struct image_fit fit;                 /* how images are resized; random crops are those of epoch 0 */
     uint64_t batch;                       /* samples per step */

@@ -5,9 +5,6 @@
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "core/text.h"
 #include "data/remote.h"
@@ -16,11 +13,7 @@
 
 struct resources job_all_threads(void)
 {
-#ifdef _OPENMP
-    return (struct resources){.threads = omp_get_max_threads()};
-#else
-    return (struct resources){.threads = 1};
-#endif
+    return (struct resources){.threads = parallel_threads()};
 }
 
 /* If `*data` is a URL with a secret, moves it to `*url`, and writes it without the secret to `shown`. */
@@ -64,6 +57,8 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .preset = parameters->preset,
                                          .preset_file = parameters->preset_file,
                                          .class_file = parameters->class_file,
+                                         .draw = parameters->draw,
+                                         .min_lit = isnan(parameters->min_lit) ? 0 : parameters->min_lit,
                                          .res = parameters->res,
                                          .fit = {.how = (enum fit_how)parameters->fit,
                                                  .res = (uint32_t)parameters->out_res,
@@ -96,7 +91,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
 {
     if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
         return "--out-res PIXELS";
-    static const char *const of_synth[] = {"formula", "preset", "preset-file", "class", NULL};
+    static const char *const of_synth[] = {"formula", "preset",  "preset-file", "class",
+                                           "draw",    "min-lit", NULL};
     if (is_one_of(option, of_synth) && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
     static const char *const of_files[] = {"on-error", "test-share", "test-data", NULL};
@@ -106,7 +102,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
     if (is_one_of(option, of_rows) && data_is_generated(parameters->data))
         return "--data with rows of embeddings";
     static const char *const of_shards[] = {"cache-dir", "cache-bytes", NULL};
-    if (is_one_of(option, of_shards) && data_is_generated(parameters->data))
+    const bool orbits = strcmp(parameters->data, "synth") == 0 && strcmp(option, "cache-dir") == 0;
+    if (is_one_of(option, of_shards) && data_is_generated(parameters->data) && !orbits)
         return "data at a URL or shards that are compressed";
     if (strcmp(option, "cache-bytes") == 0 && !parameters->cache_dir)
         return "--cache-dir DIR";

@@ -20,10 +20,10 @@ struct checkpoint;
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
     const char *data, *image, *label, *tensor, *labels, *test_labels, *formula, *preset, *preset_file,
-        *class_file;
+        *class_file, *draw;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
-    double test_share; /* NaN: not given */
-    int fit;           /* enum fit_how */
+    double test_share, min_lit; /* NaN: not given */
+    int fit;                    /* enum fit_how */
     /* The URLs with their secrets, if `data` and `test_data` show them without; set by job_hide_secrets() */
     const char *url, *test_url;
     const char *test_data; /* NULL: not given */
@@ -58,7 +58,9 @@ struct job_parameters {
     {"formula", "NAME", OPTION_TEXT, offsetof(parameters, job.formula), .column = COLUMN, .help = "how an image of synth is drawn: uji, visualatom, rcdb or another formula of docs/formulas.md whose images have labels (default: that of --class, or that which --preset implies, else uji, also for the preset visualatom)"}, \
     {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), .column = COLUMN, .help = "source of the classes of synth: uji, visualatom, lowercompute, paper-1000, lowercompute-1000, paper, paper-lowercompute, rcdb, rcdb-1k, rcdb-21k, visualatom-script-1k, fractaldb, fractaldb-1k, fractaldb-10k, fractaldb-search, ofdb-1k, ofdb-21k or 1p-frac (default: that of --formula, or " preset_ ")"}, \
     {"preset-file", "FILE", OPTION_TEXT, offsetof(parameters, job.preset_file), .column = COLUMN, .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"}, \
-    {"class", "FILE|DIR", OPTION_TEXT, offsetof(parameters, job.class_file), .column = COLUMN, .help = "take the classes of synth from this CSV file, or from the class files of a published script in a folder, instead of --preset. Their numbers are the labels, 0 to N - 1, and decide --classes"}, \
+    {"class", "FILE|DIR", OPTION_TEXT, offsetof(parameters, job.class_file), .column = COLUMN, .help = "take the classes of synth from this CSV file, or from the class files of a published script in a folder, instead of --preset. Their numbers are the labels, 0 to N - 1, and decide --classes. --preset 1p-frac, ofdb-1k or fractaldb-1k then says how fractals are drawn from them"}, \
+    {"draw", "WHAT", OPTION_TEXT, offsetof(parameters, job.draw), .column = COLUMN, .help = "what an image of a fractal shows: patches or points, as in the workload synth (default: patches)"}, \
+    {"min-lit", "SHARE", OPTION_REAL, offsetof(parameters, job.min_lit), .maximum = 0.5, .column = COLUMN, .help = "replace the weights of fractal classes whose images have a smaller expected share of set pixels than SHARE, as in the workload synth; 0.01 replaces nearly black images (default: none)"}, \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), .fallback = res_, .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample (with --feed load, in each epoch); random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized (with --feed load, until the shorter side has 256/224 of --out-res; then the centre is cut out). HOW is one of"},                                                                                         \

@@ -40,8 +40,9 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(
         struct train_parameters, "digits", "data to train on", "", "all; 10000 of generated data",
         "all; 2000 of generated data", "0.1",
-        "10; 8 for clips; for class folders, data sets of --prepare and URLs, the largest label plus 1", "64",
-        "", "uji", "as stored; synth: --res", "resize", "3", "fail"),
+        "all of a preset of synth that is a list or a published set; otherwise 10; 8 for clips; for class "
+        "folders, data sets of --prepare and URLs, the largest label plus 1",
+        "64", "", "uji", "as stored; synth: --res", "resize", "3", "fail"),
     {"recipe", "NAME", OPTION_CHOICE, AT(recipe), .fallback = "none", .choices = recipes,
      .help = "replace the defaults of other options: paper trains as in the published pre-training on "
              "VisualAtom. Add --help or --dry-run to see the values. NAME is one of"},
@@ -141,7 +142,8 @@ static const struct option_spec options[] = {
              "samples. auto takes the first of hardware, hybrid and cpu that exists, and cpu on a CPU and "
              "without --out-res. NAME is one of"},
     STREAM_SHARE_OPTION(AT(device_share), COLUMN_APART),
-    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes)),
+    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes),
+                  ". With --data synth, it keeps the orbits of fractals"),
     {"generator", "NAME", OPTION_CHOICE, AT(generator), .fallback = "auto", .choices = generators,
      .column = COLUMN, .help = "which variant of synth generates live samples. NAME is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), .column = COLUMN,
@@ -441,6 +443,10 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         return parameters->decoder == DECODER_AUTO;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
+    if (strcmp(option, "draw") == 0)
+        return !parameters->job.draw || strcmp(parameters->job.draw, "patches") == 0;
+    if (strcmp(option, "min-lit") == 0) /* the data's hashes do not cover all orbits */
+        return !(parameters->job.min_lit > 0);
     if (strcmp(option, "generator") == 0)
         return !draws_other_bits(parameters);
     if (strcmp(option, "sync") == 0)
@@ -1281,6 +1287,8 @@ static enum status train_open(const struct options *given, void *parameters_,
                          all.job.test_data ? all.job.test_data : all.job.data);
     if (parameters->job.resident_bytes == OPTION_ALL) /* the row says how many these are */
         parameters->job.resident_bytes = opened->data.resident_bytes;
+    if (strcmp(parameters->job.data, "synth") == 0 && !parameters->largest)
+        parameters->job.classes = opened->data.classes; /* of a preset or a file, if they were not given */
     struct partition divided = *partition;
     divided.strong |= all.reduced_batch; /* the ranks divide the training set */
     parameters->job.batch =
