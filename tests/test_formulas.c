@@ -723,7 +723,7 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
     expect_usage("--preset rcdb-1k --random published --seed 3", "--seed has no effect on published images");
     expect_usage("--formula rcdb --class x.csv --random published", "drop --class");
     expect_usage("--preset rcdb-1k --preset-file x --classes 9 --random published", "drop --preset-file");
-    expect_usage("--formula rcdb --draw points", "--draw: the formula rcdb draws no fractals");
+    expect_usage("--formula rcdb --draw points", "--draw: the formula rcdb draws no fractals of the plane");
     expect_usage("--formula fractaldb --classes 3 --random published", "add --draw points");
     expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --res 12",
                  "--res: 12 pixels per side");

@@ -261,7 +261,7 @@ def test_fractals() -> None:
     with fdsl.Loader(images_of, 4, shuffle=False) as loader:
         assert content(next(iter(loader))[0]) == wanted
     for wrong, message in (
-        ({"formula": "rcdb", "draw": "points"}, "draw: the formula rcdb draws no fractals"),
+        ({"formula": "rcdb", "draw": "points"}, "draw: the formula rcdb draws no fractals of the plane"),
         ({**words, "res": 12}, "res: 12 pixels per side are too few"),
         ({**words, "draw": "squares"}, "draw: 'squares' is unknown"),
     ):
@@ -310,7 +310,7 @@ def test_classes_of_fractals_are_searched_and_survive_files(tmp_path: pathlib.Pa
         (lambda: fdsl.classes.load("/nonexistent", "fractaldb"), "/nonexistent"),
         (lambda: fdsl.classes.save(fdsl.ClassTable("uj", (), [0], [()]), "x"), "its formula 'uj' is unknown"),
         (lambda: fdsl.Generator(preset="fractaldb-1k", min_lit=0.6), "min_lit: 0.6 is out of range"),
-        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals"),
+        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals of the plane"),
         (lambda: fdsl.Generator(preset="1p-frac", classes=2, min_lit=0.1), "this set has none"),
     ],
 )

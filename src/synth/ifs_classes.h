@@ -134,14 +134,20 @@ int ifs_name_digits(const struct ifs_rules *rules);
 
 /* ---- Published class files ----
  *
- * One file per class, one line a,b,c,d,e,f,p per map, numbers as "%.18e". */
+ * One file per class, one line a,b,c,d,e,f,p per map, or a,b,...,l,p of a map of space (ifs3d.h), numbers as
+ * "%.18e". `values` is the number of values of a line: ifs_values_of(). */
+
+static inline uint32_t ifs_values_of(const struct formula *formula)
+{
+    return formula->family == FAMILY_IFS3D ? IFS3D_MAP_VALUES : IFS_MAP_VALUES;
+}
 
 /* Reads a class from the text of a file, terminated by a zero, which it changes. Messages begin with `name`.
  * Checks the form, but not the limits of the formula. Empty lines may end the text. */
-enum status ifs_text_read(const char *name, char *text, struct class_row *row);
+enum status ifs_text_read(const char *name, char *text, uint32_t values, struct class_row *row);
 
 /* Writes the text of a class's file, terminated by a zero. Returns the length. */
-size_t ifs_text_write(const struct class_row *row, char *text, size_t size);
+size_t ifs_text_write(const struct class_row *row, uint32_t values, char *text, size_t size);
 
 FDSL_C_END
 

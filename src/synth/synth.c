@@ -247,8 +247,8 @@ static enum status check_combination(const struct options *given, const struct s
     const bool fractal = formulas[parameters->formula]->family == FAMILY_IFS;
     if (!fractal && (parameters->describe || options_given(given, "min-lit")))
         return status_option(STATUS_USAGE, parameters->describe ? "describe" : "min-lit",
-                             ": the formula %s draws no fractals; drop it, or choose fractals, such as with "
-                             "--preset fractaldb-1k",
+                             ": the formula %s draws no fractals of the plane; drop it, or choose such fractals, "
+                             "as with --preset fractaldb-1k",
                              formula_names[parameters->formula]);
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
@@ -259,7 +259,8 @@ static enum status check_combination(const struct options *given, const struct s
                              " has no effect on published images, whose seeds are those of the published "
                              "script; drop it");
     const bool rules =
-        fractal && parameters->class_file && !parameters->preset_file; /* of the preset's orbits */
+        formula_is_system(formulas[parameters->formula]) && parameters->class_file &&
+        !parameters->preset_file; /* of the preset's orbits */
     if (parameters->classes > 0 || (!parameters->preset && !parameters->preset_file) || rules)
         return STATUS_OK;
     if (parameters->preset)
