@@ -284,9 +284,14 @@ FDSL_HD float ifs3d_along(const float direction[3], const float point[3], float 
     return fmaf(direction[0], point[0], fmaf(direction[1], point[1], fmaf(direction[2], point[2], start)));
 }
 
-/* Returns the pixel that a scaled point is drawn on, as row * res + column; UINT32_MAX if the point is outside
- * the image or too near. Row 0 is the lowest one, as the script stores its images upside down. */
-FDSL_HD uint32_t ifs3d_pixel(const struct ifs3d_camera *camera, const float point[3], uint32_t res)
+/* A pixel; outside: both numbers are UINT32_MAX. */
+struct ifs3d_pixel {
+    uint32_t x, y;
+};
+
+/* Returns the pixel that a scaled point is drawn on. A point that is too near has none. Row 0 is the lowest one,
+ * as the script stores its images upside down. */
+FDSL_HD struct ifs3d_pixel ifs3d_pixel(const struct ifs3d_camera *camera, const float point[3], uint32_t res)
 {
     const float depth = ifs3d_along(camera->forward, point, IFS3D_DISTANCE), half = 0.5f * (float)res;
     const float inverse = ifs3d_reciprocal(depth);
@@ -294,7 +299,8 @@ FDSL_HD uint32_t ifs3d_pixel(const struct ifs3d_camera *camera, const float poin
     const float y = fmaf(ifs3d_along(camera->up, point, 0) * inverse, half, half);
     const bool inside = depth >= IFS3D_NEAR && depth <= IFS3D_FAR && x >= 0 && y >= 0 && x < (float)res &&
                         y < (float)res;
-    return inside ? (uint32_t)y * res + (uint32_t)x : UINT32_MAX;
+    const struct ifs3d_pixel pixel = {inside ? (uint32_t)x : UINT32_MAX, inside ? (uint32_t)y : UINT32_MAX};
+    return pixel;
 }
 
 /* ---- Point clouds ---- */

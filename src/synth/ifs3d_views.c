@@ -5,6 +5,12 @@
 
 #include "machine/host.h"
 
+#if defined(__x86_64__) && defined(__linux__) && !defined(FDSL_SANITIZED) && !defined(__clang__)
+#define VECTOR_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define VECTOR_CLONES
+#endif
+
 /* ---- The definition ---- */
 
 static uint32_t choice_at(const struct ifs3d_system *system, struct philox_key key, uint32_t step)
@@ -58,15 +64,29 @@ void ifs3d_walk(const struct ifs3d_system *system, uint32_t row, struct philox_k
             points->at[i][axis] = ifs3d_coordinate(&frame, scratch[i], axis);
 }
 
+enum { RUN = 1024 }; /* points whose pixels are computed at once */
+
+VECTOR_CLONES static void find_pixels(const struct ifs3d_camera *camera, const float (*restrict points)[3],
+                                      uint32_t count, uint32_t res, uint32_t *restrict pixels)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ifs3d_pixel pixel = ifs3d_pixel(camera, points[i], res);
+        pixels[i] = pixel.x == UINT32_MAX ? UINT32_MAX : pixel.y * res + pixel.x;
+    }
+}
+
 void ifs3d_view(const struct ifs_rules *rules, const struct ifs3d_points *points, struct philox_key key,
                 uint32_t view, uint32_t res, uint8_t *canvas)
 {
     const struct ifs3d_camera camera = ifs3d_camera(rules, key, view);
+    uint32_t pixels[RUN];
     memset(canvas, 0, (size_t)res * res);
-    for (uint32_t i = 0; i < points->count; i++) {
-        const uint32_t pixel = ifs3d_pixel(&camera, points->at[i], res);
-        if (pixel != UINT32_MAX)
-            canvas[pixel] = IFS3D_GRAY;
+    for (uint32_t first = 0; first < points->count; first += RUN) {
+        const uint32_t count = points->count - first < RUN ? points->count - first : RUN;
+        find_pixels(&camera, points->at + first, count, res, pixels);
+        for (uint32_t i = 0; i < count; i++)
+            if (pixels[i] != UINT32_MAX)
+                canvas[pixels[i]] = IFS3D_GRAY;
     }
 }
 
@@ -108,12 +128,6 @@ void synth_draw_solid(const struct synth *synth, struct synth_image image, void 
 }
 
 /* ---- Several walks at a time ---- */
-
-#if defined(__x86_64__) && defined(__linux__) && !defined(FDSL_SANITIZED) && !defined(__clang__)
-#define VECTOR_CLONES __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
-#else
-#define VECTOR_CLONES
-#endif
 
 enum { CHOICES = (IFS3D_POINTS + 3) / 4 * 4 };
 
