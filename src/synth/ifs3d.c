@@ -3,15 +3,19 @@
 #include "synth/ifs3d.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
+#include "core/file.h"
 #include "core/parallel.h"
 #include "machine/host.h"
 #include "synth/formula.h"
+#include "synth/ifs_classes.h"
 #include "synth/published_files.h"
 #include "synth/published_parts.h"
 #include "synth/published_random.h"
@@ -282,11 +286,60 @@ enum status ifs3d_search(uint32_t seed, double threshold, uint32_t count, struct
     return status;
 }
 
-/* Implements rows() of the presets. */
-static enum status search_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+enum { LIST_COUNT = 1000 };             /* classes that are kept in a cache file */
+#define LIST_HASH UINT64_C(0x68b1b7b9b5babea3) /* list_hash() of them */
+
+/* Returns a hash of LIST_COUNT classes, with probabilities rounded to float32: their last bits depend on the C
+ * library. */
+static uint64_t list_hash(const struct class_row *rows)
 {
+    uint64_t hash = FNV_BEGIN;
+    for (uint32_t c = 0; c < LIST_COUNT; c++) {
+        struct class_row row = rows[c];
+        for (uint32_t m = 0; m < IFS_MAPS_MAX; m++) {
+            double *probability = &row.value[1 + IFS3D_MAP_VALUES * m + IFS3D_COEFFICIENTS];
+            *probability = (float)*probability;
+        }
+        hash = fnv_add(fnv_add(hash, &row.id, sizeof row.id), row.value, sizeof row.value);
+    }
+    return hash;
+}
+
+/* Reads the list from its cache file. Returns NULL if there is none. Warns if it is damaged. */
+static struct class_row *read_list(const char *path)
+{
+    char *bytes = NULL;
+    size_t size = 0;
+    if (!path[0] || file_read(path, &bytes, &size) != STATUS_OK)
+        return NULL;
+    struct class_row *rows = (struct class_row *)(void *)bytes;
+    if (size == LIST_COUNT * sizeof *rows && list_hash(rows) == LIST_HASH)
+        return rows;
+    status_warn("%s is damaged; searching the classes again", path);
+    free(bytes);
+    return NULL;
+}
+
+/* Implements rows() of the presets: the search with seed 1. The first LIST_COUNT classes come from a cache file. If
+ * there is none, they are searched, and the file is written. */
+static enum status list_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    char path[PATH_MAX];
     (void)preset;
-    return ifs3d_search(1, IFS3D_THRESHOLD, count, rows);
+    if (count > LIST_COUNT)
+        return ifs3d_search(1, IFS3D_THRESHOLD, count, rows);
+    cache_path("ifs3d-1000.ifs", path);
+    FREED struct class_row *list = read_list(path);
+    if (!list) {
+        list = calloc(LIST_COUNT, sizeof *list);
+        TRY(ALLOCATED(list, "out of memory for classes"));
+        TRY(ifs3d_search(1, IFS3D_THRESHOLD, LIST_COUNT, list));
+        if (list_hash(list) != LIST_HASH)
+            return status_set(STATUS_FAILED, "the classes of ifs3d are computed differently on this machine");
+        ifs_cache_write(path, "ifs3d", list, LIST_COUNT * sizeof *list);
+    }
+    memcpy(rows, list, count * sizeof *rows);
+    return STATUS_OK;
 }
 
 /* ---- The formula ---- */
@@ -324,11 +377,11 @@ static const struct ifs_rules cloud_rules = DRAWINGS(.weights = IFS3D_WEIGHTS, .
 static const struct ifs_rules one_rules = DRAWINGS(.weights = 1); /* the first row, which scales a by 0.4 */
 
 static const struct formula_preset presets[] = {
-    {.name = "ifs3d", .rows = search_rows},
-    {.name = "mv-fractaldb-1k", .rows = search_rows, .ifs = &circle_rules},
-    {.name = "exfractaldb-1k", .rows = search_rows, .ifs = &sphere_rules},
-    {.name = "3d-ofdb-1k", .rows = search_rows, .ifs = &one_rules},
-    {.name = "pc-fractaldb-1k", .rows = search_rows, .ifs = &cloud_rules},
+    {.name = "ifs3d", .rows = list_rows},
+    {.name = "mv-fractaldb-1k", .rows = list_rows, .ifs = &circle_rules},
+    {.name = "exfractaldb-1k", .rows = list_rows, .ifs = &sphere_rules},
+    {.name = "3d-ofdb-1k", .rows = list_rows, .ifs = &one_rules},
+    {.name = "pc-fractaldb-1k", .rows = list_rows, .ifs = &cloud_rules},
     {.name = NULL},
 };
 

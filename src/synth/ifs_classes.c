@@ -111,6 +111,15 @@ static bool read_cache(const char *path, uint32_t count, uint64_t hash, struct i
     return false;
 }
 
+void ifs_cache_write(char *path, const char *set, const void *classes, size_t bytes)
+{
+    cache_make_folders(path);
+    if (!path[0] || file_write_atomic(path, classes, bytes) != STATUS_OK)
+        status_warn("the classes of %s are computed at every start, because they cannot be stored%s%s; set "
+                    "XDG_CACHE_HOME to a folder that can be written",
+                    set, path[0] ? ": " : "", path[0] ? status_text() : "");
+}
+
 /* Gets the systems of a list from its cache file, or computes them and writes the file. */
 static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *systems)
 {
@@ -123,12 +132,7 @@ static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *sy
     unpack(count, systems);
     if (fnv_add(FNV_BEGIN, systems, bytes) != hash)
         return status_set(STATUS_FAILED, "the classes of FractalDB are computed differently on this machine");
-    cache_make_folders(path);
-    if (!path[0] || file_write_atomic(path, systems, bytes) != STATUS_OK)
-        status_warn(
-            "the classes of FractalDB are computed at every start, because they cannot be stored%s%s; "
-            "set XDG_CACHE_HOME to a folder that can be written",
-            path[0] ? ": " : "", path[0] ? status_text() : "");
+    ifs_cache_write(path, "FractalDB", systems, bytes);
     return STATUS_OK;
 }
 
