@@ -678,7 +678,7 @@ Test(formulas, every_formula_is_described)
         }
         if (formula->family == FAMILY_LINES) /* other classes are not drawn from ranges */
             cr_expect_eq(turns, (1u << formula->parameter_count) - 1, "%s", formula->name);
-        cr_expect_eq(formula->family == FAMILY_IFS, formula->ifs != NULL, "%s", formula->name);
+        cr_expect_eq(formula_is_system(formula), formula->ifs != NULL, "%s", formula->name);
         const struct line_rules rules = line_rules_of((enum formula_id)f);
         cr_expect(rules.shapes >= 1 && rules.noise_factor > 0 && rules.background <= 255, "%s",
                   formula->name);
@@ -739,8 +739,8 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
  */
 static double some_value(const struct formula *formula, size_t i)
 {
-    if (formula->family == FAMILY_IFS)
-        return i == 0 ? 2 : i <= 14 ? 0.5 : 0;
+    if (formula_is_system(formula))
+        return i == 0 ? 2 : i <= 2 * (formula->parameter_count - 1) / IFS_MAPS_MAX ? 0.5 : 0;
     return fmax(formula->parameters[i].least, fmin(5, formula->parameters[i].most));
 }
 
