@@ -100,7 +100,7 @@ def scaled(maps, row, key):
         points.append(own)
     points = np.concatenate(points, 1)
     centre, scale = (total + (low + high) * 0.5) / 10000, np.float64(2) / (high - low)
-    if not (np.isfinite(scale) and np.isfinite(centre).all()):
+    if not (high - low <= 1e25 and np.isfinite(scale) and np.isfinite(centre).all()):
         return None
     return ((points.T - centre) * scale).astype(single)
 

@@ -421,5 +421,5 @@ Test(fractal_files, dark_weights_are_described_and_replaced)
                 "naive --npy naive.npy --min-lit 0.01 && ! cmp -s dark.npy omp.npy && cmp naive.npy omp.npy");
 
     EXPECT_PRINTS(2, "this set has none", "$P --variant omp --preset 1p-frac --min-lit 0.01");
-    EXPECT_PRINTS(2, "draws no fractals of the plane", "$P --preset rcdb-1k --describe");
+    EXPECT_PRINTS(2, "draws no fractals", "$P --preset rcdb-1k --describe");
 }

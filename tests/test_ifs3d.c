@@ -254,7 +254,7 @@ Test(ifs3d, walks_at_a_time_equal_single_ones)
 }
 
 /* The walks have the points of the one orbit of the published script: all bits of 90 % of the orbits, and the same
- * pixels in more. The rest contracts slowly or not at all. */
+ * pixels in more. The rest contracts slowly or not at all. Orbits that overflow are detected from their walks. */
 Test(ifs3d, walks_join_to_the_published_orbit)
 {
     enum { CLASSES = 40, RES = 224 };
@@ -262,7 +262,8 @@ Test(ifs3d, walks_join_to_the_published_orbit)
     struct ifs3d_points *points = malloc(sizeof *points), *orbit = malloc(sizeof *orbit);
     struct ifs3d_point *walked = malloc(IFS3D_POINTS * sizeof *walked);
     uint8_t *views[2] = {malloc(RES * RES), malloc(RES * RES)};
-    uint32_t orbits = 0, same_bits = 0, same_pixels = 0;
+    struct ifs3d_point *again = malloc(IFS3D_POINTS * sizeof *again), *identity = malloc(IFS3D_POINTS * sizeof *again);
+    uint32_t orbits = 0, same_bits = 0, same_pixels = 0, overflows = 0;
     double lit[2] = {0};
     for (uint32_t i = 0; i < CLASSES; i++) {
         struct ifs3d_system system;
@@ -282,6 +283,12 @@ Test(ifs3d, walks_join_to_the_published_orbit)
                 ifs3d_extend(&extent, point);
             }
             const struct ifs3d_frame frame = ifs3d_frame(&extent);
+            ifs3d_walk(&system, row, key, again, points);
+            if (!isfinite(point.at[0])) { /* then the weights are those of row IFS3D_IDENTITY */
+                ifs3d_walk(&system, IFS3D_IDENTITY, key, identity, orbit);
+                cr_expect(memcmp(again, identity, IFS3D_POINTS * sizeof *again) == 0, "class %u, row %u", i, row);
+                overflows++;
+            }
             if (!frame.drawn)
                 continue;
             orbit->count = IFS3D_POINTS;
@@ -289,8 +296,6 @@ Test(ifs3d, walks_join_to_the_published_orbit)
                 for (int axis = 0; axis < 3; axis++)
                     orbit->at[step][axis] = ifs3d_coordinate(&frame, walked[step], axis);
             ifs3d_view(formula()->ifs, orbit, key, 4, RES, views[0]);
-            struct ifs3d_point *again = malloc(IFS3D_POINTS * sizeof *again);
-            ifs3d_walk(&system, row, key, again, points);
             ifs3d_view(formula()->ifs, points, key, 4, RES, views[1]);
             orbits++;
             same_bits += memcmp(again, walked, IFS3D_POINTS * sizeof *again) == 0;
@@ -298,14 +303,16 @@ Test(ifs3d, walks_join_to_the_published_orbit)
             for (int v = 0; v < 2; v++)
                 for (uint32_t p = 0; p < RES * RES; p++)
                     lit[v] += views[v][p] != 0;
-            free(again);
         }
     }
+    cr_expect_gt(overflows, 0);
     cr_expect(same_bits > 0.9 * orbits && same_bits < orbits, "%u of %u orbits", same_bits, orbits);
     cr_expect(same_pixels > 0.95 * orbits, "%u of %u views", same_pixels, orbits);
     cr_expect(fabs(lit[1] / lit[0] - 1) < 0.002, "lit %g and %g", lit[0] / orbits, lit[1] / orbits);
     free(views[0]);
     free(views[1]);
+    free(again);
+    free(identity);
     free(walked);
     free(orbit);
     free(points);
@@ -340,8 +347,12 @@ Test(ifs3d_files, point_clouds_are_written_to_arrays_only)
     EXPECT(0, DRAW "--variant omp --preset pc-fractaldb-1k --classes 3 --batch 2 --npy x.npy && "
                    "test $(stat -c %%s x.points.npy) = $((128 + 2 * 10000 * 3 * 4))");
     EXPECT_PRINTS(2, "one class", DRAW "--variant omp --preset pc-fractaldb-1k --classes 1");
-    EXPECT_PRINTS(2, "stores no point clouds",
+    EXPECT_PRINTS(2, "samples have no point clouds",
                   "$P --prepare set --from synth --preset pc-fractaldb-1k --samples 3 --classes 3");
+    EXPECT_PRINTS(2, "samples have no point clouds",
+                  "$P --variant train-omp --model lenet --data synth --preset pc-fractaldb-1k --classes 3");
+    EXPECT_PRINTS(0, "leave out the point clouds",
+                  DRAW "--variant omp --preset pc-fractaldb-1k --classes 3 --batch 3 --png shown");
     EXPECT_PRINTS(2, "--points", DRAW "--variant omp --preset ifs3d --points x.npy");
 }
 
@@ -372,6 +383,19 @@ Test(ifs3d_files, a_damaged_cache_file_is_replaced)
     EXPECT_PRINTS(0, "is damaged; searching the classes again",
                   "export XDG_CACHE_HOME=$PWD/cache; $P --preset ifs3d --classes 3 --write-classes b.csv && "
                   "cmp a.csv b.csv");
+}
+
+Test(ifs3d_files, a_set_is_described)
+{
+    EXPECT_PRINTS(0, "4 classes of", "$P --preset exfractaldb-1k --classes 4 --describe");
+    EXPECT_OUT("145 weights per class, 12 views of 9999 points, 224 x 224 pixels", "without points: 0",
+               "set pixels of view 0: mean");
+}
+
+Test(ifs3d_files, live_training_draws_views)
+{
+    EXPECT_PRINTS(0, "train-omp", "$P --variant train-omp --model lenet --data synth --preset exfractaldb-1k --classes 3 "
+                                  "--train-size 60 --test-size 30 --out-res 32 --batch 10 --epochs 1");
 }
 
 Test(ifs3d_files, options_that_have_no_effect_are_refused)

@@ -627,7 +627,7 @@ def configured(
     c.classes = 0 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
     for name, value in ("preset", preset), ("preset_file", preset_file):
         listed = class_list is not None or class_file is not None or class_table is not None
-        if value is not None and listed and not (name == "preset" and formula == "fractaldb"):
+        if value is not None and listed and not (name == "preset" and formula in ("fractaldb", "ifs3d")):
             raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
     c.preset = None if preset is None else _text("preset", preset)
     c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)

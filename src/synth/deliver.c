@@ -706,6 +706,6 @@ enum status deliver_write(const struct synth *synth, const struct deliver_files 
     if (files->png || files->sheet)
         TRY(deliver_pictures(synth, files, name, variant, state));
     if ((files->png || files->sheet) && synth_cloud_bytes(synth) && !files->npy)
-        status_note("the pictures leave out the point clouds; --npy FILE writes them");
+        status_say("the pictures leave out the point clouds; --npy FILE writes them");
     return files->npy ? deliver_npy(synth, files->npy, name, variant, state) : STATUS_OK;
 }

@@ -1,9 +1,12 @@
 /* Orbits, views and point clouds of three-dimensional iterated function systems (ifs3d.h) on the CPU. */
 #include "synth/input.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "machine/host.h"
+#include "core/parallel.h"
+#include "synth/ifs_classes.h"
+#include "synth/published_parts.h"
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(FDSL_SANITIZED) && !defined(__clang__)
 #define VECTOR_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -135,6 +138,7 @@ enum { CHOICES = (IFS3D_POINTS + 3) / 4 * 4 };
 struct walks {
     double by_coefficient[IFS3D_COEFFICIENTS][IFS_MAPS_MAX + 1];
     double x[IFS3D_WALKS], y[IFS3D_WALKS], z[IFS3D_WALKS];
+    bool replaced; /* the weights, because a coordinate overflows */
     uint8_t choices[CHOICES];
     struct ifs3d_point points[IFS3D_WALKS * IFS3D_LENGTH];
 };
@@ -198,7 +202,8 @@ void ifs3d_walk_fast(const struct ifs3d_system *system, uint32_t row, struct phi
     struct walks *walks = scratch;
     choose_maps(system, key, walks->choices);
     struct ifs3d_frame frame = walk_together(system, row, walks);
-    if (!frame.drawn && row != IFS3D_IDENTITY)
+    walks->replaced = !frame.drawn && row != IFS3D_IDENTITY;
+    if (walks->replaced)
         frame = walk_together(system, IFS3D_IDENTITY, walks);
     points->count = frame.drawn ? IFS3D_POINTS : 0;
     for (uint32_t i = 0; i < points->count; i++)
@@ -209,4 +214,72 @@ void ifs3d_walk_fast(const struct ifs3d_system *system, uint32_t row, struct phi
 size_t ifs3d_scratch_bytes(void)
 {
     return sizeof(struct walks);
+}
+
+/* ---- The report of --describe ---- */
+
+/* The drawings of a set, of which a task examines those of a class. */
+struct looking {
+    const struct synth *synth;
+    struct progress progress;
+    float *lit;            /* per drawing, the share of set pixels */
+    _Atomic uint64_t dark; /* drawings without points */
+    _Atomic uint64_t grown; /* drawings that overflow, so that they have the weights of row IFS3D_IDENTITY */
+    _Atomic bool failed;
+};
+
+static void look_at_class(void *context, uint64_t c, int thread)
+{
+    struct looking *looking = context;
+    const struct synth *synth = looking->synth;
+    const uint32_t weights = ifs_orbits(&synth->ifs);
+    const size_t pixels = synth_image_bytes(synth);
+    FREED struct ifs3d_points *points = malloc(sizeof *points);
+    FREED struct walks *walks = aligned_alloc(64, (sizeof *walks + 63) / 64 * 64);
+    FREED uint8_t *canvas = malloc(pixels);
+    if (!points || !walks || !canvas) {
+        looking->failed = true;
+        return;
+    }
+    for (uint32_t w = 0; w < weights; w++) {
+        const struct ifs_instance shown = ifs_instance(&synth->ifs, (uint64_t)w * synth->ifs.flips);
+        const struct philox_key key = synth_solid_key(synth, (uint32_t)c, shown);
+        const uint32_t row = ifs3d_row(&synth->ifs, shown);
+        size_t lit = 0;
+        ifs3d_walk_fast(&synth->solids[c], row, key, walks, points);
+        ifs3d_view(&synth->ifs, points, key, 0, synth->res, canvas);
+        for (size_t i = 0; i < pixels; i++)
+            lit += canvas[i] != 0;
+        looking->lit[c * weights + w] = (float)lit / (float)pixels;
+        looking->dark += points->count == 0;
+        looking->grown += walks->replaced;
+    }
+    if (thread == 0 && progress_due(&looking->progress))
+        progress_show(&looking->progress, "computing orbits: class %u of %u", (unsigned)c,
+                      (unsigned)synth->class_count);
+}
+
+enum status synth_describe_solids(const char *name, const struct synth *synth, FILE *stream)
+{
+    const uint32_t weights = ifs_orbits(&synth->ifs), count = synth->class_count;
+    const size_t all = (size_t)count * weights;
+    struct looking looking = {.synth = synth};
+    size_t maps = 0;
+    FREED float *lit = looking.lit = malloc(all * sizeof *lit);
+    TRY(ALLOCATED(lit, "out of memory for the drawings of %u classes", (unsigned)count));
+    progress_begin(&looking.progress, true);
+    parallel_for(usable_threads(), count, look_at_class, &looking);
+    progress_clear(&looking.progress);
+    TRY(ALLOCATED(!looking.failed, "out of memory for orbits; lower --threads or --res"));
+    for (uint32_t c = 0; c < count; c++)
+        maps += synth->solids[c].maps;
+    fprintf(stream,
+            "%s: %u classes of %.2f maps on average, %u weights per class, %u views of %u points, %u x %u pixels\n",
+            name, (unsigned)count, (double)maps / count, (unsigned)weights, (unsigned)synth->ifs.flips,
+            IFS3D_POINTS, (unsigned)synth->res, (unsigned)synth->res);
+    fprintf(stream, "overflow: %llu drawings (%.1f %%), drawn without weights; without points: %llu\n",
+            (unsigned long long)looking.grown, 100.0 * (double)looking.grown / (double)all,
+            (unsigned long long)looking.dark);
+    ifs_print_shares("set pixels of view 0", lit, all, stream);
+    return STATUS_OK;
 }

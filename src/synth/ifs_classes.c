@@ -241,8 +241,7 @@ static int compare_shares(const void *a, const void *b)
     return (first > second) - (first < second);
 }
 
-/* Prints the distribution of a share of pixels, and sorts it. */
-static void print_shares(const char *what, float *shares, size_t count, FILE *stream)
+void ifs_print_shares(const char *what, float *shares, size_t count, FILE *stream)
 {
     static const double darks[] = {0.001, 0.01, 0.05, 0.2};
     double sum = 0;
@@ -282,8 +281,8 @@ static enum status print_looks(const struct ifs_rules *rules, const struct ifs_l
     }
     fprintf(stream, "overflow: %zu orbits (%.1f %%), of %zu classes\n", overflows,
             100.0 * (double)overflows / (double)all, classes);
-    print_shares("occupied cells", shares, all, stream);
-    print_shares("set pixels of patches", shares + all, all, stream);
+    ifs_print_shares("occupied cells", shares, all, stream);
+    ifs_print_shares("set pixels of patches", shares + all, all, stream);
     return STATUS_OK;
 }
 

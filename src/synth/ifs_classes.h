@@ -121,6 +121,9 @@ enum status ifs_look(const struct ifs_rules *rules, const struct ifs_system *sys
 enum status ifs_replace_dark(const struct ifs_rules *rules, struct ifs_system *systems, uint32_t count,
                              const double *uniforms, uint32_t res, double least);
 
+/* Prints the distribution of a share of pixels of `count` orbits, and sorts `shares`. */
+void ifs_print_shares(const char *what, float *shares, size_t count, FILE *stream);
+
 /* Prints the report of --describe on a set: fill rates, orbits that overflow, nearly black images. */
 enum status ifs_describe(const char *name, const struct ifs_rules *rules, const struct ifs_system *systems,
                          uint32_t count, const double *uniforms, uint32_t res, FILE *stream);

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/portable.h"
@@ -184,6 +185,10 @@ enum status synth_generator_open(const struct synth *synth, const struct variant
 void synth_draw_solid(const struct synth *synth, struct synth_image image, void *scratch, uint8_t *canvas,
                       float *cloud);
 size_t synth_solid_scratch_bytes(void);
+
+/* Prints the report of --describe on a set of FAMILY_IFS3D: overflow, and set pixels of view 0 of the first drawing of
+ * each weight. STATUS_EXHAUSTED if memory runs out. */
+enum status synth_describe_solids(const char *name, const struct synth *synth, FILE *stream);
 
 /* Frees the classes and the tables; accepts a zeroed input. */
 void synth_free(struct synth *synth);

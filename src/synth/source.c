@@ -247,10 +247,6 @@ static enum status open_prepared(const struct source_request *request, struct ma
     maker->workload = workload_find("synth");
     TRY(maker->workload->open(request->options, request->workload_parameters, &alone, &maker->input));
     maker->synth = maker->input;
-    if (synth_cloud_bytes(maker->synth))
-        return status_value(STATUS_USAGE, "preset", "pc-fractaldb-1k",
-                            ": --prepare stores no point clouds; use --preset mv-fractaldb-1k, which has the "
-                            "same images, or write arrays with --npy");
     return maker->synth->output.layout == OUTPUT_NHWC
                ? status_value(STATUS_USAGE, "layout", "nhwc",
                               ": prepared samples are PNG files or arrays of the "
@@ -368,6 +364,10 @@ static enum status synth_source_open(const struct source_request *request, struc
     maker->encoding = (enum source_encoding)parameters->encoding;
     TRY(request->options ? open_prepared(request, maker) : open_values(parameters, maker));
     TRY(check_encoding(maker));
+    if (synth_cloud_bytes(maker->synth))
+        return status_value(STATUS_USAGE, "preset", "pc-fractaldb-1k",
+                            ": samples have no point clouds; use --preset mv-fractaldb-1k, which has the same "
+                            "images and labels; --npy writes the clouds");
     if (parameters->names)
         TRY(name_as_published(facts, maker));
     const struct synth_output *output = &maker->synth->output;

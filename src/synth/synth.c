@@ -244,12 +244,13 @@ static enum status check_combination(const struct options *given, const struct s
     if (options_given(given, "class-format") && !parameters->files.write_classes)
         return status_option(STATUS_USAGE, "class-format",
                              " has an effect only with --write-classes; add --write-classes DIR");
-    const bool fractal = formulas[parameters->formula]->family == FAMILY_IFS;
-    if (!fractal && (parameters->describe || options_given(given, "min-lit")))
-        return status_option(STATUS_USAGE, parameters->describe ? "describe" : "min-lit",
-                             ": the formula %s draws no fractals of the plane; drop it, or choose such fractals, "
-                             "as with --preset fractaldb-1k",
-                             formula_names[parameters->formula]);
+    const struct formula *formula = formulas[parameters->formula];
+    const bool describe = parameters->describe && !formula_is_system(formula);
+    if (describe || (options_given(given, "min-lit") && formula->family != FAMILY_IFS))
+        return status_option(STATUS_USAGE, describe ? "describe" : "min-lit",
+                             ": the formula %s draws no fractals%s; drop it, or choose fractals, such as with "
+                             "--preset fractaldb-1k",
+                             formula->name, describe ? "" : " of the plane");
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
     if (parameters->min_lit > 0 && parameters->random)
@@ -259,8 +260,8 @@ static enum status check_combination(const struct options *given, const struct s
                              " has no effect on published images, whose seeds are those of the published "
                              "script; drop it");
     const bool rules =
-        formula_is_system(formulas[parameters->formula]) && parameters->class_file &&
-        !parameters->preset_file; /* of the preset's orbits */
+        formula_is_system(formula) && parameters->class_file && !parameters->preset_file; /* of the preset's
+                                                                                             orbits */
     if (parameters->classes > 0 || (!parameters->preset && !parameters->preset_file) || rules)
         return STATUS_OK;
     if (parameters->preset)
@@ -632,6 +633,9 @@ static enum status synth_describe(const void *input)
     const struct synth_job *job = input;
     const struct synth *synth = &job->synth;
     const struct synth_parameters *parameters = &job->parameters;
+    if (synth_is_ifs3d(synth))
+        return synth_describe_solids(parameters->class_file ? parameters->class_file : parameters->preset, synth,
+                                     stdout);
     return ifs_describe(parameters->class_file ? parameters->class_file : parameters->preset, &synth->ifs,
                         synth->systems, synth->class_count, synth->uniforms, synth->res, stdout);
 }
