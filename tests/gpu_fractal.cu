@@ -135,8 +135,8 @@ struct trial {
     enum solid solid; /* fractals in space; then `points`, `draws_points` and `plain` have no effect */
 };
 
-/* Sets the classes of fractals in space: those of a search. Some weights of the last class overflow at once, some
- * after many steps. */
+/* Sets the classes of fractals in space: those of a search. Some weights of the last class overflow at once,
+ * some after many steps. */
 static void choose_solids(const struct trial *trial, struct synth *synth)
 {
     const uint32_t count = trial->classes;
@@ -314,12 +314,14 @@ static void compare(const struct trial *trial)
     for (uint32_t i = 0; i < count; i++) {
         images += memcmp(&right.images[i * bytes], &ours.images[i * bytes], bytes) != 0;
         labels += right.labels[i] != ours.labels[i];
-        labels += cloud > 0 && memcmp(&right.points[i * cloud], &ours.points[i * cloud], cloud * sizeof(float)) != 0;
+        labels += cloud > 0 &&
+                  memcmp(&right.points[i * cloud], &ours.points[i * cloud], cloud * sizeof(float)) != 0;
     }
     snprintf(text, sizeof text,
              "%u classes%s, %u points, %u^2, batch %u, output %u^2 %s %s x %u%s%s%s%s: %u images, %u targets "
              "differ",
-             trial->classes, solids[trial->solid], synth.ifs.points, trial->res, trial->batch, synth.output.res,
+             trial->classes, solids[trial->solid], synth.ifs.points, trial->res, trial->batch,
+             synth.output.res,
              synth.output.fit == OUTPUT_WHOLE    ? "whole"
              : synth.output.fit == OUTPUT_RESIZE ? "resized"
                                                  : "cropped",
@@ -398,14 +400,14 @@ static void compare_runs(const struct variant *variant, const char *name, enum s
                 synth_draw_solid(&synth, image, memory.data(), right.data(),
                                  cloud ? right_cloud.data() : nullptr);
             else
-                ifs_draw(&synth.ifs, &synth.systems[image.class_index], synth.seed, image.instance, synth.points,
-                         synth.res, synth.uniforms, scratch.data(), right.data());
+                ifs_draw(&synth.ifs, &synth.systems[image.class_index], synth.seed, image.instance,
+                         synth.points, synth.res, synth.uniforms, scratch.data(), right.data());
             images += right != ours || right_cloud != our_cloud;
             labels += fetch.label != synth_label(&synth, image);
         }
     }
-    snprintf(text, sizeof text, "two runs of %s%s: %u images, %u labels differ", name, solid ? ", in space" : "", images,
-             labels);
+    snprintf(text, sizeof text, "two runs of %s%s: %u images, %u labels differ", name,
+             solid ? ", in space" : "", images, labels);
     report(images + labels == 0, text);
     variant->teardown(state);
     synth_free(&synth);
@@ -553,8 +555,8 @@ static void print_times(const struct trial *trial)
            trial->solid          ? "views"
            : trial->draws_points ? "points"
                                  : "patches",
-           trial->classes, trial->res, synth.output.res,
-           dtype_names[trial->type], trial->channels, trial->batch, 1e6 / trial->batch * median(times_s));
+           trial->classes, trial->res, synth.output.res, dtype_names[trial->type], trial->channels,
+           trial->batch, 1e6 / trial->batch * median(times_s));
     fflush(stdout);
     generator_close(generator);
     device_clock_close(&clock);
@@ -578,12 +580,16 @@ static void print_all_times(void)
         {1000, 200000, 362, 256, 224, resize, DTYPE_F16, 3, OUTPUT_NCHW, true},
         {1000, 100000, 512, 1000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, true},
         {1000, 0, 224, 256, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
-        {1000, 0, 224, 1024, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
-        {1000, 0, 224, 12000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
-        {1000, 0, 224, 12000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_CIRCLE},
+        {1000, 0, 224, 1024, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_SPHERE},
+        {1000, 0, 224, 12000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_SPHERE},
+        {1000, 0, 224, 12000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_CIRCLE},
         {100, 0, 224, 1200, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
         {21, 0, 224, 256, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
-        {1000, 0, 224, 1024, 0, crop, DTYPE_F16, 3, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {1000, 0, 224, 1024, 0, crop, DTYPE_F16, 3, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_SPHERE},
     };
     print_bank_time(1000, 200000, 362, false, false);
     print_bank_time(1000, 200000, 362, false, true);

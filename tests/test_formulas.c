@@ -818,10 +818,10 @@ Test(formulas, the_page_lists_all_formulas)
         const struct line_rules rules = line_rules_of((enum formula_id)f);
 #define ADD(...) length += (size_t)snprintf(rows + length, sizeof rows - length, __VA_ARGS__)
         ADD("| `%s` | %s | %s | %u | %u |", formula->name, formula->summary,
-            formula->targets == TARGET_MASK     ? "mask"
+            formula->targets == TARGET_MASK    ? "mask"
             : formula->targets == TARGET_LABEL ? "label"
-                                               : "label, points", (unsigned)rules.background,
-            (unsigned)rules.shapes);
+                                               : "label, points",
+            (unsigned)rules.background, (unsigned)rules.shapes);
         const size_t count = formula->parameter_count;
         for (size_t i = 0; i < count; i++)
             if (count <= 16 || i < 2 || i == count - 1) /* long lists: the first two and the last */

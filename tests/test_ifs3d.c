@@ -1,5 +1,5 @@
-/* Tests the formula ifs3d: its classes, orbits, views and point clouds. tests/ifs3d_vectors.py, which does not use
- * the C code, made the expected hashes. */
+/* Tests the formula ifs3d: its classes, orbits, views and point clouds. tests/ifs3d_vectors.py, which does
+ * not use the C code, made the expected hashes. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -168,8 +168,8 @@ Test(ifs3d, a_cloud_mixes_another_class)
         cr_expect(c == 2 || (seen[c] > 850 && seen[c] < 1150), "class %u: %u", c, seen[c]);
 }
 
-/* Directions are uniform on the sphere: each coordinate has the mean 0 and the variance 1/3. The axes of a camera
- * are orthonormal, but for the focal length, and no camera is upside down. */
+/* Directions are uniform on the sphere: each coordinate has the mean 0 and the variance 1/3. The axes of a
+ * camera are orthonormal, but for the focal length, and no camera is upside down. */
 Test(ifs3d, cameras_look_from_everywhere)
 {
     enum { COUNT = 20000 };
@@ -183,7 +183,8 @@ Test(ifs3d, cameras_look_from_everywhere)
             for (int i = 0; i < 3; i++) {
                 const double r = (double)camera.right[i] / (double)IFS3D_FOCAL;
                 const double u = (double)camera.up[i] / (double)IFS3D_FOCAL, f = (double)camera.forward[i];
-                const double terms[6] = {r * r - 1 / 3.0, u * u - 1 / 3.0, f * f - 1 / 3.0, r * u, u * f, f * r};
+                const double terms[6] = {r * r - 1 / 3.0, u * u - 1 / 3.0, f * f - 1 / 3.0,
+                                         r * u,           u * f,           f * r};
                 for (int k = 0; k < 6; k++)
                     products[k] += terms[k];
                 sum[i] += f / COUNT;
@@ -216,7 +217,8 @@ static struct ifs3d_system growing(double factor)
     return system;
 }
 
-/* Walks of all classes and weights, also of orbits that overflow late or at once, and whose weights are replaced. */
+/* Walks of all classes and weights, also of orbits that overflow late or at once, and whose weights are
+ * replaced. */
 Test(ifs3d, walks_at_a_time_equal_single_ones)
 {
     static const double factors[] = {0, 0.5, 0.99, 1, 1.01, 1.073, 1.2, 3, 1e200, -1e300};
@@ -239,8 +241,8 @@ Test(ifs3d, walks_at_a_time_equal_single_ones)
             ifs3d_walk(&system, row, key, walked, expected);
             ifs3d_walk_fast(&system, row, key, scratch, points);
             cr_assert_eq(points->count, expected->count);
-            cr_assert_arr_eq(points->at, expected->at, points->count * sizeof *points->at, "class %u, row %u", i,
-                             row);
+            cr_assert_arr_eq(points->at, expected->at, points->count * sizeof *points->at, "class %u, row %u",
+                             i, row);
             dark += points->count == 0;
             replaced += ifs3d_weight(row).coefficient == 8 && i == CLASSES + 2; /* 0.99 * 1.5 overflows */
         }
@@ -253,8 +255,9 @@ Test(ifs3d, walks_at_a_time_equal_single_ones)
     free(rows);
 }
 
-/* The walks have the points of the one orbit of the published script: all bits of 90 % of the orbits, and the same
- * pixels in more. The rest contracts slowly or not at all. Orbits that overflow are detected from their walks. */
+/* The walks have the points of the one orbit of the published script: all bits of 90 % of the orbits, and the
+ * same pixels in more. The rest contracts slowly or not at all. Orbits that overflow are detected from their
+ * walks. */
 Test(ifs3d, walks_join_to_the_published_orbit)
 {
     enum { CLASSES = 40, RES = 224 };
@@ -262,7 +265,8 @@ Test(ifs3d, walks_join_to_the_published_orbit)
     struct ifs3d_points *points = malloc(sizeof *points), *orbit = malloc(sizeof *orbit);
     struct ifs3d_point *walked = malloc(IFS3D_POINTS * sizeof *walked);
     uint8_t *views[2] = {malloc(RES * RES), malloc(RES * RES)};
-    struct ifs3d_point *again = malloc(IFS3D_POINTS * sizeof *again), *identity = malloc(IFS3D_POINTS * sizeof *again);
+    struct ifs3d_point *again = malloc(IFS3D_POINTS * sizeof *again),
+                       *identity = malloc(IFS3D_POINTS * sizeof *again);
     uint32_t orbits = 0, same_bits = 0, same_pixels = 0, overflows = 0;
     double lit[2] = {0};
     for (uint32_t i = 0; i < CLASSES; i++) {
@@ -286,7 +290,8 @@ Test(ifs3d, walks_join_to_the_published_orbit)
             ifs3d_walk(&system, row, key, again, points);
             if (!isfinite(point.at[0])) { /* then the weights are those of row IFS3D_IDENTITY */
                 ifs3d_walk(&system, IFS3D_IDENTITY, key, identity, orbit);
-                cr_expect(memcmp(again, identity, IFS3D_POINTS * sizeof *again) == 0, "class %u, row %u", i, row);
+                cr_expect(memcmp(again, identity, IFS3D_POINTS * sizeof *again) == 0, "class %u, row %u", i,
+                          row);
                 overflows++;
             }
             if (!frame.drawn)
@@ -325,21 +330,27 @@ TestSuite(ifs3d_files, .init = shell_set_up, .fini = shell_tear_down, .timeout =
 
 #define DRAW "$P --verify --max-time 0 "
 
-/* Images do not depend on the variant, the batch and the classes' order in memory; all formats are verified. */
+/* Images do not depend on the variant, the batch and the classes' order in memory; all formats are verified.
+ */
 Test(ifs3d_files, variants_and_batches_draw_the_same_bits)
 {
-    static const char *const formats[] = {
-        "--res 1",          "--res 33 --channels 3",
-        "--res 97 --out-res 31 --fit crop",     "--res 224 --out-res 65 --dtype f32 --mean 0.5 --std 0.25",
-        "--res 101 --out-res 150 --dtype bf16", "--res 64 --layout nhwc --channels 3 --dtype f16"};
-    static const char *const presets[] = {"mv-fractaldb-1k", "exfractaldb-1k", "3d-ofdb-1k", "pc-fractaldb-1k"};
+    static const char *const formats[] = {"--res 1",
+                                          "--res 33 --channels 3",
+                                          "--res 97 --out-res 31 --fit crop",
+                                          "--res 224 --out-res 65 --dtype f32 --mean 0.5 --std 0.25",
+                                          "--res 101 --out-res 150 --dtype bf16",
+                                          "--res 64 --layout nhwc --channels 3 --dtype f16"};
+    static const char *const presets[] = {"mv-fractaldb-1k", "exfractaldb-1k", "3d-ofdb-1k",
+                                          "pc-fractaldb-1k"};
     for (size_t i = 0; i < COUNT_OF(formats); i++)
         EXPECT(0, DRAW "--variant naive,omp --preset %s --classes %zu --batch %zu --seed 4 %s --instance 7",
                presets[i % 4], 2 + i, 5 + 6 * i, formats[i]);
-    EXPECT(0, DRAW "--variant omp --preset exfractaldb-1k --classes 3 --batch 40 --npy a.npy && " DRAW
-                   "--variant omp --preset exfractaldb-1k --classes 3 --batch 13 --instance 11 --threads 1 --npy b.npy && "
-                   "tail -c $((40 * 50176)) a.npy | tail -c +$((11 * 50176 + 1)) | head -c $((13 * 50176)) > part && "
-                   "tail -c $((13 * 50176)) b.npy | cmp - part");
+    EXPECT(0, DRAW
+           "--variant omp --preset exfractaldb-1k --classes 3 --batch 40 --npy a.npy && " DRAW
+           "--variant omp --preset exfractaldb-1k --classes 3 --batch 13 --instance 11 --threads 1 --npy "
+           "b.npy && "
+           "tail -c $((40 * 50176)) a.npy | tail -c +$((11 * 50176 + 1)) | head -c $((13 * 50176)) > part && "
+           "tail -c $((13 * 50176)) b.npy | cmp - part");
 }
 
 Test(ifs3d_files, point_clouds_are_written_to_arrays_only)
@@ -360,7 +371,8 @@ Test(ifs3d_files, classes_are_exported_and_imported)
 {
     EXPECT(0, "$P --preset exfractaldb-1k --classes 30 --write-classes out --class-format published && "
               "test -f out/000029.csv && ! test -e out/000030.csv && "
-              "$P --formula ifs3d --class out --write-classes again --class-format published && diff -r out again && "
+              "$P --formula ifs3d --class out --write-classes again --class-format published && diff -r out "
+              "again && "
               "$P --formula ifs3d --class out --write-classes list.csv && "
               "$P --class list.csv --write-classes third --class-format published && diff -r out third");
     EXPECT(0, DRAW "--variant omp --preset 3d-ofdb-1k --class out --batch 9 --npy a.npy && " DRAW
@@ -372,8 +384,9 @@ Test(ifs3d_files, classes_are_exported_and_imported)
     EXPECT(0, "printf '[mine]\\nseed = 1\\nthreshold = 0.05\\n' > mine.cfg && "
               "$P --formula ifs3d --preset-file mine.cfg --preset mine --classes 30 --write-classes mine "
               "--class-format published && diff -r out mine");
-    EXPECT_PRINTS(2, "threshold", "printf '[mine]\\nseed = 1\\nthreshold = 0.4\\n' > bad.cfg && "
-                                  "$P --formula ifs3d --preset-file bad.cfg --preset mine --classes 3 --variant omp");
+    EXPECT_PRINTS(2, "threshold",
+                  "printf '[mine]\\nseed = 1\\nthreshold = 0.4\\n' > bad.cfg && "
+                  "$P --formula ifs3d --preset-file bad.cfg --preset mine --classes 3 --variant omp");
 }
 
 Test(ifs3d_files, a_damaged_cache_file_is_replaced)
@@ -394,8 +407,9 @@ Test(ifs3d_files, a_set_is_described)
 
 Test(ifs3d_files, live_training_draws_views)
 {
-    EXPECT_PRINTS(0, "train-omp", "$P --variant train-omp --model lenet --data synth --preset exfractaldb-1k --classes 3 "
-                                  "--train-size 60 --test-size 30 --out-res 32 --batch 10 --epochs 1");
+    EXPECT_PRINTS(0, "train-omp",
+                  "$P --variant train-omp --model lenet --data synth --preset exfractaldb-1k --classes 3 "
+                  "--train-size 60 --test-size 30 --out-res 32 --batch 10 --epochs 1");
 }
 
 Test(ifs3d_files, options_that_have_no_effect_are_refused)
@@ -408,6 +422,7 @@ Test(ifs3d_files, options_that_have_no_effect_are_refused)
 
 Test(ifs3d_files, sets_are_prepared_with_the_published_names)
 {
-    EXPECT(0, "$P --prepare set --from synth --preset mv-fractaldb-1k --classes 3 --samples 40 --res 32 --store "
-              "imagefolder --names published && test -f set/000002/000002_00001_000.png");
+    EXPECT(0,
+           "$P --prepare set --from synth --preset mv-fractaldb-1k --classes 3 --samples 40 --res 32 --store "
+           "imagefolder --names published && test -f set/000002/000002_00001_000.png");
 }

@@ -175,7 +175,8 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
             ifs_draw(&synth->ifs, &synth->systems[image.class_index], synth->seed, image.instance,
                      synth->points, synth->res, synth->uniforms, naive->scratch, pixels);
         else if (synth_is_ifs3d(synth))
-            synth_draw_solid(synth, image, naive->scratch, pixels, synth_batch_cloud(synth, &naive->batch, j));
+            synth_draw_solid(synth, image, naive->scratch, pixels,
+                             synth_batch_cloud(synth, &naive->batch, j));
         else if (synth->set)
             draw_published(naive, image, pixels);
         else

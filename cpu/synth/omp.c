@@ -400,8 +400,7 @@ static void choose_parts(struct omp *omp)
     uint64_t parts = (uint64_t)omp->threads / omp->synth->batch;
     set_parts(omp, parts < 1 ? 1 : (uint32_t)parts);
     if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set ||
-        formula_is_system(formulas[omp->synth->formula]) ||
-        omp_canvas_bytes(omp) > memory_available_bytes())
+        formula_is_system(formulas[omp->synth->formula]) || omp_canvas_bytes(omp) > memory_available_bytes())
         set_parts(omp, 1);
 }
 
@@ -712,8 +711,8 @@ static void draw_fractal(void *state, uint64_t j, int thread)
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Views of a drawing are in the batch at distances of `turns` images. They are drawn one after another, so that
- * its points are computed once. */
+/* Views of a drawing are in the batch at distances of `turns` images. They are drawn one after another, so
+ * that its points are computed once. */
 static int compare_drawings(const void *a, const void *b, void *state)
 {
     const struct omp *omp = state;

@@ -1,4 +1,5 @@
-/* `omp` for fractals (synth/ifs.h): draws images from the bank of orbits; and for fractals in space (ifs3d.h).
+/* `omp` for fractals (synth/ifs.h): draws images from the bank of orbits; and for fractals in space
+ * (ifs3d.h).
  *
  * The rows of the drawing are computed from row 0 on. A row of pixels shows the masks of the three rows of
  * cells before it, so a ring of three rows of masks is enough. Rows of cells and parts of rows that no pixel

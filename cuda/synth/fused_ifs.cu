@@ -1,5 +1,5 @@
-/* The plan of `fused` for iterated function systems: the bank of an input, or the bitmaps of fractals in space,
- * and the kernel that makes images from them (fused_ifs.cuh). */
+/* The plan of `fused` for iterated function systems: the bank of an input, or the bitmaps of fractals in
+ * space, and the kernel that makes images from them (fused_ifs.cuh). */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -19,7 +19,7 @@ struct ifs_plan {
     int device;
     struct ifs_device_bank *bank; /* NULL: fractals in space */
     struct ifs_solids *solids;    /* NULL: fractals of the plane */
-    struct ifs_job job; /* the call is unset */
+    struct ifs_job job;           /* the call is unset */
     uint2 *spans;
     uint32_t tiles;
     size_t shared_bytes;

@@ -108,7 +108,8 @@ void ifs_solids_close(struct ifs_solids *solids); /* accepts NULL */
 
 /* ---- The plan: fused_ifs.cu ---- */
 
-/* Makes images from a bank or from the bitmaps of fractals in space, with the interface of struct fused_plan (fused.cuh). */
+/* Makes images from a bank or from the bitmaps of fractals in space, with the interface of struct fused_plan
+ * (fused.cuh). */
 struct ifs_plan;
 enum status ifs_plan_open(int device, const struct synth *synth, struct ifs_plan **plan);
 enum status ifs_plan_enqueue(const struct ifs_plan *plan, const struct fused_call *call,

@@ -1,16 +1,18 @@
-/* `fused` for three-dimensional iterated function systems (synth/ifs3d.h). A block computes the orbit of a drawing
- * and the views of it that the batch has, as bitmaps. The kernel of fused_ifs_images.cuh makes the images from
- * them.
+/* `fused` for three-dimensional iterated function systems (synth/ifs3d.h). A block computes the orbit of a
+ * drawing and the views of it that the batch has, as bitmaps. The kernel of fused_ifs_images.cuh makes the
+ * images from them.
  *
- * The first warp walks: a lane per walk. It finds the extent of the points, and stores the first point of each
- * walk. Then each warp draws a view: its lanes walk again, from these points, and set bits in shared memory. */
+ * The first warp walks: a lane per walk. It finds the extent of the points, and stores the first point of
+ * each walk. Then each warp draws a view: its lanes walk again, from these points, and set bits in shared
+ * memory. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "synth/fused_ifs.cuh"
 
-#define SOLID_STRIDE 14u /* doubles from a map to the next: maps that lanes read at once are in different banks */
+#define SOLID_STRIDE \
+    14u /* doubles from a map to the next: maps that lanes read at once are in different banks */
 #define SOLID_BLOCKS ((IFS3D_POINTS + 3) / 4) /* Philox blocks of an orbit */
 
 /* The arguments of the kernels. All pointers are to device memory. */
@@ -105,8 +107,8 @@ static __device__ __forceinline__ void solid_walk(solid_shared &own)
 }
 
 /* Prepares the drawing of a class for solid_trace(), by the whole block. Returns its key. */
-static __device__ struct philox_key solid_prepare(const solid_job &job, uint32_t class_index, struct ifs_instance shown,
-                                           solid_shared &own)
+static __device__ struct philox_key solid_prepare(const solid_job &job, uint32_t class_index,
+                                                  struct ifs_instance shown, solid_shared &own)
 {
     const struct ifs3d_system *system = &job.systems[class_index];
     const struct philox_key key = ifs_mask_key(&job.rules, job.seed, system->id, shown.drawing);
@@ -181,9 +183,9 @@ static __device__ __forceinline__ void solid_draw(const solid_job &job, const so
         bitmap[i] = bits[i];
 }
 
-/* A block per image draws this image and, with its other warps, the next views of the same drawing, which are at
- * distances of `turns` images. Blocks whose image is drawn by another one do nothing. Listed images are drawn
- * alone. */
+/* A block per image draws this image and, with its other warps, the next views of the same drawing, which are
+ * at distances of `turns` images. Blocks whose image is drawn by another one do nothing. Listed images are
+ * drawn alone. */
 static __global__ void __launch_bounds__(IFS3D_VIEWS *FUSED_WARP)
     solid_views_kernel(const __grid_constant__ solid_job job)
 {

@@ -25,7 +25,7 @@ struct ifs_job {
     const uint8_t *const *maps;
     const struct ifs3d_system *solids; /* NULL: fractals of the plane; else ... */
     const uint8_t *bitmaps;            /* ... the points of each image of the call */
-    const uint2 *spans; /* of each output row or column, if the output is resized */
+    const uint2 *spans;                /* of each output row or column, if the output is resized */
     struct synth_output output;
     struct fused_call call;
     const struct fused_call *stored; /* NULL: use `call` */
@@ -223,9 +223,9 @@ static __device__ __forceinline__ void write_grays(const ifs_view &view, const i
             uint32_t some = window(bits + row * band.words, band.x + x);
             if (left < 16)
                 some = (some & (1u << left) - 1) | window(bits + (row + 1) * band.words, band.x) << left;
-            *reinterpret_cast<uint4 *>(begin + at) = make_uint4(
-                four_grays<Gray>(some), four_grays<Gray>(some >> 4), four_grays<Gray>(some >> 8),
-                four_grays<Gray>(some >> 12));
+            *reinterpret_cast<uint4 *>(begin + at) =
+                make_uint4(four_grays<Gray>(some), four_grays<Gray>(some >> 4), four_grays<Gray>(some >> 8),
+                           four_grays<Gray>(some >> 12));
             continue;
         }
         for (int32_t i = max(at, 0); i < min(at + 16, total); i++) {

@@ -252,9 +252,11 @@ static enum status make_batch(struct fused_batch *self, bool graph)
     const struct synth *synth = self->synth;
     size_t image_bytes = synth->batch * synth_output_bytes(synth),
            mask_bytes = synth->batch * synth_mask_bytes(synth),
-           point_bytes = synth->batch * synth_cloud_bytes(synth), label_bytes = synth->batch * sizeof(int64_t);
+           point_bytes = synth->batch * synth_cloud_bytes(synth),
+           label_bytes = synth->batch * sizeof(int64_t);
     TRY(device_check_memory(self->device, synth,
-                            image_bytes + mask_bytes + point_bytes + label_bytes + device_input_bytes(synth)));
+                            image_bytes + mask_bytes + point_bytes + label_bytes +
+                                device_input_bytes(synth)));
     CUDA_TRY(cudaMalloc(&self->images, image_bytes));
     if (mask_bytes > 0)
         CUDA_TRY(cudaMalloc(&self->masks, mask_bytes));
@@ -313,8 +315,8 @@ static enum status fused_fetch(void *state, void *result)
             cudaMemcpy(fetch->mask, self->masks + fetch->j * mask_bytes, mask_bytes, cudaMemcpyDeviceToHost));
     const size_t point_bytes = synth_cloud_bytes(self->synth);
     if (fetch->cloud && point_bytes > 0)
-        CUDA_TRY(cudaMemcpy(fetch->cloud, self->points + fetch->j * (point_bytes / sizeof(float)), point_bytes,
-                            cudaMemcpyDeviceToHost));
+        CUDA_TRY(cudaMemcpy(fetch->cloud, self->points + fetch->j * (point_bytes / sizeof(float)),
+                            point_bytes, cudaMemcpyDeviceToHost));
     CUDA_TRY(cudaMemcpy(&fetch->label, self->labels + fetch->j, sizeof fetch->label, cudaMemcpyDeviceToHost));
     return STATUS_OK;
 }

@@ -24,8 +24,7 @@ static uint64_t hash_images(const struct images *images)
     }
     _Static_assert(sizeof *synth->classes == 40 &&
                        sizeof *synth->systems == 16 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&
-                       sizeof *synth->solids ==
-                           40 + IFS_MAPS_MAX * IFS3D_COEFFICIENTS * sizeof(double) &&
+                       sizeof *synth->solids == 40 + IFS_MAPS_MAX * IFS3D_COEFFICIENTS * sizeof(double) &&
                        sizeof synth->ifs == 28,
                    "the parameters of a class have no gaps");
     size_t bytes;
@@ -76,8 +75,9 @@ enum status images_open(const struct fdsl_config *config, uint64_t count, int fr
     TRY(lib_images_input(config, &images->synth));
     TRY(check_ids(&images->synth));
     if (synth_cloud_bytes(&images->synth))
-        return status_set(STATUS_USAGE, "preset: streams have no point clouds; set it to mv-fractaldb-1k, which "
-                                        "has the same images and labels");
+        return status_set(STATUS_USAGE,
+                          "preset: streams have no point clouds; set it to mv-fractaldb-1k, which "
+                          "has the same images and labels");
     TRY(prepare_published(&images->synth));
     images->count = (uint32_t)count;
     images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;

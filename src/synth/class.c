@@ -568,7 +568,7 @@ static enum status read_value(struct ini_reading *reading, const char *name, con
     if (same_key(formula->mean_key, name))
         return solid    ? parse_real(name, text, IFS3D_THRESHOLD_MIN, IFS3D_THRESHOLD_MAX, &ranges->mean)
                : search ? parse_real(name, text, IFS_THRESHOLD_MIN, IFS_THRESHOLD_MAX, &ranges->mean)
-                      : parse_real(name, text, 1, 1e6, &ranges->mean);
+                        : parse_real(name, text, 1, 1e6, &ranges->mean);
     for (size_t i = 0; i < formula->parameter_count; i++) {
         const struct formula_parameter *parameter = &formula->parameters[i];
         double least = fmax(parameter->least, parameter->low);

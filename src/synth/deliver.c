@@ -357,8 +357,8 @@ struct npy_files {
     struct file_writer images, masks, points, labels;
 };
 
-/* Copies the images, masks and point clouds of the batch to the files, and their labels to `labels`. Sets each label before
- * it calls fetch(), because some variants do not set labels. */
+/* Copies the images, masks and point clouds of the batch to the files, and their labels to `labels`. Sets
+ * each label before it calls fetch(), because some variants do not set labels. */
 static enum status add_images(struct npy_files *files, const struct synth *synth,
                               const struct variant *variant, void *state, uint8_t *pixels, int64_t *labels)
 {
@@ -467,8 +467,9 @@ static void abandon(struct npy_files *files)
 /* Fetches the images of the latest run, which must be run 0, and writes them to `path`. The shape is (N, C,
  * H, W) or (N, H, W, C), in C order. The type is |u1, <f2 or <f4; bfloat16, which NumPy lacks, is stored as
  * <u2. The labels, int64 of shape (N), are written to the labels' file, masks, |u1 of shape (N, H, W), to the
- * masks' file, and point clouds, <f4 of shape (N, points, 3), to the points' file. Keeps one image at a time in memory. Renames the files only when all are complete, so a
- * failure while writing leaves existing files unchanged. */
+ * masks' file, and point clouds, <f4 of shape (N, points, 3), to the points' file. Keeps one image at a time
+ * in memory. Renames the files only when all are complete, so a failure while writing leaves existing files
+ * unchanged. */
 static enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                                    void *state)
 {

@@ -62,8 +62,8 @@ void ifs3d_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t insta
 
 /* ---- Candidates ---- */
 
-/* Returns the absolute value of a determinant as NumPy computes it: the factors of LAPACK's dgetf2, and the sum
- * of the logarithms of the pivots. */
+/* Returns the absolute value of a determinant as NumPy computes it: the factors of LAPACK's dgetf2, and the
+ * sum of the logarithms of the pivots. */
 static double determinant(const double *matrix)
 {
     double a[3][3], logarithm = 0;
@@ -125,8 +125,8 @@ struct tester {
     double at[3][IFS3D_POINTS]; /* coordinates of the points */
 };
 
-/* Walks through the orbit. Returns the number of the first map whose summed probability is at least u. Keeps the
- * latest point if there is none. */
+/* Walks through the orbit. Returns the number of the first map whose summed probability is at least u. Keeps
+ * the latest point if there is none. */
 static void walk(struct tester *tester)
 {
     const struct class_row *row = &tester->candidate.row;
@@ -195,7 +195,7 @@ struct search {
     struct found {
         struct class_row row;
         uint64_t candidate;
-    } *found; /* in any order; the candidates that are not in test are complete */
+    } * found; /* in any order; the candidates that are not in test are complete */
     uint32_t count;
 };
 
@@ -286,11 +286,11 @@ enum status ifs3d_search(uint32_t seed, double threshold, uint32_t count, struct
     return status;
 }
 
-enum { LIST_COUNT = 1000 };             /* classes that are kept in a cache file */
+enum { LIST_COUNT = 1000 };                    /* classes that are kept in a cache file */
 #define LIST_HASH UINT64_C(0x68b1b7b9b5babea3) /* list_hash() of them */
 
-/* Returns a hash of LIST_COUNT classes, with probabilities rounded to float32: their last bits depend on the C
- * library. */
+/* Returns a hash of LIST_COUNT classes, with probabilities rounded to float32: their last bits depend on the
+ * C library. */
 static uint64_t list_hash(const struct class_row *rows)
 {
     uint64_t hash = FNV_BEGIN;
@@ -320,8 +320,8 @@ static struct class_row *read_list(const char *path)
     return NULL;
 }
 
-/* Implements rows() of the presets: the search with seed 1. The first LIST_COUNT classes come from a cache file. If
- * there is none, they are searched, and the file is written. */
+/* Implements rows() of the presets: the search with seed 1. The first LIST_COUNT classes come from a cache
+ * file. If there is none, they are searched, and the file is written. */
 static enum status list_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
 {
     char path[PATH_MAX];
@@ -349,11 +349,11 @@ static enum status list_rows(const struct formula_preset *preset, uint32_t count
     {                                                                       \
         name, PARAMETER_DOUBLE, -COEFFICIENT_MAX, COEFFICIENT_MAX, .low = 0 \
     }
-#define MAP(m)                                                                                            \
-    VALUE("a" #m), VALUE("b" #m), VALUE("c" #m), VALUE("d" #m), VALUE("e" #m), VALUE("f" #m),             \
-        VALUE("g" #m), VALUE("h" #m), VALUE("i" #m), VALUE("j" #m), VALUE("k" #m), VALUE("l" #m),         \
-    {                                                                                                     \
-        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                                          \
+#define MAP(m)                                                                                               \
+    VALUE("a" #m), VALUE("b" #m), VALUE("c" #m), VALUE("d" #m), VALUE("e" #m), VALUE("f" #m), VALUE("g" #m), \
+        VALUE("h" #m), VALUE("i" #m), VALUE("j" #m), VALUE("k" #m), VALUE("l" #m),                           \
+    {                                                                                                        \
+        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                                             \
     }
 
 static const struct formula_parameter parameters[] = {
@@ -368,8 +368,10 @@ static const struct formula_parameter parameters[] = {
 };
 _Static_assert(COUNT_OF(parameters) == IFS3D_PARAMETERS, "one parameter per value of a system");
 
-#define DRAWINGS(...) \
-    {.domain = 5, .points = IFS3D_POINTS, .flips = IFS3D_VIEWS, .res = 224, __VA_ARGS__}
+#define DRAWINGS(...)                                                                      \
+    {                                                                                      \
+        .domain = 5, .points = IFS3D_POINTS, .flips = IFS3D_VIEWS, .res = 224, __VA_ARGS__ \
+    }
 
 static const struct ifs_rules circle_rules = DRAWINGS(.weights = IFS3D_WEIGHTS);
 static const struct ifs_rules sphere_rules = DRAWINGS(.weights = IFS3D_WEIGHTS, .sphere = 1);

@@ -1,14 +1,14 @@
-/* The definition of the images and point clouds of three-dimensional iterated function systems, shared by host
- * and device code.
+/* The definition of the images and point clouds of three-dimensional iterated function systems, shared by
+ * host and device code.
  *
- * A class is a system of 2 to 7 affine maps of space. A drawing of the class multiplies one coefficient of all
- * maps by a constant (145 rows of weights), walks through the points of the orbit, and scales and centres
+ * A class is a system of 2 to 7 affine maps of space. A drawing of the class multiplies one coefficient of
+ * all maps by a constant (145 rows of weights), walks through the points of the orbit, and scales and centres
  * them. Its 12 views show the points from 12 cameras, as white pixels on black.
  *
  * Published are the search of the classes, the weights, the arithmetic of a step, the scale, the centre, and
  * the cameras on a circle (MV-FractalDB). The published scripts seed none of their random numbers, so the
- * choice of the maps, the deviations of the cameras, the cameras on a sphere and the mixture of point clouds are
- * our own definition. They come from Philox, so a drawing is a pure function of (seed, class, instance).
+ * choice of the maps, the deviations of the cameras, the cameras on a sphere and the mixture of point clouds
+ * are our own definition. They come from Philox, so a drawing is a pure function of (seed, class, instance).
  *
  * The orbit is divided into IFS3D_WALKS walks, which can be computed at the same time. All of them use the
  * choices of the one orbit. A walk begins at the origin, IFS3D_BURN steps before its first point. The maps
@@ -21,18 +21,18 @@
 
 #include "synth/ifs.h"
 
-#define IFS3D_COEFFICIENTS 12                                /* of a map: a .. l */
-#define IFS3D_MAP_VALUES   (IFS3D_COEFFICIENTS + 1)          /* of a map in a class: a .. l, p */
+#define IFS3D_COEFFICIENTS 12                                    /* of a map: a .. l */
+#define IFS3D_MAP_VALUES   (IFS3D_COEFFICIENTS + 1)              /* of a map in a class: a .. l, p */
 #define IFS3D_PARAMETERS   (1 + IFS_MAPS_MAX * IFS3D_MAP_VALUES) /* of a class */
-#define IFS3D_WEIGHTS      145                               /* rows of the table of weights */
-#define IFS3D_IDENTITY     6                                 /* the row of them that is 1 */
-#define IFS3D_POINTS       9999                              /* points of an orbit; the origin is not one */
+#define IFS3D_WEIGHTS      145                                   /* rows of the table of weights */
+#define IFS3D_IDENTITY     6                                     /* the row of them that is 1 */
+#define IFS3D_POINTS       9999 /* points of an orbit; the origin is not one */
 #define IFS3D_WALKS        32
 #define IFS3D_LENGTH       313 /* points of a walk; the last walk has fewer */
 #define IFS3D_BURN         512
 #define IFS3D_VIEWS        12
 #define IFS3D_GRAY         255
-#define IFS3D_RANGE_MAX    1e25 /* an orbit that grows so far in a walk overflows in IFS3D_POINTS steps */
+#define IFS3D_RANGE_MAX    1e25  /* an orbit that grows so far in a walk overflows in IFS3D_POINTS steps */
 #define IFS3D_CLOUD        10000 /* points of a cloud, of which ... */
 #define IFS3D_CLOUD_OWN    8000  /* ... so many are those of the image's class */
 #define IFS3D_FOCAL        2.41421356237f /* cot(45 degrees / 2) */
@@ -46,8 +46,8 @@ enum ifs3d_stream { IFS3D_STREAM_CHOICES = 8, IFS3D_STREAM_CAMERA = 9, IFS3D_STR
 /* A class, as drawing needs it. The struct has no gaps. */
 struct ifs3d_system {
     uint32_t id, maps;
-    /* A random word w chooses the first map with w <= bound, that is, the first one whose probability, added to
-     * those before it, is at least w / 2^32. The last map has the bound UINT32_MAX. */
+    /* A random word w chooses the first map with w <= bound, that is, the first one whose probability, added
+     * to those before it, is at least w / 2^32. The last map has the bound UINT32_MAX. */
     uint32_t bounds[IFS_MAPS_MAX];
     uint32_t unused; /* 0 */
     double map[IFS_MAPS_MAX][IFS3D_COEFFICIENTS];
@@ -65,8 +65,8 @@ struct ifs3d_weight {
     double factor;
 };
 
-/* Returns a row of weights_ins145.csv. Row 108, the last one of the coefficient i, has 0.6, where the order of
- * the others would suggest 1.6. */
+/* Returns a row of weights_ins145.csv. Row 108, the last one of the coefficient i, has 0.6, where the order
+ * of the others would suggest 1.6. */
 FDSL_HD struct ifs3d_weight ifs3d_weight(uint32_t row)
 {
     const double factors[13] = {0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6};
@@ -232,8 +232,8 @@ FDSL_HD float ifs3d_signed(uint32_t word)
     return fmaf(2, philox_unit(word), -1);
 }
 
-/* Returns the camera of a view that is on a circle around the y axis: at 30 degrees times (1 + view), and up to
- * pi degrees away from it. (The script takes a random angle of up to pi as degrees.) */
+/* Returns the camera of a view that is on a circle around the y axis: at 30 degrees times (1 + view), and up
+ * to pi degrees away from it. (The script takes a random angle of up to pi as degrees.) */
 FDSL_HD struct ifs3d_camera ifs3d_circle(struct philox_key key, uint32_t view)
 {
     const float half_root3 = 0.86602540378f; /* cosines of 30, 60, ... degrees */
@@ -250,9 +250,9 @@ FDSL_HD struct ifs3d_camera ifs3d_circle(struct philox_key key, uint32_t view)
     return camera;
 }
 
-/* Returns the camera of a view in a direction that is uniformly distributed on the sphere; y is up. The method
- * is that of Marsaglia, "Choosing a point from the surface of a sphere", Ann. Math. Stat. 43(2), 1972: from a
- * uniformly distributed point (a, b) of the unit disc. */
+/* Returns the camera of a view in a direction that is uniformly distributed on the sphere; y is up. The
+ * method is that of Marsaglia, "Choosing a point from the surface of a sphere", Ann. Math. Stat. 43(2), 1972:
+ * from a uniformly distributed point (a, b) of the unit disc. */
 FDSL_HD struct ifs3d_camera ifs3d_sphere(struct philox_key key, uint32_t view)
 {
     float a = 0, b = 0, square = 0;
@@ -265,9 +265,8 @@ FDSL_HD struct ifs3d_camera ifs3d_sphere(struct philox_key key, uint32_t view)
     const float inverse = ifs3d_reciprocal(ifs3d_root(square)), away = ifs3d_root(1 - square);
     const float x = 2 * a * away, y = fmaf(-2, square, 1), z = 2 * b * away; /* forward */
     const float right_x = -(b * inverse), right_z = a * inverse;
-    struct ifs3d_camera camera = {{right_x, 0, right_z},
-                                  {-(right_z * y), fmaf(right_z, x, -(right_x * z)), right_x * y},
-                                  {x, y, z}};
+    struct ifs3d_camera camera = {
+        {right_x, 0, right_z}, {-(right_z * y), fmaf(right_z, x, -(right_x * z)), right_x * y}, {x, y, z}};
     return camera;
 }
 
@@ -292,16 +291,16 @@ struct ifs3d_pixel {
     uint32_t x, y;
 };
 
-/* Returns the pixel that a scaled point is drawn on. A point that is too near has none. Row 0 is the lowest one,
- * as the script stores its images upside down. */
+/* Returns the pixel that a scaled point is drawn on. A point that is too near has none. Row 0 is the lowest
+ * one, as the script stores its images upside down. */
 FDSL_HD struct ifs3d_pixel ifs3d_pixel(const struct ifs3d_camera *camera, const float point[3], uint32_t res)
 {
     const float depth = ifs3d_along(camera->forward, point, IFS3D_DISTANCE), half = 0.5f * (float)res;
     const float inverse = ifs3d_reciprocal(depth);
     const float x = fmaf(ifs3d_along(camera->right, point, 0) * inverse, half, half);
     const float y = fmaf(ifs3d_along(camera->up, point, 0) * inverse, half, half);
-    const bool inside = depth >= IFS3D_NEAR && depth <= IFS3D_FAR && x >= 0 && y >= 0 && x < (float)res &&
-                        y < (float)res;
+    const bool inside =
+        depth >= IFS3D_NEAR && depth <= IFS3D_FAR && x >= 0 && y >= 0 && x < (float)res && y < (float)res;
     const struct ifs3d_pixel pixel = {inside ? (uint32_t)x : UINT32_MAX, inside ? (uint32_t)y : UINT32_MAX};
     return pixel;
 }
@@ -343,8 +342,8 @@ size_t ifs3d_scratch_bytes(void);
 void ifs3d_view(const struct ifs_rules *rules, const struct ifs3d_points *points, struct philox_key key,
                 uint32_t view, uint32_t res, uint8_t *canvas);
 
-/* Writes the IFS3D_CLOUD points of a cloud, x, y, z of each: the first IFS3D_CLOUD_OWN points of a drawing, then
- * points of the other class's drawing. Points of a drawing that is not drawn are 0. */
+/* Writes the IFS3D_CLOUD points of a cloud, x, y, z of each: the first IFS3D_CLOUD_OWN points of a drawing,
+ * then points of the other class's drawing. Points of a drawing that is not drawn are 0. */
 void ifs3d_cloud(const struct ifs3d_points *own, const struct ifs3d_points *other, float *cloud);
 
 /* Implements check() of a struct formula. */
@@ -361,8 +360,8 @@ enum status ifs3d_check(const struct formula *formula, const struct class_row *r
  * STATUS_FAILED if too few of many candidates reach it; STATUS_EXHAUSTED if memory runs out. */
 enum status ifs3d_search(uint32_t seed, double threshold, uint32_t count, struct class_row *rows);
 
-/* Writes the name of an image's file without ".png", as the script names it in the folder of its class. `name`
- * has room for PUBLISHED_NAME_BYTES (published_files.h). */
+/* Writes the name of an image's file without ".png", as the script names it in the folder of its class.
+ * `name` has room for PUBLISHED_NAME_BYTES (published_files.h). */
 void ifs3d_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instance, char *name);
 
 FDSL_C_END

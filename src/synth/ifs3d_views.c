@@ -153,8 +153,8 @@ VECTOR_CLONES static void choose_maps(const struct ifs3d_system *system, struct 
     }
 }
 
-/* Makes all steps. The walks move together: at step s, walk w makes the orbit's step w * IFS3D_LENGTH + s. Walks
- * whose step would be before the first one wait. */
+/* Makes all steps. The walks move together: at step s, walk w makes the orbit's step w * IFS3D_LENGTH + s.
+ * Walks whose step would be before the first one wait. */
 VECTOR_CLONES static void make_steps(struct walks *restrict walks)
 {
     const double(*restrict by)[IFS_MAPS_MAX + 1] = walks->by_coefficient;
@@ -196,8 +196,8 @@ static struct ifs3d_frame walk_together(const struct ifs3d_system *system, uint3
     return ifs3d_frame(&all);
 }
 
-void ifs3d_walk_fast(const struct ifs3d_system *system, uint32_t row, struct philox_key key,
-                     void *scratch, struct ifs3d_points *points)
+void ifs3d_walk_fast(const struct ifs3d_system *system, uint32_t row, struct philox_key key, void *scratch,
+                     struct ifs3d_points *points)
 {
     struct walks *walks = scratch;
     choose_maps(system, key, walks->choices);
@@ -222,8 +222,8 @@ size_t ifs3d_scratch_bytes(void)
 struct looking {
     const struct synth *synth;
     struct progress progress;
-    float *lit;            /* per drawing, the share of set pixels */
-    _Atomic uint64_t dark; /* drawings without points */
+    float *lit;             /* per drawing, the share of set pixels */
+    _Atomic uint64_t dark;  /* drawings without points */
     _Atomic uint64_t grown; /* drawings that overflow, so that they have the weights of row IFS3D_IDENTITY */
     _Atomic bool failed;
 };
@@ -274,9 +274,10 @@ enum status synth_describe_solids(const char *name, const struct synth *synth, F
     for (uint32_t c = 0; c < count; c++)
         maps += synth->solids[c].maps;
     fprintf(stream,
-            "%s: %u classes of %.2f maps on average, %u weights per class, %u views of %u points, %u x %u pixels\n",
+            "%s: %u classes of %.2f maps on average, %u weights per class, %u views of %u points, %u x %u "
+            "pixels\n",
             name, (unsigned)count, (double)maps / count, (unsigned)weights, (unsigned)synth->ifs.flips,
-            IFS3D_POINTS, (unsigned)synth->res, (unsigned)synth->res);
+            (unsigned)IFS3D_POINTS, (unsigned)synth->res, (unsigned)synth->res);
     fprintf(stream, "overflow: %llu drawings (%.1f %%), drawn without weights; without points: %llu\n",
             (unsigned long long)looking.grown, 100.0 * (double)looking.grown / (double)all,
             (unsigned long long)looking.dark);

@@ -71,8 +71,8 @@ struct ifs_list {
     uint8_t attempts[IFS_LIST_BEGIN];                     /* of classes of the preset 1p-frac */
 };
 
-/* Writes a cache file of classes; the path comes from cache_path(). Warns if it fails; `set` is the name of the
- * set. */
+/* Writes a cache file of classes; the path comes from cache_path(). Warns if it fails; `set` is the name of
+ * the set. */
 void ifs_cache_write(char *path, const char *set, const void *classes, size_t bytes);
 
 /* Implements rows() of the presets of FractalDB and OFDB. More than IFS_LIST_BEGIN classes are read from a

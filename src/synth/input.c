@@ -72,7 +72,8 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
         wish->preset_file ? NULL : formula_preset(formula, wish->preset ? wish->preset : formula->name);
     const struct published_set *set = preset ? preset->set : NULL;
     if (wish->listed && wish->preset && !wish->preset_file && formula_is_system(formula) && !preset)
-        return status_set(STATUS_USAGE, "%s: '%.80s' is not a preset of %s; %s says how its classes are drawn",
+        return status_set(STATUS_USAGE,
+                          "%s: '%.80s' is not a preset of %s; %s says how its classes are drawn",
                           OPTION_OR_FIELD("--preset", "preset"), wish->preset, formula->name,
                           formula->family == FAMILY_IFS ? "1p-frac, ofdb-1k or fractaldb-1k"
                                                         : "exfractaldb-1k, 3d-ofdb-1k or mv-fractaldb-1k");
@@ -85,10 +86,11 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
     if (wish->res == 0)
         wish->res = set ? set->res : synth->ifs.res ? synth->ifs.res : formula->canvas;
     if (wish->draw >= 0 && formula->family != FAMILY_IFS)
-        return status_set(STATUS_USAGE,
-                          "%s: the formula %s draws no fractals of the plane, so it has nothing to choose; %s",
-                          OPTION_OR_FIELD("--draw", "draw"), formula->name,
-                          OPTION_OR_FIELD("drop --draw", "set draw to auto"));
+        return status_set(
+            STATUS_USAGE,
+            "%s: the formula %s draws no fractals of the plane, so it has nothing to choose; %s",
+            OPTION_OR_FIELD("--draw", "draw"), formula->name,
+            OPTION_OR_FIELD("drop --draw", "set draw to auto"));
     wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
     return wish->published ? choose_published(synth, set, wish) : STATUS_OK;

@@ -181,13 +181,14 @@ enum status synth_generator_open(const struct synth *synth, const struct variant
                                  const struct generator_request *request, struct generator **generator);
 
 /* Draws an image of FAMILY_IFS3D by its definition, point by point: the reference. Writes res * res grays to
- * `canvas`, and the point cloud to `cloud` unless it is NULL. `scratch` has synth_solid_scratch_bytes() bytes. */
+ * `canvas`, and the point cloud to `cloud` unless it is NULL. `scratch` has synth_solid_scratch_bytes()
+ * bytes. */
 void synth_draw_solid(const struct synth *synth, struct synth_image image, void *scratch, uint8_t *canvas,
                       float *cloud);
 size_t synth_solid_scratch_bytes(void);
 
-/* Prints the report of --describe on a set of FAMILY_IFS3D: overflow, and set pixels of view 0 of the first drawing of
- * each weight. STATUS_EXHAUSTED if memory runs out. */
+/* Prints the report of --describe on a set of FAMILY_IFS3D: overflow, and set pixels of view 0 of the first
+ * drawing of each weight. STATUS_EXHAUSTED if memory runs out. */
 enum status synth_describe_solids(const char *name, const struct synth *synth, FILE *stream);
 
 /* Frees the classes and the tables; accepts a zeroed input. */
@@ -346,7 +347,8 @@ static inline uint8_t *synth_batch_mask(const struct synth *synth, const struct 
 
 static inline float *synth_batch_cloud(const struct synth *synth, const struct synth_batch *batch, uint64_t j)
 {
-    return batch->targets.points ? batch->targets.points + j * (synth_cloud_bytes(synth) / sizeof(float)) : NULL;
+    return batch->targets.points ? batch->targets.points + j * (synth_cloud_bytes(synth) / sizeof(float))
+                                 : NULL;
 }
 
 /* Implements fetch() of a variant whose batch is in host memory. */

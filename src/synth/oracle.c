@@ -150,7 +150,7 @@ struct slot {
     int64_t label;
     uint8_t *canvas, *mask_canvas; /* the reference's canvases */
     uint8_t *output, *mask_output; /* what they become; NULL if the canvas is the output */
-    float *cloud, *cloud_output;   /* the point cloud to check and that of the reference; NULL: there is none */
+    float *cloud, *cloud_output; /* the point cloud to check and that of the reference; NULL: there is none */
     float *noise;
     float *expected; /* room in noise_check.expected for the reference's noise of this image, or NULL */
     struct atom_point *points;
@@ -432,11 +432,8 @@ static enum status fetch_slots(const struct checked *checked, uint64_t begin, in
     const struct synth_traits *traits = checked->variant->traits;
     for (int i = 0; i < count; i++) {
         uint64_t j = begin + (uint64_t)i;
-        struct synth_fetch fetch = {.j = j,
-                                    .pixels = slots[i].pixels,
-                                    .mask = slots[i].mask,
-                                    .cloud = slots[i].cloud,
-                                    .label = -1};
+        struct synth_fetch fetch = {
+            .j = j, .pixels = slots[i].pixels, .mask = slots[i].mask, .cloud = slots[i].cloud, .label = -1};
         TRY(checked->variant->fetch(checked->state, &fetch));
         slots[i].label = fetch.label;
         if (!traits->fetch_noise)

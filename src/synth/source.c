@@ -365,9 +365,10 @@ static enum status synth_source_open(const struct source_request *request, struc
     TRY(request->options ? open_prepared(request, maker) : open_values(parameters, maker));
     TRY(check_encoding(maker));
     if (synth_cloud_bytes(maker->synth))
-        return status_value(STATUS_USAGE, "preset", "pc-fractaldb-1k",
-                            ": samples have no point clouds; use --preset mv-fractaldb-1k, which has the same "
-                            "images and labels; --npy writes the clouds");
+        return status_value(
+            STATUS_USAGE, "preset", "pc-fractaldb-1k",
+            ": samples have no point clouds; use --preset mv-fractaldb-1k, which has the same "
+            "images and labels; --npy writes the clouds");
     if (parameters->names)
         TRY(name_as_published(facts, maker));
     const struct synth_output *output = &maker->synth->output;
@@ -394,11 +395,12 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "file format of an image. jpeg has quality 90. KIND is one of"},
     {"names", "KIND", OPTION_CHOICE, AT(names), .fallback = "numbers", .choices = name_kinds,
      .column = COLUMN,
-     .help = "names of the files of --store imagefolder. numbers: the number of the sample; published: "
-             "folders and "
-             "files as the published script names them, for --random published and the formulas fractaldb and "
-             "ifs3d. "
-             "KIND is one of"},
+     .help =
+         "names of the files of --store imagefolder. numbers: the number of the sample; published: "
+         "folders and "
+         "files as the published script names them, for --random published and the formulas fractaldb and "
+         "ifs3d. "
+         "KIND is one of"},
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};

@@ -78,17 +78,18 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
-             "fractaldb*, ofdb*, 1p-frac, ifs3d, mv-fractaldb-1k, exfractaldb-1k, 3d-ofdb-1k and "
-             "pc-fractaldb-1k imply the formula; the others are drawn with uji, unless "
-             "--formula visualatom is given. uji, "
-             "visualatom, lowercompute, "
-             "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
-             "sampled at random; paper-1000, "
-             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
-             "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
-             "their first N classes are used. fractaldb, fractaldb-search, 1p-frac and those of ifs3d have as "
-             "many classes as --classes says (default: the name of --formula)"},
+     .help =
+         "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
+         "fractaldb*, ofdb*, 1p-frac, ifs3d, mv-fractaldb-1k, exfractaldb-1k, 3d-ofdb-1k and "
+         "pc-fractaldb-1k imply the formula; the others are drawn with uji, unless "
+         "--formula visualatom is given. uji, "
+         "visualatom, lowercompute, "
+         "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
+         "sampled at random; paper-1000, "
+         "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
+         "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
+         "their first N classes are used. fractaldb, fractaldb-search, 1p-frac and those of ifs3d have as "
+         "many classes as --classes says (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
@@ -152,9 +153,8 @@ static const struct option_spec options[] = {
      .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
              "--dtype u8 and --channels 1"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
-     .help =
-         "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
-         "x.masks.npy, and point clouds to x.points.npy"},
+     .help = "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
+             "x.masks.npy, and point clouds to x.points.npy"},
 };
 
 static const struct option_section sections[] = {
@@ -247,10 +247,11 @@ static enum status check_combination(const struct options *given, const struct s
     const struct formula *formula = formulas[parameters->formula];
     const bool describe = parameters->describe && !formula_is_system(formula);
     if (describe || (options_given(given, "min-lit") && formula->family != FAMILY_IFS))
-        return status_option(STATUS_USAGE, describe ? "describe" : "min-lit",
-                             ": the formula %s draws no fractals%s; drop it, or choose fractals, such as with "
-                             "--preset fractaldb-1k",
-                             formula->name, describe ? "" : " of the plane");
+        return status_option(
+            STATUS_USAGE, describe ? "describe" : "min-lit",
+            ": the formula %s draws no fractals%s; drop it, or choose fractals, such as with "
+            "--preset fractaldb-1k",
+            formula->name, describe ? "" : " of the plane");
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
     if (parameters->min_lit > 0 && parameters->random)
@@ -524,9 +525,8 @@ static struct work synth_work(const void *input, const struct variant *variant)
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
     double images = (double)synth->batch;
-    size_t image_bytes =
-        synth_output_bytes(synth) + synth_mask_bytes(synth) + synth_cloud_bytes(synth) +
-        (traits->outputs ? sizeof(int64_t) : 0);
+    size_t image_bytes = synth_output_bytes(synth) + synth_mask_bytes(synth) + synth_cloud_bytes(synth) +
+                         (traits->outputs ? sizeof(int64_t) : 0);
     double bytes = images * (double)image_bytes;
     return (struct work){.items = images, .bytes = bytes, .least.once_bytes = bytes};
 }
@@ -550,10 +550,9 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
 
 #ifdef HAVE_XXHASH
 /* Computes the digest of run 0: the sum over all output images, masks and point clouds of their 64-bit XXH3
- * hashes. Each hash is seeded with the image's index in the global batch; that of a mask or of a point cloud with
- * the complement of the index.
- * The digest of a global batch is the sum of the ranks' digests. Swapped images change the digest, because of
- * the seed. */
+ * hashes. Each hash is seeded with the image's index in the global batch; that of a mask or of a point cloud
+ * with the complement of the index. The digest of a global batch is the sum of the ranks' digests. Swapped
+ * images change the digest, because of the seed. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           struct row *row)
 {
@@ -634,8 +633,8 @@ static enum status synth_describe(const void *input)
     const struct synth *synth = &job->synth;
     const struct synth_parameters *parameters = &job->parameters;
     if (synth_is_ifs3d(synth))
-        return synth_describe_solids(parameters->class_file ? parameters->class_file : parameters->preset, synth,
-                                     stdout);
+        return synth_describe_solids(parameters->class_file ? parameters->class_file : parameters->preset,
+                                     synth, stdout);
     return ifs_describe(parameters->class_file ? parameters->class_file : parameters->preset, &synth->ifs,
                         synth->systems, synth->class_count, synth->uniforms, synth->res, stdout);
 }
