@@ -23,14 +23,16 @@ struct solid_job {
     const struct ifs3d_system *systems;
     uint8_t *bitmaps; /* one per image of the call */
     uint32_t words;   /* of a bitmap */
-    bool shared;      /* bitmaps fit in shared memory */
     uint32_t count;   /* images of the call */
     struct fused_call call;
     const struct fused_call *stored; /* NULL: use `call` */
 };
 
+typedef void solid_function(const struct solid_job job);
+
 struct ifs_solids {
     struct solid_job job; /* the call is unset */
+    solid_function *kernel;
     void *systems;
     uint8_t *bitmaps;
     uint32_t views; /* that a block draws at most */
@@ -163,12 +165,14 @@ template <class Take> static __device__ __forceinline__ void solid_trace(const s
 
 extern __shared__ uint32_t solid_bits[];
 
-/* Draws a view, by a warp. `bitmap` is the destination. */
+/* Draws a view, by a warp. `bitmap` is the destination. Shared: bits are set in shared memory and then
+ * copied. */
+template <bool Shared>
 static __device__ __forceinline__ void solid_draw(const solid_job &job, const solid_shared &own,
                                                   struct philox_key key, uint32_t view, uint32_t *bitmap)
 {
     const uint32_t lane = threadIdx.x % FUSED_WARP, pitch = (uint32_t)ifs_map_pitch(true, job.res) / 4;
-    uint32_t *bits = job.shared ? solid_bits + threadIdx.x / FUSED_WARP * job.words : bitmap;
+    uint32_t *bits = Shared ? solid_bits + threadIdx.x / FUSED_WARP * job.words : bitmap;
     const struct ifs3d_camera camera = ifs3d_camera(&job.rules, key, view);
     for (uint32_t i = lane; i < job.words; i += FUSED_WARP)
         bits[i] = 0;
@@ -179,13 +183,14 @@ static __device__ __forceinline__ void solid_draw(const solid_job &job, const so
             atomicOr(bits + pixel.y * pitch + pixel.x / 32, 1u << pixel.x % 32);
     });
     __syncwarp();
-    for (uint32_t i = lane; job.shared && i < job.words; i += FUSED_WARP)
+    for (uint32_t i = lane; Shared && i < job.words; i += FUSED_WARP)
         bitmap[i] = bits[i];
 }
 
 /* A block per image draws this image and, with its other warps, the next views of the same drawing, which are
  * at distances of `turns` images. Blocks whose image is drawn by another one do nothing. Listed images are
  * drawn alone. */
+template <bool Shared>
 static __global__ void __launch_bounds__(IFS3D_VIEWS *FUSED_WARP)
     solid_views_kernel(const __grid_constant__ solid_job job)
 {
@@ -200,7 +205,7 @@ static __global__ void __launch_bounds__(IFS3D_VIEWS *FUSED_WARP)
     const struct philox_key key = solid_prepare(job, image.class_index, image.shown, own);
     if (warp > 0 && (call.listed || view >= job.rules.flips || drawn >= job.count))
         return;
-    solid_draw(job, own, key, view, reinterpret_cast<uint32_t *>(job.bitmaps) + drawn * job.words);
+    solid_draw<Shared>(job, own, key, view, reinterpret_cast<uint32_t *>(job.bitmaps) + drawn * job.words);
 }
 
 /* ---- Point clouds ---- */
@@ -249,8 +254,9 @@ static enum status open_solids(int device, const struct synth *synth, struct ifs
     CUDA_TRY(cudaMalloc(&self->bitmaps, bitmap_bytes));
     self->bytes = system_bytes + bitmap_bytes;
     self->views = views < synth->ifs.flips ? (uint32_t)views : synth->ifs.flips;
-    job->shared = self->views * map_bytes + sizeof(struct solid_shared) <= (size_t)most - 1024;
-    self->shared_bytes = job->shared ? self->views * map_bytes : 0;
+    const bool shared = self->views * map_bytes + sizeof(struct solid_shared) <= (size_t)most - 1024;
+    self->shared_bytes = shared ? self->views * map_bytes : 0;
+    self->kernel = shared ? solid_views_kernel<true> : solid_views_kernel<false>;
     job->rules = synth->ifs;
     job->res = synth->res;
     job->turns = synth->turns;
@@ -263,8 +269,8 @@ static enum status open_solids(int device, const struct synth *synth, struct ifs
     job->words = (uint32_t)(map_bytes / 4);
     /* Loads the kernels, which CUDA must not do during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, solid_clouds_kernel));
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, solid_views_kernel));
-    return CUDA_STATUS(cudaFuncSetAttribute(solid_views_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, self->kernel));
+    return CUDA_STATUS(cudaFuncSetAttribute(self->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             (int)self->shared_bytes));
 }
 
@@ -315,7 +321,7 @@ enum status ifs_solids_enqueue(const struct ifs_solids *solids, const struct fus
     job.count = (uint32_t)count;
     /* Listed images are drawn alone. */
     const uint32_t warps = call && call->listed ? 1 : solids->views;
-    solid_views_kernel<<<(unsigned)count, warps * FUSED_WARP, solids->shared_bytes, stream>>>(job);
+    solids->kernel<<<(unsigned)count, warps * FUSED_WARP, solids->shared_bytes, stream>>>(job);
     CUDA_TRY_LAUNCH("solid_views_kernel");
     if (job.rules.cloud && (stored || call->points)) {
         solid_clouds_kernel<<<dim3((unsigned)count, 2), FUSED_WARP, 0, stream>>>(job);
