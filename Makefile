@@ -465,7 +465,7 @@ fuzz: $(PROGRAM)
 	@mkdir -p $(BUILD)
 	$(say) LD $(BUILD)/fuzz-targets
 	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(ALL_CPPFLAGS) -Itests/fuzz \
-	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(ALL_LDLIBS)
+	  -o $(BUILD)/fuzz-targets $(sort $(FUZZ_SOURCES)) $(ALL_LDLIBS)
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
 
 # For scripts/check/threads.sh

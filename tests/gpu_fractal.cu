@@ -118,6 +118,9 @@ static void choose_classes(struct synth *synth, uint32_t count, bool full)
 /* A change that only the device sees. The comparison must detect it. */
 enum fault { FAULT_NONE, FAULT_COEFFICIENT, FAULT_UNIFORM, FAULT_SEED };
 
+/* Fractals in space: how their cameras and weights are, and whether they have point clouds. */
+enum solid { SOLID_NONE, SOLID_CIRCLE, SOLID_SPHERE, SOLID_ONE, SOLID_CLOUD };
+
 struct trial {
     uint32_t classes, points, res, batch;
     uint32_t out_res; /* 0: the whole canvas */
@@ -129,15 +132,37 @@ struct trial {
     bool plain;  /* neither weights nor flips */
     bool listed; /* random image numbers, some of them large and some repeated, instead of consecutive ones */
     enum fault fault;
+    enum solid solid; /* fractals in space; then `points`, `draws_points` and `plain` have no effect */
 };
+
+/* Sets the classes of fractals in space: those of a search. Some weights of the last class overflow at once,
+ * some after many steps. */
+static void choose_solids(const struct trial *trial, struct synth *synth)
+{
+    const uint32_t count = trial->classes;
+    synth_set_formula(synth, FORMULA_IFS3D);
+    synth->ifs.sphere = trial->solid == SOLID_SPHERE;
+    synth->ifs.cloud = trial->solid == SOLID_CLOUD ? IFS3D_CLOUD : 0;
+    synth->ifs.weights = trial->solid == SOLID_ONE ? 1 : IFS3D_WEIGHTS;
+    synth->class_count = count;
+    synth->rows = static_cast<struct class_row *>(calloc(count, sizeof *synth->rows));
+    must(ifs3d_search(5, IFS3D_THRESHOLD, count, synth->rows));
+    double *last = synth->rows[count - 1].value + 1;
+    for (uint32_t m = 0; count > 1 && m < 2; m++)
+        last[IFS3D_MAP_VALUES * m] = last[IFS3D_MAP_VALUES * m + 4] = last[IFS3D_MAP_VALUES * m + 8] = 0.97;
+}
 
 static void open_synth(const struct trial *trial, bool full, struct synth *synth)
 {
     *synth = {};
-    synth_set_formula(synth, FORMULA_FRACTALDB);
-    choose_classes(synth, trial->classes, full);
-    synth->ifs.points = trial->points;
-    if (trial->plain) {
+    if (trial->solid) {
+        choose_solids(trial, synth);
+    } else {
+        synth_set_formula(synth, FORMULA_FRACTALDB);
+        choose_classes(synth, trial->classes, full);
+        synth->ifs.points = trial->points;
+    }
+    if (trial->plain && !trial->solid) {
         synth->ifs.weights = 0;
         synth->ifs.flips = 1;
     }
@@ -162,7 +187,10 @@ static void open_synth(const struct trial *trial, bool full, struct synth *synth
 /* Changes what the device reads, after the reference has drawn its images. */
 static void plant(enum fault fault, struct synth *synth)
 {
-    if (fault == FAULT_COEFFICIENT)
+    if (fault == FAULT_COEFFICIENT && synth->solids)
+        for (uint32_t c = 0; c < synth->class_count; c++)
+            synth->solids[c].map[1][9] *= 1.01;
+    else if (fault == FAULT_COEFFICIENT)
         for (uint32_t c = 0; c < synth->class_count; c++)
             synth->systems[c].map[1][4] *= 1.01;
     else if (fault == FAULT_UNIFORM)
@@ -174,6 +202,7 @@ static void plant(enum fault fault, struct synth *synth)
 struct batch {
     std::vector<uint8_t> images;
     std::vector<int64_t> labels;
+    std::vector<float> points; /* of point clouds; empty: there are none */
 };
 
 static std::vector<uint64_t> numbers_of(const struct trial *trial, uint32_t count)
@@ -199,9 +228,11 @@ static void generate_on_host(const struct synth *synth, const std::vector<uint64
     struct generator *generator;
     batch->images.resize(count * synth_output_bytes(synth));
     batch->labels.resize(count);
+    batch->points.resize(count * synth_cloud_bytes(synth) / sizeof(float));
     must(synth_generator_open(synth, many ? &variant_omp : &variant_naive, &request, &generator));
     const struct generator_numbers listed = {numbers.data(), 0, nullptr, nullptr};
-    const struct generator_targets targets = {batch->labels.data(), nullptr};
+    const struct generator_targets targets = {batch->labels.data(), nullptr,
+                                              batch->points.empty() ? nullptr : batch->points.data()};
     must(generator_make(generator, &listed, count, batch->images.data(), &targets, nullptr));
     generator_close(generator);
 }
@@ -213,14 +244,20 @@ static void generate_on_device(const struct trial *trial, const struct synth *sy
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = 0}, .batch = trial->batch};
     const uint32_t count = (uint32_t)numbers.size();
-    const size_t bytes = synth_output_bytes(synth);
+    const size_t bytes = synth_output_bytes(synth), cloud = synth_cloud_bytes(synth) / sizeof(float);
     struct generator *generator;
     uint64_t *list;
     uint8_t *images;
     int64_t *labels;
+    float *points = nullptr;
     cudaStream_t stream;
     batch->images.resize(count * bytes);
     batch->labels.resize(count);
+    batch->points.resize(count * cloud);
+    if (cloud > 0) {
+        must(cudaMalloc(&points, trial->batch * cloud * sizeof *points));
+        must(cudaMemset(points, 0x5a, trial->batch * cloud * sizeof *points));
+    }
     must(synth_generator_open(synth, &variant_fused, &request, &generator));
     must(cudaMalloc(&list, count * sizeof *list));
     must(cudaMalloc(&images, trial->batch * bytes));
@@ -232,8 +269,11 @@ static void generate_on_device(const struct trial *trial, const struct synth *sy
         const uint32_t some = std::min(count - at, trial->batch);
         const struct generator_numbers listed = {trial->listed ? list + at : nullptr, numbers[at], nullptr,
                                                  nullptr};
-        const struct generator_targets targets = {labels, nullptr};
+        const struct generator_targets targets = {labels, nullptr, points};
         must(generator_make(generator, &listed, some, images, &targets, stream));
+        if (cloud > 0)
+            must(cudaMemcpyAsync(&batch->points[at * cloud], points, some * cloud * sizeof *points,
+                                 cudaMemcpyDeviceToHost, stream));
         must(cudaMemcpyAsync(&batch->images[at * bytes], images, some * bytes, cudaMemcpyDeviceToHost,
                              stream));
         must(cudaMemcpyAsync(&batch->labels[at], labels, some * sizeof *labels, cudaMemcpyDeviceToHost,
@@ -242,6 +282,7 @@ static void generate_on_device(const struct trial *trial, const struct synth *sy
     }
     generator_close(generator);
     must(cudaStreamDestroy(stream));
+    must(cudaFree(points));
     must(cudaFree(labels));
     must(cudaFree(images));
     must(cudaFree(list));
@@ -266,15 +307,21 @@ static void compare(const struct trial *trial)
     plant(trial->fault, &synth);
     generate_on_device(trial, &synth, numbers, &ours);
     const size_t bytes = synth_output_bytes(&synth);
+    static const char *const solids[] = {"", ", in space", ", in space, sphere", ", in space, one row",
+                                         ", in space, clouds"};
+    const size_t cloud = synth_cloud_bytes(&synth) / sizeof(float);
     uint32_t images = 0, labels = 0;
     for (uint32_t i = 0; i < count; i++) {
         images += memcmp(&right.images[i * bytes], &ours.images[i * bytes], bytes) != 0;
         labels += right.labels[i] != ours.labels[i];
+        labels += cloud > 0 &&
+                  memcmp(&right.points[i * cloud], &ours.points[i * cloud], cloud * sizeof(float)) != 0;
     }
     snprintf(text, sizeof text,
-             "%u classes, %u points, %u^2, batch %u, output %u^2 %s %s x %u%s%s%s%s: %u images, %u labels "
+             "%u classes%s, %u points, %u^2, batch %u, output %u^2 %s %s x %u%s%s%s%s: %u images, %u targets "
              "differ",
-             trial->classes, trial->points, trial->res, trial->batch, synth.output.res,
+             trial->classes, solids[trial->solid], synth.ifs.points, trial->res, trial->batch,
+             synth.output.res,
              synth.output.fit == OUTPUT_WHOLE    ? "whole"
              : synth.output.fit == OUTPUT_RESIZE ? "resized"
                                                  : "cropped",
@@ -359,33 +406,41 @@ static void share_bank()
 }
 
 /* Compares two runs of a variant, of which the second needs other orbits, with the definition. */
-static void compare_runs(const struct variant *variant, const char *name)
+static void compare_runs(const struct variant *variant, const char *name, enum solid solid)
 {
-    const struct trial trial = {2, 3000, 50, 30, 0, OUTPUT_CROP, DTYPE_U8, 1, OUTPUT_NCHW};
+    struct trial trial = {2, 3000, 50, 30, 0, OUTPUT_CROP, DTYPE_U8, 1, OUTPUT_NCHW};
     const struct resources resources = {.threads = 1, .device = 0};
     struct synth synth;
     void *state = nullptr;
     struct run_time time;
     char text[256];
     uint32_t images = 0, labels = 0;
+    trial.solid = solid;
     open_synth(&trial, true, &synth);
-    const size_t bytes = synth_image_bytes(&synth);
-    std::vector<uint8_t> right(bytes), ours(bytes);
+    const size_t bytes = synth_image_bytes(&synth), cloud = synth_cloud_bytes(&synth) / sizeof(float);
+    std::vector<uint8_t> right(bytes), ours(bytes), memory(synth_solid_scratch_bytes());
+    std::vector<float> right_cloud(cloud), our_cloud(cloud);
     std::vector<struct ifs_point> scratch(synth.ifs.points);
     must(variant->setup(&resources, &synth, &state));
     for (uint64_t run : {1, 40}) {
         must(variant_run(variant, state, run, &time));
         for (uint64_t j = 0; j < synth.batch; j++) {
             const struct synth_image image = synth_run_image(&synth, run, j);
-            struct synth_fetch fetch = {.j = j, .pixels = ours.data()};
+            struct synth_fetch fetch = {
+                .j = j, .pixels = ours.data(), .mask = nullptr, .cloud = cloud ? our_cloud.data() : nullptr};
             must(variant->fetch(state, &fetch));
-            ifs_draw(&synth.ifs, &synth.systems[image.class_index], synth.seed, image.instance, synth.points,
-                     synth.res, synth.uniforms, scratch.data(), right.data());
-            images += right != ours;
+            if (solid)
+                synth_draw_solid(&synth, image, memory.data(), right.data(),
+                                 cloud ? right_cloud.data() : nullptr);
+            else
+                ifs_draw(&synth.ifs, &synth.systems[image.class_index], synth.seed, image.instance,
+                         synth.points, synth.res, synth.uniforms, scratch.data(), right.data());
+            images += right != ours || right_cloud != our_cloud;
             labels += fetch.label != synth_label(&synth, image);
         }
     }
-    snprintf(text, sizeof text, "two runs of %s: %u images, %u labels differ", name, images, labels);
+    snprintf(text, sizeof text, "two runs of %s%s: %u images, %u labels differ", name,
+             solid ? ", in space" : "", images, labels);
     report(images + labels == 0, text);
     variant->teardown(state);
     synth_free(&synth);
@@ -399,6 +454,8 @@ static void compare_all(bool brief)
         {3, 3000, 64, 7, 0, crop, DTYPE_U8, 1, planes, false, false, true},
         {3, 3001, 61, 5, 33, resize, DTYPE_F16, 3, planes, false},
         {2, 1000, 13, 3, 0, crop, DTYPE_U8, 1, planes, true, true},
+        {3, 0, 97, 7, 0, crop, DTYPE_U8, 1, planes, false, false, true, FAULT_NONE, SOLID_CIRCLE},
+        {2, 0, 31, 9, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_NONE, SOLID_CLOUD},
     };
     const struct trial trials[] = {
         {3, 200000, 362, 7, 0, crop, DTYPE_U8, 1, planes},
@@ -424,6 +481,22 @@ static void compare_all(bool brief)
         {40, 200000, 362, 64, 224, resize, DTYPE_F16, 3, planes, true, false, true},
         {3, 5000, 61, 11, 50, crop, DTYPE_BF16, 1, planes, true, false, true},
         {1, 20000, 4099, 2, 2, resize, DTYPE_U8, 1, planes, true, true},
+        {1, 0, 224, 40, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_NONE, SOLID_CIRCLE},
+        {7, 0, 224, 100, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {3, 0, 224, 37, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_NONE, SOLID_ONE},
+        {40, 0, 224, 256, 0, crop, DTYPE_U8, 1, planes, false, false, true, FAULT_NONE, SOLID_SPHERE},
+        {40, 0, 224, 64, 0, crop, DTYPE_U8, 1, planes, false, false, true, FAULT_NONE, SOLID_CIRCLE},
+        {5, 0, 1, 12, 0, crop, DTYPE_U8, 1, planes, false, false, true, FAULT_NONE, SOLID_SPHERE},
+        {5, 0, 31, 11, 40, resize, DTYPE_BF16, 3, pixels, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {5, 0, 101, 60, 53, crop, DTYPE_U8, 3, planes, false, false, false, FAULT_NONE, SOLID_CIRCLE},
+        {5, 0, 257, 11, 224, resize, DTYPE_F16, 3, planes, false, false, true, FAULT_NONE, SOLID_SPHERE},
+        {5, 0, 257, 30, 8, resize, DTYPE_F32, 1, planes, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {2, 0, 509, 25, 0, crop, DTYPE_F32, 1, planes, false, false, false, FAULT_NONE, SOLID_CIRCLE},
+        {2, 0, 4099, 3, 700, resize, DTYPE_U8, 1, planes, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {9, 0, 224, 30, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_NONE, SOLID_CLOUD},
+        {9, 0, 224, 30, 0, crop, DTYPE_U8, 1, planes, false, false, true, FAULT_NONE, SOLID_CLOUD},
+        {3, 0, 224, 30, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_COEFFICIENT, SOLID_CIRCLE},
+        {3, 0, 224, 30, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_SEED, SOLID_SPHERE},
         {3, 200000, 362, 7, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_COEFFICIENT},
         {3, 200000, 362, 7, 0, crop, DTYPE_U8, 1, planes, true, false, false, FAULT_COEFFICIENT},
         {3, 200000, 362, 7, 0, crop, DTYPE_U8, 1, planes, false, false, false, FAULT_UNIFORM},
@@ -432,8 +505,10 @@ static void compare_all(bool brief)
     for (const struct trial &trial : shorts)
         compare(&trial);
     compare_orbits(2, 3000, 40, false, false);
-    compare_runs(&variant_fused, "fused");
-    compare_runs(&variant_fused_graph, "fused-graph");
+    for (enum solid solid : {SOLID_NONE, SOLID_CLOUD}) {
+        compare_runs(&variant_fused, "fused", solid);
+        compare_runs(&variant_fused_graph, "fused-graph", solid);
+    }
     share_bank();
     for (const struct trial &trial : trials)
         if (!brief)
@@ -511,8 +586,11 @@ static void print_times(const struct trial *trial)
             times_s.push_back(time.device_s);
     }
     printf("%-7s %4u classes %4u^2 to %4u^2 %-4s x %u batch %4u %8.3f us per image\n",
-           trial->draws_points ? "points" : "patches", trial->classes, trial->res, synth.output.res,
-           dtype_names[trial->type], trial->channels, trial->batch, 1e6 / trial->batch * median(times_s));
+           trial->solid          ? "views"
+           : trial->draws_points ? "points"
+                                 : "patches",
+           trial->classes, trial->res, synth.output.res, dtype_names[trial->type], trial->channels,
+           trial->batch, 1e6 / trial->batch * median(times_s));
     fflush(stdout);
     generator_close(generator);
     device_clock_close(&clock);
@@ -535,6 +613,17 @@ static void print_all_times(void)
         {1000, 200000, 362, 256, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, true},
         {1000, 200000, 362, 256, 224, resize, DTYPE_F16, 3, OUTPUT_NCHW, true},
         {1000, 100000, 512, 1000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, true},
+        {1000, 0, 224, 256, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {1000, 0, 224, 1024, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_SPHERE},
+        {1000, 0, 224, 12000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_SPHERE},
+        {1000, 0, 224, 12000, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_CIRCLE},
+        {100, 0, 224, 1200, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {21, 0, 224, 256, 0, crop, DTYPE_U8, 1, OUTPUT_NCHW, false, false, false, FAULT_NONE, SOLID_SPHERE},
+        {1000, 0, 224, 1024, 0, crop, DTYPE_F16, 3, OUTPUT_NCHW, false, false, false, FAULT_NONE,
+         SOLID_SPHERE},
     };
     print_bank_time(1000, 200000, 362, false, false);
     print_bank_time(1000, 200000, 362, false, true);

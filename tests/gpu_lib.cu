@@ -1256,6 +1256,44 @@ static void compare_generated_masks(void)
     fdsl_close(host);
 }
 
+/* Compares images and point clouds with those of the CPU. */
+static void compare_generated_clouds(void)
+{
+    const uint32_t count = 17;
+    struct fdsl_generator *generators[2];
+    struct fdsl_layout layout = {};
+    std::vector<float> points[2];
+    std::vector<uint8_t> images[2];
+    layout.size = sizeof layout;
+    for (int g = 0; g < 2; g++) {
+        struct fdsl_config config;
+        good(fdsl_config_init(&config, sizeof config));
+        config.preset = "pc-fractaldb-1k";
+        config.classes = 5;
+        config.batch = 20;
+        config.device = g ? 0 : FDSL_CPU;
+        good(fdsl_open(&config, &generators[g]));
+        good(fdsl_describe(generators[g], &layout));
+        const size_t bytes = count * layout.image_bytes, values = count * (size_t)layout.points * 3;
+        void *memory = nullptr;
+        images[g].resize(bytes);
+        points[g].resize(values);
+        if (g)
+            good(fdsl_alloc(0, (bytes + 15) / 16 * 16 + values * sizeof(float), &memory));
+        uint8_t *to = g ? static_cast<uint8_t *>(memory) : images[g].data();
+        float *cloud = g ? reinterpret_cast<float *>(to + (bytes + 15) / 16 * 16) : points[g].data();
+        struct fdsl_targets targets = {sizeof targets, nullptr, nullptr, cloud};
+        good(fdsl_generate_targets(generators[g], nullptr, 1000, count, to, &targets, nullptr));
+        if (g) {
+            must(cudaMemcpy(images[g].data(), to, bytes, cudaMemcpyDeviceToHost));
+            must(cudaMemcpy(points[g].data(), cloud, values * sizeof(float), cudaMemcpyDeviceToHost));
+            fdsl_free(0, memory);
+        }
+        fdsl_close(generators[g]);
+    }
+    tell(images[0] == images[1] && points[0] == points[1], "point clouds have the bits of the CPU");
+}
+
 int main(void)
 {
     char made[] = "/tmp/gpu_lib-XXXXXX";
@@ -1283,6 +1321,7 @@ int main(void)
     compare_masks();
     compare_set_masks(path);
     compare_generated_masks();
+    compare_generated_clouds();
     replay("u8");
     replay("f16");
     refuse_replay();

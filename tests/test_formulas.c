@@ -678,7 +678,7 @@ Test(formulas, every_formula_is_described)
         }
         if (formula->family == FAMILY_LINES) /* other classes are not drawn from ranges */
             cr_expect_eq(turns, (1u << formula->parameter_count) - 1, "%s", formula->name);
-        cr_expect_eq(formula->family == FAMILY_IFS, formula->ifs != NULL, "%s", formula->name);
+        cr_expect_eq(formula_is_system(formula), formula->ifs != NULL, "%s", formula->name);
         const struct line_rules rules = line_rules_of((enum formula_id)f);
         cr_expect(rules.shapes >= 1 && rules.noise_factor > 0 && rules.background <= 255, "%s",
                   formula->name);
@@ -723,7 +723,7 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
     expect_usage("--preset rcdb-1k --random published --seed 3", "--seed has no effect on published images");
     expect_usage("--formula rcdb --class x.csv --random published", "drop --class");
     expect_usage("--preset rcdb-1k --preset-file x --classes 9 --random published", "drop --preset-file");
-    expect_usage("--formula rcdb --draw points", "--draw: the formula rcdb draws no fractals");
+    expect_usage("--formula rcdb --draw points", "--draw: the formula rcdb draws no fractals of the plane");
     expect_usage("--formula fractaldb --classes 3 --random published", "add --draw points");
     expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --res 12",
                  "--res: 12 pixels per side");
@@ -739,8 +739,8 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
  */
 static double some_value(const struct formula *formula, size_t i)
 {
-    if (formula->family == FAMILY_IFS)
-        return i == 0 ? 2 : i <= 14 ? 0.5 : 0;
+    if (formula_is_system(formula))
+        return i == 0 ? 2 : i <= 2 * (formula->parameter_count - 1) / IFS_MAPS_MAX ? 0.5 : 0;
     return fmax(formula->parameters[i].least, fmin(5, formula->parameters[i].most));
 }
 
@@ -818,8 +818,10 @@ Test(formulas, the_page_lists_all_formulas)
         const struct line_rules rules = line_rules_of((enum formula_id)f);
 #define ADD(...) length += (size_t)snprintf(rows + length, sizeof rows - length, __VA_ARGS__)
         ADD("| `%s` | %s | %s | %u | %u |", formula->name, formula->summary,
-            formula->targets == TARGET_MASK ? "mask" : "label", (unsigned)rules.background,
-            (unsigned)rules.shapes);
+            formula->targets == TARGET_MASK    ? "mask"
+            : formula->targets == TARGET_LABEL ? "label"
+                                               : "label, points",
+            (unsigned)rules.background, (unsigned)rules.shapes);
         const size_t count = formula->parameter_count;
         for (size_t i = 0; i < count; i++)
             if (count <= 16 || i < 2 || i == count - 1) /* long lists: the first two and the last */

@@ -46,9 +46,9 @@ Test(fractal_classes, the_built_in_classes_give_the_bytes_of_the_published_files
     for (uint32_t c = 0; c < 1000; c++) {
         char text[PUBLISHED_TEXT_BYTES];
         struct class_row again = {.id = c};
-        size_t length = ifs_text_write(&rows[c], text, sizeof text);
+        size_t length = ifs_text_write(&rows[c], IFS_MAP_VALUES, text, sizeof text);
         hash = fnv_add(hash, text, length);
-        must(ifs_text_read("again", text, &again));
+        must(ifs_text_read("again", text, IFS_MAP_VALUES, &again));
         cr_assert_arr_eq(&again, &rows[c], sizeof again, "class %u", c);
     }
     cr_assert_eq(hash, PUBLISHED_HASH, "0x%llx", (unsigned long long)hash);
@@ -265,13 +265,13 @@ Test(fractal_classes, bad_class_files_are_refused_with_their_line)
         char text[512];
         struct class_row row = {.id = 0};
         snprintf(text, sizeof text, "%s", cases[i].text);
-        cr_assert_eq(ifs_text_read("file", text, &row), STATUS_USAGE, "case %zu", i);
+        cr_assert_eq(ifs_text_read("file", text, IFS_MAP_VALUES, &row), STATUS_USAGE, "case %zu", i);
         cr_expect(strstr(status_text(), cases[i].message) && strstr(status_text(), "file"), "case %zu: %s", i,
                   status_text());
     }
     char windows[] = MAP "\r\n" MAP "\r\n\r\n";
     struct class_row row = {.id = 5};
-    must(ifs_text_read("file", windows, &row));
+    must(ifs_text_read("file", windows, IFS_MAP_VALUES, &row));
     cr_expect(row.id == 5 && row.value[0] == 2 && row.value[14] == 0.5 && row.value[15] == 0);
 }
 

@@ -125,6 +125,40 @@ Test(lib, classes_can_be_given)
     fdsl_close(generator);
 }
 
+/* Images, labels and point clouds equal those of the program. */
+Test(lib, point_clouds)
+{
+    enum { SIDE = 40, IMAGES = 5, POINTS = 10000 };
+    struct fdsl_config config = small();
+    struct fdsl_layout layout = {.size = sizeof layout};
+    static uint8_t images[IMAGES * SIDE * SIDE], expected[IMAGES * POINTS * 3 * sizeof(float)];
+    static float points[IMAGES * POINTS * 3];
+    int64_t labels[IMAGES];
+    const struct fdsl_targets targets = {.size = sizeof targets, .labels = labels, .points = points};
+
+    config.preset = "pc-fractaldb-1k";
+    config.classes = 3;
+    config.res = config.out_res = SIDE;
+    config.channels = 1;
+    config.dtype = "u8";
+    struct fdsl_generator *generator = opened(&config);
+    good(fdsl_describe(generator, &layout));
+    cr_assert_eq(layout.points, POINTS);
+    good(fdsl_generate_targets(generator, NULL, 0, IMAGES, images, &targets, NULL));
+    EXPECT(
+        0,
+        "$P --variant naive --batch 5 --classes 3 --res 40 --preset pc-fractaldb-1k --seed %llu --npy p.npy "
+        "--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0 2>&1",
+        (unsigned long long)config.seed);
+    read_tail("p.npy", expected, sizeof images);
+    cr_expect_eq(memcmp(images, expected, sizeof images), 0);
+    read_tail("p.points.npy", expected, sizeof points);
+    cr_expect_eq(memcmp(points, expected, sizeof points), 0);
+    for (int j = 0; j < IMAGES; j++)
+        cr_expect_eq(labels[j], j % 3);
+    fdsl_close(generator);
+}
+
 /* Images and masks equal those of the program. A table of the classes gives the same images again. */
 Test(lib, masks_and_class_tables)
 {
@@ -135,7 +169,7 @@ Test(lib, masks_and_class_tables)
     static uint8_t images[IMAGES * SIDE * SIDE], masks[IMAGES * SIDE * SIDE], again[IMAGES * SIDE * SIDE],
         expected[IMAGES * SIDE * SIDE];
     int64_t labels[IMAGES];
-    const struct fdsl_targets targets = {sizeof targets, labels, masks};
+    const struct fdsl_targets targets = {.size = sizeof targets, .labels = labels, .masks = masks};
     const uint64_t backwards[IMAGES] = {4, 3, 2, 1, 0};
 
     config.preset = "segrcdb";
@@ -322,6 +356,10 @@ Test(lib, class_tables_are_checked)
     uint8_t *images = allocated(image_bytes(generator));
     expect_error(FDSL_INVALID, fdsl_generate_targets(generator, NULL, 0, 1, images, &targets, NULL),
                  "masks: the formula uji defines no masks");
+    float point = 0;
+    const struct fdsl_targets cloud = {.size = sizeof cloud, .points = &point};
+    expect_error(FDSL_INVALID, fdsl_generate_targets(generator, NULL, 0, 1, images, &cloud, NULL),
+                 "points: the images have no point clouds");
     expect_error(FDSL_INVALID, fdsl_generate_targets(generator, NULL, 0, 1, images, &old, NULL),
                  "targets->size: it is 8");
     expect_error(FDSL_INVALID, fdsl_get_classes(generator, NULL), "table: it is NULL");

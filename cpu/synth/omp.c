@@ -260,6 +260,8 @@ static size_t omp_canvas_bytes(const void *state)
     if (synth_is_ifs(synth))
         return (size_t)omp->threads * (omp_ifs_room_bytes(synth->res) + fractal_canvas_bytes(synth)) +
                ifs_bank_facts(synth->bank).bytes;
+    if (synth_is_ifs3d(synth))
+        return (size_t)omp->threads * (omp_solid_room_bytes() + fractal_canvas_bytes(synth));
     if (omp->parts == 1)
         return (size_t)omp->threads *
                (pixel_bytes(omp) * canvas_pixels(omp) + (needs_planes(synth) ? planes_bytes(synth) : 0));
@@ -315,9 +317,10 @@ static size_t polygons_max(const struct synth *synth)
 static bool worker_make(const struct omp *omp, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
-    if (synth_is_ifs(synth)) {
+    if (formula_is_system(formulas[synth->formula])) {
         const size_t bytes = fractal_canvas_bytes(synth);
-        worker->room = aligned_alloc(ALIGNMENT, omp_ifs_room_bytes(synth->res));
+        worker->room = synth_is_ifs(synth) ? aligned_alloc(ALIGNMENT, omp_ifs_room_bytes(synth->res))
+                                           : calloc(1, omp_solid_room_bytes());
         worker->planes = bytes ? malloc(bytes) : NULL;
         return worker->room && (worker->planes || !bytes);
     }
@@ -376,7 +379,7 @@ static bool fill_state(struct omp *omp)
     for (uint32_t c = 0; c < synth->class_count; c++)
         omp->heaviest[c] = c;
     qsort_r(omp->heaviest, synth->class_count, sizeof *omp->heaviest, heavier, synth->classes);
-    if (!synth_is_ifs(synth))
+    if (!formula_is_system(formulas[synth->formula]))
         fill_tables(synth, (int32_t)omp->pitch, &omp->tables);
     return true;
 }
@@ -396,8 +399,8 @@ static void choose_parts(struct omp *omp)
 {
     uint64_t parts = (uint64_t)omp->threads / omp->synth->batch;
     set_parts(omp, parts < 1 ? 1 : (uint32_t)parts);
-    if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set || synth_is_ifs(omp->synth) ||
-        omp_canvas_bytes(omp) > memory_available_bytes())
+    if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set ||
+        formula_is_system(formulas[omp->synth->formula]) || omp_canvas_bytes(omp) > memory_available_bytes())
         set_parts(omp, 1);
 }
 
@@ -687,7 +690,7 @@ static struct synth_image image_of(const struct omp *omp, uint64_t j)
     return synth_run_image(omp->synth, omp->latest, j);
 }
 
-/* Draws a fractal from the bank, and converts it. */
+/* Draws a fractal, and converts it. */
 static void draw_fractal(void *state, uint64_t j, int thread)
 {
     struct omp *omp = state;
@@ -697,11 +700,38 @@ static void draw_fractal(void *state, uint64_t j, int thread)
     uint8_t *finished = synth_batch_image(synth, &omp->batch, j);
     RANGE(DRAW);
     const double start_s = begin_stage(omp, RANGE_PAINTING);
-    omp_ifs_draw(omp->kernel, synth, image, worker->room, worker->planes ? worker->planes : finished);
+    uint8_t *canvas = worker->planes ? worker->planes : finished;
+    if (synth_is_ifs(synth))
+        omp_ifs_draw(omp->kernel, synth, image, worker->room, canvas);
+    else
+        omp_solid_draw(synth, image, worker->room, canvas, synth_batch_cloud(synth, &omp->batch, j));
     if (worker->planes)
         output_convert(&synth->output, synth->res, synth_image_key(synth, image), worker->planes, synth->res,
                        finished);
     end_stage(omp, start_s, &worker->painting_s);
+}
+
+/* Views of a drawing are in the batch at distances of `turns` images. They are drawn one after another, so
+ * that its points are computed once. */
+static int compare_drawings(const void *a, const void *b, void *state)
+{
+    const struct omp *omp = state;
+    const struct ifs_rules *rules = &omp->synth->ifs;
+    const struct synth_image first = image_of(omp, *(const uint64_t *)a);
+    const struct synth_image second = image_of(omp, *(const uint64_t *)b);
+    const uint64_t drawing = first.instance / rules->flips, other = second.instance / rules->flips;
+    return first.class_index != second.class_index ? (first.class_index > second.class_index) * 2 - 1
+                                                   : (drawing > other) - (drawing < other);
+}
+
+enum { SHARES = 16 }; /* per thread, of the ordered images of a batch */
+
+static void draw_solids(void *state, uint64_t share, int thread)
+{
+    struct omp *omp = state;
+    const uint64_t count = synth_run_count(omp->synth), shares = SHARES * (uint64_t)omp->threads;
+    for (uint64_t i = count * share / shares; i < count * (share + 1) / shares; i++)
+        draw_fractal(omp, omp->order[i], thread);
 }
 
 static void draw_whole_image(void *state, uint64_t task, int thread)
@@ -796,6 +826,13 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
         return STATUS_OK;
     }
     synth_batch_begin(synth, number, &omp->batch);
+    if (synth_is_ifs3d(synth)) {
+        for (uint64_t j = 0; j < count; j++)
+            omp->order[j] = j;
+        qsort_r(omp->order, count, sizeof *omp->order, compare_drawings, omp);
+        parallel_for(omp->threads, SHARES * (uint64_t)omp->threads, draw_solids, omp);
+        return STATUS_OK;
+    }
     order_images(omp);
     if (omp->parts == 1) {
         parallel_for(omp->threads, count, draw_whole_image, omp);

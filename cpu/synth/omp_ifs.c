@@ -1,4 +1,5 @@
-/* `omp` for fractals (synth/ifs.h): draws images from the bank of orbits.
+/* `omp` for fractals (synth/ifs.h): draws images from the bank of orbits; and for fractals in space
+ * (ifs3d.h).
  *
  * The rows of the drawing are computed from row 0 on. A row of pixels shows the masks of the three rows of
  * cells before it, so a ring of three rows of masks is enough. Rows of cells and parts of rows that no pixel
@@ -196,4 +197,42 @@ void omp_ifs_draw(const struct omp_kernel *kernel, const struct synth *synth, st
         draw_points(&drawing, shown.flip, canvas);
     else
         draw_patches(&drawing, shown.flip, canvas);
+}
+
+/* ---- Fractals in space ---- */
+
+/* The points of the latest drawing, and memory for computing points. */
+struct solid_room {
+    bool valid;
+    uint32_t class_index;
+    uint64_t drawing;
+    struct ifs3d_points points, other;
+    uint8_t scratch[];
+};
+
+size_t omp_solid_room_bytes(void)
+{
+    return sizeof(struct solid_room) + ifs3d_scratch_bytes() + 64;
+}
+
+void omp_solid_draw(const struct synth *synth, struct synth_image image, void *room_, uint8_t *canvas,
+                    float *cloud)
+{
+    struct solid_room *room = room_;
+    void *scratch = room->scratch + (64 - (uintptr_t)room->scratch % 64) % 64;
+    const struct ifs_instance shown = ifs_instance(&synth->ifs, image.instance);
+    const struct philox_key key = synth_solid_key(synth, image.class_index, shown);
+    const uint32_t row = ifs3d_row(&synth->ifs, shown);
+    if (!room->valid || room->class_index != image.class_index || room->drawing != shown.drawing) {
+        ifs3d_walk_fast(&synth->solids[image.class_index], row, key, scratch, &room->points);
+        room->class_index = image.class_index;
+        room->drawing = shown.drawing;
+        room->valid = true;
+    }
+    ifs3d_view(&synth->ifs, &room->points, key, shown.flip, synth->res, canvas);
+    if (!cloud)
+        return;
+    const uint32_t other = ifs3d_partner(key, image.class_index, synth->class_count);
+    ifs3d_walk_fast(&synth->solids[other], row, synth_solid_key(synth, other, shown), scratch, &room->other);
+    ifs3d_cloud(&room->points, &room->other, cloud);
 }

@@ -120,6 +120,13 @@ void omp_ifs_draw(const struct omp_kernel *kernel, const struct synth *synth, st
                   void *room, uint8_t *canvas);
 size_t omp_ifs_room_bytes(uint32_t res);
 
+/* Draws an image of FAMILY_IFS3D and, unless `cloud` is NULL, its point cloud. `room` has
+ * omp_solid_room_bytes() bytes, which are 0 at first; it keeps the points of the latest drawing, which the
+ * next image may also show. */
+void omp_solid_draw(const struct synth *synth, struct synth_image image, void *room, uint8_t *canvas,
+                    float *cloud);
+size_t omp_solid_room_bytes(void);
+
 #if defined(__x86_64__)
 extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;
 #endif

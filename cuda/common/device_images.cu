@@ -153,7 +153,7 @@ static enum status draw(struct image_batches *self, uint64_t position, bool capt
                  : find_numbers(self, position, share, &numbers, stream));
     const struct generator_numbers listed = {numbers, 0, nullptr,
                                              captured ? nullptr : list_on_host(self, position)};
-    const struct generator_targets targets = {to->labels, to->masks};
+    const struct generator_targets targets = {to->labels, to->masks, nullptr};
     return generator_make(self->request.generator, &listed, (uint32_t)share->count, to->images, &targets,
                           stream);
 }

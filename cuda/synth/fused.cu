@@ -199,6 +199,7 @@ static uint32_t side_within(const struct fused_kernels *kernels, size_t bytes)
 static const struct fused_kernels *const kernels[] = {
 #define KERNELS_LINES(name)                &fused_##name
 #define KERNELS_IFS(name)                  nullptr
+#define KERNELS_IFS3D(name)                nullptr
 #define FORMULA(symbol, name, family, ...) KERNELS_##family(name),
 #include "synth/formulas.def"
 #undef FORMULA
@@ -453,7 +454,9 @@ enum status fused_open(int device, const struct synth *synth, bool background, s
     self->synth = synth;
     self->device = device;
     self->background = background;
-    enum status status = synth_is_ifs(synth) ? ifs_plan_open(device, synth, &self->ifs) : make_plan(self);
+    enum status status = formula_is_system(formulas[synth->formula])
+                             ? ifs_plan_open(device, synth, &self->ifs)
+                             : make_plan(self);
     if (status != STATUS_OK)
         fused_close(self);
     else
@@ -613,15 +616,21 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
 
 /* ---- Fractals ---- */
 
+/* Returns whether the images are made from a bank of orbits. */
+static bool has_bank(const struct fused_plan *plan)
+{
+    return plan->ifs && ifs_plan_bank(plan->ifs);
+}
+
 bool fused_single(const struct fused_plan *plan)
 {
-    return plan->ifs != nullptr;
+    return has_bank(plan);
 }
 
 enum status fused_need(const struct fused_plan *plan, uint64_t number)
 {
     const struct synth *synth = plan->synth;
-    if (!plan->ifs)
+    if (!has_bank(plan))
         return STATUS_OK;
     uint64_t *orbits = static_cast<uint64_t *>(malloc(synth->batch * sizeof *orbits));
     TRY(ALLOCATED(orbits, "out of memory for a list of orbits"));
@@ -634,13 +643,13 @@ enum status fused_need(const struct fused_plan *plan, uint64_t number)
 
 enum status fused_need_all(const struct fused_plan *plan)
 {
-    return plan->ifs ? ifs_device_need(ifs_plan_bank(plan->ifs), nullptr, 0) : STATUS_OK;
+    return has_bank(plan) ? ifs_device_need(ifs_plan_bank(plan->ifs), nullptr, 0) : STATUS_OK;
 }
 
 struct ifs_bank_facts fused_bank(const struct fused_plan *plan)
 {
     struct ifs_bank_facts none = {};
-    return plan->ifs ? ifs_device_facts(ifs_plan_bank(plan->ifs)) : none;
+    return has_bank(plan) ? ifs_device_facts(ifs_plan_bank(plan->ifs)) : none;
 }
 
 uint64_t fused_memory_bytes(const struct fused_plan *plan)

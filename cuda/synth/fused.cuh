@@ -31,6 +31,7 @@ struct fused_call {
     uint8_t *images;         /* consecutive images of synth_output_bytes() each; 16-byte aligned */
     int64_t *labels;         /* class numbers of the images; 0 if an image has several shapes */
     uint8_t *masks; /* consecutive masks, one byte per output pixel; 16-byte aligned; NULL: no masks */
+    float *points;  /* consecutive point clouds of synth_cloud_bytes() each; NULL: none */
 };
 
 #define FUSED_WARP   32u

@@ -1,5 +1,5 @@
-/* The plan of `fused` for iterated function systems: the bank of an input, and the kernel that makes images
- * from it (fused_ifs.cuh). */
+/* The plan of `fused` for iterated function systems: the bank of an input, or the bitmaps of fractals in
+ * space, and the kernel that makes images from them (fused_ifs.cuh). */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -17,8 +17,9 @@ typedef void ifs_image_function(const struct ifs_job job);
 struct ifs_plan {
     const struct synth *synth;
     int device;
-    struct ifs_device_bank *bank;
-    struct ifs_job job; /* the call is unset */
+    struct ifs_device_bank *bank; /* NULL: fractals in space */
+    struct ifs_solids *solids;    /* NULL: fractals of the plane */
+    struct ifs_job job;           /* the call is unset */
     uint2 *spans;
     uint32_t tiles;
     size_t shared_bytes;
@@ -32,7 +33,7 @@ struct ifs_device_bank *ifs_plan_bank(const struct ifs_plan *plan)
 
 uint64_t ifs_plan_bytes(const struct ifs_plan *plan)
 {
-    return ifs_device_facts(plan->bank).bytes +
+    return (plan->solids ? ifs_solids_bytes(plan->solids) : ifs_device_facts(plan->bank).bytes) +
            (plan->spans ? plan->synth->output.res * sizeof *plan->spans : 0);
 }
 
@@ -44,18 +45,24 @@ static enum ifs_finish finish_of(const struct synth *synth)
     return output->type == DTYPE_U8 && output->channels == 1 ? IFS_BYTES : IFS_VALUES;
 }
 
-template <bool Points> static ifs_image_function *kernel_of(enum ifs_finish finish)
+template <bool Points, uint32_t Gray> static ifs_image_function *kernel_of(enum ifs_finish finish)
 {
-    return finish == IFS_BYTES    ? ifs_image_kernel<Points, IFS_BYTES>
-           : finish == IFS_VALUES ? ifs_image_kernel<Points, IFS_VALUES>
-           : finish == IFS_MEANS  ? ifs_image_kernel<Points, IFS_MEANS>
-                                  : ifs_image_kernel<Points, IFS_LARGE>;
+    return finish == IFS_BYTES    ? ifs_image_kernel<Points, IFS_BYTES, Gray>
+           : finish == IFS_VALUES ? ifs_image_kernel<Points, IFS_VALUES, Gray>
+           : finish == IFS_MEANS  ? ifs_image_kernel<Points, IFS_MEANS, Gray>
+                                  : ifs_image_kernel<Points, IFS_LARGE, Gray>;
+}
+
+/* Returns whether the images show points, so that no random bits are needed. */
+static bool shows_points(const struct synth *synth)
+{
+    return synth->points || synth_is_ifs3d(synth);
 }
 
 /* Returns the bytes of the random halves for `rows` canvas rows (fill_halves()). */
 static size_t half_bytes(const struct synth *synth, uint32_t rows)
 {
-    return synth->points ? 0 : (((size_t)rows + 2) * synth->res / 8 + 5) * sizeof(uint4);
+    return shows_points(synth) ? 0 : (((size_t)rows + 2) * synth->res / 8 + 5) * sizeof(uint4);
 }
 
 /* Returns the shared memory of a block for bands of `band` rows and, if `sums` is not 0, this many sums. */
@@ -137,7 +144,10 @@ static enum status open_plan(struct ifs_plan *plan)
     struct ifs_job *job = &plan->job;
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaSetDevice(plan->device));
-    TRY(ifs_device_open(plan->device, synth, &plan->bank));
+    if (synth_is_ifs3d(synth))
+        TRY(ifs_solids_open(plan->device, synth, &plan->solids));
+    else
+        TRY(ifs_device_open(plan->device, synth, &plan->bank));
     job->rules = synth->ifs;
     job->lines = synth->rules;
     job->res = synth->res;
@@ -146,9 +156,16 @@ static enum status open_plan(struct ifs_plan *plan)
     job->first = synth->first;
     job->stride = synth->stride;
     job->output = synth->output;
-    job->systems = ifs_device_systems(plan->bank);
-    job->maps = ifs_device_maps(plan->bank);
-    plan->kernel = synth->points ? kernel_of<true>(finish) : kernel_of<false>(finish);
+    if (plan->solids) {
+        job->solids = ifs_solids_systems(plan->solids);
+        job->bitmaps = ifs_solids_bitmaps(plan->solids);
+    } else {
+        job->systems = ifs_device_systems(plan->bank);
+        job->maps = ifs_device_maps(plan->bank);
+    }
+    plan->kernel = plan->solids    ? kernel_of<true, IFS3D_GRAY>(finish)
+                   : synth->points ? kernel_of<true, IFS_GRAY>(finish)
+                                   : kernel_of<false, IFS_GRAY>(finish);
     TRY(choose_tiles(plan));
     if (synth->output.fit == OUTPUT_RESIZE)
         TRY(copy_spans(plan));
@@ -178,12 +195,15 @@ void ifs_plan_close(struct ifs_plan *plan)
         return;
     (void)cudaFree(plan->spans); /* errors are ignored, because no result depends on them */
     ifs_device_close(plan->bank);
+    ifs_solids_close(plan->solids);
     free(plan);
 }
 
 enum status ifs_plan_enqueue(const struct ifs_plan *plan, const struct fused_call *call,
                              const struct fused_call *stored, uint64_t count, cudaStream_t stream)
 {
+    if (plan->solids)
+        TRY(ifs_solids_enqueue(plan->solids, call, stored, count, stream));
     RANGE(PAINTING);
     struct ifs_job job = plan->job;
     if (call)

@@ -90,14 +90,31 @@ struct ifs_bank_facts ifs_device_facts(struct ifs_device_bank *bank);
 
 void ifs_device_close(struct ifs_device_bank *bank); /* accepts NULL */
 
+/* ---- Fractals in space: fused_ifs3d.cu ---- */
+
+/* Draws views of FAMILY_IFS3D as bitmaps, and point clouds. */
+struct ifs_solids;
+enum status ifs_solids_open(int device, const struct synth *synth, struct ifs_solids **solids);
+
+/* Enqueues the bitmaps of the images of a call, as for ifs_plan_enqueue(), and their point clouds. */
+enum status ifs_solids_enqueue(const struct ifs_solids *solids, const struct fused_call *call,
+                               const struct fused_call *stored, uint64_t count, cudaStream_t stream);
+
+/* Return device memory: the classes, and the bitmaps in the order of the call, ifs_map_bytes() each. */
+const struct ifs3d_system *ifs_solids_systems(const struct ifs_solids *solids);
+const uint8_t *ifs_solids_bitmaps(const struct ifs_solids *solids);
+uint64_t ifs_solids_bytes(const struct ifs_solids *solids);
+void ifs_solids_close(struct ifs_solids *solids); /* accepts NULL */
+
 /* ---- The plan: fused_ifs.cu ---- */
 
-/* Makes images from a bank, with the interface of struct fused_plan (fused.cuh). */
+/* Makes images from a bank or from the bitmaps of fractals in space, with the interface of struct fused_plan
+ * (fused.cuh). */
 struct ifs_plan;
 enum status ifs_plan_open(int device, const struct synth *synth, struct ifs_plan **plan);
 enum status ifs_plan_enqueue(const struct ifs_plan *plan, const struct fused_call *call,
                              const struct fused_call *stored, uint64_t count, cudaStream_t stream);
-struct ifs_device_bank *ifs_plan_bank(const struct ifs_plan *plan);
+struct ifs_device_bank *ifs_plan_bank(const struct ifs_plan *plan); /* NULL: fractals in space have none */
 uint64_t ifs_plan_bytes(const struct ifs_plan *plan);
 void ifs_plan_close(struct ifs_plan *plan); /* accepts NULL */
 

@@ -23,7 +23,9 @@ struct ifs_job {
     uint64_t seed, first, stride; /* as in struct synth */
     const struct ifs_system *systems;
     const uint8_t *const *maps;
-    const uint2 *spans; /* of each output row or column, if the output is resized */
+    const struct ifs3d_system *solids; /* NULL: fractals of the plane; else ... */
+    const uint8_t *bitmaps;            /* ... the points of each image of the call */
+    const uint2 *spans;                /* of each output row or column, if the output is resized */
     struct synth_output output;
     struct fused_call call;
     const struct fused_call *stored; /* NULL: use `call` */
@@ -66,7 +68,7 @@ static __device__ __forceinline__ ifs_view ifs_view_of(const ifs_job &job, uint6
     const struct synth_image image =
         synth_image_at(job.first, job.stride, job.turns, run, call.listed ? call.listed[j] : j);
     const struct ifs_instance shown = ifs_instance(&job.rules, image.instance);
-    const uint32_t id = job.systems[image.class_index].id;
+    const uint32_t id = job.solids ? job.solids[image.class_index].id : job.systems[image.class_index].id;
     const struct synth_output &output = job.output;
     const size_t bytes = (size_t)output.res * output.res * output.channels * dtype_bytes(output.type);
     struct output_corner corner = {0, 0};
@@ -74,6 +76,8 @@ static __device__ __forceinline__ ifs_view ifs_view_of(const ifs_job &job, uint6
         corner = output_crop(atom_image_key(&job.lines, job.seed, id, image.instance), job.res, output.res);
     if (first)
         call.labels[j] = id;
+    if (job.solids)
+        return {job.bitmaps + j * ifs_map_bytes(true, job.res), call.images + j * bytes, {}, 0, corner};
     return {job.maps[(uint64_t)image.class_index * ifs_orbits(&job.rules) + shown.weight],
             call.images + j * bytes, ifs_mask_key(&job.rules, job.seed, id, shown.drawing), shown.flip,
             corner};
@@ -198,13 +202,14 @@ static __device__ __forceinline__ uint32_t window(const uint32_t *row, uint32_t 
 /* ---- Outputs that are not resized ---- */
 
 /* Returns the grays of four bits as bytes. */
-static __device__ __forceinline__ uint32_t four_grays(uint32_t bits)
+template <uint32_t Gray> static __device__ __forceinline__ uint32_t four_grays(uint32_t bits)
 {
-    return ((bits & 15) * 0x00204081u & 0x01010101u) * IFS_GRAY;
+    return ((bits & 15) * 0x00204081u & 0x01010101u) * Gray;
 }
 
 /* Writes the grays of a band, whose first row is row `y` of the output. The rows are consecutive in memory,
  * so a thread writes 16 aligned bytes at a time. */
+template <uint32_t Gray>
 static __device__ __forceinline__ void write_grays(const ifs_view &view, const ifs_band &band, uint32_t y,
                                                    const uint32_t *bits)
 {
@@ -218,18 +223,20 @@ static __device__ __forceinline__ void write_grays(const ifs_view &view, const i
             uint32_t some = window(bits + row * band.words, band.x + x);
             if (left < 16)
                 some = (some & (1u << left) - 1) | window(bits + (row + 1) * band.words, band.x) << left;
-            *reinterpret_cast<uint4 *>(begin + at) = make_uint4(
-                four_grays(some), four_grays(some >> 4), four_grays(some >> 8), four_grays(some >> 12));
+            *reinterpret_cast<uint4 *>(begin + at) =
+                make_uint4(four_grays<Gray>(some), four_grays<Gray>(some >> 4), four_grays<Gray>(some >> 8),
+                           four_grays<Gray>(some >> 12));
             continue;
         }
         for (int32_t i = max(at, 0); i < min(at + 16, total); i++) {
             const uint32_t row = (uint32_t)i / width, x = band.x + (uint32_t)i % width;
-            begin[i] = (bits[row * band.words + x / 32] >> x % 32 & 1) * IFS_GRAY;
+            begin[i] = (bits[row * band.words + x / 32] >> x % 32 & 1) * Gray;
         }
     }
 }
 
 /* Writes a band, whose first row is row `y` of the output. */
+template <uint32_t Gray>
 static __device__ __forceinline__ void write_values(const output_sink &sink, const ifs_band &band, uint32_t y,
                                                     const uint32_t *bits)
 {
@@ -237,8 +244,8 @@ static __device__ __forceinline__ void write_values(const output_sink &sink, con
     for (uint32_t i = threadIdx.x; i < band.rows * fours; i += blockDim.x) {
         const uint32_t row = i / fours, x = i % fours * 4;
         const uint32_t some = window(bits + row * band.words, band.x + x);
-        const uint32_t sums[4] = {(some & 1) * IFS_GRAY, (some >> 1 & 1) * IFS_GRAY,
-                                  (some >> 2 & 1) * IFS_GRAY, (some >> 3 & 1) * IFS_GRAY};
+        const uint32_t sums[4] = {(some & 1) * Gray, (some >> 1 & 1) * Gray, (some >> 2 & 1) * Gray,
+                                  (some >> 3 & 1) * Gray};
         store_run(sink, y + row, x, width, sums);
     }
 }
@@ -283,7 +290,7 @@ static __device__ __forceinline__ void sum_row(const struct ifs_columns spans[4]
 /* Adds a band to the output rows y .. y + count - 1. `opens` and `closes`: it is the first or the last band
  * of the tile. Writes the rows after the last band; until then, `sums` has the sums of four pixels at a time.
  * A thread takes four columns and several consecutive rows, so that it sums most canvas rows only once. */
-template <class Sum>
+template <uint32_t Gray, class Sum>
 static __device__ __forceinline__ void write_means(const ifs_job &job, const output_sink &sink,
                                                    const ifs_band &band, uint32_t y, uint32_t count,
                                                    bool opens, bool closes, const uint32_t *bits, Sum *sums)
@@ -317,7 +324,7 @@ static __device__ __forceinline__ void write_means(const ifs_job &job, const out
             for (uint32_t k = 0; k < 4; k++) {
                 if (!closes)
                     kept[k] = four[k];
-                four[k] *= IFS_GRAY;
+                four[k] *= Gray;
             }
             if (closes)
                 store_run(sink, y + r, x, out_res, four);
@@ -330,7 +337,7 @@ static __device__ __forceinline__ void write_means(const ifs_job &job, const out
 extern __shared__ uint4 ifs_shared[];
 
 /* A block makes a tile of output rows. */
-template <bool Points, enum ifs_finish Finish>
+template <bool Points, enum ifs_finish Finish, uint32_t Gray>
 static __global__ void __launch_bounds__(IMAGE_BLOCK, Finish == IFS_BYTES ? 6 : 4)
     ifs_image_kernel(const __grid_constant__ ifs_job job)
 {
@@ -364,12 +371,13 @@ static __global__ void __launch_bounds__(IMAGE_BLOCK, Finish == IFS_BYTES ? 6 : 
         const uint32_t at = y + band.y - begin; /* the band's first output row, unless it is resized */
         const bool opens = band.y == begin, closes = band.y + band.rows == end;
         if (Finish == IFS_BYTES)
-            write_grays(view, band, at, bits);
+            write_grays<Gray>(view, band, at, bits);
         else if (Finish == IFS_VALUES)
-            write_values(sink, band, at, bits);
+            write_values<Gray>(sink, band, at, bits);
         else
-            write_means(job, sink, band, y, rows, opens, closes, bits,
-                        static_cast<std::conditional_t<Finish == IFS_MEANS, uint32_t, uint64_t> *>(sums));
+            write_means<Gray>(
+                job, sink, band, y, rows, opens, closes, bits,
+                static_cast<std::conditional_t<Finish == IFS_MEANS, uint32_t, uint64_t> *>(sums));
     }
 }
 

@@ -148,7 +148,8 @@ static enum status fused_make(struct generator *generator, const struct generato
                                     numbers->counter,
                                     static_cast<uint8_t *>(samples),
                                     targets && targets->labels ? targets->labels : self->labels,
-                                    targets ? targets->masks : nullptr};
+                                    targets ? targets->masks : nullptr,
+                                    targets ? targets->points : nullptr};
     bool fits;
     TRY(check_graph(self, count, stream, &fits));
     return fits ? fused_graph_launch(self->graph, &call, stream)
@@ -227,6 +228,7 @@ struct fused_batch {
     struct fused_plan *plan;
     struct device_clock clock;
     uint8_t *images, *masks; /* `masks`: NULL if the formula defines no masks */
+    float *points;           /* NULL if the images have no point clouds */
     int64_t *labels;
     uint64_t latest;           /* number of the latest run */
     struct fused_graph *graph; /* used only by fused-graph */
@@ -238,6 +240,7 @@ static void fused_teardown(void *state)
     fused_graph_close(self->graph);
     (void)cudaFree(self->labels);
     (void)cudaFree(self->masks);
+    (void)cudaFree(self->points);
     (void)cudaFree(self->images);
     device_clock_close(&self->clock);
     fused_close(self->plan);
@@ -248,12 +251,17 @@ static enum status make_batch(struct fused_batch *self, bool graph)
 {
     const struct synth *synth = self->synth;
     size_t image_bytes = synth->batch * synth_output_bytes(synth),
-           mask_bytes = synth->batch * synth_mask_bytes(synth), label_bytes = synth->batch * sizeof(int64_t);
+           mask_bytes = synth->batch * synth_mask_bytes(synth),
+           point_bytes = synth->batch * synth_cloud_bytes(synth),
+           label_bytes = synth->batch * sizeof(int64_t);
     TRY(device_check_memory(self->device, synth,
-                            image_bytes + mask_bytes + label_bytes + device_input_bytes(synth)));
+                            image_bytes + mask_bytes + point_bytes + label_bytes +
+                                device_input_bytes(synth)));
     CUDA_TRY(cudaMalloc(&self->images, image_bytes));
     if (mask_bytes > 0)
         CUDA_TRY(cudaMalloc(&self->masks, mask_bytes));
+    if (point_bytes > 0)
+        CUDA_TRY(cudaMalloc(&self->points, point_bytes));
     CUDA_TRY(cudaMalloc(&self->labels, label_bytes));
     TRY(device_clock_open(&self->clock));
     TRY(fused_open(self->device, synth, false, &self->plan));
@@ -273,7 +281,7 @@ static enum status fused_setup(const struct resources *resources, const void *in
 
 static struct fused_call call_of_run(const struct fused_batch *self, uint64_t number)
 {
-    return {nullptr, number, nullptr, self->images, self->labels, self->masks};
+    return {nullptr, number, nullptr, self->images, self->labels, self->masks, self->points};
 }
 
 static enum status fused_ready(void *state, uint64_t number)
@@ -305,6 +313,10 @@ static enum status fused_fetch(void *state, void *result)
     if (fetch->mask && mask_bytes > 0)
         CUDA_TRY(
             cudaMemcpy(fetch->mask, self->masks + fetch->j * mask_bytes, mask_bytes, cudaMemcpyDeviceToHost));
+    const size_t point_bytes = synth_cloud_bytes(self->synth);
+    if (fetch->cloud && point_bytes > 0)
+        CUDA_TRY(cudaMemcpy(fetch->cloud, self->points + fetch->j * (point_bytes / sizeof(float)),
+                            point_bytes, cudaMemcpyDeviceToHost));
     CUDA_TRY(cudaMemcpy(&fetch->label, self->labels + fetch->j, sizeof fetch->label, cudaMemcpyDeviceToHost));
     return STATUS_OK;
 }

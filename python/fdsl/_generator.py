@@ -67,15 +67,15 @@ class Generator:
 
     classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000 (for
                   "segrcdb" 254), or all classes of class_file, class_list or class_table
-    preset        such as "visualatom", "rcdb-1k", "segrcdb", "fractaldb-1k", "ofdb-1k" or "1p-frac"; docs/formulas.md
-                  has all. None: the preset with the name of the formula
+    preset        such as "visualatom", "rcdb-1k", "segrcdb", "fractaldb-1k", "ofdb-1k", "1p-frac" or "exfractaldb-1k";
+                  docs/formulas.md has all. None: the preset with the name of the formula
     preset_file   path of an INI file with other presets
     class_file    path of a CSV file with the classes, or of the class files of a published script (a folder, or one file),
-                  instead of a preset. With formula="fractaldb", a preset then says how the classes are drawn
+                  instead of a preset. With formula="fractaldb" or "ifs3d", a preset then says how the classes are drawn
     class_list    sequence of Class, instead of a preset
     class_table   a ClassTable, instead of a preset
-    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb", "segrcdb" or "fractaldb";
-                  "auto": that which the preset implies, else "uji", also for the preset "visualatom"
+    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb", "segrcdb", "fractaldb"
+                  or "ifs3d"; "auto": that which the preset implies, else "uji", also for the preset "visualatom"
     random        "philox", or "published": the random numbers of a published set, which the preset names
     draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
     min_lit       replaces the weights of fractal classes whose images are expected to have a smaller share of set pixels than
@@ -115,7 +115,7 @@ class Generator:
 
     __slots__ = (
         "_handle", "_process", "_lock", "_device", "_stream", "_stream_owner", "_shape", "_full", "_dtype", "_accepted",
-        "_batch", "_config", "_mask_shape", "__weakref__",
+        "_batch", "_config", "_mask_shape", "_points_shape", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -176,6 +176,7 @@ class Generator:
         self._full = (c.batch, *self._shape)
         side = self._shape[1]
         self._mask_shape = (side, side) if description.mask_bytes else None
+        self._points_shape = (int(description.points), 3) if description.points else None
         self._dtype = _NAMES[c.dtype.decode()]
         self._accepted = (self._dtype, "uint16") if self._dtype == "bfloat16" else (self._dtype,)
         self._batch: int = c.batch
@@ -265,6 +266,11 @@ class Generator:
         return self._mask_shape
 
     @property
+    def points_shape(self) -> Optional[tuple[int, int]]:
+        """The shape of the point cloud of one image, (points, 3); None if the images have none."""
+        return self._points_shape
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of memory that the generator has allocated on its device; on the CPU, an estimate."""
         self._check_open()
@@ -337,7 +343,7 @@ class Generator:
 
     def generate(
         self, first: int = 0, count: Optional[int] = None, *, numbers: Any = None, stream: Any = None
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, ...]:
         """Generates images first .. first + count - 1, or those with the given numbers, into new memory.
 
         count: 1 to batch; None: batch, or the length of numbers. numbers: see fill(). stream: the CUDA stream that
@@ -345,7 +351,8 @@ class Generator:
 
         Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. If the formula defines
         masks, returns (images, masks): the masks have the shape (count, *mask_shape) and are uint8; a pixel is the number of
-        the class that it shows, or 0. Arrays own their memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
+        the class that it shows, or 0. If the images have point clouds, returns (images, labels, points): the points have the
+        shape (count, *points_shape) and are float32. Arrays own their memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
         `ptr` directly must wait itself.
         Raises the same exceptions as fill(), and is thread-safe.
         """
@@ -365,6 +372,10 @@ class Generator:
             self.fill(images, None, first, numbers=numbers, stream=stream, masks=masks)
             return images, masks
         labels = Array((count,), "int64", self._device, pointer, stream)
+        if self._points_shape:
+            points = Array((count, *self._points_shape), "float32", self._device, pointer, stream)
+            self.fill(images, labels, first, numbers=numbers, stream=stream, points=points)
+            return images, labels, points
         self.fill(images, labels, first, numbers=numbers, stream=stream)
         return images, labels
 
@@ -379,6 +390,7 @@ class Generator:
         step: Optional[int] = None,
         stream: Any = None,
         masks: Any = None,
+        points: Any = None,
     ) -> None:
         """Generates images first, first + 1, ..., or those with the given numbers, into memory of the caller.
 
@@ -387,6 +399,7 @@ class Generator:
         fdsl.Array, or an object with __cuda_array_interface__, __array_interface__ or the buffer protocol.
         labels: None, or int64 of shape (count,), which receives the class ids; 0 if images show several classes.
         masks: None, or uint8 of shape (count, *mask_shape), which receives the masks. Not together with next.
+        points: None, or float32 of shape (count, *points_shape), which receives the point clouds. Not together with next.
         first: the number of the first image, 0 to 2^64 - 1.
         numbers: the numbers of the images, in any order: int64 or uint64 of shape (count,) on the generator's
         device, or a list, tuple or range of ints (for CUDA, the call copies it and waits). Negative numbers in an
@@ -421,7 +434,7 @@ class Generator:
         if not 1 <= count <= self._batch:
             raise ValueError(f"images: there are {count}; give 1 to {self._batch}, the batch of the generator")
         label_address = None if labels is None else self._address("labels", labels, ("int64",), (count,), True)
-        targets = None if masks is None else self._targets(label_address, masks, count, next)
+        targets = None if masks is None and points is None else self._targets(label_address, masks, points, count, next)
         pointer = None
         if stream is not None:
             pointer = self._stream_pointer(stream)
@@ -442,9 +455,10 @@ class Generator:
                 or isinstance(images, Array)
                 or isinstance(labels, Array)
                 or isinstance(masks, Array)
+                or isinstance(points, Array)
             ):
                 owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
-                self._order(pointer or 0, owner, images, labels, masks)
+                self._order(pointer or 0, owner, images, labels, masks, points)
             if targets is not None:
                 listed = None if by_first else selection[0]
                 status = lib.fdsl_generate_targets(self._handle, listed, first, count, address, targets, pointer)
@@ -457,14 +471,19 @@ class Generator:
 
     # ---- Helpers of generate() and fill() ----
 
-    def _targets(self, labels: Optional[int], masks: Any, count: int, next: Any) -> TargetsStruct:
-        """Returns the targets of a call with masks, after checking them."""
-        if not self._mask_shape:
+    def _targets(self, labels: Optional[int], masks: Any, points: Any, count: int, next: Any) -> TargetsStruct:
+        """Returns the targets of a call with masks or point clouds, after checking them."""
+        if masks is not None and not self._mask_shape:
             raise ValueError(f"masks: the formula {self._config['formula']} defines no masks")
+        if points is not None and not self._points_shape:
+            raise ValueError("points: the images have no point clouds; pc-fractaldb-1k is a preset that has")
         if next is not None:
-            raise ValueError("masks, next: they exclude each other; give numbers or first")
-        address = self._address("masks", masks, ("uint8",), (count, *self._mask_shape), True)
-        return TargetsStruct(ctypes.sizeof(TargetsStruct), labels, address)
+            name = "points" if masks is None else "masks"
+            raise ValueError(f"{name}, next: they exclude each other; give numbers or first")
+        mask, point = self._mask_shape or (), self._points_shape or ()
+        mask_address = None if masks is None else self._address("masks", masks, ("uint8",), (count, *mask), True)
+        point_address = None if points is None else self._address("points", points, ("float32",), (count, *point), True)
+        return TargetsStruct(ctypes.sizeof(TargetsStruct), labels, mask_address, point_address)
 
     def _stream_pointer(self, stream: Any) -> int:
         if self._device == CPU:
@@ -639,7 +658,7 @@ def configured(
     c.classes = 0 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
     for name, value in ("preset", preset), ("preset_file", preset_file):
         listed = class_list is not None or class_file is not None or class_table is not None
-        if value is not None and listed and not (name == "preset" and formula == "fractaldb"):
+        if value is not None and listed and not (name == "preset" and formula in ("fractaldb", "ifs3d")):
             raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
     c.preset = None if preset is None else _text("preset", preset)
     c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)

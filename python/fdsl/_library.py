@@ -46,7 +46,7 @@ class ClassTableStruct(ctypes.Structure):
 class TargetsStruct(ctypes.Structure):
     """struct fdsl_targets"""
 
-    _fields_ = [("size", c_size_t), ("labels", c_void_p), ("masks", c_void_p)]
+    _fields_ = [("size", c_size_t), ("labels", c_void_p), ("masks", c_void_p), ("points", c_void_p)]
 
 
 class ConfigStruct(ctypes.Structure):
@@ -70,6 +70,7 @@ class LayoutStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("strides_bytes", c_uint64 * 3),
         ("element_bytes", c_uint32), ("image_bytes", c_uint64), ("mask_bytes", c_uint64),
+        ("points", c_uint32),
     ]  # fmt: skip
 
 

@@ -208,6 +208,30 @@ def test_prepared_masks_are_cut_like_their_images(kind: str, masked: pathlib.Pat
         list(fdsl.Loader(fdsl.Folder(tmp_path / "i"), 4, channels=1))
 
 
+def test_point_clouds() -> None:
+    words: dict[str, Any] = {"preset": "pc-fractaldb-1k", "classes": 4, "res": 20, "batch": 8}
+    with fdsl.Generator(**words) as g:
+        images, labels, points = g.generate(3, 3)
+        assert g.points_shape == (10000, 3) and points.shape == (3, 10000, 3) and points.dtype == "float32"
+        assert images.shape == (3, 1, 20, 20) and labels.numpy().tolist() == [3, 0, 1]
+        assert abs(points.numpy()).max() < 2 and len({one.tobytes() for one in points.numpy()}) == 3
+        backwards = g.generate(numbers=[5, 4, 3])
+        assert content(backwards[2])[: 10000 * 12] == content(points)[2 * 10000 * 12 :]
+        with pytest.raises(ValueError, match="points, next: they exclude"):
+            g.fill(images, points=points, next=array.array("Q", [0]))
+        with pytest.raises(ValueError, match=r"points: its shape is \(3, 10000, 3\), not \(2, 10000, 3\)"):
+            g.fill(g.generate(0, 2)[0], points=points)
+    with fdsl.Generator(preset="mv-fractaldb-1k", classes=4, res=20) as views:
+        same, labels = views.generate(3, 3)
+        assert content(same) == content(images) and views.points_shape is None
+        with pytest.raises(ValueError, match="points: the images have no point clouds"):
+            views.fill(images, points=points)
+    with pytest.raises(ValueError, match="preset: streams have no point clouds"):
+        fdsl.Loader(fdsl.Images(4, count=8, preset="pc-fractaldb-1k", res=20), 4)
+    with pytest.raises(ValueError, match="random: published is not supported for the formula ifs3d"):
+        fdsl.Generator(preset="exfractaldb-1k", random="published")
+
+
 def test_masks_and_class_tables() -> None:
     with segrcdb() as g:
         images, masks = g.generate(1, 3)
@@ -262,7 +286,7 @@ def test_fractals() -> None:
     with fdsl.Loader(images_of, 4, shuffle=False) as loader:
         assert content(next(iter(loader))[0]) == wanted
     for wrong, message in (
-        ({"formula": "rcdb", "draw": "points"}, "draw: the formula rcdb draws no fractals"),
+        ({"formula": "rcdb", "draw": "points"}, "draw: the formula rcdb draws no fractals of the plane"),
         ({**words, "res": 12}, "res: 12 pixels per side are too few"),
         ({**words, "draw": "squares"}, "draw: 'squares' is unknown"),
     ):
@@ -356,7 +380,7 @@ def test_fractals_are_described(threads: Any, capfd: Any) -> None:
         (lambda: fdsl.classes.load("/nonexistent", "fractaldb"), "/nonexistent"),
         (lambda: fdsl.classes.save(fdsl.ClassTable("uj", (), [0], [()]), "x"), "its formula 'uj' is unknown"),
         (lambda: fdsl.Generator(preset="fractaldb-1k", min_lit=0.6), "min_lit: 0.6 is out of range"),
-        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals"),
+        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals of the plane"),
         (lambda: fdsl.Generator(preset="1p-frac", classes=2, min_lit=0.1), "this set has none"),
     ],
 )

@@ -177,6 +177,13 @@ END
             check "fractaldb-1k $draw $options" "$bench" --variant fused,fused-graph --verify "${quick[@]}" --preset fractaldb-1k --draw $draw $options
         done
     done
+    for options in '--preset exfractaldb-1k --batch 256' '--preset mv-fractaldb-1k --classes 3 --batch 50 --res 97' \
+        '--preset 3d-ofdb-1k --classes 7 --batch 40 --res 300 --out-res 224 --dtype f16 --channels 3' \
+        '--preset exfractaldb-1k --classes 5 --batch 60 --out-res 50 --fit crop --instance 45000' \
+        '--preset pc-fractaldb-1k --classes 9 --batch 30'; do
+        # shellcheck disable=SC2086
+        check "$options" "$bench" --variant fused,fused-graph --verify "${quick[@]}" $options
+    done
     refuses_formula() { # the paper's variants draw only uji and visualatom
         local output status=0
         output=$("$bench" --variant bat --formula rcdb --batch 1 2>&1) || status=$?

@@ -32,7 +32,8 @@ struct generator_numbers {
 struct generator_targets {
     int64_t *labels; /* one number per sample */
     uint8_t
-        *masks; /* per sample, the class number that each pixel of the output image shows; 0: background */
+        *masks;    /* per sample, the class number that each pixel of the output image shows; 0: background */
+    float *points; /* per sample, a point cloud: x, y, z of each of its points */
 };
 
 struct generator_type {

@@ -823,6 +823,7 @@ enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fd
     layout->element_bytes = element;
     layout->image_bytes = plane * channels;
     layout->mask_bytes = synth_mask_bytes(&generator->synth);
+    layout->points = (uint32_t)(synth_cloud_bytes(&generator->synth) / (3 * sizeof(float)));
     return FDSL_OK;
 }
 
@@ -1012,6 +1013,7 @@ struct call {
     int64_t *labels;
     void *stream;
     uint8_t *masks; /* NULL: not wanted */
+    float *points;  /* NULL: not wanted */
 };
 
 static enum status check_pointer(const struct fdsl_generator *self, const char *name, const void *pointer,
@@ -1039,8 +1041,13 @@ static enum status check_call(const struct fdsl_generator *self, const struct ca
     if (call->masks && !synth_mask_bytes(&self->synth))
         return status_set(STATUS_USAGE, "masks: the formula %s defines no masks; set it to NULL",
                           formula_names[self->synth.formula]);
-    return call->masks ? check_pointer(self, "masks", call->masks, on_device ? DEVICE_ALIGNMENT : 1)
-                       : STATUS_OK;
+    if (call->masks)
+        TRY(check_pointer(self, "masks", call->masks, on_device ? DEVICE_ALIGNMENT : 1));
+    if (call->points && !synth_cloud_bytes(&self->synth))
+        return status_set(STATUS_USAGE,
+                          "points: the images have no point clouds; set it to NULL, or preset to "
+                          "pc-fractaldb-1k");
+    return call->points ? check_pointer(self, "points", call->points, sizeof *call->points) : STATUS_OK;
 }
 
 static enum status check_first(const char *name, uint64_t first, uint32_t count)
@@ -1054,7 +1061,8 @@ static enum status check_first(const char *name, uint64_t first, uint32_t count)
 static enum status generate(struct fdsl_generator *self, const struct generator_numbers *numbers,
                             const struct call *call)
 {
-    const struct generator_targets targets = {.labels = call->labels, .masks = call->masks};
+    const struct generator_targets targets = {
+        .labels = call->labels, .masks = call->masks, .points = call->points};
     if (self->device >= 0)
         return generator_make(self->generator, numbers, call->count, call->images, &targets, call->stream);
     fenv_t before;
@@ -1089,7 +1097,7 @@ static enum status begin_call(const struct fdsl_generator *self, const struct ca
 enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first, uint32_t count, void *images,
                                int64_t *labels, void *stream)
 {
-    const struct call call = {count, images, labels, stream, NULL};
+    const struct call call = {.count = count, .images = images, .labels = labels, .stream = stream};
     const struct generator_numbers numbers = {.first = first};
     RESTORED int before = -1;
     enum status status = begin_call(generator, &call, &before);
@@ -1103,7 +1111,7 @@ enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first,
 enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers, uint32_t count,
                                     void *images, int64_t *labels, void *stream)
 {
-    const struct call call = {count, images, labels, stream, NULL};
+    const struct call call = {.count = count, .images = images, .labels = labels, .stream = stream};
     const struct generator_numbers listed = {.list = numbers};
     RESTORED int before = -1;
     enum status status = begin_call(generator, &call, &before);
@@ -1118,13 +1126,14 @@ enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const u
                                        uint64_t first, uint32_t count, void *images,
                                        const struct fdsl_targets *targets, void *stream)
 {
-    struct call call = {count, images, NULL, stream, NULL};
+    struct call call = {.count = count, .images = images, .stream = stream};
     const struct generator_numbers wanted = {.list = numbers, .first = numbers ? 0 : first};
     RESTORED int before = -1;
     enum status status = targets ? lib_check_size("targets", targets->size, sizeof *targets) : STATUS_OK;
     if (status == STATUS_OK && targets) {
         call.labels = targets->labels;
         call.masks = targets->masks;
+        call.points = targets->points;
     }
     if (status == STATUS_OK)
         status = begin_call(generator, &call, &before);
@@ -1154,7 +1163,7 @@ static enum status generate_next(struct fdsl_generator *self, uint64_t *next, ui
 enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *next, uint64_t step,
                                     uint32_t count, void *images, int64_t *labels, void *stream)
 {
-    const struct call call = {count, images, labels, stream, NULL};
+    const struct call call = {.count = count, .images = images, .labels = labels, .stream = stream};
     RESTORED int before = -1;
     enum status status = begin_call(generator, &call, &before);
     if (status == STATUS_OK)

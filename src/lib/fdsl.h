@@ -146,14 +146,16 @@ struct fdsl_layout {
     uint32_t element_bytes;    /* 1, 2 or 4 */
     uint64_t image_bytes;
     uint64_t mask_bytes; /* one byte per pixel of the image, row-major; 0: the formula defines no masks */
+    uint32_t points;     /* of the point cloud of an image; 0: the preset has no point clouds */
 };
 
-/* Memory for what a generator tells about images; a pointer may be NULL. On a CUDA device, both are device
+/* Memory for what a generator tells about images; a pointer may be NULL. On a CUDA device, all are device
  * memory, and `masks` must be aligned to 16 bytes. */
 struct fdsl_targets {
     size_t size;     /* sizeof(struct fdsl_targets) of the caller */
     int64_t *labels; /* the class id of each image; 0 if images show several classes */
     uint8_t *masks;  /* mask_bytes bytes per image: the class id that each pixel shows, 0: background */
+    float *points;   /* 3 * layout.points values per image: x, y, z of each point of its point cloud */
 };
 
 struct fdsl_generator;
@@ -263,7 +265,7 @@ FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, c
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 
 /* Like fdsl_generate() (`numbers` NULL) or fdsl_generate_list(), but stores all `targets`. FDSL_INVALID if
- * masks are wanted and the formula defines none. */
+ * masks or points are wanted that the images do not have. */
 FDSL_API enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const uint64_t *numbers,
                                                 uint64_t first, uint32_t count, void *images,
                                                 const struct fdsl_targets *targets, void *stream);

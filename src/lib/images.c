@@ -18,13 +18,14 @@ static uint64_t hash_images(const struct images *images)
     uint64_t hash = checksum_seeded(words, sizeof words, 2);
     if (synth->set) /* the published random stream of the set */
         hash = checksum_seeded(synth->set->name, strlen(synth->set->name), hash);
-    if (synth_is_ifs(synth)) {
+    if (formula_is_system(formulas[synth->formula])) {
         hash = checksum_seeded(&synth->ifs, sizeof synth->ifs, hash);
         hash = checksum_seeded(&synth->points, sizeof synth->points, hash);
     }
     _Static_assert(sizeof *synth->classes == 40 &&
                        sizeof *synth->systems == 16 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&
-                       sizeof synth->ifs == 20,
+                       sizeof *synth->solids == 40 + IFS_MAPS_MAX * IFS3D_COEFFICIENTS * sizeof(double) &&
+                       sizeof synth->ifs == 28,
                    "the parameters of a class have no gaps");
     size_t bytes;
     const void *table = synth_class_table(synth, &bytes);
@@ -73,6 +74,10 @@ enum status images_open(const struct fdsl_config *config, uint64_t count, int fr
     TRY(lib_find_generator(config->generator, &images->generator));
     TRY(lib_images_input(config, &images->synth));
     TRY(check_ids(&images->synth));
+    if (synth_cloud_bytes(&images->synth))
+        return status_set(STATUS_USAGE,
+                          "preset: streams have no point clouds; set it to mv-fractaldb-1k, which "
+                          "has the same images and labels");
     TRY(prepare_published(&images->synth));
     images->count = (uint32_t)count;
     images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;

@@ -404,7 +404,7 @@ static bool is_published(const char *path, const struct formula *formula)
     const char *keys = formula->published_keys;
     char begin[32] = "";
     struct stat info;
-    const bool numbers = formula->family == FAMILY_IFS;
+    const bool numbers = formula_is_system(formula);
     if (stat(path, &info) != 0 || S_ISDIR(info.st_mode) || !S_ISREG(info.st_mode) || !(keys || numbers))
         return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -562,12 +562,13 @@ static enum status read_value(struct ini_reading *reading, const char *name, con
 {
     struct class_ranges *ranges = &reading->ranges;
     const struct formula *formula = ranges->formula;
-    const bool search = formula->family == FAMILY_IFS;
+    const bool search = formula_is_system(formula), solid = formula->family == FAMILY_IFS3D;
     if (strcmp(name, "seed") == 0)
         return parse_count(name, text, 0, search ? UINT32_MAX : 0x1p64, &ranges->seed);
     if (same_key(formula->mean_key, name))
-        return search ? parse_real(name, text, IFS_THRESHOLD_MIN, IFS_THRESHOLD_MAX, &ranges->mean)
-                      : parse_real(name, text, 1, 1e6, &ranges->mean);
+        return solid    ? parse_real(name, text, IFS3D_THRESHOLD_MIN, IFS3D_THRESHOLD_MAX, &ranges->mean)
+               : search ? parse_real(name, text, IFS_THRESHOLD_MIN, IFS_THRESHOLD_MAX, &ranges->mean)
+                        : parse_real(name, text, 1, 1e6, &ranges->mean);
     for (size_t i = 0; i < formula->parameter_count; i++) {
         const struct formula_parameter *parameter = &formula->parameters[i];
         double least = fmax(parameter->least, parameter->low);
@@ -660,7 +661,7 @@ static enum status complete_ranges(struct ini_reading *reading)
     for (size_t i = 0; i < reading->keys.count; i++)
         if (!reading->seen[i])
             return status_set(STATUS_USAGE, "key '%s' is missing", reading->keys.names[i]);
-    if (formula->family == FAMILY_IFS)
+    if (formula_is_system(formula))
         return STATUS_OK; /* classes are found by a search, not drawn from ranges */
     for (size_t i = 0; i < formula->parameter_count; i++)
         TRY(complete_range(reading, i));

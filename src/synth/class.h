@@ -20,7 +20,7 @@
 struct class_ranges {
     const struct formula *formula;
     uint64_t seed;
-    double mean; /* of LAW_EXPONENTIAL; FAMILY_IFS: the threshold of the search (ifs_classes.h) */
+    double mean; /* of LAW_EXPONENTIAL; fractals: the threshold of the search (ifs_classes.h, ifs3d.h) */
     double low[FORMULA_PARAMETERS_MAX], high[FORMULA_PARAMETERS_MAX]; /* per parameter of the formula */
 };
 

@@ -354,31 +354,37 @@ static enum status begin_images(struct file_writer *writer, const char *path, co
 
 /* The files of a batch. */
 struct npy_files {
-    struct file_writer images, masks, labels;
+    struct file_writer images, masks, points, labels;
 };
 
-/* Copies the images and masks of the batch to the files, and their labels to `labels`. Sets each label before
- * it calls fetch(), because some variants do not set labels. */
+/* Copies the images, masks and point clouds of the batch to the files, and their labels to `labels`. Sets
+ * each label before it calls fetch(), because some variants do not set labels. */
 static enum status add_images(struct npy_files *files, const struct synth *synth,
                               const struct variant *variant, void *state, uint8_t *pixels, int64_t *labels)
 {
     const size_t bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
+    const size_t cloud_bytes = synth_cloud_bytes(synth);
+    FREED float *cloud = cloud_bytes ? malloc(cloud_bytes) : NULL;
+    TRY(ALLOCATED(cloud || !cloud_bytes, "out of memory for a point cloud"));
     for (uint64_t j = 0; j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->stride, synth->turns, 0, j);
         struct synth_fetch fetch = {.j = j,
                                     .pixels = pixels,
                                     .mask = mask_bytes ? pixels + bytes : NULL,
+                                    .cloud = cloud,
                                     .label = synth_label(synth, image)};
         TRY(variant->fetch(state, &fetch));
         TRY(file_add(&files->images, pixels, bytes));
         if (mask_bytes)
             TRY(file_add(&files->masks, fetch.mask, mask_bytes));
+        if (cloud_bytes)
+            TRY(file_add(&files->points, cloud, cloud_bytes));
         labels[j] = fetch.label;
     }
     return STATUS_OK;
 }
 
-/* Begins the file of a target, "labels" or "masks". */
+/* Begins the file of a target, "labels", "masks" or "points". */
 static enum status begin_target(struct file_writer *writer, const char *path, const char *target,
                                 const char *type, const char *shape)
 {
@@ -394,7 +400,14 @@ static enum status begin_masks(struct file_writer *writer, const char *path, con
     return begin_target(writer, path, "masks", "|u1", shape);
 }
 
-/* Writes all images and masks, but does not yet rename the files from their temporary names. */
+static enum status begin_points(struct file_writer *writer, const char *path, const struct synth *synth)
+{
+    char shape[NPY_SHAPE_MAX];
+    snprintf(shape, sizeof shape, "%" PRIu64 ", %u, 3", synth->batch, synth->ifs.cloud);
+    return begin_target(writer, path, "points", "<f4", shape);
+}
+
+/* Writes all images, masks and point clouds, but does not yet rename the files from their temporary names. */
 static enum status complete_images(struct npy_files *files, const char *path, const struct synth *synth,
                                    const struct variant *variant, void *state, int64_t *labels)
 {
@@ -403,9 +416,13 @@ static enum status complete_images(struct npy_files *files, const char *path, co
     TRY(begin_images(&files->images, path, synth));
     if (synth_mask_bytes(synth))
         TRY(begin_masks(&files->masks, path, synth));
+    if (synth_cloud_bytes(synth))
+        TRY(begin_points(&files->points, path, synth));
     TRY(add_images(files, synth, variant, state, pixels, labels));
     if (synth_mask_bytes(synth))
         TRY(file_complete(&files->masks));
+    if (synth_cloud_bytes(synth))
+        TRY(file_complete(&files->points));
     return file_complete(&files->images);
 }
 
@@ -426,12 +443,13 @@ static void report_written(const char *path, const struct synth *synth)
 {
     static const char *const types[] = {
         [DTYPE_U8] = "uint8", [DTYPE_F16] = "float16", [DTYPE_BF16] = "uint16", [DTYPE_F32] = "float32"};
-    char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX], masks_path[PATH_MAX];
-    const bool masks = synth_mask_bytes(synth) > 0 && npy_target_path(path, "masks", masks_path) == STATUS_OK;
+    char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX], more_path[PATH_MAX];
+    const char *target = synth_mask_bytes(synth) ? "masks" : synth_cloud_bytes(synth) ? "points" : NULL;
+    const bool more = target && npy_target_path(path, target, more_path) == STATUS_OK;
     shape_of(synth, shape);
     if (npy_target_path(path, "labels", labels_path) == STATUS_OK)
         status_note("wrote %s (%s) %s and %s (%" PRIu64 ")%s%s", path, shape, types[synth->output.type],
-                    labels_path, synth->batch, masks ? " and " : "", masks ? masks_path : "");
+                    labels_path, synth->batch, more ? " and " : "", more ? more_path : "");
     if (synth->output.type == DTYPE_BF16)
         status_say("%s stores bfloat16 as <u2; to convert the loaded array a in PyTorch: "
                    "torch.from_numpy(a.view('int16')).view(torch.bfloat16)",
@@ -442,18 +460,20 @@ static void abandon(struct npy_files *files)
 {
     file_abandon(&files->images);
     file_abandon(&files->masks);
+    file_abandon(&files->points);
     file_abandon(&files->labels);
 }
 
 /* Fetches the images of the latest run, which must be run 0, and writes them to `path`. The shape is (N, C,
  * H, W) or (N, H, W, C), in C order. The type is |u1, <f2 or <f4; bfloat16, which NumPy lacks, is stored as
- * <u2. The labels, int64 of shape (N), are written to the labels' file, and masks, |u1 of shape (N, H, W), to
- * the masks' file. Keeps one image at a time in memory. Renames the files only when all are complete, so a
- * failure while writing leaves existing files unchanged. */
+ * <u2. The labels, int64 of shape (N), are written to the labels' file, masks, |u1 of shape (N, H, W), to the
+ * masks' file, and point clouds, <f4 of shape (N, points, 3), to the points' file. Keeps one image at a time
+ * in memory. Renames the files only when all are complete, so a failure while writing leaves existing files
+ * unchanged. */
 static enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                                    void *state)
 {
-    CLOSED_BY(abandon) struct npy_files files = {{.fd = -1}, {.fd = -1}, {.fd = -1}};
+    CLOSED_BY(abandon) struct npy_files files = {{.fd = -1}, {.fd = -1}, {.fd = -1}, {.fd = -1}};
     FREED int64_t *labels = malloc(synth->batch * sizeof *labels);
     TRY(ALLOCATED(labels, "%s: out of memory; lower --batch", path));
     TRY(complete_images(&files, path, synth, variant, state, labels));
@@ -461,6 +481,8 @@ static enum status npy_write_batch(const char *path, const struct synth *synth, 
     TRY(file_end(&files.labels));
     if (synth_mask_bytes(synth))
         TRY(file_end(&files.masks));
+    if (synth_cloud_bytes(synth))
+        TRY(file_end(&files.points));
     TRY(file_end(&files.images));
     report_written(path, synth);
     return STATUS_OK;
@@ -581,6 +603,10 @@ enum status deliver_check(const struct options *given, const struct synth *synth
         TRY(check_npy(files->npy, "masks", target));
         TRY(check_alone(given, target));
     }
+    if (files->npy && synth_cloud_bytes(synth)) {
+        TRY(check_npy(files->npy, "points", target));
+        TRY(check_alone(given, target));
+    }
     if (!files->write_classes)
         return STATUS_OK;
     return (files->class_format == CLASSES_PUBLISHED ? published_files_check : class_check_csv)(
@@ -670,6 +696,8 @@ static enum status deliver_npy(const struct synth *synth, const char *file, cons
     TRY(check_npy(path, "labels", target));
     if (synth->rules.masked)
         TRY(check_npy(path, "masks", target));
+    if (synth_cloud_bytes(synth))
+        TRY(check_npy(path, "points", target));
     return npy_write_batch(path, synth, variant, state);
 }
 
@@ -678,5 +706,7 @@ enum status deliver_write(const struct synth *synth, const struct deliver_files 
 {
     if (files->png || files->sheet)
         TRY(deliver_pictures(synth, files, name, variant, state));
+    if ((files->png || files->sheet) && synth_cloud_bytes(synth) && !files->npy)
+        status_say("the pictures leave out the point clouds; --npy FILE writes them");
     return files->npy ? deliver_npy(synth, files->npy, name, variant, state) : STATUS_OK;
 }

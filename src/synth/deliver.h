@@ -65,8 +65,8 @@ enum status picture_write_sheet(const char *path, const struct picture *pictures
 
 /* ---- NumPy files ---- */
 
-/* Stores the name of the file of a target ("labels" or "masks"): "a/b.labels.npy" for "a/b.npy"; other names
- * get
+/* Stores the name of the file of a target ("labels", "masks" or "points"): "a/b.labels.npy" for "a/b.npy";
+ * other names get
  * ".labels.npy" appended. STATUS_USAGE if the name is too long. */
 enum status npy_target_path(const char *path, const char *target, char target_path[PATH_MAX]);
 

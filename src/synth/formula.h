@@ -14,9 +14,10 @@
 #include "core/status.h"
 #include "synth/atom.h"
 #include "synth/ifs.h"
+#include "synth/ifs3d.h"
 #include "synth/published.h"
 
-#define FORMULA_PARAMETERS_MAX IFS_PARAMETERS
+#define FORMULA_PARAMETERS_MAX IFS3D_PARAMETERS
 
 /* A class: its number and the values of the formula's parameters, in the order of formula->parameters. */
 struct class_row {
@@ -80,18 +81,20 @@ struct formula_preset {
     enum status (*rows)(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
     const struct published_set *set; /* the published set that the preset is, or NULL */
     uint32_t classes;                /* without `set`: the number of its classes; 0: any number */
-    const struct ifs_rules *ifs;     /* FAMILY_IFS: how it makes orbits; NULL: as the formula */
+    const struct ifs_rules *ifs;     /* fractals: how it makes orbits; NULL: as the formula */
 };
 
 enum formula_family {
     FAMILY_LINES, /* closed polygons; drawn by the engine of atom.h */
-    FAMILY_IFS    /* iterated function systems; drawn by the engine of ifs.h */
+    FAMILY_IFS,   /* iterated function systems; drawn by the engine of ifs.h */
+    FAMILY_IFS3D  /* three-dimensional ones; drawn by the engine of ifs3d.h */
 };
 
 /* The targets of an image, as bits. */
 enum formula_targets {
     TARGET_LABEL = 1, /* the number of the image's class */
-    TARGET_MASK = 2   /* per pixel, the number of the class that it shows; 0: background */
+    TARGET_MASK = 2,  /* per pixel, the number of the class that it shows; 0: background */
+    TARGET_POINTS = 4 /* a point cloud, if the rules of the preset have one */
 };
 
 struct formula {
@@ -117,11 +120,17 @@ struct formula {
 
     bool paper;                  /* the variants of the PDP 2026 paper (gbase ... bat) draw it, too */
     uint32_t canvas;             /* default side of the canvas in pixels */
-    const struct ifs_rules *ifs; /* FAMILY_IFS: how orbits are made, unless the preset differs; else NULL */
+    const struct ifs_rules *ifs; /* fractals: how orbits are made, unless the preset differs; else NULL */
 
     const struct published_stream *published; /* NULL: --random published is refused ... */
     const char *unpublished;                  /* ... for this reason, "because <reason>" */
 };
+
+/* Returns whether the classes are iterated function systems, which a search finds. */
+static inline bool formula_is_system(const struct formula *formula)
+{
+    return formula->family != FAMILY_LINES;
+}
 
 FDSL_C_BEGIN
 

@@ -48,11 +48,13 @@ enum ifs_draw_kind { DRAW_PATCHES, DRAW_POINTS };
 
 /* How the orbits and instances of a set are made. All members are 32-bit words: the struct has no gaps. */
 struct ifs_rules {
-    uint32_t domain;  /* last word of the counter that gives the key of the masks: 3, or 4 for 1p-frac */
+    uint32_t domain;  /* last word of the counter that gives the key of a drawing: 3; 1p-frac: 4; ifs3d: 5 */
     uint32_t points;  /* points per orbit, 2 .. IFS_POINTS_MAX */
     uint32_t weights; /* orbits per class: rows 0 .. weights - 1 of ifs_weights; 0: one orbit, unweighted */
-    uint32_t flips;   /* flips per drawing: 4, or 1 */
+    uint32_t flips;   /* images per drawing: 4 or 1 flips, or the views of ifs3d.h */
     uint32_t res;     /* default side of the canvas */
+    uint32_t sphere;  /* only ifs3d.h: 1: cameras are anywhere on a sphere; 0: on a circle */
+    uint32_t cloud;   /* only ifs3d.h: points of the point cloud that is a target; 0: no such target */
 };
 
 /* Returns the number of orbits per class. */

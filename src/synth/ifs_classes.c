@@ -111,6 +111,15 @@ static bool read_cache(const char *path, uint32_t count, uint64_t hash, struct i
     return false;
 }
 
+void ifs_cache_write(char *path, const char *set, const void *classes, size_t bytes)
+{
+    cache_make_folders(path);
+    if (!path[0] || file_write_atomic(path, classes, bytes) != STATUS_OK)
+        status_warn("the classes of %s are computed at every start, because they cannot be stored%s%s; set "
+                    "XDG_CACHE_HOME to a folder that can be written",
+                    set, path[0] ? ": " : "", path[0] ? status_text() : "");
+}
+
 /* Gets the systems of a list from its cache file, or computes them and writes the file. */
 static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *systems)
 {
@@ -123,12 +132,7 @@ static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *sy
     unpack(count, systems);
     if (fnv_add(FNV_BEGIN, systems, bytes) != hash)
         return status_set(STATUS_FAILED, "the classes of FractalDB are computed differently on this machine");
-    cache_make_folders(path);
-    if (!path[0] || file_write_atomic(path, systems, bytes) != STATUS_OK)
-        status_warn(
-            "the classes of FractalDB are computed at every start, because they cannot be stored%s%s; "
-            "set XDG_CACHE_HOME to a folder that can be written",
-            path[0] ? ": " : "", path[0] ? status_text() : "");
+    ifs_cache_write(path, "FractalDB", systems, bytes);
     return STATUS_OK;
 }
 
@@ -303,6 +307,12 @@ static void print_shares(const char *what, const struct ifs_shares *shares, doub
     for (size_t d = 0; d < IFS_DARKS; d++)
         fprintf(stream, "  below %g %%: %" PRIu64 " orbits (%.1f %%)\n", 100 * ifs_darks[d], shares->below[d],
                 100 * (double)shares->below[d] / orbits);
+}
+
+void ifs_print_shares(const char *what, float *shares, size_t count, FILE *stream)
+{
+    const struct ifs_shares of = distribute(shares, count);
+    print_shares(what, &of, (double)count, stream);
 }
 
 void ifs_report_print(const char *name, const struct ifs_report *report, FILE *stream)
@@ -500,12 +510,19 @@ void ifs_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instanc
              (unsigned)id, (unsigned)second, shown.drawing / ifs_orbits(rules), (unsigned)shown.flip);
 }
 
-static enum status read_map(char *line, double map[IFS_MAP_VALUES])
+/* The names of the values of a line. */
+static const char *values_text(uint32_t values)
 {
-    for (int i = 0; i < IFS_MAP_VALUES; i++) {
+    return values == IFS_MAP_VALUES ? "a,b,c,d,e,f,p" : "a,b,c,d,e,f,g,h,i,j,k,l,p";
+}
+
+static enum status read_map(char *line, uint32_t values, double *map)
+{
+    for (uint32_t i = 0; i < values; i++) {
         char *field = strsep(&line, ","), *end;
         if (!field)
-            return status_set(STATUS_USAGE, "%d values, not %d: a,b,c,d,e,f,p", i, IFS_MAP_VALUES);
+            return status_set(STATUS_USAGE, "%u values, not %u: %s", (unsigned)i, (unsigned)values,
+                              values_text(values));
         if (!field[0] || strspn(field, "0123456789.eE+-") != strlen(field))
             return status_set(STATUS_USAGE, "'%.40s' is not a number", field);
         map[i] = strtod(field, &end);
@@ -513,12 +530,12 @@ static enum status read_map(char *line, double map[IFS_MAP_VALUES])
             return status_set(STATUS_USAGE, "'%.40s' is not a finite number", field);
     }
     if (line)
-        return status_set(STATUS_USAGE, "more than %d values: nothing may follow a,b,c,d,e,f,p",
-                          IFS_MAP_VALUES);
+        return status_set(STATUS_USAGE, "more than %u values: nothing may follow %s", (unsigned)values,
+                          values_text(values));
     return STATUS_OK;
 }
 
-static enum status read_maps(char *text, struct class_row *row, uint32_t *number)
+static enum status read_maps(char *text, uint32_t values, struct class_row *row, uint32_t *number)
 {
     uint32_t maps = 0;
     double *to = row->value + 1;
@@ -534,27 +551,27 @@ static enum status read_maps(char *text, struct class_row *row, uint32_t *number
         }
         if (maps == IFS_MAPS_MAX)
             return status_set(STATUS_USAGE, "a class has at most %d maps", IFS_MAPS_MAX);
-        TRY(read_map(line, to + IFS_MAP_VALUES * maps++));
+        TRY(read_map(line, values, to + values * maps++));
     }
     row->value[0] = maps;
     return maps > 0 ? STATUS_OK : status_set(STATUS_USAGE, "the file is empty");
 }
 
-enum status ifs_text_read(const char *name, char *text, struct class_row *row)
+enum status ifs_text_read(const char *name, char *text, uint32_t values, struct class_row *row)
 {
     uint32_t number;
     *row = (struct class_row){.id = row->id};
-    if (read_maps(text, row, &number) == STATUS_OK)
+    if (read_maps(text, values, row, &number) == STATUS_OK)
         return STATUS_OK;
     return status_about(status_prefix(STATUS_USAGE, "%s, line %u", name, (unsigned)number), name);
 }
 
-size_t ifs_text_write(const struct class_row *row, char *text, size_t size)
+size_t ifs_text_write(const struct class_row *row, uint32_t values, char *text, size_t size)
 {
     size_t length = 0;
     text[0] = '\0';
-    for (uint32_t i = 0; i < (uint32_t)row->value[0] * IFS_MAP_VALUES && length < size; i++)
+    for (uint32_t i = 0; i < (uint32_t)row->value[0] * values && length < size; i++)
         length += (size_t)snprintf(text + length, size - length, "%.18e%c", row->value[1 + i],
-                                   i % IFS_MAP_VALUES == IFS_MAP_VALUES - 1 ? '\n' : ',');
+                                   i % values == values - 1 ? '\n' : ',');
     return length;
 }

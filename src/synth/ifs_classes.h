@@ -71,6 +71,10 @@ struct ifs_list {
     uint8_t attempts[IFS_LIST_BEGIN];                     /* of classes of the preset 1p-frac */
 };
 
+/* Writes a cache file of classes; the path comes from cache_path(). Warns if it fails; `set` is the name of
+ * the set. */
+void ifs_cache_write(char *path, const char *set, const void *classes, size_t bytes);
+
 /* Implements rows() of the presets of FractalDB and OFDB. More than IFS_LIST_BEGIN classes are read from a
  * cache file. If there is none, they are computed, and the file is written. */
 enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
@@ -140,6 +144,9 @@ enum status ifs_describe(const struct ifs_rules *rules, const struct ifs_system 
 /* Prints the report on the set `name`. */
 void ifs_report_print(const char *name, const struct ifs_report *report, FILE *stream);
 
+/* Prints the distribution of a share of pixels of `count` orbits, and sorts `shares`. */
+void ifs_print_shares(const char *what, float *shares, size_t count, FILE *stream);
+
 /* ---- Names of published files ---- */
 
 /* Writes the name of an image's file without ".png", as the scripts name it in the folder of its class. Those
@@ -153,14 +160,20 @@ int ifs_name_digits(const struct ifs_rules *rules);
 
 /* ---- Published class files ----
  *
- * One file per class, one line a,b,c,d,e,f,p per map, numbers as "%.18e". */
+ * One file per class, one line a,b,c,d,e,f,p per map, or a,b,...,l,p of a map of space (ifs3d.h), numbers as
+ * "%.18e". `values` is the number of values of a line: ifs_values_of(). */
+
+static inline uint32_t ifs_values_of(const struct formula *formula)
+{
+    return formula->family == FAMILY_IFS3D ? IFS3D_MAP_VALUES : IFS_MAP_VALUES;
+}
 
 /* Reads a class from the text of a file, terminated by a zero, which it changes. Messages begin with `name`.
  * Checks the form, but not the limits of the formula. Empty lines may end the text. */
-enum status ifs_text_read(const char *name, char *text, struct class_row *row);
+enum status ifs_text_read(const char *name, char *text, uint32_t values, struct class_row *row);
 
 /* Writes the text of a class's file, terminated by a zero. Returns the length. */
-size_t ifs_text_write(const struct class_row *row, char *text, size_t size);
+size_t ifs_text_write(const struct class_row *row, uint32_t values, char *text, size_t size);
 
 FDSL_C_END
 

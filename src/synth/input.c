@@ -72,11 +72,12 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
     const struct formula_preset *preset =
         wish->preset_file ? NULL : formula_preset(formula, wish->preset ? wish->preset : formula->name);
     const struct published_set *set = preset ? preset->set : NULL;
-    if (wish->listed && wish->preset && !wish->preset_file && formula->family == FAMILY_IFS && !preset)
+    if (wish->listed && wish->preset && !wish->preset_file && formula_is_system(formula) && !preset)
         return status_set(STATUS_USAGE,
-                          "%s: '%.80s' is not a preset of %s; 1p-frac, ofdb-1k or fractaldb-1k says how its "
-                          "classes are drawn",
-                          OPTION_OR_FIELD("--preset", "preset"), wish->preset, formula->name);
+                          "%s: '%.80s' is not a preset of %s; %s says how its classes are drawn",
+                          OPTION_OR_FIELD("--preset", "preset"), wish->preset, formula->name,
+                          formula->family == FAMILY_IFS ? "1p-frac, ofdb-1k or fractaldb-1k"
+                                                        : "exfractaldb-1k, 3d-ofdb-1k or mv-fractaldb-1k");
     wish->formula = (int)formula->id;
     if (wish->classes == 0 && !wish->listed)
         wish->classes = set ? set->classes : formula->classes;
@@ -86,10 +87,11 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
     if (wish->res == 0)
         wish->res = set ? set->res : synth->ifs.res ? synth->ifs.res : formula->canvas;
     if (wish->draw >= 0 && formula->family != FAMILY_IFS)
-        return status_set(STATUS_USAGE,
-                          "%s: the formula %s draws no fractals, so it has nothing to choose; %s",
-                          OPTION_OR_FIELD("--draw", "draw"), formula->name,
-                          OPTION_OR_FIELD("drop --draw", "set draw to auto"));
+        return status_set(
+            STATUS_USAGE,
+            "%s: the formula %s draws no fractals of the plane, so it has nothing to choose; %s",
+            OPTION_OR_FIELD("--draw", "draw"), formula->name,
+            OPTION_OR_FIELD("drop --draw", "set draw to auto"));
     wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
     if (wish->min_lit > 0 && formula->family != FAMILY_IFS)
@@ -163,6 +165,8 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
         return take_preset(synth, formula, known, count);
     TRY(read_ranges(synth, preset_file, preset, &ranges));
     TRY(allocate_rows(synth, count));
+    if (formula->family == FAMILY_IFS3D)
+        return ifs3d_search((uint32_t)ranges.seed, ranges.mean, count, synth->rows);
     if (formula->family == FAMILY_IFS)
         return ifs_search_rows((uint32_t)ranges.seed, ranges.mean, count, synth->rows);
     for (uint32_t c = 0; c < count; c++) {
@@ -197,6 +201,24 @@ static enum status fill_systems(struct synth *synth)
                                   synth->uniforms, synth->res, synth->points, &synth->bank);
     return ifs_bank_open(&synth->ifs, synth->systems, count, synth->uniforms, synth->res, synth->points,
                          &synth->bank);
+}
+
+/* Fills the tables of FAMILY_IFS3D. */
+static enum status fill_solids(struct synth *synth)
+{
+    const uint32_t count = synth->class_count;
+    if (synth->ifs.cloud && count < 2)
+        return status_set(STATUS_USAGE,
+                          "a point cloud has points of two classes, but there is one class; raise %s",
+                          OPTION_OR_FIELD("--classes", "classes"));
+    synth->solids = calloc(count, sizeof *synth->solids);
+    TRY(ALLOCATED(synth->solids, "out of memory for %u classes; lower %s", count,
+                  OPTION_OR_FIELD("--classes", "classes")));
+    for (uint32_t c = 0; c < count; c++) {
+        ifs3d_system(&synth->rows[c], &synth->solids[c]);
+        synth->classes[c].id = synth->rows[c].id;
+    }
+    return STATUS_OK;
 }
 
 /* Fills the tables of FAMILY_LINES. */
@@ -237,15 +259,19 @@ enum status synth_fill_tables(struct synth *synth)
     synth->classes = calloc(synth->class_count, sizeof *synth->classes);
     TRY(ALLOCATED(synth->classes, "out of memory for %u classes; lower %s", synth->class_count,
                   OPTION_OR_FIELD("--classes", "classes")));
-    return synth_is_ifs(synth) ? fill_systems(synth) : fill_shapes(synth);
+    return synth_is_ifs(synth)     ? fill_systems(synth)
+           : synth_is_ifs3d(synth) ? fill_solids(synth)
+                                   : fill_shapes(synth);
 }
 
 void synth_free(struct synth *synth)
 {
     ifs_bank_close(synth->bank);
     free(synth->systems);
+    free(synth->solids);
     free(synth->uniforms);
     synth->bank = NULL;
+    synth->solids = NULL;
     synth->systems = NULL;
     synth->uniforms = NULL;
     free(synth->rows);
@@ -262,13 +288,15 @@ void synth_free(struct synth *synth)
 
 bool synth_batch_make(const struct synth *synth, struct synth_batch *batch)
 {
-    const size_t mask_bytes = synth_mask_bytes(synth);
+    const size_t mask_bytes = synth_mask_bytes(synth), cloud_bytes = synth_cloud_bytes(synth);
     if (synth->call)
         return true;
     batch->images = malloc(synth->batch * synth_output_bytes(synth));
     batch->targets.labels = malloc(synth->batch * sizeof *batch->targets.labels);
     batch->targets.masks = mask_bytes ? malloc(synth->batch * mask_bytes) : NULL;
-    return batch->images && batch->targets.labels && (batch->targets.masks || !mask_bytes);
+    batch->targets.points = cloud_bytes ? malloc(synth->batch * cloud_bytes) : NULL;
+    return batch->images && batch->targets.labels && (batch->targets.masks || !mask_bytes) &&
+           (batch->targets.points || !cloud_bytes);
 }
 
 void synth_batch_free(const struct synth *synth, struct synth_batch *batch)
@@ -278,6 +306,7 @@ void synth_batch_free(const struct synth *synth, struct synth_batch *batch)
     free(batch->images);
     free(batch->targets.labels);
     free(batch->targets.masks);
+    free(batch->targets.points);
 }
 
 void synth_batch_begin(const struct synth *synth, uint64_t run, struct synth_batch *batch)
@@ -287,6 +316,8 @@ void synth_batch_begin(const struct synth *synth, uint64_t run, struct synth_bat
         batch->targets = synth->call->targets;
         if (!synth->rules.masked)
             batch->targets.masks = NULL;
+        if (!synth_cloud_bytes(synth))
+            batch->targets.points = NULL;
     }
     for (uint64_t j = 0; batch->targets.labels && j < synth_run_count(synth); j++)
         batch->targets.labels[j] = synth_label(synth, synth_run_image(synth, run, j));

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/portable.h"
@@ -64,6 +65,9 @@ struct synth {
     double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
     const char *cache_dir;      /* folder that keeps the bank; NULL: none */
     struct ifs_bank *bank;      /* orbits of the variants on the CPU */
+
+    /* Only FAMILY_IFS3D, which also has `ifs`. */
+    struct ifs3d_system *solids; /* the classes, as drawing needs them, without weights */
 
     /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
      * are those of the published set anyway. */
@@ -182,6 +186,17 @@ enum status synth_check_cache(const struct synth *synth, const struct variant *v
 enum status synth_generator_open(const struct synth *synth, const struct variant *variant,
                                  const struct generator_request *request, struct generator **generator);
 
+/* Draws an image of FAMILY_IFS3D by its definition, point by point: the reference. Writes res * res grays to
+ * `canvas`, and the point cloud to `cloud` unless it is NULL. `scratch` has synth_solid_scratch_bytes()
+ * bytes. */
+void synth_draw_solid(const struct synth *synth, struct synth_image image, void *scratch, uint8_t *canvas,
+                      float *cloud);
+size_t synth_solid_scratch_bytes(void);
+
+/* Prints the report of --describe on a set of FAMILY_IFS3D: overflow, and set pixels of view 0 of the first
+ * drawing of each weight. STATUS_EXHAUSTED if memory runs out. */
+enum status synth_describe_solids(const char *name, const struct synth *synth, FILE *stream);
+
 /* Frees the classes and the tables; accepts a zeroed input. */
 void synth_free(struct synth *synth);
 
@@ -193,12 +208,22 @@ static inline bool synth_is_ifs(const struct synth *synth)
     return formulas[synth->formula]->family == FAMILY_IFS;
 }
 
+/* Returns whether the images are views of fractals in space. */
+static inline bool synth_is_ifs3d(const struct synth *synth)
+{
+    return formulas[synth->formula]->family == FAMILY_IFS3D;
+}
+
 /* Returns the parameters of all classes that decide their images, as `*bytes` bytes to be hashed. */
 static inline const void *synth_class_table(const struct synth *synth, size_t *bytes)
 {
-    const bool ifs = synth_is_ifs(synth);
-    *bytes = synth->class_count * (ifs ? sizeof *synth->systems : sizeof *synth->classes);
-    return ifs ? (const void *)synth->systems : (const void *)synth->classes;
+    const bool ifs = synth_is_ifs(synth), solid = synth_is_ifs3d(synth);
+    *bytes = synth->class_count * (ifs     ? sizeof *synth->systems
+                                   : solid ? sizeof *synth->solids
+                                           : sizeof *synth->classes);
+    return ifs     ? (const void *)synth->systems
+           : solid ? (const void *)synth->solids
+                   : (const void *)synth->classes;
 }
 
 /* Returns the number of the orbit that an image of FAMILY_IFS shows, for ifs_bank_map(). */
@@ -206,6 +231,13 @@ static inline uint64_t synth_orbit(const struct synth *synth, struct synth_image
 {
     return (uint64_t)image.class_index * ifs_orbits(&synth->ifs) +
            ifs_instance(&synth->ifs, image.instance).weight;
+}
+
+/* Returns the key of the drawing of a class of FAMILY_IFS3D that an instance shows. */
+static inline struct philox_key synth_solid_key(const struct synth *synth, uint32_t class_index,
+                                                struct ifs_instance shown)
+{
+    return ifs_mask_key(&synth->ifs, synth->seed, synth->solids[class_index].id, shown.drawing);
 }
 
 /* Returns the size of one canvas in bytes; a canvas has one byte per pixel. */
@@ -218,6 +250,12 @@ static inline size_t synth_image_bytes(const struct synth *synth)
 static inline size_t synth_mask_bytes(const struct synth *synth)
 {
     return synth->rules.masked ? (size_t)synth->output.res * synth->output.res : 0;
+}
+
+/* Returns the size of the point cloud of one image in bytes; 0 if the images have none. */
+static inline size_t synth_cloud_bytes(const struct synth *synth)
+{
+    return synth_is_ifs3d(synth) ? synth->ifs.cloud * 3 * sizeof(float) : 0;
 }
 
 /* Returns the size of one image in the output format, in bytes. The images of a batch are contiguous. */
@@ -282,13 +320,14 @@ struct synth_fetch {
     uint64_t j;      /* index of the image in the batch */
     uint8_t *pixels; /* the caller's buffer of synth_output_bytes() */
     uint8_t *mask;   /* the caller's buffer of synth_mask_bytes(); NULL: not wanted */
+    float *cloud;    /* the caller's buffer of synth_cloud_bytes(); NULL: not wanted */
     int64_t label;   /* class number; variants without labels leave it unchanged */
 };
 
 /* A batch in host memory. */
 struct synth_batch {
     uint8_t *images;                  /* synth_output_bytes() per image */
-    struct generator_targets targets; /* labels, and masks if the formula defines them */
+    struct generator_targets targets; /* labels, and masks or point clouds if the images have them */
 };
 
 /* Allocates a batch, unless synth->call is set: then each call has its own memory. Free the batch with
@@ -312,6 +351,12 @@ static inline uint8_t *synth_batch_mask(const struct synth *synth, const struct 
     return batch->targets.masks ? batch->targets.masks + j * synth_mask_bytes(synth) : NULL;
 }
 
+static inline float *synth_batch_cloud(const struct synth *synth, const struct synth_batch *batch, uint64_t j)
+{
+    return batch->targets.points ? batch->targets.points + j * (synth_cloud_bytes(synth) / sizeof(float))
+                                 : NULL;
+}
+
 /* Implements fetch() of a variant whose batch is in host memory. */
 static inline enum status synth_fetch_host(const struct synth *synth, const struct synth_batch *batch,
                                            struct synth_fetch *fetch)
@@ -320,6 +365,8 @@ static inline enum status synth_fetch_host(const struct synth *synth, const stru
     memcpy(fetch->pixels, batch->images + fetch->j * bytes, bytes);
     if (fetch->mask && mask_bytes)
         memcpy(fetch->mask, batch->targets.masks + fetch->j * mask_bytes, mask_bytes);
+    if (fetch->cloud && synth_cloud_bytes(synth))
+        memcpy(fetch->cloud, synth_batch_cloud(synth, batch, fetch->j), synth_cloud_bytes(synth));
     fetch->label = batch->targets.labels[fetch->j];
     return STATUS_OK;
 }
@@ -330,8 +377,8 @@ static inline enum status synth_check_memory(const struct synth *synth, size_t c
 {
     if (synth->call)
         return memory_check(canvas_bytes, "the canvases", "lower threads or res");
-    return memory_check(synth->batch * (synth_output_bytes(synth) + synth_mask_bytes(synth)) + canvas_bytes,
-                        "the batch",
+    const size_t bytes = synth_output_bytes(synth) + synth_mask_bytes(synth) + synth_cloud_bytes(synth);
+    return memory_check(synth->batch * bytes + canvas_bytes, "the batch",
                         synth->output.fit == OUTPUT_WHOLE
                             ? OPTION_OR_FIELD("lower --batch or --res", "lower batch or res")
                             : OPTION_OR_FIELD("lower --batch or --out-res", "lower batch or out_res"));

@@ -150,10 +150,11 @@ struct slot {
     int64_t label;
     uint8_t *canvas, *mask_canvas; /* the reference's canvases */
     uint8_t *output, *mask_output; /* what they become; NULL if the canvas is the output */
+    float *cloud, *cloud_output; /* the point cloud to check and that of the reference; NULL: there is none */
     float *noise;
     float *expected; /* room in noise_check.expected for the reference's noise of this image, or NULL */
     struct atom_point *points;
-    void *scratch; /* of the published stream; of FAMILY_IFS, the points of an orbit */
+    void *scratch; /* of the published stream, or of fractals: the points of an orbit */
 };
 
 /* The published stream that draws the images of a set; `published` is NULL if there is none. */
@@ -170,6 +171,10 @@ static void draw_reference(const struct synth *synth, const struct synth_traits 
     if (synth_is_ifs(synth)) {
         ifs_draw(&synth->ifs, &synth->systems[image.class_index], synth->seed, image.instance, synth->points,
                  synth->res, synth->uniforms, slot->scratch, picture.pixels);
+        return;
+    }
+    if (synth_is_ifs3d(synth)) {
+        synth_draw_solid(synth, image, slot->scratch, picture.pixels, slot->cloud_output);
         return;
     }
     if (stream->published) {
@@ -212,6 +217,7 @@ static bool image_correct(const struct synth *synth, const struct synth_traits *
         output_convert(&synth->output, synth->res, key, slot->canvas, synth->res, slot->output);
     const uint8_t *expected = slot->output ? slot->output : slot->canvas;
     return memcmp(slot->pixels, expected, synth_output_bytes(synth)) == 0 && mask_correct(synth, key, slot) &&
+           (!slot->cloud || memcmp(slot->cloud, slot->cloud_output, synth_cloud_bytes(synth)) == 0) &&
            (!traits->outputs || slot->label == synth_label(synth, image));
 }
 
@@ -224,6 +230,8 @@ static void slots_free(struct slot *slots, int count)
         free(slots[i].mask_canvas);
         free(slots[i].output);
         free(slots[i].mask_output);
+        free(slots[i].cloud);
+        free(slots[i].cloud_output);
         free(slots[i].noise);
         free(slots[i].points);
         free(slots[i].scratch);
@@ -245,11 +253,13 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
     const size_t canvas_bytes = synth_image_bytes(synth), output_bytes = synth_output_bytes(synth);
     const size_t mask_bytes = synth_mask_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
     const size_t converted_bytes = output_is_canvas(&synth->output) ? 0 : output_bytes;
-    const size_t scratch_bytes = synth_is_ifs(synth) ? synth->ifs.points * sizeof(struct ifs_point)
-                                 : stream->published ? stream->stream->scratch_bytes(stream->published)
-                                                     : 0;
+    const size_t cloud_bytes = synth_cloud_bytes(synth);
+    const size_t scratch_bytes = synth_is_ifs(synth)     ? synth->ifs.points * sizeof(struct ifs_point)
+                                 : synth_is_ifs3d(synth) ? synth_solid_scratch_bytes()
+                                 : stream->published     ? stream->stream->scratch_bytes(stream->published)
+                                                         : 0;
     uint64_t slot_bytes = (mask_bytes ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
-                          2 * mask_bytes + noise_bytes + scratch_bytes;
+                          2 * mask_bytes + 2 * cloud_bytes + noise_bytes + scratch_bytes;
     TRY(memory_check((uint64_t)count * slot_bytes, "--verify",
                      "lower --threads, --vertices, --orbits, --res or --out-res"));
     *slots = calloc((size_t)count, sizeof **slots);
@@ -262,6 +272,8 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
             .mask_canvas = room(mask_bytes ? canvas_bytes : 0, &made),
             .output = room(converted_bytes, &made),
             .mask_output = room(mask_bytes, &made),
+            .cloud = room(cloud_bytes, &made),
+            .cloud_output = room(cloud_bytes, &made),
             .noise = room(noise_bytes, &made),
             .points = room(synth->vertices_max * sizeof(struct atom_point), &made),
             .scratch = room(scratch_bytes, &made),
@@ -420,7 +432,8 @@ static enum status fetch_slots(const struct checked *checked, uint64_t begin, in
     const struct synth_traits *traits = checked->variant->traits;
     for (int i = 0; i < count; i++) {
         uint64_t j = begin + (uint64_t)i;
-        struct synth_fetch fetch = {.j = j, .pixels = slots[i].pixels, .mask = slots[i].mask, .label = -1};
+        struct synth_fetch fetch = {
+            .j = j, .pixels = slots[i].pixels, .mask = slots[i].mask, .cloud = slots[i].cloud, .label = -1};
         TRY(checked->variant->fetch(checked->state, &fetch));
         slots[i].label = fetch.label;
         if (!traits->fetch_noise)

@@ -82,7 +82,7 @@ bool published_set_column(const struct formula *formula, struct class_row *row, 
 
 static bool has_files(const struct formula *formula)
 {
-    return formula->published_keys || formula->family == FAMILY_IFS;
+    return formula->published_keys || formula_is_system(formula);
 }
 
 static enum status check_formula(const struct formula *formula)
@@ -203,8 +203,8 @@ enum status published_text_read(const char *name, char *text, const struct formu
     uint32_t seen = 0;
     TRY(check_formula(formula));
     *row = (struct class_row){.id = id};
-    if (formula->family == FAMILY_IFS)
-        return ifs_text_read(name, text, row);
+    if (formula_is_system(formula))
+        return ifs_text_read(name, text, ifs_values_of(formula), row);
     list_keys(formula, &keys);
     TRY(read_lines(name, text, &keys, row, &seen));
     for (size_t i = 0; i < keys.count; i++)
@@ -346,8 +346,8 @@ size_t published_text_write(const struct formula *formula, const struct class_ro
     struct keys keys;
     size_t length = 0;
     bool extra = false;
-    if (formula->family == FAMILY_IFS)
-        return ifs_text_write(row, text, PUBLISHED_TEXT_BYTES);
+    if (formula_is_system(formula))
+        return ifs_text_write(row, ifs_values_of(formula), text, PUBLISHED_TEXT_BYTES);
     list_keys(formula, &keys);
     for (size_t i = 0; i < keys.count; i++)
         extra |= !keys.key[i].drawn && value_of(&keys.key[i], row) != 0;
@@ -380,6 +380,12 @@ enum status published_files_check(const char *folder, const struct formula *form
                         folder);
 }
 
+/* Returns the number of digits to which the numbers in file names are padded. */
+static int published_digits(const struct formula *formula)
+{
+    return formula->family == FAMILY_IFS3D ? 6 : 5;
+}
+
 /* The files to write, and the first failure. */
 struct writing {
     const char *folder;
@@ -392,7 +398,8 @@ struct writing {
 static enum status write_file(const struct writing *writing, const struct class_row *row)
 {
     char path[PATH_MAX], text[PUBLISHED_TEXT_BYTES];
-    if (snprintf(path, sizeof path, "%s/%05u.csv", writing->folder, (unsigned)row->id) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/%0*u.csv", writing->folder, published_digits(writing->formula),
+                 (unsigned)row->id) >= (int)sizeof path)
         return status_set(STATUS_USAGE, "%s: the path is too long", writing->folder);
     return file_write_atomic(path, text, published_text_write(writing->formula, row, text));
 }

@@ -10,7 +10,7 @@
 #include "synth/formula.h"
 
 #define PUBLISHED_REPR_BYTES 32
-#define PUBLISHED_TEXT_BYTES 2048 /* of the largest file, with a terminating zero */
+#define PUBLISHED_TEXT_BYTES 4096 /* of the largest file, with a terminating zero */
 
 /* Writes a finite number as Python's repr() of a float: the fewest digits that read back as the same double.
  * A power of two below 2^-17 may get one digit more. Returns `text`. */

@@ -96,8 +96,10 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     if (finished->maker->published_names) {
         const struct synth_image image = image_of(synth, number);
         const struct class_row *row = &synth->rows[image.class_index];
-        if (formulas[synth->formula]->family == FAMILY_IFS)
+        if (synth_is_ifs(synth))
             ifs_image_name(&synth->ifs, row->id, image.instance, sample->name);
+        else if (synth_is_ifs3d(synth))
+            ifs3d_image_name(&synth->ifs, row->id, image.instance, sample->name);
         else
             published_image_name(synth->set, row, image.instance, sample->name);
     }
@@ -218,12 +220,12 @@ static enum status check_options(const struct source_request *request)
 static enum status name_as_published(struct source_facts *facts, struct maker *maker)
 {
     const struct synth *synth = maker->synth;
-    const bool system = formulas[synth->formula]->family == FAMILY_IFS; /* any class has a file name */
+    const bool system = formula_is_system(formulas[synth->formula]); /* any class has a file name */
     if (!synth->set && !system)
         return status_value(STATUS_USAGE, "names", "published",
                             " needs --random published and its set, such as --preset rcdb-1k");
     maker->published_names = true;
-    facts->published_digits = system ? ifs_name_digits(&synth->ifs) : 5;
+    facts->published_digits = synth_is_ifs(synth) ? ifs_name_digits(&synth->ifs) : system ? 6 : 5;
     return STATUS_OK;
 }
 
@@ -395,6 +397,11 @@ static enum status synth_source_open(const struct source_request *request, struc
     maker->encoding = (enum source_encoding)parameters->encoding;
     TRY(request->options ? open_prepared(request, maker) : open_values(parameters, maker));
     TRY(check_encoding(maker));
+    if (synth_cloud_bytes(maker->synth))
+        return status_value(
+            STATUS_USAGE, "preset", "pc-fractaldb-1k",
+            ": samples have no point clouds; use --preset mv-fractaldb-1k, which has the same "
+            "images and labels; --npy writes the clouds");
     if (parameters->names)
         TRY(name_as_published(facts, maker));
     const struct synth_output *output = &maker->synth->output;
@@ -424,10 +431,12 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "file format of an image. jpeg has quality 90. KIND is one of"},
     {"names", "KIND", OPTION_CHOICE, AT(names), .fallback = "numbers", .choices = name_kinds,
      .column = COLUMN,
-     .help = "names of the files of --store imagefolder. numbers: the number of the sample; published: "
-             "folders and "
-             "files as the published script names them, for --random published and the formula fractaldb. "
-             "KIND is one of"},
+     .help =
+         "names of the files of --store imagefolder. numbers: the number of the sample; published: "
+         "folders and "
+         "files as the published script names them, for --random published and the formulas fractaldb and "
+         "ifs3d. "
+         "KIND is one of"},
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};

@@ -81,25 +81,26 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
-             "fractaldb*, ofdb* and 1p-frac imply the formula; the others are drawn with uji, unless "
-             "--formula visualatom is given. uji, "
-             "visualatom, lowercompute, "
-             "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
-             "sampled at random; paper-1000, "
-             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
-             "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
-             "their first N classes are used. fractaldb, fractaldb-search and 1p-frac have as many classes "
-             "as --classes says (default: the name of --formula)"},
+     .help =
+         "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
+         "fractaldb*, ofdb*, 1p-frac, ifs3d, mv-fractaldb-1k, exfractaldb-1k, 3d-ofdb-1k and "
+         "pc-fractaldb-1k imply the formula; the others are drawn with uji, unless "
+         "--formula visualatom is given. uji, "
+         "visualatom, lowercompute, "
+         "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
+         "sampled at random; paper-1000, "
+         "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
+         "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
+         "their first N classes are used. fractaldb, fractaldb-search, 1p-frac and those of ifs3d have as "
+         "many classes as --classes says (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
      .help =
          "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
          "script (a folder, or one file of it). The columns must be those of --formula; published scripts "
-         "exist for visualatom, rcdb, segrcdb and fractaldb. --preset 1p-frac, ofdb-1k or fractaldb-1k then "
-         "says "
-         "how fractals are drawn from them"},
+         "exist for visualatom, rcdb, segrcdb, fractaldb and ifs3d. --preset 1p-frac, ofdb-1k or "
+         "exfractaldb-1k, for example, then says how fractals are drawn from them"},
     {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .maximum = 1e6, .column = COLUMN,
      .help = "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), .fallback = "0.002", .maximum = 1e6,
@@ -155,9 +156,8 @@ static const struct option_spec options[] = {
      .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
              "--dtype u8 and --channels 1"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
-     .help =
-         "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, and masks "
-         "to x.masks.npy"},
+     .help = "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
+             "x.masks.npy, and point clouds to x.points.npy"},
 };
 
 static const struct option_section sections[] = {
@@ -249,12 +249,14 @@ static enum status check_combination(const struct options *given, const struct s
     if (options_given(given, "class-format") && !parameters->files.write_classes)
         return status_option(STATUS_USAGE, "class-format",
                              " has an effect only with --write-classes; add --write-classes DIR");
-    const bool fractal = formulas[parameters->formula]->family == FAMILY_IFS;
-    if (!fractal && (parameters->describe || options_given(given, "min-lit")))
-        return status_option(STATUS_USAGE, parameters->describe ? "describe" : "min-lit",
-                             ": the formula %s draws no fractals; drop it, or choose fractals, such as with "
-                             "--preset fractaldb-1k",
-                             formula_names[parameters->formula]);
+    const struct formula *formula = formulas[parameters->formula];
+    const bool describe = parameters->describe && !formula_is_system(formula);
+    if (describe || (options_given(given, "min-lit") && formula->family != FAMILY_IFS))
+        return status_option(
+            STATUS_USAGE, describe ? "describe" : "min-lit",
+            ": the formula %s draws no fractals%s; drop it, or choose fractals, such as with "
+            "--preset fractaldb-1k",
+            formula->name, describe ? "" : " of the plane");
     if (parameters->cache_dir && !options_given(given, "variant") &&
         (parameters->describe || parameters->files.write_classes))
         return status_option(STATUS_USAGE, "cache-dir", " has no effect without --variant; drop it");
@@ -265,7 +267,8 @@ static enum status check_combination(const struct options *given, const struct s
                              " has no effect on published images, whose seeds are those of the published "
                              "script; drop it");
     const bool rules =
-        fractal && parameters->class_file && !parameters->preset_file; /* of the preset's orbits */
+        formula_is_system(formula) && parameters->class_file && !parameters->preset_file; /* of the preset's
+                                                                                             orbits */
     if (parameters->classes > 0 || (!parameters->preset && !parameters->preset_file) || rules)
         return STATUS_OK;
     if (parameters->preset)
@@ -528,8 +531,8 @@ static struct work synth_work(const void *input, const struct variant *variant)
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
     double images = (double)synth->batch;
-    size_t image_bytes =
-        synth_output_bytes(synth) + synth_mask_bytes(synth) + (traits->outputs ? sizeof(int64_t) : 0);
+    size_t image_bytes = synth_output_bytes(synth) + synth_mask_bytes(synth) + synth_cloud_bytes(synth) +
+                         (traits->outputs ? sizeof(int64_t) : 0);
     double bytes = images * (double)image_bytes;
     return (struct work){.items = images, .bytes = bytes, .least.once_bytes = bytes};
 }
@@ -552,20 +555,25 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
 }
 
 #ifdef HAVE_XXHASH
-/* Computes the digest of run 0: the sum over all output images and masks of their 64-bit XXH3 hashes. Each
- * hash is seeded with the image's index in the global batch; that of a mask with the complement of the index.
- * The digest of a global batch is the sum of the ranks' digests. Swapped images change the digest, because of
- * the seed. */
+/* Computes the digest of run 0: the sum over all output images, masks and point clouds of their 64-bit XXH3
+ * hashes. Each hash is seeded with the image's index in the global batch; that of a mask or of a point cloud
+ * with the complement of the index. The digest of a global batch is the sum of the ranks' digests. Swapped
+ * images change the digest, because of the seed. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           struct row *row)
 {
     size_t bytes = synth_output_bytes(synth), mask_bytes = synth_mask_bytes(synth);
+    const size_t cloud_bytes = synth_cloud_bytes(synth);
     FREED uint8_t *pixels = malloc(bytes + mask_bytes);
+    FREED float *cloud = cloud_bytes ? malloc(cloud_bytes) : NULL;
     unsigned long long sum = 0;
-    TRY(ALLOCATED(pixels, "out of memory for the digest of the images"));
+    TRY(ALLOCATED(pixels && (cloud || !cloud_bytes), "out of memory for the digest of the images"));
     for (uint64_t j = 0; j < synth->batch; j++) {
-        struct synth_fetch fetch = {.j = j, .pixels = pixels, .mask = mask_bytes ? pixels + bytes : NULL};
+        struct synth_fetch fetch = {
+            .j = j, .pixels = pixels, .mask = mask_bytes ? pixels + bytes : NULL, .cloud = cloud};
         TRY(variant->fetch(state, &fetch));
+        if (cloud_bytes)
+            sum += XXH3_64bits_withSeed(cloud, cloud_bytes, ~(synth->position + j));
         sum += XXH3_64bits_withSeed(pixels, bytes, synth->position + j);
         if (mask_bytes)
             sum += XXH3_64bits_withSeed(fetch.mask, mask_bytes, ~(synth->position + j));
@@ -630,6 +638,9 @@ static enum status synth_describe(const void *input)
     const struct synth_job *job = input;
     const struct synth *synth = &job->synth;
     const struct synth_parameters *parameters = &job->parameters;
+    if (synth_is_ifs3d(synth))
+        return synth_describe_solids(parameters->class_file ? parameters->class_file : parameters->preset,
+                                     synth, stdout);
     struct ifs_report report;
     TRY(ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms, synth->res, &report));
     ifs_report_print(parameters->class_file ? parameters->class_file : parameters->preset, &report, stdout);
