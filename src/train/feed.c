@@ -11,7 +11,7 @@
 #include "data/random_boxes.h"
 #include "data/random_draws.h"
 #include "data/set_stream.h"
-#include "train/data.h"
+#include "train/data_mixture.h"
 #include "train/feed.h"
 #include "train/loss.h"
 
@@ -56,12 +56,35 @@ void data_add_sums(const struct data *data, const void *sample, uint32_t channel
     sums->squares += (double)byte_squares;
 }
 
+static void moments(const struct data *data, uint32_t channel, double *mean, double *variance);
+
+/* Computes mean and variance of a mixture from those of its sources, by their shares at the beginning. */
+static void mixed_moments(const struct data *data, uint32_t channel, double *mean, double *variance)
+{
+    const struct data_mixture *mixture = data->mixture;
+    double weights = 0, sum = 0, squares = 0;
+    for (uint32_t k = 0; k < mixture->mix.count; k++) {
+        const double weight = mixture->request.phases[0].of[k];
+        double own_mean, own_variance;
+        moments(&mixture->sources[k], channel, &own_mean, &own_variance);
+        weights += weight;
+        sum += weight * own_mean;
+        squares += weight * (own_variance + own_mean * own_mean);
+    }
+    *mean = sum / weights;
+    *variance = squares / weights - *mean * *mean;
+}
+
 /* Computes mean and variance of a channel over the measured training samples: the first ones, or with
  * DATA_LOAD those that data_open() has measured. A canvas of one channel counts for all channels. */
 static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
 {
     const struct shape *stored = data->canvas_bytes ? &data->canvas : &data->shape;
     const uint32_t samples = data_measured(data, DATA_TRAIN);
+    if (data->mixture) {
+        mixed_moments(data, channel, mean, variance);
+        return;
+    }
     const double count = (double)(shape_values(stored) / stored->channels) * samples;
     struct data_sums sums = data->feed == DATA_LOAD ? data->sums[channel] : (struct data_sums){0, 0};
     if (channel >= stored->channels)
@@ -281,7 +304,8 @@ enum status feed_stream_next(struct feed_stream *feed, uint32_t epoch, uint32_t 
     }
     feed->masked += data_take_labels(train->data, batch, own);
     for (uint32_t j = 0; j < own; j++)
-        feed->delivered += batch->read[j];
+        if (data_read_covers(train->data, epoch, batch->numbers[j]))
+            feed->delivered += batch->read[j];
     return STATUS_OK;
 }
 
