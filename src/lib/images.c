@@ -106,6 +106,7 @@ enum status images_stream_open(const struct images *images, const struct fdsl_st
                                struct device_batches **batches)
 {
     struct generated_stream_request request = {.fresh = images->fresh,
+                                               .number = plan->number,
                                                .count = images->count,
                                                .sample_bytes = synth_output_bytes(&images->synth),
                                                .mask_bytes = synth_mask_bytes(&images->synth),

@@ -27,7 +27,9 @@ struct images_plan {
     struct stream_plan plan;
     struct device_order order; /* lists the same samples as `plan`; `fresh`, `host_numbers` and `captures` are
                                   not set */
-    bool even;                 /* all steps have the same number of samples on this rank */
+    uint64_t (*number)(const void *context, uint64_t epoch, uint32_t number); /* as in struct
+                                  generated_stream_request; NULL: none */
+    bool even; /* all steps have the same number of samples on this rank */
 };
 
 /* Opens a stream in host memory (`*stream`) or on config->device (`*batches`; `*stream` is its stream). The
