@@ -224,6 +224,12 @@ enum status data_generator(const struct data *data, const struct generator_reque
     return reader->source->generate(reader->state, request, generator);
 }
 
+uint64_t data_generated_label(const void *state, uint64_t sample)
+{
+    const struct source_reader *reader = &((const struct data *)state)->source->reader;
+    return reader->source->label(reader->state, sample);
+}
+
 /* ---- Folders ---- */
 
 static uint64_t limit_of(const struct data_request *request, int part)

@@ -68,6 +68,9 @@ void data_mixture_shares(const struct data *data, char *text, size_t size);
 enum status data_mixture_source(const struct data *data, uint32_t source, const struct stream_plan *plan,
                                 const struct data_stream_request *request, struct stream **stream);
 
+/* Returns the label of a sample that is generated; `state` is a const struct data * of the source. */
+uint64_t data_generated_label(const void *state, uint64_t sample);
+
 /* Implements data_stream() for a mixture, in host memory. */
 enum status data_mixture_stream(const struct data *data, const struct data_stream_request *request,
                                 struct stream **stream);

@@ -228,9 +228,9 @@ static enum status decide_share(const struct train *train, enum decoder decoder)
     return STATUS_OK;
 }
 
-/* Opens the stream of a rank. The caller has set threads, share, memory and number of held batches. */
-static enum status open_stream(const struct train *train, struct data_stream_request *request,
-                               struct feed_stream *feed)
+/* Prepares the stream of a rank: sets what the plan of its steps determines. */
+static enum status begin_stream(const struct train *train, struct data_stream_request *request,
+                                struct feed_stream *feed)
 {
     const struct stage *stage = train->stage;
     *feed = (struct feed_stream){.train = train, .lister = calloc(1, sizeof *feed->lister)};
@@ -246,22 +246,35 @@ static enum status open_stream(const struct train *train, struct data_stream_req
     request->seed = train->seed;
     request->copies = train->augment.repeats ? train->augment.repeats : 1;
     request->threads = request->threads > 1 ? request->threads : 1;
+    return STATUS_OK;
+}
+
+/* Opens the stream of a rank. The caller has set threads, share, memory and number of held batches. */
+static enum status open_stream(const struct train *train, struct data_stream_request *request,
+                               struct feed_stream *feed)
+{
+    TRY(begin_stream(train, request, feed));
     return data_stream(train->data, request, &feed->stream);
+}
+
+enum status feed_stream_begin(const struct train *train, enum decoder decoder,
+                              struct data_stream_request *request, struct feed_stream *feed)
+{
+    *feed = (struct feed_stream){0};
+    TRY(decide_share(train, decoder));
+    request->device_share = train->decoding ? train->decoding->share : 0;
+    request->device_bytes = train->data->resident_device_bytes;
+    return begin_stream(train, request, feed);
 }
 
 enum status feed_stream_open(const struct train *train, int threads, uint32_t held, enum decoder decoder,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed)
 {
-    *feed = (struct feed_stream){0};
-    TRY(decide_share(train, decoder));
-    struct data_stream_request request = {.threads = threads,
-                                          .held = held,
-                                          .device_share = train->decoding ? train->decoding->share : 0,
-                                          .device_bytes = train->data->resident_device_bytes,
-                                          .allocate = allocate,
-                                          .deallocate = deallocate};
-    return open_stream(train, &request, feed);
+    struct data_stream_request request = {
+        .threads = threads, .held = held, .allocate = allocate, .deallocate = deallocate};
+    TRY(feed_stream_begin(train, decoder, &request, feed));
+    return data_stream(train->data, &request, &feed->stream);
 }
 
 void feed_stream_close(struct feed_stream *feed)
