@@ -97,8 +97,8 @@ static void close_slots(struct mix_slots *slots)
     free(slots->of);
 }
 
-/* Chooses a slot that the consumer does not hold, the one that was used longest ago. Enqueues that the work on
- * it begins after the consumer's. NULL if all are held. */
+/* Chooses a slot that the consumer does not hold, the one that was used longest ago. Enqueues that the work
+ * on it begins after the consumer's. NULL if all are held. */
 static enum status take_slot(struct mix_slots *slots, struct mix_slot **free_slot)
 {
     struct mix_slot *slot = nullptr;
@@ -293,9 +293,8 @@ static enum status take_and_mix(struct device_mix *self, struct mix_slot *slot, 
         const enum status status = stream_next(self->request.streams[k], &self->taken[k]);
         if (status == STATUS_OK)
             continue;
-        const struct failure failure =
-            status_save(status_prefix(status, "source '%s' of the mixture",
-                                      self->request.mixture->request.sources[k].name));
+        const struct failure failure = status_save(status_prefix(
+            status, "source '%s' of the mixture", self->request.mixture->request.sources[k].name));
         (void)return_taken(self, k, nullptr); /* no work of this stream uses them */
         return status_restore(&failure);
     }
@@ -392,10 +391,10 @@ static const struct stream_type mix_type = {
 enum status device_mix_open(const struct device_mix_request *request, struct stream **stream)
 {
     *stream = nullptr;
-    enum status status = request->capacity >> MIX_AT_BITS
-                             ? status_set(STATUS_USAGE, "a batch of a mixture has fewer than 2^%d samples",
-                                          MIX_AT_BITS)
-                             : STATUS_OK;
+    enum status status =
+        request->capacity >> MIX_AT_BITS
+            ? status_set(STATUS_USAGE, "a batch of a mixture has fewer than 2^%d samples", MIX_AT_BITS)
+            : STATUS_OK;
     struct device_mix *self = static_cast<struct device_mix *>(calloc(1, sizeof *self));
     if (status == STATUS_OK)
         status = ALLOCATED(self, "cuda: out of memory");
@@ -538,8 +537,8 @@ static void generated_close(struct stream *stream)
 }
 
 static const struct stream_type generated_type = {
-    generated_next, nullptr, generated_release, generated_seek, generated_stats, generated_cancel,
-    generated_close,
+    generated_next,  nullptr,          generated_release, generated_seek,
+    generated_stats, generated_cancel, generated_close,
 };
 
 enum status device_generated_open(const struct device_generated_request *request, struct stream **stream)

@@ -1,7 +1,7 @@
 /* Streams of mixtures whose batches are in device memory (data/mixture.h): one kernel copies the samples of
  * the batches of all sources to their places in the mixed batch. Also a stream of samples that the device
- * generates, as a source. The thread that calls the functions never waits for the work on a batch that it asks
- * for: stream_next() enqueues this work and returns the event `ready`.
+ * generates, as a source. The thread that calls the functions never waits for the work on a batch that it
+ * asks for: stream_next() enqueues this work and returns the event `ready`.
  *
  *     generator    gen 1 ───────────── gen 2 (after mix 0) ──────────
  *     device stream  decode 1 ─────────── decode 2 ───────────────────  (common/device_stream.cuh)
@@ -24,16 +24,17 @@
 struct device_mix_request {
     const struct mixture *mixture;           /* must outlive the stream */
     struct mixture_plans *plans;             /* taken over */
-    struct stream *streams[MIXTURE_SOURCES]; /* taken over; one per source, on the current device, with its plan.
-                                                Their labels in host memory are used */
+    struct stream *streams[MIXTURE_SOURCES]; /* taken over; one per source, on the current device, with its
+                                                plan. Their labels in host memory are used */
     uint32_t capacity;                       /* largest number of samples in a batch */
     size_t sample_bytes;
     uint32_t held; /* number of batches that the consumer holds at a time, at least 1 */
 };
 
-/* Opens the stream of a mixture on the current device. `samples.values` and `samples.labels` of its batches are
- * in device memory; `numbers` are positions. A failure of a source ends the stream at its step. If the stream
- * cannot be opened, closes what it would have taken over. stream_close() waits until its work is complete. */
+/* Opens the stream of a mixture on the current device. `samples.values` and `samples.labels` of its batches
+ * are in device memory; `numbers` are positions. A failure of a source ends the stream at its step. If the
+ * stream cannot be opened, closes what it would have taken over. stream_close() waits until its work is
+ * complete. */
 enum status device_mix_open(const struct device_mix_request *request, struct stream **stream);
 
 /* Returns the numbers of a batch in device memory. They are complete with the batch. */
@@ -55,8 +56,8 @@ struct device_generated_request {
     struct stream_plan plan;
 };
 
-/* Opens a stream of generated samples on the current device. One batch is generated ahead. `samples.labels` is
- * NULL: labels are in host memory only. Otherwise as device_mix_open(). */
+/* Opens a stream of generated samples on the current device. One batch is generated ahead. `samples.labels`
+ * is NULL: labels are in host memory only. Otherwise as device_mix_open(). */
 enum status device_generated_open(const struct device_generated_request *request, struct stream **stream);
 
 #endif
