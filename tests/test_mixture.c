@@ -480,8 +480,8 @@ Test(mixture, training_verifies_that_each_sample_is_read_once)
                   MIXED "--mix load:0.5,b=b/:0.5,synth:1 --epochs 2 --verify --drop-last | "
                         "sed s/load=0.25/a=0.25/");
     EXPECT_PRINTS(0, ",yes",
-                  MIXED "--mix load:0.5,b=b/:0.3,synth:0.2 --mix-labels offset --mix-epoch b "
-                        "--epochs 3 --verify --mix-weights-at 3:0.2,0.3,0.5");
+                  MIXED "--mix b=b/:0.3,load:0.5,synth:0.2 --mix-labels offset --mix-epoch b "
+                        "--epochs 3 --verify --mix-weights-at 3:0.3,0.2,0.5");
 }
 
 /* Training continues from a checkpoint within an epoch with the same batches. */
@@ -531,6 +531,7 @@ Test(mixture, options_without_effect_are_refused)
         {"--feed mixed --mix load:1,synth:1 --data a --export-state s", "--export-state needs --feed load"},
         {"--feed mixed --mix load:1,synth:1 --data a --res 24", "give images one size with --out-res"},
         {"--feed mixed --mix load:1,b=none/:1 --data a", "none"},
+        {"--feed mixed --mix synth:1,load:1 --data a --mix-labels offset", "must be the first source"},
         {"--feed mixed --mix load:1,synth:1 --mix-weights-at 4:1,2 --data a --out-res 12 --channels 1",
          "keep the share"},
     };

@@ -231,6 +231,10 @@ enum status data_mix_parse(const struct data_mix_texts *texts, struct data_mix *
     *mix = (struct data_mix){.generated = MIXTURE_SOURCES, .phase_count = 1};
     TRY(read_entries(texts->mix, mix));
     TRY(find_named(texts, mix));
+    if (texts->labels == DATA_MIX_OFFSET && mix->named > 0) /* infer does not know the offset */
+        return status_value(STATUS_USAGE, "mix-labels", "offset",
+                            ": the test set has the labels of '%s', so it must be the first source of --mix",
+                            mix->sources[mix->named].name);
     for (uint32_t k = 0; k < mix->count; k++)
         mix->phases[0].of[k] = mix->sources[k].weight;
     if (mix->automatic)
