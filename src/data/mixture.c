@@ -348,6 +348,11 @@ struct stream_plan mixture_plan_of(const struct mixture_plans *plans, uint32_t s
     return plan;
 }
 
+const struct stream_plan *mixture_plan(const struct mixture_plans *plans)
+{
+    return &plans->plan;
+}
+
 uint64_t mixture_sample(const void *context, uint64_t epoch, uint32_t number)
 {
     const struct part *part = context;
