@@ -20,6 +20,7 @@
 
 #include "core/philox.h"
 #include "machine/device.h"
+#include "train/data_mixture.h"
 #include "train/engines.cuh"
 #include "train/feed.cuh"
 
@@ -496,6 +497,84 @@ static void provoke_loading(const struct files *files, enum order_fault fault)
     data_close(&data);
 }
 
+/* Compares the steps of a mixture on the device with those of its stream in host memory: values, labels, and
+ * which samples are masked. */
+static void provoke_mixing(const struct files *files, enum order_fault fault)
+{
+    const std::string set = write_files(files);
+    const struct resources resources = {.threads = THREADS, .device = 0};
+    const struct data_mix_texts texts = {"load:0.4,synth:0.6", nullptr, "2:0.4,0.6/3:2,3", DATA_MIX_OFFSET,
+                                         0};
+    struct data_request request = {};
+    struct data data;
+    struct allocations allocations = {};
+    struct device_feed feed;
+    struct feed_stream host = {};
+    struct train train = {};
+    uint8_t *copies;
+    request.name = set.c_str();
+    request.batch = files->batch;
+    request.feed = DATA_MIXED;
+    request.mix = &texts;
+    request.fit.how = FIT_RESIZE;
+    request.fit.res = files->res;
+    request.fit.channels = 3;
+    request.mask = true;
+    request.lanes = 8;
+    request.shuffle = 64;
+    request.ahead = 3;
+    request.resources = resources;
+    must(data_open(&request, &data));
+    train.data = &data;
+    train.seed = 5;
+    train.batch = files->batch;
+    train.ranks = files->ranks;
+    train.rank = files->ranks ? files->ranks - 1 : 0;
+    train.mixing.mixup = files->ranks > 1 ? 0.8 : 0;
+    must(data_mixture_plan(&data, train.seed, train.batch, false));
+    const uint32_t steps = (brief ? 1 : 3) * train_steps(&train);
+    const size_t bytes = steps * batch_bytes(&train);
+    must(device_feed_open(&feed, &train, &resources, &allocations));
+    must(cudaMalloc(&copies, bytes));
+    uint32_t *labels = labels_on_device(&data);
+    run_steps(&feed, steps, fault, labels, copies);
+    const uint32_t count = data.sets[DATA_TRAIN].count;
+    auto *on_device = static_cast<uint32_t *>(must_have(malloc(count * sizeof(uint32_t))));
+    must(cudaMemcpy(on_device, labels, count * sizeof *on_device, cudaMemcpyDeviceToHost));
+    auto *values = static_cast<uint8_t *>(must_have(malloc(bytes)));
+    must(cudaMemcpy(values, copies, bytes, cudaMemcpyDeviceToHost));
+    must(feed_stream_open(&train, THREADS, 1, DECODER_CPU, nullptr, nullptr, &host));
+    auto *numbers = static_cast<uint32_t *>(must_have(malloc(2 * train.batch * sizeof(uint32_t))));
+    uint32_t wrong = 0, masked = 0, wrong_labels = 0;
+    for (uint32_t i = 0; i < steps; i++) {
+        const uint32_t epoch = i / train_steps(&train), step = i % train_steps(&train);
+        struct stream_batch batch;
+        const uint32_t own = feed_stream_list(&host, epoch, step, numbers);
+        must(feed_stream_next(&host, epoch, step, numbers, train_generated(&train, own), &batch));
+        wrong += memcmp(values + i * batch_bytes(&train), batch.samples.values, batch.samples.bytes) != 0;
+        masked += batch.masked;
+        must(stream_release(host.stream, &batch, nullptr));
+    }
+    /* The labels of the last epoch; a rank has those of its samples. */
+    for (uint32_t n = 0; n < count; n++)
+        wrong_labels += on_device[n] != data.sets[DATA_TRAIN].labels[n];
+    char text[192];
+    snprintf(text, sizeof text,
+             "a mixture: %u steps, batch %u of %u, %u^2%s%s: %u wrong, %u masked, %u wrong labels", steps,
+             files->batch, count, files->res, files->ranks ? ", the last of several ranks" : "",
+             fault == NO_FAULT ? "" : ", planted fault", wrong, masked, wrong_labels);
+    tell(fault == NO_FAULT ? wrong == 0 && wrong_labels == 0 : wrong > 0, text);
+    free(numbers);
+    free(values);
+    free(on_device);
+    feed_stream_close(&host);
+    must(cudaFree(labels));
+    must(cudaFree(copies));
+    device_feed_close(&feed);
+    allocations_free(&allocations);
+    data_close(&data);
+}
+
 /* Returns the number of threads of this process. */
 static size_t count_threads(void)
 {
@@ -715,6 +794,10 @@ static void test_loaded(void)
         provoke_loading(&loaded[i], NO_FAULT);
     for (int fault = brief ? NOT_WAITED + 1 : RELEASED_EARLY; fault <= NOT_WAITED; fault++)
         provoke_loading(&loaded[1], (enum order_fault)fault);
+    for (size_t i = 0; i < (brief ? 1 : COUNT_OF(loaded)); i++)
+        provoke_mixing(&loaded[i], NO_FAULT);
+    for (int fault = brief ? NOT_WAITED + 1 : RELEASED_EARLY; fault <= NOT_WAITED; fault++)
+        provoke_mixing(&loaded[1], (enum order_fault)fault);
     leave_early(loaded[0]);
     std::filesystem::remove_all(folder);
 }

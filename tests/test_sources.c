@@ -268,7 +268,7 @@ static void open_case(const struct source_case *of, struct data *data)
 static uint64_t wanted_hash(const struct data *data, uint32_t epoch, uint32_t number)
 {
     if (data->feed == DATA_LOAD)
-        return data_read_hash(data, number);
+        return data_read_hash(data, 0, number);
     const uint32_t sample = number % SAMPLES;
     return generated_stream_hash(data->feed == DATA_LIVE ? data_number(data->fresh, epoch, sample) : sample,
                                  number);

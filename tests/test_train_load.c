@@ -636,7 +636,7 @@ Test(train_load, ranks_read_each_sample_once)
         uint64_t sum = 0, wanted = 0;
         uint32_t seen[120] = {0};
         for (uint32_t n = 0; n < 120; n++)
-            wanted += data_read_hash(&data, n);
+            wanted += data_read_hash(&data, 0, n);
         for (uint32_t rank = 0; rank < ranks; rank++) {
             const struct train train = {
                 .model = &model, .data = &data, .seed = 9, .batch = 35, .rank = rank, .ranks = ranks};

@@ -595,7 +595,7 @@ Test(train_rows, a_stream_delivers_the_stored_rows)
             memcmp(batch.samples.values, data_sample(&stored, DATA_TRAIN, step * 8), 8 * stored.sample_bytes),
             0, "step %u", step);
         for (uint32_t i = 0; i < 8; i++) {
-            cr_expect_eq(batch.read[i], data_read_hash(&loaded, step * 8 + i));
+            cr_expect_eq(batch.read[i], data_read_hash(&loaded, 0, step * 8 + i));
             cr_expect_eq((uint32_t)batch.labels[i], stored.sets[DATA_TRAIN].labels[step * 8 + i]);
         }
         must(stream_release(stream, &batch, NULL));

@@ -7,9 +7,11 @@
 #include <string.h>
 
 #include "common/check.cuh"
+#include "common/device_mix.cuh"
 #include "common/device_stream.cuh"
 #include "common/stream.cuh"
 #include "core/phase.h"
+#include "train/data_mixture.h"
 
 /* ---- Opening ---- */
 
@@ -58,6 +60,77 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
     return data_generator(train->data, &request, &feed->generator);
 }
 
+/* Opens the device stream of a source of a mixture that is read. The source that ends an epoch has the
+ * decoder; those of the other sources are decoded by the CPU, at full size if the device decodes some. */
+static enum status open_read(struct device_feed *feed, uint32_t source, const struct stream_plan *plan,
+                             const struct data_stream_request *request, struct stream **stream)
+{
+    const struct data *data = feed->train->data;
+    const bool named = source == data->mixture->mix.named, decodes = request->device_share > 0;
+    struct data_stream_request own = *request;
+    struct stream *host;
+    own.device_share = named ? request->device_share : 0;
+    own.device_bytes = named ? request->device_bytes : 0;
+    own.unscaled = decodes;
+    TRY(data_mixture_source(data, source, plan, &own, &host));
+    const struct device_stream_request with = {.decoder = named && decodes ? feed->decoder : nullptr,
+                                               .res = data->shape.height,
+                                               .channels = data->shape.channels,
+                                               .capacity = plan->capacity,
+                                               .sample_bytes = data->sample_bytes,
+                                               .by_epoch = plan->by_epoch,
+                                               .ahead = FEED_AHEAD,
+                                               .held = 1,
+                                               .resident_bytes = own.device_bytes};
+    return device_stream_open(host, &with, stream);
+}
+
+/* Opens the stream of the source of a mixture that is generated. */
+static enum status open_generated(const struct device_feed *feed, uint32_t source,
+                                  const struct stream_plan *plan, const struct resources *resources,
+                                  struct stream **stream)
+{
+    const struct data *data = &feed->train->data->mixture->sources[source];
+    const struct generator_request from = {
+        .on_device = true, .resources = *resources, .batch = plan->capacity, .variant = "fused"};
+    struct device_generated_request request = {.number = mixture_sample,
+                                               .label = data_generated_label,
+                                               .label_state = data,
+                                               .sample_bytes = data->sample_bytes,
+                                               .type = data->type,
+                                               .plan = *plan};
+    TRY(data_generator(data, &from, &request.generator));
+    return device_generated_open(&request, stream);
+}
+
+/* Opens the streams of all sources of a mixture, and joins them. */
+static enum status open_mixture(struct device_feed *feed, const struct resources *resources)
+{
+    const struct train *train = feed->train;
+    const struct data_mixture *mixture = train->data->mixture;
+    struct data_stream_request request = {.threads = resources->threads,
+                                          .held = DEVICE_STREAM_HELD,
+                                          .allocate = device_stream_pin,
+                                          .deallocate = device_stream_unpin};
+    struct device_mix_request with = {
+        .mixture = &mixture->plan, .sample_bytes = train->data->sample_bytes, .held = 1};
+    TRY(feed_stream_begin(train, feed->decoder->kind, &request, &feed->loading));
+    with.capacity = request.plan.capacity;
+    enum status status = mixture_plans_open(&mixture->plan, &request.plan, &with.plans);
+    for (uint32_t k = 0; status == STATUS_OK && k < mixture->mix.count; k++) {
+        const struct stream_plan plan = mixture_plan_of(with.plans, k);
+        status = k == mixture->mix.generated ? open_generated(feed, k, &plan, resources, &with.streams[k])
+                                             : open_read(feed, k, &plan, &request, &with.streams[k]);
+    }
+    if (status == STATUS_OK)
+        return device_mix_open(&with, &feed->loading.stream);
+    const struct failure failure = status_save(status);
+    for (uint32_t k = 0; k < MIXTURE_SOURCES; k++)
+        stream_close(with.streams[k]);
+    mixture_plans_close(with.plans);
+    return status_restore(&failure);
+}
+
 /* Opens the stream that delivers the samples of this rank on the device. */
 static enum status open_loading(struct device_feed *feed, const struct resources *resources)
 {
@@ -69,6 +142,10 @@ static enum status open_loading(struct device_feed *feed, const struct resources
     TRY(ALLOCATED(feed->numbers && feed->decoder, "cuda: out of memory"));
     TRY(image_decoder_open(feed->decoder, feed_decoder_wanted(train)));
     device_stream_use(resources->device);
+    CUDA_TRY(cudaEventCreateWithFlags(&feed->taken, cudaEventDisableTiming));
+    feed->mixes = data->mixture != nullptr;
+    if (feed->mixes)
+        return open_mixture(feed, resources);
     TRY(feed_stream_open(train, resources->threads, DEVICE_STREAM_HELD, feed->decoder->kind,
                          device_stream_pin, device_stream_unpin, &feed->loading));
     const bool decodes = train->decoding && train->decoding->share > 0;
@@ -81,7 +158,6 @@ static enum status open_loading(struct device_feed *feed, const struct resources
                                                   .ahead = FEED_AHEAD,
                                                   .held = 1,
                                                   .resident_bytes = data->resident_device_bytes};
-    CUDA_TRY(cudaEventCreateWithFlags(&feed->taken, cudaEventDisableTiming));
     return device_stream_open(feed->loading.stream, &request, &feed->loading.stream);
 }
 
@@ -122,6 +198,8 @@ void device_feed_close(struct device_feed *feed)
 
 uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 {
+    if (feed->loading.stream && feed->mixes)
+        return device_mix_memory_bytes(feed->loading.stream) + feed->decoder->bytes;
     if (feed->loading.stream)
         return device_stream_memory_bytes(feed->loading.stream) + feed->decoder->bytes;
     return feed->generator && !feed->staging ? generator_memory_bytes(feed->generator) : 0;
@@ -243,6 +321,26 @@ static enum status mask_labels(const struct device_feed *feed, uint32_t *labels,
     return STATUS_OK;
 }
 
+static __global__ void label_kernel(const uint32_t *numbers, const int32_t *batch_labels, uint32_t count,
+                                    uint32_t *labels)
+{
+    uint32_t j = own_element();
+    if (j < count)
+        labels[numbers[j]] = (uint32_t)batch_labels[j]; /* STREAM_MASKED becomes DATA_MASKED */
+}
+
+/* Enqueues setting the labels of the samples of a mixture, whose numbers are positions. */
+static enum status set_labels(const struct device_feed *feed, uint32_t *labels, cudaStream_t stream)
+{
+    const struct batch *samples = &feed->batch.samples;
+    static_assert((uint32_t)STREAM_MASKED == DATA_MASKED, "a masked sample");
+    if (samples->count == 0)
+        return STATUS_OK;
+    label_kernel<<<blocks_for(samples->count), BLOCK, 0, stream>>>(
+        device_mix_numbers(feed->loading.stream, &feed->batch), samples->labels, samples->count, labels);
+    return CUDA_LAUNCHED("label_kernel");
+}
+
 /* Takes the batch of a step from the stream. `stream` waits until it is complete. */
 static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                                struct device_set *set)
@@ -252,8 +350,8 @@ static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_
     RANGE(WAIT);
     TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own),
                          &feed->batch));
-    TRY(mask_labels(feed, set->labels, stream));
     CUDA_TRY(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(feed->batch.ready), 0));
+    TRY(feed->mixes ? set_labels(feed, set->labels, stream) : mask_labels(feed, set->labels, stream));
     set->values = feed->batch.samples.values;
     set->held = {true, train_generated(train, 1) > 1, own, 0};
     return STATUS_OK;

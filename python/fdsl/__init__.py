@@ -1,6 +1,6 @@
 """Images for training: the Python package of libfdsl. A Generator makes VisualAtom images by number, on the CPU or a CUDA
 GPU. A Loader delivers batches of data sets, on either: class folders (Folder), tar shards (Shards), generated images
-(Images), or rows of embeddings (Embeddings). It prepares them ahead. A Monitor records the load of GPUs and CPU over time.
+(Images), rows of embeddings (Embeddings), or a mixture of data sets (mix). It prepares them ahead. A Monitor records the load of GPUs and CPU over time.
 
 >>> import fdsl
 >>> generator = fdsl.Generator(classes=10, res=64)
@@ -19,11 +19,12 @@ from ._generator import Class, ClassTable, Generator
 from ._images import Images
 from ._library import Error, Unavailable, cuda_devices, library_path
 from ._library import version as __version__
+from ._mix import Mixture, mix
 from ._monitor import Monitor
 from ._stream import CenterCrop, CutMix, Folder, Loader, MixUp, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
 
 __all__ = [
-    "Array", "CenterCrop", "Class", "ClassTable", "CutMix", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "MixUp",
+    "Array", "CenterCrop", "Class", "ClassTable", "CutMix", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "MixUp", "Mixture",
     "Monitor", "RandAugment", "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "classes", "cuda_devices",
-    "library_path", "search",
+    "library_path", "mix", "search",
 ]  # fmt: skip

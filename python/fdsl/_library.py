@@ -128,6 +128,16 @@ class SelectConfigStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class MixConfigStruct(ctypes.Structure):
+    """struct fdsl_mix_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("sources", POINTER(c_void_p)), ("weights", POINTER(c_double)), ("count", c_uint32),
+        ("epoch", c_uint32), ("labels", c_char_p), ("classes", POINTER(c_uint32)), ("change_count", c_uint32), ("change_steps", POINTER(c_uint64)),
+        ("change_weights", POINTER(c_double)),
+    ]  # fmt: skip
+
+
 class StreamConfigStruct(ctypes.Structure):
     """struct fdsl_stream_config"""
 
@@ -203,6 +213,7 @@ class MonitorConfigStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+MIX_FIRST = (1 << 32) - 1  # FDSL_MIX_FIRST
 END, PENDING = 5, 6  # FDSL_END, FDSL_PENDING
 IMAGES, LABELS, NUMBERS, ROWS, TARGETS, MASKS = 0, 1, 2, 3, 4, 5  # enum fdsl_field
 
@@ -238,6 +249,8 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_select_config_init": (c_int, [POINTER(SelectConfigStruct), c_size_t]),
     "fdsl_rows_select": (c_int, [c_void_p, POINTER(SelectConfigStruct), POINTER(c_void_p)]),
     "fdsl_rows_begin": (c_int, [c_void_p, POINTER(SelectConfigStruct), POINTER(c_void_p)]),
+    "fdsl_mix_config_init": (c_int, [POINTER(MixConfigStruct), c_size_t]),
+    "fdsl_source_mix": (c_int, [POINTER(MixConfigStruct), POINTER(c_void_p)]),
     "fdsl_source_begin": (c_int, [POINTER(SourceConfigStruct), POINTER(c_void_p)]),
     "fdsl_source_wait": (c_int, [c_void_p, c_double]),
     "fdsl_source_close": (None, [c_void_p]),

@@ -200,6 +200,24 @@ struct workload {
         enum status (*probe)(void *state);
     } largest;
 
+    /* For workloads that mix sources, and can choose the share of those that are read from measured stalls
+     * (run/runner.c). All functions are NULL in other workloads. */
+    struct {
+        /* Returns whether the share is still to be chosen. */
+        bool (*open)(const void *input);
+
+        /* Changes the input and the parameters to a share, from 1 to `parts`. Called only while no variant is
+         * set up. `last`: the share is chosen; otherwise it is to be tried, and the variant must then neither
+         * read nor write files. */
+        enum status (*set)(void *input, void *parameters, const struct partition *partition, uint32_t share,
+                           bool last);
+
+        /* Runs some steps of `state`, and sets `*stall` to the largest share of their time, of all ranks, in
+         * which they waited for samples. Collective. */
+        enum status (*probe)(void *state, double *stall);
+        uint32_t parts;
+    } mix;
+
     /* For workloads whose runs are epochs. Each run gives one row; there are no warm-up runs or other extra
      * runs. verify() is called with number 0 before the first run. In other workloads, all these functions
      * are NULL. */

@@ -67,7 +67,9 @@ static enum status find_samples(struct generated_stream *self, const struct slot
         if (!request->generator && sample >= request->in_memory)
             return status_set(STATUS_USAGE, "the plan names sample %u, but only %u samples are in memory",
                               slot->numbers[j], request->in_memory);
-        self->wanted[j] = sample + (request->generator ? slot->at.epoch * request->fresh : 0);
+        self->wanted[j] = request->number
+                              ? request->number(request->plan.context, slot->at.epoch, slot->numbers[j])
+                              : sample + (request->generator ? slot->at.epoch * request->fresh : 0);
     }
     return STATUS_OK;
 }
@@ -374,7 +376,7 @@ static enum status check_request(const struct generated_stream_request *request)
 {
     if (request->plan.steps < 1 || request->plan.capacity < 1 || request->count < 1 ||
         request->sample_bytes < 1 || !request->generator != (request->values != NULL) ||
-        (!request->generator && (!request->labels || request->mask_bytes)) ||
+        (!request->generator && (!request->labels || request->mask_bytes || request->number)) ||
         !request->allocate != !request->deallocate)
         return status_set(
             STATUS_USAGE,

@@ -11,6 +11,9 @@ struct generated_stream_request {
      * epoch e, counted from 0. */
     struct generator *generator;
     uint64_t fresh;
+    /* Not NULL: sample n of the plan is the generator's sample number(context, e, n); `context` is that of
+     * the plan. Must be a pure function. */
+    uint64_t (*number)(const void *context, uint64_t epoch, uint32_t number);
 
     /* If `generator` is NULL: `in_memory` samples, one after another. Sample n of the plan is n % count,
      * which must be one of them. They must outlive the stream and must not change. */

@@ -627,7 +627,8 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "quality of the JPEG files that --out-res writes (default: 90)"},
     MEMBER_OPTIONS(offsetof(struct dataset_values, image), offsetof(struct dataset_values, label),
                    offsetof(struct dataset_values, member)),
-    CACHE_OPTIONS(offsetof(struct dataset_values, cache_dir), offsetof(struct dataset_values, cache_bytes)),
+    CACHE_OPTIONS(offsetof(struct dataset_values, cache_dir), offsetof(struct dataset_values, cache_bytes),
+                  ""),
 };
 
 static const char *const columns[] = {"source_key", NULL};

@@ -687,6 +687,47 @@ FDSL_API enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, 
 FDSL_API enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
                                            struct fdsl_source **source);
 
+/* A mixture of sources: each step takes a fixed number of samples from each of them. Set all fields with
+ * fdsl_mix_config_init(), then change some. fdsl_source_mix() copies the arrays. */
+#define FDSL_MIX_FIRST UINT32_MAX /* the first source with an end */
+struct fdsl_mix_config {
+    size_t size;                        /* sizeof(struct fdsl_mix_config) of the caller */
+    struct fdsl_source *const *sources; /* data sets and generated images; the mixture keeps them open */
+    const double
+        *weights;   /* one per source, 0 to 1000, with at most four decimals; only their ratios count */
+    uint32_t count; /* number of sources, 1 to 16 */
+    uint32_t epoch; /* index of the source that ends an epoch; default FDSL_MIX_FIRST. An epoch has each of
+                     * its samples exactly once */
+    const char *labels; /* "joined" (default): labels are those of the sources; "offset": the classes of each
+                         * source follow those of the source before it */
+    const uint32_t *classes; /* number of classes of each source; 0, or NULL (default): those that it names. A
+                              * sample of a data set with a larger label is then broken. With "offset", shards
+                              * that are not the last source need it */
+
+    /* Other weights from a step on, which is counted from 1 over all epochs. The source that ends an epoch
+     * must keep its share. */
+    uint32_t change_count;        /* default 0 */
+    const uint64_t *change_steps; /* ascending; `change_count` steps */
+    const double *change_weights; /* `change_count` times `count` weights */
+};
+FDSL_API enum fdsl_status fdsl_mix_config_init(struct fdsl_mix_config *config, size_t size);
+
+/* Opens a mixture as a source. Of W samples, a source with the weight w of a total weight W has w, up to less
+ * than two, in any step and from the beginning of the epoch on. Which source fills which sample of a step
+ * depends on the weights, the seed, the epoch and the step alone, not on ranks and threads. The other data
+ * sets go on where the previous epoch ended, and begin again when all their samples were delivered; images of
+ * fdsl_images_open() are numbered from 0 on and never repeat, whatever their count and `fresh`.
+ *
+ * Streams of a mixture deliver images of one shape and type: the transforms of struct fdsl_stream_config are
+ * for the data sets, and generated images must have the same size, layout and type. `mixup`, `cutmix` and
+ * masks are refused. FDSL_NUMBERS are positions in the epoch. Each data set has `num_threads` threads.
+ * fdsl_source_info.samples is the number of samples of an epoch. Offset classes have names if all sources
+ * name theirs; joined classes have those of the source with the most classes.
+ *
+ * The caller closes the mixture, and its sources in any order, with fdsl_source_close(). FDSL_INVALID if an
+ * argument or a field is not valid. Thread-safe. */
+FDSL_API enum fdsl_status fdsl_source_mix(const struct fdsl_mix_config *config, struct fdsl_source **source);
+
 /* Does what fdsl_source_open() does, in a thread of the library, so that the caller can handle signals, or
  * give up. fdsl_source_begin() returns at once and copies the strings of `config`. fdsl_source_wait() waits
  * for at most `seconds`: FDSL_PENDING if the source is not open yet, else the result of opening it, also when

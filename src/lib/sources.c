@@ -82,6 +82,7 @@ void lib_source_release(struct fdsl_source *source)
         lib_source_release(from);
     images_free(&source->images);
     rows_free(source->rows);
+    mix_free(source->mix);
     dataset_close(&source->dataset);
     free(source->path);
     free(source->cache_dir);
@@ -163,9 +164,7 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
 
 /* ---- Opening ---- */
 
-/* Checks the arguments, and allocates a source that is not open. `size` is the size of the configuration, and
- * `given` what the caller says about it. */
-static enum status new_source(const void *config, size_t given, size_t size, struct fdsl_source **source)
+enum status lib_source_new(const void *config, size_t given, size_t size, struct fdsl_source **source)
 {
     if (!source)
         return status_set(STATUS_USAGE, "source: it is NULL");
@@ -182,10 +181,10 @@ static enum status new_source(const void *config, size_t given, size_t size, str
     return STATUS_OK;
 }
 
-#define NEW_SOURCE(config, source) new_source(config, (config) ? (config)->size : 0, sizeof *(config), source)
+#define NEW_SOURCE(config, source) \
+    lib_source_new(config, (config) ? (config)->size : 0, sizeof *(config), source)
 
-/* Returns the result of opening a source. If opening failed, closes the source, if there is one. */
-static enum fdsl_status end_source(enum status status, struct fdsl_source **source)
+enum fdsl_status lib_source_end(enum status status, struct fdsl_source **source)
 {
     const enum fdsl_status result = lib_relay(status);
     if (status != STATUS_OK && source && *source) {
@@ -217,7 +216,7 @@ enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struc
     enum status status = NEW_SOURCE(config, source);
     if (status == STATUS_OK)
         status = enter_and_open(config, *source);
-    return end_source(status, source);
+    return lib_source_end(status, source);
 }
 
 struct images_opening {
@@ -257,9 +256,10 @@ enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t cou
 {
     enum status status = NEW_SOURCE(config, source);
     if (status != STATUS_OK)
-        return end_source(status, source);
+        return lib_source_end(status, source);
     (*source)->generates = true;
-    return end_source(enter_and_open_images(&(struct images_wish){*config, count, fresh}, *source), source);
+    return lib_source_end(enter_and_open_images(&(struct images_wish){*config, count, fresh}, *source),
+                          source);
 }
 
 enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source)
@@ -267,14 +267,14 @@ enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fd
     struct environment before;
     enum status status = NEW_SOURCE(config, source);
     if (status != STATUS_OK)
-        return end_source(status, source);
+        return lib_source_end(status, source);
     struct fdsl_source *self = *source;
     status = enter(&before);
     if (status == STATUS_OK)
         status = rows_open(config, &self->rows);
     self->hash = status == STATUS_OK ? rows_hash(self->rows) : 0;
     lib_leave(&before);
-    return end_source(status, source);
+    return lib_source_end(status, source);
 }
 
 /* Returns STATUS_OK if `from` is an open source of rows. */
@@ -310,11 +310,11 @@ enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_se
     if (status == STATUS_OK)
         status = check_rows(from);
     if (status != STATUS_OK)
-        return end_source(status, source);
+        return lib_source_end(status, source);
     atomic_fetch_add(&from->users, 1); /* another thread may close it */
     status = enter_and_select(from, config, *source);
     lib_source_release(from);
-    return end_source(status, source);
+    return lib_source_end(status, source);
 }
 
 /* ---- Opening in a thread ---- */
@@ -445,7 +445,7 @@ enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, stru
         status = copy_config(config, (*source)->opening);
     if (status == STATUS_OK)
         status = start_opening(*source);
-    return end_source(status, source);
+    return lib_source_end(status, source);
 }
 
 enum fdsl_status fdsl_images_begin(const struct fdsl_config *config, uint64_t count, int fresh,
@@ -455,10 +455,10 @@ enum fdsl_status fdsl_images_begin(const struct fdsl_config *config, uint64_t co
     if (status == STATUS_OK)
         status = new_opening(*source);
     if (status != STATUS_OK)
-        return end_source(status, source);
+        return lib_source_end(status, source);
     (*source)->generates = true;
     (*source)->opening->images = (struct images_wish){*config, count, fresh};
-    return end_source(start_opening(*source), source);
+    return lib_source_end(start_opening(*source), source);
 }
 
 enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,
@@ -470,11 +470,11 @@ enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_sel
     if (status == STATUS_OK)
         status = new_opening(*source);
     if (status != STATUS_OK)
-        return end_source(status, source);
+        return lib_source_end(status, source);
     atomic_fetch_add(&from->users, 1);
     (*source)->opening->from = from;
     (*source)->opening->select = *config;
-    return end_source(start_opening(*source), source);
+    return lib_source_end(start_opening(*source), source);
 }
 
 enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
@@ -513,6 +513,7 @@ uint32_t lib_source_samples(const struct fdsl_source *source)
 {
     return source->generates ? source->images.count
            : source->rows    ? rows_count(source->rows)
+           : source->mix     ? source->mix->positions
                              : source->dataset.sample_count;
 }
 

@@ -12,6 +12,7 @@
 #include "data/remote.h"
 #include "lib/call.h"
 #include "lib/images.h"
+#include "lib/mix.h"
 #include "lib/rows.h"
 
 /* Data sets and global batches must have fewer samples, because draw_lanes() cannot order more. */
@@ -20,7 +21,8 @@
 struct fdsl_source {
     bool generates; /* the source is `images`; otherwise it is `rows` or `dataset` */
     struct images images;
-    struct rows *rows; /* NULL: none */
+    struct rows *rows;          /* NULL: none */
+    struct source_mixture *mix; /* NULL: none */
     struct dataset dataset;
     struct remote_options remote;
     char *path, *cache_dir; /* copies; `dataset` refers to them */
@@ -69,6 +71,12 @@ enum status lib_check_seconds(const char *name, double seconds);
 enum status lib_source_check(const struct fdsl_source *source);
 
 uint32_t lib_source_samples(const struct fdsl_source *source);
+
+/* Checks the arguments, and allocates a source that is not open. `given` is the size of the configuration as
+ * the caller says it, and `size` its size. lib_source_end() returns the result of opening a source. If
+ * opening failed, it closes the source, if there is one. */
+enum status lib_source_new(const void *config, size_t given, size_t size, struct fdsl_source **source);
+enum fdsl_status lib_source_end(enum status status, struct fdsl_source **source);
 
 /* Ends one use of a source. The last one frees it. */
 void lib_source_release(struct fdsl_source *source);

@@ -13,6 +13,7 @@
 #include "data/device_batches.h"
 #include "data/image_output.h"
 #include "data/mixing.h"
+#include "data/mixture.h"
 #include "data/random_draws.h"
 #include "data/remote.h"
 #include "data/set_stream.h"
@@ -45,7 +46,8 @@ struct order {
                                                that of draw_order(), or without `shuffle` of the numbers */
     uint32_t rank, ranks;
     bool drop_last, mixes;
-    const struct rows *rows; /* NULL: none; otherwise numbers are those of rows in the files */
+    uint32_t mixed_lanes, mixed_shuffle; /* of a mixture: `lanes` and `shuffle` of its data sets */
+    const struct rows *rows;             /* NULL: none; otherwise numbers are those of rows in the files */
 };
 
 /* A stream that a thread opens. */
@@ -71,6 +73,13 @@ struct fdsl_stream {
     double wait_s; /* 0: calls wait as long as it takes */
     bool ended;    /* the last batch of an epoch was delivered, but not the end of the epoch */
     pid_t process;
+    /* Of a mixture: */
+    struct mixture mixture;
+    struct fdsl_stream *parts[MIXTURE_SOURCES]; /* owned; `stream` owns their streams */
+    /* Of a part of a mixture: */
+    bool is_part;
+    uint32_t copies;         /* 0: one */
+    uint32_t class_limit;    /* a sample of a data set with a larger label is broken; 0: none is */
     struct opening *opening; /* of fdsl_stream_begin(); NULL when fdsl_stream_wait() has returned FDSL_OK */
 
     struct fdsl_batch *batches;
@@ -194,6 +203,11 @@ static enum status set_order(const struct fdsl_stream_config *config, struct fds
                             .ranks = config->world_size,
                             .drop_last = config->drop_last,
                             .rows = self->source->rows};
+    if (self->source->mix) {
+        order->mixed_lanes = order->lanes;
+        order->mixed_shuffle = order->shuffle;
+        order->lanes = order->shuffle = 0;
+    }
     if (config->drop_last && count < order->global)
         return status_set(STATUS_USAGE,
                           "drop_last: the data set has %u samples, fewer than one step of %u (batch_size * "
@@ -533,10 +547,11 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
                                          .resident_bytes = config->resident_bytes,
                                          .device_bytes = config->resident_device_bytes,
                                          .on_error = on_error,
-                                         .classes = self->info.classes,
+                                         .classes = self->is_part ? self->class_limit : self->info.classes,
                                          .mixing = {config->mixup, config->cutmix},
                                          .mix_seed = config->seed,
-                                         .own = own_samples,
+                                         .own = self->is_part ? NULL : own_samples,
+                                         .copies = self->copies,
                                          .mask_flip = config->flip,
                                          .mask_seed = config->seed,
                                          .stopped = self->opening ? &self->opening->stopped : NULL};
@@ -625,15 +640,19 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
                   .rank = order->rank,
                   .ranks = order->ranks,
                   .shuffle = order->shuffle > 0},
+        .number = self->is_part ? mixture_sample : NULL,
         .even = order->count % order->global == 0 || order->drop_last,
     };
-    TRY(check_defaults(config, "generated images", IMAGES_IGNORE));
+    if (!self->is_part)
+        TRY(check_defaults(config, "generated images", IMAGES_IGNORE));
     images_get_format(images, &self->output, &self->transform);
     set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
     TRY(allocate_batches(config, self));
     if (synth_mask_bytes(&images->synth))
         set_masks(self);
-    return images_stream_open(images, config, &with, &self->stream, &self->on_device);
+    return self->is_part && self->device >= 0 /* join_on_device() opens it */
+               ? STATUS_OK
+               : images_stream_open(images, config, &with, &self->stream, &self->on_device);
 }
 
 /* Opens a stream of rows. */
@@ -660,6 +679,146 @@ static enum status open_rows(const struct fdsl_stream_config *config, struct fds
     return rows_stream_open(self->source->rows, config, &format, &with, &self->stream, &self->on_device);
 }
 
+/* ---- Mixtures ---- */
+
+/* Refuses fields that mix the samples of a batch. */
+static enum status check_mixed(const struct fdsl_stream_config *config)
+{
+    const char *field = config->mixup > 0     ? "mixup"
+                        : config->cutmix > 0  ? "cutmix"
+                        : config->classes > 0 ? "classes"
+                                              : NULL;
+    return field ? status_set(STATUS_USAGE,
+                              "%s: it has no effect on mixtures; mix the images of a batch in the training "
+                              "loop",
+                              field)
+                 : STATUS_OK;
+}
+
+/* Opens the stream of a source of a mixture. */
+static enum status open_part(const struct fdsl_stream_config *config, struct fdsl_stream *whole, uint32_t k,
+                             const struct stream_plan *plan, int on_error)
+{
+    const struct mixture_source *source = &whole->mixture.request.sources[k];
+    struct fdsl_stream *self = whole->parts[k] = calloc(1, sizeof *self);
+    TRY(ALLOCATED(self, "out of memory"));
+    self->source = whole->source->mix->sources[k];
+    self->device = whole->device;
+    self->is_part = true;
+    self->opening = whole->opening;
+    self->copies = mixture_copies(&whole->mixture, k);
+    self->order = whole->order;
+    self->order.count = lib_source_samples(self->source);
+    self->order.lanes = source->lanes;
+    self->order.shuffle = source->shuffle;
+    self->info = whole->info;
+    self->class_limit = whole->source->mix->classes[k];
+    const enum status status = self->source->generates
+                                   ? open_images(config, self, plan)
+                                   : open_set(config, self, plan, (enum set_stream_error)on_error);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "source %u of the mixture", k);
+}
+
+/* Checks that the sources of a mixture deliver images of one format, and takes it. */
+static enum status join_formats(struct fdsl_stream *self)
+{
+    const struct fdsl_stream *first = self->parts[0];
+    self->output = first->output;
+    self->info.element_bytes = first->info.element_bytes;
+    self->info.image_bytes = first->info.image_bytes;
+    memcpy(self->info.shape, first->info.shape, sizeof first->info.shape);
+    for (uint32_t k = 0; k < self->mixture.request.count; k++) {
+        const struct fdsl_stream *part = self->parts[k];
+        const uint32_t *a = first->info.shape, *b = part->info.shape;
+        if (part->info.mask_bytes)
+            return status_set(STATUS_USAGE, "source %u of the mixture has masks, which cannot be mixed", k);
+        if (memcmp(a, b, sizeof first->info.shape) != 0 || part->output.type != first->output.type ||
+            part->output.interleaved != first->output.interleaved)
+            return status_set(STATUS_USAGE,
+                              "the images of source %u of the mixture are %s of %ux%ux%u, those of source 0 "
+                              "%s of %ux%ux%u; give all sources one size, layout and type",
+                              k, dtype_names[part->output.type], b[0], b[1], b[2],
+                              dtype_names[first->output.type], a[0], a[1], a[2]);
+        self->transform = checksum_seeded(&part->transform, sizeof part->transform, self->transform + k);
+    }
+    return STATUS_OK;
+}
+
+/* Joins the streams of the sources, which it takes over, as it does the plans. */
+static enum status join_streams(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                                struct mixture_plans *plans)
+{
+    struct mixture_stream_request request = {.mixture = &self->mixture,
+                                             .plans = plans,
+                                             .sample_bytes = self->info.image_bytes,
+                                             .held = config->held};
+    for (uint32_t k = 0; k < self->mixture.request.count; k++) {
+        request.streams[k] = self->parts[k]->stream;
+        self->parts[k]->stream = NULL;
+    }
+    return mixture_stream_open(&request, &self->stream);
+}
+
+/* Does the same on a device. */
+static enum status join_on_device(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                                  struct mixture_plans *plans)
+{
+    struct device_mixed_source sources[MIXTURE_SOURCES] = {{.set = NULL}};
+    const uint32_t count = self->mixture.request.count;
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; k < count; k++) {
+        struct fdsl_stream *part = self->parts[k];
+        if (status == STATUS_OK && part->source->generates)
+            status = images_mixed_source(&part->source->images, config, self->info.capacity, &sources[k]);
+        sources[k].set = part->on_device;
+        part->stream = NULL;
+        part->on_device = NULL;
+    }
+    if (status == STATUS_OK) {
+        TRY(device_mixed_open(config->device, &self->mixture, plans, sources, self->info.image_bytes,
+                              self->output.type, config->held, &self->on_device));
+        self->stream = &self->on_device->stream;
+        return STATUS_OK;
+    }
+    const struct failure failure = status_save(status);
+    for (uint32_t k = 0; k < count; k++) {
+        stream_close(sources[k].set ? &sources[k].set->stream : NULL);
+        generator_close(sources[k].generator);
+    }
+    mixture_plans_close(plans);
+    return status_restore(&failure);
+}
+
+static enum status open_mixture(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                                const struct stream_plan *plan, int on_error)
+{
+    const struct source_mixture *mix = self->source->mix;
+    const struct mixture_request request = mix_request(mix, config);
+    struct mixture_plans *plans = NULL;
+    TRY(check_mixed(config));
+    TRY(mixture_open(&request, &self->mixture));
+    TRY(mixture_plans_open(&self->mixture, plan, &plans));
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; status == STATUS_OK && k < request.count; k++) {
+        const struct stream_plan of_part = mixture_plan_of(plans, k);
+        status = open_part(config, self, k, &of_part, on_error);
+    }
+    if (status == STATUS_OK)
+        status = join_formats(self);
+    if (status == STATUS_OK)
+        status = allocate_batches(config, self);
+    if (status == STATUS_OK)
+        return (self->device < 0 ? join_streams : join_on_device)(config, self, plans);
+    const struct failure failure = status_save(status);
+    for (uint32_t k = 0; k < request.count; k++)
+        if (self->parts[k]) {
+            stream_close(self->parts[k]->stream);
+            self->parts[k]->stream = NULL;
+        }
+    mixture_plans_close(plans);
+    return status_restore(&failure);
+}
+
 static enum status open_stream(const struct fdsl_stream_config *config, struct fdsl_stream *self)
 {
     static const char *const errors[] = {"fail", "mask", NULL}; /* enum set_stream_error */
@@ -677,7 +836,7 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
                                      .capacity = self->info.capacity,
                                      .list = list_step,
                                      .context = &self->order};
-    if (!self->source->rows && !self->source->generates) {
+    if (!self->source->rows && !self->source->generates && !self->source->mix) {
         TRY(check_mask_changes(config, &self->source->dataset));
         TRY(set_mixing(config, self));
     }
@@ -687,6 +846,8 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
         return status_set(STATUS_USAGE, "resident_device_bytes: it has an effect only on a CUDA device");
     if (self->source->rows)
         return open_rows(config, self, &plan);
+    if (self->source->mix)
+        return open_mixture(config, self, &plan, on_error);
     return self->source->generates ? open_images(config, self, &plan)
                                    : open_set(config, self, &plan, (enum set_stream_error)on_error);
 }
@@ -714,6 +875,19 @@ static void free_opening(struct fdsl_stream *self)
     self->opening = NULL;
 }
 
+/* Frees a stream that is closed. */
+static void free_memory(struct fdsl_stream *self)
+{
+    for (uint32_t k = 0; k < MIXTURE_SOURCES; k++)
+        if (self->parts[k])
+            free_memory(self->parts[k]);
+    mixture_close(&self->mixture);
+    free(self->batches);
+    free(self->words);
+    free(self->targets);
+    free(self);
+}
+
 /* On a device, changes no capture of a CUDA stream, and restores the current device. */
 static void free_stream(struct fdsl_stream *self)
 {
@@ -727,10 +901,7 @@ static void free_stream(struct fdsl_stream *self)
     }
     lib_source_release(self->source);
     pthread_mutex_destroy(&self->lock);
-    free(self->batches);
-    free(self->words);
-    free(self->targets);
-    free(self);
+    free_memory(self);
 }
 
 /* Checks the arguments, and allocates a stream that is not open. */
@@ -814,8 +985,12 @@ void fdsl_stream_close(struct fdsl_stream *stream)
     if (!stream || stream->process != getpid())
         return;
     if (stream->opening) { /* only this thread knows the stream, and nobody holds a batch */
+        const struct source_mixture *mix = stream->source->mix;
         if (stream->source->dataset.remote)
             remote_stop(stream->source->dataset.remote, &stream->opening->stopped, true);
+        for (uint32_t k = 0; mix && k < mix->request.count; k++)
+            if (mix->sources[k]->dataset.remote)
+                remote_stop(mix->sources[k]->dataset.remote, &stream->opening->stopped, true);
         free_stream(stream);
         return;
     }
@@ -1319,6 +1494,10 @@ static enum status save(const struct fdsl_stream *stream, struct stream_state *s
                                    .lanes = order->shuffle ? order->lanes : 0,
                                    .shuffle_buffer = order->shuffle,
                                    .drop_last = order->drop_last};
+    if (stream->source->mix) {
+        state->lanes = order->mixed_shuffle ? order->mixed_lanes : 0;
+        state->shuffle_buffer = order->mixed_shuffle;
+    }
     return STATUS_OK;
 }
 

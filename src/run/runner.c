@@ -507,6 +507,68 @@ static enum status find_batch(struct runner *runner)
         workload->largest.set(runner->input, settings->parameters, &runner->partition, batch, search.probes));
 }
 
+/* ---- --mix synth:auto ---- */
+
+#define MIX_TRIES 8
+#define MIX_STALL 0.02 /* steps that wait for less than this share of their time do not count as waiting */
+
+/* Tries a share of the samples that are read. */
+static enum status try_share(struct runner *runner, uint32_t share, double *stall)
+{
+    const struct settings *settings = runner->settings;
+    const struct workload *workload = settings->workload;
+    const struct variant *variant = runner->entry->variant;
+    void *state = NULL;
+    char phase[96];
+    snprintf(phase, sizeof phase, "--mix: trying a share of %g", (double)share / (double)workload->mix.parts);
+    show_phase(runner, phase);
+    TRY(comm_agree(workload->mix.set(runner->input, settings->parameters, &runner->partition, share, false)));
+    TRY(comm_agree(supports(runner, variant)));
+    phase_enter(PHASE_SETUP);
+    enum status status = comm_agree(variant->setup(&settings->resources, runner->input, &state));
+    if (status == STATUS_OK)
+        status = workload->mix.probe(state, stall);
+    status = comm_agree(status);
+    if (state) {
+        phase_enter(PHASE_TEARDOWN);
+        variant->teardown(state);
+    }
+    phase_enter(PHASE_IDLE);
+    return status;
+}
+
+/* Chooses the largest share of the samples that are read with which the steps do not wait for them. If steps
+ * with a share s wait for a part w of their time, the machine reads enough for a share s (1 - w). All ranks
+ * have the same share, that of the slowest one, and it stays for the whole training. With --dry-run, nothing
+ * is chosen. Collective. */
+static enum status find_share(struct runner *runner)
+{
+    const struct settings *settings = runner->settings;
+    const struct workload *workload = settings->workload;
+    uint32_t share = workload->mix.parts, tries = 0;
+    double stall = 0;
+    if (settings->variant_count > 1)
+        return status_option(STATUS_USAGE, "mix",
+                             ": synth:auto chooses a share for one variant; name it with --variant, or give "
+                             "synth a weight");
+    if (settings->dry_run)
+        return STATUS_OK;
+    runner->entry = settings->variants[0];
+    for (;; tries++) {
+        TRY(try_share(runner, share, &stall));
+        if (stall <= MIX_STALL || share == 1 || tries == MIX_TRIES)
+            break;
+        const uint32_t next = (uint32_t)((1 - stall) * share);
+        share = next < 1 ? 1 : next < share ? next : share - 1;
+    }
+    show_phase(runner, NULL);
+    status_say("--mix: the share of the samples that are read is %g (%" PRIu32
+               " tried; steps then wait for them %.2g %% of their time)",
+               (double)share / (double)workload->mix.parts, tries + 1, 100 * stall);
+    return comm_agree(
+        workload->mix.set(runner->input, settings->parameters, &runner->partition, share, true));
+}
+
 /* ---- Publishing ---- */
 
 /* Prints rows that could not be appended to a file, so that the user can add them by hand. */
@@ -1221,6 +1283,8 @@ static enum status begin(struct runner *runner)
     TRY(comm_agree(prepare(runner)));
     if (largest)
         TRY(find_batch(runner));
+    if (settings->workload->mix.open && settings->workload->mix.open(runner->input))
+        TRY(find_share(runner));
     /* All ranks use the start time of rank 0, which identifies the run in all CSV files. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     if (first)

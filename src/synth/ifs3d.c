@@ -263,7 +263,7 @@ static enum status run_search(struct search *search, int threads, struct class_r
 
 enum status ifs3d_search(uint32_t seed, double threshold, uint32_t count, struct class_row *rows)
 {
-    const int threads = usable_threads();
+    const int threads = parallel_threads();
     struct search search = {.threshold = threshold, .wanted = count};
     if (!(threshold >= IFS3D_THRESHOLD_MIN && threshold <= IFS3D_THRESHOLD_MAX))
         return status_set(STATUS_USAGE, "threshold %.9g is not in %.9g .. %.9g", threshold,

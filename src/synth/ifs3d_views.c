@@ -268,7 +268,7 @@ enum status synth_describe_solids(const char *name, const struct synth *synth, F
     FREED float *lit = looking.lit = malloc(all * sizeof *lit);
     TRY(ALLOCATED(lit, "out of memory for the drawings of %u classes", (unsigned)count));
     progress_begin(&looking.progress, true);
-    parallel_for(usable_threads(), count, look_at_class, &looking);
+    parallel_for(parallel_threads(), count, look_at_class, &looking);
     progress_clear(&looking.progress);
     TRY(ALLOCATED(!looking.failed, "out of memory for orbits; lower --threads or --res"));
     for (uint32_t c = 0; c < count; c++)

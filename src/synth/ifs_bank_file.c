@@ -33,7 +33,7 @@ struct header {
     uint32_t unused;                  /* 0 */
     uint64_t orbits, stride, systems; /* stride: of the maps; systems: the hash of the classes */
 };
-_Static_assert(sizeof(struct header) == 72, "the header has no gaps");
+_Static_assert(sizeof(struct header) == 80, "the header has no gaps");
 
 /* A bank that has a file, and the parts of the file. */
 struct kept {

@@ -25,6 +25,7 @@
 #include "data/source.h"
 #include "train/data.h"
 #include "train/data_fill.h"
+#include "train/data_mixture.h"
 
 /* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. An error
  * of generated samples names --data; an error of files names the file. */
@@ -74,6 +75,7 @@ void data_close(struct data *data)
     }
     close_source(data);
     rows_close(data);
+    data_mixture_close(data);
     *data = (struct data){0};
 }
 
@@ -116,6 +118,12 @@ static int first_part(const struct data_request *request)
     return request->test_only ? DATA_TEST : DATA_TRAIN;
 }
 
+/* Returns the part after the last one that is read. */
+static int end_part(const struct data_request *request)
+{
+    return request->train_only ? DATA_TEST : DATA_PARTS;
+}
+
 /* ---- Generated during training ---- */
 
 /* Generates the labels of all training samples, also of those that are not in memory. */
@@ -151,8 +159,9 @@ static enum status fill_synth(const struct data_request *request, struct source_
         data->held = (uint32_t)held;
         data->measured = (uint32_t)measured;
     }
-    return data_fill(reader, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, threads, data,
-                     DATA_TEST);
+    return request->train_only ? STATUS_OK
+                               : data_fill(reader, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test,
+                                           threads, data, DATA_TEST);
 }
 
 /* Warns if the training set has images of the test set. */
@@ -227,6 +236,12 @@ enum status data_generator(const struct data *data, const struct generator_reque
     return reader->source->generate(reader->state, request, generator);
 }
 
+uint64_t data_generated_label(const void *state, uint64_t sample)
+{
+    const struct source_reader *reader = &((const struct data *)state)->source->reader;
+    return reader->source->label(reader->state, sample);
+}
+
 /* ---- Folders ---- */
 
 static uint64_t limit_of(const struct data_request *request, int part)
@@ -240,8 +255,7 @@ static double share_of(const struct data_request *request)
     return request->test_share > 0 ? request->test_share : DATA_TEST_SHARE;
 }
 
-/* Refuses --cache-dir, for data of which no copies are kept. */
-static enum status refuse_cache(const struct data_request *request)
+enum status data_refuse_cache(const struct data_request *request)
 {
     return !request->cache_dir ? STATUS_OK
                                : status_option(STATUS_USAGE, "cache-dir",
@@ -254,9 +268,9 @@ static enum status refuse_cache(const struct data_request *request)
  * because it is usually smaller. A training set that is not read is opened too, to compare its class folders;
  * files of records have none. */
 static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
-                                const struct record_format *records, struct source_reader readers[DATA_PARTS])
+                                const struct record_format *records, struct source_reader readers[DATA_PARTS],
+                                struct data *data)
 {
-    bool uses = false;
     for (int part = DATA_PARTS; part-- > 0;) {
         const char *image = records ? RECORD_EXTENSION : request->image;
         const struct dataset_values values = {.source = paths[part],
@@ -270,20 +284,21 @@ static enum status open_readers(const struct data_request *request, const char *
                                               .label = request->label ? request->label : MEMBERS_LABEL,
                                               .fit = -1,
                                               .encoding = -1};
-        const struct source_request with = {.parameters = &values,
-                                            .resources = request->resources,
-                                            .skip = request->skip,
-                                            .test_share = paths[DATA_TEST] ? 0 : share_of(request),
-                                            .only_held = part == DATA_TRAIN && request->test_only,
-                                            .allow_empty = part == DATA_TEST,
-                                            .incomplete = request->mask,
-                                            .streamed = request->feed == DATA_LOAD,
-                                            .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
-        if (paths[part] && !(records && with.only_held))
+        const struct source_request with = {
+            .parameters = &values,
+            .resources = request->resources,
+            .skip = request->skip,
+            .test_share = paths[DATA_TEST] || request->train_only ? 0 : share_of(request),
+            .only_held = part == DATA_TRAIN && request->test_only,
+            .allow_empty = part == DATA_TEST,
+            .incomplete = request->mask,
+            .streamed = request->feed == DATA_LOAD,
+            .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
+        if (paths[part] && !(records && with.only_held) && part < end_part(request))
             TRY(source_open("dataset", &with, &readers[part]));
-        uses |= readers[part].state && dataset_uses_cache(source_dataset_set(&readers[part]));
+        data->caches |= readers[part].state && dataset_uses_cache(source_dataset_set(&readers[part]));
     }
-    return uses ? STATUS_OK : refuse_cache(request);
+    return data->caches || request->mixed ? STATUS_OK : data_refuse_cache(request);
 }
 
 /* Warns of the number of samples that are left out, because it changes the sets. */
@@ -291,7 +306,7 @@ static void tell_skipped(const struct data_request *request, const struct source
                          struct data *data)
 {
     bool uncounted = false;
-    for (int part = first_part(request); part < DATA_PARTS; part++)
+    for (int part = first_part(request); part < end_part(request); part++)
         uncounted = uncounted || readers[part].facts.uncounted;
     data->skips = !uncounted;
     const uint32_t train = data->sets[DATA_TRAIN].skipped, test = data->sets[DATA_TEST].skipped;
@@ -391,10 +406,18 @@ static enum status open_set_stream(const struct data *data, const struct data_st
     return set_stream_open(&with, stream);
 }
 
+/* Returns the data whose samples data_read_hash() covers: of a mixture, those of the source that ends an
+ * epoch. */
+static const struct data *covered(const struct data *data)
+{
+    return data->mixture ? &data->mixture->sources[data->mixture->mix.named] : data;
+}
+
 bool data_stream_has_jpeg(const struct data *data)
 {
     if (data->rows)
         return false;
+    data = covered(data);
     const struct dataset *dataset = source_dataset_set(&data->source->reader);
     bool found = false;
     for (uint32_t i = 0; !found && i < data->sets[DATA_TRAIN].count; i++)
@@ -440,11 +463,36 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
                         struct stream **stream)
 {
     const bool reads = data->feed == DATA_LOAD && !data->rows;
+    if (data->mixture)
+        return data_mixture_stream(data, request, stream);
     return (reads ? open_set_stream : open_generated_stream)(data, request, stream);
 }
 
-uint64_t data_read_hash(const struct data *data, uint32_t number)
+bool data_read_covers(const struct data *data, uint32_t epoch, uint32_t number)
 {
+    return !data->mixture ||
+           mixture_at(&data->mixture->plan, epoch, number).source == data->mixture->mix.named;
+}
+
+uint64_t data_epoch_hash(const struct data *data)
+{
+    const struct data *of = covered(data);
+    uint64_t sum = 0;
+    for (uint32_t n = 0; n < of->sets[DATA_TRAIN].count; n++)
+        sum += data_read_hash(of, 0, n);
+    return sum;
+}
+
+uint64_t data_read_hash(const struct data *data, uint32_t epoch, uint32_t number)
+{
+    if (data->mixture) {
+        struct mixture_pass pass = {0};
+        const struct mixture_pick pick = mixture_at(&data->mixture->plan, epoch, number);
+        if (pick.source != data->mixture->mix.named)
+            return 0;
+        return data_read_hash(covered(data), epoch,
+                              mixture_number(&data->mixture->plan, epoch, &pick, &pass));
+    }
     if (data->rows)
         return generated_stream_hash(number % data->sets[DATA_TRAIN].count, number);
     const uint32_t sample = data->source->samples[number % data->sets[DATA_TRAIN].count];
@@ -463,6 +511,10 @@ static bool is_whole(const struct data *data, const struct dataset *dataset)
 enum status data_stream_state(const struct data *data, struct stream_state *state)
 {
     const uint32_t count = data->sets[DATA_TRAIN].count;
+    if (data->mixture)
+        return status_set(STATUS_USAGE,
+                          "a state of a stream is about one data set, and --feed mixed mixes several; "
+                          "continue a mixture with --checkpoint and --resume");
     if (!(data->rows ? rows_are_whole(data) : is_whole(data, source_dataset_set(&data->source->reader))))
         return status_set(STATUS_USAGE,
                           "states of streams are about all samples of --data, but %" PRIu32 " of them are "
@@ -482,8 +534,13 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
 {
     const uint32_t samples = data->sets[DATA_TRAIN].count;
     uint32_t masked = 0;
-    if (!data->masks)
-        return 0;
+    for (uint32_t j = 0; data->mixture && j < batch->samples.count; j++) {
+        data->sets[DATA_TRAIN].labels[batch->numbers[j]] =
+            batch->labels[j] == STREAM_MASKED ? DATA_MASKED : (uint32_t)batch->labels[j];
+        masked += j < count && batch->labels[j] == STREAM_MASKED;
+    }
+    if (data->mixture || !data->masks)
+        return masked;
     /* Two copies of a sample have one label: if one copy is masked, both are. */
     for (uint32_t j = 0; j < batch->samples.count; j++) {
         const uint32_t sample = batch->numbers[j] % samples;
@@ -517,9 +574,9 @@ static enum status read_part(const struct data_request *request, struct source_r
 static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS], const char *format,
                                   struct data *data)
 {
-    const struct image *test = &source_dataset_set(&readers[DATA_TEST])->raw;
-    const struct image *train =
-        readers[DATA_TRAIN].state ? &source_dataset_set(&readers[DATA_TRAIN])->raw : test;
+    const bool tests = readers[DATA_TEST].state, trains = readers[DATA_TRAIN].state;
+    const struct image *test = &source_dataset_set(&readers[tests ? DATA_TEST : DATA_TRAIN])->raw;
+    const struct image *train = trains ? &source_dataset_set(&readers[DATA_TRAIN])->raw : test;
     data->fit.raw = *test;
     return train->channels == test->channels && train->height == test->height && train->width == test->width
                ? STATUS_OK
@@ -547,7 +604,7 @@ static enum status check_size(const struct data_request *request, int part, uint
 static enum status check_sizes(const struct data_request *request,
                                const struct source_reader readers[DATA_PARTS], bool split)
 {
-    for (int part = first_part(request); part < DATA_PARTS; part++) {
+    for (int part = first_part(request); part < end_part(request); part++) {
         const struct source_facts *facts = &readers[split ? DATA_TRAIN : part].facts;
         uint64_t count = split ? 0 : facts->samples;
         for (uint64_t i = 0; split && i < facts->samples; i++)
@@ -591,13 +648,13 @@ static enum status read_datasets(const struct data_request *request, const char 
                           request->test_name ? request->test_name : request->name,
                           request->test_name ? "is the test set, so nothing is held out"
                                              : "has a test set of its own, so nothing is held out");
-    enum status status = open_readers(request, paths, records, readers);
+    enum status status = open_readers(request, paths, records, readers, data);
     if (status == STATUS_OK && records)
         status = take_raw_shape(readers, records->name, data);
-    data->split = !paths[DATA_TEST];
+    data->split = !paths[DATA_TEST] && !request->train_only;
     if (status == STATUS_OK)
         status = check_sizes(request, readers, data->split);
-    for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
+    for (int part = first_part(request); status == STATUS_OK && part < end_part(request); part++)
         status = read_part(request, readers, (enum data_part)part, data);
     if (status == STATUS_OK)
         status = count_classes(readers, data);
@@ -755,7 +812,7 @@ static enum status open_rows(const struct data_request *request, struct data *da
                              request->resident_bytes ? "resident-bytes" : "resident-device-bytes",
                              " has no effect on rows of embeddings; drop it, or use --feed stored");
     TRY(rows_open(request, data));
-    for (int part = first_part(request); part < DATA_PARTS; part++)
+    for (int part = first_part(request); part < end_part(request); part++)
         TRY(check_size(request, part, data->sets[part].count, data->split));
     return STATUS_OK;
 }
@@ -773,7 +830,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
                           "--feed load reads files, but --data %s has generated samples; use --feed %s",
                           request->name, synth ? "live" : "stored");
     if (rows_named(request) || digit || clip)
-        TRY(refuse_cache(request));
+        TRY(data_refuse_cache(request));
     if (rows_named(request))
         return open_rows(request, data);
     if (digit || clip || synth || records)
@@ -797,7 +854,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
 
 static enum status check_sets(const struct data_request *request, struct data *data)
 {
-    for (int part = first_part(request); part < DATA_PARTS; part++) {
+    for (int part = first_part(request); part < end_part(request); part++) {
         const struct data_set *set = &data->sets[part];
         if (set->count == 0 && set->skipped)
             return status_set(STATUS_FAILED,
@@ -878,6 +935,11 @@ enum status data_open(const struct data_request *request, struct data *data)
                           .resident_device_bytes = request->resident_device_bytes};
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     data->classes = (uint32_t)request->classes;
+    if (request->feed == DATA_MIXED) {
+        TRY(data_mixture_open(request, data));
+        data->opening_s = timer_now_s() - begin_s;
+        return STATUS_OK;
+    }
     TRY(open_sets(request, data));
     const bool described = request->describe && data_is_generated(request->name);
     if (!described)

@@ -29,7 +29,9 @@ enum data_feed {
     DATA_LIVE,     /* a generator: samples are generated batch by batch during training */
     DATA_CONSTANT, /* host memory: every step takes the first batch of the set, to measure the speed of
                       training without the cost of input. The network learns nothing useful */
-    DATA_LOAD      /* a stream (core/stream.h): samples are read and decoded batch by batch during training */
+    DATA_LOAD,     /* a stream (core/stream.h): samples are read and decoded batch by batch during training */
+    DATA_MIXED     /* only in requests: a mixture of sources. The data then have the feed DATA_LOAD, and
+                      data->mixture */
 };
 
 /* The label of a broken sample in the steps that cannot read it (DATA_LOAD with request->mask). Its weight in
@@ -65,6 +67,9 @@ struct data {
     bool gray;                        /* each training sample has equal channels; false: not known */
     struct data_set sets[DATA_PARTS]; /* only the training set of request->test_only is empty */
     bool skips;                       /* the numbers of skipped samples in `sets` are complete */
+    /* Owned; not NULL if the data are a mixture (train/data_mixture.h). The number of a training sample is
+     * then its position in the epoch, and the streams set its label in each epoch. */
+    struct data_mixture *mixture;
     struct data_rows *rows; /* owned; not NULL if the samples are rows of embeddings: their shape is (1, 1, 1,
                                width), and their type is DTYPE_F32, DTYPE_F16 or DTYPE_BF16 */
     bool split; /* both sets are parts of one data set: request->test_share of each class is the test set */
@@ -93,6 +98,7 @@ struct data {
     uint32_t ahead;                       /* batches that a stream prepares in advance */
     uint64_t shard_bytes, resident_bytes; /* as in struct set_stream_request */
     uint64_t resident_device_bytes;       /* for engines on a device: its `device_bytes` */
+    bool caches;                          /* a set is at a URL or compressed: --cache-dir is of use */
     bool masks; /* broken training samples become zeros with the label DATA_MASKED */
     struct data_sums {
         double values, squares; /* of the values and their squares */
@@ -199,9 +205,12 @@ struct data_request {
     /* DATA_LOAD only, not for rows of embeddings: as in struct set_stream_request, the second one as
      * `device_bytes`. */
     uint64_t resident_bytes, resident_device_bytes;
-    bool test_only; /* read only the test set; the training set stays empty */
-    bool describe;  /* generate only the first sample of each generated set; data_open() then sets the
-                       numbers of samples as if all were there */
+    const struct data_mix_texts *mix; /* DATA_MIXED only */
+    bool test_only;                   /* read only the test set; the training set stays empty */
+    bool mixed;                       /* a source of a mixture: --cache-dir may be for another source */
+    bool train_only; /* read only the training set: the test set stays empty, and nothing is held out */
+    bool describe;   /* generate only the first sample of each generated set; data_open() then sets the
+                        numbers of samples as if all were there */
     struct resources resources;
 };
 
@@ -214,6 +223,9 @@ struct data_request {
  * does not exist or holds no data, or if the feed does not suit the data. STATUS_FAILED with the file, the
  * key and the reason if a sample is broken (without `skip`), or if a set has no samples. */
 enum status data_open(const struct data_request *request, struct data *data);
+
+/* Refuses --cache-dir, for data of which no copies are kept. */
+enum status data_refuse_cache(const struct data_request *request);
 void data_close(struct data *data);
 
 /* Returns whether a value of --data names generated data. */
@@ -274,8 +286,15 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
 /* Returns whether the image of a training sample is named as a JPEG. data->feed must be DATA_LOAD. */
 bool data_stream_has_jpeg(const struct data *data);
 
-/* Returns stream_batch.read of a training sample, or of a copy, as its number says it must be. */
-uint64_t data_read_hash(const struct data *data, uint32_t number);
+/* Returns stream_batch.read of a training sample, or of a copy, as its number says it must be. Of a mixture:
+ * 0 if another source than the one that ends an epoch delivers the sample. */
+uint64_t data_read_hash(const struct data *data, uint32_t epoch, uint32_t number);
+
+/* Returns the sum of these hashes over an epoch that has all samples. */
+uint64_t data_epoch_hash(const struct data *data);
+
+/* Returns whether data_read_hash() covers a sample. */
+bool data_read_covers(const struct data *data, uint32_t epoch, uint32_t number);
 
 /* Sets what the data decide of the state of a stream of training samples: `samples`, `data`, `lanes` and
  * `shuffle_buffer`. data->feed must be DATA_LOAD. STATUS_USAGE if the training set is not all samples of its

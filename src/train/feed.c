@@ -11,7 +11,7 @@
 #include "data/random_boxes.h"
 #include "data/random_draws.h"
 #include "data/set_stream.h"
-#include "train/data.h"
+#include "train/data_mixture.h"
 #include "train/feed.h"
 #include "train/loss.h"
 
@@ -56,12 +56,35 @@ void data_add_sums(const struct data *data, const void *sample, uint32_t channel
     sums->squares += (double)byte_squares;
 }
 
+static void moments(const struct data *data, uint32_t channel, double *mean, double *variance);
+
+/* Computes mean and variance of a mixture from those of its sources, by their shares at the beginning. */
+static void mixed_moments(const struct data *data, uint32_t channel, double *mean, double *variance)
+{
+    const struct data_mixture *mixture = data->mixture;
+    double weights = 0, sum = 0, squares = 0;
+    for (uint32_t k = 0; k < mixture->mix.count; k++) {
+        const double weight = mixture->request.phases[0].of[k];
+        double own_mean, own_variance;
+        moments(&mixture->sources[k], channel, &own_mean, &own_variance);
+        weights += weight;
+        sum += weight * own_mean;
+        squares += weight * (own_variance + own_mean * own_mean);
+    }
+    *mean = sum / weights;
+    *variance = squares / weights - *mean * *mean;
+}
+
 /* Computes mean and variance of a channel over the measured training samples: the first ones, or with
  * DATA_LOAD those that data_open() has measured. A canvas of one channel counts for all channels. */
 static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
 {
     const struct shape *stored = data->canvas_bytes ? &data->canvas : &data->shape;
     const uint32_t samples = data_measured(data, DATA_TRAIN);
+    if (data->mixture) {
+        mixed_moments(data, channel, mean, variance);
+        return;
+    }
     const double count = (double)(shape_values(stored) / stored->channels) * samples;
     struct data_sums sums = data->feed == DATA_LOAD ? data->sums[channel] : (struct data_sums){0, 0};
     if (channel >= stored->channels)
@@ -205,9 +228,9 @@ static enum status decide_share(const struct train *train, enum decoder decoder)
     return STATUS_OK;
 }
 
-/* Opens the stream of a rank. The caller has set threads, share, memory and number of held batches. */
-static enum status open_stream(const struct train *train, struct data_stream_request *request,
-                               struct feed_stream *feed)
+/* Prepares the stream of a rank: sets what the plan of its steps determines. */
+static enum status begin_stream(const struct train *train, struct data_stream_request *request,
+                                struct feed_stream *feed)
 {
     const struct stage *stage = train->stage;
     *feed = (struct feed_stream){.train = train, .lister = calloc(1, sizeof *feed->lister)};
@@ -223,22 +246,35 @@ static enum status open_stream(const struct train *train, struct data_stream_req
     request->seed = train->seed;
     request->copies = train->augment.repeats ? train->augment.repeats : 1;
     request->threads = request->threads > 1 ? request->threads : 1;
+    return STATUS_OK;
+}
+
+/* Opens the stream of a rank. The caller has set threads, share, memory and number of held batches. */
+static enum status open_stream(const struct train *train, struct data_stream_request *request,
+                               struct feed_stream *feed)
+{
+    TRY(begin_stream(train, request, feed));
     return data_stream(train->data, request, &feed->stream);
+}
+
+enum status feed_stream_begin(const struct train *train, enum decoder decoder,
+                              struct data_stream_request *request, struct feed_stream *feed)
+{
+    *feed = (struct feed_stream){0};
+    TRY(decide_share(train, decoder));
+    request->device_share = train->decoding ? train->decoding->share : 0;
+    request->device_bytes = train->data->resident_device_bytes;
+    return begin_stream(train, request, feed);
 }
 
 enum status feed_stream_open(const struct train *train, int threads, uint32_t held, enum decoder decoder,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed)
 {
-    *feed = (struct feed_stream){0};
-    TRY(decide_share(train, decoder));
-    struct data_stream_request request = {.threads = threads,
-                                          .held = held,
-                                          .device_share = train->decoding ? train->decoding->share : 0,
-                                          .device_bytes = train->data->resident_device_bytes,
-                                          .allocate = allocate,
-                                          .deallocate = deallocate};
-    return open_stream(train, &request, feed);
+    struct data_stream_request request = {
+        .threads = threads, .held = held, .allocate = allocate, .deallocate = deallocate};
+    TRY(feed_stream_begin(train, decoder, &request, feed));
+    return data_stream(train->data, &request, &feed->stream);
 }
 
 void feed_stream_close(struct feed_stream *feed)
@@ -281,7 +317,8 @@ enum status feed_stream_next(struct feed_stream *feed, uint32_t epoch, uint32_t 
     }
     feed->masked += data_take_labels(train->data, batch, own);
     for (uint32_t j = 0; j < own; j++)
-        feed->delivered += batch->read[j];
+        if (data_read_covers(train->data, epoch, batch->numbers[j]))
+            feed->delivered += batch->read[j];
     return STATUS_OK;
 }
 

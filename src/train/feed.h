@@ -34,6 +34,10 @@ enum decoder feed_decoder_wanted(const struct train *train);
 enum status feed_stream_open(const struct train *train, int threads, uint32_t held, enum decoder decoder,
                              enum status (*allocate)(size_t bytes, void **memory),
                              void (*deallocate)(void *memory), struct feed_stream *feed);
+/* Does all of this except opening the stream: sets what `request` says of the plan and of the device. For
+ * mixtures, of which a device opens the sources; the caller sets feed->stream. */
+enum status feed_stream_begin(const struct train *train, enum decoder decoder,
+                              struct data_stream_request *request, struct feed_stream *feed);
 void feed_stream_close(struct feed_stream *feed);
 
 /* train_batch() of a step, in less time. */

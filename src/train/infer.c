@@ -86,7 +86,8 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct infer_parameters, NULL, "data to test on (default: " TRAINED ")",
                 ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER,
                 TRAINED OTHER, NULL, " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
-    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes)),
+    CACHE_OPTIONS(AT(job.cache_dir), AT(job.cache_bytes),
+                  ". With --data synth, it keeps the orbits of fractals"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
      .choices = option_max, .column = COLUMN,
      .help =

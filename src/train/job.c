@@ -65,6 +65,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                                  .channels = (uint32_t)parameters->channels},
                                          .batch = parameters->batch,
                                          .feed = parameters->feed,
+                                         .mix = &parameters->mix,
                                          .fresh = parameters->fresh,
                                          .skip = parameters->on_error == ON_ERROR_SKIP,
                                          .mask = parameters->on_error == ON_ERROR_MASK,
@@ -87,13 +88,23 @@ void job_put_skipped(const struct data *data, struct row *row)
         row_count(row, "skipped", data->sets[DATA_TRAIN].skipped + data->sets[DATA_TEST].skipped);
 }
 
+bool job_generates(const struct job_parameters *parameters)
+{
+    struct data_mix mix;
+    if (parameters->feed != DATA_MIXED || !parameters->mix.mix)
+        return strcmp(parameters->data, "synth") == 0;
+    const bool generates = data_mix_parse(&parameters->mix, &mix) == STATUS_OK && mix.generated < mix.count;
+    data_mix_free(&mix);
+    return generates;
+}
+
 const char *job_lacking(const struct job_parameters *parameters, const char *option)
 {
     if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
         return "--out-res PIXELS";
     static const char *const of_synth[] = {"formula", "preset",  "preset-file", "class",
                                            "draw",    "min-lit", NULL};
-    if (is_one_of(option, of_synth) && strcmp(parameters->data, "synth") != 0)
+    if (is_one_of(option, of_synth) && !job_generates(parameters))
         return "--data synth";
     static const char *const of_files[] = {"on-error", "test-share", "test-data", NULL};
     static const char *const of_rows[] = {"tensor", "labels", "test-labels", NULL};

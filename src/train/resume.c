@@ -165,6 +165,20 @@ enum status resume_take_decoding(const struct train_job *job, const struct train
     return status;
 }
 
+const struct option_spec resume_share_option = {
+    "mix-share", "N", OPTION_COUNT, .offset = offsetof(struct data_mix_texts, share), .maximum = 1e6};
+
+enum status resume_take_share(struct data_mix_texts *mix, const char *folder)
+{
+    CLOSED_BY(checkpoint_free) struct checkpoint latest = {.data = NULL};
+    bool found = false;
+    if (!folder || !mix->mix)
+        return STATUS_OK;
+    TRY(checkpoint_read_latest(folder, false, &latest, &found));
+    const struct option_value *share = found ? option_values_find(&latest.identity, "mix-share") : NULL;
+    return share ? option_value_store(share, &resume_share_option, mix) : STATUS_OK;
+}
+
 /* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the
  * options. STATUS_USAGE with a remedy if the model, the samples or an option differs. The message
  * names the model, the options of the samples that differ, or the first other option that differs. */
@@ -293,7 +307,7 @@ uint64_t resume_delivered(const struct train *train, uint32_t epoch, uint32_t st
     for (uint32_t step = 0; step < steps; step++) {
         const struct train_pick pick = train_pick(train, &order, step);
         for (uint32_t j = 0; j < train_share(train, step).total; j++)
-            sum += data_read_hash(train->data, train_picked(&pick, j));
+            sum += data_read_hash(train->data, epoch, train_picked(&pick, j));
     }
     return sum;
 }

@@ -2,6 +2,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +25,9 @@
 /* ---- Options ---- */
 
 static const char *const optimizers[] = {OPTIMIZERS(OPTIMIZER_NAME) NULL};
-static const char *const feeds[] = {"stored", "live", "constant", "load",
-                                    NULL}; /* in the order of enum data_feed */
+static const char *const feeds[] = {"stored", "live",  "constant",
+                                    "load",   "mixed", NULL};       /* in the order of enum data_feed */
+static const char *const mix_labels[] = {"joined", "offset", NULL}; /* in the order of enum data_mix_labels */
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
                                         "polynomial", NULL};        /* in the order of enum schedule_kind */
 static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
@@ -118,15 +120,32 @@ static const struct option_spec options[] = {
      .help =
          "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), .choices = feeds, .column = COLUMN,
-     .help = "where training samples come from. stored reads or generates all samples before training "
-             "(default, except for synth); live generates each batch during training (only for synth, where "
-             "it is the default); load reads and decodes each batch during training, from class folders, tar "
-             "shards, files of MNIST or CIFAR-10 or rows of embeddings of any size, as in --data photos/ "
-             "--feed load --out-res "
-             "224 --fit random-resized-crop "
-             "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
-             "--parallel pipeline); constant "
-             "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
+     .help =
+         "where training samples come from. stored reads or generates all samples before training "
+         "(default, except for synth); live generates each batch during training (only for synth, where "
+         "it is the default); load reads and decodes each batch during training, from class folders, tar "
+         "shards, files of MNIST or CIFAR-10 or rows of embeddings of any size, as in --data photos/ "
+         "--feed load --out-res "
+         "224 --fit random-resized-crop "
+         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
+         "--parallel pipeline); constant "
+         "repeats the first batch, to measure the speed without the cost of input; mixed mixes sources in "
+         "each batch: --mix. HOW is one of"},
+    {"mix", "NAME[=URL]:W,...", OPTION_TEXT, AT(job.mix.mix), .column = COLUMN,
+     .help = "the sources of --feed mixed and their weights, as in load:0.3,synth:0.7: load is --data, synth "
+             "is generated and never repeats an image, and NAME=URL:W is a further folder or URL of shards. "
+             "Each step has the exact shares. synth:auto,load chooses the largest share of load with which "
+             "steps do not wait, at the start, and keeps it"},
+    {"mix-epoch", "NAME", OPTION_TEXT, AT(job.mix.epoch), .column = COLUMN,
+     .help = "the source of --mix whose samples an epoch has exactly once; the others go on where the "
+             "previous epoch ended. Its test set is used (default: the first one that is read)"},
+    {"mix-labels", "HOW", OPTION_CHOICE, AT(job.mix.labels), .fallback = "joined", .choices = mix_labels,
+     .column = COLUMN,
+     .help = "labels of --feed mixed: joined keeps the numbers of the classes of each source; with offset, "
+             "the classes of each source follow those of the source before it in --mix. HOW is one of"},
+    {"mix-weights-at", "STEP:W,W[/...]", OPTION_TEXT, AT(job.mix.weights_at), .column = COLUMN,
+     .help = "other weights of the sources of --mix from a step on, counted from 1 over all epochs. The "
+             "source of --mix-epoch keeps its share"},
     STREAM_LANES_OPTION(AT(job.lanes), "--feed load"),
     {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = STREAM_TEXT_OF(STREAM_SHUFFLE),
      .maximum = 2147483647, .column = COLUMN,
@@ -349,6 +368,12 @@ static bool draws_other_bits(const struct train_parameters *parameters)
     return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
 }
 
+/* Returns whether training samples are read while they are used. */
+static bool loads(const struct train_parameters *parameters)
+{
+    return parameters->job.feed == DATA_LOAD || parameters->job.feed == DATA_MIXED;
+}
+
 /* If `option` belongs to other optimizers than that of --optimizer, returns "--optimizer" and their names.
  * Otherwise returns NULL. */
 static const char *lacking_optimizer(const struct train_parameters *parameters, const char *option)
@@ -379,7 +404,8 @@ static const char *lacking_optimizer(const struct train_parameters *parameters, 
  * Otherwise returns NULL. */
 static const char *lacking(const struct train_parameters *parameters, const char *option)
 {
-    const bool synth = strcmp(parameters->job.data, "synth") == 0, load = parameters->job.feed == DATA_LOAD;
+    const bool synth = job_generates(&parameters->job), load = loads(parameters),
+               mixed = parameters->job.feed == DATA_MIXED;
     const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     const bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
     const enum schedule_kind schedule = (enum schedule_kind)parameters->schedule;
@@ -403,9 +429,13 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {load,
          "--feed load",
          {"lanes", "shuffle", "prefetch", "resident-bytes", "resident-device-bytes", "decoder",
-          "device-share", "init-state", "export-state"}},
+          "device-share"}},
+        {load && !mixed, "--feed load", {"init-state", "export-state"}},
+        {mixed, "--feed mixed", {"mix", "mix-epoch", "mix-labels", "mix-weights-at"}},
+        {!mixed, "another --feed than mixed", {"repeats"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
         {synth, "--data synth", {"res"}},
+        {!(mixed && parameters->job.out_res), "--feed mixed without --out-res", {"res"}},
         {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
         {parameters->checkpoint, "--checkpoint DIR", {"resume", "keep", "checkpoint-steps"}},
         {parameters->log_path, "--log FILE", {"log-steps", "test-steps"}},
@@ -436,7 +466,7 @@ static bool train_applies(const void *parameters, const struct variant *variant,
 static bool decides_nothing(const struct train_parameters *parameters, const char *option)
 {
     if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
-        return parameters->job.feed != DATA_CONSTANT && parameters->job.feed != DATA_LOAD;
+        return parameters->job.feed != DATA_CONSTANT && !loads(parameters);
     if (strcmp(option, "on-error") == 0)
         return parameters->job.on_error != ON_ERROR_MASK;
     if (strcmp(option, "decoder") == 0) /* the engine decides what auto is: resume_take_decoding() */
@@ -480,6 +510,8 @@ static enum status identify(const struct train_parameters *all, struct opened *o
     if (all->begin_path)
         TRY(option_values_add_hash(identity, "init-state",
                                    checksum_seeded(&opened->begin, sizeof opened->begin, 0)));
+    if (all->job.feed == DATA_MIXED && all->job.mix.share)
+        TRY(option_values_add(identity, &resume_share_option, &all->job.mix));
     TRY(option_values_add_hash(identity, "train-samples", opened->data.hashes[DATA_TRAIN]));
     return option_values_add_hash(identity, "test-samples", opened->data.hashes[DATA_TEST]);
 }
@@ -568,9 +600,9 @@ static enum status check_drawn(const struct options *given, const struct train_p
 static enum status check_samples(const struct options *given, const struct train_parameters *parameters)
 {
     const struct job_parameters *job = &parameters->job;
-    if (job->feed == DATA_LOAD && job->on_error == ON_ERROR_SKIP)
+    if (loads(parameters) && job->on_error == ON_ERROR_SKIP)
         return dataset_refuse_skip("--feed load");
-    if (job->feed != DATA_LOAD && job->on_error == ON_ERROR_MASK)
+    if (!loads(parameters) && job->on_error == ON_ERROR_MASK)
         return status_set(STATUS_USAGE,
                           "--on-error mask is for --feed load; use --on-error skip, which omits "
                           "broken samples");
@@ -579,6 +611,23 @@ static enum status check_samples(const struct options *given, const struct train
                           "--test-data is the test set, so --test-share holds out nothing; drop "
                           "one of them");
     return STATUS_OK;
+}
+
+/* Checks the options of --feed mixed. */
+static enum status check_mix(const struct options *given, const struct train_parameters *parameters)
+{
+    const struct job_parameters *job = &parameters->job;
+    struct data_mix mix = {.count = 0};
+    if (job->feed != DATA_MIXED)
+        return STATUS_OK;
+    if (!job->mix.mix)
+        return status_value(STATUS_USAGE, "feed", "mixed", " needs --mix, such as --mix load:0.3,synth:0.7");
+    enum status status = data_mix_parse(&job->mix, &mix);
+    if (status == STATUS_OK && data_mix_find(&mix, "load") == MIXTURE_SOURCES && options_given(given, "data"))
+        status = status_option(STATUS_USAGE, "data",
+                               ": --mix does not name it; add load:WEIGHT to --mix, or drop --data");
+    data_mix_free(&mix);
+    return status;
 }
 
 /* Rejects decoders and shares of a device that the other options exclude. */
@@ -613,6 +662,7 @@ static enum status check_given(const struct options *given, const struct train_p
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     TRY(check_drawn(given, parameters));
     TRY(check_samples(given, parameters));
+    TRY(check_mix(given, parameters));
     TRY(check_decoder(parameters));
     double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
     if (has_mean(parameters))
@@ -903,7 +953,7 @@ static struct augment chosen_augment(const struct train_parameters *parameters, 
     const bool changes = !isnan(parameters->rand_augment);
     return (struct augment){.shift = (uint32_t)parameters->shift,
                             .flip = parameters->flip,
-                            .crop = crops(parameters) && parameters->job.feed != DATA_LOAD,
+                            .crop = crops(parameters) && !loads(parameters),
                             .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
                             .operations = changes ? (uint32_t)parameters->rand_augment_ops : 0,
                             .magnitude = changes ? parameters->rand_augment : 0,
@@ -937,7 +987,7 @@ static enum status check_generator(const struct train_parameters *parameters, co
 /* Rejects decoders on a GPU in engines that run on a CPU. */
 static enum status check_decoding(const struct train_parameters *parameters, const struct variant *variant)
 {
-    if (chosen_feed(parameters) != DATA_LOAD || strcmp(variant->platform, "cuda") == 0)
+    if (!loads(parameters) || strcmp(variant->platform, "cuda") == 0)
         return STATUS_OK;
     if (parameters->decoder == DECODER_HARDWARE || parameters->decoder == DECODER_HYBRID)
         return status_set(STATUS_USAGE,
@@ -1055,8 +1105,8 @@ static struct schedule chosen_schedule(const struct train_parameters *parameters
 }
 
 /* Sets opened->job.train, except for the milestones of its schedule. */
-static void fill_train(const struct train_parameters *parameters, const struct partition *partition,
-                       struct opened *opened)
+static enum status fill_train(const struct train_parameters *parameters, const struct partition *partition,
+                              struct opened *opened)
 {
     struct train *train = &opened->job.train;
     *train = (struct train){.model = &opened->model,
@@ -1083,6 +1133,9 @@ static void fill_train(const struct train_parameters *parameters, const struct p
         train->decoding = &opened->decoding;
     }
     train->schedule = chosen_schedule(parameters, train_steps(train));
+    return !opened->data.mixture
+               ? STATUS_OK
+               : data_mixture_plan(&opened->data, train->seed, train->batch, train->drop_last);
 }
 
 /* Sets the members of opened->job other than `train`. */
@@ -1148,7 +1201,7 @@ static enum status plan(const struct train_parameters *all, const struct partiti
                         struct opened *opened)
 {
     TRY(identify(all, opened));
-    fill_train(all, partition, opened);
+    TRY(fill_train(all, partition, opened));
     fill_job(all, partition, opened);
     fill_shares(opened);
     return read_milestones(all, train_steps(&opened->job.train), &opened->job.train.schedule);
@@ -1184,6 +1237,18 @@ static struct train_parameters of_all_ranks(const struct train_parameters *param
     return all;
 }
 
+/* Sets the normalisation of the samples. */
+static enum status normalise(const struct train_parameters *all, struct data *data)
+{
+    double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
+    data_normalise(data, !all->raw);
+    if (!has_mean(all))
+        return STATUS_OK;
+    TRY(read_mean(all, data->shape.channels, mean, std));
+    data_normalise_by(data, mean, std);
+    return STATUS_OK;
+}
+
 /* Opens the data, the model and the initial parameters of the whole training run. Limits its batch to the
  * training set. */
 static enum status open_all(const struct options *given, struct train_parameters *all,
@@ -1194,15 +1259,11 @@ static enum status open_all(const struct options *given, struct train_parameters
                          samples */
         job.batch = UINT32_MAX;
     TRY(job_open_data(&job, &opened->data));
-    data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
+    if (!opened->data.mixture)
+        data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
     TRY(limit_batch(given, all, partition, &opened->data));
     TRY(check_data(all, partition, &opened->data));
-    data_normalise(&opened->data, !all->raw);
-    if (has_mean(all)) {
-        double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
-        TRY(read_mean(all, opened->data.shape.channels, mean, std));
-        data_normalise_by(&opened->data, mean, std);
-    }
+    TRY(normalise(all, &opened->data));
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(check_model(all, partition, &opened->model));
     if (!isnan(all->drop_path) && opened->model.transformer) /* --recipe sets it for any network */
@@ -1241,11 +1302,30 @@ static enum status check_resumed(const struct train_parameters *all, struct open
     return resume_check_options(&job, model_tables[all->model].name);
 }
 
+/* If --mix does not name --data, names the source that ends an epoch as the data, because its test set is
+ * used. */
+static enum status name_mixed_data(struct job_parameters *job)
+{
+    static char path[PATH_MAX];
+    struct data_mix mix = {.count = 0};
+    if (job->feed != DATA_MIXED || !job->mix.mix)
+        return STATUS_OK;
+    enum status status = data_mix_parse(&job->mix, &mix);
+    const char *named = status == STATUS_OK ? mix.sources[mix.named].path : NULL;
+    if (named && data_mix_find(&mix, "load") == MIXTURE_SOURCES) {
+        snprintf(path, sizeof path, "%s", named);
+        job->data = path;
+    }
+    data_mix_free(&mix);
+    return status;
+}
+
 /* Sets the parameters that follow from others, and those of all ranks, and checks them. */
 static enum status read_parameters(const struct options *given, const struct partition *partition,
                                    struct train_parameters *parameters, struct train_parameters *all)
 {
     parameters->job.feed = chosen_feed(parameters);
+    TRY(name_mixed_data(&parameters->job));
     /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
     parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
                                !parameters->step_path && !parameters->data_path && !parameters->save_batch;
@@ -1279,8 +1359,12 @@ static enum status train_open(const struct options *given, void *parameters_,
     if (status == STATUS_OK)
         status = read_state(parameters->begin_path, &opened->begin);
     if (status == STATUS_OK && partition->rank == 0)
+        status = resume_take_share(&all.job.mix, all.resume ? all.checkpoint : NULL);
+    if (status == STATUS_OK && partition->rank == 0)
         status = check_resumed(&all, opened);
     TRY(comm_agree(status));
+    TRY(comm_spread(&all.job.mix.share, sizeof all.job.mix.share));
+    parameters->job.mix.share = all.job.mix.share;
     TRY(open_all(given, &all, partition, opened));
     if (!all.job.test_size)
         data_warn_of_few(&opened->data, all.job.test_data ? "test-data" : "data",
@@ -1321,6 +1405,33 @@ static enum status train_set_batch(void *input, void *parameters_, const struct 
         opened->job.resume = false;
     }
     parameters->job.batch = partition_share(partition, batch).count;
+    return STATUS_OK;
+}
+
+/* ---- --mix synth:auto ---- */
+
+static bool train_mix_open(const void *input)
+{
+    const struct data_mixture *mixture = ((const struct opened *)input)->data.mixture;
+    return mixture && mixture->mix.automatic && !mixture->chosen;
+}
+
+static enum status train_mix_set(void *input, void *parameters_, const struct partition *partition,
+                                 uint32_t share, bool last)
+{
+    struct train_parameters *parameters = parameters_;
+    struct opened *opened = input;
+    struct train_parameters all = of_all_ranks(parameters, partition);
+    all.job.batch = opened->job.train.batch;
+    parameters->job.mix.share = all.job.mix.share = share;
+    TRY(data_mixture_set_share(&opened->data, share));
+    opened->data.mixture->chosen = last;
+    TRY(normalise(&all, &opened->data));
+    TRY(plan(&all, partition, opened));
+    if (last)
+        return check_steps(&all, &opened->job.train);
+    opened->job.checkpoints = opened->job.step_path = opened->job.log_path = opened->job.state_path = NULL;
+    opened->job.resume = false;
     return STATUS_OK;
 }
 
@@ -1367,6 +1478,7 @@ const struct workload workload_train = {
     .suits = train_suits,
     .accepts = train_accepts,
     .largest = {job_batch, train_range, train_set_batch, trainer_probe},
+    .mix = {train_mix_open, train_mix_set, trainer_probe_stalls, DATA_MIX_SHARES},
     .epochs.check = trainer_check,
     .epochs.more = trainer_more,
     .work = train_work,

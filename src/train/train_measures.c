@@ -105,6 +105,8 @@ const struct column train_columns[] = {
     {"resident_samples", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "training samples whose files stay in the memory of each rank after they were read "
               "(--resident-bytes); only with --feed load"},
+    {"mix_shares", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "share of each source in the steps of --feed mixed, before --mix-weights-at"},
     {"resident_device_samples", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "training samples that are in the memory of the GPU of each rank (--resident-device-bytes); "
               "only with --feed load"},
@@ -214,6 +216,11 @@ enum status train_measure(const void *input, const struct variant *variant, void
     }
     if (opened->data.feed == DATA_LOAD)
         put_stream(&epoch, job_all_threads().threads, row);
+    if (opened->data.mixture) {
+        char shares[MIXTURE_SOURCES * (MIXTURE_NAME + 12)];
+        data_mixture_shares(&opened->data, shares, sizeof shares);
+        row_text(row, "mix_shares", shares);
+    }
     row_real(row, "opening_s", opened->data.opening_s);
     const uint32_t before = opened->job.begin ? (uint32_t)opened->job.begin->epoch : 0;
     row_real(

@@ -870,6 +870,42 @@ enum status trainer_probe(void *state)
     return trainer_totals(trainer, &unused);
 }
 
+#define PROBE_S     1.0  /* how long steps are measured at least */
+#define PROBE_PARTS 1000 /* parts of steps at most */
+
+/* Runs steps of the first epoch for some time; repeats it if it is shorter. All ranks run the same steps. */
+static enum status probe_steps(struct trainer *trainer, double seconds, double *took_s, double *stall_s)
+{
+    const uint32_t steps = train_steps(&trainer->train);
+    double spent_s[2] = {0, 0};
+    uint32_t at = 0, stretch = 1;
+    for (int part = 0; part < PROBE_PARTS && spent_s[0] < seconds; part++) {
+        const uint32_t count = stretch < steps - at ? stretch : steps - at;
+        struct train_totals totals;
+        double begin_s = timer_now_s();
+        TRY(trainer_steps(trainer, 0, at, count));
+        TRY(comm_agree(trainer->engine->totals(trainer->state, &totals)));
+        double both[] = {timer_now_s() - begin_s, totals.stall_s};
+        TRY(comm_max(both, 2));
+        spent_s[0] += both[0];
+        spent_s[1] += both[1];
+        at = (at + count) % steps;
+        stretch = both[0] < seconds / 8 ? 2 * stretch : stretch;
+    }
+    *took_s = spent_s[0];
+    *stall_s = spent_s[1];
+    return STATUS_OK;
+}
+
+enum status trainer_probe_stalls(void *state, double *stall)
+{
+    double took_s, stall_s;
+    TRY(probe_steps(state, PROBE_S / 2, &took_s, &stall_s)); /* batches that are prepared already */
+    TRY(probe_steps(state, PROBE_S, &took_s, &stall_s));
+    *stall = stall_s < took_s ? stall_s / took_s : 1;
+    return STATUS_OK;
+}
+
 enum status trainer_fetch(void *state, void *result)
 {
     (void)state, (void)result;
@@ -1250,12 +1286,8 @@ static void note_different(struct trainer *trainer, const struct train_state *on
  * repeated augmentation, an epoch does not have all samples, but those of its steps. */
 static uint64_t expected_numbers(const struct train *train, uint32_t epoch)
 {
-    uint64_t sum = 0;
-    if (train->drop_last || train->augment.repeats > 1)
-        return resume_delivered(train, epoch, train_steps(train));
-    for (uint32_t n = 0; n < train->data->sets[DATA_TRAIN].count; n++)
-        sum += data_read_hash(train->data, n);
-    return sum;
+    return train->drop_last || train->augment.repeats > 1 ? resume_delivered(train, epoch, train_steps(train))
+                                                          : data_epoch_hash(train->data);
 }
 
 /* Repeats the timed epoch. Engines are deterministic, so the final parameters must be bit-identical. The loss

@@ -98,6 +98,9 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
 enum status trainer_probe(void *state); /* runs the first step; collective */
+/* Runs steps for about a second, and sets `*stall` to the largest share of this time, of all ranks, in which
+ * they waited for samples. Collective. */
+enum status trainer_probe_stalls(void *state, double *stall);
 enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
@@ -150,6 +153,11 @@ void trainer_verdict(const void *input, void *state, char *text, size_t size);
  * initial parameters and the samples. Reads only the members `identity`, `checkpoints` and `largest` of the
  * job. STATUS_USAGE with the first option that differs, and what to give instead. */
 enum status resume_check_options(const struct train_job *job, const char *model);
+
+/* With --mix synth:auto: the share that a checkpoint has, and that training keeps, as a value of a struct
+ * data_mix_texts. resume_take_share() sets it from the latest checkpoint of a folder, if there is one. */
+extern const struct option_spec resume_share_option;
+enum status resume_take_share(struct data_mix_texts *mix, const char *folder);
 
 /* Reads the latest checkpoint in the folder, if there is one, and checks that training can continue from it.
  * With `batch_known` = false, compares neither the options nor the number of steps. STATUS_USAGE with a
