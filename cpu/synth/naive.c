@@ -15,7 +15,8 @@ struct naive {
     uint8_t *mask;   /* mask of the current image, of the size of the canvas; NULL if there are no masks */
     struct atom_point *points;   /* positions of the current shape's vertices */
     struct published *published; /* draws the images if synth->set is not NULL */
-    void *scratch;               /* of `published`; of FAMILY_IFS, the points of an orbit */
+    void *scratch;               /* of `published`; of FAMILY_IFS, the points of an orbit; of FAMILY_COLOR,
+                                    color_scratch_bytes() */
 };
 
 /* The stream that draws the images of a published set. */
@@ -76,6 +77,8 @@ static enum status naive_setup(const struct resources *resources, const void *in
     naive->mask = mask_bytes ? malloc(mask_bytes) : NULL;
     if (synth_is_ifs(synth))
         naive->scratch = malloc(synth->ifs.points * sizeof(struct ifs_point));
+    else if (synth_is_color(synth))
+        naive->scratch = aligned_alloc(64, color_scratch_bytes(&synth->color));
     else
         naive->points = malloc(synth->vertices_max * sizeof *naive->points);
     if (!made || (canvas_bytes && !naive->canvas) || (mask_bytes && !naive->mask) ||
@@ -172,13 +175,15 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
         if (synth_is_ifs(synth))
             ifs_draw(&synth->ifs, &synth->systems[image.class_index], synth->seed, image.instance,
                      synth->points, synth->res, synth->uniforms, naive->scratch, pixels);
+        else if (synth_is_color(synth))
+            color_draw_plain(&synth->color, synth->colors, key, image.class_index, naive->scratch, pixels);
         else if (synth->set)
             draw_published(naive, image, pixels);
         else
             draw_image(naive, image, key, pixels);
         if (naive->canvas)
             output_convert(&synth->output, synth->res, key, naive->canvas, synth->res, finished);
-        if (mask)
+        if (mask && synth->rules.masked)
             output_convert_mask(&synth->output, synth->res, key, naive->mask, synth->res,
                                 (struct output_rows){0, synth->output.res}, mask);
     }

@@ -84,12 +84,14 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
         synth->ifs = *preset->ifs;
     if (wish->res == 0)
         wish->res = set ? set->res : synth->ifs.res ? synth->ifs.res : formula->canvas;
-    if (wish->draw >= 0 && formula->family != FAMILY_IFS)
+    const bool fractal = formula->family == FAMILY_IFS || formula->family == FAMILY_COLOR;
+    if (wish->draw >= 0 && !fractal)
         return status_set(STATUS_USAGE,
                           "%s: the formula %s draws no fractals, so it has nothing to choose; %s",
                           OPTION_OR_FIELD("--draw", "draw"), formula->name,
                           OPTION_OR_FIELD("drop --draw", "set draw to auto"));
-    wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
+    if (wish->draw < 0)
+        wish->draw = formula->family == FAMILY_COLOR ? DRAW_POINTS : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
     return wish->published ? choose_published(synth, set, wish) : STATUS_OK;
 }
@@ -144,6 +146,11 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
     const struct formula *formula = formulas[synth->formula];
     const struct formula_preset *known = preset_file ? NULL : formula_preset(formula, preset);
     struct class_ranges ranges;
+    if (preset_file && formula->family == FAMILY_COLOR)
+        return status_set(STATUS_USAGE,
+                          "%s: the formula %s has no ranges, because it samples the singular values of its "
+                          "maps; drop it",
+                          OPTION_OR_FIELD("--preset-file", "preset_file"), formula->name);
     if (known && (known->csv || known->rows))
         return take_preset(synth, formula, known, count);
     TRY(read_ranges(synth, preset_file, preset, &ranges));
@@ -179,6 +186,23 @@ static enum status fill_systems(struct synth *synth)
                              synth->min_lit));
     return ifs_bank_open(&synth->ifs, synth->systems, count, synth->uniforms, synth->res, synth->points,
                          &synth->bank);
+}
+
+/* Fills the tables of FAMILY_COLOR. */
+static enum status fill_colors(struct synth *synth)
+{
+    synth->colors = calloc(synth->class_count, sizeof *synth->colors);
+    TRY(ALLOCATED(synth->colors, "out of memory for %u classes; lower %s", synth->class_count,
+                  OPTION_OR_FIELD("--classes", "classes")));
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        color_system(&synth->rows[c], &synth->colors[c]);
+        synth->classes[c].id = synth->rows[c].id;
+    }
+    synth->color = (struct color_rules){.several = synth->rules.shapes > 1,
+                                        .patches = !synth->points,
+                                        .res = synth->res,
+                                        .class_count = synth->class_count};
+    return STATUS_OK;
 }
 
 /* Fills the tables of FAMILY_LINES. */
@@ -219,16 +243,18 @@ enum status synth_fill_tables(struct synth *synth)
     synth->classes = calloc(synth->class_count, sizeof *synth->classes);
     TRY(ALLOCATED(synth->classes, "out of memory for %u classes; lower %s", synth->class_count,
                   OPTION_OR_FIELD("--classes", "classes")));
-    return synth_is_ifs(synth) ? fill_systems(synth) : fill_shapes(synth);
+    return (synth_is_ifs(synth) ? fill_systems : synth_is_color(synth) ? fill_colors : fill_shapes)(synth);
 }
 
 void synth_free(struct synth *synth)
 {
     ifs_bank_close(synth->bank);
     free(synth->systems);
+    free(synth->colors);
     free(synth->uniforms);
     synth->bank = NULL;
     synth->systems = NULL;
+    synth->colors = NULL;
     synth->uniforms = NULL;
     free(synth->rows);
     free(synth->classes);
@@ -267,9 +293,12 @@ void synth_batch_begin(const struct synth *synth, uint64_t run, struct synth_bat
     if (synth->call) {
         batch->images = synth->call->images;
         batch->targets = synth->call->targets;
-        if (!synth->rules.masked)
+        if (!synth_mask_bytes(synth))
             batch->targets.masks = NULL;
     }
     for (uint64_t j = 0; batch->targets.labels && j < synth_run_count(synth); j++)
         batch->targets.labels[j] = synth_label(synth, synth_run_image(synth, run, j));
+    for (uint64_t j = 0; batch->targets.masks && synth_multi_hot(synth) && j < synth_run_count(synth); j++)
+        color_multi_hot(&synth->color, synth_image_key(synth, synth_run_image(synth, run, j)),
+                        synth_batch_mask(synth, batch, j));
 }

@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "machine/host.h"
 #include "core/generator.h"
+#include "synth/color.h"
 #include "synth/formula.h"
 #include "synth/output.h"
 
@@ -58,11 +59,15 @@ struct synth {
 
     /* Only FAMILY_IFS. Then atom_class has no value but the number of the class. */
     struct ifs_rules ifs;       /* how orbits and instances are made */
-    bool points;                /* DRAW_POINTS */
+    bool points;                /* DRAW_POINTS; also of FAMILY_COLOR */
     double min_lit;             /* argument `least` of ifs_replace_dark(); 0: nothing is replaced */
     struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
     double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
     struct ifs_bank *bank;      /* orbits of the variants on the CPU */
+
+    /* Only FAMILY_COLOR. Then atom_class has no value but the number of the class. */
+    struct color_rules color;
+    struct color_system *colors; /* the classes, as drawing needs them */
 
     /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
      * are those of the published set anyway. */
@@ -187,12 +192,34 @@ static inline bool synth_is_ifs(const struct synth *synth)
     return formulas[synth->formula]->family == FAMILY_IFS;
 }
 
+/* Returns whether the images have colours (color.h). */
+static inline bool synth_is_color(const struct synth *synth)
+{
+    return formulas[synth->formula]->family == FAMILY_COLOR;
+}
+
+/* Returns whether images have multi-hot labels. They take the place of masks: see synth_mask_bytes(). */
+static inline bool synth_multi_hot(const struct synth *synth)
+{
+    return formulas[synth->formula]->targets & TARGET_MULTI_HOT;
+}
+
+/* Returns the number of channels of the output, for a number that a user gave; 0: not given. */
+static inline uint32_t synth_channels(const struct synth *synth, uint32_t given)
+{
+    return given ? given : synth_is_color(synth) ? COLOR_CHANNELS : 1;
+}
+
 /* Returns the parameters of all classes that decide their images, as `*bytes` bytes to be hashed. */
 static inline const void *synth_class_table(const struct synth *synth, size_t *bytes)
 {
-    const bool ifs = synth_is_ifs(synth);
-    *bytes = synth->class_count * (ifs ? sizeof *synth->systems : sizeof *synth->classes);
-    return ifs ? (const void *)synth->systems : (const void *)synth->classes;
+    const bool ifs = synth_is_ifs(synth), color = synth_is_color(synth);
+    *bytes = synth->class_count * (ifs     ? sizeof *synth->systems
+                                   : color ? sizeof *synth->colors
+                                           : sizeof *synth->classes);
+    return ifs     ? (const void *)synth->systems
+           : color ? (const void *)synth->colors
+                   : (const void *)synth->classes;
 }
 
 /* Returns the number of the orbit that an image of FAMILY_IFS shows, for ifs_bank_map(). */
@@ -202,16 +229,19 @@ static inline uint64_t synth_orbit(const struct synth *synth, struct synth_image
            ifs_instance(&synth->ifs, image.instance).weight;
 }
 
-/* Returns the size of one canvas in bytes; a canvas has one byte per pixel. */
+/* Returns the size of one canvas in bytes; a canvas has one byte per pixel, or three planes of them. */
 static inline size_t synth_image_bytes(const struct synth *synth)
 {
-    return (size_t)synth->res * synth->res;
+    return (size_t)synth->res * synth->res * (synth_is_color(synth) ? COLOR_CHANNELS : 1);
 }
 
-/* Returns the size of one mask in bytes: one byte per output pixel. 0 if the formula defines no masks. */
+/* Returns the size of one mask in bytes: one byte per output pixel; or of one multi-hot label: one byte per
+ * class. 0 if the formula defines neither. */
 static inline size_t synth_mask_bytes(const struct synth *synth)
 {
-    return synth->rules.masked ? (size_t)synth->output.res * synth->output.res : 0;
+    return synth->rules.masked      ? (size_t)synth->output.res * synth->output.res
+           : synth_multi_hot(synth) ? synth->class_count
+                                    : 0;
 }
 
 /* Returns the size of one image in the output format, in bytes. The images of a batch are contiguous. */
@@ -290,7 +320,8 @@ struct synth_batch {
 bool synth_batch_make(const struct synth *synth, struct synth_batch *batch);
 void synth_batch_free(const struct synth *synth, struct synth_batch *batch);
 
-/* Begins a run: takes the memory of the call if synth->call is set, and stores the labels of the images. */
+/* Begins a run: takes the memory of the call if synth->call is set, and stores the labels of the images, also
+ * multi-hot ones. */
 void synth_batch_begin(const struct synth *synth, uint64_t run, struct synth_batch *batch);
 
 /* Returns where image j and its mask belong; the mask is NULL if it is not wanted. */

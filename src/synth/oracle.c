@@ -153,7 +153,8 @@ struct slot {
     float *noise;
     float *expected; /* room in noise_check.expected for the reference's noise of this image, or NULL */
     struct atom_point *points;
-    void *scratch; /* of the published stream; of FAMILY_IFS, the points of an orbit */
+    void *scratch; /* of the published stream; of FAMILY_IFS, the points of an orbit; of FAMILY_COLOR,
+                      color_scratch_bytes() */
 };
 
 /* The published stream that draws the images of a set; `published` is NULL if there is none. */
@@ -170,6 +171,11 @@ static void draw_reference(const struct synth *synth, const struct synth_traits 
     if (synth_is_ifs(synth)) {
         ifs_draw(&synth->ifs, &synth->systems[image.class_index], synth->seed, image.instance, synth->points,
                  synth->res, synth->uniforms, slot->scratch, picture.pixels);
+        return;
+    }
+    if (synth_is_color(synth)) {
+        color_draw_plain(&synth->color, synth->colors, synth_image_key(synth, image), image.class_index,
+                         slot->scratch, picture.pixels);
         return;
     }
     if (stream->published) {
@@ -189,11 +195,15 @@ static void draw_reference(const struct synth *synth, const struct synth_traits 
     }
 }
 
+/* Also checks a multi-hot label. */
 static bool mask_correct(const struct synth *synth, struct philox_key key, const struct slot *slot)
 {
     if (!slot->mask)
         return true;
-    output_convert_mask(&synth->output, synth->res, key, slot->mask_canvas, synth->res,
+    if (synth_multi_hot(synth))
+        color_multi_hot(&synth->color, key, slot->mask_output);
+    else
+        output_convert_mask(&synth->output, synth->res, key, slot->mask_canvas, synth->res,
                         (struct output_rows){0, synth->output.res}, slot->mask_output);
     return memcmp(slot->mask, slot->mask_output, synth_mask_bytes(synth)) == 0;
 }
@@ -246,9 +256,10 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
     const size_t mask_bytes = synth_mask_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
     const size_t converted_bytes = output_is_canvas(&synth->output) ? 0 : output_bytes;
     const size_t scratch_bytes = synth_is_ifs(synth) ? synth->ifs.points * sizeof(struct ifs_point)
+                                 : synth_is_color(synth) ? color_scratch_bytes(&synth->color)
                                  : stream->published ? stream->stream->scratch_bytes(stream->published)
                                                      : 0;
-    uint64_t slot_bytes = (mask_bytes ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
+    uint64_t slot_bytes = (synth->rules.masked ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
                           2 * mask_bytes + noise_bytes + scratch_bytes;
     TRY(memory_check((uint64_t)count * slot_bytes, "--verify",
                      "lower --threads, --vertices, --orbits, --res or --out-res"));
@@ -259,7 +270,7 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
             .pixels = room(output_bytes, &made),
             .mask = room(mask_bytes, &made),
             .canvas = room(canvas_bytes, &made),
-            .mask_canvas = room(mask_bytes ? canvas_bytes : 0, &made),
+            .mask_canvas = room(synth->rules.masked ? canvas_bytes : 0, &made),
             .output = room(converted_bytes, &made),
             .mask_output = room(mask_bytes, &made),
             .noise = room(noise_bytes, &made),

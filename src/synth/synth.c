@@ -56,7 +56,8 @@ static const struct option_spec options[] = {
     {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws, .column = COLUMN,
      .help =
          "what an image of a fractal shows. patches: a square of 3 x 3 random bits for each point; points: "
-         "the points, which are not random. Other formulas have no choice. WHAT is one of"},
+         "the points, the default of colorfractal and multifractal. Other formulas have no choice. WHAT is one "
+         "of"},
     {"min-lit", "SHARE", OPTION_REAL, AT(min_lit), .fallback = "0", .maximum = 0.5, .column = COLUMN,
      .help = "replace the weights of fractal classes whose images of patches are expected to have a smaller "
              "share "
@@ -117,7 +118,8 @@ static const struct option_spec options[] = {
      .help = "element type of the output. u8 stores grays from 0 to 255; the other types store floats that "
              "are normalised with --mean and --std. TYPE is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "1", .maximum = UINT32_MAX, .column = COLUMN,
-     .help = "channels of the output; 3 channels all have the same gray"},
+     .help = "channels of the output; 3 channels all have the same gray, unless the formula draws colours, which "
+             "always have 3"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), .fallback = "nchw", .choices = layouts, .column = COLUMN,
      .help = "memory layout of the output"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = SYNTH_RES_MAX, .column = COLUMN,
@@ -269,10 +271,12 @@ static enum status check_combination(const struct options *given, const struct s
 }
 
 /* Rejects output options that contradict each other. */
-static enum status check_output(const struct options *given, const struct synth_parameters *parameters)
+static enum status check_output(const struct options *given, const struct synth_parameters *parameters,
+                                const struct synth *synth)
 {
     static const char *const float_options[] = {"mean", "std"};
     bool shows = parameters->files.png || parameters->files.sheet;
+    const uint64_t shown_channels = synth_is_color(synth) ? COLOR_CHANNELS : 1;
     for (size_t i = 0; parameters->dtype == DTYPE_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
             return status_option(STATUS_USAGE, float_options[i],
@@ -281,14 +285,18 @@ static enum status check_output(const struct options *given, const struct synth_
     if (parameters->channels != 1 && parameters->channels != 3)
         return status_option(STATUS_USAGE, "channels", ": '%llu' is neither 1 nor 3",
                              (unsigned long long)parameters->channels);
+    if (synth_is_color(synth) && parameters->channels != COLOR_CHANNELS)
+        return status_option(STATUS_USAGE, "channels", " 1: the images of the formula %s have colours; drop it",
+                             formula_names[synth->formula]);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
         return status_value(STATUS_USAGE, "fit", "crop",
                             ": --out-res %llu is larger than --res %llu; lower --out-res, "
                             "or enlarge with --fit resize",
                             (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
-    if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != 1))
+    if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != shown_channels))
         return status_option(STATUS_USAGE, parameters->files.png ? "png" : "sheet",
-                             " writes u8 images of one channel only; use --npy FILE for other images");
+                             " writes u8 images of %s only; use --npy FILE for other images",
+                             synth_is_color(synth) ? "three channels" : "one channel");
     return STATUS_OK;
 }
 
@@ -342,7 +350,8 @@ static enum status get_output(struct synth_parameters *parameters, struct synth 
                               .layout = (enum output_layout)parameters->layout,
                               .fit = whole ? OUTPUT_WHOLE : (enum output_fit)(parameters->fit + 1),
                               .res = (uint32_t)parameters->out_res,
-                              .channels = channels};
+                              .channels = channels,
+                              .color = synth_is_color(synth)};
     TRY(parse_channels("--mean", parameters->mean, channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX, mean));
     TRY(parse_channels("--std", parameters->std, channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX,
                        deviation));
@@ -423,7 +432,9 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(choose_formula(given, parameters, synth));
     TRY(check_combination(given, parameters, synth));
     TRY(compute_read(&parameters->compute));
-    TRY(check_output(given, parameters));
+    if (!options_given(given, "channels"))
+        parameters->channels = synth_channels(synth, 0);
+    TRY(check_output(given, parameters, synth));
     TRY(check_alone(parameters, partition));
     TRY(take_share(job, partition));
     synth->res = (uint32_t)parameters->res;
@@ -479,7 +490,8 @@ static bool synth_applies(const void *parameters_, const struct variant *variant
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return parameters->dtype != DTYPE_U8;
     if (strcmp(option, "draw") == 0 || strcmp(option, "min-lit") == 0)
-        return formulas[parameters->formula]->family == FAMILY_IFS;
+        return formulas[parameters->formula]->family == FAMILY_IFS ||
+               (option[0] == 'd' && formulas[parameters->formula]->family == FAMILY_COLOR);
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
     return !mixed(parameters) || !is_one_of(option, benchmark_options);
