@@ -109,7 +109,7 @@ Test(picture, written_pictures_are_read_back, .init = make_folder)
     cr_assert_eq(picture_available(), STATUS_OK);
     for (uint32_t i = 0; i < COUNT_OF(sizes); i++) {
         uint8_t *pixels = noisy_pixels(i, (size_t)sizes[i][0] * sizes[i][1]);
-        cr_assert_eq(picture_write_png(inside("a.png"), pixels, sizes[i][0], sizes[i][1]), STATUS_OK, "%s",
+        cr_assert_eq(picture_write_png(inside("a.png"), pixels, &(struct png_shape){sizes[i][0], sizes[i][1], 1}), STATUS_OK, "%s",
                      status_text());
         expect_png(inside("a.png"), pixels, sizes[i][0], sizes[i][1]);
         free(pixels);
@@ -120,13 +120,13 @@ Test(picture, written_pictures_are_read_back, .init = make_folder)
 Test(picture, impossible_sizes_are_refused, .init = make_folder)
 {
     uint8_t pixel = 0;
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 0, 1), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1, 0), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 65536, 65536), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, UINT32_MAX, 1), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){0, 1, 1}), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1, 0, 1}), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){65536, 65536, 1}), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){UINT32_MAX, 1, 1}), STATUS_USAGE);
     /* This width is within the program's limit but exceeds libpng's. libpng refuses it before it reads
      * pixels, and its message must be relayed. */
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1000001, 1), STATUS_FAILED);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1000001, 1, 1}), STATUS_FAILED);
     cr_assert(strstr(status_text(), "a.png: libpng: "), "%s", status_text());
     expect_files(0);
 }
@@ -243,7 +243,7 @@ Test(picture, an_unwritable_folder_is_refused, .init = make_folder)
     cr_assert_eq(picture_check_folder(inside("new")), STATUS_USAGE);
     cr_assert_neq(picture_write_folder(folder, &picture, 1), STATUS_OK);
     cr_assert_neq(picture_write_sheet(inside("sheet.png"), &picture, 1), STATUS_OK);
-    cr_assert_neq(picture_write_png(inside("a.png"), &pixel, 1, 1), STATUS_OK);
+    cr_assert_neq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1, 1, 1}), STATUS_OK);
     expect_files(0);
 }
 
@@ -345,7 +345,7 @@ Test(picture, without_libpng_pictures_are_unavailable)
     cr_assert_eq(picture_available(), STATUS_UNAVAILABLE);
     cr_assert(strstr(status_text(), "libpng"), "%s", status_text());
     cr_assert_eq(picture_check_folder(""), STATUS_UNAVAILABLE);
-    cr_assert_eq(picture_write_png("a.png", NULL, 1, 1), STATUS_UNAVAILABLE);
+    cr_assert_eq(picture_write_png("a.png", NULL, &(struct png_shape){1, 1, 1}), STATUS_UNAVAILABLE);
     cr_assert_eq(picture_write_folder("", NULL, 0), STATUS_UNAVAILABLE);
     cr_assert_eq(picture_write_sheet("a.png", NULL, 0), STATUS_UNAVAILABLE);
 }

@@ -51,6 +51,7 @@ struct source_facts {
                               only the keys and the edges of its samples */
     int published_digits; /* digits of class folders, if files have the names of a published data set; or 0 */
     bool masks;           /* samples have the member MASK_MEMBER, and their label is 0 */
+    bool multi_hot;       /* samples have the member MULTI_HOT_MEMBER, and no label */
     bool class_folders;   /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */

@@ -1,6 +1,7 @@
 #include "synth/input.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "synth/class.h"
@@ -244,6 +245,26 @@ enum status synth_fill_tables(struct synth *synth)
     TRY(ALLOCATED(synth->classes, "out of memory for %u classes; lower %s", synth->class_count,
                   OPTION_OR_FIELD("--classes", "classes")));
     return (synth_is_ifs(synth) ? fill_systems : synth_is_color(synth) ? fill_colors : fill_shapes)(synth);
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+    const uint32_t first = *(const uint32_t *)a, second = *(const uint32_t *)b;
+    return (first > second) - (first < second);
+}
+
+void synth_classes_text(const struct synth *synth, struct synth_image image, char *text)
+{
+    const struct philox_key key = synth_image_key(synth, image);
+    const uint32_t count = synth_multi_hot(synth) ? color_objects(&synth->color, key) : 1;
+    uint32_t ids[COLOR_OBJECTS_MAX] = {synth_label(synth, image)};
+    for (uint32_t slot = 0; synth_multi_hot(synth) && slot < count; slot++)
+        ids[slot] = synth->classes[color_class(&synth->color, key, slot, 0)].id;
+    qsort(ids, count, sizeof *ids, compare_numbers);
+    int length = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (i == 0 || ids[i] != ids[i - 1])
+            length += snprintf(text + length, 11, "%s%u", i ? "," : "", (unsigned)ids[i]);
 }
 
 void synth_free(struct synth *synth)

@@ -181,6 +181,11 @@ enum status synth_check_formula(const struct synth *synth, const struct variant 
 enum status synth_generator_open(const struct synth *synth, const struct variant *variant,
                                  const struct generator_request *request, struct generator **generator);
 
+/* Writes the numbers of the classes that an image shows, ascending: "3,17". `text` has room for
+ * SYNTH_CLASSES_TEXT characters. */
+#define SYNTH_CLASSES_TEXT (11 * COLOR_OBJECTS_MAX)
+void synth_classes_text(const struct synth *synth, struct synth_image image, char *text);
+
 /* Frees the classes and the tables; accepts a zeroed input. */
 void synth_free(struct synth *synth);
 

@@ -1,7 +1,8 @@
 #include "synth/output.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 
+#include "core/array.h"
 #include "core/options.h"
 
 #define STRIP 2048 /* columns per strip; their sums take 8 KiB of stack */
@@ -153,4 +154,18 @@ void output_convert_mask(const struct synth_output *output, uint32_t res, struct
             for (uint32_t x = 0; x < output->res; x++)
                 to[x] = row[output_nearest(output, res, 0, x)];
     }
+}
+
+enum status output_interleave(const struct synth_output *output, uint8_t *image)
+{
+    const size_t plane = (size_t)output->res * output->res;
+    if (output->layout == OUTPUT_NHWC || output->channels == 1)
+        return STATUS_OK;
+    FREED uint8_t *planes = malloc(plane * output->channels);
+    TRY(ALLOCATED(planes, "out of memory for a picture"));
+    memcpy(planes, image, plane * output->channels);
+    for (size_t i = 0; i < plane; i++)
+        for (uint32_t c = 0; c < output->channels; c++)
+            image[i * output->channels + c] = planes[c * plane + i];
+    return STATUS_OK;
 }

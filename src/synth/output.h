@@ -192,6 +192,10 @@ void output_convert(const struct synth_output *output, uint32_t res, struct phil
 void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,
                          const uint8_t *canvas, size_t pitch, struct output_rows rows, void *image);
 
+/* Interleaves the channels of a u8 image in place, so that it can become a picture file. STATUS_EXHAUSTED if
+ * memory runs out. */
+enum status output_interleave(const struct synth_output *output, uint8_t *image);
+
 /* Converts rows of a mask of the size of the canvas to rows of a mask of the size of the output, which has
  * one byte per pixel. Cuts the mask as output_convert() cuts the image; takes the nearest pixel where that
  * takes a mean. */
