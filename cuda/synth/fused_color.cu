@@ -99,10 +99,13 @@ static __global__ void __launch_bounds__(SKY_BLOCK) color_sky_kernel(const __gri
             const uint32_t count = color_sky_count(level, phase);
             for (uint32_t b = threadIdx.x; 8 * b < count; b += SKY_BLOCK) {
                 const struct philox_block block = color_noise_block(image.key, level, phase, b);
+                struct color_spot spot = color_spot(level, phase, 8 * b);
 #pragma unroll
-                for (uint32_t i = 0; i < 8; i++)
+                for (uint32_t i = 0; i < 8; i++) {
                     if (8 * b + i < count)
-                        color_sky_value(values, level, phase, 8 * b + i, color_noise(block, i, amplitude));
+                        color_sky_value(values, level, phase, spot, color_noise(block, i, amplitude));
+                    spot = color_next_spot(level, phase, spot);
+                }
             }
             __syncthreads();
         }

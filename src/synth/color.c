@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "machine/host.h"
 #include "synth/formula.h"
 
 /* ---- Classes ---- */
@@ -122,17 +123,11 @@ FDSL_FMA_CLONES static void walk_plain(const struct walk *walk, struct scratch *
     }
 }
 
-/* The versions of walk_lanes() for the vectors of the machine; all give the same bits. */
-#if defined(__x86_64__) && defined(__linux__) && !defined(FDSL_SANITIZED) && !defined(__clang__)
-#define VECTOR_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define VECTOR_CLONES
-#endif
-
 #define LANES 16u /* walkers at a time */
 
-/* Computes the same points as walk_plain(), several walkers at a time. */
-VECTOR_CLONES static void walk_lanes(const struct walk *walk, struct scratch *scratch)
+/* Computes the same points as walk_plain(), several walkers at a time. The compiler makes vectors of the loops
+ * over lanes. */
+static inline __attribute__((always_inline)) void walk_lanes(const struct walk *walk, struct scratch *scratch)
 {
     const uint32_t below[3] = {walk->below[0], walk->below[1], walk->below[2]};
     float map[COLOR_MAPS_MAX][6];
@@ -170,6 +165,37 @@ VECTOR_CLONES static void walk_lanes(const struct walk *walk, struct scratch *sc
         }
     }
 }
+
+typedef void walk_function(const struct walk *walk, struct scratch *scratch);
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) static void walk_avx2(const struct walk *walk, struct scratch *scratch)
+{
+    walk_lanes(walk, scratch);
+}
+
+__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512"))) static void
+walk_avx512(const struct walk *walk, struct scratch *scratch)
+{
+    walk_lanes(walk, scratch);
+}
+#elif defined(__aarch64__)
+static void walk_neon(const struct walk *walk, struct scratch *scratch)
+{
+    walk_lanes(walk, scratch);
+}
+#endif
+
+/* The walks by enum isa. */
+static walk_function *const walks[] = {
+    [ISA_SCALAR] = walk_plain,
+#if defined(__x86_64__)
+    [ISA_AVX2] = walk_avx2,
+    [ISA_AVX512] = walk_avx512,
+#elif defined(__aarch64__)
+    [ISA_NEON] = walk_neon,
+#endif
+};
 
 /* Returns the axis of the points' coordinates. */
 static struct color_axis axis_of(const float *values, uint32_t side)
@@ -240,11 +266,13 @@ static void draw_sky(struct philox_key key, struct scratch *scratch)
         for (uint32_t phase = 0; phase < 2; phase++) {
             const int32_t amplitude = color_amplitude(sky, level);
             const uint32_t count = color_sky_count(level, phase);
-            struct philox_block block = {{0, 0, 0, 0}};
-            for (uint32_t number = 0; number < count; number++) {
-                if (number % 8 == 0)
-                    block = color_noise_block(key, level, phase, number / 8);
-                color_sky_value(values, level, phase, number, color_noise(block, number % 8, amplitude));
+            struct color_spot spot = color_spot(level, phase, 0);
+            for (uint32_t first = 0; first < count; first += 8) {
+                const struct philox_block block = color_noise_block(key, level, phase, first / 8);
+                for (uint32_t i = 0; i < 8 && first + i < count; i++) {
+                    color_sky_value(values, level, phase, spot, color_noise(block, i, amplitude));
+                    spot = color_next_spot(level, phase, spot);
+                }
             }
         }
     for (uint32_t i = 0; i < cells; i++) {
@@ -255,27 +283,55 @@ static void draw_sky(struct philox_key key, struct scratch *scratch)
         scratch->sky[i] = (uint8_t)color_shade(values[i], least, most);
 }
 
+typedef void row_function(const struct color_view *view, uint32_t y, uint32_t *row);
+
+/* Computes the colours of a row, pixel by pixel. */
+static void row_plain(const struct color_view *view, uint32_t y, uint32_t *row)
+{
+    for (uint32_t x = 0; x < view->res; x++)
+        row[x] = color_pixel(view, x, y);
+}
+
+/* Computes the same colours: the clouds, then the part of each object. */
+static void row_fast(const struct color_view *view, uint32_t y, uint32_t *row)
+{
+    const uint32_t v = y * view->sky_step;
+    const uint8_t *above = view->sky + (v >> 16) * COLOR_SKY;
+    for (uint32_t x = 0, u = 0; x < view->res; x++, u += view->sky_step)
+        row[x] = view->palettes[(color_mix(above, above + COLOR_SKY, u >> 16, (u >> 16) + 1, u, v) + 32768) >> 16];
+    for (uint32_t slot = 0; slot < view->objects; slot++) {
+        const struct color_place *place = &view->place[slot];
+        const int32_t end = place->x + (int32_t)place->side;
+        const uint32_t *palette = view->palettes + (1 + slot) * COLOR_PALETTE;
+        if ((uint32_t)((int32_t)y - place->y) >= place->side || end <= 0)
+            continue;
+        for (uint32_t x = place->x > 0 ? (uint32_t)place->x : 0; x < view->res && x < (uint32_t)end; x++) {
+            const uint32_t grade = color_grade_at(view, slot, x, y);
+            row[x] = grade ? palette[grade] : row[x];
+        }
+    }
+}
+
 /* Fills the row of a ring: as drawn, or if `weight` is not 0, blurred along x. `drawn` has room for a row. */
-static void draw_row(const struct color_view *view, uint32_t weight, uint32_t y, uint32_t *drawn,
-                     uint32_t *row)
+static void draw_row(const struct color_view *view, row_function *fill, uint32_t weight, uint32_t y,
+                     uint32_t *drawn, uint32_t *row)
 {
     const uint32_t last = view->res - 1;
-    uint32_t *to = weight ? drawn : row;
-    for (uint32_t x = 0; x <= last; x++)
-        to[x] = color_pixel(view, x, y);
+    fill(view, y, weight ? drawn : row);
     for (uint32_t x = 0; weight && x <= last; x++)
         row[x] = color_blurred(weight, drawn[x ? x - 1 : 0], drawn[x], drawn[x < last ? x + 1 : last]);
 }
 
 /* Puts the objects and the clouds together, row by row. */
-static void compose(const struct color_view *view, uint32_t weight, uint32_t *rows, uint8_t *canvas)
+static void compose(const struct color_view *view, row_function *fill, uint32_t weight, uint32_t *rows,
+                    uint8_t *canvas)
 {
     const uint32_t res = view->res, last = res - 1;
     const size_t plane = (size_t)res * res;
     uint32_t *ring = rows + res, done = 0; /* rows that the ring has had */
     for (uint32_t y = 0; y < res; y++) {
         for (; done <= (weight && y < last ? y + 1 : y); done++)
-            draw_row(view, weight, done, rows, ring + done % 3 * (size_t)res);
+            draw_row(view, fill, weight, done, rows, ring + done % 3 * (size_t)res);
         const uint32_t *above = ring + (y ? y - 1 : 0) % 3 * (size_t)res, *own = ring + y % 3 * (size_t)res;
         const uint32_t *under = ring + (y < last ? y + 1 : last) % 3 * (size_t)res;
         for (uint32_t x = 0; x < res; x++) {
@@ -288,10 +344,8 @@ static void compose(const struct color_view *view, uint32_t weight, uint32_t *ro
     }
 }
 
-typedef void walk_function(const struct walk *walk, struct scratch *scratch);
-
 static void draw(const struct color_rules *rules, const struct color_system *systems, struct philox_key key,
-                 uint32_t class_index, walk_function *run, struct scratch *scratch, uint8_t *canvas)
+                 uint32_t class_index, walk_function *run, row_function *fill, struct scratch *scratch, uint8_t *canvas)
 {
     const uint32_t side = color_side(rules), pattern = color_pattern(rules, key);
     struct color_view view = {.objects = color_objects(rules, key),
@@ -313,19 +367,19 @@ static void draw(const struct color_rules *rules, const struct color_system *sys
     for (uint32_t slot = 0; slot <= view.objects; slot++)
         for (uint32_t i = 0; i < COLOR_PALETTE; i++)
             scratch->palettes[slot * COLOR_PALETTE + i] = color_of(color_tint(key, slot), slot, i);
-    compose(&view, color_blur(rules, key), scratch->rows, canvas);
+    compose(&view, fill, color_blur(rules, key), scratch->rows, canvas);
 }
 
 void color_draw(const struct color_rules *rules, const struct color_system *systems, struct philox_key key,
                 uint32_t class_index, void *scratch, uint8_t *canvas)
 {
-    draw(rules, systems, key, class_index, walk_lanes, scratch, canvas);
+    draw(rules, systems, key, class_index, walks[isa_best()], row_fast, scratch, canvas);
 }
 
 void color_draw_plain(const struct color_rules *rules, const struct color_system *systems,
                       struct philox_key key, uint32_t class_index, void *scratch, uint8_t *canvas)
 {
-    draw(rules, systems, key, class_index, walk_plain, scratch, canvas);
+    draw(rules, systems, key, class_index, walk_plain, row_plain, scratch, canvas);
 }
 
 void color_multi_hot(const struct color_rules *rules, struct philox_key key, uint8_t *label)

@@ -282,32 +282,54 @@ FDSL_HD uint32_t color_sky_count(uint32_t level, uint32_t phase)
     return phase ? 2 * cells * (cells + 1) : cells * cells;
 }
 
-/* Computes value `number` of a phase of a level, and stores it. Rows of edges have one value less and one
- * more in turn, so two rows together have 2 * cells + 1 values. */
-FDSL_HD void color_sky_value(int16_t *values, uint32_t level, uint32_t phase, uint32_t number, int32_t noise)
+/* A value of the clouds that a level computes. */
+struct color_spot {
+    uint32_t row, column;
+};
+
+/* Returns the spot of value `number` of a phase of a level. Values are numbered row by row. Rows of edges have
+ * one value less and one more in turn, so two rows together have 2 * cells + 1 values. */
+FDSL_HD struct color_spot color_spot(uint32_t level, uint32_t phase, uint32_t number)
 {
-    const uint32_t cells = 1u << (level - 1), half = (COLOR_SKY - 1) >> level, last = COLOR_SKY - 1;
-    uint32_t row, column, up, down, left, right;
-    int32_t sum;
+    const uint32_t cells = 1u << (level - 1), half = (COLOR_SKY - 1) >> level;
+    struct color_spot spot;
     if (phase == 0) {
-        row = (2 * (number >> (level - 1)) + 1) * half;
-        column = (2 * (number & (cells - 1)) + 1) * half;
-        up = (row - half) * COLOR_SKY;
-        down = (row + half) * COLOR_SKY;
-        sum = values[up + column - half] + values[up + column + half] + values[down + column - half] +
-              values[down + column + half];
+        spot.row = (2 * (number >> (level - 1)) + 1) * half;
+        spot.column = (2 * (number & (cells - 1)) + 1) * half;
     } else {
         const uint32_t pair = number / (2 * cells + 1), rest = number % (2 * cells + 1);
         const bool second = rest >= cells;
-        row = (2 * pair + second) * half;
-        column = second ? 2 * (rest - cells) * half : (2 * rest + 1) * half;
-        up = row >= half ? row - half : last - half;
-        down = row + half <= last ? row + half : half;
-        left = column >= half ? column - half : last - half;
-        right = column + half <= last ? column + half : half;
-        sum = values[up * COLOR_SKY + column] + values[down * COLOR_SKY + column] +
-              values[row * COLOR_SKY + left] + values[row * COLOR_SKY + right];
+        spot.row = (2 * pair + second) * half;
+        spot.column = second ? 2 * (rest - cells) * half : (2 * rest + 1) * half;
     }
+    return spot;
+}
+
+/* Returns the spot after `spot`. */
+FDSL_HD struct color_spot color_next_spot(uint32_t level, uint32_t phase, struct color_spot spot)
+{
+    const uint32_t half = (COLOR_SKY - 1) >> level, last = COLOR_SKY - 1;
+    spot.column += 2 * half;
+    if (spot.column > last) {
+        spot.row += (2 - phase) * half;
+        spot.column = phase && spot.row / half % 2 ? 0 : half;
+    }
+    return spot;
+}
+
+/* Computes a value of a level from its neighbours, and stores it. */
+FDSL_HD void color_sky_value(int16_t *values, uint32_t level, uint32_t phase, struct color_spot spot,
+                             int32_t noise)
+{
+    const uint32_t half = (COLOR_SKY - 1) >> level, last = COLOR_SKY - 1;
+    const uint32_t row = spot.row, column = spot.column;
+    const uint32_t up = row >= half ? row - half : last - half, down = row + half <= last ? row + half : half;
+    const uint32_t left = column >= half ? column - half : last - half;
+    const uint32_t right = column + half <= last ? column + half : half;
+    const int16_t *above = values + up * COLOR_SKY, *own = values + row * COLOR_SKY;
+    const int16_t *below = values + down * COLOR_SKY;
+    const int32_t sum = phase ? above[column] + below[column] + own[left] + own[right]
+                              : above[left] + above[right] + below[left] + below[right];
     values[row * COLOR_SKY + column] = (int16_t)((sum >> 2) + noise);
 }
 

@@ -393,6 +393,7 @@ static enum status synth_source_open(const struct source_request *request, struc
     facts->classes = maker->synth->rules.shapes > 1 ? 0 : maker->synth->class_count;
     facts->masks = maker->synth->rules.masked;
     facts->multi_hot = synth_multi_hot(maker->synth);
+    facts->colors = synth_is_color(maker->synth);
     facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     size_t bytes;
