@@ -192,6 +192,8 @@ END
     check 'closed forms compared with the definitions' build/tests/gpu_exact
     check 'all formulas and masks compared with the references' build/tests/gpu_formulas
     check 'orbits and images of fractals compared with the references' build/tests/gpu_fractal
+    check 'fractals in colour compared with the reference' build/tests/gpu_color
+    check 'fractals in colour and their labels' "$bench" --variant fused,fused-graph,omp --verify "${quick[@]}" --preset multifractal-1k --batch 40
     check 'the matrix product of a training step' build/tests/gpu_product
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT
