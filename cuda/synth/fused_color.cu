@@ -37,7 +37,16 @@ struct color_job {
     uint8_t *grades;                 /* of the objects of all images of the slice */
     uint8_t *skies;                  /* SKY_PITCH per image */
     uint32_t *palettes;              /* (1 + COLOR_OBJECTS_MAX) * COLOR_PALETTE per image */
+    struct color_card *cards;        /* one per image */
     uint8_t *canvases; /* three planes per image, to be resized; NULL: `compose` writes the output */
+};
+
+/* What the composition needs to know about an image. */
+struct alignas(16) color_card {
+    struct color_view view;
+    uint32_t weight;             /* of the blur */
+    struct output_corner corner; /* upper left corner of the crop; (0, 0) without a crop */
+    void *output;                /* destination of the image */
 };
 
 /* An image of the slice. */
@@ -78,6 +87,32 @@ static __device__ __forceinline__ uint32_t *palette_of(const color_job &job, uin
 
 extern __shared__ uint4 color_shared[];
 
+/* Fills the card of an image. All threads of a block call it. */
+static __device__ __forceinline__ void fill_card(const color_job &job, const color_image &image, uint32_t place)
+{
+    color_card &card = job.cards[place];
+    const struct synth_output &output = job.output;
+    const uint32_t res = job.rules.res;
+    if (threadIdx.x < COLOR_OBJECTS_MAX) {
+        card.view.place[threadIdx.x] = color_place(&job.rules, image.key, threadIdx.x);
+        card.view.grades[threadIdx.x] = grades_of(job, place, threadIdx.x);
+    }
+    if (threadIdx.x != 0)
+        return;
+    card.view.objects = color_objects(&job.rules, image.key);
+    card.view.res = res;
+    card.view.side = color_side(&job.rules);
+    card.view.sky_step = ((COLOR_SKY - 1) << 16) / res;
+    card.view.sky = job.skies + (size_t)place * SKY_PITCH;
+    card.view.palettes = palette_of(job, place, 0);
+    card.weight = color_blur(&job.rules, image.key);
+    card.corner = {0, 0};
+    if (output.fit == OUTPUT_CROP)
+        card.corner = output_crop(image.key, res, output.res);
+    card.output = image.call.images +
+                  image.j * output.res * output.res * output.channels * dtype_bytes(output.type);
+}
+
 /* A block computes the clouds of an image. */
 static __global__ void __launch_bounds__(SKY_BLOCK) color_sky_kernel(const __grid_constant__ color_job job)
 {
@@ -88,6 +123,7 @@ static __global__ void __launch_bounds__(SKY_BLOCK) color_sky_kernel(const __gri
     const uint32_t last = COLOR_SKY - 1;
     if (threadIdx.x < 4)
         values[(threadIdx.x / 2) * last * COLOR_SKY + threadIdx.x % 2 * last] = (int16_t)sky.corner[threadIdx.x];
+    fill_card(job, image, blockIdx.x);
     if (threadIdx.x == 0) {
         least = INT16_MAX;
         most = INT16_MIN;
@@ -341,36 +377,27 @@ static __device__ __forceinline__ void store_channel(const output_sink &sink, ui
             output_store_channels(&sink.output, sink.area, sums[k], y, x + k, c, c + 1, sink.image);
 }
 
-/* A block makes tile (blockIdx.x, blockIdx.y) of image blockIdx.z. A thread writes four pixels. */
+/* A block makes tile (blockIdx.x, blockIdx.y) of image blockIdx.z. A thread writes four pixels. `Canvas`: writes
+ * canvases instead of outputs. */
+template <bool Canvas>
 static __global__ void __launch_bounds__(COMPOSE_BLOCK)
     color_compose_kernel(const __grid_constant__ color_job job)
 {
-    __shared__ struct color_view view;
+    constexpr uint32_t words = sizeof(struct color_card) / sizeof(uint32_t);
+    static_assert(words <= COMPOSE_BLOCK, "a thread copies a word");
+    __shared__ struct color_card card;
     __shared__ uint32_t colors[BORDER * BORDER], blurred[BORDER * TILE];
-    const uint32_t res = job.rules.res, place = blockIdx.z, x = blockIdx.x * TILE, y = blockIdx.y * TILE;
-    const color_image image = image_at(job, place);
-    const uint32_t weight = color_blur(&job.rules, image.key);
-    struct output_corner corner = {0, 0};
-    if (job.output.fit == OUTPUT_CROP)
-        corner = output_crop(image.key, res, job.output.res);
-    if (threadIdx.x < COLOR_OBJECTS_MAX) {
-        view.place[threadIdx.x] = color_place(&job.rules, image.key, threadIdx.x);
-        view.grades[threadIdx.x] = grades_of(job, place, threadIdx.x);
-    }
-    if (threadIdx.x == 0) {
-        view.objects = color_objects(&job.rules, image.key);
-        view.res = res;
-        view.side = color_side(&job.rules);
-        view.sky_step = ((COLOR_SKY - 1) << 16) / res;
-        view.sky = job.skies + (size_t)place * SKY_PITCH;
-        view.palettes = palette_of(job, place, 0);
-    }
+    const uint32_t res = job.rules.res, x = blockIdx.x * TILE, y = blockIdx.y * TILE;
+    if (threadIdx.x < words)
+        reinterpret_cast<uint32_t *>(&card)[threadIdx.x] =
+            reinterpret_cast<const uint32_t *>(job.cards + blockIdx.z)[threadIdx.x];
     __syncthreads();
-    const int32_t left = (int32_t)(corner.x + x), top = (int32_t)(corner.y + y);
+    const uint32_t weight = card.weight;
+    const int32_t left = (int32_t)(Canvas ? x : card.corner.x + x), top = (int32_t)(Canvas ? y : card.corner.y + y);
     if (weight)
-        fill_tile(view, left, top, 1, colors);
+        fill_tile(card.view, left, top, 1, colors);
     else
-        fill_tile(view, left, top, 0, colors);
+        fill_tile(card.view, left, top, 0, colors);
     __syncthreads();
     if (weight) {
         for (uint32_t i = threadIdx.x; i < BORDER * TILE; i += COMPOSE_BLOCK) {
@@ -380,6 +407,9 @@ static __global__ void __launch_bounds__(COMPOSE_BLOCK)
         __syncthreads();
     }
     const uint32_t row = threadIdx.x / (TILE / 4), column = threadIdx.x % (TILE / 4) * 4;
+    const uint32_t side = Canvas ? res : job.output.res;
+    if (y + row >= side || x + column >= side)
+        return;
     uint32_t four[4];
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++) {
@@ -387,19 +417,20 @@ static __global__ void __launch_bounds__(COMPOSE_BLOCK)
         four[k] = weight ? color_blurred(weight, at[0], at[TILE], at[2 * TILE])
                          : colors[row * TILE + column + k];
     }
-    const struct synth_output canvas = {DTYPE_U8, OUTPUT_NCHW, OUTPUT_WHOLE, res, COLOR_CHANNELS, {}, {}, true};
-    const struct synth_output &output = job.canvases ? canvas : job.output;
-    const size_t pixels = (size_t)output.res * output.res * output.channels;
-    void *to = job.canvases ? job.canvases + place * pixels
-                            : image.call.images + image.j * pixels * dtype_bytes(output.type);
-    const output_sink sink = {output, 1, to, output.res % 4 == 0};
-    if (y + row >= output.res || x + column >= output.res)
-        return;
+    const output_sink sink = {job.output, 1, card.output, side % 4 == 0};
 #pragma unroll
     for (uint32_t c = 0; c < COLOR_CHANNELS; c++) {
         const uint32_t sums[4] = {four[0] >> 8 * c & 255, four[1] >> 8 * c & 255, four[2] >> 8 * c & 255,
                                   four[3] >> 8 * c & 255};
-        store_channel(sink, c, y + row, x + column, output.res, sums);
+        if (!Canvas) {
+            store_channel(sink, c, y + row, x + column, side, sums);
+            continue;
+        }
+        uint8_t *to = job.canvases + ((COLOR_CHANNELS * (size_t)blockIdx.z + c) * res + y + row) * res + x + column;
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++)
+            if (x + column + k < side)
+                to[k] = (uint8_t)sums[k];
     }
 }
 
@@ -447,15 +478,23 @@ static color_kernel *object_kernel(const struct color_plan *plan)
     return plan->job.rules.patches ? color_object_kernel<true> : color_object_kernel<false>;
 }
 
-/* Returns the bytes of a slice's image in device memory: grades, clouds, palettes and canvas. */
-static void image_sizes(const struct color_plan *plan, size_t sizes[4])
+static color_kernel *compose_kernel(const struct color_job *job)
+{
+    return job->canvases ? color_compose_kernel<true> : color_compose_kernel<false>;
+}
+
+enum { PARTS = 5 };
+
+/* Returns the bytes of a slice's image in device memory: grades, clouds, palettes, card and canvas. */
+static void image_sizes(const struct color_plan *plan, size_t sizes[PARTS])
 {
     const struct synth *synth = plan->synth;
     const uint32_t side = color_side(&synth->color);
     sizes[0] = (size_t)(synth->color.several ? COLOR_OBJECTS_MAX : 1) * side * side;
     sizes[1] = SKY_PITCH;
     sizes[2] = (1 + COLOR_OBJECTS_MAX) * COLOR_PALETTE * sizeof(uint32_t);
-    sizes[3] = synth->output.fit == OUTPUT_RESIZE ? synth_image_bytes(synth) : 0;
+    sizes[3] = sizeof(struct color_card);
+    sizes[4] = synth->output.fit == OUTPUT_RESIZE ? synth_image_bytes(synth) : 0;
 }
 
 static size_t aligned(size_t bytes)
@@ -468,22 +507,22 @@ static enum status allocate(struct color_plan *plan)
 {
     const struct synth *synth = plan->synth;
     const size_t systems = aligned(synth->class_count * sizeof *synth->colors);
-    size_t free_bytes, sizes[4], image = 0, end = systems;
+    size_t free_bytes, sizes[PARTS], image = 0, end = systems;
     TRY(device_free_bytes(plan->device, &free_bytes));
     free_bytes -= free_bytes / 32; /* margin, because allocations are rounded up to pages */
     image_sizes(plan, sizes);
     for (size_t size : sizes)
         image += size;
     plan->slice = synth->batch < SLICE_MAX ? (uint32_t)synth->batch : SLICE_MAX;
-    while (plan->slice > 1 && systems + plan->slice * image + 4 * 256 > free_bytes)
+    while (plan->slice > 1 && systems + plan->slice * image + PARTS * 256 > free_bytes)
         plan->slice /= 2;
-    if (systems + image + 4 * 256 > free_bytes)
+    if (systems + image + PARTS * 256 > free_bytes)
         return status_set(STATUS_TOO_LARGE,
                           "fused needs %.2f GB of device memory for one image, but %.2f GB are free; lower %s",
                           1e-9 * (double)(systems + image), 1e-9 * (double)free_bytes,
                           OPTION_OR_FIELD("--batch or --res", "batch or res"));
-    size_t offsets[4];
-    for (int i = 0; i < 4; i++) {
+    size_t offsets[PARTS];
+    for (int i = 0; i < PARTS; i++) {
         offsets[i] = end;
         end += aligned(plan->slice * sizes[i]);
     }
@@ -496,14 +535,15 @@ static enum status allocate(struct color_plan *plan)
     plan->job.grades = memory + offsets[0];
     plan->job.skies = memory + offsets[1];
     plan->job.palettes = reinterpret_cast<uint32_t *>(memory + offsets[2]);
-    plan->job.canvases = sizes[3] ? memory + offsets[3] : nullptr;
+    plan->job.cards = reinterpret_cast<struct color_card *>(memory + offsets[3]);
+    plan->job.canvases = sizes[4] ? memory + offsets[4] : nullptr;
     return STATUS_OK;
 }
 
 /* Loads the kernels, which CUDA must not do during a capture. */
 static enum status load_kernels(struct color_plan *plan)
 {
-    color_kernel *const all[] = {color_sky_kernel, object_kernel(plan), color_compose_kernel,
+    color_kernel *const all[] = {color_sky_kernel, object_kernel(plan), compose_kernel(&plan->job),
                                  color_reduce_kernel};
     for (color_kernel *kernel : all) {
         cudaFuncAttributes attributes;
@@ -583,7 +623,7 @@ static enum status enqueue_composition(const struct color_job *job, uint32_t cou
     RANGE(PAINTING);
     const uint32_t side = job->canvases ? job->rules.res : job->output.res;
     const uint32_t tiles = (side + TILE - 1) / TILE, pixels = job->output.res * job->output.res;
-    color_compose_kernel<<<dim3(tiles, tiles, count), COMPOSE_BLOCK, 0, stream>>>(*job);
+    compose_kernel(job)<<<dim3(tiles, tiles, count), COMPOSE_BLOCK, 0, stream>>>(*job);
     CUDA_TRY_LAUNCH("color_compose_kernel");
     if (!job->canvases)
         return STATUS_OK;

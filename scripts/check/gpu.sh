@@ -111,7 +111,7 @@ if ((sanitize)); then
             "$bench" --variant "$variants" --verify "${quick[@]}" --res 64 --batch 5 --vertices 64 --orbits 3 --compute 50
         check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
-        for test in formulas fractal; do
+        for test in formulas fractal color; do
             check "$tool: $test" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/tests/gpu_$test" --short
         done
     done
