@@ -80,15 +80,16 @@ static const struct option_spec options[] = {
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
      .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
-             "fractaldb*, ofdb* and 1p-frac imply the formula; the others are drawn with uji, unless "
+             "fractaldb*, ofdb*, 1p-frac, fractal-color-1k and multifractal-1k imply the formula; the others are "
+             "drawn with uji, unless "
              "--formula visualatom is given. uji, "
              "visualatom, lowercompute, "
              "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
              "sampled at random; paper-1000, "
              "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
              "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
-             "their first N classes are used. fractaldb, fractaldb-search and 1p-frac have as many classes "
-             "as --classes says (default: the name of --formula)"},
+             "their first N classes are used. fractaldb, fractaldb-search, 1p-frac, fractal-color-1k and "
+             "multifractal-1k have as many classes as --classes says (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
@@ -149,14 +150,15 @@ static const struct option_spec options[] = {
          "the names and the bytes that the published script writes. FORMAT is one of"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png),
      .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
-             "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8 and --channels 1"},
+             "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8, and --channels 1 unless the "
+             "formula draws colours"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet),
-     .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
-             "--dtype u8 and --channels 1"},
+     .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs what "
+             "--png needs"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
      .help =
-         "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, and masks "
-         "to x.masks.npy"},
+         "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
+         "x.masks.npy, and multi-hot labels to x.multihot.npy"},
 };
 
 static const struct option_section sections[] = {
