@@ -1,6 +1,6 @@
-/* Compares the fractals in colour that `fused` draws with those of `naive` and `omp`, bit for bit: images, labels
- * and multi-hot labels, for odd sizes and all outputs. Then plants faults, which the comparison must detect, and
- * prints the times per image. make check-gpu runs this program.
+/* Compares the fractals in colour that `fused` draws with those of `naive` and `omp`, bit for bit: images,
+ * labels and multi-hot labels, for odd sizes and all outputs. Then plants faults, which the comparison must
+ * detect, and prints the times per image. make check-gpu runs this program.
  *
  *     gpu_color [--short] [--times]
  *
@@ -200,7 +200,8 @@ static void compare(const struct trial *trial)
         labels += right.labels[i] != ours.labels[i] ||
                   memcmp(right.hot.data() + i * hot_bytes, ours.hot.data() + i * hot_bytes, hot_bytes) != 0;
     }
-    snprintf(text, sizeof text, "%s of %u classes, %s, %u^2, batch %u, output %u^2 %s %s %s%s%s: %u images, %u labels differ",
+    snprintf(text, sizeof text,
+             "%s of %u classes, %s, %u^2, batch %u, output %u^2 %s %s %s%s%s: %u images, %u labels differ",
              formula_names[synth.formula], trial->classes, trial->patches ? "patches" : "points", trial->res,
              trial->batch, synth.output.res,
              synth.output.fit == OUTPUT_WHOLE    ? "whole"
@@ -329,7 +330,8 @@ static void print_times(const struct trial *trial)
         std::sort(times.begin(), times.end());
         return 1e6 / trial->batch * times[times.size() / 2];
     };
-    printf("%-12s %-7s %4u^2 to %4u^2 %-4s %s batch %4u %8.3f us per image (clouds and objects %.3f, composition %.3f)\n",
+    printf("%-12s %-7s %4u^2 to %4u^2 %-4s %s batch %4u %8.3f us per image (clouds and objects %.3f, "
+           "composition %.3f)\n",
            formula_names[synth.formula], trial->patches ? "patches" : "points", trial->res, synth.output.res,
            dtype_names[trial->type], trial->layout == OUTPUT_NCHW ? "nchw" : "nhwc", trial->batch,
            per_image_us(times_s), per_image_us(objects_s), per_image_us(composing_s));

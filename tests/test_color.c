@@ -54,8 +54,8 @@ Test(color, variants_are_equal)
         MANY " --batch 5",
         ONE " --batch 2 --res 1",
         MANY " --batch 3 --res 3 --seed 18446744073709551615",
-        ONE " --batch 7 --res 31 --classes 1 --draw patches",
-        MANY " --batch 4 --res 257 --classes 3 --instance 1234567890123 --draw patches",
+        ONE " --batch 7 --res 31 --classes 1 --draw points",
+        MANY " --batch 4 --res 257 --classes 3 --instance 1234567890123 --draw points",
         MANY " --batch 3 --res 113 --out-res 57 --dtype f16 --layout nhwc",
         ONE " --batch 3 --res 97 --out-res 61 --fit crop --dtype bf16 --mean 0.4,0.5,0.6 --std 0.2,0.3,0.4",
         MANY " --batch 2 --res 53 --out-res 101 --layout nhwc",
@@ -72,10 +72,10 @@ Test(color, images_are_golden)
         const char *line;
         uint64_t hash;
     } golden[] = {
-        {ONE " --batch 6", 0x64feabb9ccdb5b25},
-        {MANY " --batch 6", 0xd2f03c60e6229bd2},
-        {ONE " --batch 4 --draw patches --seed 99 --res 77", 0x2116d1474a05675f},
-        {MANY " --batch 4 --draw patches --instance 987654321 --res 300", 0x9a2788a61fb90912},
+        {ONE " --batch 6", 0xe83eed5552e5ead2},
+        {MANY " --batch 6", 0x0c366167ad7a3e15},
+        {ONE " --batch 4 --draw points --seed 99 --res 77", 0x0e6fc481c17b861a},
+        {MANY " --batch 4 --draw points --instance 987654321 --res 300", 0xbd12fc205f95ae9d},
     };
     for (size_t i = 0; i < COUNT_OF(golden); i++) {
         struct opened opened;
@@ -165,7 +165,8 @@ Test(color, all_forms_of_a_label_agree)
     uint8_t *images = malloc(8 * synth_output_bytes(synth)), hot[8][30];
     int64_t labels[8];
     memset(hot, 77, sizeof hot);
-    cr_assert_eq(synth_generator_open(synth, variant_find("naive")->variant, &request, &generator), STATUS_OK);
+    cr_assert_eq(synth_generator_open(synth, variant_find("naive")->variant, &request, &generator),
+                 STATUS_OK);
     const struct generator_numbers numbers = {.first = 100};
     const struct generator_targets targets = {.labels = labels, .masks = *hot};
     cr_assert_eq(generator_make(generator, &numbers, 8, images, &targets, NULL), STATUS_OK);
@@ -204,28 +205,32 @@ Test(color, objects_have_their_distributions)
     enum { IMAGES = 20000, CLASSES = 10 };
     const struct color_rules many = {1, 0, 224, CLASSES}, one = {0, 1, 224, CLASSES};
     uint32_t objects[COLOR_OBJECTS_MAX] = {0}, classes[CLASSES] = {0}, orientations[8] = {0}, total = 0;
+    double scale = 0, shift = 0; /* means of the scale, and of squared shifts */
     uint32_t blurred = 0, bits = 0, least = UINT32_MAX, most = 0, outside = 0;
     for (uint32_t i = 0; i < IMAGES; i++) {
         const struct philox_key key = {{i, 5}};
         const uint32_t count = color_objects(&many, key);
         cr_assert(count >= 1 && count <= COLOR_OBJECTS_MAX);
         cr_assert_eq(color_objects(&one, key), 1);
-        cr_assert_eq(color_blur(&many, key), 0);
         objects[count - 1]++;
         for (uint32_t slot = 0; slot < count; slot++, total++) {
             const struct color_place place = color_place(&many, key, slot);
             classes[color_class(&many, key, slot, 0)]++;
             orientations[place.orientation]++;
-            least = place.side < least ? place.side : least;
-            most = place.side > most ? place.side : most;
-            outside += place.x < 0 || place.y < 0 || place.x + (int32_t)place.side > 224 ||
-                       place.y + (int32_t)place.side > 224;
-            cr_assert(place.x + (int32_t)place.side > 0 && place.x < 224);
+            least = place.width < least ? place.width : least;
+            most = place.width > most ? place.width : most;
+            cr_assert_eq(place.width, place.height);
+            outside += place.x < 0 || place.y < 0 || place.x + (int32_t)place.width > 224 ||
+                       place.y + (int32_t)place.height > 224;
+            cr_assert(place.x + (int32_t)place.width > 0 && place.x < 224);
         }
         const struct color_place place = color_place(&one, key, 0);
-        cr_assert(place.side >= 134 && place.side <= 224 && place.x >= 0 && place.y >= 0);
-        cr_assert(place.x + place.side <= 224 && place.y + place.side <= 224);
-        const uint32_t weight = color_blur(&one, key);
+        const double centre = place.x + place.width / 2.0, off = (centre - 112) / place.width;
+        cr_assert(place.width >= 112 && place.width <= 448 && place.height >= 112 && place.height <= 448);
+        cr_assert(fabs(off) < 0.22, "%g", off);
+        scale += 224.0 / place.width / IMAGES;
+        shift += off * off / IMAGES;
+        const uint32_t weight = color_blur(key);
         cr_assert(weight == 0 || (weight >= 27 && weight <= 70));
         blurred += weight > 0;
         bits += (uint32_t)__builtin_popcount(color_pattern(&one, key));
@@ -236,7 +241,9 @@ Test(color, objects_have_their_distributions)
     cr_expect(least >= 33 && least <= 34 && most >= 133 && most <= 134, "%u, %u", least, most);
     cr_expect(outside > total / 3 && outside < total, "%u of %u", outside, total);
     cr_expect_float_eq((double)blurred / IMAGES, 0.5, 0.02);
-    cr_expect_float_eq((double)bits / IMAGES, 4.5, 0.06);
+    cr_expect_float_eq((double)bits / IMAGES, 4.5 * 512 / 511, 0.06);
+    cr_expect_float_eq(scale, 1.25, 0.02);
+    cr_expect_float_eq(shift, 0.04 / 3, 0.001);
 }
 
 /* Singular values are at most 1, and their weighted sum is in the range of the law. */
@@ -262,7 +269,8 @@ Test(color, classes_follow_the_sigma_law)
             sum += first + 2 * (sqrt(squares + 2 * area) - first);
             cr_expect(fabs(map[4]) <= 1 && fabs(map[5]) <= 1);
         }
-        cr_expect(sum >= (5 + n) / 2.0 - 1e-5 && sum <= (6 + n) / 2.0 + 1e-5, "class %u: %g of %u maps", c, sum, n);
+        cr_expect(sum >= (5 + n) / 2.0 - 1e-5 && sum <= (6 + n) / 2.0 + 1e-5, "class %u: %g of %u maps", c,
+                  sum, n);
         mean += sum - (5 + n) / 2.0;
     }
     cr_expect_lt(chi_squared(maps, 3, CLASSES), 30.0);
@@ -313,7 +321,8 @@ Test(color, hues_are_those_of_the_hexagon)
         cr_expect_eq(color_rgb(v, 0, v), v | v << 8 | v << 16);
     for (uint32_t h = 0; h < 256; h++)
         for (uint32_t c = 0; c < 24; c += 8) {
-            const int one = (int)(color_rgb(h, 255, 255) >> c & 255), two = (int)(color_rgb((h + 1) & 255, 255, 255) >> c & 255);
+            const int one = (int)(color_rgb(h, 255, 255) >> c & 255),
+                      two = (int)(color_rgb((h + 1) & 255, 255, 255) >> c & 255);
             cr_expect_leq(abs(one - two), 6, "hue %u", h);
         }
 }
@@ -328,9 +337,10 @@ Test(color, blur_is_the_mean_of_each_channel)
             const uint32_t blurred = color_blurred(weight, words[0], words[1], words[2]);
             cr_assert_eq(color_blurred(weight, words[0], words[0], words[0]), words[0]);
             for (uint32_t c = 0; c < 24; c += 8)
-                cr_assert_eq(blurred >> c & 255, (weight * (words[0] >> c & 255) +
-                                                  (256 - 2 * weight) * (words[1] >> c & 255) +
-                                                  weight * (words[2] >> c & 255) + 128) >> 8);
+                cr_assert_eq(blurred >> c & 255,
+                             (weight * (words[0] >> c & 255) + (256 - 2 * weight) * (words[1] >> c & 255) +
+                              weight * (words[2] >> c & 255) + 128) >>
+                                 8);
             cr_assert_eq(blurred >> 24, 0);
         }
 }
@@ -362,7 +372,8 @@ Test(color, grades_are_monotonous)
     cr_expect_lt(COLOR_POINTS, 65536);
     for (uint32_t most = 1; most < 300; most += 7)
         for (uint32_t count = 1; count <= most; count++) {
-            cr_assert(color_grade(count, most) >= color_grade(count - 1, most) && color_grade(count, most) >= 1);
+            cr_assert(color_grade(count, most) >= color_grade(count - 1, most) &&
+                      color_grade(count, most) >= 1);
             cr_assert_eq(color_grade(most, most), 255);
         }
     cr_expect_eq(color_grade(COLOR_POINTS, COLOR_POINTS), 255);
@@ -401,8 +412,8 @@ Test(color, channels_are_converted_like_grays)
             output_convert(&own, 71, key, canvas + c * 71 * 71, 71, gray);
             size_t wrong = 0;
             for (size_t at = 0; at < side * side; at++)
-                wrong += memcmp(gray + at * element, image + (pixels ? 3 * at + c : c * side * side + at) * element,
-                                element) != 0;
+                wrong += memcmp(gray + at * element,
+                                image + (pixels ? 3 * at + c : c * side * side + at) * element, element) != 0;
             cr_expect_eq(wrong, 0, "%s: channel %u", line, c);
         }
         free(image);
@@ -428,7 +439,8 @@ Test(color, pictures_have_colours)
     uint32_t orientation;
     size_t wrong = 0;
     snprintf(command, sizeof command,
-             "${FDSL_BENCH:-./fdsl-bench} --variant omp " MANY " --batch 2 --res 40 --max-time 0.1 --png %s/p >/dev/null 2>%s/e",
+             "${FDSL_BENCH:-./fdsl-bench} --variant omp " MANY
+             " --batch 2 --res 40 --max-time 0.1 --png %s/p >/dev/null 2>%s/e",
              folder, folder);
     cr_assert_eq(system(command), 0);
     snprintf(line, sizeof line, "%s/p/class-0_instance-1.png", folder);
@@ -437,7 +449,8 @@ Test(color, pictures_have_colours)
     cr_assert(file);
     const size_t size = fread(bytes, 1, sizeof bytes, file);
     fclose(file);
-    cr_assert_eq(png_decode(bytes, size, pixels, sizeof pixels, &shape, &orientation), STATUS_OK, "%s", status_text());
+    cr_assert_eq(png_decode(bytes, size, pixels, sizeof pixels, &shape, &orientation), STATUS_OK, "%s",
+                 status_text());
     cr_assert(shape.width == 40 && shape.channels == 3);
     for (size_t i = 0; i < 1600; i++)
         for (size_t c = 0; c < 3; c++)
@@ -468,7 +481,8 @@ static void expect_refused(const double *values, const char *piece)
 
 Test(color, classes_that_are_no_systems_are_refused)
 {
-    double right[COLOR_PARAMETERS] = {2, 0.5, 0, 0, 0.5, 1, 1, 0.5, 0.5, 0, 0, 0.5, 0, 0, 0.5}, wrong[COLOR_PARAMETERS];
+    double right[COLOR_PARAMETERS] = {2, 0.5, 0, 0, 0.5, 1, 1, 0.5, 0.5, 0, 0, 0.5, 0, 0, 0.5},
+           wrong[COLOR_PARAMETERS];
     struct class_row row = {.id = 0};
     memcpy(row.value, right, sizeof right);
     cr_expect_eq(class_check(formulas[FORMULA_COLORFRACTAL], &row), STATUS_OK, "%s", status_text());

@@ -829,8 +829,7 @@ Test(formulas, the_page_lists_all_formulas)
             formula->targets == TARGET_MASK        ? "mask"
             : formula->targets == TARGET_MULTI_HOT ? "multi-hot label"
                                                    : "label",
-            (unsigned)rules.background,
-            (unsigned)rules.shapes);
+            (unsigned)rules.background, (unsigned)rules.shapes);
         const size_t count = formula->parameter_count;
         for (size_t i = 0; i < count; i++)
             if (count <= 16 || i < 2 || i == count - 1) /* long lists: the first two and the last */

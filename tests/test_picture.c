@@ -109,8 +109,9 @@ Test(picture, written_pictures_are_read_back, .init = make_folder)
     cr_assert_eq(picture_available(), STATUS_OK);
     for (uint32_t i = 0; i < COUNT_OF(sizes); i++) {
         uint8_t *pixels = noisy_pixels(i, (size_t)sizes[i][0] * sizes[i][1]);
-        cr_assert_eq(picture_write_png(inside("a.png"), pixels, &(struct png_shape){sizes[i][0], sizes[i][1], 1}), STATUS_OK, "%s",
-                     status_text());
+        cr_assert_eq(
+            picture_write_png(inside("a.png"), pixels, &(struct png_shape){sizes[i][0], sizes[i][1], 1}),
+            STATUS_OK, "%s", status_text());
         expect_png(inside("a.png"), pixels, sizes[i][0], sizes[i][1]);
         free(pixels);
     }
@@ -122,11 +123,14 @@ Test(picture, impossible_sizes_are_refused, .init = make_folder)
     uint8_t pixel = 0;
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){0, 1, 1}), STATUS_USAGE);
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1, 0, 1}), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){65536, 65536, 1}), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){UINT32_MAX, 1, 1}), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){65536, 65536, 1}),
+                 STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){UINT32_MAX, 1, 1}),
+                 STATUS_USAGE);
     /* This width is within the program's limit but exceeds libpng's. libpng refuses it before it reads
      * pixels, and its message must be relayed. */
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1000001, 1, 1}), STATUS_FAILED);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1000001, 1, 1}),
+                 STATUS_FAILED);
     cr_assert(strstr(status_text(), "a.png: libpng: "), "%s", status_text());
     expect_files(0);
 }

@@ -711,8 +711,8 @@ static void draw_fractal(void *state, uint64_t j, int thread)
     const double start_s = begin_stage(omp, RANGE_PAINTING);
     uint8_t *canvas = worker->planes ? worker->planes : finished;
     if (synth_is_color(synth))
-        color_draw(&synth->color, synth->colors, synth_image_key(synth, image), image.class_index, worker->room,
-                   canvas);
+        color_draw(&synth->color, synth->colors, synth_image_key(synth, image), image.class_index,
+                   worker->room, canvas);
     else
         omp_ifs_draw(omp->kernel, synth, image, worker->room, canvas);
     if (worker->planes)

@@ -12,9 +12,9 @@
 #define SKY_BYTES     (SKY_CELLS * sizeof(int16_t))
 #define COMPOSE_BLOCK 256u
 #define REDUCE_BLOCK  256u
-#define TILE          32u  /* side of a tile in pixels; COMPOSE_BLOCK threads write four pixels each */
+#define TILE          32u /* side of a tile in pixels; COMPOSE_BLOCK threads write four pixels each */
 #define BORDER        (TILE + 2)
-#define CHOICES       16u  /* choices of a map per word */
+#define CHOICES       16u /* choices of a map per word */
 #define CHOICE_WORDS  (COLOR_EIGHT * COLOR_BLOCKS / CHOICES)
 #define WARPS         (COLOR_WALKERS / FUSED_WARP)
 #define SLICE_MAX     1024u /* images at a time */
@@ -64,8 +64,8 @@ static __device__ __forceinline__ color_image image_at(const color_job &job, uin
     const struct fused_call &call = image.call;
     image.j = job.begin + place;
     const uint64_t run = call.listed ? 0 : call.number + (call.counter ? *call.counter : 0);
-    const struct synth_image id = synth_image_at(job.first, job.stride, job.turns, run,
-                                                 call.listed ? call.listed[image.j] : image.j);
+    const struct synth_image id =
+        synth_image_at(job.first, job.stride, job.turns, run, call.listed ? call.listed[image.j] : image.j);
     image.class_index = id.class_index;
     image.key = atom_image_key(&job.lines, job.seed, job.systems[id.class_index].id, id.instance);
     return image;
@@ -88,7 +88,8 @@ static __device__ __forceinline__ uint32_t *palette_of(const color_job &job, uin
 extern __shared__ uint4 color_shared[];
 
 /* Fills the card of an image. All threads of a block call it. */
-static __device__ __forceinline__ void fill_card(const color_job &job, const color_image &image, uint32_t place)
+static __device__ __forceinline__ void fill_card(const color_job &job, const color_image &image,
+                                                 uint32_t place)
 {
     color_card &card = job.cards[place];
     const struct synth_output &output = job.output;
@@ -105,12 +106,12 @@ static __device__ __forceinline__ void fill_card(const color_job &job, const col
     card.view.sky_step = ((COLOR_SKY - 1) << 16) / res;
     card.view.sky = job.skies + (size_t)place * SKY_PITCH;
     card.view.palettes = palette_of(job, place, 0);
-    card.weight = color_blur(&job.rules, image.key);
+    card.weight = color_blur(image.key);
     card.corner = {0, 0};
     if (output.fit == OUTPUT_CROP)
         card.corner = output_crop(image.key, res, output.res);
-    card.output = image.call.images +
-                  image.j * output.res * output.res * output.channels * dtype_bytes(output.type);
+    card.output =
+        image.call.images + image.j * output.res * output.res * output.channels * dtype_bytes(output.type);
 }
 
 /* A block computes the clouds of an image. */
@@ -122,7 +123,8 @@ static __global__ void __launch_bounds__(SKY_BLOCK) color_sky_kernel(const __gri
     const struct color_sky sky = color_sky(image.key);
     const uint32_t last = COLOR_SKY - 1;
     if (threadIdx.x < 4)
-        values[(threadIdx.x / 2) * last * COLOR_SKY + threadIdx.x % 2 * last] = (int16_t)sky.corner[threadIdx.x];
+        values[(threadIdx.x / 2) * last * COLOR_SKY + threadIdx.x % 2 * last] =
+            (int16_t)sky.corner[threadIdx.x];
     fill_card(job, image, blockIdx.x);
     if (threadIdx.x == 0) {
         least = INT16_MAX;
@@ -265,7 +267,8 @@ static __device__ __forceinline__ color_extent extent_of_block(color_extent exte
         extent.y_most = fmaxf(extent.y_most, other.y_most);
     };
     for (uint32_t step = FUSED_WARP / 2; step > 0; step /= 2)
-        join({__shfl_xor_sync(FUSED_ALL, extent.x_least, step), __shfl_xor_sync(FUSED_ALL, extent.x_most, step),
+        join({__shfl_xor_sync(FUSED_ALL, extent.x_least, step),
+              __shfl_xor_sync(FUSED_ALL, extent.x_most, step),
               __shfl_xor_sync(FUSED_ALL, extent.y_least, step),
               __shfl_xor_sync(FUSED_ALL, extent.y_most, step)});
     if (threadIdx.x % FUSED_WARP == 0)
@@ -295,7 +298,8 @@ static __device__ __forceinline__ uint32_t count_at(const uint16_t *counts, uint
 
 /* A block draws object blockIdx.y of image blockIdx.x. */
 template <bool Patches>
-static __global__ void __launch_bounds__(COLOR_WALKERS) color_object_kernel(const __grid_constant__ color_job job)
+static __global__ void __launch_bounds__(COLOR_WALKERS)
+    color_object_kernel(const __grid_constant__ color_job job)
 {
     __shared__ color_map maps[COLOR_MAPS_MAX];
     __shared__ color_extent room[WARPS];
@@ -377,8 +381,8 @@ static __device__ __forceinline__ void store_channel(const output_sink &sink, ui
             output_store_channels(&sink.output, sink.area, sums[k], y, x + k, c, c + 1, sink.image);
 }
 
-/* A block makes tile (blockIdx.x, blockIdx.y) of image blockIdx.z. A thread writes four pixels. `Canvas`: writes
- * canvases instead of outputs. */
+/* A block makes tile (blockIdx.x, blockIdx.y) of image blockIdx.z. A thread writes four pixels. `Canvas`:
+ * writes canvases instead of outputs. */
 template <bool Canvas>
 static __global__ void __launch_bounds__(COMPOSE_BLOCK)
     color_compose_kernel(const __grid_constant__ color_job job)
@@ -393,7 +397,8 @@ static __global__ void __launch_bounds__(COMPOSE_BLOCK)
             reinterpret_cast<const uint32_t *>(job.cards + blockIdx.z)[threadIdx.x];
     __syncthreads();
     const uint32_t weight = card.weight;
-    const int32_t left = (int32_t)(Canvas ? x : card.corner.x + x), top = (int32_t)(Canvas ? y : card.corner.y + y);
+    const int32_t left = (int32_t)(Canvas ? x : card.corner.x + x),
+                  top = (int32_t)(Canvas ? y : card.corner.y + y);
     if (weight)
         fill_tile(card.view, left, top, 1, colors);
     else
@@ -414,8 +419,8 @@ static __global__ void __launch_bounds__(COMPOSE_BLOCK)
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++) {
         const uint32_t *at = blurred + row * TILE + column + k;
-        four[k] = weight ? color_blurred(weight, at[0], at[TILE], at[2 * TILE])
-                         : colors[row * TILE + column + k];
+        four[k] =
+            weight ? color_blurred(weight, at[0], at[TILE], at[2 * TILE]) : colors[row * TILE + column + k];
     }
     const output_sink sink = {job.output, 1, card.output, side % 4 == 0};
 #pragma unroll
@@ -426,7 +431,8 @@ static __global__ void __launch_bounds__(COMPOSE_BLOCK)
             store_channel(sink, c, y + row, x + column, side, sums);
             continue;
         }
-        uint8_t *to = job.canvases + ((COLOR_CHANNELS * (size_t)blockIdx.z + c) * res + y + row) * res + x + column;
+        uint8_t *to =
+            job.canvases + ((COLOR_CHANNELS * (size_t)blockIdx.z + c) * res + y + row) * res + x + column;
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++)
             if (x + column + k < side)
@@ -446,7 +452,8 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
     const uint32_t y = i / output.res, x = i % output.res;
     const size_t plane = (size_t)res * res;
     const size_t bytes = (size_t)output.res * output.res * output.channels * dtype_bytes(output.type);
-    const struct output_span rows = output_span(y, res, output.res), columns = output_span(x, res, output.res);
+    const struct output_span rows = output_span(y, res, output.res),
+                             columns = output_span(x, res, output.res);
     for (uint32_t c = 0; c < COLOR_CHANNELS; c++) {
         const uint8_t *canvas = job.canvases + (COLOR_CHANNELS * (size_t)place + c) * plane;
         auto row_at = [&](uint32_t row) {
@@ -517,10 +524,11 @@ static enum status allocate(struct color_plan *plan)
     while (plan->slice > 1 && systems + plan->slice * image + PARTS * 256 > free_bytes)
         plan->slice /= 2;
     if (systems + image + PARTS * 256 > free_bytes)
-        return status_set(STATUS_TOO_LARGE,
-                          "fused needs %.2f GB of device memory for one image, but %.2f GB are free; lower %s",
-                          1e-9 * (double)(systems + image), 1e-9 * (double)free_bytes,
-                          OPTION_OR_FIELD("--batch or --res", "batch or res"));
+        return status_set(
+            STATUS_TOO_LARGE,
+            "fused needs %.2f GB of device memory for one image, but %.2f GB are free; lower %s",
+            1e-9 * (double)(systems + image), 1e-9 * (double)free_bytes,
+            OPTION_OR_FIELD("--batch or --res", "batch or res"));
     size_t offsets[PARTS];
     for (int i = 0; i < PARTS; i++) {
         offsets[i] = end;
@@ -549,9 +557,10 @@ static enum status load_kernels(struct color_plan *plan)
         cudaFuncAttributes attributes;
         CUDA_TRY(cudaFuncGetAttributes(&attributes, kernel));
     }
-    CUDA_TRY(cudaFuncSetAttribute(color_sky_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SKY_BYTES));
-    return CUDA_STATUS(cudaFuncSetAttribute(
-        object_kernel(plan), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan->object_bytes));
+    CUDA_TRY(
+        cudaFuncSetAttribute(color_sky_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SKY_BYTES));
+    return CUDA_STATUS(cudaFuncSetAttribute(object_kernel(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            (int)plan->object_bytes));
 }
 
 static enum status open_plan(struct color_plan *plan)
@@ -562,13 +571,15 @@ static enum status open_plan(struct color_plan *plan)
     int most;
     CUDA_TRY(cudaSetDevice(plan->device));
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, plan->device));
-    plan->object_bytes = (size_t)side * side * sizeof(uint16_t) + CHOICE_WORDS * COLOR_WALKERS * sizeof(uint32_t);
+    plan->object_bytes =
+        (size_t)side * side * sizeof(uint16_t) + CHOICE_WORDS * COLOR_WALKERS * sizeof(uint32_t);
     const size_t needed = 1024 + (plan->object_bytes > SKY_BYTES ? plan->object_bytes : SKY_BYTES);
     if (needed > (size_t)most)
-        return status_set(STATUS_UNAVAILABLE,
-                          "fused draws colours in %zu bytes of shared memory per block, but this device has %d; "
-                          "use omp",
-                          needed, most);
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "fused draws colours in %zu bytes of shared memory per block, but this device has %d; "
+            "use omp",
+            needed, most);
     job->rules = synth->color;
     job->lines = synth->rules;
     job->seed = synth->seed;

@@ -1,12 +1,12 @@
-/* `fused` for fractals in colour (synth/color.h): the plan, with the interface of struct fused_plan (fused.cuh).
- * docs/fused.md explains the design.
+/* `fused` for fractals in colour (synth/color.h): the plan, with the interface of struct fused_plan
+ * (fused.cuh). docs/fused.md explains the design.
  *
  *   clouds   A block computes the clouds of an image in shared memory, and stores its labels.
  *   objects  A block draws an object. Each thread is a walker. It walks twice over the same points: first it
- *            finds their extent, then it counts them in shared memory. The choices of the first walk are kept.
- *   compose  A block makes a tile of an image: it looks up each pixel, blurs the tile if the image is blurred,
- *            and writes the output.
- *   reduce   Only if the output is resized: `compose` writes canvases, which this kernel resizes. */
+ *            finds their extent, then it counts them in shared memory. The choices of the first walk are
+ * kept. compose  A block makes a tile of an image: it looks up each pixel, blurs the tile if the image is
+ * blurred, and writes the output. reduce   Only if the output is resized: `compose` writes canvases, which
+ * this kernel resizes. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_COLOR_CUH
 #define FDSL_CUDA_SYNTH_FUSED_COLOR_CUH
 

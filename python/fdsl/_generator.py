@@ -76,8 +76,7 @@ class Generator:
     formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb", "segrcdb", "fractaldb",
                   "colorfractal" or "multifractal"; "auto": that which the preset implies, else "uji", also for the preset "visualatom"
     random        "philox", or "published": the random numbers of a published set, which the preset names
-    draw          what an image of a fractal shows: "patches" or "points"; "auto": points of
-                  fractals in colour, patches of others
+    draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
     min_lit       replaces the weights of fractal classes whose images are expected to have a smaller share of set pixels than
                   this, by the class itself; 0.01 replaces nearly black images, 0 none
     seed          seed of all images, 0 to 2^64 - 1

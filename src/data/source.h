@@ -76,10 +76,11 @@ struct synth_values {
      * built-in; NULL: that of the formula. `formula` NULL: the one of the classes, else "uji". Images of the
      * formula must have labels. */
     const char *formula, *preset, *preset_file, *class_file;
-    uint32_t classes, res;      /* classes 0: all of class_file */
-    uint32_t out_res, channels; /* of the delivered u8 images; 0: `res`, and three channels of colours, else one */
-    bool crop;                  /* images of another size than `res` are cut out, not resized */
-    uint64_t batch;             /* images per run of the variant; 0: 32 */
+    uint32_t classes, res; /* classes 0: all of class_file */
+    uint32_t out_res,
+        channels;   /* of the delivered u8 images; 0: `res`, and three channels of colours, else one */
+    bool crop;      /* images of another size than `res` are cut out, not resized */
+    uint64_t batch; /* images per run of the variant; 0: 32 */
 };
 
 /* The values of `counter`. */

@@ -95,8 +95,8 @@ struct fdsl_config {
 
     /* The images. Classes come from class_table, class_list, class_file, or preset. */
     const char *formula; /* "uji": the paper's code; "visualatom": the VisualAtom data set; "rcdb"; "segrcdb";
-                          * "fractaldb"; "colorfractal"; "multifractal"; "auto" (default): that which the preset implies, or else "uji", also
-                          * for the preset "visualatom" */
+                          * "fractaldb"; "colorfractal"; "multifractal"; "auto" (default): that which the
+                          * preset implies, or else "uji", also for the preset "visualatom" */
     uint64_t seed;       /* seed of all images; default 0; published images have none */
     uint32_t res;     /* side of the canvas in pixels, 1 to 16384; 0 (default): that of the formula or of the
                        * preset: 362 for FractalDB, 224 for fractals in colour, 512 for most others */
@@ -104,7 +104,8 @@ struct fdsl_config {
                        * from the preset's ranges; if the preset is a list, its first classes are used */
     const char *preset;      /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", "fractaldb-1k",
                                 "fractaldb-10k", "ofdb-1k", "ofdb-21k", "1p-frac", "fractal-color-1k",
-                                "multifractal-1k", or the lists "paper-1000" and "lowercompute-1000"; NULL (default): the preset with the name of the formula */
+                                "multifractal-1k", or the lists "paper-1000" and "lowercompute-1000"; NULL
+                                (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
     const char *class_file;  /* CSV file with the classes, or class files of a published script (a folder of
                                 them, or one), instead of a preset; NULL (default): none */
@@ -114,8 +115,8 @@ struct fdsl_config {
     /* The output. A canvas becomes an image of out_res * out_res pixels. */
     uint32_t out_res;   /* side of an image in pixels, 1 to 16384; 0 (default): res */
     const char *fit;    /* "resize" (default): mean over the covered area; "crop": a randomly placed square */
-    uint32_t channels;  /* 1, or 3 with the same gray in each, unless the formula draws colours, which have 3; 0
-                         * (default): 3 of colours, else 1 */
+    uint32_t channels;  /* 1, or 3 with the same gray in each, unless the formula draws colours, which have 3;
+                         * 0  (default): 3 of colours, else 1 */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; floating-point values are (gray / 255 -
                          * mean) / std */
@@ -131,8 +132,8 @@ struct fdsl_config {
 
     const struct fdsl_class_table *class_table; /* the classes, instead of a preset; NULL (default): none */
     const char *random; /* "philox" (default), or "published": the random numbers of a published set */
-    const char *draw; /* of fractals: "patches", or "points", which are not random; "auto" (default): points
-                       * of fractals in colour, patches of others */
+    const char *draw; /* of fractals: "patches", or "points", which are not random; "auto" (default): patches
+                       * if the formula draws fractals */
     double min_lit;   /* replaces weights of fractal classes whose images of patches have a smaller expected
                        * share of set pixels by the unweighted class; 0 (default): none */
 };
@@ -557,10 +558,11 @@ enum fdsl_field {
     FDSL_TARGETS = 4, /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
                        * image. They add up to 1, or to less if one of the two images is masked: its part is
                        * 0 */
-    FDSL_MASKS = 5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
-                    * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
-                    * each pixel shows, 0: background; 255 in all pixels: the sample is masked. If
-                    * multi_hot of struct fdsl_stream_info is 1: (count, classes) in u8, the multi-hot labels */
+    FDSL_MASKS =
+        5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
+           * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
+           * each pixel shows, 0: background; 255 in all pixels: the sample is masked. If
+           * multi_hot of struct fdsl_stream_info is 1: (count, classes) in u8, the multi-hot labels */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */

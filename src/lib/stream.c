@@ -897,7 +897,8 @@ static enum status check_labels(const struct fdsl_stream *stream, const char *na
 {
     if (stream->info.mask_bytes)
         return status_set(STATUS_USAGE, "%s: the images have %s instead of labels", name,
-                          stream->info.multi_hot ? "multi-hot labels, which are the masks of a batch," : "masks");
+                          stream->info.multi_hot ? "multi-hot labels, which are the masks of a batch,"
+                                                 : "masks");
     return !stream->source->rows || rows_labelled(stream->source->rows)
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%s: the rows have no labels", name);

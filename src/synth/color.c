@@ -44,10 +44,11 @@ enum status color_check(const struct formula *formula, const struct class_row *r
         const double *map = row->value + 1 + 7 * m, most = stretch(map);
         sum += map[6];
         if (most > 1 + 1e-5)
-            return status_set(STATUS_USAGE,
-                              "map %u stretches by %.9g; the largest singular value of a%u, b%u, c%u, d%u must "
-                              "be at most 1",
-                              m + 1, most, m + 1, m + 1, m + 1, m + 1);
+            return status_set(
+                STATUS_USAGE,
+                "map %u stretches by %.9g; the largest singular value of a%u, b%u, c%u, d%u must "
+                "be at most 1",
+                m + 1, most, m + 1, m + 1, m + 1, m + 1);
     }
     for (uint32_t i = 1 + 7 * maps; i < COLOR_PARAMETERS; i++)
         if (row->value[i] != 0)
@@ -125,8 +126,8 @@ FDSL_FMA_CLONES static void walk_plain(const struct walk *walk, struct scratch *
 
 #define LANES 16u /* walkers at a time */
 
-/* Computes the same points as walk_plain(), several walkers at a time. The compiler makes vectors of the loops
- * over lanes. */
+/* Computes the same points as walk_plain(), several walkers at a time. The compiler makes vectors of the
+ * loops over lanes. */
 static inline __attribute__((always_inline)) void walk_lanes(const struct walk *walk, struct scratch *scratch)
 {
     const uint32_t below[3] = {walk->below[0], walk->below[1], walk->below[2]};
@@ -227,8 +228,7 @@ static void spread(uint32_t side, uint32_t pattern, const uint16_t *counts, uint
         for (int32_t y = down < 0; y <= last - (down > 0); y++)
             for (int32_t x = right < 0; x <= last - (right > 0); x++)
                 sums[(y + down) * (int32_t)side + x + right] =
-                    (uint16_t)(sums[(y + down) * (int32_t)side + x + right] +
-                               counts[y * (int32_t)side + x]);
+                    (uint16_t)(sums[(y + down) * (int32_t)side + x + right] + counts[y * (int32_t)side + x]);
     }
 }
 
@@ -298,12 +298,13 @@ static void row_fast(const struct color_view *view, uint32_t y, uint32_t *row)
     const uint32_t v = y * view->sky_step;
     const uint8_t *above = view->sky + (v >> 16) * COLOR_SKY;
     for (uint32_t x = 0, u = 0; x < view->res; x++, u += view->sky_step)
-        row[x] = view->palettes[(color_mix(above, above + COLOR_SKY, u >> 16, (u >> 16) + 1, u, v) + 32768) >> 16];
+        row[x] =
+            view->palettes[(color_mix(above, above + COLOR_SKY, u >> 16, (u >> 16) + 1, u, v) + 32768) >> 16];
     for (uint32_t slot = 0; slot < view->objects; slot++) {
         const struct color_place *place = &view->place[slot];
-        const int32_t end = place->x + (int32_t)place->side;
+        const int32_t end = place->x + (int32_t)place->width;
         const uint32_t *palette = view->palettes + (1 + slot) * COLOR_PALETTE;
-        if ((uint32_t)((int32_t)y - place->y) >= place->side || end <= 0)
+        if ((uint32_t)((int32_t)y - place->y) >= place->height || end <= 0)
             continue;
         for (uint32_t x = place->x > 0 ? (uint32_t)place->x : 0; x < view->res && x < (uint32_t)end; x++) {
             const uint32_t grade = color_grade_at(view, slot, x, y);
@@ -345,7 +346,8 @@ static void compose(const struct color_view *view, row_function *fill, uint32_t 
 }
 
 static void draw(const struct color_rules *rules, const struct color_system *systems, struct philox_key key,
-                 uint32_t class_index, walk_function *run, row_function *fill, struct scratch *scratch, uint8_t *canvas)
+                 uint32_t class_index, walk_function *run, row_function *fill, struct scratch *scratch,
+                 uint8_t *canvas)
 {
     const uint32_t side = color_side(rules), pattern = color_pattern(rules, key);
     struct color_view view = {.objects = color_objects(rules, key),
@@ -367,7 +369,7 @@ static void draw(const struct color_rules *rules, const struct color_system *sys
     for (uint32_t slot = 0; slot <= view.objects; slot++)
         for (uint32_t i = 0; i < COLOR_PALETTE; i++)
             scratch->palettes[slot * COLOR_PALETTE + i] = color_of(color_tint(key, slot), slot, i);
-    compose(&view, fill, color_blur(rules, key), scratch->rows, canvas);
+    compose(&view, fill, color_blur(key), scratch->rows, canvas);
 }
 
 void color_draw(const struct color_rules *rules, const struct color_system *systems, struct philox_key key,

@@ -1,10 +1,10 @@
 /* The definition of the colour images of the family COLOR, shared by host and device code.
  *
  * A class is a system of 2 to 4 affine maps with singular values of at most 1. An object is a fractal of a
- * class: independent walkers apply maps that random numbers choose, the visits of each cell of a square raster
- * are counted, and the count of a cell becomes a grade of 1 to 255, relative to the largest count. A palette
- * turns grades into colours. Objects lie over a background of random clouds. docs/formulas.md defines the
- * images in full, and says what differs from the published ones.
+ * class: independent walkers apply maps that random numbers choose, the visits of each cell of a square
+ * raster are counted, and the count of a cell becomes a grade of 1 to 255, relative to the largest count. A
+ * palette turns grades into colours. Objects lie over a background of random clouds. docs/formulas.md defines
+ * the images in full, and says what differs from the published ones.
  *
  * Coordinates are float32 with explicit fused multiply-adds; everything else is in integers. No function is
  * used whose result depends on the machine, so all hosts and devices draw the same bits. All random numbers
@@ -22,13 +22,13 @@
 #include "core/status.h"
 
 #define COLOR_CHANNELS    3u
-#define COLOR_MAPS_MAX    4                         /* maps of a class */
+#define COLOR_MAPS_MAX    4                        /* maps of a class */
 #define COLOR_PARAMETERS  (1 + COLOR_MAPS_MAX * 7) /* maps, then a, b, c, d, e, f, p of each */
-#define COLOR_OBJECTS_MAX 5u                        /* objects of an image with several */
-#define COLOR_WALKERS     256u                      /* of an object */
-#define COLOR_EIGHT       8u                        /* choices per block of random words */
-#define COLOR_BLOCKS      36u                       /* blocks of choices per walker */
-#define COLOR_BURN        33u                       /* points of a walker that are not drawn */
+#define COLOR_OBJECTS_MAX 5u                       /* objects of an image with several */
+#define COLOR_WALKERS     256u                     /* of an object */
+#define COLOR_EIGHT       8u                       /* choices per block of random words */
+#define COLOR_BLOCKS      36u                      /* blocks of choices per walker */
+#define COLOR_BURN        33u                      /* points of a walker that are not drawn */
 #define COLOR_STEPS       (COLOR_EIGHT * COLOR_BLOCKS - COLOR_BURN) /* points of a walker that are drawn */
 #define COLOR_POINTS      (COLOR_WALKERS * COLOR_STEPS)             /* fewer than 2^16: a count has 16 bits */
 #define COLOR_SIDE_ONE    224u /* cells per side of the raster of an image with one object */
@@ -47,8 +47,8 @@
 /* A class, as drawing needs it. All members are 32-bit words: the struct has no gaps. */
 struct color_system {
     uint32_t id, maps;
-    uint32_t below[COLOR_MAPS_MAX];  /* map m is chosen by random numbers from below[m - 1] to below[m] - 1 */
-    float map[COLOR_MAPS_MAX][6];    /* a, b, c, d, e, f; 0 beyond `maps` */
+    uint32_t below[COLOR_MAPS_MAX]; /* map m is chosen by random numbers from below[m - 1] to below[m] - 1 */
+    float map[COLOR_MAPS_MAX][6];   /* a, b, c, d, e, f; 0 beyond `maps` */
     float factor_most[COLOR_MAPS_MAX]; /* largest factor of a perturbed map: 1.1, or less to keep its singular
                                           values at most 1 */
 };
@@ -88,19 +88,21 @@ FDSL_HD uint32_t color_objects(const struct color_rules *rules, struct philox_ke
 }
 
 /* Returns the outer weight, in 256ths, of the blur of an image along an axis; 0: it is not blurred. */
-FDSL_HD uint32_t color_blur(const struct color_rules *rules, struct philox_key key)
+FDSL_HD uint32_t color_blur(struct philox_key key)
 {
     const uint32_t word = color_block(key, 0, 0).word[1];
-    return rules->several || word & 1 ? 0 : color_between(word, 27, 70);
+    return word & 1 ? 0 : color_between(word, 27, 70);
 }
 
-/* Returns the pattern of an image: bit 3 i + j adds to the cell i - 1 rows and j - 1 columns away. */
+/* Returns the pattern of an image, which is not empty: bit 3 i + j adds to the cell i - 1 rows and j - 1
+ * columns away. */
 FDSL_HD uint32_t color_pattern(const struct color_rules *rules, struct philox_key key)
 {
-    return rules->patches ? color_block(key, 0, 0).word[2] & 511 : 16;
+    return rules->patches ? color_between(color_block(key, 0, 0).word[2], 1, 511) : 16;
 }
 
-/* Returns the index of the class of object `slot`. `class_index` is that of the image, if it has one object. */
+/* Returns the index of the class of object `slot`. `class_index` is that of the image, if it has one object.
+ */
 FDSL_HD uint32_t color_class(const struct color_rules *rules, struct philox_key key, uint32_t slot,
                              uint32_t class_index)
 {
@@ -110,29 +112,39 @@ FDSL_HD uint32_t color_class(const struct color_rules *rules, struct philox_key 
 
 /* The place of an object on the canvas. */
 struct color_place {
-    int32_t x, y;       /* its upper left pixel, which may be outside the canvas */
-    uint32_t side;      /* pixels */
-    uint32_t step;      /* cells per pixel, in 2^-16 */
-    uint32_t orientation; /* bit 0: upside down; bit 1: left and right exchanged; bit 2: transposed */
+    int32_t x, y;            /* its upper left pixel, which may be outside the canvas */
+    uint32_t width, height;  /* pixels */
+    uint32_t step_x, step_y; /* cells per pixel, in 2^-16 */
+    uint32_t orientation;    /* bit 0: upside down; bit 1: left and right exchanged; bit 2: transposed */
 };
+
+/* Returns a length that is at least a pixel. */
+FDSL_HD uint32_t color_length(uint32_t pixels)
+{
+    return pixels ? pixels : 1;
+}
 
 FDSL_HD struct color_place color_place(const struct color_rules *rules, struct philox_key key, uint32_t slot)
 {
     const struct philox_block block = color_block(key, 1 + slot, 1);
-    const uint32_t share = rules->several ? color_between(block.word[1], 9830, 39322)   /* 0.15 .. 0.6 */
-                                          : color_between(block.word[1], 39322, 65536); /* 0.6 .. 1 */
-    const uint32_t scaled = (uint32_t)((uint64_t)rules->res * share >> 16);
+    const uint32_t res = rules->res;
     struct color_place place;
-    place.side = scaled ? scaled : 1;
-    place.step = (color_side(rules) << 16) / place.side;
     place.orientation = block.word[0] & 7;
-    if (rules->several) { /* the centre is anywhere on the canvas */
-        place.x = (int32_t)philox_below(block.word[2], rules->res) - (int32_t)(place.side / 2);
-        place.y = (int32_t)philox_below(block.word[3], rules->res) - (int32_t)(place.side / 2);
-    } else {
-        place.x = (int32_t)philox_below(block.word[2], rules->res - place.side + 1);
-        place.y = (int32_t)philox_below(block.word[3], rules->res - place.side + 1);
+    if (rules->several) { /* a square, whose centre is anywhere on the canvas */
+        const uint32_t share = color_between(block.word[1], 9830, 39322); /* 0.15 .. 0.6 */
+        place.width = place.height = color_length((uint32_t)((uint64_t)res * share >> 16));
+        place.x = (int32_t)philox_below(block.word[2], res) - (int32_t)(place.width / 2);
+        place.y = (int32_t)philox_below(block.word[3], res) - (int32_t)(place.height / 2);
+    } else { /* the canvas shows 0.5 .. 2 of its extent along each axis, moved by at most 0.2 of it */
+        place.width = color_length((res << 16) / color_between(block.word[0], 32768, 131072));
+        place.height = color_length((res << 16) / color_between(block.word[1], 32768, 131072));
+        const int32_t right = (int32_t)color_between(block.word[2], 0, 26214) - 13107;
+        const int32_t down = (int32_t)color_between(block.word[3], 0, 26214) - 13107;
+        place.x = (((int32_t)res - (int32_t)place.width) >> 1) + (right * (int32_t)place.width >> 16);
+        place.y = (((int32_t)res - (int32_t)place.height) >> 1) + (down * (int32_t)place.height >> 16);
     }
+    place.step_x = (color_side(rules) << 16) / place.width;
+    place.step_y = (color_side(rules) << 16) / place.height;
     return place;
 }
 
@@ -161,7 +173,8 @@ FDSL_HD struct color_jitter color_jitter(const struct color_rules *rules, const 
 }
 
 /* Returns value `i` of map `m` of an object. */
-FDSL_HD float color_value(const struct color_system *system, struct color_jitter jitter, uint32_t m, uint32_t i)
+FDSL_HD float color_value(const struct color_system *system, struct color_jitter jitter, uint32_t m,
+                          uint32_t i)
 {
     return system->map[m][i] * (m == jitter.map ? jitter.factor : 1.0f);
 }
@@ -237,7 +250,7 @@ FDSL_HD uint32_t color_grade(uint32_t count, uint32_t most)
  * four neighbours plus noise. Neighbours outside the square are those of the opposite side. */
 
 struct color_sky {
-    uint32_t ratio;   /* of the amplitudes of a level and of the level before it, in 2^-16: exp(-decay) */
+    uint32_t ratio; /* of the amplitudes of a level and of the level before it, in 2^-16: exp(-decay) */
     int32_t corner[4];
 };
 
@@ -287,8 +300,8 @@ struct color_spot {
     uint32_t row, column;
 };
 
-/* Returns the spot of value `number` of a phase of a level. Values are numbered row by row. Rows of edges have
- * one value less and one more in turn, so two rows together have 2 * cells + 1 values. */
+/* Returns the spot of value `number` of a phase of a level. Values are numbered row by row. Rows of edges
+ * have one value less and one more in turn, so two rows together have 2 * cells + 1 values. */
 FDSL_HD struct color_spot color_spot(uint32_t level, uint32_t phase, uint32_t number)
 {
     const uint32_t cells = 1u << (level - 1), half = (COLOR_SKY - 1) >> level;
@@ -418,11 +431,11 @@ FDSL_HD uint32_t color_mix(const uint8_t *above, const uint8_t *below, uint32_t 
            down * ((256 - to_right) * below[left] + to_right * below[right]);
 }
 
-/* Returns the position in a raster, in 2^-16 cells, of pixel `i` of an object. */
-FDSL_HD uint32_t color_position(const struct color_place *place, uint32_t side, uint32_t i, bool turned)
+/* Returns the position in a raster, in 2^-16 cells, of pixel `i` of an object with this step. */
+FDSL_HD uint32_t color_position(uint32_t step, uint32_t side, uint32_t i, bool turned)
 {
     const int32_t last = (int32_t)((side - 1) << 16);
-    int32_t at = (int32_t)(i * place->step + (place->step >> 1)) - 32768;
+    int32_t at = (int32_t)(i * step + (step >> 1)) - 32768;
     at = at < 0 ? 0 : at > last ? last : at;
     return (uint32_t)(turned ? last - at : at);
 }
@@ -433,10 +446,10 @@ FDSL_HD uint32_t color_grade_at(const struct color_view *view, uint32_t slot, ui
 {
     const struct color_place *place = &view->place[slot];
     const uint32_t column = (uint32_t)((int32_t)x - place->x), row = (uint32_t)((int32_t)y - place->y);
-    if (column >= place->side || row >= place->side) /* negative numbers are large ones */
+    if (column >= place->width || row >= place->height) /* negative numbers are large ones */
         return 0;
-    const uint32_t across = color_position(place, view->side, column, place->orientation & 2);
-    const uint32_t along = color_position(place, view->side, row, place->orientation & 1);
+    const uint32_t across = color_position(place->step_x, view->side, column, place->orientation & 2);
+    const uint32_t along = color_position(place->step_y, view->side, row, place->orientation & 1);
     const bool transposed = place->orientation & 4;
     const uint32_t u = transposed ? along : across, v = transposed ? across : along;
     const uint32_t left = u >> 16, up = v >> 16, last = view->side - 1;
@@ -485,9 +498,9 @@ enum status color_check(const struct formula *formula, const struct class_row *r
 /* Returns the bytes that color_draw() needs beside the canvas. */
 size_t color_scratch_bytes(const struct color_rules *rules);
 
-/* Draws an image. `systems`: all classes. `class_index`: the image's class, if it has one object. `canvas` has
- * three planes of res * res bytes: red, green, blue. `scratch` is aligned to 64 bytes. Thread-safe for different
- * memory. */
+/* Draws an image. `systems`: all classes. `class_index`: the image's class, if it has one object. `canvas`
+ * has three planes of res * res bytes: red, green, blue. `scratch` is aligned to 64 bytes. Thread-safe for
+ * different memory. */
 void color_draw(const struct color_rules *rules, const struct color_system *systems, struct philox_key key,
                 uint32_t class_index, void *scratch, uint8_t *canvas);
 

@@ -449,7 +449,8 @@ static void report_written(const char *path, const struct synth *synth)
     static const char *const types[] = {
         [DTYPE_U8] = "uint8", [DTYPE_F16] = "float16", [DTYPE_BF16] = "uint16", [DTYPE_F32] = "float32"};
     char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX], masks_path[PATH_MAX];
-    const bool masks = synth_mask_bytes(synth) > 0 && npy_target_path(path, mask_target(synth), masks_path) == STATUS_OK;
+    const bool masks =
+        synth_mask_bytes(synth) > 0 && npy_target_path(path, mask_target(synth), masks_path) == STATUS_OK;
     shape_of(synth, shape);
     if (npy_target_path(path, "labels", labels_path) == STATUS_OK)
         status_note("wrote %s (%s) %s and %s (%" PRIu64 ")%s%s", path, shape, types[synth->output.type],
@@ -470,8 +471,8 @@ static void abandon(struct npy_files *files)
 /* Fetches the images of the latest run, which must be run 0, and writes them to `path`. The shape is (N, C,
  * H, W) or (N, H, W, C), in C order. The type is |u1, <f2 or <f4; bfloat16, which NumPy lacks, is stored as
  * <u2. The labels, int64 of shape (N), are written to the labels' file, and masks, |u1 of shape (N, H, W), or
- * multi-hot labels, |u1 of shape (N, classes), to their own. Keeps one image at a time in memory. Renames the files only when all are complete, so a
- * failure while writing leaves existing files unchanged. */
+ * multi-hot labels, |u1 of shape (N, classes), to their own. Keeps one image at a time in memory. Renames the
+ * files only when all are complete, so a failure while writing leaves existing files unchanged. */
 static enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                                    void *state)
 {

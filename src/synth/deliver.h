@@ -57,19 +57,20 @@ enum status picture_write_png(const char *path, const uint8_t *pixels, const str
 
 /* Writes every picture into `folder` as class-C_instance-I.png, with zero-padded numbers, its mask as
  * class-C_instance-I.mask.png, and index.tsv with the columns file, class, instance, seed, and mask if the
- * pictures have masks, or classes if they show several. Creates the folder if needed. Uses all threads if OpenMP is available. Shows progress
- * on a terminal. */
+ * pictures have masks, or classes if they show several. Creates the folder if needed. Uses all threads if
+ * OpenMP is available. Shows progress on a terminal. */
 enum status picture_write_folder(const char *folder, const struct picture *pictures, uint64_t count);
 
 /* Writes a contact sheet: the pictures, row by row, in a nearly square grid with a thin border. Shrinks them
  * by an integer factor (box filter) so that no side of the sheet exceeds 8192 pixels. Writes index.tsv to the
- * same folder, with the columns file, class, instance, seed, row, column, and classes if pictures show several. */
+ * same folder, with the columns file, class, instance, seed, row, column, and classes if pictures show
+ * several. */
 enum status picture_write_sheet(const char *path, const struct picture *pictures, uint64_t count);
 
 /* ---- NumPy files ---- */
 
-/* Stores the name of the file of a target ("labels", "masks" or "multihot"): "a/b.labels.npy" for "a/b.npy"; other names
- * get
+/* Stores the name of the file of a target ("labels", "masks" or "multihot"): "a/b.labels.npy" for "a/b.npy";
+ * other names get
  * ".labels.npy" appended. STATUS_USAGE if the name is too long. */
 enum status npy_target_path(const char *path, const char *target, char target_path[PATH_MAX]);
 

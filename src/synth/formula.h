@@ -90,8 +90,8 @@ enum formula_family {
 
 /* The targets of an image, as bits. */
 enum formula_targets {
-    TARGET_LABEL = 1, /* the number of the image's class */
-    TARGET_MASK = 2,  /* per pixel, the number of the class that it shows; 0: background */
+    TARGET_LABEL = 1,    /* the number of the image's class */
+    TARGET_MASK = 2,     /* per pixel, the number of the class that it shows; 0: background */
     TARGET_MULTI_HOT = 8 /* per class, in the order of the classes: 1 if the image shows it, else 0 */
 };
 

@@ -366,8 +366,8 @@ static struct matrix diagonal(double first, double second)
 }
 
 /* Draws a system of `maps` maps, from the word that the uniform numbers have come to: matrices
- * R(alpha) B diag(s) R(beta) C with rotations R and diagonals B and C of signs, and translations. The weighted
- * sum of the singular values is from `least` to `most`. */
+ * R(alpha) B diag(s) R(beta) C with rotations R and diagonals B and C of signs, and translations. The
+ * weighted sum of the singular values is from `least` to `most`. */
 static void draw_system(struct uniforms *uniforms, uint32_t maps, double least, double most,
                         struct ifs_system *system)
 {

@@ -91,8 +91,7 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
                           "%s: the formula %s draws no fractals, so it has nothing to choose; %s",
                           OPTION_OR_FIELD("--draw", "draw"), formula->name,
                           OPTION_OR_FIELD("drop --draw", "set draw to auto"));
-    if (wish->draw < 0)
-        wish->draw = formula->family == FAMILY_COLOR ? DRAW_POINTS : DRAW_PATCHES;
+    wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
     return wish->published ? choose_published(synth, set, wish) : STATUS_OK;
 }

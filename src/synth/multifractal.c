@@ -1,22 +1,25 @@
-/* The formulas `colorfractal` and `multifractal`: fractals in colour over clouds, one or several per image, as
- * the images of Anderson and Farrell (WACV 2022) (docs/formulas.md). */
+/* The formulas `colorfractal` and `multifractal`: fractals in colour over clouds, one or several per image,
+ * as the images of Anderson and Farrell (WACV 2022) (docs/formulas.md). */
 #include "core/portable.h"
 #include "synth/color.h"
 #include "synth/formula.h"
 #include "synth/ifs_classes.h"
 
-#define VALUE(name, most)                           \
-    {                                               \
+#define VALUE(name, most)                               \
+    {                                                   \
         name, PARAMETER_DOUBLE, -(most), most, .low = 0 \
     }
-#define MAP(m)                                                                                     \
+#define MAP(m)                                                                                           \
     VALUE("a" #m, 1.1), VALUE("b" #m, 1.1), VALUE("c" #m, 1.1), VALUE("d" #m, 1.1), VALUE("e" #m, 1000), \
-        VALUE("f" #m, 1000),                                                                       \
-    {                                                                                              \
-        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                                   \
+        VALUE("f" #m, 1000),                                                                             \
+    {                                                                                                    \
+        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                                         \
     }
 /* In the order of the values of struct color_system. Values of maps that a class does not have are 0. */
-#define PARAMETERS {{"maps", PARAMETER_INTEGER, 2, COLOR_MAPS_MAX, .low = 2}, MAP(1), MAP(2), MAP(3), MAP(4)}
+#define PARAMETERS                                                                               \
+    {                                                                                            \
+        {"maps", PARAMETER_INTEGER, 2, COLOR_MAPS_MAX, .low = 2}, MAP(1), MAP(2), MAP(3), MAP(4) \
+    }
 
 /* Formulas with different lists of parameters do not share presets. */
 static const struct formula_parameter one_parameters[] = PARAMETERS, many_parameters[] = PARAMETERS;

@@ -204,7 +204,7 @@ static bool mask_correct(const struct synth *synth, struct philox_key key, const
         color_multi_hot(&synth->color, key, slot->mask_output);
     else
         output_convert_mask(&synth->output, synth->res, key, slot->mask_canvas, synth->res,
-                        (struct output_rows){0, synth->output.res}, slot->mask_output);
+                            (struct output_rows){0, synth->output.res}, slot->mask_output);
     return memcmp(slot->mask, slot->mask_output, synth_mask_bytes(synth)) == 0;
 }
 
@@ -255,10 +255,10 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
     const size_t canvas_bytes = synth_image_bytes(synth), output_bytes = synth_output_bytes(synth);
     const size_t mask_bytes = synth_mask_bytes(synth), noise_bytes = 2 * sizeof(float) * synth->segments_max;
     const size_t converted_bytes = output_is_canvas(&synth->output) ? 0 : output_bytes;
-    const size_t scratch_bytes = synth_is_ifs(synth) ? synth->ifs.points * sizeof(struct ifs_point)
+    const size_t scratch_bytes = synth_is_ifs(synth)     ? synth->ifs.points * sizeof(struct ifs_point)
                                  : synth_is_color(synth) ? color_scratch_bytes(&synth->color)
-                                 : stream->published ? stream->stream->scratch_bytes(stream->published)
-                                                     : 0;
+                                 : stream->published     ? stream->stream->scratch_bytes(stream->published)
+                                                         : 0;
     uint64_t slot_bytes = (synth->rules.masked ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
                           2 * mask_bytes + noise_bytes + scratch_bytes;
     TRY(memory_check((uint64_t)count * slot_bytes, "--verify",

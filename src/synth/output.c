@@ -54,9 +54,9 @@ static void convert_colors(const struct synth_output *output, const uint8_t *can
     for (uint32_t y = rows.begin; y < rows.end; y++)
         for (uint32_t x = 0; x < output->res; x++)
             for (uint32_t c = 0; c < output->channels; c++)
-                output_store_channels(
-                    output, 1, canvas[c * plane_bytes + (corner.y + y) * pitch + corner.x + x], y, x, c, c + 1,
-                    image);
+                output_store_channels(output, 1,
+                                      canvas[c * plane_bytes + (corner.y + y) * pitch + corner.x + x], y, x,
+                                      c, c + 1, image);
 }
 
 /* Converts the whole canvas or a crop of it. Uses a table that holds the output pixel of each of the 256

@@ -248,7 +248,8 @@ static enum status name_as_published(struct source_facts *facts, struct maker *m
 static enum status check_encoding(const struct maker *maker)
 {
     const struct synth_output *output = &maker->synth->output;
-    if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && (output->channels == 1 || output->color)))
+    if (maker->encoding == SOURCE_NPY ||
+        (output->type == DTYPE_U8 && (output->channels == 1 || output->color)))
         return STATUS_OK;
     return status_value(STATUS_USAGE, "encode", source_encodings[maker->encoding],
                         " stores u8 images of one channel (three channels would "
@@ -313,12 +314,11 @@ static enum status read_classes(const char *path, int wanted, struct synth *synt
 static enum status check_labels(const struct synth *synth)
 {
     if (!(formulas[synth->formula]->targets & TARGET_LABEL))
-        return status_set(
-            STATUS_USAGE,
-            "an image of the formula %s shows several classes and has a %s instead of a label; "
-            "choose classes of another formula%s",
-            formulas[synth->formula]->name, synth_multi_hot(synth) ? "multi-hot label" : "mask",
-            synth_multi_hot(synth) ? ", such as --preset fractal-color-1k" : "");
+        return status_set(STATUS_USAGE,
+                          "an image of the formula %s shows several classes and has a %s instead of a label; "
+                          "choose classes of another formula%s",
+                          formulas[synth->formula]->name, synth_multi_hot(synth) ? "multi-hot label" : "mask",
+                          synth_multi_hot(synth) ? ", such as --preset fractal-color-1k" : "");
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
             return status_set(STATUS_USAGE,
@@ -367,7 +367,8 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
     synth->output.channels = synth_channels(synth, wanted->channels);
     synth->output.color = synth_is_color(synth);
     if (synth->output.color && synth->output.channels != COLOR_CHANNELS)
-        return status_value(STATUS_USAGE, "channels", "1", ": the images of the formula %s have colours; drop it",
+        return status_value(STATUS_USAGE, "channels", "1",
+                            ": the images of the formula %s have colours; drop it",
                             formulas[synth->formula]->name);
     TRY(synth_fill_tables(synth));
     output_set_scale(&synth->output, synth->res, means, deviations);

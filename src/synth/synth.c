@@ -54,10 +54,8 @@ static const struct option_spec options[] = {
      .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
              "default. NAME is one of"},
     {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws, .column = COLUMN,
-     .help =
-         "what an image of a fractal shows. patches: a square of 3 x 3 random bits for each point; points: "
-         "the points, the default of colorfractal and multifractal. Other formulas have no choice. WHAT is one "
-         "of"},
+     .help = "what an image of a fractal shows. patches: 3 x 3 random bits for each point; points: "
+             "the points, which are not random. Other formulas have no choice. WHAT is one of"},
     {"min-lit", "SHARE", OPTION_REAL, AT(min_lit), .fallback = "0", .maximum = 0.5, .column = COLUMN,
      .help = "replace the weights of fractal classes whose images of patches are expected to have a smaller "
              "share "
@@ -79,17 +77,18 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
-             "fractaldb*, ofdb*, 1p-frac, fractal-color-1k and multifractal-1k imply the formula; the others are "
-             "drawn with uji, unless "
-             "--formula visualatom is given. uji, "
-             "visualatom, lowercompute, "
-             "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
-             "sampled at random; paper-1000, "
-             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
-             "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
-             "their first N classes are used. fractaldb, fractaldb-search, 1p-frac, fractal-color-1k and "
-             "multifractal-1k have as many classes as --classes says (default: the name of --formula)"},
+     .help =
+         "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
+         "fractaldb*, ofdb*, 1p-frac, fractal-color-1k and multifractal-1k imply the formula; the others are "
+         "drawn with uji, unless "
+         "--formula visualatom is given. uji, "
+         "visualatom, lowercompute, "
+         "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
+         "sampled at random; paper-1000, "
+         "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
+         "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
+         "their first N classes are used. fractaldb, fractaldb-search, 1p-frac, fractal-color-1k and "
+         "multifractal-1k have as many classes as --classes says (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
@@ -119,8 +118,9 @@ static const struct option_spec options[] = {
      .help = "element type of the output. u8 stores grays from 0 to 255; the other types store floats that "
              "are normalised with --mean and --std. TYPE is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "1", .maximum = UINT32_MAX, .column = COLUMN,
-     .help = "channels of the output; 3 channels all have the same gray, unless the formula draws colours, which "
-             "always have 3"},
+     .help =
+         "channels of the output; 3 channels all have the same gray, unless the formula draws colours, which "
+         "always have 3"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), .fallback = "nchw", .choices = layouts, .column = COLUMN,
      .help = "memory layout of the output"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = SYNTH_RES_MAX, .column = COLUMN,
@@ -149,16 +149,17 @@ static const struct option_spec options[] = {
          "format of --write-classes. csv: one file; published: a folder DIR with one file per class, with "
          "the names and the bytes that the published script writes. FORMAT is one of"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png),
-     .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
-             "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8, and --channels 1 unless the "
-             "formula draws colours"},
-    {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet),
-     .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs what "
-             "--png needs"},
-    {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
      .help =
-         "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
-         "x.masks.npy, and multi-hot labels to x.multihot.npy"},
+         "write the images of the batch into the folder DIR as PNG files, with a list of them in "
+         "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8, and --channels 1 unless the "
+         "formula draws colours"},
+    {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet),
+     .help =
+         "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs what "
+         "--png needs"},
+    {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
+     .help = "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
+             "x.masks.npy, and multi-hot labels to x.multihot.npy"},
 };
 
 static const struct option_section sections[] = {
@@ -288,7 +289,8 @@ static enum status check_output(const struct options *given, const struct synth_
         return status_option(STATUS_USAGE, "channels", ": '%llu' is neither 1 nor 3",
                              (unsigned long long)parameters->channels);
     if (synth_is_color(synth) && parameters->channels != COLOR_CHANNELS)
-        return status_option(STATUS_USAGE, "channels", " 1: the images of the formula %s have colours; drop it",
+        return status_option(STATUS_USAGE, "channels",
+                             " 1: the images of the formula %s have colours; drop it",
                              formula_names[synth->formula]);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
         return status_value(STATUS_USAGE, "fit", "crop",
