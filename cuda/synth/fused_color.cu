@@ -17,6 +17,7 @@
 #define CHOICES       16u /* choices of a map per word */
 #define CHOICE_WORDS  (COLOR_EIGHT * COLOR_BLOCKS / CHOICES)
 #define WARPS         (COLOR_WALKERS / FUSED_WARP)
+#define OBJECT_BLOCKS 5     /* per multiprocessor: as many as fit in shared memory with COLOR_SIDE_MANY */
 #define SLICE_MAX     1024u /* images at a time */
 
 static_assert(CHOICE_WORDS * CHOICES == COLOR_BURN + COLOR_STEPS, "choices fill whole words");
@@ -279,26 +280,44 @@ static __device__ __forceinline__ color_extent extent_of_block(color_extent exte
     return extent;
 }
 
-/* Returns the count of a cell: how many points add 1 to it. */
+/* Returns how many points add 1 to each of four cells of a row: two 16-bit counts per word. `four`: number of
+ * the cells' run. No sum exceeds 16 bits, because a point adds at most 1 to a cell. */
 template <bool Patches>
-static __device__ __forceinline__ uint32_t count_at(const uint16_t *counts, uint32_t pattern, uint32_t side,
-                                                    uint32_t cell)
+static __device__ __forceinline__ uint2 counts_at(const uint32_t *counts, uint32_t pattern, uint32_t side,
+                                                  uint32_t four)
 {
     if (!Patches)
-        return counts[cell];
-    const int32_t row = (int32_t)(cell / side), column = (int32_t)(cell % side);
-    uint32_t sum = 0;
-    for (int32_t bit = 0; bit < 9; bit++) {
-        const int32_t y = row - (bit / 3 - 1), x = column - (bit % 3 - 1); /* the cell of the points */
-        if ((pattern >> bit & 1) && (uint32_t)y < side && (uint32_t)x < side)
-            sum += counts[y * (int32_t)side + x];
+        return make_uint2(counts[2 * four], counts[2 * four + 1]);
+    const uint32_t runs = side / 4, column = four % runs, words = side / 2;
+    const int32_t row = (int32_t)(four / runs);
+    uint2 sums = make_uint2(0, 0);
+#pragma unroll
+    for (int32_t i = 0; i < 3; i++) {
+        const int32_t from = row - (i - 1); /* the row of the points */
+        if ((uint32_t)from >= side)
+            continue;
+        const uint32_t *at = counts + (uint32_t)from * words + 2 * column;
+        const uint32_t before = column > 0 ? at[-1] : 0, first = at[0], second = at[1];
+        const uint32_t after = column + 1 < runs ? at[2] : 0, bits = pattern >> 3 * i;
+        if (bits & 1) { /* the points are a column to the right */
+            sums.x += first >> 16 | second << 16;
+            sums.y += second >> 16 | after << 16;
+        }
+        if (bits & 2) {
+            sums.x += first;
+            sums.y += second;
+        }
+        if (bits & 4) {
+            sums.x += first << 16 | before >> 16;
+            sums.y += second << 16 | first >> 16;
+        }
     }
-    return sum;
+    return sums;
 }
 
 /* A block draws object blockIdx.y of image blockIdx.x. */
 template <bool Patches>
-static __global__ void __launch_bounds__(COLOR_WALKERS)
+static __global__ void __launch_bounds__(COLOR_WALKERS, OBJECT_BLOCKS)
     color_object_kernel(const __grid_constant__ color_job job)
 {
     __shared__ color_map maps[COLOR_MAPS_MAX];
@@ -329,11 +348,12 @@ static __global__ void __launch_bounds__(COLOR_WALKERS)
                 color_axis(extent.y_least, extent.y_most, side), side, counts);
     __syncthreads();
 
-    const uint16_t *halves = reinterpret_cast<const uint16_t *>(counts);
     const uint32_t pattern = color_pattern(&job.rules, image.key);
     uint32_t own = 0;
-    for (uint32_t i = threadIdx.x; i < cells; i += COLOR_WALKERS)
-        own = max(own, count_at<Patches>(halves, pattern, side, i));
+    for (uint32_t i = threadIdx.x; i < cells / 4; i += COLOR_WALKERS) {
+        const uint2 four = counts_at<Patches>(counts, pattern, side, i);
+        own = max(own, max(max(four.x & 0xffff, four.x >> 16), max(four.y & 0xffff, four.y >> 16)));
+    }
     for (uint32_t step = FUSED_WARP / 2; step > 0; step /= 2)
         own = max(own, __shfl_xor_sync(FUSED_ALL, own, step));
     if (threadIdx.x % FUSED_WARP == 0)
@@ -342,11 +362,11 @@ static __global__ void __launch_bounds__(COLOR_WALKERS)
     own = most;
     uint32_t *grades = reinterpret_cast<uint32_t *>(grades_of(job, blockIdx.x, slot));
     for (uint32_t i = threadIdx.x; i < cells / 4; i += COLOR_WALKERS) {
-        uint32_t four = 0;
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++)
-            four |= color_grade(count_at<Patches>(halves, pattern, side, 4 * i + k), own) << 8 * k;
-        grades[i] = four;
+        const uint2 four = counts_at<Patches>(counts, pattern, side, i);
+        grades[i] = four.x || four.y
+                        ? color_grade(four.x & 0xffff, own) | color_grade(four.x >> 16, own) << 8 |
+                              color_grade(four.y & 0xffff, own) << 16 | color_grade(four.y >> 16, own) << 24
+                        : 0;
     }
     palette_of(job, blockIdx.x, 1 + slot)[threadIdx.x] =
         color_of(color_tint(image.key, 1 + slot), 1 + slot, threadIdx.x);
