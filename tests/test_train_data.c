@@ -76,6 +76,11 @@ Test(train_data, trains_on_every_formula_with_labels)
     EXPECT(0, "$P --variant naive --preset rcdb --classes 5 --batch 1 --write-classes c.csv --max-time 0.01");
     EXPECT(0, "$P " LIVE "--epochs 2 --class c.csv --format csv --shift 2");
     cr_expect_eq(number(out, 2, "test_loss"), loss[2]);
+    EXPECT(0, "$P " LIVE "--epochs 2 --preset fractal-color-1k --format csv --verify --export live");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    EXPECT(0, "$P " LIVE "--epochs 2 --preset fractal-color-1k --feed stored --export stored && cmp live stored");
+    EXPECT_PRINTS(2, "multi-hot label instead of a label", "$P " LIVE "--preset multifractal-1k");
+    EXPECT_PRINTS(2, "have colours", "$P " LIVE "--preset fractal-color-1k --out-res 20 --channels 1");
     EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint k --formula rcdb --format csv");
     const double tested = number(out, 1, "test_loss");
     EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv");

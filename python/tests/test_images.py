@@ -340,7 +340,7 @@ def test_classes_of_fractals_are_searched_and_survive_files(tmp_path: pathlib.Pa
         (lambda: fdsl.classes.load("/nonexistent", "fractaldb"), "/nonexistent"),
         (lambda: fdsl.classes.save(fdsl.ClassTable("uj", (), [0], [()]), "x"), "its formula 'uj' is unknown"),
         (lambda: fdsl.Generator(preset="fractaldb-1k", min_lit=0.6), "min_lit: 0.6 is out of range"),
-        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals"),
+        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals with weights"),
         (lambda: fdsl.Generator(preset="1p-frac", classes=2, min_lit=0.1), "this set has none"),
     ],
 )

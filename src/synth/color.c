@@ -175,13 +175,8 @@ __attribute__((target("avx2,fma"))) static void walk_avx2(const struct walk *wal
     walk_lanes(walk, scratch);
 }
 
-__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512"))) static void
+__attribute__((target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw"))) static void
 walk_avx512(const struct walk *walk, struct scratch *scratch)
-{
-    walk_lanes(walk, scratch);
-}
-#elif defined(__aarch64__)
-static void walk_neon(const struct walk *walk, struct scratch *scratch)
 {
     walk_lanes(walk, scratch);
 }
@@ -193,8 +188,6 @@ static walk_function *const walks[] = {
 #if defined(__x86_64__)
     [ISA_AVX2] = walk_avx2,
     [ISA_AVX512] = walk_avx512,
-#elif defined(__aarch64__)
-    [ISA_NEON] = walk_neon,
 #endif
 };
 

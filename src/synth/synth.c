@@ -252,9 +252,10 @@ static enum status check_combination(const struct options *given, const struct s
     const bool fractal = formulas[parameters->formula]->family == FAMILY_IFS;
     if (!fractal && (parameters->describe || options_given(given, "min-lit")))
         return status_option(STATUS_USAGE, parameters->describe ? "describe" : "min-lit",
-                             ": the formula %s draws no fractals; drop it, or choose fractals, such as with "
+                             ": the formula %s %s; drop it, or choose fractals, such as with "
                              "--preset fractaldb-1k",
-                             formula_names[parameters->formula]);
+                             formula_names[parameters->formula],
+                             synth_is_color(synth) ? "keeps no orbits" : "draws no fractals");
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
     if (parameters->min_lit > 0 && parameters->random)
