@@ -469,6 +469,60 @@ Test(color, pictures_have_colours)
 }
 #endif
 
+#if defined(HAVE_JPEG) && defined(HAVE_XXHASH)
+/* Runs a command in a folder; `%s` in it is the program. Returns its exit status. */
+static int run_in(const char *folder, const char *words)
+{
+    char command[600], program[300];
+    const char *given = getenv("FDSL_BENCH");
+    snprintf(program, sizeof program, "%s", given ? given : "./fdsl-bench");
+    char *absolute = realpath(program, NULL);
+    cr_assert_not_null(absolute, "%s", program);
+    snprintf(command, sizeof command, "cd %s && P=%s && %s", folder, absolute, words);
+    free(absolute);
+    const int status = system(command);
+    return status < 0 ? status : status >> 8;
+}
+
+/* Samples of prepared shards have multi-hot labels, which are those of the images, and no class. */
+Test(color, shards_have_multi_hot_labels)
+{
+    char folder[] = "/tmp/fdsl-color-XXXXXX", path[100], line[300];
+    uint8_t file[400], expected[11];
+    struct opened opened;
+    cr_assert(mkdtemp(folder));
+    open_synth(&opened, MANY " --classes 11 --batch 1 --res 24");
+    for (int jpeg = 0; jpeg < 2; jpeg++) {
+        snprintf(line, sizeof line,
+                 "$P --prepare d%d --from synth " MANY " --classes 11 --res 24 --samples 5 "
+                 "--encode %s >/dev/null 2>&1",
+                 jpeg, jpeg ? "jpeg" : "npy");
+        cr_assert_eq(run_in(folder, line), 0);
+        snprintf(line, sizeof line, "tar xf d%d/synth-000000.tar && ! ls *.cls 2>/dev/null", jpeg);
+        cr_assert_eq(run_in(folder, line), 0);
+        for (uint64_t n = 0; n < 5; n++) {
+            snprintf(path, sizeof path, "%s/00000%d.multihot.npy", folder, (int)n);
+            FILE *stream = fopen(path, "rb");
+            cr_assert_not_null(stream, "%s", path);
+            const size_t size = fread(file, 1, sizeof file, stream);
+            fclose(stream);
+            cr_assert(size > 11 && memmem(file, size, "'|u1'", 5) && memmem(file, size, "(11,)", 5));
+            color_multi_hot(&opened.synth->color, synth_image_key(opened.synth, (struct synth_image){0, n}),
+                            expected);
+            cr_expect_eq(memcmp(file + size - 11, expected, 11), 0, "%s", path);
+        }
+    }
+    cr_expect_eq(run_in(folder, "$P --variant shards --data d0 --verify --max-time 0.1 >/dev/null 2>&1"), 0);
+    cr_expect_eq(run_in(folder,
+                        "$P --prepare d2 --from synth " MANY " --samples 5 --store imagefolder 2>&1 | "
+                        "grep -q 'needs one class per image'"),
+                 0);
+    snprintf(line, sizeof line, "rm -r %s", folder);
+    cr_expect_eq(system(line), 0);
+    close_synth(&opened);
+}
+#endif
+
 /* ---- Class lists ---- */
 
 static void expect_refused(const double *values, const char *piece)
