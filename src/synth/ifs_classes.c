@@ -405,7 +405,7 @@ enum status ifs_sampled_rows(const struct formula_preset *preset, uint32_t count
     for (uint32_t c = 0; c < count; c++) {
         struct uniforms uniforms = {.key = ifs_mask_key(&rules, 0, c, 0)};
         struct ifs_system system;
-        const uint32_t maps = (uint32_t)next_uniform(&uniforms, 2, SAMPLED_MAPS_MAX + 1);
+        const uint32_t maps = 2 + (uint32_t)(3 * next_uniform(&uniforms, 0, 1));
         draw_system(&uniforms, maps, (5 + maps) / 2.0, (6 + maps) / 2.0, &system);
         system.id = c;
         ifs_row(&system, &rows[c]);
