@@ -101,9 +101,9 @@ static inline void run_program(const struct fdsl_config *config, const char *wor
            "--fit %s --formula %s --seed %llu %s --npy x.npy --min-samples 1 --min-time 0 --max-time 0 "
            "--warmups 0 "
            "--warmup-time 0 2>&1",
-           COUNT, CLASSES, config->out_res, config->channels, config->layout, config->dtype, config->fit,
-           strcmp(config->formula, "auto") == 0 ? "uji" : config->formula, (unsigned long long)config->seed,
-           words);
+           COUNT, CLASSES, config->out_res, config->channels ? config->channels : 1, config->layout,
+           config->dtype, config->fit, strcmp(config->formula, "auto") == 0 ? "uji" : config->formula,
+           (unsigned long long)config->seed, words);
     read_tail("x.npy", reference, COUNT * bytes);
     read_tail("x.labels.npy", reference_labels, sizeof reference_labels);
 }

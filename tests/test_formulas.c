@@ -729,6 +729,12 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
                  "--res: 12 pixels per side");
     expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --draw points --random published",
                  "drop --class");
+    expect_usage("--preset multifractal-1k --channels 1", "have colours; drop it");
+    expect_usage("--formula colorfractal --preset multifractal-1k",
+                 "multifractal-1k is a preset of the formula multifractal, not of colorfractal");
+    expect_usage("--formula multifractal --preset-file x --preset y --classes 3", "has no ranges");
+    expect_usage("--preset fractal-color-1k --random published", "unseeded generators");
+    expect_usage("--preset fractal-color-1k --min-lit 0.1", "keeps no orbits");
     expect_usage("--preset segrcbd --classes 3", "did you mean [segrcdb]?");
     expect_usage("--preset segrcbd", "did you mean [segrcdb]?");
     expect_usage("--preset visualatom", "--preset has an effect only with --classes; add --classes N");
@@ -763,7 +769,9 @@ Test(formulas, the_columns_of_a_list_imply_the_formula)
             close(file);
             snprintf(words, sizeof words, "--class %s --batch 1", path);
             open_synth(&opened, words);
-            cr_expect_eq(opened.synth->formula, f == FORMULA_VISUALATOM ? FORMULA_UJI : (enum formula_id)f);
+            cr_expect_eq(opened.synth->formula, f == FORMULA_VISUALATOM     ? FORMULA_UJI
+                                                : f == FORMULA_MULTIFRACTAL ? FORMULA_COLORFRACTAL
+                                                                            : (enum formula_id)f);
             close_synth(&opened);
             unlink(path);
         }
@@ -818,9 +826,10 @@ Test(formulas, the_page_lists_all_formulas)
         const struct line_rules rules = line_rules_of((enum formula_id)f);
 #define ADD(...) length += (size_t)snprintf(rows + length, sizeof rows - length, __VA_ARGS__)
         ADD("| `%s` | %s | %s | %u | %u |", formula->name, formula->summary,
-            formula->targets == TARGET_MASK    ? "mask"
-            : formula->targets == TARGET_LABEL ? "label"
-                                               : "label, points",
+            formula->targets == TARGET_MASK        ? "mask"
+            : formula->targets == TARGET_MULTI_HOT ? "multi-hot label"
+            : formula->targets == TARGET_LABEL     ? "label"
+                                                   : "label, points",
             (unsigned)rules.background, (unsigned)rules.shapes);
         const size_t count = formula->parameter_count;
         for (size_t i = 0; i < count; i++)

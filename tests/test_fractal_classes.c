@@ -377,7 +377,7 @@ Test(fractal_files, copies_of_published_sets_are_verified)
     uint8_t *black = calloc(362, 362);
     snprintf(path, sizeof path, "%s/patches/00002/00002_03_count_0_flip0.png", folder);
     EXPECT(0, "cp %s kept.png", path);
-    must(picture_write_png(path, black, 362, 362));
+    must(picture_write_png(path, black, &(struct png_shape){362, 362, 1}));
     free(black);
     EXPECT_PRINTS(3, "329 of 330 images equal", "$P verify-published patches --preset fractaldb-1k");
     EXPECT_OUT("00002_03_count_0_flip0.png: 0.00 % of the", "instead of 50.1 %");

@@ -109,8 +109,9 @@ Test(picture, written_pictures_are_read_back, .init = make_folder)
     cr_assert_eq(picture_available(), STATUS_OK);
     for (uint32_t i = 0; i < COUNT_OF(sizes); i++) {
         uint8_t *pixels = noisy_pixels(i, (size_t)sizes[i][0] * sizes[i][1]);
-        cr_assert_eq(picture_write_png(inside("a.png"), pixels, sizes[i][0], sizes[i][1]), STATUS_OK, "%s",
-                     status_text());
+        cr_assert_eq(
+            picture_write_png(inside("a.png"), pixels, &(struct png_shape){sizes[i][0], sizes[i][1], 1}),
+            STATUS_OK, "%s", status_text());
         expect_png(inside("a.png"), pixels, sizes[i][0], sizes[i][1]);
         free(pixels);
     }
@@ -120,22 +121,25 @@ Test(picture, written_pictures_are_read_back, .init = make_folder)
 Test(picture, impossible_sizes_are_refused, .init = make_folder)
 {
     uint8_t pixel = 0;
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 0, 1), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1, 0), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 65536, 65536), STATUS_USAGE);
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, UINT32_MAX, 1), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){0, 1, 1}), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1, 0, 1}), STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){65536, 65536, 1}),
+                 STATUS_USAGE);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){UINT32_MAX, 1, 1}),
+                 STATUS_USAGE);
     /* This width is within the program's limit but exceeds libpng's. libpng refuses it before it reads
      * pixels, and its message must be relayed. */
-    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1000001, 1), STATUS_FAILED);
+    cr_assert_eq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1000001, 1, 1}),
+                 STATUS_FAILED);
     cr_assert(strstr(status_text(), "a.png: libpng: "), "%s", status_text());
     expect_files(0);
 }
 
 Test(picture, a_folder_has_its_pictures_and_an_index, .init = make_folder)
 {
-    struct picture pictures[3] = {{NULL, NULL, 16, 0, 9, 5},
-                                  {NULL, NULL, 16, 12, 10, 5},
-                                  {NULL, NULL, 16, 3, 0, 18446744073709551615u}};
+    struct picture pictures[3] = {{NULL, NULL, 16, 0, 9, 5, false, NULL},
+                                  {NULL, NULL, 16, 12, 10, 5, false, NULL},
+                                  {NULL, NULL, 16, 3, 0, 18446744073709551615u, false, NULL}};
     uint8_t *pixels[3];
     for (uint32_t i = 0; i < 3; i++)
         pictures[i].pixels = pixels[i] = noisy_pixels(i, 256);
@@ -163,7 +167,7 @@ Test(picture, a_folder_has_its_pictures_and_an_index, .init = make_folder)
 Test(picture, an_empty_name_is_the_current_folder, .init = make_folder)
 {
     uint8_t pixel = 77;
-    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0, false, NULL};
     cr_assert_eq(chdir(folder), 0);
     cr_assert_eq(picture_check_folder(""), STATUS_OK, "%s", status_text());
     cr_assert_eq(picture_write_folder("", &picture, 1), STATUS_OK, "%s", status_text());
@@ -181,7 +185,7 @@ Test(picture, failures_of_threads_are_returned, .init = make_folder)
     uint8_t *pixels = noisy_pixels(1, 256);
     struct picture pictures[COUNT];
     for (uint32_t i = 0; i < COUNT; i++)
-        pictures[i] = (struct picture){pixels, NULL, 16, 0, i, 0};
+        pictures[i] = (struct picture){pixels, NULL, 16, 0, i, 0, false, NULL};
     cr_assert_eq(mkdir(inside("class-0_instance-33.png"), 0777), 0);
     cr_assert_eq(picture_write_folder(folder, pictures, COUNT), STATUS_FAILED);
     cr_assert(strstr(status_text(), "class-0_instance-33.png"), "%s", status_text());
@@ -218,7 +222,7 @@ Test(picture, folders_are_checked, .init = make_folder)
 Test(picture, folders_are_created, .init = make_folder)
 {
     uint8_t pixel = 0;
-    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0, false, NULL};
     cr_assert_eq(picture_write_folder(inside("new/deep/"), &picture, 1), STATUS_OK, "%s", status_text());
     cr_assert_eq(access(inside("new/deep/index.tsv"), R_OK), 0);
     cr_assert_eq(access(inside("new/deep/class-0_instance-0.png"), R_OK), 0);
@@ -230,7 +234,7 @@ Test(picture, folders_are_created, .init = make_folder)
 Test(picture, an_unwritable_folder_is_refused, .init = make_folder)
 {
     uint8_t pixel = 0;
-    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0, false, NULL};
     if (geteuid() ==
         0) { /* root may write anywhere, so switch to another user, who owns the folder and can remove it */
         cr_assert_eq(chown(folder, 65534, 65534), 0);
@@ -243,7 +247,7 @@ Test(picture, an_unwritable_folder_is_refused, .init = make_folder)
     cr_assert_eq(picture_check_folder(inside("new")), STATUS_USAGE);
     cr_assert_neq(picture_write_folder(folder, &picture, 1), STATUS_OK);
     cr_assert_neq(picture_write_sheet(inside("sheet.png"), &picture, 1), STATUS_OK);
-    cr_assert_neq(picture_write_png(inside("a.png"), &pixel, 1, 1), STATUS_OK);
+    cr_assert_neq(picture_write_png(inside("a.png"), &pixel, &(struct png_shape){1, 1, 1}), STATUS_OK);
     expect_files(0);
 }
 
@@ -258,7 +262,7 @@ Test(picture, a_sheet_has_rows_columns_and_borders, .init = make_folder)
     uint8_t *pixels[5];
     for (uint32_t i = 0; i < 5; i++) {
         pixels[i] = noisy_pixels(i, SIDE * SIDE);
-        pictures[i] = (struct picture){pixels[i], NULL, SIDE, i, 2 * i, 8};
+        pictures[i] = (struct picture){pixels[i], NULL, SIDE, i, 2 * i, 8, false, NULL};
     }
     cr_assert_eq(picture_write_sheet(inside("sheet.png"), pictures, 5), STATUS_OK, "%s", status_text());
     uint8_t *sheet = read_png(inside("sheet.png"), WIDTH, HEIGHT);
@@ -295,7 +299,7 @@ Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
     pixels[(size_t)SIDE * SIDE - 1] = 200; /* the corner: a box of one pixel */
     struct picture pictures[4];
     for (uint32_t i = 0; i < 4; i++)
-        pictures[i] = (struct picture){pixels, NULL, SIDE, i, 0, 0};
+        pictures[i] = (struct picture){pixels, NULL, SIDE, i, 0, 0, false, NULL};
     cr_assert_eq(picture_write_sheet(inside("sheet.png"), pictures, 4), STATUS_OK, "%s", status_text());
     uint8_t *sheet = read_png(inside("sheet.png"), WIDTH, WIDTH);
     for (int row = 0; row < 2; row++)
@@ -317,7 +321,7 @@ Test(picture, a_picture_above_the_maximum_side_is_halved, .init = make_folder)
 {
     uint8_t *pixels = calloc(8189, 8189);
     cr_assert_not_null(pixels);
-    struct picture picture = {pixels, NULL, 8188, 0, 0, 0};
+    struct picture picture = {pixels, NULL, 8188, 0, 0, 0, false, NULL};
     cr_assert_eq(picture_write_sheet(inside("sheet.png"), &picture, 1), STATUS_OK, "%s", status_text());
     free(read_png(inside("sheet.png"), 8192, 8192));
     picture.side = 8189;
@@ -330,7 +334,7 @@ Test(picture, a_picture_above_the_maximum_side_is_halved, .init = make_folder)
 Test(picture, impossible_sheets_are_refused)
 {
     uint8_t pixel = 0;
-    struct picture picture = {&pixel, NULL, 1, 0, 0, 0};
+    struct picture picture = {&pixel, NULL, 1, 0, 0, 0, false, NULL};
     cr_assert_eq(picture_write_sheet("/nowhere/sheet.png", &picture, 0), STATUS_USAGE);
     cr_assert_eq(picture_write_sheet("/nowhere/sheet.png", &picture, UINT64_C(1) << 40), STATUS_USAGE);
     cr_assert(strstr(status_text(), "1 to 7452900"), "%s", status_text());
@@ -345,7 +349,7 @@ Test(picture, without_libpng_pictures_are_unavailable)
     cr_assert_eq(picture_available(), STATUS_UNAVAILABLE);
     cr_assert(strstr(status_text(), "libpng"), "%s", status_text());
     cr_assert_eq(picture_check_folder(""), STATUS_UNAVAILABLE);
-    cr_assert_eq(picture_write_png("a.png", NULL, 1, 1), STATUS_UNAVAILABLE);
+    cr_assert_eq(picture_write_png("a.png", NULL, &(struct png_shape){1, 1, 1}), STATUS_UNAVAILABLE);
     cr_assert_eq(picture_write_folder("", NULL, 0), STATUS_UNAVAILABLE);
     cr_assert_eq(picture_write_sheet("a.png", NULL, 0), STATUS_UNAVAILABLE);
 }

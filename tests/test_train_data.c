@@ -76,6 +76,12 @@ Test(train_data, trains_on_every_formula_with_labels)
     EXPECT(0, "$P --variant naive --preset rcdb --classes 5 --batch 1 --write-classes c.csv --max-time 0.01");
     EXPECT(0, "$P " LIVE "--epochs 2 --class c.csv --format csv --shift 2");
     cr_expect_eq(number(out, 2, "test_loss"), loss[2]);
+    EXPECT(0, "$P " LIVE "--epochs 2 --preset fractal-color-1k --format csv --verify --export live");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    EXPECT(0, "$P " LIVE
+              "--epochs 2 --preset fractal-color-1k --feed stored --export stored && cmp live stored");
+    EXPECT_PRINTS(2, "multi-hot label instead of a label", "$P " LIVE "--preset multifractal-1k");
+    EXPECT_PRINTS(2, "have colours", "$P " LIVE "--preset fractal-color-1k --out-res 20 --channels 1");
     EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint k --formula rcdb --format csv");
     const double tested = number(out, 1, "test_loss");
     EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv");
@@ -195,7 +201,7 @@ Test(train_data, refuses_options_of_fractals_for_other_samples)
         const char *options, *message;
     } refused[] = {
         {"--data synth --formula rcdb --draw points", "--draw: the formula rcdb draws no fractals"},
-        {"--data synth --preset uji --min-lit 0.1", "--min-lit: the formula uji draws no fractals; drop it"},
+        {"--data synth --preset uji --min-lit 0.1", "--min-lit: the formula uji draws no fractals with weights; drop it"},
         {"--data synth --preset 1p-frac --min-lit 0.1", "--min-lit replaces weights, but this set has none"},
         {"--data synth --preset ofdb-1k --draw point", "--draw point is unknown; did you mean 'points'?"},
         {"--data synth --preset ofdb-1k --draw 7", "--draw 7 is unknown; use patches or points"},

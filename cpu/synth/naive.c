@@ -78,6 +78,8 @@ static enum status naive_setup(const struct resources *resources, const void *in
         naive->scratch = malloc(synth->ifs.points * sizeof(struct ifs_point));
     else if (synth_is_ifs3d(synth))
         naive->scratch = malloc(synth_solid_scratch_bytes());
+    else if (synth_is_color(synth))
+        naive->scratch = aligned_alloc(64, color_scratch_bytes(&synth->color));
     else
         naive->points = malloc(synth->vertices_max * sizeof *naive->points);
     if (!made || (canvas_bytes && !naive->canvas) || (mask_bytes && !naive->mask) ||
@@ -177,13 +179,15 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
         else if (synth_is_ifs3d(synth))
             synth_draw_solid(synth, image, naive->scratch, pixels,
                              synth_batch_cloud(synth, &naive->batch, j));
+        else if (synth_is_color(synth))
+            color_draw_plain(&synth->color, synth->colors, key, image.class_index, naive->scratch, pixels);
         else if (synth->set)
             draw_published(naive, image, pixels);
         else
             draw_image(naive, image, key, pixels);
         if (naive->canvas)
             output_convert(&synth->output, synth->res, key, naive->canvas, synth->res, finished);
-        if (mask)
+        if (mask && synth->rules.masked)
             output_convert_mask(&synth->output, synth->res, key, naive->mask, synth->res,
                                 (struct output_rows){0, synth->output.res}, mask);
     }

@@ -245,6 +245,20 @@ static bool needs_planes(const struct synth *synth)
     return synth->set || synth->rules.masked;
 }
 
+/* Returns whether images are fractals, each of which one thread draws. */
+static bool draws_fractals(const struct synth *synth)
+{
+    return synth_is_ifs(synth) || synth_is_color(synth);
+}
+
+/* Returns the bytes that a thread needs to draw fractals, beside the canvas. */
+static size_t fractal_room_bytes(const struct synth *synth)
+{
+    return synth_is_color(synth)   ? color_scratch_bytes(&synth->color)
+           : synth_is_ifs3d(synth) ? omp_solid_room_bytes()
+                                   : omp_ifs_room_bytes(synth->res);
+}
+
 /* Returns the bytes of the canvas of a fractal, which is drawn in place unless it is converted. */
 static size_t fractal_canvas_bytes(const struct synth *synth)
 {
@@ -257,11 +271,9 @@ static size_t omp_canvas_bytes(const void *state)
 {
     const struct omp *omp = state;
     const struct synth *synth = omp->synth;
-    if (synth_is_ifs(synth))
-        return (size_t)omp->threads * (omp_ifs_room_bytes(synth->res) + fractal_canvas_bytes(synth)) +
-               ifs_bank_facts(synth->bank).bytes;
-    if (synth_is_ifs3d(synth))
-        return (size_t)omp->threads * (omp_solid_room_bytes() + fractal_canvas_bytes(synth));
+    if (draws_fractals(synth))
+        return (size_t)omp->threads * (fractal_room_bytes(synth) + fractal_canvas_bytes(synth)) +
+               (synth->bank ? ifs_bank_facts(synth->bank).bytes : 0);
     if (omp->parts == 1)
         return (size_t)omp->threads *
                (pixel_bytes(omp) * canvas_pixels(omp) + (needs_planes(synth) ? planes_bytes(synth) : 0));
@@ -317,10 +329,11 @@ static size_t polygons_max(const struct synth *synth)
 static bool worker_make(const struct omp *omp, struct worker *worker)
 {
     const struct synth *synth = omp->synth;
-    if (formula_is_system(formulas[synth->formula])) {
+    if (draws_fractals(synth)) {
         const size_t bytes = fractal_canvas_bytes(synth);
-        worker->room = synth_is_ifs(synth) ? aligned_alloc(ALIGNMENT, omp_ifs_room_bytes(synth->res))
-                                           : calloc(1, omp_solid_room_bytes());
+        worker->room = aligned_alloc(ALIGNMENT, fractal_room_bytes(synth));
+        if (worker->room && synth_is_ifs3d(synth))
+            memset(worker->room, 0, fractal_room_bytes(synth)); /* it holds no drawing */
         worker->planes = bytes ? malloc(bytes) : NULL;
         return worker->room && (worker->planes || !bytes);
     }
@@ -379,7 +392,7 @@ static bool fill_state(struct omp *omp)
     for (uint32_t c = 0; c < synth->class_count; c++)
         omp->heaviest[c] = c;
     qsort_r(omp->heaviest, synth->class_count, sizeof *omp->heaviest, heavier, synth->classes);
-    if (!formula_is_system(formulas[synth->formula]))
+    if (!draws_fractals(synth))
         fill_tables(synth, (int32_t)omp->pitch, &omp->tables);
     return true;
 }
@@ -399,8 +412,8 @@ static void choose_parts(struct omp *omp)
 {
     uint64_t parts = (uint64_t)omp->threads / omp->synth->batch;
     set_parts(omp, parts < 1 ? 1 : (uint32_t)parts);
-    if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set ||
-        formula_is_system(formulas[omp->synth->formula]) || omp_canvas_bytes(omp) > memory_available_bytes())
+    if (polygons_max(omp->synth) >= UINT16_MAX || omp->synth->set || draws_fractals(omp->synth) ||
+        omp_canvas_bytes(omp) > memory_available_bytes())
         set_parts(omp, 1);
 }
 
@@ -690,7 +703,7 @@ static struct synth_image image_of(const struct omp *omp, uint64_t j)
     return synth_run_image(omp->synth, omp->latest, j);
 }
 
-/* Draws a fractal, and converts it. */
+/* Draws a fractal, from the bank if it has no colours, and converts it. */
 static void draw_fractal(void *state, uint64_t j, int thread)
 {
     struct omp *omp = state;
@@ -701,10 +714,13 @@ static void draw_fractal(void *state, uint64_t j, int thread)
     RANGE(DRAW);
     const double start_s = begin_stage(omp, RANGE_PAINTING);
     uint8_t *canvas = worker->planes ? worker->planes : finished;
-    if (synth_is_ifs(synth))
-        omp_ifs_draw(omp->kernel, synth, image, worker->room, canvas);
-    else
+    if (synth_is_color(synth))
+        color_draw(&synth->color, synth->colors, synth_image_key(synth, image), image.class_index,
+                   worker->room, canvas);
+    else if (synth_is_ifs3d(synth))
         omp_solid_draw(synth, image, worker->room, canvas, synth_batch_cloud(synth, &omp->batch, j));
+    else
+        omp_ifs_draw(omp->kernel, synth, image, worker->room, canvas);
     if (worker->planes)
         output_convert(&synth->output, synth->res, synth_image_key(synth, image), worker->planes, synth->res,
                        finished);
@@ -819,7 +835,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     const struct synth *synth = omp->synth;
     uint64_t count = synth_run_count(synth);
     omp->latest = number;
-    if (synth_is_ifs(synth)) {
+    if (draws_fractals(synth)) {
         TRY(omp_ready(omp, number));
         synth_batch_begin(synth, number, &omp->batch);
         parallel_for(omp->threads, count, draw_fractal, omp);

@@ -7,6 +7,7 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "synth/lines.h"
+#include "synth/fused_color.cuh"
 #include "synth/fused_ifs.cuh"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"
@@ -106,7 +107,8 @@ struct fused_lane {
 struct fused_plan {
     const struct synth *synth;
     struct ifs_plan
-        *ifs; /* draws fractals; then the other members are unused. NULL: the formula draws lines */
+        *ifs; /* draws fractals; then the other members are unused. NULL: the formula draws something else */
+    struct color_plan *color; /* draws fractals in colour; otherwise as `ifs` */
     int device, multiprocessors;
     bool background;      /* the streams of lanes have the lowest priority */
     struct fused_job job; /* fields that differ between slices are unset: the call, begin, count and the
@@ -200,6 +202,7 @@ static const struct fused_kernels *const kernels[] = {
 #define KERNELS_LINES(name)                &fused_##name
 #define KERNELS_IFS(name)                  nullptr
 #define KERNELS_IFS3D(name)                nullptr
+#define KERNELS_COLOR(name)                nullptr
 #define FORMULA(symbol, name, family, ...) KERNELS_##family(name),
 #include "synth/formulas.def"
 #undef FORMULA
@@ -454,9 +457,9 @@ enum status fused_open(int device, const struct synth *synth, bool background, s
     self->synth = synth;
     self->device = device;
     self->background = background;
-    enum status status = formula_is_system(formulas[synth->formula])
-                             ? ifs_plan_open(device, synth, &self->ifs)
-                             : make_plan(self);
+    enum status status = synth_is_color(synth) ? color_plan_open(device, synth, &self->color)
+                         : formula_is_system(formulas[synth->formula]) ? ifs_plan_open(device, synth, &self->ifs)
+                         : make_plan(self);
     if (status != STATUS_OK)
         fused_close(self);
     else
@@ -469,6 +472,7 @@ void fused_close(struct fused_plan *plan)
     if (!plan)
         return;
     ifs_plan_close(plan->ifs);
+    color_plan_close(plan->color);
     for (uint32_t i = 0; i < LANES_MAX; i++)
         close_lane(&plan->lanes[i]);
     destroy(plan->forked);
@@ -579,6 +583,8 @@ enum status fused_enqueue(const struct fused_plan *plan, const struct fused_call
 {
     if (plan->ifs)
         return ifs_plan_enqueue(plan->ifs, call, nullptr, count, stream);
+    if (plan->color)
+        return color_plan_enqueue(plan->color, call, nullptr, count, stream);
     struct fused_job job = plan->job;
     job.call = *call;
     return enqueue_all(plan, &job, count, stream);
@@ -589,6 +595,8 @@ enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fus
 {
     if (plan->ifs)
         return ifs_plan_enqueue(plan->ifs, nullptr, stored, count, stream);
+    if (plan->color)
+        return color_plan_enqueue(plan->color, nullptr, stored, count, stream);
     struct fused_job job = plan->job;
     job.stored = stored;
     return enqueue_all(plan, &job, count, stream);
@@ -602,6 +610,8 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
     if (plan->ifs)
         return device_clock_add(clock, painting_s,
                                 [&] { return fused_enqueue(plan, call, count, clock->stream); });
+    if (plan->color)
+        return color_plan_time(plan->color, call, clock, vertices_s, painting_s);
     job.call = *call;
     for (uint64_t begin = 0; begin < count;) {
         const struct fused_job slice = slice_at(plan, plan->lanes, &job, begin, count);
@@ -656,6 +666,8 @@ uint64_t fused_memory_bytes(const struct fused_plan *plan)
 {
     if (plan->ifs)
         return ifs_plan_bytes(plan->ifs);
+    if (plan->color)
+        return color_plan_bytes(plan->color);
     return device_input_bytes(plan->synth) +
            (uint64_t)plan->lane_count * plan->slice * image_bytes(plan, plan->lanes[0].canvases != nullptr);
 }

@@ -71,25 +71,32 @@ static __device__ __forceinline__ void store_four_u8(const output_sink &sink, si
         first | second << 8 | third << 16 | fourth << 24;
 }
 
+/* Stores planar channel `c` of pixels (y, x) .. (y, x + 3). */
+template <class Sum>
+static __device__ __forceinline__ void store_plane(const output_sink &sink, uint32_t c, uint32_t y,
+                                                   uint32_t x, const Sum sums[4])
+{
+    const struct synth_output &output = sink.output;
+    size_t i = output_index(&output, c, y, x);
+    if (output.type == DTYPE_U8) {
+        store_four_u8(sink, i, fused_value_u8(sums[0], sink.area), fused_value_u8(sums[1], sink.area),
+                      fused_value_u8(sums[2], sink.area), fused_value_u8(sums[3], sink.area));
+        return;
+    }
+    float values[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        values[k] = output_value(sums[k], output.scale[c], output.bias[c]);
+    store_four(sink, i, values);
+}
+
 /* Stores pixels (y, x) .. (y, x + 3) of an image with a single channel or with planar channels. */
 template <class Sum>
 static __device__ __forceinline__ void store_planes(const output_sink &sink, uint32_t y, uint32_t x,
                                                     const Sum sums[4])
 {
-    const struct synth_output &output = sink.output;
-    for (uint32_t c = 0; c < output.channels; c++) {
-        size_t i = output_index(&output, c, y, x);
-        if (output.type == DTYPE_U8) {
-            store_four_u8(sink, i, fused_value_u8(sums[0], sink.area), fused_value_u8(sums[1], sink.area),
-                          fused_value_u8(sums[2], sink.area), fused_value_u8(sums[3], sink.area));
-            continue;
-        }
-        float values[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            values[k] = output_value(sums[k], output.scale[c], output.bias[c]);
-        store_four(sink, i, values);
-    }
+    for (uint32_t c = 0; c < sink.output.channels; c++)
+        store_plane(sink, c, y, x, sums);
 }
 
 /* Stores pixels (y, x) .. (y, x + 3) of an image with three interleaved channels: twelve consecutive

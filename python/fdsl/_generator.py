@@ -60,22 +60,22 @@ class ClassTable(NamedTuple):
 class Generator:
     """Generates images by number, on the CPU or a CUDA GPU.
 
-    With N classes, image g is instance g // N of the class at index g % N; an image of "segrcdb" shows several classes.
+    With N classes, image g is instance g // N of the class at index g % N; an image of "segrcdb" or "multifractal" shows several classes.
     With the generators "naive", "omp" and "fused", its pixels depend only on the formula, the class, the seed, the
     instance, the side of the drawn image and the output format. They do not depend on the device, the batch or the
     number of threads.
 
     classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000 (for
                   "segrcdb" 254), or all classes of class_file, class_list or class_table
-    preset        such as "visualatom", "rcdb-1k", "segrcdb", "fractaldb-1k", "ofdb-1k", "1p-frac" or "exfractaldb-1k";
-                  docs/formulas.md has all. None: the preset with the name of the formula
+    preset        such as "visualatom", "rcdb-1k", "segrcdb", "fractaldb-1k", "ofdb-1k", "1p-frac", "exfractaldb-1k",
+                  "fractal-color-1k" or "multifractal-1k"; docs/formulas.md has all. None: the preset with the name of the formula
     preset_file   path of an INI file with other presets
     class_file    path of a CSV file with the classes, or of the class files of a published script (a folder, or one file),
                   instead of a preset. With formula="fractaldb" or "ifs3d", a preset then says how the classes are drawn
     class_list    sequence of Class, instead of a preset
     class_table   a ClassTable, instead of a preset
-    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb", "segrcdb", "fractaldb"
-                  or "ifs3d"; "auto": that which the preset implies, else "uji", also for the preset "visualatom"
+    formula       "uji" (as in the paper's code), "visualatom" (as in the data set), "rcdb", "segrcdb", "fractaldb", "ifs3d",
+                  "colorfractal" or "multifractal"; "auto": that which the preset implies, else "uji", also for the preset "visualatom"
     random        "philox", or "published": the random numbers of a published set, which the preset names
     draw          what an image of a fractal shows: "patches" or "points"; "auto": patches, if it is one
     min_lit       replaces the weights of fractal classes whose images are expected to have a smaller share of set pixels than
@@ -88,7 +88,7 @@ class Generator:
     fit           how res becomes out_res: "resize" (mean over the covered area) or "crop" (at a random position)
     dtype         "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch
                   or NumPy
-    channels      1, or 3 with the same gray
+    channels      1, or 3 with the same gray, unless the formula draws colours, which have 3; None: 3 of colours, else 1
     layout        "nchw" or "nhwc"
     mean, std     one number, or one per channel: values of a float dtype are (gray / 255 - mean) / std
     generator     "auto"; CPU: "omp", "naive"; CUDA: "fused", "bat", "gbase"
@@ -137,7 +137,7 @@ class Generator:
         out_res: Optional[int] = None,
         fit: str = "resize",
         dtype: Any = "uint8",
-        channels: int = 1,
+        channels: Optional[int] = None,
         layout: str = "nchw",
         mean: Union[float, Sequence[float]] = 0,
         std: Union[float, Sequence[float]] = 1,
@@ -149,7 +149,9 @@ class Generator:
         words = {name: value for name, value in locals().items() if name != "self"}
         c, self._config = configured(**words)
         number = self._open(c, None if classes is None else c.classes)
-        self._config.update(classes=number, device=self.device, formula=self._table().formula)
+        channels = self._shape[0 if c.layout == b"nchw" else 2]
+        self._config.update(classes=number, device=self.device, formula=self._table().formula, channels=channels)
+        self._config.update((name, self._config[name][:channels]) for name in ("mean", "std"))
 
     def _open(self, c: ConfigStruct, classes: Optional[int]) -> int:
         """Opens the generator and returns its number of classes. Raises ValueError if `classes` is another number."""
@@ -175,7 +177,8 @@ class Generator:
         self._shape = tuple(description.shape)
         self._full = (c.batch, *self._shape)
         side = self._shape[1]
-        self._mask_shape = (side, side) if description.mask_bytes else None
+        pixels = int(description.mask_bytes)
+        self._mask_shape = (pixels,) if description.multi_hot else (side, side) if pixels else None
         self._points_shape = (int(description.points), 3) if description.points else None
         self._dtype = _NAMES[c.dtype.decode()]
         self._accepted = (self._dtype, "uint16") if self._dtype == "bfloat16" else (self._dtype,)
@@ -261,8 +264,9 @@ class Generator:
         return words
 
     @property
-    def mask_shape(self) -> Optional[tuple[int, int]]:
-        """The shape of the mask of one image, (height, width); None if the formula defines no masks."""
+    def mask_shape(self) -> Optional[tuple[int, ...]]:
+        """The shape of the mask of one image, (height, width), or of its multi-hot label, (classes,); None if the formula
+        defines neither."""
         return self._mask_shape
 
     @property
@@ -351,8 +355,9 @@ class Generator:
 
         Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. If the formula defines
         masks, returns (images, masks): the masks have the shape (count, *mask_shape) and are uint8; a pixel is the number of
-        the class that it shows, or 0. If the images have point clouds, returns (images, labels, points): the points have the
-        shape (count, *points_shape) and are float32. Arrays own their memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
+        the class that it shows, or 0. Images of "multifractal" have multi-hot labels in place of masks, of shape
+        (count, classes): 1 if the image shows the class, else 0. If the images have point clouds, returns (images, labels,
+        points): the points have the shape (count, *points_shape) and are float32. Arrays own their memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
         `ptr` directly must wait itself.
         Raises the same exceptions as fill(), and is thread-safe.
         """
@@ -398,7 +403,7 @@ class Generator:
         device, contiguous, writable; on CUDA, aligned to 16 bytes. A PyTorch tensor, a CuPy or NumPy array, an
         fdsl.Array, or an object with __cuda_array_interface__, __array_interface__ or the buffer protocol.
         labels: None, or int64 of shape (count,), which receives the class ids; 0 if images show several classes.
-        masks: None, or uint8 of shape (count, *mask_shape), which receives the masks. Not together with next.
+        masks: None, or uint8 of shape (count, *mask_shape), which receives the masks or the multi-hot labels. Not together with next.
         points: None, or float32 of shape (count, *points_shape), which receives the point clouds. Not together with next.
         first: the number of the first image, 0 to 2^64 - 1.
         numbers: the numbers of the images, in any order: int64 or uint64 of shape (count,) on the generator's
@@ -562,7 +567,7 @@ class Generator:
             raise ValueError(f"{name}: its shape is {tuple(actual_shape)}, not {expected}")
 
 
-_DEFAULTS: dict[str, Any] = {**(Generator.__init__.__kwdefaults__ or {}), "formula": "uji", "mean": [0.0], "std": [1.0]}
+_DEFAULTS: dict[str, Any] = {**(Generator.__init__.__kwdefaults__ or {}), "formula": "uji", "channels": 1, "mean": [0.0], "std": [1.0]}
 
 
 def _reopen(config: dict[str, Any]) -> Generator:
@@ -641,7 +646,7 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
 def configured(
     classes: Any = None, *, preset: Any = None, preset_file: Any = None, class_file: Any = None, class_list: Any = None,
     class_table: Any = None, formula: Any = "auto", random: Any = "philox", draw: Any = "auto", min_lit: Any = 0, cache_dir: Any = None, seed: Any = 0, res: Any = None, out_res: Any = None, fit: Any = "resize", dtype: Any = "uint8",
-    channels: Any = 1, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
+    channels: Any = None, layout: Any = "nchw", mean: Any = 0, std: Any = 1, generator: Any = "auto", device: Any = "cpu",
     threads: Any = None, batch: Any = 256,
 ) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
     """Returns the configuration that the arguments of Generator describe, and these arguments after checking them."""
@@ -670,18 +675,21 @@ def configured(
         c.class_table = ctypes.pointer(_table_struct(class_table))
         if formula == "auto":
             c.formula = c.class_table.contents.formula
-    c.channels = integer("channels", channels, 0, _U32)
-    if c.channels not in (1, 3):
+    c.channels = 0 if channels is None else integer("channels", channels, 0, _U32)
+    if channels is not None and c.channels not in (1, 3):
         raise ValueError(f"channels: {channels} is neither 1 nor 3")
     c.dtype = _dtype(dtype).encode()
-    mean, std = _per_channel("mean", mean, c.channels), _per_channel("std", std, c.channels)
+    if channels is None and any(hasattr(value, "__len__") for value in (mean, std)):
+        c.channels = 1  # a sequence for colours needs channels=3
+    width = c.channels or CHANNELS_MAX  # one number holds for any number of channels
+    mean, std = _per_channel("mean", mean, width), _per_channel("std", std, width)
     if c.dtype == b"u8" and (set(mean), set(std)) != ({0.0}, {1.0}):
         raise ValueError("mean, std: uint8 images are not normalised; set dtype to float16, bfloat16 or float32")
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
     return c, {
         "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
         "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "min_lit": c.min_lit, "cache_dir": cache_dir, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
-        "dtype": _NAMES[c.dtype.decode()], "channels": c.channels, "layout": layout, "mean": mean, "std": std,
+        "dtype": _NAMES[c.dtype.decode()], "channels": channels, "layout": layout, "mean": mean, "std": std,
         "generator": generator, "device": device, "threads": threads, "batch": c.batch,
     }  # fmt: skip
 

@@ -70,6 +70,7 @@ class LayoutStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("strides_bytes", c_uint64 * 3),
         ("element_bytes", c_uint32), ("image_bytes", c_uint64), ("mask_bytes", c_uint64),
+        ("multi_hot", c_uint32),
         ("points", c_uint32),
     ]  # fmt: skip
 
@@ -161,6 +162,7 @@ class StreamInfoStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
         ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64), ("classes", c_uint32), ("mask_bytes", c_uint64),
+        ("multi_hot", c_uint32),
     ]  # fmt: skip
 
 

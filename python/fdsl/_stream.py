@@ -441,7 +441,8 @@ class _Stream:
         pixels = int(self.info.mask_bytes)
         side = self.shape[1] if pixels else 1
         sides = (pixels // side, side) if config.layout == b"nhwc" else (side, pixels // side)
-        self.mask_shape = sides if pixels else None  # (height, width); None: there are no masks
+        # (height, width), or (classes,) of multi-hot labels; None: there are no masks
+        self.mask_shape: Optional[tuple[int, ...]] = (pixels,) if self.info.multi_hot else sides if pixels else None
         self.labelled = source.labelled and not self.mask_shape
         self.field = ROWS if source._rows else IMAGES
         self.classes = int(self.info.classes)  # of the targets; 0: there are none
@@ -715,8 +716,9 @@ class Loader:
         return self._stream.shape
 
     @property
-    def mask_shape(self) -> Optional[tuple[int, int]]:
-        """The shape of the mask of one image, (height, width); None if the images have no masks."""
+    def mask_shape(self) -> Optional[tuple[int, ...]]:
+        """The shape of the mask of one image, (height, width), or of its multi-hot label, (classes,); None if the images
+        have neither."""
         return self._stream.mask_shape
 
     @property

@@ -74,7 +74,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"channels": 2}, ValueError, "channels: 2 is neither 1 nor 3"),
     ({"channels": 0}, ValueError, "channels: 0 is neither 1 nor 3"),
     ({"channels": 4_000_000_000}, ValueError, "channels: 4000000000 is neither 1 nor 3"),
-    ({"channels": None}, TypeError, "channels: it must be an integer"),
+    ({"channels": "1"}, TypeError, "channels: it must be an integer"),
     ({"layout": "nchv"}, ValueError, "layout: 'nchv' is unknown"),
     ({"mean": 0.5}, ValueError, "mean, std: uint8 images are not normalised"),
     ({"std": 2}, ValueError, "mean, std: uint8 images are not normalised"),

@@ -232,6 +232,36 @@ def test_point_clouds() -> None:
         fdsl.Generator(preset="exfractaldb-1k", random="published")
 
 
+def test_multi_hot_labels() -> None:
+    words: dict[str, Any] = {"preset": "multifractal-1k", "classes": 12, "res": 40, "seed": 3}
+    with fdsl.Generator(**words, batch=10) as g, fdsl.Loader(fdsl.Images(count=10, **words), 4, shuffle=False) as loader:
+        images, hot = g.generate(0, 10)
+        assert images.shape == (10, 3, 40, 40) and hot.shape == (10, 12) and hot.dtype == "uint8"
+        assert g.mask_shape == loader.mask_shape == (12,) and g.config["channels"] == 3 and g.config["mean"] == [0.0] * 3
+        assert set(content(hot)) == {0, 1} and all(1 <= row.sum() <= 5 for row in hot.numpy())
+        taken = list(loader)
+        assert [m.shape for _, m in taken] == [(4, 12), (4, 12), (2, 12)]
+        assert [b"".join(content(batch[part]) for batch in taken) for part in (0, 1)] == [content(images), content(hot)]
+        filled = numpy.empty((4, 12), "uint8")
+        assert loader.fill(numpy.empty((4, 3, 40, 40), "uint8"), masks=filled) == 4
+        assert filled.tobytes() == content(hot)[:48]
+        with pytest.raises(ValueError, match=r"masks: its shape is \(4, 11\), not \(count, 12\)"):
+            loader.fill(numpy.empty((4, 3, 40, 40), "uint8"), masks=numpy.empty((4, 11), "uint8"))
+        table = g.class_table
+        for other in (pickle.loads(pickle.dumps(g)), fdsl.Generator(class_table=table, res=40, seed=3, batch=10)):
+            with other:
+                assert [content(one) for one in other.generate(0, 10)] == [content(images), content(hot)]
+    with fdsl.Generator(4, preset="fractal-color-1k", res=30, dtype="f32", mean=0.5, layout="nhwc", batch=4) as one:
+        images, labels = one.generate()
+        assert images.shape == (4, 30, 30, 3) and labels.numpy().tolist() == [0, 1, 2, 3] and one.mask_shape is None
+        assert float(images.numpy().min()) < -0.2
+    with pytest.raises(ValueError, match="channels: the images of the formula multifractal have colours; set it to 3"):
+        fdsl.Generator(preset="multifractal-1k", channels=1)
+    with pytest.raises(ValueError, match="mean: it has 3 values for 1 channel"):
+        fdsl.Generator(preset="multifractal-1k", dtype="f32", mean=[0, 0, 0])
+    assert fdsl.Generator(preset="multifractal-1k", dtype="f32", mean=[0, 0, 1], channels=3).config["mean"] == [0.0, 0.0, 1.0]
+
+
 def test_masks_and_class_tables() -> None:
     with segrcdb() as g:
         images, masks = g.generate(1, 3)
@@ -380,7 +410,7 @@ def test_fractals_are_described(threads: Any, capfd: Any) -> None:
         (lambda: fdsl.classes.load("/nonexistent", "fractaldb"), "/nonexistent"),
         (lambda: fdsl.classes.save(fdsl.ClassTable("uj", (), [0], [()]), "x"), "its formula 'uj' is unknown"),
         (lambda: fdsl.Generator(preset="fractaldb-1k", min_lit=0.6), "min_lit: 0.6 is out of range"),
-        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals of the plane"),
+        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals with weights"),
         (lambda: fdsl.Generator(preset="1p-frac", classes=2, min_lit=0.1), "this set has none"),
     ],
 )

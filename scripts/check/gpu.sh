@@ -111,7 +111,7 @@ if ((sanitize)); then
             "$bench" --variant "$variants" --verify "${quick[@]}" --res 64 --batch 5 --vertices 64 --orbits 3 --compute 50
         check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
-        for test in formulas fractal; do
+        for test in formulas fractal color; do
             check "$tool: $test" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/tests/gpu_$test" --short
         done
     done
@@ -199,6 +199,8 @@ END
     check 'closed forms compared with the definitions' build/tests/gpu_exact
     check 'all formulas and masks compared with the references' build/tests/gpu_formulas
     check 'orbits and images of fractals compared with the references' build/tests/gpu_fractal
+    check 'fractals in colour compared with the reference' build/tests/gpu_color
+    check 'fractals in colour and their labels' "$bench" --variant fused,fused-graph,omp --verify "${quick[@]}" --preset multifractal-1k --batch 40
     check 'the matrix product of a training step' build/tests/gpu_product
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT

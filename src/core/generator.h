@@ -31,8 +31,9 @@ struct generator_numbers {
  * generator does not have the target. On a device, the pointers are to device memory. */
 struct generator_targets {
     int64_t *labels; /* one number per sample */
-    uint8_t
-        *masks;    /* per sample, the class number that each pixel of the output image shows; 0: background */
+    /* Per sample, the class number that each pixel of the output image shows, 0: background; or one byte per
+     * class: 1 if the sample shows the class. */
+    uint8_t *masks;
     float *points; /* per sample, a point cloud: x, y, z of each of its points */
 };
 

@@ -16,6 +16,7 @@
 #define MEMBERS_IMAGE         "jpg;jpeg;png;npy;ppm;bmp;pgm;tif;tiff;webp" /* default of --image */
 #define MEMBERS_LABEL         "cls;json:label;txt;folder"                  /* default of --label */
 #define MASK_MEMBER           "mask.png"                                   /* extension of a mask */
+#define MULTI_HOT_MEMBER      "multihot.npy" /* of a multi-hot label: u8 (classes) */
 
 #define MEMBER_RULES_MAX      16
 #define MEMBER_EXTENSION_MAX  64         /* bytes, with the terminating zero */

@@ -583,6 +583,10 @@ static enum status open_job(struct job *job)
                                   .layout = (enum index_layout)parameters->store,
                                   .unit_count = units,
                                   .lock = -1};
+    if (job->facts.multi_hot && job->folder.layout == INDEX_IMAGEFOLDER)
+        return status_value(STATUS_USAGE, "store", "imagefolder",
+                            " needs one class per image, but these images have multi-hot labels; drop it: "
+                            "shards have them as the member " MULTI_HOT_MEMBER);
     job->classes.masks = job->facts.masks && job->folder.layout == INDEX_IMAGEFOLDER;
     if (job->folder.layout == INDEX_IMAGEFOLDER)
         TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));

@@ -52,6 +52,8 @@ struct source_facts {
     int published_digits; /* digits of class folders, if files have the names of a published data set; or 0 */
     uint64_t period;      /* of generated samples: sample n + period equals sample n; 0: none does */
     bool masks;           /* samples have the member MASK_MEMBER, and their label is 0 */
+    bool multi_hot;       /* samples have the member MULTI_HOT_MEMBER, and no label */
+    bool colors;          /* generated images have colours; otherwise all their channels are equal */
     bool class_folders;   /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
@@ -75,14 +77,15 @@ struct synth_values {
      * they are drawn. Otherwise a preset, of `preset_file` or built-in; NULL: that of the formula. `formula`
      * NULL: the one of the classes, else "uji". Images of the formula must have labels. */
     const char *formula, *preset, *preset_file, *class_file;
-    uint32_t classes, res;      /* classes 0: all of class_file or of the preset, or 10 if a preset has any
-                                   number */
-    const char *draw;           /* what fractals show: patches or points; NULL: patches */
-    double min_lit;             /* of fractals, as struct synth has it */
-    const char *cache_dir;      /* folder that keeps the orbits of fractals; NULL: none */
-    uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
-    bool crop;                  /* images of another size than `res` are cut out, not resized */
-    uint64_t batch;             /* images per run of the variant; 0: 32 */
+    uint32_t classes, res; /* classes 0: all of class_file or of the preset, or 10 if a preset has any
+                              number */
+    const char *draw;      /* what fractals show: patches or points; NULL: patches */
+    double min_lit;        /* of fractals, as struct synth has it */
+    const char *cache_dir; /* folder that keeps the orbits of fractals; NULL: none */
+    uint32_t out_res,
+        channels;   /* of the delivered u8 images; 0: `res`, and three channels of colours, else one */
+    bool crop;      /* images of another size than `res` are cut out, not resized */
+    uint64_t batch; /* images per run of the variant; 0: 32 */
 };
 
 /* The values of `counter`. */

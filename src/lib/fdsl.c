@@ -408,20 +408,25 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
     TRY(lib_find_name("fit", config->fit, fits, &fit));
     TRY(lib_find_name("layout", config->layout, layouts, &layout));
     TRY(lib_find_name("dtype", config->dtype, dtype_names, &dtype));
-    if (config->channels != 1 && config->channels != 3)
-        return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
+    const uint32_t channels = synth_channels(synth, config->channels);
+    if (channels != 1 && channels != 3)
+        return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", channels);
+    if (synth_is_color(synth) && channels != COLOR_CHANNELS)
+        return status_set(STATUS_USAGE, "channels: the images of the formula %s have colours; set it to 3",
+                          formula_names[synth->formula]);
     if (fit + 1 == OUTPUT_CROP && out_res > res)
         return status_set(STATUS_USAGE, "out_res: %u is larger than res (%u), so it cannot be cropped",
                           out_res, res);
-    TRY(lib_check_scale(config->mean, config->std, config->channels, dtype == DTYPE_U8));
+    TRY(lib_check_scale(config->mean, config->std, channels, dtype == DTYPE_U8));
     synth->output = (struct synth_output){.type = (enum dtype)dtype,
                                           .layout = (enum output_layout)layout,
                                           .fit = out_res == res ? OUTPUT_WHOLE : (enum output_fit)(fit + 1),
                                           .res = out_res,
-                                          .channels = config->channels};
+                                          .channels = channels,
+                                          .color = synth_is_color(synth)};
     double mean[OUTPUT_CHANNELS_MAX] = {0}, deviation[OUTPUT_CHANNELS_MAX] = {1, 1, 1};
-    memcpy(mean, config->mean, config->channels * sizeof *mean);
-    memcpy(deviation, config->std, config->channels * sizeof *deviation);
+    memcpy(mean, config->mean, channels * sizeof *mean);
+    memcpy(deviation, config->std, channels * sizeof *deviation);
     output_set_scale(&synth->output, res, mean, deviation);
     return STATUS_OK;
 }
@@ -567,7 +572,6 @@ enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
     *config = (struct fdsl_config){.size = size,
                                    .formula = "auto",
                                    .fit = "resize",
-                                   .channels = 1,
                                    .layout = "nchw",
                                    .dtype = "u8",
                                    .std = {1, 1, 1},
@@ -824,6 +828,7 @@ enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fd
     layout->image_bytes = plane * channels;
     layout->mask_bytes = synth_mask_bytes(&generator->synth);
     layout->points = (uint32_t)(synth_cloud_bytes(&generator->synth) / (3 * sizeof(float)));
+    layout->multi_hot = synth_multi_hot(&generator->synth);
     return FDSL_OK;
 }
 

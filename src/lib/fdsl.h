@@ -95,16 +95,17 @@ struct fdsl_config {
 
     /* The images. Classes come from class_table, class_list, class_file, or preset. */
     const char *formula; /* "uji": the paper's code; "visualatom": the VisualAtom data set; "rcdb"; "segrcdb";
-                          * "fractaldb"; "auto" (default): that which the preset implies, or else "uji", also
-                          * for the preset "visualatom" */
+                          * "fractaldb"; "colorfractal"; "multifractal"; "auto" (default): that which the
+                          * preset implies, or else "uji", also for the preset "visualatom" */
     uint64_t seed;       /* seed of all images; default 0; published images have none */
     uint32_t res;     /* side of the canvas in pixels, 1 to 16384; 0 (default): that of the formula or of the
-                       * preset: 362 for FractalDB, 512 for most others */
+                       * preset: 362 for FractalDB, 224 for fractals in colour, 512 for most others */
     uint32_t classes; /* number of classes; 0 (default): 1000, or 254 for segrcdb. They are drawn at random
                        * from the preset's ranges; if the preset is a list, its first classes are used */
     const char *preset;      /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", "fractaldb-1k",
-                                "fractaldb-10k", "ofdb-1k", "ofdb-21k", "1p-frac", or the lists "paper-1000"
-                                and "lowercompute-1000"; NULL (default): the preset with the name of the formula */
+                                "fractaldb-10k", "ofdb-1k", "ofdb-21k", "1p-frac", "fractal-color-1k",
+                                "multifractal-1k", or the lists "paper-1000" and "lowercompute-1000"; NULL
+                                (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
     const char *class_file;  /* CSV file with the classes, or class files of a published script (a folder of
                                 them, or one), instead of a preset; NULL (default): none */
@@ -114,7 +115,8 @@ struct fdsl_config {
     /* The output. A canvas becomes an image of out_res * out_res pixels. */
     uint32_t out_res;   /* side of an image in pixels, 1 to 16384; 0 (default): res */
     const char *fit;    /* "resize" (default): mean over the covered area; "crop": a randomly placed square */
-    uint32_t channels;  /* 1 (default), or 3 with the same gray in each */
+    uint32_t channels;  /* 1, or 3 with the same gray in each, unless the formula draws colours, which have 3;
+                         * 0  (default): 3 of colours, else 1 */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; floating-point values are (gray / 255 -
                          * mean) / std */
@@ -147,6 +149,8 @@ struct fdsl_layout {
     uint64_t image_bytes;
     uint64_t mask_bytes; /* one byte per pixel of the image, row-major; 0: the formula defines no masks */
     uint32_t points;     /* of the point cloud of an image; 0: the preset has no point clouds */
+    uint32_t multi_hot;  /* 1: a mask is a multi-hot label instead: one byte per class, in the order of the
+                          * classes: 1 if the image shows the class, else 0 */
 };
 
 /* Memory for what a generator tells about images; a pointer may be NULL. On a CUDA device, all are device
@@ -154,7 +158,8 @@ struct fdsl_layout {
 struct fdsl_targets {
     size_t size;     /* sizeof(struct fdsl_targets) of the caller */
     int64_t *labels; /* the class id of each image; 0 if images show several classes */
-    uint8_t *masks;  /* mask_bytes bytes per image: the class id that each pixel shows, 0: background */
+    uint8_t *masks;  /* mask_bytes bytes per image: the class id that each pixel shows, 0: background; or the
+                      * multi-hot labels */
     float *points;   /* 3 * layout.points values per image: x, y, z of each point of its point cloud */
 };
 
@@ -562,6 +567,7 @@ struct fdsl_stream_info {
     uint64_t samples;       /* per epoch, of all ranks */
     uint32_t classes;       /* columns of FDSL_TARGETS; 0: the stream has no targets */
     uint64_t mask_bytes;    /* of one mask, one byte per pixel; 0: the stream has no masks */
+    uint32_t multi_hot;     /* 1: masks are multi-hot labels, as in struct fdsl_layout */
 };
 
 struct fdsl_batch_info {
@@ -582,9 +588,11 @@ enum fdsl_field {
     FDSL_TARGETS = 4, /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
                        * image. They add up to 1, or to less if one of the two images is masked: its part is
                        * 0 */
-    FDSL_MASKS = 5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
-                    * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
-                    * each pixel shows, 0: background; 255 in all pixels: the sample is masked */
+    FDSL_MASKS =
+        5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
+           * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
+           * each pixel shows, 0: background; 255 in all pixels: the sample is masked. If
+           * multi_hot of struct fdsl_stream_info is 1: (count, classes) in u8, the multi-hot labels */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */

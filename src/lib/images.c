@@ -22,6 +22,11 @@ static uint64_t hash_images(const struct images *images)
         hash = checksum_seeded(&synth->ifs, sizeof synth->ifs, hash);
         hash = checksum_seeded(&synth->points, sizeof synth->points, hash);
     }
+    if (synth_is_color(synth))
+        hash = checksum_seeded(&synth->color, sizeof synth->color, hash);
+    _Static_assert(sizeof *synth->colors == 33 * sizeof(uint32_t) + sizeof(uint32_t) &&
+                       sizeof synth->color == 16,
+                   "the parameters of colours have no gaps");
     _Static_assert(sizeof *synth->classes == 40 &&
                        sizeof *synth->systems == 16 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&
                        sizeof *synth->solids == 40 + IFS_MAPS_MAX * IFS3D_COEFFICIENTS * sizeof(double) &&

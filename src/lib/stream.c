@@ -32,7 +32,7 @@ struct fdsl_batch {
     void *images; /* in the memory of the stream, like `labels` and `targets` */
     int64_t *labels, *numbers, *host_labels;
     float *targets, *host_targets; /* (count, classes) */
-    uint8_t *masks;                /* (count, height, width); NULL: there are none */
+    uint8_t *masks; /* (count, height, width), or (count, classes) if info.multi_hot; NULL: there are none */
     int64_t extents[9]; /* the shape of the images, their strides, and the stride of labels and numbers */
     int64_t target_extents[4]; /* the shape and the strides of the targets */
     int64_t mask_extents[6];   /* and those of the masks */
@@ -462,6 +462,17 @@ static void set_masks(struct fdsl_stream *self)
     }
 }
 
+/* Does the same for multi-hot labels, which take the place of masks. */
+static void set_multi_hot(struct fdsl_stream *self, uint32_t classes)
+{
+    self->info.mask_bytes = classes;
+    self->info.multi_hot = 1;
+    for (uint32_t i = 0; i < self->batch_count; i++) {
+        const int64_t extents[] = {0, classes, 0, classes, 1, 0};
+        memcpy(self->batches[i].mask_extents, extents, sizeof extents);
+    }
+}
+
 /* Returns the number of axes of a sample. */
 static int sample_axes(const struct fdsl_stream *self)
 {
@@ -648,7 +659,9 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
     images_get_format(images, &self->output, &self->transform);
     set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
     TRY(allocate_batches(config, self));
-    if (synth_mask_bytes(&images->synth))
+    if (synth_multi_hot(&images->synth))
+        set_multi_hot(self, images->synth.class_count);
+    else if (synth_mask_bytes(&images->synth))
         set_masks(self);
     return self->is_part && self->device >= 0 /* join_on_device() opens it */
                ? STATUS_OK
@@ -1060,7 +1073,9 @@ enum fdsl_status fdsl_stream_wait(struct fdsl_stream *stream, double seconds)
 static enum status check_labels(const struct fdsl_stream *stream, const char *name)
 {
     if (stream->info.mask_bytes)
-        return status_set(STATUS_USAGE, "%s: the images have masks instead of labels", name);
+        return status_set(STATUS_USAGE, "%s: the images have %s instead of labels", name,
+                          stream->info.multi_hot ? "multi-hot labels, which are the masks of a batch,"
+                                                 : "masks");
     return !stream->source->rows || rows_labelled(stream->source->rows)
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%s: the rows have no labels", name);
@@ -1385,7 +1400,7 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
     }
     if (field == FDSL_MASKS) {
         tensor->data = batch->masks;
-        tensor->ndim = 3;
+        tensor->ndim = stream->info.multi_hot ? 2 : 3;
         tensor->code = 1;
         tensor->bits = 8;
         tensor->shape = batch->mask_extents;

@@ -80,12 +80,11 @@ static enum status make_folder(const char *folder)
 
 /* ---- One PNG ---- */
 
-enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height)
+enum status picture_write_png(const char *path, const uint8_t *pixels, const struct png_shape *shape)
 {
-    const struct png_shape shape = {width, height, 1};
     FREED void *bytes = NULL;
     size_t size;
-    enum status status = png_encode(pixels, &shape, &bytes, &size);
+    enum status status = png_encode(pixels, shape, &bytes, &size);
     return status == STATUS_OK ? file_write_atomic(path, bytes, size) : status_prefix(status, "%s", path);
 }
 
@@ -141,15 +140,17 @@ struct folder_job {
 
 static enum status write_one(const struct folder_job *job, const struct picture *picture)
 {
+    const struct png_shape shape = {picture->side, picture->side, picture->color ? COLOR_CHANNELS : 1};
+    const struct png_shape mask = {picture->side, picture->side, 1};
     char name[64], path[PATH_MAX];
     picture_name(name, &job->naming, picture, "png");
     TRY(join_path(path, job->folder, name));
-    TRY(picture_write_png(path, picture->pixels, picture->side, picture->side));
+    TRY(picture_write_png(path, picture->pixels, &shape));
     if (!picture->mask)
         return STATUS_OK;
     picture_name(name, &job->naming, picture, "mask.png");
     TRY(join_path(path, job->folder, name));
-    return picture_write_png(path, picture->mask, picture->side, picture->side);
+    return picture_write_png(path, picture->mask, &mask);
 }
 
 /* Records the result of one picture. Call from one thread at a time. */
@@ -204,14 +205,17 @@ static enum status write_index(const struct folder_job *job)
     if (!stream)
         return OUT_OF_MEMORY(path);
     const bool masks = job->count > 0 && job->pictures[0].mask;
-    fprintf(stream, "file\tclass\tinstance\tseed%s\n", masks ? "\tmask" : "");
+    const bool classes = job->count > 0 && job->pictures[0].classes;
+    fprintf(stream, "file\tclass\tinstance\tseed%s%s\n", masks ? "\tmask" : "", classes ? "\tclasses" : "");
     for (uint64_t i = 0; i < job->count; i++) {
         const struct picture *picture = &job->pictures[i];
         picture_name(name, &job->naming, picture, "png");
         fprintf(stream, "%s\t%" PRIu32 "\t%" PRIu64 "\t%" PRIu64, name, picture->class_id, picture->instance,
                 picture->seed);
         picture_name(name, &job->naming, picture, "mask.png");
-        fprintf(stream, masks ? "\t%s\n" : "\n", name);
+        if (masks)
+            fprintf(stream, "\t%s", name);
+        fprintf(stream, classes ? "\t%s\n" : "\n", picture->classes);
     }
     return save_text(stream, &text, &length, path);
 }
@@ -233,6 +237,7 @@ struct sheet {
     uint32_t shrink; /* picture pixels per sheet pixel, per axis */
     uint32_t pitch;  /* sheet pixels from one picture to the next */
     uint32_t width, height;
+    uint32_t channels;
     uint8_t *pixels;
 };
 
@@ -253,19 +258,21 @@ static enum status lay_out(struct sheet *sheet, const char *path, const struct p
     sheet->pitch = (side + sheet->shrink - 1) / sheet->shrink + SHEET_BORDER;
     sheet->width = sheet->columns * sheet->pitch + SHEET_BORDER;
     sheet->height = sheet->rows * sheet->pitch + SHEET_BORDER;
-    sheet->pixels = malloc((size_t)sheet->width * sheet->height);
+    sheet->channels = pictures[0].color ? COLOR_CHANNELS : 1;
+    sheet->pixels = malloc((size_t)sheet->width * sheet->height * sheet->channels);
     return sheet->pixels ? STATUS_OK : OUT_OF_MEMORY(path);
 }
 
-/* Returns the mean of the box with upper left corner (x, y), clipped to the picture. */
-static uint8_t box_mean(const struct picture *picture, uint32_t x, uint32_t y, uint32_t shrink)
+/* Returns the mean of a channel over the box with upper left corner (x, y), clipped to the picture. */
+static uint8_t box_mean(const struct picture *picture, uint32_t channels, uint32_t channel, uint32_t x,
+                        uint32_t y, uint32_t shrink)
 {
     uint32_t width = picture->side - x < shrink ? picture->side - x : shrink;
     uint32_t height = picture->side - y < shrink ? picture->side - y : shrink;
     uint64_t sum = 0, area = (uint64_t)width * height;
     for (uint32_t row = 0; row < height; row++)
         for (uint32_t column = 0; column < width; column++)
-            sum += picture->pixels[(size_t)(y + row) * picture->side + x + column];
+            sum += picture->pixels[((size_t)(y + row) * picture->side + x + column) * channels + channel];
     return (uint8_t)((sum + area / 2) / area);
 }
 
@@ -274,9 +281,10 @@ static void place(const struct sheet *sheet, const struct picture *picture, uint
     size_t left = SHEET_BORDER + (size_t)(number % sheet->columns) * sheet->pitch;
     size_t top = SHEET_BORDER + (size_t)(number / sheet->columns) * sheet->pitch;
     for (uint32_t y = 0; y < picture->side; y += sheet->shrink) {
-        uint8_t *row = sheet->pixels + (top + y / sheet->shrink) * sheet->width + left;
+        uint8_t *to = sheet->pixels + ((top + y / sheet->shrink) * sheet->width + left) * sheet->channels;
         for (uint32_t x = 0; x < picture->side; x += sheet->shrink)
-            row[x / sheet->shrink] = box_mean(picture, x, y, sheet->shrink);
+            for (uint32_t c = 0; c < sheet->channels; c++)
+                *to++ = box_mean(picture, sheet->channels, c, x, y, sheet->shrink);
     }
 }
 
@@ -291,11 +299,14 @@ static enum status write_sheet_index(const struct sheet *sheet, const char *path
     FILE *stream = open_memstream(&text, &length);
     if (!stream)
         return OUT_OF_MEMORY(index_path);
-    fprintf(stream, "file\tclass\tinstance\tseed\trow\tcolumn\n");
-    for (uint64_t i = 0; i < count; i++)
-        fprintf(stream, "%s\t%" PRIu32 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\n", name,
+    const bool classes = pictures[0].classes;
+    fprintf(stream, "file\tclass\tinstance\tseed\trow\tcolumn%s\n", classes ? "\tclasses" : "");
+    for (uint64_t i = 0; i < count; i++) {
+        fprintf(stream, "%s\t%" PRIu32 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64, name,
                 pictures[i].class_id, pictures[i].instance, pictures[i].seed, i / sheet->columns,
                 i % sheet->columns);
+        fprintf(stream, classes ? "\t%s\n" : "\n", pictures[i].classes);
+    }
     return save_text(stream, &text, &length, index_path);
 }
 
@@ -304,11 +315,12 @@ enum status picture_write_sheet(const char *path, const struct picture *pictures
     struct sheet sheet;
     TRY(picture_available());
     TRY(lay_out(&sheet, path, pictures, count));
-    memset(sheet.pixels, SHEET_GROUND, (size_t)sheet.width * sheet.height);
+    memset(sheet.pixels, SHEET_GROUND, (size_t)sheet.width * sheet.height * sheet.channels);
 #pragma omp parallel for schedule(dynamic)
     for (uint64_t i = 0; i < count; i++)
         place(&sheet, &pictures[i], i);
-    enum status status = picture_write_png(path, sheet.pixels, sheet.width, sheet.height);
+    const struct png_shape shape = {sheet.width, sheet.height, sheet.channels};
+    enum status status = picture_write_png(path, sheet.pixels, &shape);
     free(sheet.pixels);
     return status == STATUS_OK ? write_sheet_index(&sheet, path, pictures, count) : status;
 }
@@ -384,7 +396,7 @@ static enum status add_images(struct npy_files *files, const struct synth *synth
     return STATUS_OK;
 }
 
-/* Begins the file of a target, "labels", "masks" or "points". */
+/* Begins the file of a target: "labels", "masks", "multihot" or "points". */
 static enum status begin_target(struct file_writer *writer, const char *path, const char *target,
                                 const char *type, const char *shape)
 {
@@ -393,11 +405,21 @@ static enum status begin_target(struct file_writer *writer, const char *path, co
     return begin_array(writer, target_path, type, shape);
 }
 
+/* The target whose file has what takes the place of masks. */
+static const char *mask_target(const struct synth *synth)
+{
+    return synth_multi_hot(synth) ? "multihot" : "masks";
+}
+
 static enum status begin_masks(struct file_writer *writer, const char *path, const struct synth *synth)
 {
     char shape[NPY_SHAPE_MAX];
-    snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u", synth->batch, synth->output.res, synth->output.res);
-    return begin_target(writer, path, "masks", "|u1", shape);
+    if (synth_multi_hot(synth))
+        snprintf(shape, sizeof shape, "%" PRIu64 ", %u", synth->batch, synth->class_count);
+    else
+        snprintf(shape, sizeof shape, "%" PRIu64 ", %u, %u", synth->batch, synth->output.res,
+                 synth->output.res);
+    return begin_target(writer, path, mask_target(synth), "|u1", shape);
 }
 
 static enum status begin_points(struct file_writer *writer, const char *path, const struct synth *synth)
@@ -444,7 +466,9 @@ static void report_written(const char *path, const struct synth *synth)
     static const char *const types[] = {
         [DTYPE_U8] = "uint8", [DTYPE_F16] = "float16", [DTYPE_BF16] = "uint16", [DTYPE_F32] = "float32"};
     char shape[NPY_SHAPE_MAX], labels_path[PATH_MAX], more_path[PATH_MAX];
-    const char *target = synth_mask_bytes(synth) ? "masks" : synth_cloud_bytes(synth) ? "points" : NULL;
+    const char *target = synth_mask_bytes(synth)    ? mask_target(synth)
+                         : synth_cloud_bytes(synth) ? "points"
+                                                    : NULL;
     const bool more = target && npy_target_path(path, target, more_path) == STATUS_OK;
     shape_of(synth, shape);
     if (npy_target_path(path, "labels", labels_path) == STATUS_OK)
@@ -466,10 +490,10 @@ static void abandon(struct npy_files *files)
 
 /* Fetches the images of the latest run, which must be run 0, and writes them to `path`. The shape is (N, C,
  * H, W) or (N, H, W, C), in C order. The type is |u1, <f2 or <f4; bfloat16, which NumPy lacks, is stored as
- * <u2. The labels, int64 of shape (N), are written to the labels' file, masks, |u1 of shape (N, H, W), to the
- * masks' file, and point clouds, <f4 of shape (N, points, 3), to the points' file. Keeps one image at a time
- * in memory. Renames the files only when all are complete, so a failure while writing leaves existing files
- * unchanged. */
+ * <u2. The labels, int64 of shape (N), are written to the labels' file, masks, |u1 of shape (N, H, W), or
+ * multi-hot labels, |u1 of shape (N, classes), to their own, and point clouds, <f4 of shape (N, points, 3),
+ * to the points' file. Keeps one image at a time in memory. Renames the files only when all are complete, so
+ * a failure while writing leaves existing files unchanged. */
 static enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                                    void *state)
 {
@@ -599,8 +623,8 @@ enum status deliver_check(const struct options *given, const struct synth *synth
         TRY(check_npy(files->npy, "labels", target));
         TRY(check_alone(given, target));
     }
-    if (files->npy && synth->rules.masked) {
-        TRY(check_npy(files->npy, "masks", target));
+    if (files->npy && (synth->rules.masked || synth_multi_hot(synth))) {
+        TRY(check_npy(files->npy, mask_target(synth), target));
         TRY(check_alone(given, target));
     }
     if (files->npy && synth_cloud_bytes(synth)) {
@@ -670,18 +694,23 @@ static enum status deliver_pictures(const struct synth *synth, const struct deli
     TRY(memory_check(synth->batch * bytes, "writing pictures of the batch", "lower --batch or --res"));
     FREED uint8_t *pixels = malloc(synth->batch * bytes);
     FREED struct picture *pictures = calloc(synth->batch, sizeof *pictures);
-    TRY(ALLOCATED(pixels && pictures, "out of memory for pictures of the batch; lower --batch"));
+    FREED char(*classes)[SYNTH_CLASSES_TEXT] = calloc(synth->batch, sizeof *classes);
+    TRY(ALLOCATED(pixels && pictures && classes, "out of memory for pictures of the batch; lower --batch"));
     for (uint64_t j = 0; j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->stride, synth->turns, 0, j);
-        uint8_t *own = pixels + j * bytes, *mask = bytes > image_bytes ? own + image_bytes : NULL;
+        uint8_t *own = pixels + j * bytes, *mask = synth->rules.masked ? own + image_bytes : NULL;
         struct synth_fetch fetch = {.j = j, .pixels = own, .mask = mask};
         pictures[j] = (struct picture){.pixels = own,
                                        .mask = mask,
+                                       .color = synth->output.channels > 1,
+                                       .classes = synth_multi_hot(synth) ? classes[j] : NULL,
                                        .side = synth->output.res,
                                        .class_id = synth_label(synth, image),
                                        .instance = image.instance,
                                        .seed = synth->seed};
         TRY(variant->fetch(state, &fetch));
+        TRY(output_interleave(&synth->output, own));
+        synth_classes_text(synth, image, classes[j]);
     }
     return write_pictures(synth, files, name, pictures);
 }
@@ -694,8 +723,8 @@ static enum status deliver_npy(const struct synth *synth, const char *file, cons
     if (name)
         TRY(make_parent(path));
     TRY(check_npy(path, "labels", target));
-    if (synth->rules.masked)
-        TRY(check_npy(path, "masks", target));
+    if (synth_mask_bytes(synth))
+        TRY(check_npy(path, mask_target(synth), target));
     if (synth_cloud_bytes(synth))
         TRY(check_npy(path, "points", target));
     return npy_write_batch(path, synth, variant, state);

@@ -7,6 +7,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "data/image_formats.h"
 #include "synth/input.h"
 
 enum class_format { CLASSES_CSV, CLASSES_PUBLISHED };
@@ -35,11 +36,13 @@ enum status deliver_write(const struct synth *synth, const struct deliver_files 
 
 /* One image to write, with the values of its line in index.tsv. */
 struct picture {
-    const uint8_t *pixels; /* side * side gray bytes, row-major; not owned */
+    const uint8_t *pixels; /* side * side gray bytes, row-major, or RGB if `color`; not owned */
     const uint8_t *mask;   /* the same for class numbers; NULL if the image has no mask */
     uint32_t side;
     uint32_t class_id;
     uint64_t instance, seed;
+    bool color;
+    const char *classes; /* the numbers of the classes that it shows, as "3,17"; NULL: one class */
 };
 
 /* Returns STATUS_OK if this build can write PNG, else STATUS_UNAVAILABLE. */
@@ -49,24 +52,25 @@ enum status picture_available(void);
  * Does not leave any new file or folder. STATUS_USAGE gives the reason. */
 enum status picture_check_folder(const char *folder);
 
-/* Writes width * height gray bytes, row-major, as an 8-bit PNG file, atomically. */
-enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height);
+/* Writes pixels, row by row, as an 8-bit PNG file, atomically. */
+enum status picture_write_png(const char *path, const uint8_t *pixels, const struct png_shape *shape);
 
 /* Writes every picture into `folder` as class-C_instance-I.png, with zero-padded numbers, its mask as
  * class-C_instance-I.mask.png, and index.tsv with the columns file, class, instance, seed, and mask if the
- * pictures have masks. Creates the folder if needed. Uses all threads if OpenMP is available. Shows progress
- * on a terminal. */
+ * pictures have masks, or classes if they show several. Creates the folder if needed. Uses all threads if
+ * OpenMP is available. Shows progress on a terminal. */
 enum status picture_write_folder(const char *folder, const struct picture *pictures, uint64_t count);
 
 /* Writes a contact sheet: the pictures, row by row, in a nearly square grid with a thin border. Shrinks them
  * by an integer factor (box filter) so that no side of the sheet exceeds 8192 pixels. Writes index.tsv to the
- * same folder, with the columns file, class, instance, seed, row, column. */
+ * same folder, with the columns file, class, instance, seed, row, column, and classes if pictures show
+ * several. */
 enum status picture_write_sheet(const char *path, const struct picture *pictures, uint64_t count);
 
 /* ---- NumPy files ---- */
 
-/* Stores the name of the file of a target ("labels", "masks" or "points"): "a/b.labels.npy" for "a/b.npy";
- * other names get
+/* Stores the name of the file of a target ("labels", "masks", "multihot" or "points"): "a/b.labels.npy" for
+ * "a/b.npy"; other names get
  * ".labels.npy" appended. STATUS_USAGE if the name is too long. */
 enum status npy_target_path(const char *path, const char *target, char target_path[PATH_MAX]);
 

@@ -87,14 +87,16 @@ struct formula_preset {
 enum formula_family {
     FAMILY_LINES, /* closed polygons; drawn by the engine of atom.h */
     FAMILY_IFS,   /* iterated function systems; drawn by the engine of ifs.h */
-    FAMILY_IFS3D  /* three-dimensional ones; drawn by the engine of ifs3d.h */
+    FAMILY_IFS3D, /* three-dimensional ones; drawn by the engine of ifs3d.h */
+    FAMILY_COLOR  /* fractals in colour over clouds; drawn by the engine of color.h */
 };
 
 /* The targets of an image, as bits. */
 enum formula_targets {
-    TARGET_LABEL = 1, /* the number of the image's class */
-    TARGET_MASK = 2,  /* per pixel, the number of the class that it shows; 0: background */
-    TARGET_POINTS = 4 /* a point cloud, if the rules of the preset have one */
+    TARGET_LABEL = 1,    /* the number of the image's class */
+    TARGET_MASK = 2,     /* per pixel, the number of the class that it shows; 0: background */
+    TARGET_POINTS = 4,   /* a point cloud, if the rules of the preset have one */
+    TARGET_MULTI_HOT = 8 /* per class, in the order of the classes: 1 if the image shows it, else 0 */
 };
 
 struct formula {

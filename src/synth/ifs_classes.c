@@ -345,16 +345,16 @@ static double next_uniform(struct uniforms *uniforms, double low, double high)
     return low + (high - low) * random_of_words(word[0], word[1]);
 }
 
-enum { ONE_MAPS = 2, ONE_DOMAIN = 4 };
+enum { ONE_MAPS = 2, ONE_DOMAIN = 4, SAMPLED_MAPS_MAX = 4, SAMPLED_DOMAIN = 10 };
 
 const struct ifs_one ifs_one_frac = {0, 3.5, 0.1};
 
-/* Singular values of the maps whose weighted sum is sigma: the larger one, then the smaller one, of each.
+/* Singular values of `maps` maps whose weighted sum is sigma: the larger one, then the smaller one, of each.
  * Each value is uniform between the limits that the values before it leave. */
-static void draw_singular_values(struct uniforms *uniforms, double sigma, double values[ONE_MAPS][2])
+static void draw_singular_values(struct uniforms *uniforms, uint32_t maps, double sigma, double (*values)[2])
 {
-    double rest = sigma, least = sigma - 3 * ONE_MAPS + 3;
-    for (int m = 0; m < ONE_MAPS - 1; m++) {
+    double rest = sigma, least = sigma - 3.0 * maps + 3;
+    for (uint32_t m = 0; m < maps - 1; m++) {
         values[m][0] = next_uniform(uniforms, fmax(0, least / 3), fmin(1, rest));
         least -= values[m][0];
         rest -= values[m][0];
@@ -362,7 +362,7 @@ static void draw_singular_values(struct uniforms *uniforms, double sigma, double
         least -= 2 * values[m][1] - 3;
         rest -= 2 * values[m][1];
     }
-    double *last = values[ONE_MAPS - 1];
+    double *last = values[maps - 1];
     last[1] = next_uniform(uniforms, fmax(0, (rest - 1) / 2), rest / 3);
     last[0] = rest - 2 * last[1];
 }
@@ -393,29 +393,52 @@ static struct matrix diagonal(double first, double second)
     return (struct matrix){{{first, 0}, {0, second}}};
 }
 
-/* Draws the system that all classes vary: matrices R(alpha) B diag(s) R(beta) C with rotations R and
- * diagonals B and C of signs. */
+/* Draws a system of `maps` maps, from the word that the uniform numbers have come to: matrices
+ * R(alpha) B diag(s) R(beta) C with rotations R and diagonals B and C of signs, and translations. The
+ * weighted sum of the singular values is from `least` to `most`. */
+static void draw_system(struct uniforms *uniforms, uint32_t maps, double least, double most,
+                        struct ifs_system *system)
+{
+    double signs[2 * SAMPLED_MAPS_MAX][2], angles[2 * SAMPLED_MAPS_MAX], singular[SAMPLED_MAPS_MAX][2];
+    for (uint32_t i = 0; i < 4 * maps; i++)
+        signs[i / 2][i % 2] = next_uniform(uniforms, 0, 1) < 0.5 ? -1 : 1;
+    for (uint32_t i = 0; i < 2 * maps; i++)
+        angles[i] = next_uniform(uniforms, -M_PI, M_PI);
+    draw_singular_values(uniforms, maps, next_uniform(uniforms, least, most), singular);
+    *system = (struct ifs_system){.maps = maps};
+    for (uint32_t m = 0; m < maps; m++) {
+        const double *left = signs[m], *right = signs[maps + m];
+        struct matrix a = times(rotation(angles[m]), diagonal(left[0], left[1]));
+        a = times(a, diagonal(singular[m][0], singular[m][1]));
+        a = times(times(a, rotation(angles[maps + m])), diagonal(right[0], right[1]));
+        memcpy(system->map[m], &a, sizeof a);
+        system->map[m][4] = next_uniform(uniforms, -1, 1);
+        system->map[m][5] = next_uniform(uniforms, -1, 1);
+    }
+    ifs_set_probabilities(system);
+}
+
+/* Draws the system that all classes of 1p-frac vary. */
 static void draw_base(const struct ifs_one *one, struct ifs_system *system)
 {
     const struct ifs_rules rules = {.domain = ONE_DOMAIN};
     struct uniforms uniforms = {.key = ifs_mask_key(&rules, one->seed, 0, 0)};
-    double signs[2 * ONE_MAPS][2], angles[2 * ONE_MAPS], singular[ONE_MAPS][2];
-    for (int i = 0; i < 4 * ONE_MAPS; i++)
-        signs[i / 2][i % 2] = next_uniform(&uniforms, 0, 1) < 0.5 ? -1 : 1;
-    for (int i = 0; i < 2 * ONE_MAPS; i++)
-        angles[i] = next_uniform(&uniforms, -M_PI, M_PI);
-    draw_singular_values(&uniforms, next_uniform(&uniforms, one->sigma - 0.1, one->sigma + 0.1), singular);
-    *system = (struct ifs_system){.maps = ONE_MAPS};
-    for (int m = 0; m < ONE_MAPS; m++) {
-        const double *left = signs[m], *right = signs[ONE_MAPS + m];
-        struct matrix a = times(rotation(angles[m]), diagonal(left[0], left[1]));
-        a = times(a, diagonal(singular[m][0], singular[m][1]));
-        a = times(times(a, rotation(angles[ONE_MAPS + m])), diagonal(right[0], right[1]));
-        memcpy(system->map[m], &a, sizeof a);
-        system->map[m][4] = next_uniform(&uniforms, -1, 1);
-        system->map[m][5] = next_uniform(&uniforms, -1, 1);
+    draw_system(&uniforms, ONE_MAPS, one->sigma - 0.1, one->sigma + 0.1, system);
+}
+
+enum status ifs_sampled_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows)
+{
+    const struct ifs_rules rules = {.domain = SAMPLED_DOMAIN};
+    (void)preset;
+    for (uint32_t c = 0; c < count; c++) {
+        struct uniforms uniforms = {.key = ifs_mask_key(&rules, 0, c, 0)};
+        struct ifs_system system;
+        const uint32_t maps = 2 + (uint32_t)(3 * next_uniform(&uniforms, 0, 1));
+        draw_system(&uniforms, maps, (5 + maps) / 2.0, (6 + maps) / 2.0, &system);
+        system.id = c;
+        ifs_row(&system, &rows[c]);
     }
-    ifs_set_probabilities(system);
+    return STATUS_OK;
 }
 
 void ifs_draw_one(const struct ifs_one *one, uint32_t id, uint32_t attempt, struct ifs_system *system)

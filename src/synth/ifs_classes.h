@@ -102,6 +102,10 @@ enum status ifs_draw_ones(const struct ifs_one *one, const struct ifs_rules *rul
 /* Implements rows() of the preset 1p-frac. */
 enum status ifs_one_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
 
+/* Implements rows() of the presets of FAMILY_COLOR: systems of 2 to 4 maps, whose singular values are sampled
+ * with a given sum, as Anderson and Farrell (WACV 2022) do. A row is a function of its number. */
+enum status ifs_sampled_rows(const struct formula_preset *preset, uint32_t count, struct class_row *rows);
+
 /* ---- Orbits of a set ---- */
 
 /* Statistics of an orbit. */

@@ -1,6 +1,7 @@
 #include "synth/input.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/parallel.h"
@@ -86,7 +87,8 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
         synth->ifs = *preset->ifs;
     if (wish->res == 0)
         wish->res = set ? set->res : synth->ifs.res ? synth->ifs.res : formula->canvas;
-    if (wish->draw >= 0 && formula->family != FAMILY_IFS)
+    const bool fractal = formula->family == FAMILY_IFS || formula->family == FAMILY_COLOR;
+    if (wish->draw >= 0 && !fractal)
         return status_set(
             STATUS_USAGE,
             "%s: the formula %s draws no fractals of the plane, so it has nothing to choose; %s",
@@ -95,7 +97,7 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
     wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
     if (wish->min_lit > 0 && formula->family != FAMILY_IFS)
-        return status_set(STATUS_USAGE, "%s: the formula %s draws no fractals; %s",
+        return status_set(STATUS_USAGE, "%s: the formula %s draws no fractals with weights; %s",
                           OPTION_OR_FIELD("--min-lit", "min_lit"), formula->name,
                           OPTION_OR_FIELD("drop it", "leave it at 0"));
     if (wish->min_lit > 0 && wish->published)
@@ -161,6 +163,11 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
     const struct formula *formula = formulas[synth->formula];
     const struct formula_preset *known = preset_file ? NULL : formula_preset(formula, preset);
     struct class_ranges ranges;
+    if (preset_file && formula->family == FAMILY_COLOR)
+        return status_set(STATUS_USAGE,
+                          "%s: the formula %s has no ranges, because it samples the singular values of its "
+                          "maps; drop it",
+                          OPTION_OR_FIELD("--preset-file", "preset_file"), formula->name);
     if (known && (known->csv || known->rows))
         return take_preset(synth, formula, known, count);
     TRY(read_ranges(synth, preset_file, preset, &ranges));
@@ -221,6 +228,23 @@ static enum status fill_solids(struct synth *synth)
     return STATUS_OK;
 }
 
+/* Fills the tables of FAMILY_COLOR. */
+static enum status fill_colors(struct synth *synth)
+{
+    synth->colors = calloc(synth->class_count, sizeof *synth->colors);
+    TRY(ALLOCATED(synth->colors, "out of memory for %u classes; lower %s", synth->class_count,
+                  OPTION_OR_FIELD("--classes", "classes")));
+    for (uint32_t c = 0; c < synth->class_count; c++) {
+        color_system(&synth->rows[c], &synth->colors[c]);
+        synth->classes[c].id = synth->rows[c].id;
+    }
+    synth->color = (struct color_rules){.several = synth->rules.shapes > 1,
+                                        .patches = !synth->points,
+                                        .res = synth->res,
+                                        .class_count = synth->class_count};
+    return STATUS_OK;
+}
+
 /* Fills the tables of FAMILY_LINES. */
 static enum status fill_shapes(struct synth *synth)
 {
@@ -261,7 +285,28 @@ enum status synth_fill_tables(struct synth *synth)
                   OPTION_OR_FIELD("--classes", "classes")));
     return synth_is_ifs(synth)     ? fill_systems(synth)
            : synth_is_ifs3d(synth) ? fill_solids(synth)
+           : synth_is_color(synth) ? fill_colors(synth)
                                    : fill_shapes(synth);
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+    const uint32_t first = *(const uint32_t *)a, second = *(const uint32_t *)b;
+    return (first > second) - (first < second);
+}
+
+void synth_classes_text(const struct synth *synth, struct synth_image image, char *text)
+{
+    const struct philox_key key = synth_image_key(synth, image);
+    const uint32_t count = synth_multi_hot(synth) ? color_objects(&synth->color, key) : 1;
+    uint32_t ids[COLOR_OBJECTS_MAX] = {synth_label(synth, image)};
+    for (uint32_t slot = 0; synth_multi_hot(synth) && slot < count; slot++)
+        ids[slot] = synth->classes[color_class(&synth->color, key, slot, 0)].id;
+    qsort(ids, count, sizeof *ids, compare_numbers);
+    int length = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (i == 0 || ids[i] != ids[i - 1])
+            length += snprintf(text + length, 11, "%s%u", i ? "," : "", (unsigned)ids[i]);
 }
 
 void synth_free(struct synth *synth)
@@ -269,10 +314,12 @@ void synth_free(struct synth *synth)
     ifs_bank_close(synth->bank);
     free(synth->systems);
     free(synth->solids);
+    free(synth->colors);
     free(synth->uniforms);
     synth->bank = NULL;
     synth->solids = NULL;
     synth->systems = NULL;
+    synth->colors = NULL;
     synth->uniforms = NULL;
     free(synth->rows);
     free(synth->classes);
@@ -314,11 +361,14 @@ void synth_batch_begin(const struct synth *synth, uint64_t run, struct synth_bat
     if (synth->call) {
         batch->images = synth->call->images;
         batch->targets = synth->call->targets;
-        if (!synth->rules.masked)
+        if (!synth_mask_bytes(synth))
             batch->targets.masks = NULL;
         if (!synth_cloud_bytes(synth))
             batch->targets.points = NULL;
     }
     for (uint64_t j = 0; batch->targets.labels && j < synth_run_count(synth); j++)
         batch->targets.labels[j] = synth_label(synth, synth_run_image(synth, run, j));
+    for (uint64_t j = 0; batch->targets.masks && synth_multi_hot(synth) && j < synth_run_count(synth); j++)
+        color_multi_hot(&synth->color, synth_image_key(synth, synth_run_image(synth, run, j)),
+                        synth_batch_mask(synth, batch, j));
 }

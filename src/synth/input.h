@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "machine/host.h"
 #include "core/generator.h"
+#include "synth/color.h"
 #include "synth/formula.h"
 #include "synth/output.h"
 
@@ -59,7 +60,7 @@ struct synth {
 
     /* Only FAMILY_IFS. Then atom_class has no value but the number of the class. */
     struct ifs_rules ifs;       /* how orbits and instances are made */
-    bool points;                /* DRAW_POINTS */
+    bool points;                /* DRAW_POINTS; also of FAMILY_COLOR */
     double min_lit;             /* argument `least` of ifs_replace_dark(); 0: nothing is replaced */
     struct ifs_system *systems; /* the classes, as drawing needs them, without weights */
     double *uniforms;           /* ifs_uniforms(): ifs.points - 1 numbers, of all steps */
@@ -68,6 +69,10 @@ struct synth {
 
     /* Only FAMILY_IFS3D, which also has `ifs`. */
     struct ifs3d_system *solids; /* the classes, as drawing needs them, without weights */
+
+    /* Only FAMILY_COLOR. Then atom_class has no value but the number of the class. */
+    struct color_rules color;
+    struct color_system *colors; /* the classes, as drawing needs them */
 
     /* The data set whose published stream draws the images; NULL: Philox draws them. The points of FAMILY_IFS
      * are those of the published set anyway. */
@@ -197,6 +202,11 @@ size_t synth_solid_scratch_bytes(void);
  * drawing of each weight. STATUS_EXHAUSTED if memory runs out. */
 enum status synth_describe_solids(const char *name, const struct synth *synth, FILE *stream);
 
+/* Writes the numbers of the classes that an image shows, ascending: "3,17". `text` has room for
+ * SYNTH_CLASSES_TEXT characters. */
+#define SYNTH_CLASSES_TEXT (11 * COLOR_OBJECTS_MAX)
+void synth_classes_text(const struct synth *synth, struct synth_image image, char *text);
+
 /* Frees the classes and the tables; accepts a zeroed input. */
 void synth_free(struct synth *synth);
 
@@ -214,15 +224,35 @@ static inline bool synth_is_ifs3d(const struct synth *synth)
     return formulas[synth->formula]->family == FAMILY_IFS3D;
 }
 
+/* Returns whether the images have colours (color.h). */
+static inline bool synth_is_color(const struct synth *synth)
+{
+    return formulas[synth->formula]->family == FAMILY_COLOR;
+}
+
+/* Returns whether images have multi-hot labels. They take the place of masks: see synth_mask_bytes(). */
+static inline bool synth_multi_hot(const struct synth *synth)
+{
+    return formulas[synth->formula]->targets & TARGET_MULTI_HOT;
+}
+
+/* Returns the number of channels of the output, for a number that a user gave; 0: not given. */
+static inline uint32_t synth_channels(const struct synth *synth, uint32_t given)
+{
+    return given ? given : synth_is_color(synth) ? COLOR_CHANNELS : 1;
+}
+
 /* Returns the parameters of all classes that decide their images, as `*bytes` bytes to be hashed. */
 static inline const void *synth_class_table(const struct synth *synth, size_t *bytes)
 {
-    const bool ifs = synth_is_ifs(synth), solid = synth_is_ifs3d(synth);
+    const bool ifs = synth_is_ifs(synth), solid = synth_is_ifs3d(synth), color = synth_is_color(synth);
     *bytes = synth->class_count * (ifs     ? sizeof *synth->systems
                                    : solid ? sizeof *synth->solids
+                                   : color ? sizeof *synth->colors
                                            : sizeof *synth->classes);
     return ifs     ? (const void *)synth->systems
            : solid ? (const void *)synth->solids
+           : color ? (const void *)synth->colors
                    : (const void *)synth->classes;
 }
 
@@ -240,16 +270,19 @@ static inline struct philox_key synth_solid_key(const struct synth *synth, uint3
     return ifs_mask_key(&synth->ifs, synth->seed, synth->solids[class_index].id, shown.drawing);
 }
 
-/* Returns the size of one canvas in bytes; a canvas has one byte per pixel. */
+/* Returns the size of one canvas in bytes; a canvas has one byte per pixel, or three planes of them. */
 static inline size_t synth_image_bytes(const struct synth *synth)
 {
-    return (size_t)synth->res * synth->res;
+    return (size_t)synth->res * synth->res * (synth_is_color(synth) ? COLOR_CHANNELS : 1);
 }
 
-/* Returns the size of one mask in bytes: one byte per output pixel. 0 if the formula defines no masks. */
+/* Returns the size of one mask in bytes: one byte per output pixel; or of one multi-hot label: one byte per
+ * class. 0 if the formula defines neither. */
 static inline size_t synth_mask_bytes(const struct synth *synth)
 {
-    return synth->rules.masked ? (size_t)synth->output.res * synth->output.res : 0;
+    return synth->rules.masked      ? (size_t)synth->output.res * synth->output.res
+           : synth_multi_hot(synth) ? synth->class_count
+                                    : 0;
 }
 
 /* Returns the size of the point cloud of one image in bytes; 0 if the images have none. */
@@ -335,7 +368,8 @@ struct synth_batch {
 bool synth_batch_make(const struct synth *synth, struct synth_batch *batch);
 void synth_batch_free(const struct synth *synth, struct synth_batch *batch);
 
-/* Begins a run: takes the memory of the call if synth->call is set, and stores the labels of the images. */
+/* Begins a run: takes the memory of the call if synth->call is set, and stores the labels of the images, also
+ * multi-hot ones. */
 void synth_batch_begin(const struct synth *synth, uint64_t run, struct synth_batch *batch);
 
 /* Returns where image j and its mask belong; the mask is NULL if it is not wanted. */

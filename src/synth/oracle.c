@@ -177,6 +177,11 @@ static void draw_reference(const struct synth *synth, const struct synth_traits 
         synth_draw_solid(synth, image, slot->scratch, picture.pixels, slot->cloud_output);
         return;
     }
+    if (synth_is_color(synth)) {
+        color_draw_plain(&synth->color, synth->colors, synth_image_key(synth, image), image.class_index,
+                         slot->scratch, picture.pixels);
+        return;
+    }
     if (stream->published) {
         const struct published_image published = {.class_index = image.class_index,
                                                   .instance = image.instance % synth->set->instances,
@@ -194,12 +199,16 @@ static void draw_reference(const struct synth *synth, const struct synth_traits 
     }
 }
 
+/* Also checks a multi-hot label. */
 static bool mask_correct(const struct synth *synth, struct philox_key key, const struct slot *slot)
 {
     if (!slot->mask)
         return true;
-    output_convert_mask(&synth->output, synth->res, key, slot->mask_canvas, synth->res,
-                        (struct output_rows){0, synth->output.res}, slot->mask_output);
+    if (synth_multi_hot(synth))
+        color_multi_hot(&synth->color, key, slot->mask_output);
+    else
+        output_convert_mask(&synth->output, synth->res, key, slot->mask_canvas, synth->res,
+                            (struct output_rows){0, synth->output.res}, slot->mask_output);
     return memcmp(slot->mask, slot->mask_output, synth_mask_bytes(synth)) == 0;
 }
 
@@ -256,9 +265,10 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
     const size_t cloud_bytes = synth_cloud_bytes(synth);
     const size_t scratch_bytes = synth_is_ifs(synth)     ? synth->ifs.points * sizeof(struct ifs_point)
                                  : synth_is_ifs3d(synth) ? synth_solid_scratch_bytes()
+                                 : synth_is_color(synth) ? color_scratch_bytes(&synth->color)
                                  : stream->published     ? stream->stream->scratch_bytes(stream->published)
                                                          : 0;
-    uint64_t slot_bytes = (mask_bytes ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
+    uint64_t slot_bytes = (synth->rules.masked ? 2 : 1) * canvas_bytes + output_bytes + converted_bytes +
                           2 * mask_bytes + 2 * cloud_bytes + noise_bytes + scratch_bytes;
     TRY(memory_check((uint64_t)count * slot_bytes, "--verify",
                      "lower --threads, --vertices, --orbits, --res or --out-res"));
@@ -269,7 +279,7 @@ static enum status slots_make(const struct synth *synth, const struct oracle_str
             .pixels = room(output_bytes, &made),
             .mask = room(mask_bytes, &made),
             .canvas = room(canvas_bytes, &made),
-            .mask_canvas = room(mask_bytes ? canvas_bytes : 0, &made),
+            .mask_canvas = room(synth->rules.masked ? canvas_bytes : 0, &made),
             .output = room(converted_bytes, &made),
             .mask_output = room(mask_bytes, &made),
             .cloud = room(cloud_bytes, &made),

@@ -1,7 +1,8 @@
 #include "synth/output.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 
+#include "core/array.h"
 #include "core/options.h"
 
 #define STRIP 2048 /* columns per strip; their sums take 8 KiB of stack */
@@ -46,10 +47,22 @@ static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t
     }
 }
 
+/* As convert_pixels(), for pixels with three interleaved colours. */
+static void convert_colors(const struct synth_output *output, const uint8_t *canvas, size_t plane_bytes,
+                           size_t pitch, struct output_corner corner, struct output_rows rows, void *image)
+{
+    for (uint32_t y = rows.begin; y < rows.end; y++)
+        for (uint32_t x = 0; x < output->res; x++)
+            for (uint32_t c = 0; c < output->channels; c++)
+                output_store_channels(output, 1,
+                                      canvas[c * plane_bytes + (corner.y + y) * pitch + corner.x + x], y, x,
+                                      c, c + 1, image);
+}
+
 /* Converts the whole canvas or a crop of it. Uses a table that holds the output pixel of each of the 256
- * grays, with all its channels. */
-static void convert_pixels(const struct synth_output *output, const uint8_t *canvas, size_t pitch,
-                           struct output_corner corner, struct output_rows rows, void *image)
+ * grays, with all its channels. `plane_bytes`: from one plane of a colour canvas to the next. */
+static void convert_pixels(const struct synth_output *output, const uint8_t *canvas, size_t plane_bytes,
+                           size_t pitch, struct output_corner corner, struct output_rows rows, void *image)
 {
     float table[256 * OUTPUT_CHANNELS_MAX]; /* aligned for any type */
     struct synth_output line = *output;
@@ -62,16 +75,16 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
     size_t bytes = pixel_bytes / planes, row_bytes = output->res * bytes;
     for (uint32_t plane = 0; plane < planes; plane++)
         for (uint32_t y = rows.begin; y < rows.end; y++)
-            write_row(canvas + (corner.y + y) * pitch + corner.x, output->res,
-                      (const uint8_t *)table + plane * bytes, pixel_bytes, bytes,
+            write_row(canvas + (output->color ? plane * plane_bytes : 0) + (corner.y + y) * pitch + corner.x,
+                      output->res, (const uint8_t *)table + plane * bytes, pixel_bytes, bytes,
                       (uint8_t *)image + ((size_t)plane * output->res + y) * row_bytes);
 }
 
 /* Converts one output row. First adds up the covered canvas rows in each column, then adds up the columns
  * that each output pixel covers. Works on strips of columns; the sum of an output pixel that spans several
- * strips is carried over. */
+ * strips is carried over. Writes channels `channel` to channel_end - 1. */
 static void convert_row(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
-                        uint32_t y, void *image)
+                        uint32_t y, uint32_t channel, uint32_t channel_end, void *image)
 {
     const uint32_t area = output_area(OUTPUT_RESIZE, res);
     const struct output_span span_y = output_span(y, res, output->res);
@@ -93,7 +106,7 @@ static void convert_row(const struct synth_output *output, uint32_t res, const u
                 sum += (uint64_t)output_weight(span_x, output->res, i) * columns[i - begin];
             if (span_x.last >= end)
                 break;
-            output_store(output, area, sum, y, x, image);
+            output_store_channels(output, area, sum, y, x, channel, channel_end, image);
             sum = 0;
         }
     }
@@ -104,12 +117,20 @@ FDSL_FMA_CLONES void output_convert_rows(const struct synth_output *output, uint
                                          struct output_rows rows, void *image)
 {
     static const struct output_corner whole = {0, 0};
-    if (output->fit == OUTPUT_RESIZE)
+    const size_t plane_bytes = res * pitch;
+    const struct output_corner corner =
+        output->fit == OUTPUT_CROP ? output_crop(key, res, output->res) : whole;
+    if (output->fit == OUTPUT_RESIZE && output->color)
+        for (uint32_t c = 0; c < output->channels; c++)
+            for (uint32_t y = rows.begin; y < rows.end; y++)
+                convert_row(output, res, canvas + c * plane_bytes, pitch, y, c, c + 1, image);
+    else if (output->fit == OUTPUT_RESIZE)
         for (uint32_t y = rows.begin; y < rows.end; y++)
-            convert_row(output, res, canvas, pitch, y, image);
+            convert_row(output, res, canvas, pitch, y, 0, output->channels, image);
+    else if (output->color && output->layout == OUTPUT_NHWC)
+        convert_colors(output, canvas, plane_bytes, pitch, corner, rows, image);
     else
-        convert_pixels(output, canvas, pitch,
-                       output->fit == OUTPUT_CROP ? output_crop(key, res, output->res) : whole, rows, image);
+        convert_pixels(output, canvas, plane_bytes, pitch, corner, rows, image);
 }
 
 void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
@@ -133,4 +154,18 @@ void output_convert_mask(const struct synth_output *output, uint32_t res, struct
             for (uint32_t x = 0; x < output->res; x++)
                 to[x] = row[output_nearest(output, res, 0, x)];
     }
+}
+
+enum status output_interleave(const struct synth_output *output, uint8_t *image)
+{
+    const size_t plane = (size_t)output->res * output->res;
+    if (output->layout == OUTPUT_NHWC || output->channels == 1)
+        return STATUS_OK;
+    FREED uint8_t *planes = malloc(plane * output->channels);
+    TRY(ALLOCATED(planes, "out of memory for a picture"));
+    memcpy(planes, image, plane * output->channels);
+    for (size_t i = 0; i < plane; i++)
+        for (uint32_t c = 0; c < output->channels; c++)
+            image[i * output->channels + c] = planes[c * plane + i];
+    return STATUS_OK;
 }

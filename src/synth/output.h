@@ -46,17 +46,19 @@ struct synth_output {
     enum output_layout layout;
     enum output_fit fit;
     uint32_t res;      /* side of the output image in pixels */
-    uint32_t channels; /* 1 or 3; all channels have the same gray before scale and bias */
+    uint32_t channels; /* 1 or 3; all channels have the same gray before scale and bias, unless `color` */
 
     /* The value of a channel is sum * scale + bias, with scale = 1 / (255 * area * deviation) and
      * bias = -mean / deviation. Unused by DTYPE_U8. */
     float scale[OUTPUT_CHANNELS_MAX], bias[OUTPUT_CHANNELS_MAX];
+    bool color; /* the canvas has three planes, one per channel; channels is 3 */
 };
 
 /* Returns whether the output is bit-identical to the canvas. */
 FDSL_HD bool output_is_canvas(const struct synth_output *output)
 {
-    return output->type == DTYPE_U8 && output->channels == 1 && output->fit == OUTPUT_WHOLE;
+    const bool same = output->color ? output->layout == OUTPUT_NCHW : output->channels == 1;
+    return output->type == DTYPE_U8 && same && output->fit == OUTPUT_WHOLE;
 }
 
 /* Returns the index of value (channel, y, x) in its image. */
@@ -136,11 +138,11 @@ FDSL_HD float output_value(uint64_t sum, float scale, float bias)
     return fmaf((float)sum, scale, bias);
 }
 
-/* Writes all channels of pixel (y, x). */
-FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint64_t sum, uint32_t y,
-                          uint32_t x, void *image)
+/* Writes the channels first .. end - 1 of pixel (y, x). */
+FDSL_HD void output_store_channels(const struct synth_output *output, uint32_t area, uint64_t sum, uint32_t y,
+                                   uint32_t x, uint32_t first, uint32_t end, void *image)
 {
-    for (uint32_t c = 0; c < output->channels; c++) {
+    for (uint32_t c = first; c < end; c++) {
         size_t i = output_index(output, c, y, x);
         float value = output_value(sum, output->scale[c], output->bias[c]);
         switch (output->type) {
@@ -161,6 +163,13 @@ FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint
     }
 }
 
+/* Writes all channels of pixel (y, x). */
+FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint64_t sum, uint32_t y,
+                          uint32_t x, void *image)
+{
+    output_store_channels(output, area, sum, y, x, 0, output->channels, image);
+}
+
 FDSL_C_BEGIN
 
 /* Sets scale and bias from the mean and standard deviation of each channel. Means and deviations refer to
@@ -175,12 +184,17 @@ struct output_rows {
 
 /* Convert a canvas to an output image. These are the reference; other implementations must give the same
  * bits. output_convert() writes the whole image, output_convert_rows() only the given rows. `key` is the
- * image's key, which decides the crop. The canvas has `res` pixels per side and `pitch` bytes per row.
+ * image's key, which decides the crop. The canvas has `res` pixels per side and `pitch` bytes per row; if
+ * output->color is set, it has three such planes.
  * `image` has synth_output_bytes() bytes and is aligned for its type. */
 void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
                     const uint8_t *canvas, size_t pitch, void *image);
 void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,
                          const uint8_t *canvas, size_t pitch, struct output_rows rows, void *image);
+
+/* Interleaves the channels of a u8 image in place, so that it can become a picture file. STATUS_EXHAUSTED if
+ * memory runs out. */
+enum status output_interleave(const struct synth_output *output, uint8_t *image);
 
 /* Converts rows of a mask of the size of the canvas to rows of a mask of the size of the output, which has
  * one byte per pixel. Cuts the mask as output_convert() cuts the image; takes the nearest pixel where that

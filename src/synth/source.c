@@ -65,10 +65,22 @@ static enum status add_image(const struct finished *finished, const uint8_t *pix
 {
     const struct maker *maker = finished->maker;
     const struct synth_output *output = &maker->synth->output;
-    const struct png_shape shape = {output->res, output->res, 1};
+    const struct png_shape shape = {output->res, output->res, output->color ? COLOR_CHANNELS : 1};
     return maker->encoding == SOURCE_NPY ? source_add_array(sample, dtype_npy(output->type), maker->shape,
                                                             pixels, synth_output_bytes(maker->synth), NULL)
                                          : source_add_image(sample, maker->encoding, pixels, &shape);
+}
+
+/* Adds the multi-hot label as an array. */
+static enum status add_multi_hot(const struct finished *finished, uint64_t j, struct source_sample *sample)
+{
+    const struct synth *synth = finished->maker->synth;
+    char shape[NPY_SHAPE_MAX];
+    snprintf(shape, sizeof shape, "%u,", synth->class_count);
+    TRY(source_add_array(sample, "|u1", shape, finished->masks + j * synth_mask_bytes(synth),
+                         synth_mask_bytes(synth), NULL));
+    sample->members[sample->count - 1].extension = MULTI_HOT_MEMBER;
+    return STATUS_OK;
 }
 
 /* Adds the mask as a PNG file of class numbers. */
@@ -80,6 +92,8 @@ static enum status add_mask(const struct finished *finished, uint64_t j, struct 
     size_t size;
     if (!finished->masks)
         return STATUS_OK;
+    if (synth_multi_hot(synth))
+        return add_multi_hot(finished, j, sample);
     TRY(source_encode(SOURCE_PNG, 0, finished->masks + j * synth_mask_bytes(synth), &shape, &bytes, &size));
     source_add(sample, MASK_MEMBER, bytes, size);
     return STATUS_OK;
@@ -92,7 +106,8 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     const struct synth *synth = finished->maker->synth;
     const uint64_t j = number - finished->first;
     const uint8_t *pixels = finished->pixels + j * synth_output_bytes(synth);
-    const bool mask_first = strcmp(MASK_MEMBER, source_extensions[finished->maker->encoding]) < 0;
+    const char *const target = synth_multi_hot(synth) ? MULTI_HOT_MEMBER : MASK_MEMBER;
+    const bool mask_first = strcmp(target, source_extensions[finished->maker->encoding]) < 0;
     if (finished->maker->published_names) {
         const struct synth_image image = image_of(synth, number);
         const struct class_row *row = &synth->rows[image.class_index];
@@ -103,7 +118,8 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
         else
             published_image_name(synth->set, row, image.instance, sample->name);
     }
-    TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
+    if (!synth_multi_hot(synth))
+        TRY(source_add_label(sample, synth_label(synth, image_of(synth, number))));
     if (mask_first)
         TRY(add_mask(finished, j, sample));
     TRY(add_image(finished, pixels, sample));
@@ -131,6 +147,8 @@ static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t coun
         if (masks)
             fetch.mask = masks + i * mask_bytes;
         TRY(maker->variant->fetch(maker->state, &fetch));
+        if (maker->encoding != SOURCE_NPY)
+            TRY(output_interleave(&synth->output, fetch.pixels));
     }
     const struct finished finished = {maker, first, pixels, masks};
     return source_make_all(encode, &finished, first, count, samples);
@@ -170,7 +188,7 @@ static void synth_source_describe(const void *state, uint64_t number, char texts
 {
     const struct synth *synth = ((const struct maker *)state)->synth;
     struct synth_image image = image_of(synth, number);
-    snprintf(texts[0], SOURCE_TEXT_MAX, "%u", synth_label(synth, image));
+    synth_classes_text(synth, image, texts[0]);
     snprintf(texts[1], SOURCE_TEXT_MAX, "%" PRIu64, image.instance);
     snprintf(texts[2], SOURCE_TEXT_MAX, "%" PRIu64, synth->seed);
 }
@@ -232,7 +250,8 @@ static enum status name_as_published(struct source_facts *facts, struct maker *m
 static enum status check_encoding(const struct maker *maker)
 {
     const struct synth_output *output = &maker->synth->output;
-    if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && output->channels == 1))
+    if (maker->encoding == SOURCE_NPY ||
+        (output->type == DTYPE_U8 && (output->channels == 1 || output->color)))
         return STATUS_OK;
     return status_value(STATUS_USAGE, "encode", source_encodings[maker->encoding],
                         " stores u8 images of one channel (three channels would "
@@ -295,11 +314,11 @@ static enum status read_classes(const char *path, int wanted, struct class_row *
 static enum status check_labels(const struct synth *synth)
 {
     if (!(formulas[synth->formula]->targets & TARGET_LABEL))
-        return status_set(
-            STATUS_USAGE,
-            "an image of the formula %s shows several classes and has a mask instead of a label; "
-            "choose classes of another formula",
-            formulas[synth->formula]->name);
+        return status_set(STATUS_USAGE,
+                          "an image of the formula %s shows several classes and has a %s instead of a label; "
+                          "choose classes of another formula%s",
+                          formulas[synth->formula]->name, synth_multi_hot(synth) ? "multi-hot label" : "mask",
+                          synth_multi_hot(synth) ? ", such as --preset fractal-color-1k" : "");
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
             return status_set(STATUS_USAGE,
@@ -378,9 +397,14 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
                                           .fit = out_res == wanted->res ? OUTPUT_WHOLE
                                                  : wanted->crop         ? OUTPUT_CROP
                                                                         : OUTPUT_RESIZE,
-                                          .res = out_res,
-                                          .channels = wanted->channels ? wanted->channels : 1};
+                                          .res = out_res};
     TRY(get_classes(wanted, synth));
+    synth->output.channels = synth_channels(synth, wanted->channels);
+    synth->output.color = synth_is_color(synth);
+    if (synth->output.color && synth->output.channels != COLOR_CHANNELS)
+        return status_value(STATUS_USAGE, "channels", "1",
+                            ": the images of the formula %s have colours; drop it",
+                            formulas[synth->formula]->name);
     TRY(synth_fill_tables(synth));
     output_set_scale(&synth->output, synth->res, means, deviations);
     maker->synth = synth;
@@ -412,6 +436,8 @@ static enum status synth_source_open(const struct source_request *request, struc
     if (synth_is_ifs(maker->synth) && maker->synth->points && output->fit != OUTPUT_CROP)
         facts->period = (uint64_t)maker->synth->class_count * ifs_orbits(&maker->synth->ifs) *
                         maker->synth->ifs.flips; /* only masks differ from drawing to drawing */
+    facts->multi_hot = synth_multi_hot(maker->synth);
+    facts->colors = synth_is_color(maker->synth);
     facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     size_t bytes;

@@ -54,9 +54,8 @@ static const struct option_spec options[] = {
      .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
              "default. NAME is one of"},
     {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws, .column = COLUMN,
-     .help =
-         "what an image of a fractal shows. patches: a square of 3 x 3 random bits for each point; points: "
-         "the points, which are not random. Other formulas have no choice. WHAT is one of"},
+     .help = "what an image of a fractal shows. patches: 3 x 3 random bits for each point; points: "
+             "the points, which are not random. Other formulas have no choice. WHAT is one of"},
     {"min-lit", "SHARE", OPTION_REAL, AT(min_lit), .fallback = "0", .maximum = 0.5, .column = COLUMN,
      .help = "replace the weights of fractal classes whose images of patches are expected to have a smaller "
              "share "
@@ -81,18 +80,19 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help =
-         "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
-         "fractaldb*, ofdb*, 1p-frac, ifs3d, mv-fractaldb-1k, exfractaldb-1k, 3d-ofdb-1k and "
-         "pc-fractaldb-1k imply the formula; the others are drawn with uji, unless "
-         "--formula visualatom is given. uji, "
-         "visualatom, lowercompute, "
-         "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
-         "sampled at random; paper-1000, "
-         "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
-         "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
-         "their first N classes are used. fractaldb, fractaldb-search, 1p-frac and those of ifs3d have as "
-         "many classes as --classes says (default: the name of --formula)"},
+     .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
+             "fractaldb*, ofdb*, 1p-frac, ifs3d, mv-fractaldb-1k, exfractaldb-1k, 3d-ofdb-1k, "
+             "pc-fractaldb-1k, fractal-color-1k and multifractal-1k imply the formula; the others are drawn "
+             "with uji, unless "
+             "--formula visualatom is given. uji, "
+             "visualatom, lowercompute, "
+             "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
+             "sampled at random; paper-1000, "
+             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
+             "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
+             "their first N classes are used. fractaldb, fractaldb-search, 1p-frac, those of ifs3d, "
+             "fractal-color-1k and multifractal-1k have as "
+             "many classes as --classes says (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
@@ -121,7 +121,9 @@ static const struct option_spec options[] = {
      .help = "element type of the output. u8 stores grays from 0 to 255; the other types store floats that "
              "are normalised with --mean and --std. TYPE is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "1", .maximum = UINT32_MAX, .column = COLUMN,
-     .help = "channels of the output; 3 channels all have the same gray"},
+     .help =
+         "channels of the output; 3 channels all have the same gray, unless the formula draws colours, which "
+         "always have 3"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), .fallback = "nchw", .choices = layouts, .column = COLUMN,
      .help = "memory layout of the output"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = SYNTH_RES_MAX, .column = COLUMN,
@@ -150,14 +152,17 @@ static const struct option_spec options[] = {
          "format of --write-classes. csv: one file; published: a folder DIR with one file per class, with "
          "the names and the bytes that the published script writes. FORMAT is one of"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png),
-     .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
-             "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8 and --channels 1"},
+     .help =
+         "write the images of the batch into the folder DIR as PNG files, with a list of them in "
+         "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8, and --channels 1 unless the "
+         "formula draws colours"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet),
-     .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
-             "--dtype u8 and --channels 1"},
+     .help =
+         "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs what "
+         "--png needs"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
      .help = "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
-             "x.masks.npy, and point clouds to x.points.npy"},
+             "x.masks.npy, and multi-hot labels to x.multihot.npy"},
 };
 
 static const struct option_section sections[] = {
@@ -250,13 +255,13 @@ static enum status check_combination(const struct options *given, const struct s
         return status_option(STATUS_USAGE, "class-format",
                              " has an effect only with --write-classes; add --write-classes DIR");
     const struct formula *formula = formulas[parameters->formula];
-    const bool describe = parameters->describe && !formula_is_system(formula);
-    if (describe || (options_given(given, "min-lit") && formula->family != FAMILY_IFS))
-        return status_option(
-            STATUS_USAGE, describe ? "describe" : "min-lit",
-            ": the formula %s draws no fractals%s; drop it, or choose fractals, such as with "
-            "--preset fractaldb-1k",
-            formula->name, describe ? "" : " of the plane");
+    if (parameters->describe && (!formula_is_system(formula) || formula->family == FAMILY_COLOR))
+        return status_option(STATUS_USAGE, "describe",
+                             ": the formula %s %s; drop it, or choose fractals, such as with --preset "
+                             "fractaldb-1k",
+                             formula->name,
+                             formula->family == FAMILY_COLOR ? "has no orbits of its own"
+                                                             : "draws no fractals");
     if (parameters->cache_dir && !options_given(given, "variant") &&
         (parameters->describe || parameters->files.write_classes))
         return status_option(STATUS_USAGE, "cache-dir", " has no effect without --variant; drop it");
@@ -278,10 +283,12 @@ static enum status check_combination(const struct options *given, const struct s
 }
 
 /* Rejects output options that contradict each other. */
-static enum status check_output(const struct options *given, const struct synth_parameters *parameters)
+static enum status check_output(const struct options *given, const struct synth_parameters *parameters,
+                                const struct synth *synth)
 {
     static const char *const float_options[] = {"mean", "std"};
     bool shows = parameters->files.png || parameters->files.sheet;
+    const uint64_t shown_channels = synth_is_color(synth) ? COLOR_CHANNELS : 1;
     for (size_t i = 0; parameters->dtype == DTYPE_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
             return status_option(STATUS_USAGE, float_options[i],
@@ -290,14 +297,19 @@ static enum status check_output(const struct options *given, const struct synth_
     if (parameters->channels != 1 && parameters->channels != 3)
         return status_option(STATUS_USAGE, "channels", ": '%llu' is neither 1 nor 3",
                              (unsigned long long)parameters->channels);
+    if (synth_is_color(synth) && parameters->channels != COLOR_CHANNELS)
+        return status_option(STATUS_USAGE, "channels",
+                             " 1: the images of the formula %s have colours; drop it",
+                             formula_names[synth->formula]);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
         return status_value(STATUS_USAGE, "fit", "crop",
                             ": --out-res %llu is larger than --res %llu; lower --out-res, "
                             "or enlarge with --fit resize",
                             (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
-    if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != 1))
+    if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != shown_channels))
         return status_option(STATUS_USAGE, parameters->files.png ? "png" : "sheet",
-                             " writes u8 images of one channel only; use --npy FILE for other images");
+                             " writes u8 images of %s only; use --npy FILE for other images",
+                             synth_is_color(synth) ? "three channels" : "one channel");
     return STATUS_OK;
 }
 
@@ -351,7 +363,8 @@ static enum status get_output(struct synth_parameters *parameters, struct synth 
                               .layout = (enum output_layout)parameters->layout,
                               .fit = whole ? OUTPUT_WHOLE : (enum output_fit)(parameters->fit + 1),
                               .res = (uint32_t)parameters->out_res,
-                              .channels = channels};
+                              .channels = channels,
+                              .color = synth_is_color(synth)};
     TRY(parse_channels("--mean", parameters->mean, channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX, mean));
     TRY(parse_channels("--std", parameters->std, channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX,
                        deviation));
@@ -432,7 +445,9 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(choose_formula(given, parameters, synth));
     TRY(check_combination(given, parameters, synth));
     TRY(compute_read(&parameters->compute));
-    TRY(check_output(given, parameters));
+    if (!options_given(given, "channels"))
+        parameters->channels = synth_channels(synth, 0);
+    TRY(check_output(given, parameters, synth));
     TRY(check_alone(parameters, partition));
     TRY(take_share(job, partition));
     synth->res = (uint32_t)parameters->res;
@@ -487,7 +502,8 @@ static bool synth_applies(const void *parameters_, const struct variant *variant
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return parameters->dtype != DTYPE_U8;
     if (strcmp(option, "draw") == 0 || strcmp(option, "min-lit") == 0)
-        return formulas[parameters->formula]->family == FAMILY_IFS;
+        return formulas[parameters->formula]->family == FAMILY_IFS ||
+               (option[0] == 'd' && formulas[parameters->formula]->family == FAMILY_COLOR);
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
     return !mixed(parameters) || !is_one_of(option, benchmark_options);

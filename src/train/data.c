@@ -210,14 +210,16 @@ static enum status open_synth(const struct data_request *request, struct data *d
                                         .res = (uint32_t)request->res,
                                         .out_res = fits ? fit->res : 0,
                                         .crop = fit->how == FIT_CROP,
-                                        .channels = !fits || fit->channels == 1 ? 1 : 3};
+                                        .channels = !fits                ? 0
+                                                    : fit->channels == 1 ? 1
+                                                                         : 3};
     if (fit->how != FIT_RANDOM_RESIZED_CROP)
         data->fit = (struct image_fit){0}; /* the source delivers images of this size */
-    data->gray = true;
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     enum status status =
         source_open("synth", &(struct source_request){.parameters = &values, .resources = request->resources},
                     &source->reader);
+    data->gray = !source->reader.facts.colors;
     if (status == STATUS_OK)
         status = take_classes(request, source->reader.facts.classes, data);
     if (status == STATUS_OK)
