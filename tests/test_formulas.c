@@ -745,8 +745,9 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
  */
 static double some_value(const struct formula *formula, size_t i)
 {
-    if (formula_is_system(formula))
-        return i == 0 ? 2 : i <= 2 * (formula->parameter_count - 1) / IFS_MAPS_MAX ? 0.5 : 0;
+    const size_t values = formula->family == FAMILY_IFS3D ? IFS3D_MAP_VALUES : IFS_MAP_VALUES; /* per map */
+    if (formula->family != FAMILY_LINES)
+        return i == 0 ? 2 : i <= 2 * values ? 0.5 : 0;
     return fmax(formula->parameters[i].least, fmin(5, formula->parameters[i].most));
 }
 

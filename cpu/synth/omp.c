@@ -248,7 +248,7 @@ static bool needs_planes(const struct synth *synth)
 /* Returns whether images are fractals, each of which one thread draws. */
 static bool draws_fractals(const struct synth *synth)
 {
-    return synth_is_ifs(synth) || synth_is_color(synth);
+    return formulas[synth->formula]->family != FAMILY_LINES;
 }
 
 /* Returns the bytes that a thread needs to draw fractals, beside the canvas. */

@@ -131,7 +131,7 @@ struct formula {
 /* Returns whether the classes are iterated function systems, which a search finds. */
 static inline bool formula_is_system(const struct formula *formula)
 {
-    return formula->family != FAMILY_LINES;
+    return formula->family == FAMILY_IFS || formula->family == FAMILY_IFS3D;
 }
 
 FDSL_C_BEGIN

@@ -255,13 +255,11 @@ static enum status check_combination(const struct options *given, const struct s
         return status_option(STATUS_USAGE, "class-format",
                              " has an effect only with --write-classes; add --write-classes DIR");
     const struct formula *formula = formulas[parameters->formula];
-    if (parameters->describe && (!formula_is_system(formula) || formula->family == FAMILY_COLOR))
+    if (parameters->describe && !formula_is_system(formula))
         return status_option(STATUS_USAGE, "describe",
                              ": the formula %s %s; drop it, or choose fractals, such as with --preset "
                              "fractaldb-1k",
-                             formula->name,
-                             formula->family == FAMILY_COLOR ? "has no orbits of its own"
-                                                             : "draws no fractals");
+                             formula->name, synth_is_color(synth) ? "keeps no orbits" : "draws no fractals");
     if (parameters->cache_dir && !options_given(given, "variant") &&
         (parameters->describe || parameters->files.write_classes))
         return status_option(STATUS_USAGE, "cache-dir", " has no effect without --variant; drop it");

@@ -445,7 +445,7 @@ static inline void fuzz_ranges(const uint8_t *data, size_t size)
     for (size_t f = 0; opened && f < FORMULA_COUNT; f++) {
         struct class_ranges ranges;
         if (class_ranges_read(path, "uji", formulas[f], &ranges) != STATUS_OK ||
-            formula_is_system(formulas[f])) /* whose classes are searched */
+            formulas[f]->family != FAMILY_LINES) /* whose classes are not drawn from ranges */
             continue;
         for (uint32_t id = 0; id < 8; id++) {
             struct class_row row;
