@@ -78,7 +78,8 @@ Test(train_data, trains_on_every_formula_with_labels)
     cr_expect_eq(number(out, 2, "test_loss"), loss[2]);
     EXPECT(0, "$P " LIVE "--epochs 2 --preset fractal-color-1k --format csv --verify --export live");
     cr_expect_str_eq(value(out, 2, "wrong"), "0");
-    EXPECT(0, "$P " LIVE "--epochs 2 --preset fractal-color-1k --feed stored --export stored && cmp live stored");
+    EXPECT(0, "$P " LIVE
+              "--epochs 2 --preset fractal-color-1k --feed stored --export stored && cmp live stored");
     EXPECT_PRINTS(2, "multi-hot label instead of a label", "$P " LIVE "--preset multifractal-1k");
     EXPECT_PRINTS(2, "have colours", "$P " LIVE "--preset fractal-color-1k --out-res 20 --channels 1");
     EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint k --formula rcdb --format csv");

@@ -464,7 +464,8 @@ enum status lib_images_input(const struct fdsl_config *config, struct synth *syn
     synth->seed = config->seed;
     synth->min_lit = config->min_lit;
     if (synth->min_lit > 0 && !synth_is_ifs(synth))
-        return status_set(STATUS_USAGE, "min_lit: the formula %s draws no fractals with weights; leave it at 0",
+        return status_set(STATUS_USAGE,
+                          "min_lit: the formula %s draws no fractals with weights; leave it at 0",
                           formula_names[synth->formula]);
     synth->batch = synth->stride = config->batch;
     TRY(get_output(config, synth));
