@@ -192,7 +192,7 @@ static walk_function *const walks[] = {
 };
 
 /* Returns the axis of the points' coordinates. */
-static struct color_axis axis_of(const float *values, uint32_t side)
+FDSL_FMA_CLONES static struct color_axis axis_of(const float *values, uint32_t side)
 {
     enum { PARTS = 16 }; /* independent extremes, so that the loop is vectorised */
     float least[PARTS], most[PARTS];
@@ -272,8 +272,9 @@ static void draw_sky(struct philox_key key, struct scratch *scratch)
         least = values[i] < least ? values[i] : least;
         most = values[i] > most ? values[i] : most;
     }
+    const struct color_shades shades = color_shades(least, most);
     for (uint32_t i = 0; i < cells; i++)
-        scratch->sky[i] = (uint8_t)color_shade(values[i], least, most);
+        scratch->sky[i] = (uint8_t)color_shade(shades, values[i]);
 }
 
 typedef void row_function(const struct color_view *view, uint32_t y, uint32_t *row);
