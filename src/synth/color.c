@@ -192,7 +192,7 @@ static walk_function *const walks[] = {
 };
 
 /* Returns the axis of the points' coordinates. */
-FDSL_FMA_CLONES static struct color_axis axis_of(const float *values, uint32_t side)
+static struct color_axis axis_of(const float *values, uint32_t side)
 {
     enum { PARTS = 16 }; /* independent extremes, so that the loop is vectorised */
     float least[PARTS], most[PARTS];
