@@ -366,6 +366,16 @@ Test(color, clouds_compute_each_value_once)
         cr_assert_eq(seen[i], 1);
 }
 
+/* Shades equal the quotient for all values of a range. */
+Test(color, shades_are_exact)
+{
+    for (int32_t range = 0; range < 20480; range += range < 300 ? 1 : 97) {
+        const struct color_shades shades = color_shades(-5000, range - 5000);
+        for (int32_t value = 0; value <= range; value++)
+            cr_assert_eq(color_shade(shades, value - 5000), range ? (uint32_t)(value * 255 / range) : 0);
+    }
+}
+
 /* A count of all points is below 2^16, and grades are monotonous. */
 Test(color, grades_are_monotonous)
 {

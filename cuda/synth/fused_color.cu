@@ -163,15 +163,14 @@ static __global__ void __launch_bounds__(SKY_BLOCK) color_sky_kernel(const __gri
         atomicMax(&most, high);
     }
     __syncthreads();
-    low = least;
-    high = most;
+    const struct color_shades scale = color_shades(least, most);
     uint32_t *shades = reinterpret_cast<uint32_t *>(job.skies + (size_t)blockIdx.x * SKY_PITCH);
     for (uint32_t i = threadIdx.x; 4 * i < SKY_CELLS; i += SKY_BLOCK) {
         uint32_t four = 0;
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++)
             if (4 * i + k < SKY_CELLS)
-                four |= color_shade(values[4 * i + k], low, high) << 8 * k;
+                four |= color_shade(scale, values[4 * i + k]) << 8 * k;
         shades[i] = four;
     }
     if (threadIdx.x < COLOR_PALETTE)

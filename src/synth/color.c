@@ -272,8 +272,9 @@ static void draw_sky(struct philox_key key, struct scratch *scratch)
         least = values[i] < least ? values[i] : least;
         most = values[i] > most ? values[i] : most;
     }
+    const struct color_shades shades = color_shades(least, most);
     for (uint32_t i = 0; i < cells; i++)
-        scratch->sky[i] = (uint8_t)color_shade(values[i], least, most);
+        scratch->sky[i] = (uint8_t)color_shade(shades, values[i]);
 }
 
 typedef void row_function(const struct color_view *view, uint32_t y, uint32_t *row);

@@ -346,10 +346,25 @@ FDSL_HD void color_sky_value(int16_t *values, uint32_t level, uint32_t phase, st
     values[row * COLOR_SKY + column] = (int16_t)((sum >> 2) + noise);
 }
 
-/* Returns the shade, 0 to 255, of a value of clouds with these extremes. */
-FDSL_HD uint32_t color_shade(int32_t value, int32_t least, int32_t most)
+/* The scale from values to shades. */
+struct color_shades {
+    int32_t least;
+    uint64_t factor; /* floor(2^38 / range) + 1, or 0 */
+};
+
+FDSL_HD struct color_shades color_shades(int32_t least, int32_t most)
 {
-    return most > least ? (uint32_t)((value - least) * 255 / (most - least)) : 0;
+    struct color_shades shades = {least, 0};
+    if (most > least)
+        shades.factor = (UINT64_C(1) << 38) / (uint32_t)(most - least) + 1;
+    return shades;
+}
+
+/* Returns the shade of a value: floor(255 * (value - least) / range). The product with the factor exceeds the
+ * quotient by less than 2^23 / 2^38, and 1 / range is more, because ranges are below 2^15. */
+FDSL_HD uint32_t color_shade(struct color_shades shades, int32_t value)
+{
+    return (uint32_t)((uint32_t)(value - shades.least) * 255 * shades.factor >> 38);
 }
 
 /* ---- Colours ---- */
