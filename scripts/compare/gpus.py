@@ -16,7 +16,7 @@ Parts, in the order in which they run:
     pipeline     scripts/check/pipeline_gpu.sh
 
 A run on several GPUs comes before the same run on fewer. OUT gets a file of rows per part, such as OUT/training.csv, which
-`make plots DATA=OUT` draws; OUT/runs keeps the rows and the output of each run. The same command continues: it
+`scripts/figures/draw.py --results OUT training` draws; OUT/runs keeps the rows and the output of each run. The same command continues: it
 repeats only runs that are not complete. --dry-run prints the commands and the seconds that they take on H200s.
 
 A run does not start if less than its expected seconds are left of --limit-s. A run that reaches the limit is stopped.
@@ -37,6 +37,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+import torch_ranks  # in this folder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/figures"))
@@ -166,7 +168,7 @@ def formulas(given):
         if subprocess.run([given.bench, "--variant", "naive", *options, "--batch", "1", "--dry-run"], capture_output=True, check=False).returncode:
             options += ["--classes", str(CLASSES)]
         for gpus in dict.fromkeys((given.gpus[0], given.gpus[-1])):
-            yield formula, gpus, 6, [*ranks(given, gpus), "--variant", "fused", *options, "--batch", "256", "--verify", "--min-time", "0.3",
+            yield formula, gpus, 8, [*ranks(given, gpus), "--variant", "fused", *options, "--batch", "256", "--verify", "--min-time", "0.3",
                                      "--max-time", "1", "--out", "{}"], None
 
 
@@ -178,7 +180,8 @@ def torchrun(gpus, *words):
 def python(given):
     yield prepared(given)
     settings = {"PYTHONPATH": f"{ROOT / 'python'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
-                "FDSL_LIBRARY": os.environ.get("FDSL_LIBRARY", str(ROOT / "build/lib/libfdsl.so.0")), "FDSL_BENCH": given.bench}
+                "FDSL_LIBRARY": os.environ.get("FDSL_LIBRARY", str(ROOT / "build/lib/libfdsl.so.0")), "FDSL_BENCH": given.bench,
+                "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     yield ("torchrun_rank.py", given.gpus[0], 30,
            torchrun(given.gpus[0], str(ROOT / "python/tests/torchrun_rank.py"), f"{given.memory}/jpeg/test"), settings)
     for gpus in given.gpus:
@@ -239,7 +242,8 @@ def perform(run, left_s):
     run.part.unlink(missing_ok=True)  # rows of a run that was stopped
     with open(run.output, "wb") as output:
         process = subprocess.Popen(run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                   env={**os.environ, **run.environment}, start_new_session=True)
+                                   env={**os.environ, **run.environment}, start_new_session=True,
+                                   preexec_fn=lambda: torch_ranks.die_with_parent(signal.SIGTERM))
         try:
             run.status = process.wait(None if left_s == float("inf") else max(1, left_s))
         except subprocess.TimeoutExpired:
