@@ -314,3 +314,23 @@ Test(train_scripts, gpus_are_measured_part_by_part)
     EXPECT_OUT("0 of 1 runs are complete; failed: peer-train-graph-cnn-1\n");
 #undef GPUS
 }
+
+/* scripts/compare/clips.sh measures reading, feeding and training on one set. The second start repeats
+ * nothing. */
+Test(train_scripts, clips_are_read_and_trained_on)
+{
+#define CLIPS "CLIPS=40 LOOPS=3 EPOCHS=2 BATCH=16 FDSL_BENCH=$P %s/scripts/compare/clips.sh d o"
+    EXPECT_EXACTLY(2, "usage: scripts/compare/clips.sh DIR OUT\n",
+                   "FDSL_BENCH=$P %s/scripts/compare/clips.sh d", root);
+    EXPECT_EXACTLY(2, "compare/clips.sh: LOOPS=0: give a whole number from 1\n",
+                   "LOOPS=0 FDSL_BENCH=$P %s/scripts/compare/clips.sh d o", root);
+    EXPECT_PRINTS(0, "\nfiles-omp ", CLIPS " 2>/dev/null", root);
+    EXPECT_OUT("\nshards-omp ", " 3 loops s", "\none constant batch ", "\nfiles  ", "\nshards  ");
+    EXPECT(0, "head -qn 1 o/*.csv | wc -l; wc -l <o/clips_train.csv; cut -d, -f7 o/clips_load.csv | sort -u");
+    EXPECT_OUT("3\n7\nfiles-omp\n");
+    EXPECT(0, "rm o/clips/train-files.csv && " CLIPS " 2>&1 >/dev/null | grep -v warning", root);
+    cr_expect_str_eq(out, "train-files\n");
+    EXPECT_PRINTS(2, "o/clips has runs of other settings (clips 40 loops 3 ",
+                  "FDSL_BENCH=$P %s/scripts/compare/clips.sh d o", root);
+#undef CLIPS
+}
