@@ -393,6 +393,7 @@ Test(cli, columns_are_described_with_choices_units_and_without_other_options)
     cr_expect(strstr(out, "| `flops` | real | FLOP | computed |"), "%s", out);
     run_well("--columns --format csv");
     cr_expect(strstr(out, "TYPE is one of: f32, f16, bf16, fp8, nvfp4, mxfp4"), "%s", out);
+    cr_expect(strstr(out, ",f32 f16 bf16 fp8 nvfp4 mxfp4,"), "%s", out);
 }
 
 Test(cli, refuses_impossible_outputs)

@@ -13,7 +13,7 @@ static const char *const names[] = {
     "learning_accuracy", "learning_time", "fine_tuning", "monitor_loading", "break_even", "training_time",
     "training", "training_base", "pretraining_tiny", "pretraining_base", "pretraining_accuracy", "pretraining_loss", "exchange",
     "training_ranks", "pipeline", "balance", "loading_ranks", "ops", "decoding", "learning_steps",
-    "formulas", "fine_tuning_sets"
+    "formulas", "fine_tuning_sets", "clips"
 };
 /* clang-format on */
 #define OF_IMAGES 8 /* figures of generating, at the beginning of `names` */

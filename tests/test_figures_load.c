@@ -230,6 +230,29 @@ Test(figures_load, loaders_over_time_use_the_newest_timed_runs)
     cr_assert(says("(reference, host"), "the user's rows are drawn, although shards-gpu is missing: %s", out);
 }
 
+/* The figure clips draws the runs of the monitor on a set that cnn3d also trains on; monitor_loading draws
+ * the other runs. Without a GPU, the runs have no step. */
+Test(figures_load, clips_are_drawn_with_the_training_on_the_same_set)
+{
+    SHELL(0, "cp " FIXTURES "/clips_*.csv $D/results; " SELECT
+             "clips && cat $D/work/clips.vars $D/work/clips.dat");
+    EXPECT_OUT("series = 4\n", "'files-omp'", "'GPU use (%)'", "'GPU waits 79 % of the time'",
+               "'500 loops without a step'", "'files-gpu: 20.0 s'", "'cnn3d trains (train-bf16)'",
+               "'from files: 150,750 clips/s'", "'from shards: 381,900 clips/s'",
+               "'one constant batch: 402,000 clips/s'", "read 500 times while a step of 2 ms");
+    shell(SELECT "--reference $D/reference monitor_loading");
+    EXPECT_OUT(
+        "skipped monitor_loading: none of your 8 rows of load has suitable parameters; to measure it: ");
+    SHELL(0, "sed -i '/,-gpu,/d; /:05:01:/d' $D/results/clips_load.csv && "
+             "sed -i 's/T05:01:/T05:00:/' $D/results/clips_monitor.csv && " SELECT
+             "clips && cat $D/work/clips.vars");
+    cr_expect(says("'500 loops without a step'") && !says("of the time'") && !says("while a step"), "%s",
+              out);
+    shell("sed -i 's/,cnn3d,/,cnn,/' $D/results/clips_train.csv && " SELECT "--reference $D/reference clips");
+    EXPECT_OUT("skipped clips: none of your 8 rows of load has suitable parameters; to measure it: "
+               "scripts/compare/clips.sh DIR results");
+}
+
 Test(figures_load, loading_on_several_ranks_is_drawn)
 {
     SHELL(0, "cp " FIXTURES "/load_ranks.csv $D/results && " SELECT

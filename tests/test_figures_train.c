@@ -243,12 +243,23 @@ Test(figures_train, training_throughput_is_drawn_by_source_and_number_of_gpus)
                "JPEG shards in memory", "JPEG shards on a disk", "JPEG shards over HTTP", "PyTorch, compiled",
                "loaded (LOAD)", "generated (BAT)", "batch 256 per GPU", "figures, revision new");
     cr_expect(says("\n1\t32087.2354\t") && says("\n2\t62570.109\t"), "%s", out);
+    SHELL(0, "python3 -c '"
+             "import csv, sys\n"
+             "rows = list(csv.DictReader(open(sys.argv[1])))\n"
+             "more = [{**row, \"ranks\": 4, \"batch\": 2 * int(row[\"batch\"]), \"items_per_s\": 1.9 * "
+             "float(row[\"items_per_s\"])} "
+             "for row in rows if row[\"rank\"] == \"all\"]\n"
+             "csv.DictWriter(open(sys.argv[1], \"a\"), rows[0]).writerows(more)' $D/results/training.csv "
+             "&& " SELECT "training >/dev/null && cat $D/work/training.vars $D/work/training.dat");
+    cr_expect(says("\n1\t32087.2354\t") && says("\n2\t62570.109\t") && says("\n4\t118883.207\t") &&
+                  says("x_tick_text[3] = ['1', '2', '4']"),
+              "%s", out);
     shell("sed -i '/,constant,/s/,weak,1,/,weak,2,/' $D/results/training.csv && " SELECT
           "training >/dev/null && cat $D/work/training.dat");
     cr_expect(status == 0 && !says("\n2\t62570.109\t"), "%s", out);
     shell("sed -i '/,load,/d; /,live,/d' $D/results/training.csv && " SELECT
           "--reference $D/reference training");
-    EXPECT_OUT("skipped training: 6 of your 6 rows of train left out: ", " of the first half of a run",
+    EXPECT_OUT("skipped training: 9 of your 9 rows of train left out: ", " of the first half of a run",
                " of another job, or of one "
                "with a single source; to measure it: GPUS='1 2' scripts/compare/training.sh DIR "
                "results/training.csv");

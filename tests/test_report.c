@@ -73,7 +73,7 @@ Test(report, without_rows_the_page_says_how_to_measure)
 {
     SHELL(0, REPORT "--reference $D/reference && tests/check_page.py $D/report.html");
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 33, "%s", out);
+    cr_assert_eq(atoi(out), 34, "%s", out);
     shell("grep -A 1 '<b>break_even\\|<b>pretraining_tiny' $D/report.html");
     EXPECT_OUT("no data. To measure it (needs an NVIDIA GPU):</p>\n"
                "<pre>scripts/compare/break_even.sh DIR results/break_even</pre>",

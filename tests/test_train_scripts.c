@@ -235,3 +235,102 @@ Test(train_scripts, scripts_check_the_variant_first)
 #endif
     EXPECT(2, "ls d r.csv");
 }
+
+/* Makes a program that runs the CPU's counterparts of variants on a GPU, with smaller work. */
+static void put_stand_in(void)
+{
+    put_script("bench", "#!/bin/sh\n"
+                        "case \"$*\" in *--columns* | *--prepare* | *--dry-run*train-vit*) exec "
+                        "\"$FDSL_BENCH_REAL\" \"$@\" ;; esac\n"
+                        "echo \"$*\" >>log\n"
+                        "set -- $(echo \"$*\" | sed 's/fused/omp/; s/train-[a-z]*/train-omp/; "
+                        "s/vit-[a-z]*/logreg/; s/--model cnn/--model lenet "
+                        "--train-size 500 --test-size 10/; s/out-res 224/out-res 28/; s/ --res 224/ --res "
+                        "28/; s/--batch 256 --ver/--batch 2 "
+                        "--res 32 --ver/; s/--min-time 0.3 --max-time 1/--min-time 0 --max-time 0.01/')\n"
+                        "exec \"$FDSL_BENCH_REAL\" \"$@\"\n");
+}
+
+/* scripts/compare/training.sh trains on the same number of images per epoch from every source, and takes
+ * other numbers for each network. */
+Test(train_scripts, training_takes_images_and_epochs_of_each_network)
+{
+#define TRAINING "FDSL_BENCH_REAL=$P FDSL_BENCH=./bench MEMORY=$PWD/m %s/scripts/compare/training.sh d r.csv"
+    put_stand_in();
+    EXPECT_PRINTS(2, "compare/training.sh: EPOCHS: '0' is not a whole number from 1\n", "EPOCHS=0 " TRAINING,
+                  root);
+    EXPECT_PRINTS(2, "compare/training.sh: SAMPLES: give one number, or one per network of MODELS\n",
+                  "SAMPLES='1 2 3' " TRAINING, root);
+    EXPECT(0, "MODELS=none SOURCES='jpeg raw' IMAGES=300 " TRAINING " 2>&1 && ls m && ! ls r.csv d", root);
+    EXPECT_OUT("jpeg\nraw\n");
+    EXPECT(0,
+           "MODELS='vit-tiny vit-base' SAMPLES='256 300' EPOCHS='2 1' SOURCES='constant raw' " TRAINING
+           " 2>&1 >/dev/null | grep -v warning; python3 -c 'import csv; print(*((row[\"feed\"], "
+           "row[\"train_samples\"], row[\"epoch\"]) for row in "
+           "csv.DictReader(open(\"r.csv\"))), sep=\"\\n\")'",
+           root);
+    cr_expect_str_eq(
+        out,
+        "('constant', '256', '1')\n('constant', '256', '2')\n('load', '256', '1')\n('load', '256', '2')\n"
+        "('constant', '300', '1')\n('load', '300', '1')\n");
+    EXPECT_PRINTS(2, "there are only 300 samples; give at most this number",
+                  "MODELS=vit-tiny SAMPLES=301 SOURCES=raw " TRAINING, root);
+#undef TRAINING
+}
+
+/* scripts/compare/gpus.py runs every formula of the program, continues, and keeps its limit of time. */
+Test(train_scripts, gpus_are_measured_part_by_part)
+{
+    if (run("command -v python3") != 0)
+        return;
+#define GPUS                                                                                                 \
+    "FDSL_BENCH_REAL=$P %s/scripts/compare/gpus.py --bench ./bench --gpus 1 --mnist digits --memory $PWD/m " \
+    "o "
+    put_stand_in();
+    EXPECT_PRINTS(2, "compare/gpus.py: no part 'x'; choose from training, ", GPUS "--parts x", root);
+    EXPECT_PRINTS(2, "compare/gpus.py: --gpus are numbers such as 1,2,4", GPUS "--gpus 0", root);
+    EXPECT_PRINTS(0, "# training-vit-base-jpeg-1: 12 s\n", GPUS "--dry-run", root);
+    cr_expect(strstr(out, "torchrun_rank.py") && strstr(out, "--ranks 1 ") && !strstr(out, "exchange-"), "%s",
+              out);
+    EXPECT_PRINTS(0, "0 of 6 runs are complete; no time for: formulas-uji-1, formulas-visualatom-1, ",
+                  GPUS "--parts formulas,peer --limit-s 9", root);
+    EXPECT_PRINTS(0, "6 of 6 runs are complete\n",
+                  GPUS "--parts formulas,peer && cut -d, -f20 o/formulas.csv", root);
+    EXPECT_OUT("formula\nuji\nvisualatom\nrcdb\nsegrcdb\nfractaldb\n");
+    EXPECT_PRINTS(0, "6 of 6 runs are complete\n", GPUS "--parts formulas,peer", root);
+    cr_expect(!strstr(out, "done after"), "%s", out);
+    EXPECT_PRINTS(0, "peer-train-graph-cnn-1: done after ",
+                  "rm o/runs/peer* && " GPUS "--parts formulas,peer", root);
+    cr_expect(!strstr(out, "formulas-uji-1: done"), "%s", out);
+    EXPECT(0, "wc -l <o/peer.csv");
+    cr_expect_str_eq(out, "11\n");
+    put_script("bench", "#!/bin/sh\necho $$ >pid\nexec sleep 100\n");
+    EXPECT_PRINTS(0, "0 of 1 runs are complete; no time for: peer-train-graph-cnn-1\n",
+                  "rm o/runs/peer* && " GPUS "--parts peer --limit-s 13.1 && ! ps -o stat= -p $(cat pid)",
+                  root);
+    put_script("bench", "#!/bin/sh\necho fdsl-bench: bad >&2\nexit 3\n");
+    EXPECT_PRINTS(1, "peer-train-graph-cnn-1: FAILED with status 3: fdsl-bench: bad (see ",
+                  GPUS "--parts peer", root);
+    EXPECT_OUT("0 of 1 runs are complete; failed: peer-train-graph-cnn-1\n");
+#undef GPUS
+}
+
+/* scripts/compare/clips.sh measures reading, feeding and training on one set. The second start repeats
+ * nothing. */
+Test(train_scripts, clips_are_read_and_trained_on)
+{
+#define CLIPS "CLIPS=40 LOOPS=3 EPOCHS=2 BATCH=16 FDSL_BENCH=$P %s/scripts/compare/clips.sh d o"
+    EXPECT_EXACTLY(2, "usage: scripts/compare/clips.sh DIR OUT\n",
+                   "FDSL_BENCH=$P %s/scripts/compare/clips.sh d", root);
+    EXPECT_EXACTLY(2, "compare/clips.sh: LOOPS=0: give a whole number from 1\n",
+                   "LOOPS=0 FDSL_BENCH=$P %s/scripts/compare/clips.sh d o", root);
+    EXPECT_PRINTS(0, "\nfiles-omp ", CLIPS " 2>/dev/null", root);
+    EXPECT_OUT("\nshards-omp ", " 3 loops s", "\none constant batch ", "\nfiles  ", "\nshards  ");
+    EXPECT(0, "head -qn 1 o/*.csv | wc -l; wc -l <o/clips_train.csv; cut -d, -f7 o/clips_load.csv | sort -u");
+    EXPECT_OUT("3\n7\nfiles-omp\n");
+    EXPECT(0, "rm o/clips/train-files.csv && " CLIPS " 2>&1 >/dev/null | grep -v warning", root);
+    cr_expect_str_eq(out, "train-files\n");
+    EXPECT_PRINTS(2, "o/clips has runs of other settings (clips 40 loops 3 ",
+                  "FDSL_BENCH=$P %s/scripts/compare/clips.sh d o", root);
+#undef CLIPS
+}

@@ -6,17 +6,20 @@
 #   scripts/compare/training.sh DIR FILE.csv     DIR: a folder on the disk to measure, for about 4 GB
 #
 # Environment (defaults in parentheses):
-#   MODELS (vit-tiny vit-base)  networks
+#   MODELS (vit-tiny vit-base)  networks; `none`: only prepare the sets
 #   GPUS (1)                    numbers of GPUs, for example "1 2"; more than one need mpirun
-#   SAMPLES (16384)             training images per epoch and GPU; the sets have this many images for the largest number
-#   EPOCHS (8)                  epochs of each run; the figure shows the median of the second half
+#   SAMPLES (16384)             training images per epoch and GPU, the same from every source; several numbers, such as
+#                               "16384 4096": one per network
+#   EPOCHS (8)                  epochs of each run, or one number per network; the figure shows the median of the second half
+#   IMAGES                      images of the sets (default: the largest of SAMPLES x the largest of GPUS)
 #   MEMORY (/dev/shm/training)  folder in memory, for as many bytes as DIR
 #   SOURCES (all)               some of: constant live raw jpeg disk http
+#   MPIRUN (mpirun --bind-to none -n)  launcher of the ranks
 #   FDSL_BENCH (./fdsl-bench)   the program
 #
 # JPEG images are cut out anew in each epoch (--fit random-resized-crop), and decoded by the GPU's engines and by CPU
 # threads (--decoder auto). While shards are read from the disk, their pages are dropped from the page cache every 50 ms,
-# as if the set were larger than the memory. Images stay in DIR and MEMORY, and are used again.
+# as if the set were larger than the memory. Images stay in DIR and MEMORY, and are used again: remove them for more IMAGES.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 no GPU or no nginx.
 set -euo pipefail
@@ -25,40 +28,54 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 bench=${FDSL_BENCH:-$root/fdsl-bench}
 (($# == 2)) || { echo 'usage: scripts/compare/training.sh DIR FILE.csv' >&2 && exit 2; }
-dir=$1 out=$2 memory=${MEMORY:-/dev/shm/training} samples=${SAMPLES:-16384}
+dir=$1 out=$2 memory=${MEMORY:-/dev/shm/training}
 read -ra models <<<"${MODELS:-vit-tiny vit-base}"
 read -ra gpus <<<"${GPUS:-1}"
+read -ra samples <<<"${SAMPLES:-16384}"
+read -ra epochs <<<"${EPOCHS:-8}"
+read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 sources=${SOURCES:-constant live raw jpeg disk http}
 [[ $sources != all ]] || sources='constant live raw jpeg disk http'
-most=$(printf '%s\n' "${gpus[@]}" | sort -n | tail -1)
+for list in gpus samples epochs; do
+    declare -n numbers=$list
+    for number in "${numbers[@]}"; do
+        [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "compare/training.sh: ${list^^}: '$number' is not a whole number from 1" >&2 && exit 2; }
+    done
+    [[ $list == gpus ]] || ((${#numbers[@]} == 1 || ${#numbers[@]} == ${#models[@]})) ||
+        { echo "compare/training.sh: ${list^^}: give one number, or one per network of MODELS" >&2 && exit 2; }
+done
+most() { printf '%s\n' "$@" | sort -n | tail -1; } # numbers
+images=${IMAGES:-$(($(most "${samples[@]}") * $(most "${gpus[@]}")))}
 
-"$bench" --variant train-vit --model "${models[0]}" --data synth --dry-run >/dev/null || exit
+if [[ ${models[0]} != none ]]; then
+    "$bench" --variant train-vit --model "${models[0]}" --data synth --dry-run >/dev/null || exit
+fi
 if [[ $sources == *http* ]] && ! command -v nginx >/dev/null; then
     echo 'compare/training.sh: nginx is not installed (Debian: apt install nginx-light); or leave http out of SOURCES' >&2
     exit 4
 fi
 
 # Photographs would be better, but these images are available everywhere. Quality 55 gives files of 39 KB at 431 pixels.
-prepare() { # folder
-    local part count
-    [[ ! -e $1/raw/test ]] || return 0
+# The index of a set is written last.
+prepare() { # raw or jpeg
+    local part count form=(--encode jpeg --quality 55 --out-res 431)
+    [[ $1 == jpeg ]] || form=(--encode npy --channels 3 --out-res 224)
+    [[ ! -e $memory/$1/test/dataset.index ]] || return 0
     for part in train test; do
-        count=512 && [[ $part == test ]] || count=$((samples * most))
-        "$bench" --prepare "$1/source/$part" --store shards --shards $((count / 512)) --from synth --classes 16 --res 432 \
-            --samples "$count" --encode jpeg >&2
-        "$bench" --prepare "$1/jpeg/$part" --store shards --shards $((count / 512)) --from dataset --source "$1/source/$part" \
-            --encode jpeg --quality 55 --out-res 431 >&2
-        "$bench" --prepare "$1/raw/$part" --store shards --shards $((count / 512)) --from dataset --source "$1/source/$part" \
-            --encode npy --channels 3 --out-res 224 >&2
+        count=512 && [[ $part == test ]] || count=$images
+        "$bench" --prepare "$memory/source/$part" --store shards --shards $(((count + 511) / 512)) --from synth --classes 16 \
+            --res 432 --samples "$count" --encode jpeg >&2
+        "$bench" --prepare "$memory/$1/$part" --store shards --shards $(((count + 511) / 512)) --from dataset \
+            --source "$memory/source/$part" "${form[@]}" >&2
     done
-    rm -r "$1/source"
 }
 
 train() { # options ...: one run on $n GPUs
-    local run=() size=$((samples * n))
-    ((n == 1)) || run=(mpirun --bind-to none -n "$n")
-    [[ " $* " == *' synth '* ]] && set -- "$@" --res 224 --classes 16 --train-size "$size" --test-size 512
-    "${run[@]}" "$bench" --variant train-vit --model "$model" --batch 256 --epochs "${EPOCHS:-8}" --out "$out" "$@" >/dev/null
+    local run=() size=$((samples[at] * n))
+    ((n == 1)) || run=("${launcher[@]}" "$n")
+    [[ " $* " == *' synth '* ]] && set -- "$@" --res 224 --classes 16 --test-size 512
+    "${run[@]}" "$bench" --variant train-vit --model "${models[at]}" --batch 256 --epochs "${epochs[at]}" \
+        --train-size "$size" --out "$out" "$@" >/dev/null
 }
 
 load() { # folder, options ...
@@ -110,10 +127,15 @@ stop_all() { # ends nginx and the process that drops pages
     rm -rf "$work"
 }
 trap stop_all EXIT
-[[ $sources == constant || $sources == live || $sources == 'constant live' ]] || prepare "$memory"
+[[ $sources != *raw* ]] || prepare raw
+[[ ! $sources =~ jpeg|disk|http ]] || prepare jpeg
+rm -rf "$memory/source"
 [[ $sources != *disk* || -e $dir/jpeg/test ]] || { mkdir -p "$dir" && cp -r "$memory/jpeg" "$dir/"; }
+[[ ${models[0]} != none ]] || exit 0
 [[ $sources != *http* ]] || serve
-for model in "${models[@]}"; do
+read -ra samples <<<"$(printf "${samples[*]} %.0s" "${!models[@]}")" # a single number is repeated for each network
+read -ra epochs <<<"$(printf "${epochs[*]} %.0s" "${!models[@]}")"
+for at in "${!models[@]}"; do
     for n in "${gpus[@]}"; do
         for source in $sources; do
             case $source in

@@ -56,6 +56,7 @@ FIGURES = {
     "scaling": (scaling.generating, "images per second vs. ranks, with ideal scaling and efficiency"),
     "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU load during a run"),
     "monitor_loading": (monitoring.while_loading, "GPU utilisation, CPU cores and throughput of loaders: files vs. shards"),
+    "clips": (monitoring.clips, "clips as files and in shards: loaders over time, and training of cnn3d"),
     "roofline": (bars.roofline, "share of the roofline by variant"),
     "loading": (loading.sizes, "time per sample vs. sample size: files, shards and memcpy"),
     "loading_threads": (loading.threads, "loading throughput vs. threads: files, shards and memcpy"),

@@ -3,10 +3,13 @@
 import collections
 import datetime
 import itertools
+import math
+import os
+import statistics
 
 import break_even
 from devices import SLOTS, Missing
-from plot import HEIGHT, WIDTH, Plot, nice_above, shortened, text_px
+from plot import HEIGHT, WIDTH, Plot, micros_words, nice_above, shortened, text_px
 
 PHASES = ("setup", "verify", "warm-up", "timed", "measure", "teardown", "idle")
 SHADES = {"setup": 1, "verify": 2, "warm-up": 3, "timed": 4, "measure": 5, "teardown": 6, "idle": 7}
@@ -218,32 +221,43 @@ RATE_PANEL = "throughput (GB/s)"
 OFF = 1e300  # in place of a missing rate: outside the axis, because gnuplot warns about lines without points
 
 
+def timed_runs(measured, of_clips):
+    """Returns {(source, host): {variant: samples of its newest timed run}}, the user's first: runs on clips that cnn3d also trains
+    on, or all other runs."""
+    runs = collections.defaultdict(list)
+    for chosen in measured.monitors:
+        for sample in chosen["samples"]:
+            if sample["phase"] == "timed" and sample["variant"] in LOADERS:
+                runs[chosen["source"], sample["host"], sample["variant"], sample["time_utc"], sample["rank"]].append(sample)
+    newest = {key[:3]: runs[key] for key in sorted(runs, key=lambda key: (key[3], key[4]))
+              if bool(trained_on(measured, row_of_run(measured, runs[key][0], False))) == of_clips}
+    hosts = sorted({key[:2] for key in newest}, key=lambda key: (key[0] != "yours", key[1]))
+    return {host: {variant: newest[host + (variant,)] for variant in LOADERS if host + (variant,) in newest} for host in hosts}
+
+
 def timed_loaders(measured):
-    """Returns (source, {variant: samples of its newest timed run}) of one host. Prefers the user's files."""
-    for source in ("yours", "reference"):
-        runs = collections.defaultdict(list)
-        for chosen in (chosen for chosen in measured.monitors if chosen["source"] == source):
-            for sample in chosen["samples"]:
-                if sample["phase"] == "timed" and sample["variant"] in LOADERS:
-                    runs[sample["host"], sample["variant"], sample["time_utc"], sample["rank"]].append(sample)
-        newest = {key[:2]: runs[key] for key in sorted(runs, key=lambda key: (key[2], key[3]))}
-        for host in sorted({host for host, _ in newest}):
-            mine = {variant: newest[host, variant] for variant in LOADERS if (host, variant) in newest}
-            if {"files-gpu", "shards-gpu"} <= set(mine):
-                return source, mine
+    """Returns (source, {variant: samples of its newest timed run}) of one host."""
+    for (source, _), mine in timed_runs(measured, False).items():
+        if {"files-gpu", "shards-gpu"} <= set(mine):
+            return source, mine
     raise Missing(break_even.COMMAND, measured.loads, needs="an NVIDIA GPU")
 
 
-def row_of_run(measured, sample):
+def row_of_run(measured, sample, with_step=True):
     """Returns the row of the run that a sample belongs to, or None."""
-    return next((row for row in measured.load_sweeps if row["stall_share"] is not None and all(
+    return next((row for row in measured.load_sweeps if (row["stall_share"] is not None or not with_step) and all(
         row[column] == sample[column] for column in ("host", "variant", "time_utc"))), None)
 
 
 def while_loading(measured):
     source, found = timed_loaders(measured)
-    plot = Plot("GPU and CPU load during loading", height=HEIGHT + 110)
-    rows = {variant: row_of_run(measured, samples[0]) for variant, samples in found.items()}
+    return loaders_over_time("GPU and CPU load during loading", source, found,
+                             {variant: row_of_run(measured, samples[0]) for variant, samples in found.items()})
+
+
+def loaders_over_time(title, source, found, rows):
+    """Returns the plot of the timed runs `found` ({variant: samples}), with their rows ({variant: row or None})."""
+    plot = Plot(title, height=HEIGHT + 110)
     panels = [panel for panel in LOADER_PANELS
               if any(sample[panel[2]] is not None for samples in found.values() for sample in samples)]
     rated = any(rows.values())
@@ -255,8 +269,9 @@ def while_loading(measured):
              *(None if sample[column] is None else scale * sample[column] for _, scale, column in panels), *rate)
             for sample in samples])
         if row:
-            plot.legend += [(0.75, f"GPU waits {100 * row['stall_share']:.3g} % of the time"),
-                            (0.75, f"loads {1e-9 * row['bytes_per_s']:.3g} GB/s")]
+            if row["stall_share"] is not None:
+                plot.legend.append((0.75, f"GPU waits {100 * row['stall_share']:.3g} % of the time"))
+            plot.legend.append((0.75, f"loads {1e-9 * row['bytes_per_s']:.3g} GB/s"))
     titles = [title for title, _, _ in panels] + [RATE_PANEL] * rated
     high = [max(points[1 + p] or 0 for block in plot.blocks for points in block if points[1 + p] != OFF)
             for p in range(len(titles))]
@@ -269,9 +284,57 @@ def while_loading(measured):
     few = [variant for variant, mine in found.items() if len(mine) < 20]
     plot.caption = [f"Monitor samples during the timed runs of each variant; the variants ran consecutively. {device_names(samples)} "
                     f"({'yours' if source == 'yours' else 'reference'}, host {samples[0]['host']}, revision "
-                    f"{', '.join(dict.fromkeys(sample['revision'] for sample in samples))}). GPU use is the driver's "
-                    "average over up to one second and counts any kernel, including those that unpack samples."
+                    f"{', '.join(dict.fromkeys(sample['revision'] for sample in samples))})."
+                    + (" GPU use is the driver's average over up to one second and counts any kernel, including those that unpack "
+                       "samples." if LOADER_PANELS[0] in panels else "")
                     + (" Throughput is the mean over the whole run, counted by the loader: the driver's PCIe counter samples "
                        "20 ms at a time and misses bursts." if rated else "")
                     + (f" Fewer than 20 samples: {', '.join(few)}." if few else "")]
+    return plot
+
+
+# Figure clips: files and shards of one set of clips, which loaders read and a 3D network trains on.
+CLIPS_COMMAND = "scripts/compare/clips.sh DIR results"
+TRAINED = {"files": "from files", "shards": "from shards", "constant": "one constant batch"}
+
+
+def folder_of(row):
+    """Returns the host and the folder that contains the stores of a set."""
+    return row["host"], os.path.dirname(row["data"].rstrip("/"))
+
+
+def trained_on(measured, row):
+    """Returns the rows of cnn3d on the set of a row of load; [] if there are none."""
+    return [] if row is None else [train for train in measured.trains if train["model"] == "cnn3d"
+                                   and train.source == row.source and folder_of(train) == folder_of(row)]
+
+
+def rates_of_training(trains):
+    """Returns {key of TRAINED: samples per second}: the median of the second half of the newest run."""
+    runs = collections.defaultdict(list)
+    for row in sorted(trains, key=lambda row: row["time_utc"]):
+        feed = "constant" if row["feed"] == "constant" else os.path.basename(row["data"].rstrip("/"))
+        if 2 * row["epoch"] > float(row["epochs"]):
+            runs[feed].append(row)
+    return {feed: statistics.median(row["items_per_s"] for row in runs[feed][-math.ceil(float(runs[feed][-1]["epochs"]) / 2):])
+            for feed in TRAINED if feed in runs}
+
+
+def clips(measured):
+    found = timed_runs(measured, True)
+    if not found:
+        raise Missing(CLIPS_COMMAND, measured.loads)
+    (source, _), samples = next(iter(found.items()))
+    rows = {variant: row_of_run(measured, of_run[0], False) for variant, of_run in samples.items()}
+    plot = loaders_over_time("Clips as files and in shards: reading, feeding a GPU, training", source, samples, rows)
+    first = next(iter(rows.values()))
+    alone = [row for row in measured.load_sweeps if row["compute"] == "" and row.source == source and folder_of(row) == folder_of(first)]
+    plot.legend.append((0, f"{first['samples']:.0f} loops without a step"))
+    plot.legend += [(0.5, f"{row['variant']}: {micros_words(1e6 * row['time_mean_s'] * row['samples'])}") for row in alone]
+    trains = trained_on(measured, first)
+    plot.legend.append((0, f"cnn3d trains ({trains[0]['variant']})"))
+    plot.legend += [(0.5, f"{TRAINED[feed]}: {rate:,.0f} clips/s") for feed, rate in rates_of_training(trains).items()]
+    step = f" while a step of {first['compute']} ms consumes each batch" if first["compute"] else ""
+    plot.caption.insert(0, f"{first['items']:,.0f} clips of {first['sample_bytes']:,.0f} bytes, batches of {first['batch']:.0f}, read "
+                           f"{first['samples']:.0f} times{step}. Training: median of the second half of the epochs.")
     return plot

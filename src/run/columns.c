@@ -251,9 +251,12 @@ enum status columns_default(const struct workload *workload, const char *column,
 static void column_row(const struct described *described, const struct column *column, struct row *row)
 {
     const struct option_spec *spec = option_of(described->workload, column->name);
-    char fallback[256] = "";
+    char fallback[256] = "", choices[1024] = "";
     if (spec)
         options_text(spec, described->defaults, fallback, sizeof fallback);
+    if (spec && spec->kind == OPTION_CHOICE)
+        for (const char *const *choice = spec->choices; *choice; choice++)
+            text_join(choices, sizeof choices, " ", "%s", *choice);
     row_text(row, "workload", described->workload->name);
     row_text(row, "schema", described->workload->schema);
     row_text(row, "column", column->name);
@@ -263,6 +266,7 @@ static void column_row(const struct described *described, const struct column *c
     row_text(row, "option", spec ? spec->name : "");
     row_text(row, "default", fallback);
     row_flag(row, "argument", spec && spec->kind != OPTION_FLAG);
+    row_text(row, "choices", choices);
     row_text(row, "about", column->about);
 }
 
