@@ -267,8 +267,10 @@ def end(process):
 
 
 def last_line(run):
-    said = [line for line in run.output.read_text("utf-8", "replace").splitlines() if line.strip()]
-    return next((line for line in said if line.startswith("fdsl-bench: ") and "warning" not in line), said[-1] if said else "no output")
+    """Returns the last line that a run printed; of a run that failed, the first error of the program, because mpirun adds lines."""
+    said = [line for line in run.output.read_text("utf-8", "replace").splitlines() if line.strip()] or ["no output"]
+    errors = [line for line in said if line.startswith("fdsl-bench: ") and "warning" not in line]
+    return errors[0] if errors and run.status else said[-1]
 
 
 def collect(given, runs):
@@ -315,7 +317,7 @@ def print_table(runs):
     alone = {(part, what): value for part, what, gpus, value, _ in lines if gpus == 1}
     print(f"\n{'part':<12}{'run':<36}{'GPUs':>5}{'value':>14} {'unit':<10}{'share':>6}")
     for part, what, gpus, value, unit in lines:
-        one = alone.get((part, what)) if unit == "images/s" and gpus > 1 else None
+        one = alone.get((part, what), alone.get((part, what.split()[0]))) if unit == "images/s" and gpus > 1 else None
         print(f"{part:<12}{what:<36}{gpus:>5}" + (f"  {unit}" if value is None else
               f"{value:>14,.1f} {unit:<10}" + (f"{value / (gpus * one):>6.3f}" if one else "")))
 
