@@ -324,7 +324,8 @@ Test(advise, the_page_names_the_network_and_the_command)
     question.estimated = false;
     question.model = "vit-tiny";
     question.engine = "train-vit";
-    question.command = "fdsl-bench --workload train --data 'a b' --feed live";
+    char command[] = "fdsl-bench --workload train --data 'a b' --feed live";
+    advice[0].command = command;
     cr_assert_eq(chdir(folder), 0);
     cr_assert_not_null(freopen("table", "w", stdout));
     cr_assert_eq(advise_print("set", FORMAT_TABLE, &question, advice, 2), STATUS_OK);

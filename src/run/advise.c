@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -1047,11 +1048,15 @@ static enum status measure_and_print(struct situation *situation)
         TRY(advise_measure_prepare(situation));
     }
     TRY(measure_all(situation, advice, &count));
-    if (question->model)
+    if (question->model) {
         advise_conclude(question, advice, count);
-    FREED char *command = advise_command(situation, advice, count);
-    question->command = command;
-    return advise_print(options->data, options->format, question, advice, count);
+        for (size_t i = 0; i < count; i++)
+            advice[i].command = advice[i].measured ? advise_command(situation, &advice[i]) : NULL;
+    }
+    enum status status = advise_print(options->data, options->format, question, advice, count);
+    for (size_t i = 0; i < count; i++)
+        free(advice[i].command);
+    return status;
 }
 
 enum status advise_run(int argc, char *argv[])

@@ -54,6 +54,7 @@ struct advice {
     double disk_bytes;       /* on this machine */
     double memory_bytes;     /* buffers on host and device, and the data in the page cache */
     double joules_per_image; /* energy of the GPU */
+    char *command;           /* trains the network on images that come in this way; NULL if unknown */
 };
 
 /* The training step for which the ways are compared. */
@@ -71,7 +72,6 @@ struct advice_question {
     uint64_t measured; /* samples that were read */
     double bytes, measured_bytes;
     const char *model, *engine; /* the network, and the variant that trains it; NULL: step_s was given */
-    const char *command;        /* trains the network on images that come in the best way; NULL if unknown */
 
     /* With a network only: */
     bool over;                      /* nothing more is measured, so what is still open counts as equal */

@@ -147,9 +147,9 @@ enum status advise_measure_prepare(struct situation *situation);
  * rows. */
 enum status advise_measure_exchange(struct situation *situation);
 
-/* Returns the command that trains the network on images that come in the best way. The caller frees it. NULL
- * if there is no network or no verdict, or if memory runs out. */
-char *advise_command(const struct situation *situation, const struct advice *advice, size_t count);
+/* Returns the command that trains the network on images that come in this way. The caller frees it. NULL if
+ * memory runs out. */
+char *advise_command(const struct situation *situation, const struct advice *way);
 
 /* Evicts the files of a folder from the page cache. STATUS_UNAVAILABLE if they stay there. */
 enum status advise_evict(const char *folder);

@@ -479,25 +479,22 @@ enum status advise_measure_exchange(struct situation *situation)
     return STATUS_OK;
 }
 
-/* ---- The command for the best way ---- */
+/* ---- The command of a way ---- */
 
-char *advise_command(const struct situation *situation, const struct advice *advice, size_t count)
+char *advise_command(const struct situation *situation, const struct advice *way)
 {
-    const struct advice_question *question = &situation->question;
-    struct advice_decision decision = advise_decide(question, advice, count);
     struct arguments arguments = {0};
     char shown[PATH_MAX], *text = NULL;
     size_t bytes, number = 0;
-    FILE *stream = question->model && decision.decided ? open_memstream(&text, &bytes) : NULL;
+    FILE *stream = open_memstream(&text, &bytes);
     if (!stream)
         return NULL;
-    const struct advice *best = &advice[decision.best];
-    while (advise_trainings[number].place != best->place)
+    while (advise_trainings[number].place != way->place)
         number++;
     remote_shown(situation->options->data, shown, sizeof shown);
-    fill_training(situation, &advise_trainings[number], best->place == ADVISE_PREPARED ? "prepared" : shown,
-                  best->mix, &arguments);
-    if (best->place == ADVISE_PREPARED)
+    fill_training(situation, &advise_trainings[number], way->place == ADVISE_PREPARED ? "prepared" : shown,
+                  way->mix, &arguments);
+    if (way->place == ADVISE_PREPARED)
         fprintf(stream,
                 "fdsl-bench --prepare prepared --from synth --classes %" PRIu64 " --samples %" PRIu64
                 " --res %" PRIu32 " --encode npy && ",

@@ -659,6 +659,7 @@ static void add_training(struct row *row, const struct advice_question *question
                  (struct ratio){samples / rate.value, samples / rate.high, samples / rate.low});
     row_real(row, "epoch_joules", samples * way->joules_per_image);
     row_text(row, "mix", way->mix);
+    row_text(row, "command", way->command);
     if (question->nodes > 1)
         add_interval(row, "nodes_per_s", way->measured ? advise_on_nodes(question, way) : unknown);
 }
@@ -720,7 +721,7 @@ static enum status print_rows(int format, const struct advice_question *question
     row_real(&about, "time_s", question->took_s);
     row_text(&about, "model", question->model);
     row_text(&about, "engine", question->engine);
-    row_text(&about, "command", question->command);
+    row_text(&about, "command", decision->decided ? advice[decision->best].command : NULL);
     if (question->over)
         add_network(&about, question, advice, count);
     enum status printed = rows_end(&printer, "advice", &about);
@@ -757,9 +758,10 @@ enum status advise_print(const char *data, int format, const struct advice_quest
             putchar('\n');
         }
         text_print_wrapped(stdout, details, 0, WIDTH);
-        if (question->command) {
+        const char *command = decision.decided ? advice[decision.best].command : NULL;
+        if (command) {
             fputs("\nTo train on these images:\n    ", stdout);
-            text_print(stdout, question->command);
+            text_print(stdout, command);
             putchar('\n');
         }
         printf("\n%s\n", verdict);
