@@ -542,7 +542,9 @@ static enum status play_round(struct situation *situation, size_t round, double 
 }
 
 #define ROUNDS_GUESS 12 /* about as many rounds should fit into --time */
-#define ROUNDS_TRAIN 5  /* of training runs, which take longer to start and are measured longer */
+#define OVERTIME \
+    2 /* --time may be exceeded by this factor to finish ADVISE_ROUNDS_MIN rounds of training runs */
+#define ROUNDS_TRAIN 5 /* of training runs, which take longer to start and are measured longer */
 
 /* Repeats the ways in turn until the verdict is certain or the time is over. The verdict is looked at only a
  * few times, after 3, 4, 5, 7, 9, 11, 14, ... rounds: each look is another chance to err. A signal ends the
@@ -587,7 +589,9 @@ static enum status play(struct situation *situation, struct contender *contender
                 break;
             look += 1 + look / 5;
         }
-        if (next_s == 0 || question->took_s + next_s > question->time_s)
+        /* Training runs take long to start, and two rounds decide nothing. */
+        bool needed = question->model && round < ADVISE_ROUNDS_MIN;
+        if (next_s == 0 || question->took_s + next_s > question->time_s * (needed ? OVERTIME : 1))
             break;
     }
     progress_clear(&situation->progress);
