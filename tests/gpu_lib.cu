@@ -753,6 +753,86 @@ static void compare_images(void)
     }
 }
 
+/* Opens images of the formula uji in any size. */
+static struct fdsl_source *open_drawn(uint32_t res, const char *dtype)
+{
+    struct fdsl_config config;
+    struct fdsl_source *source;
+    good(fdsl_config_init(&config, sizeof config));
+    config.classes = 7;
+    config.res = res;
+    config.channels = 3;
+    config.dtype = dtype;
+    good(fdsl_images_open(&config, 1, 0, &source));
+    return source;
+}
+
+/* Batches of a mixture on the device have the bits of those in host memory: on several ranks, with weights
+ * that change, taken and filled, and after a state was loaded. A consumer that does not wait is noticed. */
+static void compare_mixtures(struct fdsl_source *set)
+{
+    for (const char *dtype : {"u8", "f16"}) {
+        struct fdsl_source *parts[] = {set, open_drawn(57, dtype), open_drawn(57, dtype)}, *mixed;
+        const double weights[] = {0.5, 0.2, 0.3}, changed[] = {0.5, 0.4, 0.1};
+        const uint32_t classes[] = {1000, 0, 0};
+        const uint64_t step = 3;
+        struct fdsl_mix_config config;
+        good(fdsl_mix_config_init(&config, sizeof config));
+        config.sources = parts;
+        config.weights = weights;
+        config.count = 3;
+        config.labels = "offset";
+        config.classes = classes;
+        config.change_count = 1;
+        config.change_steps = &step;
+        config.change_weights = changed;
+        good(fdsl_source_mix(&config, &mixed));
+        struct fdsl_stream_config with = stream_config();
+        with.out_res = 57;
+        with.channels = 3;
+        with.dtype = dtype;
+        with.decoder = "cpu";
+        with.fit = "random-resized-crop";
+        with.on_error = "mask";
+        bool well = true, noticed = false;
+        for (with.world_size = 1; with.world_size <= 3; with.world_size += 2)
+            for (with.rank = 0; with.rank < with.world_size; with.rank++) {
+                const std::vector<struct taken> right = take_all(mixed, with, FDSL_CPU, NEXT, 2);
+                for (enum way way : {NEXT, FILL, FILL_AND_NEXT})
+                    well = well && take_all(mixed, with, 0, way, 2) == right;
+                /* The samples are copied on the consumer's stream, so an early release does no harm. */
+                noticed = noticed || !(take_all(mixed, with, 0, NOT_WAITED, 2) == right);
+            }
+        with.rank = 0;
+        with.world_size = 1;
+        struct fdsl_state state = {};
+        state.size = sizeof state;
+        struct fdsl_stream_config host = with, device = with;
+        host.device = FDSL_CPU;
+        device.device = 0;
+        struct fdsl_stream *first = open_stream(mixed, device), *second = open_stream(mixed, host);
+        struct consumer before, after, other;
+        open_consumer(&before, first, 0);
+        for (int i = 0; i < 3; i++)
+            good(take_next(&before, first, NEXT));
+        good(fdsl_stream_save(first, &state));
+        good(fdsl_stream_load(second, &state));
+        open_consumer(&after, first, 0);
+        open_consumer(&other, second, FDSL_CPU);
+        good(take_next(&after, first, NEXT));
+        good(take_next(&other, second, NEXT));
+        (void)close_consumer(&before);
+        well = close_consumer(&after) == close_consumer(&other) && well;
+        fdsl_stream_close(first);
+        fdsl_stream_close(second);
+        tell(well, std::string("mixtures have the bits of the CPU: ") + dtype);
+        tell(noticed, std::string("mixtures: a consumer that does not wait is noticed: ") + dtype);
+        for (int k = 1; k < 3; k++)
+            fdsl_source_close(parts[k]);
+        fdsl_source_close(mixed);
+    }
+}
+
 /* The images and masks of a batch in host memory. */
 struct masked_batch {
     std::vector<uint8_t> images, masks;
@@ -1280,6 +1360,7 @@ int main(void)
     survive_captures(source, "cpu");
     survive_captures(source, "auto");
     compare_images();
+    compare_mixtures(source);
     compare_masks();
     compare_set_masks(path);
     compare_generated_masks();

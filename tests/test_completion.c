@@ -37,7 +37,7 @@ Test(completion, values_are_those_of_the_help)
         {"--workload load --cache \"\"", "warm\ncold\nany\n"},
         {"--cache c", "cold\n"},
         {"--workload load --on-error \"\"", "fail\nskip\nmask\n"},
-        {"--workload train --feed \"\"", "stored\nlive\nconstant\nload\n"},
+        {"--workload train --feed \"\"", "stored\nlive\nconstant\nload\nmixed\n"},
         {"--format \"\"", "table\ncsv\njson\n"},
         {"--preset l", "lowercompute\nlowercompute-1000\n"},
         {"--preset p", "paper-1000\n"},

@@ -3,8 +3,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "common/calls.cuh"
 #include "common/check.cuh"
 #include "common/stream.cuh"
+#include "data/device_batches.h"
 #include "data/generated_stream.h"
 
 #define COPIERS 256 /* threads of a block, which copies one sample */
@@ -38,11 +40,13 @@ struct mix_slots {
     cudaStream_t work, order; /* `order` has only the events of released batches */
 };
 
+/* `sample_bytes` 0: without room for samples. */
 static enum status open_slot(struct mix_slots *slots, struct mix_slot *slot, uint32_t capacity,
                              size_t sample_bytes)
 {
     const size_t words = capacity * sizeof *slot->words, entries = 3 * capacity * sizeof *slot->entries;
-    CUDA_TRY(cudaMalloc(&slot->values, capacity * sample_bytes));
+    if (sample_bytes)
+        CUDA_TRY(cudaMalloc(&slot->values, capacity * sample_bytes));
     CUDA_TRY(cudaMalloc(&slot->device_words, words));
     CUDA_TRY(cudaMalloc(&slot->device_entries, entries));
     CUDA_TRY(cudaHostAlloc(&slot->words, words, cudaHostAllocPortable));
@@ -99,7 +103,7 @@ static void close_slots(struct mix_slots *slots)
 
 /* Chooses a slot that the consumer does not hold, the one that was used longest ago. Enqueues that the work
  * on it begins after the consumer's. NULL if all are held. */
-static enum status take_slot(struct mix_slots *slots, struct mix_slot **free_slot)
+static enum status take_slot(struct mix_slots *slots, struct mix_slot **free_slot, cudaStream_t stream)
 {
     struct mix_slot *slot = nullptr;
     pthread_mutex_lock(&slots->lock);
@@ -115,7 +119,7 @@ static enum status take_slot(struct mix_slots *slots, struct mix_slot **free_slo
     if (!slot)
         return status_set(STATUS_USAGE, "all %u batches of the stream are held; release one", slots->count);
     CUDA_TRY(cudaEventSynchronize(slot->ready)); /* the pinned memory is written next */
-    return waits ? CUDA_STATUS(cudaStreamWaitEvent(slots->work, slot->done, 0)) : STATUS_OK;
+    return waits ? CUDA_STATUS(cudaStreamWaitEvent(stream, slot->done, 0)) : STATUS_OK;
 }
 
 /* Marks a slot as held by the consumer. */
@@ -180,99 +184,124 @@ struct mix_batches {
     const uint8_t *values[MIXTURE_SOURCES];
 };
 
-/* Copies one sample per block. UNIT divides the size of a sample and the alignment of all batches. */
+/* Copies one sample per block, and its label if `to_labels` is not NULL. UNIT divides the size of a sample
+ * and the alignment of all batches. */
 template <class UNIT>
-static __global__ void mix_kernel(const struct mix_batches from, const uint32_t *places, uint64_t units,
-                                  UNIT *to)
+static __global__ void mix_kernel(const struct mix_batches from, const uint32_t *places,
+                                  const int32_t *labels, uint64_t units, UNIT *to, int64_t *to_labels)
 {
     const uint32_t place = places[blockIdx.x];
     const UNIT *sample = reinterpret_cast<const UNIT *>(from.values[place >> MIX_AT_BITS]) +
                          (place & ((UINT32_C(1) << MIX_AT_BITS) - 1)) * units;
+    if (to_labels && threadIdx.x == 0)
+        to_labels[blockIdx.x] = labels[blockIdx.x]; /* STREAM_MASKED is -1 */
     for (uint64_t i = threadIdx.x; i < units; i += COPIERS)
         to[blockIdx.x * units + i] = sample[i];
 }
 
-/* Enqueues the copies of all samples. */
-static enum status enqueue_copies(const struct device_mix *self, const struct mix_slot *slot, uint32_t count)
+/* Enqueues the upload of a slot's entries, and the copies of all samples. */
+static enum status enqueue_copies(const struct mix_slot *slot, const struct mix_batches *from,
+                                  uint32_t capacity, uint32_t count, size_t bytes, uint8_t *to,
+                                  int64_t *to_labels, cudaStream_t stream)
 {
-    const size_t bytes = self->request.sample_bytes;
-    const uint32_t *places = slot->device_entries + 2 * (size_t)self->request.capacity;
-    struct mix_batches from = {};
-    for (uint32_t k = 0; k < self->count; k++)
-        from.values[k] = static_cast<const uint8_t *>(self->taken[k].samples.values);
+    const uint32_t *places = slot->device_entries + 2 * (size_t)capacity;
+    const int32_t *labels = reinterpret_cast<const int32_t *>(slot->device_entries + capacity);
+    if (count == 0)
+        return STATUS_OK;
+    CUDA_TRY(cudaMemcpyAsync(slot->device_entries, slot->entries,
+                             3 * (size_t)capacity * sizeof *slot->entries, cudaMemcpyHostToDevice, stream));
     if (bytes % sizeof(uint4) == 0)
-        mix_kernel<<<count, COPIERS, 0, self->slots.work>>>(from, places, bytes / sizeof(uint4),
-                                                            reinterpret_cast<uint4 *>(slot->values));
+        mix_kernel<<<count, COPIERS, 0, stream>>>(*from, places, labels, bytes / sizeof(uint4),
+                                                  reinterpret_cast<uint4 *>(to), to_labels);
     else
-        mix_kernel<<<count, COPIERS, 0, self->slots.work>>>(from, places, bytes, slot->values);
+        mix_kernel<<<count, COPIERS, 0, stream>>>(*from, places, labels, bytes, to, to_labels);
     return CUDA_LAUNCHED("mix_kernel");
 }
 
+/* What both streams of mixtures know of a step. */
+struct mix_step {
+    const struct mixture *mixture;
+    const struct mixture_plans *plans;
+    struct stream_position at;
+    const struct stream_batch *taken; /* one per source */
+    uint32_t capacity;
+    uint32_t count; /* of the samples; set by describe_samples() */
+};
+
 /* Fills the host arrays of a slot: where each sample comes from, and its label and hash. */
-static enum status describe_samples(struct device_mix *self, struct mix_slot *slot, uint32_t *samples)
+static enum status describe_samples(struct mix_step *step, struct mix_slot *slot)
 {
-    const struct stream_position at = self->stream.at;
-    const uint32_t capacity = self->request.capacity;
     uint32_t used[MIXTURE_SOURCES] = {};
-    const uint32_t count = mixture_list(self->request.plans, at, slot->numbers, slot->sources);
+    const uint32_t capacity = step->capacity;
+    const uint32_t count = mixture_list(step->plans, step->at, slot->numbers, slot->sources);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t k = slot->sources[i], j = used[k]++;
-        const struct stream_batch *batch = &self->taken[k];
+        const struct stream_batch *batch = &step->taken[k];
         if (j >= batch->samples.count)
             break;
-        slot->labels[i] = mixture_label(self->request.mixture, k, batch->labels[j]);
+        slot->labels[i] = mixture_label(step->mixture, k, batch->labels[j]);
         slot->read[i] = batch->read[j];
         slot->entries[i] = slot->numbers[i];
         slot->entries[capacity + i] = (uint32_t)slot->labels[i];
         slot->entries[2 * (size_t)capacity + i] = k << MIX_AT_BITS | j;
     }
-    for (uint32_t k = 0; k < self->count; k++) {
-        const struct stream_batch *batch = &self->taken[k];
-        if (batch->epoch != at.epoch || batch->step != at.step || batch->samples.count != used[k] ||
-            (used[k] > 0 && batch->samples.stride != self->request.sample_bytes))
+    for (uint32_t k = 0; k < step->mixture->request.count; k++) {
+        const struct stream_batch *batch = &step->taken[k];
+        if (batch->epoch != step->at.epoch || batch->step != step->at.step || batch->samples.count != used[k])
             return status_set(STATUS_FAILED, "the source '%s' delivered another batch than that of the step",
-                              self->request.mixture->request.sources[k].name);
+                              step->mixture->request.sources[k].name);
     }
-    *samples = count;
+    step->count = count;
     return STATUS_OK;
+}
+
+/* Describes the mixed batch of a slot, without its values and its labels on the device. */
+static struct stream_batch describe_mix(const struct mix_step *step, const struct mix_slot *slot,
+                                        size_t sample_bytes, uint32_t index)
+{
+    struct stream_batch batch = {};
+    batch.samples.bytes = step->count * sample_bytes;
+    batch.samples.stride = sample_bytes;
+    batch.samples.count = step->count;
+    batch.samples.first = step->count ? slot->numbers[0] : 0;
+    batch.numbers = slot->numbers;
+    batch.labels = slot->labels;
+    batch.read = slot->read;
+    batch.epoch = step->at.epoch;
+    batch.step = step->at.step;
+    batch.last = step->taken[0].last;
+    batch.ready = slot->ready;
+    batch.slot = index;
+    for (uint32_t k = 0; k < step->mixture->request.count; k++) {
+        batch.masked += step->taken[k].masked;
+        if (step->taken[k].samples.count > 0)
+            batch.samples.type = step->taken[k].samples.type;
+    }
+    return batch;
 }
 
 /* Enqueues the mixed batch, and describes it. */
 static enum status enqueue_mix(struct device_mix *self, struct mix_slot *slot, struct stream_batch *batch)
 {
-    const size_t capacity = self->request.capacity;
-    uint32_t count = 0;
-    TRY(describe_samples(self, slot, &count));
-    for (uint32_t k = 0; k < self->count; k++)
+    const size_t bytes = self->request.sample_bytes;
+    struct mix_step step = {self->request.mixture, self->request.plans,    self->stream.at,
+                            self->taken,           self->request.capacity, 0};
+    struct mix_batches from = {};
+    TRY(describe_samples(&step, slot));
+    for (uint32_t k = 0; k < self->count; k++) {
+        from.values[k] = static_cast<const uint8_t *>(self->taken[k].samples.values);
+        if (self->taken[k].samples.count > 0 && self->taken[k].samples.stride != bytes)
+            return status_set(STATUS_FAILED, "the samples of a source have another size");
         if (self->taken[k].ready)
             CUDA_TRY(
                 cudaStreamWaitEvent(self->slots.work, static_cast<cudaEvent_t>(self->taken[k].ready), 0));
-    if (count > 0) {
-        CUDA_TRY(cudaMemcpyAsync(slot->device_entries, slot->entries, 3 * capacity * sizeof *slot->entries,
-                                 cudaMemcpyHostToDevice, self->slots.work));
-        TRY(enqueue_copies(self, slot, count));
     }
+    TRY(enqueue_copies(slot, &from, self->request.capacity, step.count, bytes, slot->values, nullptr,
+                       self->slots.work));
     CUDA_TRY(cudaEventRecord(slot->ready, self->slots.work));
-    *batch = {};
+    *batch = describe_mix(&step, slot, bytes, (uint32_t)(slot - self->slots.of));
     batch->samples.values = slot->values;
-    batch->samples.bytes = count * self->request.sample_bytes;
-    batch->samples.stride = self->request.sample_bytes;
-    batch->samples.count = count;
-    batch->samples.labels = reinterpret_cast<int32_t *>(slot->device_entries + capacity);
-    batch->samples.first = count ? slot->numbers[0] : 0;
-    batch->numbers = slot->numbers;
-    batch->labels = slot->labels;
-    batch->read = slot->read;
-    batch->epoch = self->stream.at.epoch;
-    batch->step = self->stream.at.step;
-    batch->last = self->taken[0].last;
-    batch->ready = slot->ready;
-    batch->slot = (uint32_t)(slot - self->slots.of);
-    for (uint32_t k = 0; k < self->count; k++) {
-        batch->masked += self->taken[k].masked;
-        if (self->taken[k].samples.count > 0)
-            batch->samples.type = self->taken[k].samples.type;
-    }
+    batch->samples.labels = reinterpret_cast<int32_t *>(slot->device_entries + self->request.capacity);
     return STATUS_OK;
 }
 
@@ -313,7 +342,7 @@ static enum status mix_next(struct stream *stream, struct stream_batch *batch)
     struct mix_slot *slot;
     if (self->fault.status != STATUS_OK)
         return status_restore(&self->fault);
-    TRY(take_slot(&self->slots, &slot));
+    TRY(take_slot(&self->slots, &slot, self->slots.work));
     const enum status status = take_and_mix(self, slot, batch);
     if (status != STATUS_OK) {
         self->fault = status_save(status);
@@ -441,7 +470,7 @@ static enum status make_batch(struct device_generated *self, struct stream_posit
     const struct device_generated_request *request = &self->request;
     const struct stream_plan *plan = &request->plan;
     struct mix_slot *slot;
-    TRY(take_slot(&self->slots, &slot));
+    TRY(take_slot(&self->slots, &slot, self->slots.work));
     const uint32_t count = plan->list(plan->context, at.epoch, at.step, slot->numbers);
     for (uint32_t i = 0; i < count; i++) {
         slot->words[i] = request->number(plan->context, at.epoch, slot->numbers[i]);
@@ -560,4 +589,275 @@ enum status device_generated_open(const struct device_generated_request *request
     const struct failure failure = status_save(status);
     generated_close(&self->stream);
     return status_restore(&failure);
+}
+
+/* ---- Mixtures of libfdsl ---- */
+
+struct mixed_batches {
+    struct device_batches base; /* must be the first member */
+    int device;
+    const struct mixture *mixture;
+    struct mixture_plans *plans;
+    struct device_batches *sets[MIXTURE_SOURCES]; /* one per source; NULL: generated */
+    struct stream *generated[MIXTURE_SOURCES];
+    struct stream_batch taken[MIXTURE_SOURCES];
+    uint32_t count, capacity;
+    uint64_t sample_bytes;
+    enum dtype type;
+    struct mix_slots slots; /* their samples are allocated at the first next() */
+};
+
+static struct mixed_batches *mixed_of(struct device_batches *batches)
+{
+    return reinterpret_cast<struct mixed_batches *>(batches);
+}
+
+static struct mixed_batches *mixed_of(struct stream *stream)
+{
+    return reinterpret_cast<struct mixed_batches *>(stream);
+}
+
+static struct stream *source_of(const struct mixed_batches *self, uint32_t k)
+{
+    return self->sets[k] ? &self->sets[k]->stream : self->generated[k];
+}
+
+/* Takes the next batch of a source. `consumer` waits until it is complete. */
+static enum status take_source(struct mixed_batches *self, uint32_t k, cudaStream_t consumer,
+                               struct mix_batches *from)
+{
+    struct device_parts parts = {nullptr, nullptr, nullptr, nullptr};
+    if (self->sets[k]) {
+        TRY(device_batches_next(self->sets[k], consumer, &self->taken[k], &parts));
+        from->values[k] = static_cast<const uint8_t *>(parts.images);
+        return STATUS_OK;
+    }
+    TRY(stream_next(self->generated[k], &self->taken[k]));
+    from->values[k] = static_cast<const uint8_t *>(self->taken[k].samples.values);
+    return CUDA_STATUS(cudaStreamWaitEvent(consumer, static_cast<cudaEvent_t>(self->taken[k].ready), 0));
+}
+
+/* Returns the first `count` batches; their memory is used after `event`, which `consumer` has recorded. */
+static enum status return_sources(struct mixed_batches *self, uint32_t count, cudaEvent_t event,
+                                  cudaStream_t consumer)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; k < count; k++) {
+        const enum status one = self->sets[k]
+                                    ? device_batches_release(self->sets[k], &self->taken[k], consumer)
+                                    : stream_release(self->generated[k], &self->taken[k], event);
+        status = status == STATUS_OK ? one : status;
+    }
+    return status;
+}
+
+/* Enqueues on `consumer` that the next batch is stored at `images` and `labels` (NULL: not wanted). */
+static enum status mix_into(struct mixed_batches *self, struct mix_slot *slot, uint8_t *images,
+                            int64_t *labels, cudaStream_t consumer, struct stream_batch *batch)
+{
+    struct mix_step step = {self->mixture, self->plans, self->base.stream.at, self->taken, self->capacity, 0};
+    struct mix_batches from = {};
+    enum status status = STATUS_OK;
+    uint32_t taken = 0;
+    while (taken < self->count && status == STATUS_OK) {
+        status = take_source(self, taken, consumer, &from);
+        if (status != STATUS_OK)
+            status = status_prefix(status, "source %u of the mixture", taken);
+        else
+            taken++;
+    }
+    if (status == STATUS_OK)
+        status = describe_samples(&step, slot);
+    if (status == STATUS_OK)
+        status = enqueue_copies(slot, &from, self->capacity, step.count, self->sample_bytes, images, labels,
+                                consumer);
+    if (status == STATUS_OK)
+        status = CUDA_STATUS(cudaEventRecord(slot->ready, consumer));
+    if (status == STATUS_OK) {
+        *batch = describe_mix(&step, slot, self->sample_bytes, (uint32_t)(slot - self->slots.of));
+        batch->samples.type = self->type;
+        TRY(return_sources(self, taken, slot->ready, consumer));
+        self->base.stream.at = stream_after(mixture_plan(self->plans), self->base.stream.at);
+        return STATUS_OK;
+    }
+    const struct failure failure = status_save(status);
+    (void)cudaStreamSynchronize(consumer); /* the first failure says more than another one */
+    (void)return_sources(self, taken, nullptr, consumer);
+    for (uint32_t k = 0; k < self->count; k++) /* the next call fails again, or continues with this batch */
+        (void)stream_seek(source_of(self, k), self->base.stream.at);
+    return status_restore(&failure);
+}
+
+static enum status mixed_fill(struct device_batches *batches, const struct device_parts *to,
+                              void *cuda_stream, struct stream_batch *batch)
+{
+    struct mixed_batches *self = mixed_of(batches);
+    struct mix_slot *slot;
+    TRY(calls_refuse_capture(cuda_stream, "batches of mixtures"));
+    TRY(take_slot(&self->slots, &slot, static_cast<cudaStream_t>(cuda_stream)));
+    TRY(mix_into(self, slot, static_cast<uint8_t *>(to->images), to->labels,
+                 static_cast<cudaStream_t>(cuda_stream), batch));
+    pthread_mutex_lock(&self->slots.lock);
+    self->slots.stats.batches++;
+    self->slots.stats.samples += batch->samples.count;
+    pthread_mutex_unlock(&self->slots.lock);
+    return STATUS_OK;
+}
+
+static enum status mixed_next(struct device_batches *batches, void *cuda_stream, struct stream_batch *batch,
+                              struct device_parts *parts)
+{
+    struct mixed_batches *self = mixed_of(batches);
+    const cudaStream_t consumer = static_cast<cudaStream_t>(cuda_stream);
+    struct mix_slot *slot;
+    TRY(calls_refuse_capture(cuda_stream, "batches of mixtures"));
+    TRY(take_slot(&self->slots, &slot, consumer));
+    if (!slot->values) {
+        struct relaxed_capture relaxed;
+        CUDA_TRY(cudaMalloc(&slot->values, self->capacity * self->sample_bytes));
+        pthread_mutex_lock(&self->slots.lock);
+        self->slots.stats.memory_bytes += self->capacity * self->sample_bytes;
+        pthread_mutex_unlock(&self->slots.lock);
+    }
+    int64_t *labels = reinterpret_cast<int64_t *>(slot->device_words);
+    TRY(mix_into(self, slot, slot->values, labels, consumer, batch));
+    hold_slot(&self->slots, slot, batch->samples.count);
+    *parts = {slot->values, labels, nullptr, nullptr};
+    return STATUS_OK;
+}
+
+static enum status mixed_release(struct device_batches *batches, const struct stream_batch *batch,
+                                 void *cuda_stream)
+{
+    struct mixed_batches *self = mixed_of(batches);
+    struct mix_slot *slot = &self->slots.of[batch->slot];
+    TRY(calls_refuse_capture(cuda_stream, "the release of a batch"));
+    pthread_mutex_lock(&self->slots.lock);
+    const enum status status =
+        CUDA_STATUS(cudaEventRecord(slot->done, static_cast<cudaStream_t>(cuda_stream)));
+    slot->held = false;
+    slot->waits = true;
+    pthread_mutex_unlock(&self->slots.lock);
+    return status;
+}
+
+static bool mixed_wait(struct stream *stream, double seconds)
+{
+    const struct mixed_batches *self = mixed_of(stream);
+    for (uint32_t k = 0; k < self->count; k++)
+        if (!stream_wait(source_of(self, k), seconds / self->count))
+            return false;
+    return true;
+}
+
+static enum status mixed_seek(struct stream *stream, struct stream_position to)
+{
+    const struct mixed_batches *self = mixed_of(stream);
+    for (uint32_t k = 0; k < self->count; k++)
+        TRY(stream_seek(source_of(self, k), to));
+    return STATUS_OK;
+}
+
+static void mixed_stats(struct stream *stream, struct stream_stats *stats)
+{
+    struct mixed_batches *self = mixed_of(stream);
+    pthread_mutex_lock(&self->slots.lock);
+    *stats = self->slots.stats;
+    pthread_mutex_unlock(&self->slots.lock);
+    for (uint32_t k = 0; k < self->count; k++) {
+        struct stream_stats own;
+        stream_stats(source_of(self, k), &own);
+        mixture_add_stats(&own, k == 0, stats);
+    }
+}
+
+static void mixed_cancel(struct stream *stream)
+{
+    const struct mixed_batches *self = mixed_of(stream);
+    for (uint32_t k = 0; k < self->count; k++)
+        stream_cancel(source_of(self, k));
+}
+
+static void mixed_close(struct stream *stream)
+{
+    struct mixed_batches *self = mixed_of(stream);
+    struct relaxed_capture relaxed;
+    (void)cudaSetDevice(self->device);
+    for (uint32_t i = 0; self->slots.of && i < self->slots.count; i++)
+        if (self->slots.of[i].ready)
+            (void)cudaEventSynchronize(self->slots.of[i].ready); /* the sources' memory is read until then */
+    for (uint32_t k = 0; k < MIXTURE_SOURCES; k++) {
+        stream_close(self->sets[k] ? &self->sets[k]->stream : nullptr);
+        stream_close(self->generated[k]);
+    }
+    mixture_plans_close(self->plans);
+    close_slots(&self->slots);
+    free(self);
+}
+
+static const struct stream_type mixed_stream_functions = {
+    nullptr, mixed_wait, nullptr, mixed_seek, mixed_stats, mixed_cancel, mixed_close,
+};
+static const struct device_batches_type mixed_functions = {mixed_next, mixed_fill, mixed_release, nullptr};
+
+/* Opens the sources that are generated, and the slots. Closes the generators that it does not use. */
+static enum status open_mixed(struct mixed_batches *self, const struct device_mixed_source *sources,
+                              uint32_t held)
+{
+    enum status status = CUDA_STATUS(cudaSetDevice(self->device));
+    if (status == STATUS_OK && self->capacity >> MIX_AT_BITS)
+        status = status_set(STATUS_USAGE, "batch_size: a batch of a mixture has fewer than 2^%d samples",
+                            MIX_AT_BITS);
+    for (uint32_t k = 0; k < self->count; k++) {
+        const struct device_mixed_source *source = &sources[k];
+        const struct device_generated_request request = {
+            source->generator, source->host_numbers, mixture_sample, source->label,
+            source->state,     self->sample_bytes,   self->type,     mixture_plan_of(self->plans, k)};
+        if (source->set)
+            continue;
+        if (status == STATUS_OK)
+            status = device_generated_open(&request, &self->generated[k]);
+        else
+            generator_close(source->generator);
+    }
+    TRY(status);
+    cudaFuncAttributes attributes; /* CUDA must not load the kernels during a capture */
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, mix_kernel<uint4>));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, mix_kernel<uint8_t>));
+    return open_slots(&self->slots, held + 1, self->capacity, 0);
+}
+
+enum status device_mixed_open(int device, const struct mixture *mixture, struct mixture_plans *plans,
+                              const struct device_mixed_source *sources, uint64_t sample_bytes,
+                              enum dtype type, uint32_t held, struct device_batches **batches)
+{
+    *batches = nullptr;
+    struct mixed_batches *self = static_cast<struct mixed_batches *>(calloc(1, sizeof *self));
+    if (!self) {
+        for (uint32_t k = 0; k < mixture->request.count; k++) {
+            stream_close(sources[k].set ? &sources[k].set->stream : nullptr);
+            generator_close(sources[k].generator);
+        }
+        mixture_plans_close(plans);
+        return ALLOCATED(self, "out of memory for a stream");
+    }
+    self->base = {{&mixed_stream_functions, {0, 0}}, &mixed_functions};
+    self->device = device;
+    self->mixture = mixture;
+    self->plans = plans;
+    self->count = mixture->request.count;
+    self->capacity = mixture_plan(plans)->capacity;
+    self->sample_bytes = sample_bytes;
+    self->type = type;
+    for (uint32_t k = 0; k < self->count; k++)
+        self->sets[k] = sources[k].set;
+    pthread_mutex_init(&self->slots.lock, nullptr);
+    const int mode = device_relax_capture();
+    const struct failure failure = status_save(open_mixed(self, sources, held));
+    if (failure.status == STATUS_OK)
+        *batches = &self->base;
+    else
+        mixed_close(&self->base.stream);
+    device_restore_capture(mode);
+    return failure.status == STATUS_OK ? STATUS_OK : status_restore(&failure);
 }

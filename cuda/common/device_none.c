@@ -107,6 +107,16 @@ enum status consumer_open(int device, double step_s, struct consumer **consumer)
     return status_prefix(device_probe(device), "--compute");
 }
 
+enum status device_mixed_open(int device, const struct mixture *mixture, struct mixture_plans *plans,
+                              const struct device_mixed_source *sources, uint64_t sample_bytes,
+                              enum dtype type, uint32_t held, struct device_batches **batches)
+{
+    (void)mixture, (void)sources, (void)sample_bytes, (void)type, (void)held;
+    *batches = NULL;
+    mixture_plans_close(plans); /* without CUDA, there are no sources on a device */
+    return status_prefix(device_probe(device), "device");
+}
+
 enum status device_set_open(int device, const struct set_stream_request *request, enum decoder wanted,
                             double share, const struct image_output *output, uint32_t held,
                             struct device_batches **batches)

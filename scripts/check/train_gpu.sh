@@ -416,6 +416,35 @@ while read -r net set batch extra; do
     check "load: 10 steps and an epoch of $net, $set, batch $batch of 211 $extra" "$bench" --variant "train-$engine" --verify \
         --verify-steps 10 --model "$net" --batch "$batch" --epochs 2 $(loads "$set") $extra
 done <<<"$grid"
+# ---- Mixtures (--feed mixed), which train-graph does not support ----
+
+mixed_resumes() { # options: a run that is resumed from each of its checkpoints has the same weights
+    local run=("$bench" --variant "train-$engine" --model "$small" "$@" --epochs 2) name=$work/mixed checkpoint
+    rm -rf "$name" "$name-again"
+    "${run[@]}" --checkpoint "$name" --checkpoint-steps 5 --keep 100 --export "$name-1" || return
+    for checkpoint in "$name"/epoch-00000[01]*.ckpt; do
+        rm -rf "$name-again"
+        mkdir "$name-again"
+        cp "$checkpoint" "$name-again"
+        "${run[@]}" --threads 3 --checkpoint "$name-again" --resume --export "$name-2" &&
+            cmp "$name-1" "$name-2" || return
+    done
+}
+if [[ $engine != graph ]]; then
+    mixed="--feed mixed --classes 5 --data $work/shards/train --test-data $work/shards/test --out-res $res --batch 33"
+    decoders="--decoder cpu" # of --verify, whose reference decodes with the CPU
+    while read -r extra; do
+        # shellcheck disable=SC2086  # several words on purpose
+        check "mixed: 10 steps and an epoch of $extra" "$bench" --variant "train-$engine" --verify --verify-steps 10 \
+            --model "$small" --epochs 2 $mixed $decoders $extra
+    done <<<"--mix load:0.3,synth:0.7 --fit random-resized-crop --mixup 0.8
+--mix load:0.5,b=$work/broken/train:0.2,synth:0.3 --on-error mask --mix-labels offset --drop-last
+--mix load:0.4,b=$work/photos/train:0.2,synth:0.4 --mix-weights-at 5:0.4,0.5,0.1 --flip
+--mix synth:auto,load --mix-epoch load"
+    # shellcheck disable=SC2086  # several words on purpose
+    check 'mixed: runs resume at any checkpoint' mixed_resumes $mixed --mix "load:0.5,b=$work/photos/train:0.2,synth:0.3" \
+        --mix-weights-at 9:0.5,0.3,0.2
+fi
 loading=("$bench" --variant "train-$engine" --model "$small" --mixup 0.8 --flip --rand-augment 9)
 weights() { # file of --export: prints it without the header, which names the data set
     python3 -c 'import sys; data = open(sys.argv[1], "rb").read(); sys.stdout.buffer.write(data[8 + int.from_bytes(data[:8], "little"):])' "$1"

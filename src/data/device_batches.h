@@ -8,6 +8,7 @@
 #include "core/generator.h"
 #include "core/stream.h"
 #include "data/generated_stream.h"
+#include "data/mixture.h"
 #include "data/set_stream.h"
 
 struct device_batches;
@@ -103,6 +104,22 @@ struct device_order {
  * what `order` describes. Otherwise as device_set_open(). */
 enum status device_images_open(int device, const struct generated_stream_request *request,
                                const struct device_order *order, struct device_batches **batches);
+
+/* A source of a mixture: a stream of a data set, or a generator on the device. */
+struct device_mixed_source {
+    struct device_batches *set;  /* NULL: generated */
+    struct generator *generator; /* for plan.capacity samples */
+    bool host_numbers;           /* the generator needs the numbers in host memory, too */
+    uint64_t (*label)(const void *state, uint64_t sample); /* of a sample of the generator */
+    const void *state;                                     /* must outlive the stream */
+};
+
+/* Opens the stream of a mixture (data/mixture.h). Takes over the sources and the plans, also after a failure;
+ * each data set has the plan mixture_plan_of(). All images have `sample_bytes` bytes. Batches have labels;
+ * `numbers` are positions. Otherwise as device_set_open(). */
+enum status device_mixed_open(int device, const struct mixture *mixture, struct mixture_plans *plans,
+                              const struct device_mixed_source *sources, uint64_t sample_bytes,
+                              enum dtype type, uint32_t held, struct device_batches **batches);
 
 FDSL_C_END
 

@@ -117,7 +117,8 @@ static void assign(struct mixture_phase *phase, uint32_t count)
         used += phase->weights[k] > 0;
     const int64_t unit = used > 1 ? 2 * used - 2 : 1;
     for (uint32_t r = 0; r < phase->period; r++) {
-        uint32_t next = MIXTURE_SOURCES;
+        uint32_t next = 0;
+        bool found = false; /* a source with such a deficit; there always is one */
         int64_t best = 0;
         for (uint32_t k = 0; k < count; k++) {
             const int64_t weight = phase->weights[k],
@@ -125,7 +126,8 @@ static void assign(struct mixture_phase *phase, uint32_t count)
             const int64_t slack = (unit - 1) * period - deficit;
             if (weight == 0 || deficit < period)
                 continue;
-            if (next == MIXTURE_SOURCES || slack * phase->weights[next] < best * weight) {
+            if (!found || slack * phase->weights[next] < best * weight) {
+                found = true;
                 next = k;
                 best = slack;
             }
@@ -346,6 +348,11 @@ struct stream_plan mixture_plan_of(const struct mixture_plans *plans, uint32_t s
     plan.list = list_part;
     plan.context = &plans->parts[source];
     return plan;
+}
+
+const struct stream_plan *mixture_plan(const struct mixture_plans *plans)
+{
+    return &plans->plan;
 }
 
 uint64_t mixture_sample(const void *context, uint64_t epoch, uint32_t number)

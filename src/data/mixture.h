@@ -127,6 +127,9 @@ struct stream_plan mixture_plan_of(const struct mixture_plans *plans, uint32_t s
 /* Implements generated_stream_request.number for such a source. */
 uint64_t mixture_sample(const void *context, uint64_t epoch, uint32_t number);
 
+/* Returns the plan of the whole mixture. */
+const struct stream_plan *mixture_plan(const struct mixture_plans *plans);
+
 /* Lists a step: the positions, and the source of each. Both arrays have room for plan.capacity. */
 uint32_t mixture_list(const struct mixture_plans *plans, struct stream_position at, uint32_t *numbers,
                       uint8_t *sources);

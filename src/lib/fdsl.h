@@ -690,7 +690,8 @@ FDSL_API enum fdsl_status fdsl_mix_config_init(struct fdsl_mix_config *config, s
  *
  * Streams of a mixture deliver images of one shape and type: the transforms of struct fdsl_stream_config are
  * for the data sets, and generated images must have the same size, layout and type. `mixup`, `cutmix` and
- * masks are refused. FDSL_NUMBERS are positions in the epoch. Each data set has `num_threads` threads.
+ * masks are refused. FDSL_NUMBERS are positions in the epoch. Each data set has its own `num_threads`
+ * threads and its own memory (`shard_bytes`, `resident_bytes`, `resident_device_bytes`).
  * fdsl_source_info.samples is the number of samples of an epoch. Offset classes have names if all sources
  * name theirs; joined classes have those of the source with the most classes.
  *

@@ -101,6 +101,21 @@ void images_get_format(const struct images *images, struct image_output *output,
     }
 }
 
+static uint64_t label_of(const void *state, uint64_t number)
+{
+    const struct synth *synth = &((const struct images *)state)->synth;
+    return synth_label(synth, synth_image_at(synth->first, 1, synth->turns, number, 0));
+}
+
+enum status images_mixed_source(const struct images *images, const struct fdsl_stream_config *config,
+                                uint32_t batch, struct device_mixed_source *source)
+{
+    *source = (struct device_mixed_source){
+        .host_numbers = lib_generator_needs_host(images->generator), .label = label_of, .state = images};
+    return lib_generator_open(&images->synth, images->generator, config->device, config->num_threads, batch,
+                              &source->generator);
+}
+
 enum status images_stream_open(const struct images *images, const struct fdsl_stream_config *config,
                                const struct images_plan *plan, struct stream **stream,
                                struct device_batches **batches)

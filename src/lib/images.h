@@ -22,6 +22,10 @@ void images_free(struct images *images);
 /* Sets the type and the layout of `output`, and `*transform` to the hash of the output format. */
 void images_get_format(const struct images *images, struct image_output *output, uint64_t *transform);
 
+/* Opens what a mixture needs of generated images on config->device: the generator, for `batch` images. */
+enum status images_mixed_source(const struct images *images, const struct fdsl_stream_config *config,
+                                uint32_t batch, struct device_mixed_source *source);
+
 /* A source of generated images. */
 struct images_plan {
     struct stream_plan plan;

@@ -648,7 +648,9 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
     TRY(allocate_batches(config, self));
     if (synth_mask_bytes(&images->synth))
         set_masks(self);
-    return images_stream_open(images, config, &with, &self->stream, &self->on_device);
+    return self->is_part && self->device >= 0 /* join_on_device() opens it */
+               ? STATUS_OK
+               : images_stream_open(images, config, &with, &self->stream, &self->on_device);
 }
 
 /* Opens a stream of rows. */
@@ -755,6 +757,36 @@ static enum status join_streams(const struct fdsl_stream_config *config, struct 
     return mixture_stream_open(&request, &self->stream);
 }
 
+/* Does the same on a device. */
+static enum status join_on_device(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                                  struct mixture_plans *plans)
+{
+    struct device_mixed_source sources[MIXTURE_SOURCES] = {{.set = NULL}};
+    const uint32_t count = self->mixture.request.count;
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; k < count; k++) {
+        struct fdsl_stream *part = self->parts[k];
+        if (status == STATUS_OK && part->source->generates)
+            status = images_mixed_source(&part->source->images, config, self->info.capacity, &sources[k]);
+        sources[k].set = part->on_device;
+        part->stream = NULL;
+        part->on_device = NULL;
+    }
+    if (status == STATUS_OK) {
+        TRY(device_mixed_open(config->device, &self->mixture, plans, sources, self->info.image_bytes,
+                              self->output.type, config->held, &self->on_device));
+        self->stream = &self->on_device->stream;
+        return STATUS_OK;
+    }
+    const struct failure failure = status_save(status);
+    for (uint32_t k = 0; k < count; k++) {
+        stream_close(sources[k].set ? &sources[k].set->stream : NULL);
+        generator_close(sources[k].generator);
+    }
+    mixture_plans_close(plans);
+    return status_restore(&failure);
+}
+
 static enum status open_mixture(const struct fdsl_stream_config *config, struct fdsl_stream *self,
                                 const struct stream_plan *plan, int on_error)
 {
@@ -762,8 +794,6 @@ static enum status open_mixture(const struct fdsl_stream_config *config, struct 
     const struct mixture_request request = mix_request(mix, config);
     struct mixture_plans *plans = NULL;
     TRY(check_mixed(config));
-    if (self->device >= 0)
-        return status_set(STATUS_UNAVAILABLE, "device: mixtures are delivered on the CPU");
     TRY(mixture_open(&request, &self->mixture));
     TRY(mixture_plans_open(&self->mixture, plan, &plans));
     enum status status = STATUS_OK;
@@ -776,7 +806,7 @@ static enum status open_mixture(const struct fdsl_stream_config *config, struct 
     if (status == STATUS_OK)
         status = allocate_batches(config, self);
     if (status == STATUS_OK)
-        return join_streams(config, self, plans);
+        return (self->device < 0 ? join_streams : join_on_device)(config, self, plans);
     const struct failure failure = status_save(status);
     for (uint32_t k = 0; k < request.count; k++)
         if (self->parts[k]) {

@@ -422,6 +422,9 @@ static enum status open_all(const struct data_request *request, struct data *dat
         if (k == mix->named)
             data_warn_of_classes(source, request->name, false);
     }
+    data->resident_bytes = 0;
+    for (uint32_t k = 0; k < mix->count; k++)
+        data->resident_bytes += mixture->sources[k].resident_bytes;
     TRY(check_shapes(mixture));
     join_classes(mixture, request->mix->labels == DATA_MIX_OFFSET, data);
     take_named(mixture, data);
