@@ -200,7 +200,7 @@ decoders_here() { # the values of --decoder that work on this machine
 advises() { # network, engine
     local out
     out=$(mktemp -d "$dir/advice-XXXXXX")
-    "$bench" advise --data "$dir/photos-shards" --compute "train:$1" --batch 64 --out-res 64 --margin 1000 --out "$out" \
+    "$bench" advise --data "$dir/photos-shards" --compute "train:$1" --batch 64 --out-res 64 --margin 1000 --time 100 --out "$out" \
         --format json >"$out/advice.json" || return
     python3 - "$out" "$1" "$2" <<'END' >"$out/command" || return
 import csv, json, sys

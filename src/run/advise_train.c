@@ -1,6 +1,6 @@
 /* The ways of advise --compute train:MODEL: each measurement is a run of the workload train. */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* for FTW_SKIP_SUBTREE and O_CLOEXEC with nftw() */
+#define _GNU_SOURCE /* for posix_fadvise() and ftw() */
 #endif
 
 #include <fcntl.h>
@@ -280,7 +280,7 @@ enum status advise_train_once(struct situation *situation, const struct candidat
 
 /* ---- The page cache ---- */
 
-static struct cache_pages left; /* nftw() passes no context */
+static struct cache_pages left; /* ftw() passes no context */
 
 /* Evicts a file and counts its pages that stay. A file that cannot be opened is left to the run. */
 static int evict_file(const char *path, const struct stat *info, int kind)
@@ -337,7 +337,7 @@ static enum status prepare_once(const struct situation *situation, const char *f
     return STATUS_OK;
 }
 
-static double folder_bytes; /* nftw() passes no context */
+static double folder_bytes; /* ftw() passes no context */
 
 static int add_bytes(const char *path, const struct stat *info, int kind)
 {
@@ -369,8 +369,9 @@ static enum status prepare_all(struct situation *situation)
         snprintf(folder, sizeof folder, "%s/prepared", set->folder);
         advise_remove(folder);
         TRY(prepare_once(situation, folder, samples, &time_s));
-        /* Without the time to start, which does not grow with the set. */
-        values[i] = time_s > least_s && samples > 1 ? (time_s - least_s) / (samples - 1) : time_s / samples;
+        /* In a part of the set, starting would count too much. */
+        values[i] = samples < (double)set->samples && time_s > least_s ? (time_s - least_s) / (samples - 1)
+                                                                       : time_s / samples;
     }
     folder_bytes = 0;
     ftw(folder, add_bytes, 16);
