@@ -420,10 +420,11 @@ static enum status exchange_here(const struct situation *situation, const char *
         if (status == STATUS_OK || status_exit(status) == STATUS_FAILED)
             return status;
     }
-    return status_prefix(status,
-                         "mpirun -n 2 fdsl-bench --workload exchange --bytes %s failed; correct this, or "
-                         "give rows of your nodes with --exchange-rows",
-                         bytes);
+    return status_set(
+        STATUS_UNAVAILABLE,
+        "mpirun -n 2 fdsl-bench --workload exchange --bytes %s failed; run it to see why, or give "
+        "rows of your nodes with --exchange-rows",
+        bytes);
 }
 
 /* Sets exchange_s from rows of the workload exchange: those whose number of ranks and whose size come
