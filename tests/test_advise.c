@@ -324,7 +324,8 @@ Test(advise, the_page_names_the_network_and_the_command)
     question.estimated = false;
     question.model = "vit-tiny";
     question.engine = "train-vit";
-    question.command = "fdsl-bench --workload train --data 'a b' --feed live";
+    char command[] = "fdsl-bench --workload train --data 'a b' --feed live";
+    advice[0].command = command;
     cr_assert_eq(chdir(folder), 0);
     cr_assert_not_null(freopen("table", "w", stdout));
     cr_assert_eq(advise_print("set", FORMAT_TABLE, &question, advice, 2), STATUS_OK);
@@ -339,6 +340,126 @@ Test(advise, the_page_names_the_network_and_the_command)
     EXPECT(0, "cat json");
     EXPECT_OUT("\"model\": \"vit-tiny\"", "\"engine\": \"train-vit\"",
                "\"command\": \"fdsl-bench --workload train --data 'a b' --feed live\"");
+}
+
+/* ---- With a network ---- */
+
+/* Two ways, whose rates scatter by 1 %, and the limit. */
+static const struct advice_question *trained(struct advice *advice, double live, double read)
+{
+    static struct advice_question question;
+    question = five_ms;
+    question.estimated = false;
+    question.model = "vit-tiny";
+    question.engine = "train-vit";
+    question.samples = 100000;
+    question.nodes = 4;
+    question.gradient_bytes = 20e6;
+    question.exchange_ranks = 2;
+    question.exchange_s = (struct ratio){0.002, 0.001, 0.004};
+    question.prepare_s = (struct ratio){1e-4, 0.8e-4, 1.25e-4};
+    question.prepare_bytes = 1e4;
+    const char *const names[] = {"the step without input", "generating", "a prepared set, memory"};
+    const enum advise_place places[] = {ADVISE_CONSTANT, ADVISE_GENERATED, ADVISE_PREPARED};
+    const double rates[] = {51200, live, read};
+    for (size_t w = 0; w < 3; w++) {
+        advice[w] =
+            (struct advice){.name = names[w], .variant = w == 2 ? "load" : "live", .place = places[w]};
+        for (size_t i = 0; i < 4; i++)
+            advise_add(&question, &advice[w], NAN, rates[w] * (i % 2 ? 1.01 : 1 / 1.01), 0);
+    }
+    advise_conclude(&question, advice, 3);
+    return &question;
+}
+
+/* The limit is faster than all ways, but delivers no images. */
+Test(advise, the_step_without_input_is_never_best)
+{
+    struct advice advice[3];
+    const struct advice_question *question = trained(advice, 20000, 20100);
+    struct advice_decision decision = advise_decide(question, advice, 3);
+    cr_expect(decision.decided && decision.best == 1);
+    advise_drop(question, advice, 3);
+    cr_expect(!advice[0].dropped && !advice[1].dropped && !advice[2].dropped);
+    cr_expect_float_eq(question->step_s, 0.005, 1e-9);
+    question = trained(advice, 20000, 30000);
+    cr_expect_eq(advise_decide(question, advice, 3).best, 2);
+}
+
+/* An open difference is no difference at the end, unless nothing is known about it. */
+Test(advise, with_a_network_open_differences_count_as_equal_at_the_end)
+{
+    const double scatters[] = {1.03, 3};
+    for (size_t s = 0; s < 2; s++) {
+        struct advice advice[3];
+        struct advice_question question = *trained(advice, 20000, 22000);
+        for (size_t i = 0; i < 4; i++)
+            advice[2].reached_per_s[i] = 22000 * (i % 2 ? scatters[s] : 1 / scatters[s]);
+        question.over = false;
+        cr_expect_not(advise_decide(&question, advice, 3).decided);
+        question.over = true;
+        struct advice_decision decision = advise_decide(&question, advice, 3);
+        cr_expect(decision.decided == (s == 0) && decision.best == 1);
+        char text[1024];
+        advise_verdict(&question, advice, 3, &decision, text, sizeof text);
+        if (s == 0)
+            cr_expect_str_eq(
+                text, "Best here: generating (live); no other way is certainly more than 10 % faster.");
+    }
+}
+
+/* 100 us per image are saved by an image that takes 25 us instead of 50 in 4 epochs. */
+Test(advise, preparing_pays_after_some_epochs_or_never)
+{
+    struct advice advice[3];
+    const struct advice_question *question = trained(advice, 20000, 40000);
+    struct ratio pays = advise_pays(question, &advice[1], &advice[2]);
+    cr_expect_float_eq(pays.value, 4, 1e-6, "%g", pays.value);
+    cr_expect(pays.low < 3.21 && pays.low > 2.8 && pays.high > 4.99 && pays.high < 5.6, "%g %g", pays.low,
+              pays.high);
+    question = trained(advice, 20000, 10000);
+    cr_expect(isinf(advise_pays(question, &advice[1], &advice[2]).value));
+    question = trained(advice, 20000, 20000);
+    for (size_t i = 0; i < 4; i++)
+        advice[2].reached_per_s[i] = 20000 * (i % 2 ? 1.1 : 1 / 1.1);
+    cr_expect(isnan(advise_pays(question, &advice[1], &advice[2]).value));
+    cr_expect(isnan(advise_pays(question, NULL, &advice[2]).value));
+}
+
+/* 256 images take 12.8 ms, and the exchange 1 to 4 ms. */
+Test(advise, rates_of_several_nodes_follow_from_the_step_and_the_exchange)
+{
+    struct advice advice[3];
+    struct advice_question question = *trained(advice, 20000, 40000);
+    struct ratio rate = advise_on_nodes(&question, &advice[1]);
+    cr_expect_float_eq(rate.value, 4 * 256 / 0.0148, 1, "%g", rate.value);
+    cr_expect(rate.low < 4 * 256 / 0.0168 && rate.low > 0.95 * 4 * 256 / 0.0168, "%g", rate.low);
+    cr_expect(rate.high > 4 * 256 / 0.0138 && rate.high < 1.05 * 4 * 256 / 0.0138, "%g", rate.high);
+    question.overlaps = true;
+    rate = advise_on_nodes(&question, &advice[1]);
+    cr_expect(rate.high > 80000 && rate.high < 1.05 * 80000, "%g", rate.high);
+    question.exchange_s = (struct ratio){0.03, 0.02, 0.04};
+    cr_expect_float_eq(advise_on_nodes(&question, &advice[1]).high, 4 * 256 / 0.02, 1);
+}
+
+Test(advise, the_page_has_the_costs_of_an_epoch)
+{
+    struct advice advice[3];
+    const struct advice_question *question = trained(advice, 20000, 40000);
+    advice[2].disk_bytes = 1e9;
+    advice[2].memory_bytes = 2e9;
+    advice[2].joules_per_image = 0.01;
+    cr_assert_eq(chdir(folder), 0);
+    cr_assert_not_null(freopen("table", "w", stdout));
+    cr_assert_eq(advise_print("set", FORMAT_TABLE, question, advice, 3), STATUS_OK);
+    EXPECT(0, "cat table");
+    EXPECT_OUT(
+        "(vit-tiny, trained with train-vit)",
+        "\na prepared set, memory load          40000   1.8%    78.1        0       2.5         1        "
+        "1          2 best\n",
+        "It takes less time than generating in each epoch from 4 epochs on\n(4 to 5).\n",
+        "\n4 nodes, each with 256 images per step: an all-reduce of 20 MB of gradients takes 2 ms (1 to 4)",
+        "\ngenerating             live          69189 ");
 }
 
 /* ---- The command ---- */
@@ -469,6 +590,77 @@ Test(advise, values_are_those_of_the_rows_and_the_set)
     EXPECT(0, "python3 check.py 2>&1");
 }
 #endif
+
+/* Computes the columns of training runs from their rows: those of the first epoch of each run do not count.
+ */
+static const char training_check[] =
+    "import csv, json, math, os\n"
+    "with open('json.txt') as file:\n"
+    "    document = json.load(file)\n"
+    "with open('rows/train.csv') as file:\n"
+    "    rows = list(csv.DictReader(file))\n"
+    "runs = []\n"
+    "for row in rows:\n"
+    "    if row['epoch'] == '1':\n"
+    "        runs.append([])\n"
+    "    else:\n"
+    "        runs[-1].append(row)\n"
+    "rates = {}\n"
+    "for run in runs[1:]:  # the first one only measures how long runs must be\n"
+    "    key = run[0]['feed'], bool(run[0]['resident_bytes']), 'prepared' in run[0]['data']\n"
+    "    time_s = sum(float(row['time_mean_s']) for row in run)\n"
+    "    rates.setdefault(key, []).append(sum(float(row['items']) for row in run) / time_s)\n"
+    "ways = {row['way']: row for row in document['rows']}\n"
+    "about = document['advice']\n"
+    "mean = lambda values: math.exp(sum(map(math.log, values)) / len(values))\n"
+    "def expect(way, key):\n"
+    "    if ways[way]['reason']:  # on a busy machine\n"
+    "        assert 'was over before the first measurement' in ways[way]['reason'], ways[way]\n"
+    "        return\n"
+    "    rate = mean(rates[key])\n"
+    "    assert abs(ways[way]['reached_per_s'] / rate - 1) < 1e-5, (way, ways[way], rates)\n"
+    "    assert abs(ways[way]['epoch_s'] * rate / 40 - 1) < 1e-5, ways[way]\n"
+    "    assert ways[way]['rounds'] == len(rates[key]), (way, rates)\n"
+    "    t = about['batch'] / rate + about['exchange_s']\n"
+    "    assert abs(ways[way]['nodes_per_s'] / (3 * about['batch'] / t) - 1) < 1e-5, ways[way]\n"
+    "expect('the step without input', ('constant', False, False))\n"
+    "expect('generating', ('live', False, False))\n"
+    "expect('a prepared set, memory', ('load', False, True))\n"
+    "expect('files in host memory', ('load', True, False))\n"
+    "assert abs(about['step_s'] * mean(rates['constant', False, False]) / about['batch'] - 1) < 1e-5, about\n"
+    "assert about['epoch_images'] == 40 and about['prepare_s_per_image'] > 0, about\n"
+    "disk = sum(os.path.getsize('d/' + name) for name in os.listdir('d') if name.endswith('.tar'))\n"
+    "assert ways['shards from memory']['disk_bytes'] == disk and ways['generating']['disk_bytes'] == 0, "
+    "ways\n"
+    "# Twice the bytes between 2 ranks take 4 ms; between 3 ranks, 4 / 3 as many bytes cross a link.\n"
+    "assert abs(about['exchange_s'] - 0.002 * (2 / 3) / (1 / 2)) < 1e-6, about\n"
+    "assert ways['generated and read']['reason'] or ways['generated and read']['mix'], ways\n"
+    "assert ways['the set in GPU memory']['reason'] == 'there is no GPU', ways\n";
+
+Test(advise, with_a_network_the_values_are_those_of_training_runs)
+{
+    if (run("python3 -c ''") != 0 || format_check(FORMAT_JSON) != STATUS_OK)
+        cr_skip_test("python3 or jansson is not installed");
+    put_text("check.py", training_check);
+    EXPECT(0, "$P --prepare d --from synth --res 16 --classes 2 --samples 40 --shards 2");
+    EXPECT(
+        0,
+        "p=$((4 * (16 * 16 * 3 + 1) * 10)); printf 'rank,ranks,array_bytes,time_us\\n0,2,%%s,9\\nall,2,%%s,"
+        "4000\\nall,2,1,7\\n' $p $((2 * p)) >ex.csv; mkdir t; "
+        "CUDA_VISIBLE_DEVICES= TMPDIR=t $P advise --data d --compute train:logreg --classes 10 --batch 4 "
+        "--out-res 16 --threads 1 --time 4 --nodes 3 --exchange-rows ex.csv --out rows --format json "
+        ">json.txt && ls -A t | wc -l");
+    EXPECT_OUT("0\n");
+    EXPECT(0, "python3 check.py 2>&1");
+    expect_refused(
+        2, "no rows of --workload exchange on 2 or more ranks",
+        "echo rank,ranks >none.csv; CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg "
+        "--batch 4 --out-res 16 --time 4 --nodes 3 --exchange-rows none.csv");
+    expect_refused(
+        2, "--compute train:logreg: a sample has 8 images; give the time of a step: --compute MS",
+        "$P --prepare v --samples 2 --sample-shape 3,8,16,16 >v.txt; CUDA_VISIBLE_DEVICES= $P advise "
+        "--data v --compute train:logreg");
+}
 
 /* GPU variants are in the table even if they cannot run. The CPU variants deliver decoded images. */
 Test(advise, impossible_ways_are_listed_with_a_reason)
@@ -605,8 +797,11 @@ Test(advise, wrong_options_and_data_are_refused)
     expect_refused(2, "did you mean '--compute'?", "$P advise --data x --computed 5");
     expect_refused(2, "--compute", "$P advise --data x --compute fast");
     expect_refused(2, "--image", "$P advise --data . --compute 5 --image ';;'");
-    expect_refused(4, "--compute train:vit-tiny needs a GPU",
-                   "CUDA_VISIBLE_DEVICES= $P advise --data x --compute train:vit-tiny");
+    expect_refused(2, "x: No such file or directory", "$P advise --data x --compute train:vit-tiny");
+    expect_refused(2, "--nodes is for --compute train:MODEL; add that, or drop --nodes",
+                   "$P advise --data x --compute 5 --nodes 2");
+    expect_refused(2, "--exchange-rows is for --nodes; add that, or drop --exchange-rows",
+                   "$P advise --data x --compute train:logreg --exchange-rows rows.csv");
     expect_refused(2, "--compute: 'lenett' is not one of logreg, lenet, ",
                    "$P advise --data x --compute train:lenett");
     expect_refused(2, "did you mean 'lenet'?", "$P advise --data x --compute train:lenett");

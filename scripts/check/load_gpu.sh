@@ -200,19 +200,23 @@ decoders_here() { # the values of --decoder that work on this machine
 advises() { # network, engine
     local out
     out=$(mktemp -d "$dir/advice-XXXXXX")
-    "$bench" advise --data "$dir/photos-shards" --compute "train:$1" --batch 64 --out-res 64 --margin 1000 --out "$out" \
+    "$bench" advise --data "$dir/photos-shards" --compute "train:$1" --batch 64 --out-res 64 --margin 1000 --time 100 --out "$out" \
         --format json >"$out/advice.json" || return
     python3 - "$out" "$1" "$2" <<'END' >"$out/command" || return
 import csv, json, sys
 out, model, engine = sys.argv[1:]
-about = json.load(open(f"{out}/advice.json"))["advice"]
-trained = list(csv.DictReader(open(f"{out}/train.csv")))[-1]
-step_s = float(trained["time_mean_s"]) / float(trained["steps"])
-assert (about["model"], about["engine"], trained["variant"], trained["batch"]) == (model, engine, engine, "64"), about
-assert (trained["feed"], trained["out_res"], trained["channels"]) == ("constant", "64", "3"), trained
-assert abs(about["step_s"] / step_s - 1) < 1e-5, (about["step_s"], step_s)
-steps = [row["compute_ms"] for name in ("synth", "load") for row in csv.DictReader(open(f"{out}/{name}.csv")) if row["compute"]]
-assert steps and all(abs(float(step) / (1e3 * step_s) - 1) < 1e-5 for step in steps), steps
+answer = json.load(open(f"{out}/advice.json"))
+about, ways = answer["advice"], {way["way"]: way for way in answer["rows"]}
+rows = list(csv.DictReader(open(f"{out}/train.csv")))
+assert (about["model"], about["engine"]) == (model, engine), about
+assert {(row["variant"], row["model"], row["batch"], row["out_res"], row["channels"]) for row in rows} == {(engine, model, "64", "64", "3")}
+for way in "the step without input", "generating", "a prepared set, memory", "shards from memory", "files in host memory", "the set in GPU memory":
+    assert not ways[way]["reason"] and ways[way]["reached_per_s"] > 0, ways[way]
+assert abs(about["step_s"] * ways["the step without input"]["reached_per_s"] / 64 - 1) < 1e-5, about
+assert max(way["limit_share"] or 0 for way in answer["rows"]) < 1.1, ways
+resident = [row for row in rows if row["resident_device_bytes"]]
+assert resident and all(row["resident_device_samples"] == row["train_samples"] for row in resident), resident
+assert about["prepare_s_per_image"] > 0 and about["prepare_pays"] in ("yes", "no", "unknown"), about
 assert about["decided"] and about["command"].startswith("fdsl-bench --workload train --variant " + engine), about
 print(about["command"].removeprefix("fdsl-bench"))
 END

@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -28,31 +29,27 @@
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/host.h"
+#include "run/advise_parts.h"
 #include "run/formats.h"
 #include "train/model.h"
 
 /* ---- Options ---- */
 
-struct advise_options {
-    const char *data, *out, *image, *label, *member, *cache_dir, *compute;
-    uint64_t batch, out_res, device, threads, cache_bytes, subset;
-    double time_s, margin;
-    int fit, on_error, format;
-    bool help;
-};
+#define TIME_S       30.0  /* default of --time */
+#define TIME_GPU_S   120.0 /* default of --time with a GPU, where each run takes seconds to start */
+#define TIME_TRAIN_S 240.0 /* default of --time with --compute train:MODEL */
 
-#define TIME_S     30.0  /* default of --time */
-#define TIME_GPU_S 120.0 /* default of --time with a GPU, where each run takes seconds to start */
-
-#define AT(field)  offsetof(struct advise_options, field)
+#define AT(field)    offsetof(struct advise_options, field)
 static const struct option_spec specs[] = {
     {"data", "DIR", OPTION_TEXT, AT(data),
      .help = "the data set: a folder of samples or tar shards, or a URL of shards, as in --workload load"},
     {"compute", "MS|train:MODEL", OPTION_TEXT, AT(compute),
      .help = "the training step that consumes each batch: its time in milliseconds, or a network of "
-             "--workload train, whose step is first measured on the GPU"},
+             "--workload train; all ways are then measured with training runs"},
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "256", .minimum = 1, .maximum = 1 << 20,
      .help = "images per step"},
+    {"classes", "N", OPTION_COUNT, AT(classes), .fallback = "1000", .minimum = 1, .maximum = 1 << 24,
+     .help = "classes of generated images, and of the network"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = FIT_RES_MAX,
      .help = "width and height of the images that the step gets (default: as stored; 224 for JPEG and PNG "
              "files)"},
@@ -72,10 +69,18 @@ static const struct option_spec specs[] = {
     {"device", "N", OPTION_COUNT, AT(device), .fallback = "0", .maximum = 1024, .help = "CUDA device"},
     {"time", "S", OPTION_REAL, AT(time_s), .minimum = 0.1, .maximum = 86400,
      .help = "maximum time of all measurements. They end earlier when the verdict is certain. If the time is "
-             "over within the first round, no further way is measured (default: 30; with a GPU 120)"},
+             "over within the first round, no further way is measured (default: 30; with a GPU 120; with "
+             "train:MODEL "
+             "240)"},
     {"margin", "PERCENT", OPTION_REAL, AT(margin), .fallback = "10", .minimum = 0.1, .maximum = 1000,
      .help = "ways whose rates differ by at most this margin are equally fast; the way that needs less is "
              "then best"},
+    {"nodes", "N", OPTION_COUNT, AT(nodes), .fallback = "1", .minimum = 1, .maximum = 1 << 20,
+     .help =
+         "with train:MODEL: also estimate the rates of N machines like this one, each with --batch images "
+         "per step, from an all-reduce between two ranks here"},
+    {"exchange-rows", "FILE", OPTION_TEXT, AT(exchange_rows),
+     .help = "for --nodes: take the all-reduce from these rows of --workload exchange between your machines"},
     {"out", "DIR", OPTION_TEXT, AT(out),
      .help = "keep the rows of all measurements in DIR/synth.csv, DIR/load.csv and DIR/train.csv"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), .fallback = "table", .choices = format_names,
@@ -106,21 +111,14 @@ static void print_help(void)
         "options:");
     options_help(stdout, specs, COUNT_OF(specs), NULL);
     puts("\nexit status: 0 advice is printed, or the verdict is undecided; 1 the data cannot be read, or\n"
-         "             nothing could be measured; 2 usage, or no such data set; 4 no such GPU, or no\n"
-         "             GPU for --compute train");
+         "             nothing could be measured; 2 usage, or no such data set; 4 no such GPU");
 }
 
 /* ---- Candidates ---- */
 
-/* A source of images, in ascending order of needs (enum advise_place). If two ways need the same, the GPU
- * variant comes first, because it leaves the CPU free. `name_of_files` and `variant_of_files` are the name
- * and variant for a data set of single files; NULL if they are the same as for shards. */
-static const struct candidate {
-    const char *name, *name_of_files;
-    enum advise_place place;
-    bool gpu; /* delivers images in GPU memory */
-    const char *workload, *variant, *variant_of_files, *cache;
-} candidates[] = {
+/* In ascending order of needs (enum advise_place). If two ways need the same, the GPU variant comes first,
+ * because it leaves the CPU free. */
+static const struct candidate candidates[] = {
     {"generating on the GPU", NULL, ADVISE_GENERATED, true, "synth", "fused", NULL, NULL},
     {"generating on the CPU", NULL, ADVISE_GENERATED, false, "synth", "omp", NULL, NULL},
     {"shards from the URL", NULL, ADVISE_REMOTE, true, "load", "shards-gpu", NULL, NULL},
@@ -134,42 +132,13 @@ static const struct candidate {
     {"the set in GPU memory", NULL, ADVISE_GPU_MEMORY, true, "load", "gpu-resident", NULL, "warm"},
 };
 
-/* The facts about a data set that the candidates depend on. */
-struct advise_set {
-    bool shards, remote; /* a remote set always has shards */
-    bool coded;          /* images are JPEG or PNG files */
-    uint32_t res;        /* width and height of the images that the step gets */
-    uint32_t channels;   /* channels of the images that the step gets */
-    uint32_t depth;      /* images per sample; more than 1 in sets of volumes, such as --prepare's default */
-    uint64_t samples, measured_samples;
-    double bytes, measured_bytes; /* `bytes` of single files is estimated from the measured ones */
-    char folder[PATH_MAX / 2];    /* temporary; empty if there is none */
-    char data[PATH_MAX];          /* what is measured: the set, or a folder with links to some of its files */
-};
-
-/* The data set to measure, the options and the machine. */
-struct situation {
-    const struct advise_options *options;
-    const struct options *given;
-    struct resources resources;
-    const char *step; /* the value of --compute of the runs */
-    char measured[32];
-    int threads; /* that read and decode */
-    bool gpu;
-    struct advise_set set;
-    const char *rows; /* folder of the CSV files with the rows */
-    struct advice_question question;
-    double begin_s; /* start of the measurements */
-    struct progress progress;
-};
-
 static const char *variant_of(const struct situation *situation, const struct candidate *candidate)
 {
     return !situation->set.shards && candidate->variant_of_files ? candidate->variant_of_files
                                                                  : candidate->variant;
 }
 
-static enum status check_room(const char *what, double bytes, uint64_t room)
+enum status advise_check_room(const char *what, double bytes, uint64_t room)
 {
     return room == 0 || bytes <= (double)room
                ? STATUS_OK
@@ -188,26 +157,19 @@ static enum status is_possible(const struct situation *situation, const struct c
         return status_set(
             STATUS_UNAVAILABLE,
             "the data set is at a URL; to measure this, add --cache-dir DIR, which keeps a copy");
+    if (situation->question.model)
+        return advise_training_possible(situation, candidate);
     TRY(variant_available(variant_find(variant_of(situation, candidate)), &situation->resources));
     if (candidate->place == ADVISE_MEMORY)
-        return check_room("memory", set->bytes, memory_available_bytes());
+        return advise_check_room("memory", set->bytes, memory_available_bytes());
     if (candidate->place == ADVISE_GPU_MEMORY && set->measured_samples < set->samples) {
         TRY(device_describe(situation->resources.device, &device));
-        return check_room("GPU memory", set->bytes, device.memory_free_bytes);
+        return advise_check_room("GPU memory", set->bytes, device.memory_free_bytes);
     }
     return STATUS_OK;
 }
 
-#define CLASSES       "1000" /* of generated images */
-#define ARGUMENTS_MAX 48
-struct arguments {
-    const char *of[ARGUMENTS_MAX];
-    size_t count;
-    char texts[12][32];
-    size_t text_count;
-};
-
-static void add(struct arguments *arguments, const char *option, const char *value)
+void advise_add_text(struct arguments *arguments, const char *option, const char *value)
 {
     if (!value)
         return;
@@ -215,34 +177,33 @@ static void add(struct arguments *arguments, const char *option, const char *val
     arguments->of[arguments->count++] = value;
 }
 
-static void add_number(struct arguments *arguments, const char *option, double value)
+void advise_add_number(struct arguments *arguments, const char *option, double value)
 {
     char *text = arguments->texts[arguments->text_count++];
     snprintf(text, sizeof arguments->texts[0], "%.17g", value);
-    add(arguments, option, text);
+    advise_add_text(arguments, option, text);
 }
 
-/* Adds the members of a sample, and with `copy` the folder of the local copy. */
-static void add_set(const struct advise_options *options, bool copy, struct arguments *arguments)
+void advise_add_set(const struct advise_options *options, bool copy, struct arguments *arguments)
 {
-    add(arguments, "--image", options->image);
-    add(arguments, "--label", options->label);
+    advise_add_text(arguments, "--image", options->image);
+    advise_add_text(arguments, "--label", options->label);
     if (copy && options->cache_dir) {
-        add(arguments, "--cache-dir", options->cache_dir);
-        add_number(arguments, "--cache-bytes", (double)options->cache_bytes);
+        advise_add_text(arguments, "--cache-dir", options->cache_dir);
+        advise_add_number(arguments, "--cache-bytes", (double)options->cache_bytes);
     }
 }
 
-static bool is_fitted(const struct situation *situation)
+bool advise_is_fitted(const struct situation *situation)
 {
     return situation->set.coded || situation->options->out_res;
 }
 
-static void add_fit(const struct situation *situation, struct arguments *arguments)
+void advise_add_fit(const struct situation *situation, struct arguments *arguments)
 {
-    add_number(arguments, "--out-res", situation->set.res);
-    add(arguments, "--fit", fit_names[situation->options->fit]);
-    add_number(arguments, "--channels", situation->set.channels);
+    advise_add_number(arguments, "--out-res", situation->set.res);
+    advise_add_text(arguments, "--fit", fit_names[situation->options->fit]);
+    advise_add_number(arguments, "--channels", situation->set.channels);
 }
 
 /* Adds the options of a run that reads. CPU variants decode every image, because a step needs its pixels. */
@@ -251,19 +212,19 @@ static void add_reading(const struct situation *situation, const struct candidat
 {
     const struct advise_options *options = situation->options;
     const struct advise_set *set = &situation->set;
-    add(arguments, "--data", set->data);
+    advise_add_text(arguments, "--data", set->data);
     /* "warm" is the default, which is not checked if the files are of another user. */
     if (candidate->cache && strcmp(candidate->cache, "warm") != 0)
-        add(arguments, "--cache", candidate->cache);
-    add(arguments, "--member", options->member);
-    add_set(options, candidate->place != ADVISE_REMOTE, arguments);
+        advise_add_text(arguments, "--cache", candidate->cache);
+    advise_add_text(arguments, "--member", options->member);
+    advise_add_set(options, candidate->place != ADVISE_REMOTE, arguments);
     if (options->on_error)
-        add(arguments, "--on-error", dataset_on_error[options->on_error]);
+        advise_add_text(arguments, "--on-error", dataset_on_error[options->on_error]);
     if (candidate->place == ADVISE_GPU_MEMORY ||
         set->depth > 1) /* volumes are delivered as they are stored */
         return;
-    if (is_fitted(situation))
-        add_fit(situation, arguments);
+    if (advise_is_fitted(situation))
+        advise_add_fit(situation, arguments);
     else if (!candidate->gpu)
         arguments->of[arguments->count++] = "--decode";
 }
@@ -275,27 +236,28 @@ static void fill_arguments(const struct situation *situation, const struct candi
     const struct advise_options *options = situation->options;
     const struct advise_set *set = &situation->set;
     bool generated = candidate->place == ADVISE_GENERATED;
-    add(arguments, "--variant", variant_of(situation, candidate));
-    add_number(arguments, "--batch", (double)(situation->question.batch / (generated ? 1 : set->depth)));
-    add_number(arguments, "--min-time", time_s);
-    add_number(arguments, "--max-time", time_s);
-    add(arguments, "--min-samples", "1");
-    add(arguments, "--warmups", "0"); /* run 0, which is not timed, warms up */
-    add(arguments, "--warmup-time", "0");
-    add_number(arguments, "--device", (double)options->device);
-    add_number(arguments, "--threads", (double)options->threads);
+    advise_add_text(arguments, "--variant", variant_of(situation, candidate));
+    advise_add_number(arguments, "--batch",
+                      (double)(situation->question.batch / (generated ? 1 : set->depth)));
+    advise_add_number(arguments, "--min-time", time_s);
+    advise_add_number(arguments, "--max-time", time_s);
+    advise_add_text(arguments, "--min-samples", "1");
+    advise_add_text(arguments, "--warmups", "0"); /* run 0, which is not timed, warms up */
+    advise_add_text(arguments, "--warmup-time", "0");
+    advise_add_number(arguments, "--device", (double)options->device);
+    advise_add_number(arguments, "--threads", (double)options->threads);
     if (with_step)
-        add(arguments, "--compute", situation->step);
+        advise_add_text(arguments, "--compute", situation->step);
     if (!generated) {
         add_reading(situation, candidate, arguments);
         arguments->of[arguments->count++] = "--rates-only";
         return;
     }
-    add_number(arguments, "--res", set->res);
-    add_number(arguments, "--channels", set->channels);
+    advise_add_number(arguments, "--res", set->res);
+    advise_add_number(arguments, "--channels", set->channels);
     /* Generate the element types that the variants of `load` deliver. */
-    add(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
-    add(arguments, "--classes", CLASSES);
+    advise_add_text(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
+    advise_add_number(arguments, "--classes", (double)options->classes);
 }
 
 /* ---- One run of this program ---- */
@@ -306,29 +268,42 @@ struct measured {
     double stall_share, step_s, busy_share; /* of the training step */
 };
 
-#define LOOK_MS   100  /* interval at which pending signals are checked */
-#define PATIENCE  4    /* a run is ended after this multiple of --time, ... */
-#define PATIENT_S 60.0 /* ... but not before this time */
+#define LOOK_MS      100  /* interval at which pending signals are checked */
+#define LOOK_COLD_MS 5    /* interval at which the end of an epoch is noticed */
+#define PATIENCE     4    /* a run is ended after this multiple of --time, ... */
+#define PATIENT_S    60.0 /* ... but not before this time */
 
 /* Runs in the child process. `errors` becomes its stderr. */
-static void become(const char *workload, const struct arguments *arguments, const char *rows, int errors)
+static void become(const char *const *argv, int errors)
 {
-    const char *argv[ARGUMENTS_MAX + 8] = {"fdsl-bench", "--workload", workload, "--out", rows};
-    memcpy(&argv[5], arguments->of, arguments->count * sizeof *argv);
+    bool own = strcmp(argv[0], "fdsl-bench") == 0;
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* the run ends if this program ends */
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(nothing, STDOUT_FILENO) >= 0 &&
         dup2(errors, STDERR_FILENO) >= 0)
-        execv("/proc/self/exe", (char *const *)argv);
-    dprintf(errors, "cannot start a run: %s\n", strerror(errno));
+        execvp(own ? "/proc/self/exe" : argv[0], (char *const *)argv);
+    dprintf(errors, "cannot start %s: %s\n", argv[0], strerror(errno));
     _exit(STATUS_FAILED);
+}
+
+/* Evicts the files of situation->evict if the file `rows` has grown since the last call: an epoch has ended,
+ * and the next one must not find what it read in the page cache. */
+static void evict_after_epoch(const struct situation *situation, const char *rows, off_t *bytes)
+{
+    struct stat info;
+    if (!situation->evict || stat(rows, &info) != 0 || info.st_size == *bytes)
+        return;
+    *bytes = info.st_size;
+    (void)advise_evict(situation->evict); /* it worked before the run */
 }
 
 /* Reads everything that the child prints to stderr, and copies its last line to `line`. Ends the child if
  * this program receives a signal, or at the time `end_s`; returns whether that time was reached. */
-static bool read_last_line(int from, pid_t child, double end_s, char *line, size_t size)
+static bool read_last_line(const struct situation *situation, const char *rows, int from, pid_t child,
+                           double end_s, char *line, size_t size)
 {
     char text[4096];
+    off_t row_bytes = 0;
     size_t held = 0;
     bool late = false;
     struct pollfd source = {from, POLLIN, 0};
@@ -336,7 +311,8 @@ static bool read_last_line(int from, pid_t child, double end_s, char *line, size
         late |= timer_now_s() > end_s;
         if (file_signal_held() || late)
             kill(child, late ? SIGKILL : SIGTERM);
-        if (poll(&source, 1, LOOK_MS) <= 0)
+        evict_after_epoch(situation, rows, &row_bytes);
+        if (poll(&source, 1, situation->evict ? LOOK_COLD_MS : LOOK_MS) <= 0)
             continue;
         ssize_t count = read(from, text + held, sizeof text - 1 - held);
         if (count == 0 || (count < 0 && errno != EINTR))
@@ -357,28 +333,21 @@ static bool read_last_line(int from, pid_t child, double end_s, char *line, size
     return late;
 }
 
-/* Runs this program in a child process, which appends its rows to a file. Reads this file. STATUS_UNAVAILABLE
- * if the child failed; the message is the last line that the child printed to stderr. STATUS_FAILED if a
- * signal ended the child, if this program received a signal (file_signal_held()), or if the rows cannot be
- * read. */
-static enum status run_child(const struct situation *situation, const char *workload,
-                             const struct arguments *arguments, struct table *table)
+enum status advise_start(const struct situation *situation, const char *const *argv, const char *rows)
 {
-    char rows[PATH_MAX];
     char line[512];
     int report[2], outcome = 0;
     bool late = false;
     double limit_s = fmax(PATIENCE * situation->question.time_s, PATIENT_S);
-    snprintf(rows, sizeof rows, "%s/%s.csv", situation->rows, workload);
     if (pipe2(report, O_CLOEXEC) != 0)
         return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
     pid_t child = fork();
     if (child == 0)
-        become(workload, arguments, rows, report[1]);
+        become(argv, report[1]);
     int error = errno;
     close(report[1]);
     if (child > 0)
-        late = read_last_line(report[0], child, timer_now_s() + limit_s, line, sizeof line);
+        late = read_last_line(situation, rows, report[0], child, timer_now_s() + limit_s, line, sizeof line);
     close(report[0]);
     if (child < 0)
         return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(error));
@@ -390,134 +359,46 @@ static enum status run_child(const struct situation *situation, const char *work
         return status_set(STATUS_UNAVAILABLE, "one run took longer than %.0f s; raise --time", limit_s);
     if (WIFSIGNALED(outcome))
         return status_set(STATUS_FAILED, "a run was ended by signal %d", WTERMSIG(outcome));
-    if (WEXITSTATUS(outcome) != STATUS_OK)
-        return status_set(STATUS_UNAVAILABLE, "%s", line);
+    return WEXITSTATUS(outcome) == STATUS_OK ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "%s", line);
+}
+
+enum status advise_run_child(const struct situation *situation, const char *workload,
+                             const struct arguments *arguments, struct table *table)
+{
+    char rows[PATH_MAX];
+    snprintf(rows, sizeof rows, "%s/%s.csv", situation->rows, workload);
+    const char *argv[ARGUMENTS_MAX + 8] = {"fdsl-bench", "--workload", workload, "--out", rows};
+    memcpy(&argv[5], arguments->of, arguments->count * sizeof *argv);
+    TRY(advise_start(situation, argv, rows));
     TRY(table_read(rows, table));
     return table->rows > 0 ? STATUS_OK : status_set(STATUS_FAILED, "%s has no rows", rows);
 }
 
-/* Returns a value of the last row; NaN if it is empty. */
-static double number(const struct table *table, const char *column)
+double advise_number(const struct table *table, size_t row, const char *column)
 {
-    const char *cell = table_cell(table, table->rows - 1, table_column(table, column));
+    const char *cell = table_cell(table, row, table_column(table, column));
     char *end;
     double value = strtod(cell, &end);
     return *cell && *end == '\0' ? value : NAN;
 }
 
-/* Measures a candidate once, in a child process; see run_child(). */
+/* Measures a candidate once, in a child process; see advise_run_child(). */
 static enum status run_once(const struct situation *situation, const struct candidate *candidate,
                             bool with_step, double time_s, struct measured *measured)
 {
     struct arguments arguments = {0};
     CLOSED_BY(table_free) struct table table = {0};
     fill_arguments(situation, candidate, with_step, time_s, &arguments);
-    TRY(run_child(situation, candidate->workload, &arguments, &table));
-    *measured = (struct measured){.items = number(&table, "items"),
-                                  .time_s = number(&table, "time_mean_s"),
-                                  .memory_bytes = number(&table, "peak_memory_bytes"),
-                                  .joules_per_item = number(&table, "energy_j_per_item"),
-                                  .stall_share = number(&table, "stall_share"),
-                                  .step_s = number(&table, "step_s"),
-                                  .busy_share = number(&table, "busy_share")};
+    TRY(advise_run_child(situation, candidate->workload, &arguments, &table));
+    *measured =
+        (struct measured){.items = advise_number(&table, table.rows - 1, "items"),
+                          .time_s = advise_number(&table, table.rows - 1, "time_mean_s"),
+                          .memory_bytes = advise_number(&table, table.rows - 1, "peak_memory_bytes"),
+                          .joules_per_item = advise_number(&table, table.rows - 1, "energy_j_per_item"),
+                          .stall_share = advise_number(&table, table.rows - 1, "stall_share"),
+                          .step_s = advise_number(&table, table.rows - 1, "step_s"),
+                          .busy_share = advise_number(&table, table.rows - 1, "busy_share")};
     return STATUS_OK;
-}
-
-/* ---- The trainer ---- */
-
-#define STEPS  64 /* per epoch */
-#define EPOCHS 4  /* the last one is measured; the first ones load kernels and raise clocks */
-
-/* Fills the options of a run that trains the network. `data` is the data set; NULL: generated images. With
- * `copy`, the set is the local copy of a set at a URL. */
-static void fill_training(const struct situation *situation, const char *data, bool copy, const char *feed,
-                          struct arguments *arguments)
-{
-    const struct advise_options *options = situation->options;
-    add(arguments, "--variant", situation->question.engine);
-    add(arguments, "--model", situation->question.model);
-    add_number(arguments, "--batch", (double)situation->question.batch);
-    if (options->device)
-        add_number(arguments, "--device", (double)options->device);
-    if (options->threads)
-        add_number(arguments, "--threads", (double)options->threads);
-    add(arguments, "--feed", feed);
-    add(arguments, "--data", data ? data : "synth");
-    if (!data) {
-        add(arguments, "--classes", CLASSES);
-        add_number(arguments, "--res", situation->set.res);
-        add_number(arguments, "--out-res", situation->set.res);
-        add_number(arguments, "--channels", situation->set.channels);
-        return;
-    }
-    add_set(options, copy, arguments);
-    if (options->on_error)
-        add(arguments, "--on-error", strcmp(feed, "load") == 0 ? "mask" : "skip");
-    if (is_fitted(situation))
-        add_fit(situation, arguments);
-}
-
-/* Measures the time of a step with --compute train:MODEL. */
-static enum status measure_step(struct situation *situation)
-{
-    struct advice_question *question = &situation->question;
-    const char *asked = situation->options->compute;
-    struct arguments arguments = {0};
-    CLOSED_BY(table_free) struct table table = {0};
-    if (situation->set.depth > 1)
-        return status_value(STATUS_USAGE, "compute", asked,
-                            ": a sample has %" PRIu32 " images; give the time of a step: --compute MS",
-                            situation->set.depth);
-    if (situation->progress.shown)
-        progress_show(&situation->progress, "a step of %s (%s)", question->model, question->engine);
-    fill_training(situation, NULL, false, "constant", &arguments);
-    add_number(&arguments, "--train-size", (double)(STEPS * question->batch));
-    add(&arguments, "--test-size", "1");
-    add_number(&arguments, "--epochs", EPOCHS);
-    arguments.of[arguments.count++] = "--allow-nan";
-    enum status status = run_child(situation, "train", &arguments, &table);
-    progress_clear(&situation->progress);
-    if (status == STATUS_UNAVAILABLE) /* a network that does not fit, or too little memory */
-        status = STATUS_USAGE;
-    if (status != STATUS_OK)
-        return status_prefix(status, "--compute %s", asked);
-    double step_ms = 1e3 * number(&table, "time_mean_s") / number(&table, "steps");
-    if (!(step_ms >= COMPUTE_MIN_MS && step_ms <= COMPUTE_MAX_MS))
-        return status_value(STATUS_USAGE, "compute", asked,
-                            ": a step takes %.3g ms, and ways are compared for %g to %g ms; change --batch",
-                            step_ms, COMPUTE_MIN_MS, (double)COMPUTE_MAX_MS);
-    snprintf(situation->measured, sizeof situation->measured, "%.6g", step_ms);
-    situation->step = situation->measured;
-    question->step_s = 1e-3 * strtod(situation->step, NULL);
-    return STATUS_OK;
-}
-
-/* Returns the command that trains the network on images that come in the best way. The caller frees it. NULL
- * if there is no network or no verdict, or if memory runs out. */
-static char *command_of(const struct situation *situation, const struct advice *advice, size_t count)
-{
-    static const char *const feeds[] = {"live", "load", "load", "load", "stored"}; /* by enum advise_place */
-    const struct advice_question *question = &situation->question;
-    struct advice_decision decision = advise_decide(question, advice, count);
-    struct arguments arguments = {0};
-    char shown[PATH_MAX], *text = NULL;
-    size_t bytes;
-    FILE *stream = question->model && decision.decided ? open_memstream(&text, &bytes) : NULL;
-    if (!stream)
-        return NULL;
-    const struct advice *best = &advice[decision.best];
-    remote_shown(situation->options->data, shown, sizeof shown);
-    fill_training(situation, best->place == ADVISE_GENERATED ? NULL : shown, best->place != ADVISE_REMOTE,
-                  feeds[best->place], &arguments);
-    if (strcmp(best->variant, "omp") == 0)
-        add(&arguments, "--generator", "omp");
-    fputs("fdsl-bench --workload train", stream);
-    for (size_t i = 0; i < arguments.count; i++)
-        text_print_word(stream, arguments.of[i]);
-    if (text_close(stream))
-        return text;
-    free(text);
-    return NULL;
 }
 
 /* ---- Rounds ---- */
@@ -527,27 +408,46 @@ struct contender {
     size_t number; /* in the array of contenders, which is in the order of the candidates */
     const struct candidate *candidate;
     struct advice *advice;
-    double took_s; /* by its latest measurement */
-    int failures;  /* consecutive */
+    double took_s;           /* by its latest measurement */
+    int failures;            /* consecutive */
+    struct advise_pace pace; /* of training runs */
 };
 
-/* Sets the disk space and the memory that a candidate takes. `memory_bytes` is the memory that the run
- * allocated. It is ignored for generators: their memory is computed from the size of a batch. */
-static void count_costs(const struct situation *situation, const struct candidate *candidate,
-                        double memory_bytes, struct advice *advice)
+/* The memory of generators is computed from the size of a batch, and not from `memory_bytes`. */
+void advise_count_costs(const struct situation *situation, const struct candidate *candidate,
+                        double memory_bytes, double samples, struct advice *advice)
 {
     const struct advise_set *set = &situation->set;
-    bool local = candidate->place != ADVISE_GENERATED && candidate->place != ADVISE_REMOTE &&
+    const enum advise_place place = candidate->place;
+    bool trains = situation->question.model, generated = place == ADVISE_GENERATED;
+    bool local = !generated && place != ADVISE_CONSTANT && place != ADVISE_REMOTE &&
                  (!set->remote || situation->options->cache_dir);
     double pixels = (double)set->res * set->res * set->channels * (double)situation->question.batch;
-    advice->disk_bytes = local ? set->bytes : 0;
+    double bytes = place == ADVISE_PREPARED ? situation->question.prepare_bytes * (double)set->samples
+                                            : set->bytes;         /* of the whole set */
+    double missing = 1 - fmin(1, samples / (double)set->samples); /* share of the set that a run left out */
+    advice->disk_bytes = place == ADVISE_PREPARED || local ? bytes : 0;
     advice->memory_bytes = memory_bytes;
-    if (candidate->place == ADVISE_GENERATED)
+    if (generated && !trains)
         advice->memory_bytes = candidate->gpu ? 2 * 2 * pixels : pixels; /* two batches of two-byte values */
-    if (candidate->place == ADVISE_MEMORY)                               /* add the page cache */
-        advice->memory_bytes += set->bytes;
-    if (candidate->place == ADVISE_GPU_MEMORY)
-        advice->memory_bytes += set->bytes - set->measured_bytes;
+    if (place == ADVISE_MEMORY || place == ADVISE_PREPARED || (place == ADVISE_MIXED && local))
+        advice->memory_bytes += bytes; /* the page cache */
+    if (place == ADVISE_RESIDENT)
+        advice->memory_bytes += missing * bytes;
+    if (place == ADVISE_GPU_MEMORY)
+        advice->memory_bytes +=
+            trains ? missing * advise_device_bytes(situation) : set->bytes - set->measured_bytes;
+}
+
+/* Guesses which share of a mixture can be read: as fast as the fastest way that reads the set. */
+static double guess_share(const struct advice_question *question, const struct contender *contender)
+{
+    double best = 0;
+    for (const struct contender *other = contender - contender->number; other < contender; other++)
+        if (other->advice->measured && strcmp(other->candidate->variant, "load") == 0 &&
+            other->advice->place != ADVISE_PREPARED)
+            best = fmax(best, other->advice->reached_per_s[other->advice->rounds - 1]);
+    return fmin(1, fmax(0.05, best / advise_needed(question)));
 }
 
 /* Measures a way once. If there is a GPU, a training step consumes the images; the rate without a step is
@@ -557,12 +457,16 @@ static enum status measure(struct situation *situation, double time_s, struct co
     const struct candidate *candidate = contender->candidate;
     struct advice *advice = contender->advice;
     struct advice_question *question = &situation->question;
+    if (question->model) {
+        contender->pace.guess = guess_share(question, contender);
+        return advise_train_once(situation, candidate, time_s, &contender->pace, advice);
+    }
     struct measured alone = {.items = NAN}, step;
     double images = candidate->place == ADVISE_GENERATED ? 1 : situation->set.depth; /* per item */
     if (!situation->gpu || !advice->measured) {
         TRY(run_once(situation, candidate, false, time_s, &alone));
         advice->joules_per_image = alone.joules_per_item / images;
-        count_costs(situation, candidate, alone.memory_bytes, advice);
+        advise_count_costs(situation, candidate, alone.memory_bytes, NAN, advice);
     }
     double images_per_s = images * alone.items / alone.time_s;
     if (!situation->gpu) {
@@ -631,13 +535,16 @@ static enum status play_round(struct situation *situation, size_t round, double 
             continue;
         advice->reason = status_save(status);
         advise_miss(advice);
-        advice->dropped = next->failures == FAILURES_MAX;
+        advice->dropped |= next->failures == FAILURES_MAX;
         advice->measured &= !advice->dropped;
     }
     return STATUS_OK;
 }
 
 #define ROUNDS_GUESS 12 /* about as many rounds should fit into --time */
+#define OVERTIME \
+    2 /* --time may be exceeded by this factor to finish ADVISE_ROUNDS_MIN rounds of training runs */
+#define ROUNDS_TRAIN 5 /* of training runs, which take longer to start and are measured longer */
 
 /* Repeats the ways in turn until the verdict is certain or the time is over. The verdict is looked at only a
  * few times, after 3, 4, 5, 7, 9, 11, 14, ... rounds: each look is another chance to err. A signal ends the
@@ -656,7 +563,8 @@ static enum status play(struct situation *situation, struct contender *contender
     situation->begin_s = timer_now_s();
     struct advice_question *question = &situation->question;
     /* Half of the time goes to starting runs, to warming up and to waiting for the cache. */
-    double time_s = question->time_s / (2.0 * ROUNDS_GUESS * (double)(ways ? ways : 1));
+    double time_s = question->time_s /
+                    (2.0 * (question->model ? ROUNDS_TRAIN : ROUNDS_GUESS) * (double)(ways ? ways : 1));
     enum status status = STATUS_OK;
     for (size_t round = 0, look = ADVISE_ROUNDS_MIN; round < ADVISE_ROUNDS_MAX;) {
         memcpy(finished, advice, advice_count * sizeof *advice);
@@ -681,22 +589,27 @@ static enum status play(struct situation *situation, struct contender *contender
                 break;
             look += 1 + look / 5;
         }
-        if (next_s == 0 || question->took_s + next_s > question->time_s)
+        /* Training runs take long to start, and two rounds decide nothing. */
+        bool needed = question->model && round < ADVISE_ROUNDS_MIN;
+        if (next_s == 0 || question->took_s + next_s > question->time_s * (needed ? OVERTIME : 1))
             break;
     }
     progress_clear(&situation->progress);
     return status;
 }
 
+#define WAYS_MAX (COUNT_OF(candidates) > ADVISE_TRAININGS ? COUNT_OF(candidates) : ADVISE_TRAININGS)
+
 /* Measures the candidates that the machine and the data set permit. Sets `*count` to the number of lines in
  * the table, which also lists candidates that could not be measured. */
 static enum status measure_all(struct situation *situation, struct advice *advice, size_t *count)
 {
-    struct contender contenders[COUNT_OF(candidates)];
+    const bool trains = situation->question.model;
+    struct contender contenders[WAYS_MAX];
     size_t contender_count = 0;
     *count = 0;
-    for (size_t i = 0; i < COUNT_OF(candidates); i++) {
-        const struct candidate *candidate = &candidates[i];
+    for (size_t i = 0; i < (trains ? ADVISE_TRAININGS : COUNT_OF(candidates)); i++) {
+        const struct candidate *candidate = trains ? &advise_trainings[i] : &candidates[i];
         bool of_files = !situation->set.shards && candidate->name_of_files;
         if (candidate->place == ADVISE_REMOTE && !situation->set.remote)
             continue;
@@ -710,7 +623,8 @@ static enum status measure_all(struct situation *situation, struct advice *advic
                                 .joules_per_image = NAN};
         enum status possible = is_possible(situation, candidate);
         if (possible == STATUS_OK) {
-            contenders[contender_count] = (struct contender){contender_count, candidate, next, 0, 0};
+            contenders[contender_count] =
+                (struct contender){.number = contender_count, .candidate = candidate, .advice = next};
             contender_count++;
         } else
             next->reason = status_save(possible);
@@ -720,12 +634,13 @@ static enum status measure_all(struct situation *situation, struct advice *advic
 
 /* ---- The data set ---- */
 
-#define CODED_RES   224  /* default of --out-res for JPEG and PNG files */
-#define LOOKED      64   /* samples that are read to find the properties of the set */
-#define RAW_BYTES   64e6 /* minimum size of the measured part of a set of arrays: reading is fast */
-#define BATCHES_GPU 8    /* measured batches per thread with a GPU, which pipelines them */
-#define SAMPLES_CPU 128  /* measured samples per thread without a GPU */
-#define SLACK       1.25 /* the whole set is measured if it is not larger than the part by this factor */
+#define CODED_RES     224  /* default of --out-res for JPEG and PNG files */
+#define LOOKED        64   /* samples that are read to find the properties of the set */
+#define RAW_BYTES     64e6 /* minimum size of the measured part of a set of arrays: reading is fast */
+#define BATCHES_GPU   8    /* measured batches per thread with a GPU, which pipelines them */
+#define SAMPLES_CPU   128  /* measured samples per thread without a GPU */
+#define BATCHES_TRAIN 64   /* measured steps per epoch with a network, at least */
+#define SLACK         1.25 /* the whole set is measured if it is not larger than the part by this factor */
 
 /* Decodes the image of a sample, and sets the properties of the set's images from it. */
 static enum status look_at_image(const struct dataset *dataset, const struct dataset_sample *sample,
@@ -750,6 +665,7 @@ static enum status look_at_image(const struct dataset *dataset, const struct dat
         set->coded = image_format(members_format(member->extension), bytes, member->size) != IMAGE_NPY;
         set->channels = set->coded || image.channels == 3 ? 3 : 1;
         set->depth = image.depth;
+        set->pixels = (double)image.width * image.height;
         if (!set->coded)
             set->res = image.height > image.width ? image.height : image.width;
     }
@@ -982,10 +898,15 @@ static int remove_one(const char *path, const struct stat *info, int kind, struc
     return remove(path);
 }
 
+void advise_remove(const char *folder)
+{
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
 static void close_set(const struct advise_set *set)
 {
     if (*set->folder)
-        nftw(set->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+        advise_remove(set->folder);
     file_release_signals();
 }
 
@@ -1014,6 +935,8 @@ static enum status open_set(struct situation *situation)
     set->measured_bytes = set->bytes;
     double samples =
         situation->threads * (situation->gpu ? BATCHES_GPU * (double)options->batch : SAMPLES_CPU);
+    if (situation->question.model)
+        samples = fmax(samples, BATCHES_TRAIN * (double)options->batch);
     if (!set->coded)
         samples = fmax(samples, RAW_BYTES / sample_bytes);
     double most = fmax(1, (double)options->subset / (set->bytes / (double)set->samples));
@@ -1047,17 +970,31 @@ static enum status read_compute(struct situation *situation)
     if (!text)
         return status_set(STATUS_USAGE,
                           "say how long a training step takes: --compute MS, or --compute train:MODEL "
-                          "to measure it on the GPU");
+                          "to measure it");
     if (strncmp(text, "train", 5) != 0 || (text[5] && text[5] != ':')) {
         TRY(compute_read(&compute));
         question->step_s = compute.step_s;
         return STATUS_OK;
     }
     TRY(option_set(&network, &model, text + (text[5] ? 6 : 5)));
-    bool transformer = model_tables[model].layers[0].kind == LAYER_PATCHES;
-    bool mixed = variant_available(variant_find("train-bf16"), &situation->resources) == STATUS_OK;
     question->model = model_names[model];
-    question->engine = transformer ? "train-vit" : mixed ? "train-bf16" : "train-cuda";
+    return advise_choose_engine(situation);
+}
+
+/* Rejects options without effect, and sets what depends on --compute train:MODEL. */
+static enum status check_network_options(struct situation *situation)
+{
+    const struct advise_options *options = situation->options;
+    struct advice_question *question = &situation->question;
+    if (!question->model && options->nodes > 1)
+        return status_set(STATUS_USAGE, "--nodes is for --compute train:MODEL; add that, or drop --nodes");
+    if (options->exchange_rows && options->nodes == 1)
+        return status_set(STATUS_USAGE, "--exchange-rows is for --nodes; add that, or drop --exchange-rows");
+    if (!question->model)
+        return STATUS_OK;
+    question->estimated = false;
+    if (!(options->time_s > 0))
+        question->time_s = TIME_TRAIN_S;
     return STATUS_OK;
 }
 
@@ -1072,6 +1009,9 @@ static enum status check_options(struct situation *situation, struct advise_opti
     if (!situation->gpu && options_given(situation->given, "device"))
         return status_prefix(probed, "--device %d", (int)options->device);
     situation->question = (struct advice_question){.batch = options->batch,
+                                                   .nodes = (uint32_t)options->nodes,
+                                                   .prepare_s = {NAN, NAN, NAN},
+                                                   .exchange_s = {NAN, NAN, NAN},
                                                    .estimated = !situation->gpu,
                                                    .margin = options->margin / 100,
                                                    .time_s = options->time_s > 0 ? options->time_s
@@ -1080,11 +1020,7 @@ static enum status check_options(struct situation *situation, struct advise_opti
     TRY(read_compute(situation));
     TRY(format_check(options->format));
     TRY(make_out(options->out));
-    if (!situation->gpu && situation->question.model)
-        return status_set(STATUS_UNAVAILABLE,
-                          "--compute %s needs a GPU, and there is none; give the time of your step in "
-                          "milliseconds: --compute MS",
-                          options->compute);
+    TRY(check_network_options(situation));
     struct env env;
     env_capture(&env);
     situation->threads = options->threads ? (int)options->threads : env.allowed_threads;
@@ -1099,7 +1035,7 @@ static enum status measure_and_print(struct situation *situation)
     const struct advise_options *options = situation->options;
     const struct advise_set *set = &situation->set;
     struct advice_question *question = &situation->question;
-    struct advice advice[COUNT_OF(candidates)];
+    struct advice advice[WAYS_MAX];
     size_t count = 0;
     TRY(open_set(situation));
     situation->rows = options->out ? options->out : set->folder;
@@ -1109,12 +1045,22 @@ static enum status measure_and_print(struct situation *situation)
     question->measured = set->measured_samples;
     question->bytes = set->bytes;
     question->measured_bytes = set->measured_bytes;
-    if (question->model)
-        TRY(measure_step(situation));
+    if (question->model) {
+        TRY(advise_measure_step(situation));
+        if (question->nodes > 1)
+            TRY(advise_measure_exchange(situation));
+        TRY(advise_measure_prepare(situation));
+    }
     TRY(measure_all(situation, advice, &count));
-    FREED char *command = command_of(situation, advice, count);
-    question->command = command;
-    return advise_print(options->data, options->format, question, advice, count);
+    if (question->model) {
+        advise_conclude(question, advice, count);
+        for (size_t i = 0; i < count; i++)
+            advice[i].command = advice[i].measured ? advise_command(situation, &advice[i]) : NULL;
+    }
+    enum status status = advise_print(options->data, options->format, question, advice, count);
+    for (size_t i = 0; i < count; i++)
+        free(advice[i].command);
+    return status;
 }
 
 enum status advise_run(int argc, char *argv[])

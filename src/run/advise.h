@@ -1,6 +1,6 @@
 /* fdsl-bench advise --data DIR --compute MS: measures several ways to get images, and names the best one. The
  * ways are to generate images, to read the data set from a URL, from disk or from memory, and to keep it in
- * GPU memory. With --compute train:MODEL, the trainer first measures the time of a step of the network. */
+ * GPU memory. With --compute train:MODEL, each measurement is a training run of the network. */
 #ifndef FDSL_RUN_ADVISE_H
 #define FDSL_RUN_ADVISE_H
 
@@ -21,16 +21,27 @@ enum status advise_run(int argc, char *argv[]);
 
 /* ---- The decision and the output, for tests ---- */
 
-/* Where images come from, in ascending order of what a place needs on this machine: nothing is stored, the
- * set on disk, the set also in the page cache, the set also in GPU memory. */
-enum advise_place { ADVISE_GENERATED, ADVISE_REMOTE, ADVISE_DISK, ADVISE_MEMORY, ADVISE_GPU_MEMORY };
+/* Where images come from, in ascending order of what a place needs on this machine. */
+enum advise_place {
+    ADVISE_GENERATED,  /* nothing is stored */
+    ADVISE_REMOTE,     /* the set is at a URL */
+    ADVISE_DISK,       /* the set is on disk */
+    ADVISE_PREPARED,   /* a set of generated images is on disk and in the page cache */
+    ADVISE_MEMORY,     /* the set is on disk and in the page cache */
+    ADVISE_MIXED,      /* a part of each step is generated, a part is read as from ADVISE_MEMORY */
+    ADVISE_RESIDENT,   /* the files of the set are also in the memory of the trainer */
+    ADVISE_GPU_MEMORY, /* the set is also in GPU memory */
+    ADVISE_CONSTANT    /* no images: one batch again and again, which no way can exceed. Never the best way */
+};
 
 #define ADVISE_ROUNDS_MIN 3 /* no decision after fewer rounds */
 #define ADVISE_ROUNDS_MAX 100
+#define ADVISE_SHOWN      0.95 /* confidence of the intervals that are printed */
 
 /* One way to get batches, and what was measured. Unknown numbers are NaN. */
 struct advice {
-    const char *name, *variant; /* "shards from memory", "shards-omp" */
+    const char *name, *variant; /* "shards from memory", "shards-omp"; of training runs: --feed */
+    char mix[64];               /* --mix of a mixture; empty: none */
     enum advise_place place;
     bool measured;
     bool dropped;                            /* was clearly slower, and was not repeated */
@@ -43,6 +54,7 @@ struct advice {
     double disk_bytes;       /* on this machine */
     double memory_bytes;     /* buffers on host and device, and the data in the page cache */
     double joules_per_image; /* energy of the GPU */
+    char *command;           /* trains the network on images that come in this way; NULL if unknown */
 };
 
 /* The training step for which the ways are compared. */
@@ -59,9 +71,19 @@ struct advice_question {
     uint64_t samples;  /* of the data set */
     uint64_t measured; /* samples that were read */
     double bytes, measured_bytes;
-    const char *model,
-        *engine;         /* the network, and the variant that measured step_s; NULL: step_s was given */
-    const char *command; /* trains the network on images that come in the best way; NULL if unknown */
+    const char *model, *engine; /* the network, and the variant that trains it; NULL: step_s was given */
+
+    /* With a network only: */
+    bool over;                      /* nothing more is measured, so what is still open counts as equal */
+    struct ratio prepare_s;         /* per image: generating and writing a set; NaN if unknown */
+    double prepare_bytes;           /* per image of such a set */
+    struct failure prepare_reason;  /* why prepare_s is unknown */
+    uint32_t nodes;                 /* machines to which rates are extrapolated; 1: none */
+    bool overlaps;                  /* the engine computes while it exchanges gradients */
+    double gradient_bytes;          /* of the network */
+    struct ratio exchange_s;        /* an all-reduce of the gradients over `nodes`; NaN if unknown */
+    uint32_t exchange_ranks;        /* of the all-reduce that was measured */
+    struct failure exchange_reason; /* why exchange_s is unknown */
 };
 
 /* Returns the images per second that a step consumes if it never waits. */
@@ -93,12 +115,13 @@ struct advice_decision {
     struct ratio ratio; /* undecided: of `rival` to `best` */
 };
 
-/* Decides between ways, which are in ascending order of their needs. The best way is the first to which no
- * other way is superior. B is superior to A if the whole interval of the ratio B / A is above 1 + margin, and
- * not superior if the whole interval is at or below 1 + margin; otherwise the decision is open. So as long as
- * the intervals contain the true ratios, two decisions on the same machine cannot contradict each other.
- * Reading with the same variant from disk, or from a URL, is never superior to reading from memory: the
- * same bytes cannot come faster from there. */
+/* Decides between ways. question->over turns what is still open into equality, unless the interval is so wide
+ * that it says nothing: no way is certainly superior to the best. Otherwise: the ways are in ascending order
+ * of their needs. The best way is the first to which no other way is superior. B is superior to A if the
+ * whole interval of the ratio B / A is above 1 + margin, and not superior if the whole interval is at or
+ * below 1 + margin; otherwise the decision is open. So as long as the intervals contain the true ratios, two
+ * decisions on the same machine cannot contradict each other. Reading with the same variant from disk, or
+ * from a URL, is never superior to reading from memory: the same bytes cannot come faster from there. */
 struct advice_decision advise_decide(const struct advice_question *question, const struct advice *advice,
                                      size_t count);
 
@@ -111,6 +134,21 @@ void advise_details(const struct advice_question *question, const struct advice 
                     const struct advice_decision *decision, char *text, size_t size);
 void advise_verdict(const struct advice_question *question, const struct advice *advice, size_t count,
                     const struct advice_decision *decision, char *text, size_t size);
+
+/* Ends the measurements with a network: what is still open counts as equal from now on, and step_s is the
+ * mean over all rounds without input. */
+void advise_conclude(struct advice_question *question, const struct advice *advice, size_t count);
+
+/* Returns the images per second of question->nodes machines. A step of each takes as long as here, plus the
+ * exchange of gradients. If the engine overlaps them, the exchange may be hidden: the upper end of the
+ * interval. NaN if the exchange is unknown. */
+struct ratio advise_on_nodes(const struct advice_question *question, const struct advice *advice);
+
+/* Returns the number of epochs from which on generating and writing a set, and then reading it, takes less
+ * time than generating in each epoch: the time to prepare an image / the time that reading it saves. INFINITY
+ * if reading is not faster; NaN if the intervals do not tell, or something is unknown. */
+struct ratio advise_pays(const struct advice_question *question, const struct advice *live,
+                         const struct advice *prepared);
 
 /* Prints the table, details and verdict or, with --format csv or json, rows. `data` is the name of the data
  * set. STATUS_FAILED if nothing could be measured. */

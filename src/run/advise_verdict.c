@@ -13,7 +13,9 @@
 #define NEVER 0.005 /* a step that waits for a smaller share of the time "never waits" */
 #define CONFIDENCE \
     0.98 /* of decisions, which look at one end of an interval: each errs with 1 % probability */
-#define SHOWN     0.95  /* confidence of the intervals in the table */
+#define SHOWN ADVISE_SHOWN
+#define EQUAL_MOST \
+    2.0 /* at the end, an open ratio counts as equal if the ends of its interval differ by less */
 #define VAGUE     100.0 /* an interval whose ends differ by this factor says nothing */
 #define BUSY      0.5   /* load per thread above which the details mention it */
 #define WIDTH     100   /* of the lines of paragraphs */
@@ -66,13 +68,24 @@ struct ratio advise_mean(const double *values, size_t count, double confidence)
     return mean;
 }
 
-struct ratio advise_ratio(const struct advice *a, const struct advice *b)
+static struct ratio ratio_of(const struct advice *a, const struct advice *b, double confidence)
 {
     double ratios[ADVISE_ROUNDS_MAX];
     size_t count = a->rounds < b->rounds ? a->rounds : b->rounds;
     for (size_t i = 0; i < count; i++)
         ratios[i] = b->reached_per_s[i] / a->reached_per_s[i];
-    return advise_mean(ratios, count, CONFIDENCE);
+    return advise_mean(ratios, count, confidence);
+}
+
+struct ratio advise_ratio(const struct advice *a, const struct advice *b)
+{
+    return ratio_of(a, b, CONFIDENCE);
+}
+
+/* Returns whether a way takes part in the decision. */
+static bool competes(const struct advice *advice)
+{
+    return advice->measured && advice->place != ADVISE_CONSTANT;
 }
 
 /* Returns whether `b` cannot be faster than `a`, because both deliver the same bytes. */
@@ -89,7 +102,7 @@ static enum verdict judge(const struct advice_question *question, const struct a
 {
     enum verdict verdict = VERDICT_SAME;
     for (size_t b = 0; b < count; b++) {
-        if (b == a || !advice[b].measured || cannot_win(&advice[a], &advice[b]))
+        if (b == a || !competes(&advice[b]) || cannot_win(&advice[a], &advice[b]))
             continue;
         struct ratio found = advise_ratio(&advice[a], &advice[b]);
         enum verdict one = ratio_judge(&found, question->margin, true);
@@ -110,17 +123,20 @@ struct advice_decision advise_decide(const struct advice_question *question, con
 {
     struct advice_decision decision = {.best = count, .rival = count};
     for (size_t a = 0; a < count; a++) {
-        if (!advice[a].measured)
+        if (!competes(&advice[a]))
             continue;
         enum verdict verdict = judge(question, advice, count, a, &decision.rival, &decision.ratio);
         decision.best = a;
+        if (verdict == VERDICT_UNDECIDED && question->over &&
+            decision.ratio.high < EQUAL_MOST * decision.ratio.low)
+            verdict = VERDICT_SAME;
         decision.decided = verdict == VERDICT_SAME;
         if (verdict != VERDICT_BETTER)
             break;
     }
     bool reads = false; /* whether a way that reads the set was measured */
     for (size_t i = 0; i < count; i++)
-        reads |= advice[i].measured && advice[i].place != ADVISE_GENERATED;
+        reads |= competes(&advice[i]) && advice[i].place != ADVISE_GENERATED;
     if (!reads) { /* nothing that was measured competes with generating */
         decision.decided = false;
         decision.rival = count;
@@ -133,9 +149,59 @@ void advise_drop(const struct advice_question *question, struct advice *advice, 
     for (size_t a = 0; a < count; a++) {
         size_t rival;
         struct ratio ratio;
-        if (advice[a].measured)
+        if (competes(&advice[a]))
             advice[a].dropped |= judge(question, advice, count, a, &rival, &ratio) == VERDICT_BETTER;
     }
+}
+
+/* ---- Costs of training ---- */
+
+/* Returns the way that gets its images from this place, or NULL if it was not measured. */
+static const struct advice *find(const struct advice *advice, size_t count, enum advise_place place)
+{
+    for (size_t i = 0; i < count; i++)
+        if (advice[i].measured && advice[i].place == place)
+            return &advice[i];
+    return NULL;
+}
+
+void advise_conclude(struct advice_question *question, const struct advice *advice, size_t count)
+{
+    const struct advice *constant = find(advice, count, ADVISE_CONSTANT);
+    question->over = true;
+    if (constant)
+        question->step_s =
+            (double)question->batch / advise_mean(constant->reached_per_s, constant->rounds, SHOWN).value;
+}
+
+struct ratio advise_on_nodes(const struct advice_question *question, const struct advice *advice)
+{
+    const struct ratio rate = advise_mean(advice->reached_per_s, advice->rounds, SHOWN),
+                       *exchange = &question->exchange_s;
+    const double batch = (double)question->batch, images = batch * question->nodes;
+    double least_s = batch / rate.high;
+    return (struct ratio){
+        .value = images / (batch / rate.value + exchange->value),
+        .low = images / (batch / rate.low + exchange->high),
+        .high = images / (question->overlaps ? fmax(least_s, exchange->low) : least_s + exchange->low)};
+}
+
+struct ratio advise_pays(const struct advice_question *question, const struct advice *live,
+                         const struct advice *prepared)
+{
+    const struct ratio unknown = {NAN, NAN, NAN}, *prepare = &question->prepare_s;
+    if (!live || !prepared)
+        return unknown;
+    const struct ratio faster = advise_ratio(live, prepared);
+    /* Epochs, if reading takes no time at all. */
+    double epochs = advise_mean(live->reached_per_s, live->rounds, SHOWN).value * prepare->value;
+    if (faster.high <= 1)
+        return (struct ratio){INFINITY, INFINITY, INFINITY};
+    if (!(faster.low > 1))
+        return unknown;
+    return (struct ratio){.value = epochs / (1 - 1 / faster.value),
+                          .low = epochs * prepare->low / prepare->value / (1 - 1 / faster.high),
+                          .high = epochs * prepare->high / prepare->value / (1 - 1 / faster.low)};
 }
 
 /* ---- Sentences ---- */
@@ -192,6 +258,31 @@ static double reached(const struct advice *advice)
     return advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value;
 }
 
+/* Like append_rates(), of a way that was measured by training. */
+static void append_training(char *text, size_t size, const struct advice_question *question,
+                            const struct advice *chosen)
+{
+    append_subject(text, size, chosen);
+    text_append(text, size, " trains ");
+    append_number(text, size, reached(chosen));
+    text_append(text, size,
+                " images/s of %u x %u pixels: %.0f %% of what steps of %.4g ms on %llu images "
+                "consume without input. An epoch of %llu images takes ",
+                question->res, question->res, 100 * reached(chosen) / advise_needed(question),
+                1e3 * question->step_s, (unsigned long long)question->batch,
+                (unsigned long long)question->samples);
+    append_time(text, size, (double)question->samples / reached(chosen));
+    text_append(text, size, ", ");
+    append_bytes(text, size, chosen->disk_bytes, "disk");
+    text_append(text, size, ", ");
+    append_bytes(text, size, chosen->memory_bytes, "memory");
+    if (isnan(chosen->joules_per_image))
+        text_append(text, size, " and an unknown amount of energy.");
+    else
+        text_append(text, size, " and %.3g kJ of the GPU's energy.",
+                    1e-3 * chosen->joules_per_image * (double)question->samples);
+}
+
 static void append_rates(char *text, size_t size, const struct advice_question *question,
                          const struct advice *chosen)
 {
@@ -246,14 +337,22 @@ void advise_details(const struct advice_question *question, const struct advice 
     if (decision->best == count)
         return;
     const struct advice *chosen = &advice[decision->best];
-    append_rates(text, size, question, chosen);
+    if (question->over)
+        append_training(text, size, question, chosen);
+    else
+        append_rates(text, size, question, chosen);
     for (size_t i = 0; i < count; i++) {
-        if (!decision->decided || i <= decision->best || !advice[i].measured ||
-            advise_ratio(chosen, &advice[i]).high < 1)
+        const struct ratio ratio = advise_ratio(chosen, &advice[i]);
+        if (!decision->decided || i <= decision->best || !competes(&advice[i]) || ratio.high < 1)
             continue;
         append_subject(text, size, &advice[i]);
-        text_append(text, size,
-                    " is not slower and at most %.3g %% faster, but needs more: ", 100 * question->margin);
+        if (ratio.high > 1 + question->margin) /* the measurements ended before this was known */
+            text_append(text, size,
+                        " is not certainly faster (%.2f to %.2f times as fast), and needs more: ", ratio.low,
+                        ratio.high);
+        else
+            text_append(text, size, " is not slower and at most %.3g %% faster, but needs more: ",
+                        100 * question->margin);
         append_bytes(text, size, advice[i].disk_bytes, "disk");
         text_append(text, size, " and ");
         append_bytes(text, size, advice[i].memory_bytes, "memory");
@@ -297,7 +396,12 @@ void advise_verdict(const struct advice_question *question, const struct advice 
     text_append(text, size, decision->decided ? "Best here: " : "Undecided: ");
     append_way(text, size, best);
     if (decision->decided) {
-        text_append(text, size, "; no other way is more than %.3g %% faster.", 100 * question->margin);
+        bool certain = true;
+        for (size_t i = 0; i < count; i++)
+            certain &= i == decision->best || !competes(&advice[i]) || cannot_win(best, &advice[i]) ||
+                       advise_ratio(best, &advice[i]).high <= 1 + question->margin;
+        text_append(text, size, "; no other way is %smore than %.3g %% faster.", certain ? "" : "certainly ",
+                    100 * question->margin);
         return;
     }
     if (decision->rival == count) {
@@ -354,7 +458,8 @@ static void print_caption(const char *data, const struct advice_question *questi
     printf("; images %" PRIu32 " x %" PRIu32 "; batch %" PRIu64 "; a step takes %.4g ms", question->res,
            question->res, question->batch, 1e3 * question->step_s);
     if (question->model)
-        printf(" (%s, measured with %s)", question->model, question->engine);
+        printf(" (%s, %s %s)", question->model, question->over ? "trained with" : "measured with",
+               question->engine);
     printf("%s; %zu round%s in %.3g s\n",
            question->estimated ? " (waits are computed, because there is no GPU)" : "", rounds,
            rounds == 1 ? "" : "s", question->took_s);
@@ -366,6 +471,8 @@ static void print_caption(const char *data, const struct advice_question *questi
 static const char *standing(const struct advice *advice, size_t number,
                             const struct advice_decision *decision)
 {
+    if (advice[number].place == ADVISE_CONSTANT)
+        return "limit";
     if (!decision->decided)
         return advice[number].dropped ? "slower" : "open";
     if (number == decision->best)
@@ -392,6 +499,112 @@ static void print_table(const struct advice *advice, size_t count, const struct 
                cell(100 * row->stall_share, texts[1], size), used.value, half_cell(&used, texts[2], size),
                cell(1e-9 * row->disk_bytes, texts[3], size), cell(1e-9 * row->memory_bytes, texts[4], size),
                cell(1e3 * row->joules_per_image, texts[5], size), standing(advice, i, decision));
+    }
+}
+
+/* Prints the table of ways that were measured by training: what an epoch costs. */
+static void print_trainings(const struct advice_question *question, const struct advice *advice, size_t count,
+                            const struct advice_decision *decision)
+{
+    char texts[8][32];
+    const size_t size = sizeof texts[0];
+    const double samples = (double)question->samples;
+    printf("\n%-22s %-8s %10s %6s %7s %8s %9s %9s %8s %10s %s\n", "way", "--feed", "images/s", "+-95%",
+           "limit/%", "waits/%", "s/epoch", "kJ/epoch", "disk/GB", "memory/GB", "speed");
+    for (size_t i = 0; i < count; i++) {
+        const struct advice *row = &advice[i];
+        if (!row->measured)
+            continue;
+        struct ratio rate = advise_mean(row->reached_per_s, row->rounds, SHOWN);
+        printf("%-22s %-8s %10.0f %6s %7s %8s %9s %9s %8s %10s %s\n", row->name, row->variant, rate.value,
+               half_cell(&rate, texts[0], size),
+               cell(100 * rate.value / advise_needed(question), texts[1], size),
+               cell(100 * row->stall_share, texts[2], size), cell(samples / rate.value, texts[3], size),
+               cell(1e-3 * samples * row->joules_per_image, texts[4], size),
+               cell(1e-9 * row->disk_bytes, texts[5], size), cell(1e-9 * row->memory_bytes, texts[6], size),
+               standing(advice, i, decision));
+    }
+}
+
+/* Prints a paragraph about the shares of the mixture, and one about preparing a set of generated images. */
+static void print_preparing(const struct advice_question *question, const struct advice *advice, size_t count)
+{
+    char text[2048] = "";
+    const size_t size = sizeof text;
+    const double samples = (double)question->samples;
+    const struct advice *mixed = find(advice, count, ADVISE_MIXED);
+    if (mixed) {
+        text_append(text, size,
+                    "Generated and read: --mix %s, the largest share of read samples with which steps do not "
+                    "wait.",
+                    mixed->mix);
+        text_print_wrapped(stdout, text, 0, WIDTH);
+        *text = '\0';
+    }
+    if (isnan(question->prepare_s.value)) {
+        text_append(text, size, "Preparing a set of generated images: not measured (%s).",
+                    question->prepare_reason.text);
+    } else {
+        const struct advice *live = find(advice, count, ADVISE_GENERATED),
+                            *prepared = find(advice, count, ADVISE_PREPARED);
+        struct ratio pays = advise_pays(question, live, prepared);
+        text_append(text, size, "Preparing a set of %llu generated images once (--prepare) takes ",
+                    (unsigned long long)question->samples);
+        append_time(text, size, samples * question->prepare_s.value);
+        text_append(text, size, " (%.3g to %.3g s) and %.3g GB of disk; its energy is not measured.",
+                    samples * question->prepare_s.low, samples * question->prepare_s.high,
+                    1e-9 * samples * question->prepare_bytes);
+        if (isinf(pays.value))
+            text_append(text, size, " It never pays: reading it is not faster than generating.");
+        else if (!isnan(pays.value))
+            text_append(
+                text, size,
+                " It takes less time than generating in each epoch from %.0f epochs on (%.0f to %.0f).",
+                ceil(pays.value), ceil(pays.low), ceil(pays.high));
+        else if (live && prepared)
+            text_append(text, size,
+                        " Whether it pays is open: reading it and generating are equally fast within their "
+                        "intervals.");
+        else
+            text_append(text, size,
+                        " Whether it pays is unknown, because one of both ways was not measured.");
+    }
+    text_print_wrapped(stdout, text, 0, WIDTH);
+}
+
+/* Prints the rates of several machines. */
+static void print_nodes(const struct advice_question *question, const struct advice *advice, size_t count)
+{
+    char text[1024] = "";
+    const size_t size = sizeof text;
+    if (question->nodes < 2)
+        return;
+    putchar('\n');
+    if (isnan(question->exchange_s.value)) {
+        text_append(text, size, "%u nodes: not extrapolated (%s)", question->nodes,
+                    question->exchange_reason.text);
+        text_print_wrapped(stdout, text, 0, WIDTH);
+        return;
+    }
+    text_append(
+        text, size,
+        "%u nodes, each with %llu images per step: an all-reduce of %.3g MB of gradients takes %.3g ms "
+        "(%.3g to %.3g), extrapolated from one between %u ranks. ",
+        question->nodes, (unsigned long long)question->batch, 1e-6 * question->gradient_bytes,
+        1e3 * question->exchange_s.value, 1e3 * question->exchange_s.low, 1e3 * question->exchange_s.high,
+        question->exchange_ranks);
+    text_append(text, size,
+                question->overlaps ? "The highest rate is reached if the backward pass hides it entirely."
+                                   : "It is added to each step, because this engine does not overlap them.");
+    text_append(text, size,
+                " Each node reads as fast as this one; a URL that all nodes share may be slower.");
+    text_print_wrapped(stdout, text, 0, WIDTH);
+    printf("\n%-22s %-8s %10s %10s %10s\n", "way", "--feed", "images/s", "lowest", "highest");
+    for (size_t i = 0; i < count; i++) {
+        struct ratio rate = advise_on_nodes(question, &advice[i]);
+        if (advice[i].measured)
+            printf("%-22s %-8s %10.0f %10.0f %10.0f\n", advice[i].name, advice[i].variant, rate.value,
+                   rate.low, rate.high);
     }
 }
 
@@ -423,16 +636,53 @@ static void print_missing(const struct advice *advice, size_t count)
     }
 }
 
-static void add_rate(struct row *row, const char *name, const double *values, size_t count)
+static void add_interval(struct row *row, const char *name, struct ratio rate)
 {
     static const char *const ends[] = {"", "_low", "_high"};
-    struct ratio rate = advise_mean(values, count, SHOWN);
     const double parts[] = {rate.value, rate.low, rate.high};
     for (size_t i = 0; i < 3; i++) {
         char column[64];
         snprintf(column, sizeof column, "%s%s", name, ends[i]);
         row_real(row, column, parts[i]);
     }
+}
+
+/* Adds the columns of a way that was measured by training. */
+static void add_training(struct row *row, const struct advice_question *question, const struct advice *way,
+                         const struct advice *constant)
+{
+    const struct ratio unknown = {NAN, NAN, NAN};
+    const struct ratio rate = advise_mean(way->reached_per_s, way->rounds, SHOWN);
+    const double samples = (double)question->samples;
+    add_interval(row, "limit_share", constant && way->measured ? ratio_of(constant, way, SHOWN) : unknown);
+    add_interval(row, "epoch_s",
+                 (struct ratio){samples / rate.value, samples / rate.high, samples / rate.low});
+    row_real(row, "epoch_joules", samples * way->joules_per_image);
+    row_text(row, "mix", way->mix);
+    row_text(row, "command", way->command);
+    if (question->nodes > 1)
+        add_interval(row, "nodes_per_s", way->measured ? advise_on_nodes(question, way) : unknown);
+}
+
+/* Adds what was measured beside the ways. */
+static void add_network(struct row *about, const struct advice_question *question,
+                        const struct advice *advice, size_t count)
+{
+    struct ratio pays =
+        advise_pays(question, find(advice, count, ADVISE_GENERATED), find(advice, count, ADVISE_PREPARED));
+    row_count(about, "epoch_images", question->samples);
+    add_interval(about, "prepare_s_per_image", question->prepare_s);
+    row_real(about, "prepare_bytes_per_image", question->prepare_bytes);
+    row_text(about, "prepare_reason", question->prepare_reason.text);
+    row_text(about, "prepare_pays", isinf(pays.value) ? "no" : isnan(pays.value) ? "unknown" : "yes");
+    if (isinf(pays.value))
+        pays = (struct ratio){NAN, NAN, NAN};
+    add_interval(about, "prepare_pays_from_epoch", pays);
+    row_count(about, "nodes", question->nodes);
+    row_real(about, "gradient_bytes", question->gradient_bytes);
+    row_count(about, "exchange_ranks", question->exchange_ranks);
+    add_interval(about, "exchange_s", question->exchange_s);
+    row_text(about, "exchange_reason", question->exchange_reason.text);
 }
 
 static enum status print_rows(int format, const struct advice_question *question, const char *verdict,
@@ -447,13 +697,15 @@ static enum status print_rows(int format, const struct advice_question *question
         row_text(&row, "way", advice[i].name);
         row_text(&row, "variant", advice[i].variant);
         row_count(&row, "best", decision->decided && i == decision->best);
-        add_rate(&row, "images_per_s", advice[i].images_per_s, advice[i].rounds);
+        add_interval(&row, "images_per_s", advise_mean(advice[i].images_per_s, advice[i].rounds, SHOWN));
         row_real(&row, "stall_share", advice[i].stall_share);
-        add_rate(&row, "reached_per_s", advice[i].reached_per_s, advice[i].rounds);
+        add_interval(&row, "reached_per_s", advise_mean(advice[i].reached_per_s, advice[i].rounds, SHOWN));
         row_count(&row, "rounds", advice[i].rounds);
         row_real(&row, "disk_bytes", advice[i].disk_bytes);
         row_real(&row, "memory_bytes", advice[i].memory_bytes);
         row_real(&row, "joules_per_image", advice[i].joules_per_image);
+        if (question->over)
+            add_training(&row, question, &advice[i], find(advice, count, ADVISE_CONSTANT));
         row_text(&row, "speed", advice[i].measured ? standing(advice, i, decision) : "");
         row_text(&row, "reason", advice[i].measured ? "" : advice[i].reason.text);
         status = row_check(&row);
@@ -469,7 +721,9 @@ static enum status print_rows(int format, const struct advice_question *question
     row_real(&about, "time_s", question->took_s);
     row_text(&about, "model", question->model);
     row_text(&about, "engine", question->engine);
-    row_text(&about, "command", question->command);
+    row_text(&about, "command", decision->decided ? advice[decision->best].command : NULL);
+    if (question->over)
+        add_network(&about, question, advice, count);
     enum status printed = rows_end(&printer, "advice", &about);
     return status == STATUS_OK ? printed : status;
 }
@@ -488,7 +742,9 @@ enum status advise_print(const char *data, int format, const struct advice_quest
         TRY(print_rows(format, question, verdict, advice, count, &decision));
     else {
         print_caption(data, question, rounds);
-        if (decision.best < count)
+        if (decision.best < count && question->over)
+            print_trainings(question, advice, count, &decision);
+        else if (decision.best < count)
             print_table(advice, count, &decision);
         print_missing(advice, count);
     }
@@ -496,10 +752,16 @@ enum status advise_print(const char *data, int format, const struct advice_quest
         return status_set(STATUS_FAILED, "nothing could be measured; the reasons are above");
     if (format == FORMAT_TABLE) {
         putchar('\n');
+        if (question->over) {
+            print_preparing(question, advice, count);
+            print_nodes(question, advice, count);
+            putchar('\n');
+        }
         text_print_wrapped(stdout, details, 0, WIDTH);
-        if (question->command) {
+        const char *command = decision.decided ? advice[decision.best].command : NULL;
+        if (command) {
             fputs("\nTo train on these images:\n    ", stdout);
-            text_print(stdout, question->command);
+            text_print(stdout, command);
             putchar('\n');
         }
         printf("\n%s\n", verdict);

@@ -1,0 +1,511 @@
+/* The ways of advise --compute train:MODEL: each measurement is a run of the workload train. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* for posix_fadvise() and ftw() */
+#endif
+
+#include <fcntl.h>
+#include <ftw.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/portable.h"
+#include "core/text.h"
+#include "core/timer.h"
+#include "data/dataset.h"
+#include "data/image.h"
+#include "data/remote.h"
+#include "load/input.h"
+#include "machine/device.h"
+#include "machine/host.h"
+#include "run/advise_parts.h"
+#include "train/model.h"
+
+/* In ascending order of needs. A prepared set has generated images, the others that are read those of
+ * --data. */
+const struct candidate advise_trainings[ADVISE_TRAININGS] = {
+    {"the step without input", NULL, ADVISE_CONSTANT, false, "train", "constant", NULL, NULL},
+    {"generating", NULL, ADVISE_GENERATED, false, "train", "live", NULL, NULL},
+    {"shards from the URL", NULL, ADVISE_REMOTE, false, "train", "load", NULL, NULL},
+    {"shards from disk", "files from disk", ADVISE_DISK, false, "train", "load", NULL, "cold"},
+    {"a prepared set, memory", NULL, ADVISE_PREPARED, false, "train", "load", NULL, NULL},
+    {"shards from memory", "files from memory", ADVISE_MEMORY, false, "train", "load", NULL, "warm"},
+    {"generated and read", NULL, ADVISE_MIXED, false, "train", "mixed", NULL, NULL},
+    {"files in host memory", NULL, ADVISE_RESIDENT, false, "train", "load", NULL, NULL},
+    {"the set in GPU memory", NULL, ADVISE_GPU_MEMORY, true, "train", "load", NULL, NULL},
+};
+
+#define SLACK 1.25 /* of --resident-device-bytes, for alignment */
+
+/* ---- The engine and its runs ---- */
+
+enum status advise_choose_engine(struct situation *situation)
+{
+    struct advice_question *question = &situation->question;
+    const struct resources *resources = &situation->resources;
+    int model = 0;
+    while (strcmp(model_names[model], question->model) != 0)
+        model++;
+    bool transformer = model_tables[model].layers[0].kind == LAYER_PATCHES;
+    const char *const engines[] = {transformer ? "train-vit" : "train-bf16", "train-cuda", "train-omp",
+                                   "train-naive"};
+    enum status status = STATUS_UNAVAILABLE;
+    for (size_t i = 0; status != STATUS_OK && i < COUNT_OF(engines); i++) {
+        const struct variant_entry *entry = variant_find(engines[i]);
+        question->engine = engines[i];
+        status = entry ? variant_available(entry, resources) : STATUS_UNAVAILABLE;
+        question->overlaps = i < 2;
+    }
+    return status;
+}
+
+double advise_device_bytes(const struct situation *situation)
+{
+    const struct advise_set *set = &situation->set;
+    double crops = situation->options->fit == FIT_RANDOM_RESIZED_CROP ? set->pixels : 0;
+    double pixels = fmax((double)set->res * set->res, crops) * set->channels;
+    return advise_is_fitted(situation) ? SLACK * pixels * (double)set->samples : SLACK * set->bytes;
+}
+
+enum status advise_training_possible(const struct situation *situation, const struct candidate *candidate)
+{
+    const struct advise_set *set = &situation->set;
+    struct device_info device;
+    if (candidate->gpu && !situation->gpu)
+        return status_set(STATUS_UNAVAILABLE, "there is no GPU");
+    if (candidate->place == ADVISE_PREPARED && !*set->prepared)
+        return status_set(STATUS_UNAVAILABLE, "%s", situation->question.prepare_reason.text);
+    if (candidate->cache && strcmp(candidate->cache, "cold") == 0)
+        return advise_evict(set->remote ? situation->options->cache_dir : set->data);
+    if (candidate->place == ADVISE_MEMORY || candidate->place == ADVISE_RESIDENT)
+        return advise_check_room("memory", set->bytes, memory_available_bytes());
+    if (candidate->place == ADVISE_GPU_MEMORY) {
+        TRY(device_describe(situation->resources.device, &device));
+        return advise_check_room("GPU memory", advise_device_bytes(situation), device.memory_free_bytes);
+    }
+    return STATUS_OK;
+}
+
+/* Fills the options of a run that trains the network on images of a way. `data` is the data set that it
+ * reads. */
+static void fill_training(const struct situation *situation, const struct candidate *candidate,
+                          const char *data, const char *mix, struct arguments *arguments)
+{
+    const struct advise_options *options = situation->options;
+    const struct advise_set *set = &situation->set;
+    const enum advise_place place = candidate->place;
+    bool prepared = place == ADVISE_PREPARED,
+         reads = place != ADVISE_GENERATED && place != ADVISE_CONSTANT && !prepared;
+    advise_add_text(arguments, "--variant", situation->question.engine);
+    advise_add_text(arguments, "--model", situation->question.model);
+    advise_add_number(arguments, "--batch", (double)situation->question.batch);
+    if (options->device)
+        advise_add_number(arguments, "--device", (double)options->device);
+    if (options->threads)
+        advise_add_number(arguments, "--threads", (double)options->threads);
+    advise_add_text(arguments, "--feed", candidate->variant);
+    if (place == ADVISE_MIXED)
+        advise_add_text(arguments, "--mix", *mix ? mix : "synth:auto,load");
+    advise_add_text(arguments, "--data", reads || prepared ? data : "synth");
+    advise_add_number(arguments, "--classes", (double)options->classes);
+    if (place == ADVISE_RESIDENT)
+        advise_add_text(arguments, "--resident-bytes", "all");
+    if (place == ADVISE_GPU_MEMORY)
+        advise_add_number(arguments, "--resident-device-bytes", ceil(advise_device_bytes(situation)));
+    if (!reads) {
+        if (!prepared)
+            advise_add_number(arguments, "--res", set->res);
+        advise_add_number(arguments, "--out-res", set->res);
+        advise_add_number(arguments, "--channels", set->channels);
+        return;
+    }
+    advise_add_set(options, place != ADVISE_REMOTE, arguments);
+    if (options->on_error)
+        advise_add_text(arguments, "--on-error", "mask");
+    if (advise_is_fitted(situation))
+        advise_add_fit(situation, arguments);
+    else if (place == ADVISE_MIXED)
+        advise_add_number(arguments, "--res", set->res);
+}
+
+/* Adds the options that keep everything but the steps short. */
+static void shorten(double train_size, double epochs, struct arguments *arguments)
+{
+    if (train_size > 0)
+        advise_add_number(arguments, "--train-size", train_size);
+    advise_add_text(arguments, "--test-size", "1");
+    advise_add_number(arguments, "--epochs", epochs);
+    advise_add_text(arguments, "--mean", "0.5"); /* instead of reading a part of the set to compute it */
+    advise_add_text(arguments, "--std", "0.25");
+    arguments->of[arguments->count++] = "--allow-nan";
+}
+
+/* The measures of the epochs of a run without its first one, which loads kernels and raises clocks. */
+struct measured {
+    double items_per_s, step_s, stall_share, joules_per_item;
+    double memory_bytes, samples, parameters, resident; /* `resident`: samples in GPU memory */
+    const char *shares;
+};
+
+static enum status read_epochs(const struct table *table, struct measured *measured)
+{
+    size_t last = table->rows - 1, count = 0;
+    double epochs = advise_number(table, last, "epoch"), time_s = 0, items = 0, steps = 0;
+    double joules = 0;
+    if (!(epochs >= 2) || epochs > (double)table->rows)
+        return status_set(STATUS_FAILED, "%s: the rows of a run are incomplete", table->path);
+    *measured = (struct measured){.memory_bytes = advise_number(table, last, "memory_bytes"),
+                                  .samples = advise_number(table, last, "train_samples"),
+                                  .parameters = advise_number(table, last, "parameters"),
+                                  .resident = advise_number(table, last, "resident_device_samples"),
+                                  .shares = table_cell(table, last, table_column(table, "mix_shares"))};
+    for (size_t row = last + 2 - (size_t)epochs; row <= last; row++, count++) {
+        double row_s = advise_number(table, row, "time_mean_s");
+        time_s += row_s;
+        items += advise_number(table, row, "items");
+        steps += advise_number(table, row, "steps");
+        measured->stall_share += advise_number(table, row, "stall_share") * row_s;
+        joules += advise_number(table, row, "energy_j_per_item");
+    }
+    measured->items_per_s = items / time_s;
+    measured->step_s = time_s / steps;
+    measured->stall_share /= time_s;
+    measured->joules_per_item = joules / (double)count;
+    return STATUS_OK;
+}
+
+#define PROBE_STEPS_GPU 64
+#define PROBE_STEPS     2
+#define PROBE_EPOCHS    3
+
+enum status advise_measure_step(struct situation *situation)
+{
+    struct advice_question *question = &situation->question;
+    const char *asked = situation->options->compute;
+    struct arguments arguments = {0};
+    CLOSED_BY(table_free) struct table table = {0};
+    struct measured measured;
+    if (situation->set.depth > 1)
+        return status_value(STATUS_USAGE, "compute", asked,
+                            ": a sample has %" PRIu32 " images; give the time of a step: --compute MS",
+                            situation->set.depth);
+    if (situation->progress.shown)
+        progress_show(&situation->progress, "a step of %s (%s)", question->model, question->engine);
+    fill_training(situation, &advise_trainings[0], NULL, "", &arguments);
+    shorten((double)question->batch * (situation->gpu ? PROBE_STEPS_GPU : PROBE_STEPS), PROBE_EPOCHS,
+            &arguments);
+    enum status status = advise_run_child(situation, "train", &arguments, &table);
+    progress_clear(&situation->progress);
+    if (status == STATUS_UNAVAILABLE) /* a network that does not fit, or too little memory */
+        status = STATUS_USAGE;
+    if (status == STATUS_OK)
+        status = read_epochs(&table, &measured);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--compute %s", asked);
+    question->step_s = measured.step_s;
+    question->gradient_bytes = 4 * measured.parameters;
+    return STATUS_OK;
+}
+
+/* ---- One measurement ---- */
+
+#define TRAINED_SHARE 0.85 /* at least this share of a set is trained on; the rest may be held out */
+#define EPOCHS_MIN    2    /* counted epochs of a run */
+#define EPOCHS_MAX    64
+#define READ_ALL      0.995 /* a mixture with a larger share of read samples is no mixture */
+
+/* Takes over what the first run of a mixture chose. */
+static enum status take_share(const char *shares, struct advise_pace *pace)
+{
+    const char *load = strstr(shares, "load=");
+    pace->share = load ? strtod(load + 5, NULL) : NAN;
+    if (!(pace->share > 0 && pace->share <= 1))
+        return status_set(STATUS_FAILED, "a run has no shares of a mixture: '%s'", shares);
+    if (pace->share > READ_ALL)
+        return status_set(STATUS_UNAVAILABLE,
+                          "steps do not wait even if all samples are read, so --mix synth:auto,load "
+                          "generates none");
+    snprintf(pace->mix, sizeof pace->mix, "synth:%.4g,load:%.4g", 1 - pace->share, pace->share);
+    return STATUS_OK;
+}
+
+enum status advise_train_once(struct situation *situation, const struct candidate *candidate, double time_s,
+                              struct advise_pace *pace, struct advice *advice)
+{
+    const struct advise_set *set = &situation->set;
+    const enum advise_place place = candidate->place;
+    struct arguments arguments = {0};
+    CLOSED_BY(table_free) struct table table = {0};
+    struct measured measured;
+    bool prepared = place == ADVISE_PREPARED,
+         generated = place == ADVISE_GENERATED || place == ADVISE_CONSTANT;
+    double batch = (double)situation->question.batch;
+    double share = place != ADVISE_MIXED ? 1 : pace->share > 0 ? pace->share : pace->guess;
+    double wanted = time_s / (pace->step_s > 0 ? pace->step_s : situation->question.step_s);
+    double samples = TRAINED_SHARE * (double)(prepared ? set->prepared_samples : set->measured_samples);
+    double most = generated ? wanted : fmax(1, floor(samples / batch / share));
+    double steps = fmax(1, fmin(ceil(wanted / EPOCHS_MIN), most));
+    double epochs = 1 + fmin(fmax(ceil(wanted / steps), EPOCHS_MIN), EPOCHS_MAX);
+    fill_training(situation, candidate, prepared ? set->prepared : set->data, pace->mix, &arguments);
+    if (prepared) /* a class may have too few samples to hold one out */
+        advise_add_text(&arguments, "--test-data", set->prepared);
+    shorten(generated || steps < most ? fmax(1, round(steps * batch * share)) : 0, epochs, &arguments);
+    bool cold = candidate->cache && strcmp(candidate->cache, "cold") == 0;
+    situation->evict = !cold ? NULL : set->remote ? situation->options->cache_dir : set->data;
+    enum status status = cold ? advise_evict(situation->evict) : STATUS_OK;
+    if (status == STATUS_OK)
+        status = advise_run_child(situation, candidate->workload, &arguments, &table);
+    situation->evict = NULL;
+    TRY(status);
+    TRY(read_epochs(&table, &measured));
+    if (place == ADVISE_GPU_MEMORY && measured.resident < measured.samples)
+        return status_set(STATUS_UNAVAILABLE, "only %.0f of %.0f samples fit into GPU memory",
+                          measured.resident, measured.samples);
+    pace->step_s = measured.step_s;
+    if (place == ADVISE_MIXED && !*pace->mix) {
+        status = take_share(measured.shares, pace);
+        advice->dropped = status != STATUS_OK; /* another run would choose the same */
+        TRY(status);
+    }
+    snprintf(advice->mix, sizeof advice->mix, "%s", pace->mix);
+    if (!isnan(measured.joules_per_item))
+        advice->joules_per_image = measured.joules_per_item;
+    advise_count_costs(situation, candidate, measured.memory_bytes, measured.samples, advice);
+    advise_add(&situation->question, advice, NAN, measured.items_per_s, measured.stall_share);
+    return STATUS_OK;
+}
+
+/* ---- The page cache ---- */
+
+static struct cache_pages left; /* ftw() passes no context */
+
+/* Evicts a file and counts its pages that stay. A file that cannot be opened is left to the run. */
+static int evict_file(const char *path, const struct stat *info, int kind)
+{
+    int fd = kind == FTW_F ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return 0;
+    (void)fdatasync(fd); /* dirty pages would stay; read-only file systems have none */
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    if (cache_count(fd, (uint64_t)info->st_size, &left) != STATUS_OK)
+        left.hidden = true;
+    close(fd);
+    return 0;
+}
+
+#define LEFT_MAX 0.05 /* share of the pages that may stay */
+
+enum status advise_evict(const char *folder)
+{
+    left = (struct cache_pages){0};
+    ftw(folder, evict_file, 16);
+    return left.hidden || cache_share(&left) <= LEFT_MAX
+               ? STATUS_OK
+               : status_set(
+                     STATUS_UNAVAILABLE,
+                     "%.0f %% of the set stay in the page cache; its file system is in memory, or other "
+                     "processes use the files",
+                     100 * cache_share(&left));
+}
+
+/* ---- Preparing ---- */
+
+#define PREPARE_RUNS  3
+#define PREPARE_PILOT 256  /* samples of the first run, which decides the number of samples of the others */
+#define PREPARE_SHARE 0.03 /* of --time that each further run takes */
+
+/* Writes a set of generated images into a new folder, and returns the time. */
+static enum status prepare_once(const struct situation *situation, const char *folder, double samples,
+                                double *time_s)
+{
+    const struct advise_options *options = situation->options;
+    struct arguments arguments = {{"fdsl-bench"}, .count = 1};
+    advise_add_text(&arguments, "--prepare", folder);
+    advise_add_text(&arguments, "--from", "synth");
+    advise_add_number(&arguments, "--classes", (double)options->classes);
+    advise_add_number(&arguments, "--samples", samples);
+    advise_add_number(&arguments, "--res", situation->set.res);
+    advise_add_text(&arguments, "--encode", "npy");
+    if (options->threads)
+        advise_add_number(&arguments, "--threads", (double)options->threads);
+    double begin_s = timer_now_s();
+    TRY(advise_start(situation, arguments.of, NULL));
+    *time_s = timer_now_s() - begin_s;
+    return STATUS_OK;
+}
+
+static double folder_bytes; /* ftw() passes no context */
+
+static int add_bytes(const char *path, const struct stat *info, int kind)
+{
+    (void)path;
+    folder_bytes += kind == FTW_F ? (double)info->st_size : 0;
+    return 0;
+}
+
+/* Does the work of advise_measure_prepare(). */
+static enum status prepare_all(struct situation *situation)
+{
+    struct advise_set *set = &situation->set;
+    struct advice_question *question = &situation->question;
+    char folder[PATH_MAX];
+    double least_s, pilot_s, values[PREPARE_RUNS];
+    double pixels = (double)set->res * set->res;
+    double most =
+        fmin(fmax((double)set->samples, PREPARE_PILOT), fmax(1, (double)situation->options->subset / pixels));
+    double samples = fmin(PREPARE_PILOT, most);
+    snprintf(folder, sizeof folder, "%s/one", set->folder);
+    TRY(prepare_once(situation, folder, 1, &least_s));
+    advise_remove(folder);
+    snprintf(folder, sizeof folder, "%s/pilot", set->folder);
+    TRY(prepare_once(situation, folder, samples, &pilot_s));
+    advise_remove(folder);
+    samples = fmin(most, fmax(samples, floor(samples * PREPARE_SHARE * question->time_s / pilot_s)));
+    for (size_t i = 0; i < PREPARE_RUNS; i++) {
+        double time_s;
+        snprintf(folder, sizeof folder, "%s/prepared", set->folder);
+        advise_remove(folder);
+        TRY(prepare_once(situation, folder, samples, &time_s));
+        /* In a part of the set, starting would count too much. */
+        values[i] = samples < (double)set->samples && time_s > least_s ? (time_s - least_s) / (samples - 1)
+                                                                       : time_s / samples;
+    }
+    folder_bytes = 0;
+    ftw(folder, add_bytes, 16);
+    question->prepare_s = advise_mean(values, PREPARE_RUNS, ADVISE_SHOWN);
+    question->prepare_bytes = folder_bytes / samples;
+    set->prepared_samples = (uint64_t)samples;
+    snprintf(set->prepared, sizeof set->prepared, "%s", folder);
+    return STATUS_OK;
+}
+
+enum status advise_measure_prepare(struct situation *situation)
+{
+    if (situation->progress.shown)
+        progress_show(&situation->progress, "generates and writes a set (--prepare)");
+    enum status status = prepare_all(situation);
+    progress_clear(&situation->progress);
+    if (status == STATUS_OK || status_exit(status) == STATUS_FAILED)
+        return status;
+    situation->question.prepare_reason = status_save(status);
+    return STATUS_OK;
+}
+
+/* ---- The exchange of gradients ---- */
+
+#define EXCHANGE_RUNS  3
+#define EXCHANGE_RANKS 2
+
+/* Measures the all-reduce of two ranks on this machine, with the fastest method that works. */
+static enum status exchange_here(const struct situation *situation, const char *rows)
+{
+    static const char *const methods[] = {"peer", "nccl", "mpi"};
+    char program[PATH_MAX] = "", bytes[32];
+    enum status status = STATUS_OK;
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
+        return status_set(STATUS_UNAVAILABLE, "cannot find this program in /proc");
+    snprintf(bytes, sizeof bytes, "%.0f", situation->question.gradient_bytes);
+    for (size_t i = situation->gpu && device_count() >= EXCHANGE_RANKS ? 0 : 2; i < COUNT_OF(methods); i++) {
+        const char *const argv[] = {"mpirun",     "--bind-to", "none",      "-n",       "2",       program,
+                                    "--workload", "exchange",  "--variant", methods[i], "--bytes", bytes,
+                                    "--max-time", "2",         "--out",     rows,       NULL};
+        for (size_t run = 0; run < EXCHANGE_RUNS; run++) {
+            status = advise_start(situation, argv, NULL);
+            if (status != STATUS_OK)
+                break;
+        }
+        if (status == STATUS_OK || status_exit(status) == STATUS_FAILED)
+            return status;
+    }
+    return status_set(
+        STATUS_UNAVAILABLE,
+        "mpirun -n 2 fdsl-bench --workload exchange --bytes %s failed; run it to see why, or give "
+        "rows of your nodes with --exchange-rows",
+        bytes);
+}
+
+/* Sets exchange_s from rows of the workload exchange: those whose number of ranks and whose size come
+ * nearest. The time is proportional to the bytes that cross the links of a rank, 2 (N - 1) / N of the
+ * array. */
+static enum status read_exchange(const char *path, struct advice_question *question)
+{
+    CLOSED_BY(table_free) struct table table = {0};
+    double values[ADVISE_ROUNDS_MAX], nodes = question->nodes, nearest = INFINITY;
+    size_t count = 0;
+    TRY(table_read(path, &table));
+    for (size_t row = 0; row < table.rows; row++) {
+        const char *rank = table_cell(&table, row, table_column(&table, "rank"));
+        double ranks = advise_number(&table, row, "ranks"), bytes = advise_number(&table, row, "array_bytes"),
+               time_us = advise_number(&table, row, "time_us");
+        if (strcmp(rank, "all") != 0 || !(ranks >= 2 && bytes > 0 && time_us > 0))
+            continue;
+        double far = 100 * fabs(log(ranks / nodes)) + fabs(log(bytes / question->gradient_bytes));
+        if (far < nearest - 1e-9) {
+            nearest = far;
+            count = 0;
+        }
+        if (far <= nearest + 1e-9 && count < ADVISE_ROUNDS_MAX) {
+            values[count++] = 1e-6 * time_us * question->gradient_bytes / bytes * ((nodes - 1) / nodes) /
+                              ((ranks - 1) / ranks);
+            question->exchange_ranks = (uint32_t)ranks;
+        }
+    }
+    question->exchange_s = advise_mean(values, count, ADVISE_SHOWN);
+    return count > 0 ? STATUS_OK
+                     : status_set(STATUS_USAGE,
+                                  "--exchange-rows %s: no rows of --workload exchange on 2 or "
+                                  "more ranks (rank 'all')",
+                                  path);
+}
+
+enum status advise_measure_exchange(struct situation *situation)
+{
+    struct advice_question *question = &situation->question;
+    const char *given = situation->options->exchange_rows;
+    char rows[PATH_MAX];
+    if (given)
+        return read_exchange(given, question);
+    snprintf(rows, sizeof rows, "%s/exchange.csv", situation->set.folder);
+    if (situation->progress.shown)
+        progress_show(&situation->progress, "the exchange of gradients between two ranks");
+    enum status status = exchange_here(situation, rows);
+    progress_clear(&situation->progress);
+    if (status == STATUS_OK)
+        return read_exchange(rows, question);
+    if (status_exit(status) == STATUS_FAILED)
+        return status;
+    question->exchange_reason = status_save(status);
+    return STATUS_OK;
+}
+
+/* ---- The command of a way ---- */
+
+char *advise_command(const struct situation *situation, const struct advice *way)
+{
+    struct arguments arguments = {0};
+    char shown[PATH_MAX], *text = NULL;
+    size_t bytes, number = 0;
+    FILE *stream = open_memstream(&text, &bytes);
+    if (!stream)
+        return NULL;
+    while (advise_trainings[number].place != way->place)
+        number++;
+    remote_shown(situation->options->data, shown, sizeof shown);
+    fill_training(situation, &advise_trainings[number], way->place == ADVISE_PREPARED ? "prepared" : shown,
+                  way->mix, &arguments);
+    if (way->place == ADVISE_PREPARED)
+        fprintf(stream,
+                "fdsl-bench --prepare prepared --from synth --classes %" PRIu64 " --samples %" PRIu64
+                " --res %" PRIu32 " --encode npy && ",
+                situation->options->classes, situation->set.samples, situation->set.res);
+    fputs("fdsl-bench --workload train", stream);
+    for (size_t i = 0; i < arguments.count; i++)
+        text_print_word(stream, arguments.of[i]);
+    if (text_close(stream))
+        return text;
+    free(text);
+    return NULL;
+}
