@@ -31,6 +31,8 @@ import subprocess
 import sys
 import time
 
+import torch_ranks  # in this folder
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/figures"))
 sys.pycache_prefix = str(ROOT / "build/pycache")
@@ -235,7 +237,8 @@ class Schedule:
         if not run.pretrains:
             run.part.unlink(missing_ok=True)  # rows of a run that was stopped
         with open(run.output, "ab") as output:
-            run.process = subprocess.Popen(run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+            run.process = subprocess.Popen(run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+                                           preexec_fn=lambda: torch_ranks.die_with_parent(signal.SIGTERM))
         run.gpu, run.started_s = gpu, self.now_s
         self.on_gpu[gpu].append(run)
         self.say(f"GPU {self.devices[gpu]}: {run.name} starts")
