@@ -2,6 +2,7 @@
 #include "shell.h"
 
 #include "cells.h"
+#include "synth/formula.h"
 
 TestSuite(train_scripts, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 
@@ -292,12 +293,17 @@ Test(train_scripts, gpus_are_measured_part_by_part)
     EXPECT_PRINTS(0, "# training-vit-base-jpeg-1: 12 s\n", GPUS "--dry-run", root);
     cr_expect(strstr(out, "torchrun_rank.py") && strstr(out, "--ranks 1 ") && !strstr(out, "exchange-"), "%s",
               out);
-    EXPECT_PRINTS(0, "0 of 6 runs are complete; no time for: formulas-uji-1, formulas-visualatom-1, ",
-                  GPUS "--parts formulas,peer --limit-s 9", root);
-    EXPECT_PRINTS(0, "6 of 6 runs are complete\n",
-                  GPUS "--parts formulas,peer && cut -d, -f20 o/formulas.csv", root);
-    EXPECT_OUT("formula\nuji\nvisualatom\nrcdb\nsegrcdb\nfractaldb\n");
-    EXPECT_PRINTS(0, "6 of 6 runs are complete\n", GPUS "--parts formulas,peer", root);
+    char none[96], all[48], names[256] = "formula";
+    snprintf(none, sizeof none,
+             "0 of %d runs are complete; no time for: formulas-uji-1, formulas-visualatom-1, ",
+             FORMULA_COUNT + 1);
+    snprintf(all, sizeof all, "%d of %d runs are complete\n", FORMULA_COUNT + 1, FORMULA_COUNT + 1);
+    for (int f = 0; f < FORMULA_COUNT; f++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "\n%s", formula_names[f]);
+    EXPECT_PRINTS(0, none, GPUS "--parts formulas,peer --limit-s 9", root);
+    EXPECT_PRINTS(0, all, GPUS "--parts formulas,peer && cut -d, -f20 o/formulas.csv", root);
+    cr_expect(strstr(out, names), "%s", out);
+    EXPECT_PRINTS(0, all, GPUS "--parts formulas,peer", root);
     cr_expect(!strstr(out, "done after"), "%s", out);
     EXPECT_PRINTS(0, "peer-train-graph-cnn-1: done after ",
                   "rm o/runs/peer* && " GPUS "--parts formulas,peer", root);
