@@ -78,7 +78,7 @@ class SourceConfigStruct(ctypes.Structure):
 
     _fields_ = [
         ("size", c_size_t), ("path", c_char_p), ("kind", c_char_p), ("image", c_char_p), ("label", c_char_p),
-        ("cache_dir", c_char_p), ("cache_bytes", c_uint64),
+        ("cache_dir", c_char_p), ("cache_bytes", c_uint64), ("labels", c_char_p),
     ]  # fmt: skip
 
 

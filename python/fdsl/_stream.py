@@ -89,6 +89,7 @@ class _Source:
             value = arguments.get(field)
             setattr(c, field, None if value is None else _text(field, value))
         c.cache_dir = _path("cache_dir", arguments.get("cache_dir"))
+        c.labels = _path("labels", arguments.get("labels"))
         c.cache_bytes = _bytes("cache_bytes", arguments.get("cache_bytes"))
         begin = lib.fdsl_source_begin  # opens in a thread of the library, so that a KeyboardInterrupt ends it
         self._open(lambda handle: begin(c, handle) or PENDING, {"path": path, **arguments})
@@ -166,15 +167,19 @@ class Shards(_Source):
 
     path                      a folder, one shard, a wids index (.json), or a URL: https://, s3://, file://; on a web server,
                               the URL names the shards, as in "https://host/path/train-{000..146}.tar"
-    image                     extensions of the image of a sample, separated by ";"; None: all known formats
+    image                     extensions of the image of a sample, or patterns such as "*_rgb.png", separated by ";"; None:
+                              all known formats
     label                     where the label is: an extension, "json:FIELD", or several of them, separated by ";"; None: the
-                              first of "cls", "json:label" and "txt"
+                              first of "cls", "json:label" and "txt". If the labels are words, a label is the number of its
+                              word in the sorted list `classes`
     cache_dir                 for URLs: a folder for copies of the shards; None: blocks of 1 MiB are held in memory, up to
                               1 GiB, or what the shuffle windows need if that is more.
                               Shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst) need it, also those in a folder:
                               unpacked copies are read
     cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited. What was not used for the
                               longest time is removed first
+    labels                    a CSV file with the labels, in place of `label`: its columns `name` (key or file of a sample)
+                              and `label` (an integer, or in all lines a word)
 
     Opening lists the samples, and reads the first and last bytes of each. `len()` is the number of samples.
     Raises ValueError or TypeError, whose message names the argument; Error if a shard cannot be read; Unavailable if a
@@ -193,20 +198,21 @@ class Shards(_Source):
         label: Optional[str] = None,
         cache_dir: Optional[Path] = None,
         cache_bytes: Union[None, int, str] = None,
+        labels: Optional[Path] = None,
     ) -> None:
-        self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes)
+        self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes, labels=labels)
 
 
 class Folder(_Source):
     """A data set in class folders: path/CLASS/IMAGE, as for ImageFolder of torchvision. The label of an image is the
-    number of its class folder, in the order of the names. See Shards for everything else.
+    number of its class folder, in the order of the names, or `labels` has it. See Shards for everything else.
     """
 
     __slots__ = ()
     _kind = b"folder"
 
-    def __init__(self, path: Path) -> None:
-        self._open_path(path)
+    def __init__(self, path: Path, *, labels: Optional[Path] = None) -> None:
+        self._open_path(path, labels=labels)
 
 
 # ---- Transforms ----

@@ -46,6 +46,10 @@ enum status plain_member(struct plain *plain, const struct dataset_sample *sampl
 enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,
                         int32_t *label);
 
+/* Reads the label of a sample, which is in a member, as text: members_label_text(). */
+enum status plain_label_text(struct plain *plain, const struct dataset_sample *sample,
+                             char text[LABEL_BYTES_MAX + 1], bool *number);
+
 /* Closes the file and frees the buffer. */
 void plain_close(struct plain *plain);
 

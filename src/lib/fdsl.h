@@ -324,9 +324,11 @@ struct fdsl_source_config {
                        * kind, or if "folder" has no class folders: path/CLASS/IMAGE */
 
     /* The members of a sample in a shard; docs/load.md of fdsl-bench describes both lists. */
-    const char *image; /* extensions of the image, separated by ';'; NULL (default): all known formats */
+    const char *image; /* extensions of the image, or patterns such as "*_rgb.png", separated by ';'; NULL
+                        * (default): all known formats */
     const char *label; /* where the label is, such as "cls" or "json:label"; NULL (default): the class folder,
-                        * or the first of cls, json:label and txt */
+                        * or the first of cls, json:label and txt. If the labels are words, a label is the
+                        * number of its word in the sorted list (fdsl_source_class()) */
 
     /* Shards at a URL, and shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst), which need cache_dir.
      */
@@ -335,6 +337,9 @@ struct fdsl_source_config {
     uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited. What was not used for the
                            * longest time is removed first; FDSL_INVALID if the unpacked copies of the data
                            * set exceed it */
+
+    const char *labels; /* a CSV file with the columns name (key or file of a sample) and label (an integer, or
+                         * in all lines a word), in place of `label`; NULL (default): none */
 };
 
 /* What fdsl_source_open() found. */

@@ -68,7 +68,7 @@ struct load_control {
 
 /* The values of the options, with the defaults that depend on other options. */
 struct load_parameters {
-    const char *data, *mean_text, *std_text, *image, *label, *member, *cache_dir;
+    const char *data, *mean_text, *std_text, *image, *label, *member, *labels, *cache_dir;
     uint64_t batch, shuffle, seed, epochs;
     uint64_t iodepth;         /* maximum number of files (files-uring) or reads (shards-uring) in flight */
     uint64_t readahead;       /* number of shards that Linux is asked to read ahead */
