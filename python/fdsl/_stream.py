@@ -165,7 +165,7 @@ def _reopen_source(kind: Any, arguments: dict[str, Any]) -> Any:
 class Shards(_Source):
     """A data set in tar shards: the .tar files of a folder or of a URL, such as webdataset writes them.
 
-    path                      a folder, one shard, a wids index (.json), or a URL: https://, s3://, file://; on a web server,
+    path                      a folder, one shard, a wids index (.json), or a URL: https://, s3://, gs://, file://; on a web server,
                               the URL names the shards, as in "https://host/path/train-{000..146}.tar"
     image                     extensions of the image of a sample, or patterns such as "*_rgb.png", separated by ";"; None:
                               all known formats

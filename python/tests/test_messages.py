@@ -229,7 +229,7 @@ def test_data_sets_at_a_url(files: Files, server: str, monkeypatch: Any) -> None
         ("http://me:secret@127.0.0.1/x.tar", None, "user or password"),
         ("ftp://x/a.tar", None, "unknown kind of URL"),
         ("az://x/a.tar", None, "unknown kind of URL"),
-        ("gs://x/a.tar", None, "unknown kind of URL"),
+        ("gcs://x/a.tar", None, "unknown kind of URL"),
         ("s3://", None, "bucket"),
         ("s3://bucket/", None, "s3://bucket"),
         ("s3://a?b", None, "query"),

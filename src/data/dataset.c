@@ -674,18 +674,19 @@ static __attribute__((noinline)) void find_candidates(struct dataset *dataset, s
 }
 
 /* Chooses the members of every sample, reads their edges or all their bytes, and removes skipped samples from
- * the list. Adds the samples to `candidates`, also those that it skips. */
-static enum status read_all_samples(struct dataset *dataset, bool whole, struct candidates *candidates)
+ * the list. Adds the samples to `candidates`, also those that it skips. Continues and closes `reading`. */
+static enum status read_all_samples(struct dataset *dataset, bool whole, struct candidates *candidates,
+                                    struct label_reading *reading)
 {
-    struct plain plain = {.dataset = dataset, .fd = -1};
-    uint32_t kept = 0, shard = 0, next = 0;
+    struct plain *plain = &reading->plain;
+    uint32_t kept = 0, shard = 0;
     bool closed = false; /* the latest file could not be opened; this is already reported */
     enum status status = STATUS_OK;
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
         struct dataset_sample *sample = &dataset->samples[i];
         for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++) {
-            ask_shards(dataset, shard, &next);
+            ask_shards(dataset, shard, &reading->next);
             dataset->shard_first[shard] = kept;
         }
         if (!is_wanted(dataset, sample))
@@ -693,14 +694,14 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
         status = dataset_check_cancelled(dataset);
         if (status != STATUS_OK)
             break;
-        bool said = closed && dataset->members[sample->member].file == plain.file;
+        bool said = closed && dataset->members[sample->member].file == plain->file;
         status = dataset_choose_members(dataset, sample);
         const bool chosen = status == STATUS_OK;
         if (status == STATUS_OK)
-            status = plain_sample(&plain, sample, whole);
+            status = plain_sample(plain, sample, whole);
         if (status == STATUS_OK && kept == 0)
-            status = try_label(&plain, sample);
-        closed = plain.fd < 0;
+            status = try_label(plain, sample);
+        closed = plain->fd < 0;
         if (status != STATUS_OK && said && dataset->skip) {
             status = STATUS_OK;
             dataset->skipped++;
@@ -709,16 +710,16 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
         if (status != STATUS_OK) {
             status = dataset_skip(dataset, status, 1);
             if (status == STATUS_OK && chosen && !(closed && dataset->shards))
-                add_candidate(candidates, &plain, sample);
+                add_candidate(candidates, plain, sample);
             continue;
         }
-        add_candidate(candidates, &plain, sample);
+        add_candidate(candidates, plain, sample);
         dataset->bytes += sample->bytes;
         if (sample->bytes > dataset->sample_bytes_max)
             dataset->sample_bytes_max = sample->bytes;
         dataset->samples[kept++] = *sample;
     }
-    plain_close(&plain);
+    plain_close(plain);
     if (status != STATUS_OK)
         return status;
     for (; dataset->shards && shard <= dataset->file_count; shard++)
@@ -764,7 +765,8 @@ enum status dataset_hash(struct dataset *dataset)
     for (uint32_t f = 0; f < dataset->file_count; f++)
         if (dataset->files[f].md5)
             TRY(check_md5(dataset, f));
-    return read_all_samples(dataset, true, &(struct candidates){0});
+    return read_all_samples(dataset, true, &(struct candidates){0},
+                            &(struct label_reading){.plain = {.dataset = dataset, .fd = -1}});
 }
 
 /* ---- Opening ---- */
@@ -924,7 +926,7 @@ static enum status check_choice(const struct dataset *dataset)
 }
 
 /* Reads the samples, and chooses those that are held out. With dataset->only_held, chooses them first. */
-static enum status read_and_hold_out(struct dataset *dataset)
+static enum status read_and_hold_out(struct dataset *dataset, struct label_reading *reading)
 {
     FREED struct dataset_candidate *items = NULL;
     const bool holds = dataset->test_share > 0;
@@ -935,8 +937,20 @@ static enum status read_and_hold_out(struct dataset *dataset)
         find_candidates(dataset, &all);
         TRY(hold_out(dataset, items, all.count));
     }
-    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed, dataset->only_held ? &none : &all));
+    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed, dataset->only_held ? &none : &all,
+                         reading));
     return holds && !dataset->only_held ? hold_out(dataset, items, all.count) : STATUS_OK;
+}
+
+/* Finds labels that are words or in a table, and reads the samples. Not inlined: as find_candidates(). */
+static __attribute__((noinline)) enum status read_labels_and_samples(struct dataset *dataset)
+{
+    struct label_reading reading = {.plain = {.dataset = dataset, .fd = -1}};
+    enum status status = label_names_find(dataset, &reading);
+    if (status == STATUS_OK)
+        status = read_and_hold_out(dataset, &reading);
+    plain_close(&reading.plain);
+    return status;
 }
 
 enum status dataset_check(const char *url, struct dataset *dataset)
@@ -945,8 +959,7 @@ enum status dataset_check(const char *url, struct dataset *dataset)
     remote_shown(url, path, sizeof path);
     TRY(check_empty_classes(dataset));
     TRY(check_choice(dataset));
-    TRY(label_names_find(dataset));
-    TRY(read_and_hold_out(dataset));
+    TRY(read_labels_and_samples(dataset));
     if (!dataset->shards)
         drop_files(dataset);
     if (dataset->faults > WARNINGS_MAX)

@@ -8,7 +8,6 @@
 
 #include "core/array.h"
 #include "core/text.h"
-#include "data/plain_reader.h"
 
 /* ---- Lists of words ---- */
 
@@ -86,19 +85,19 @@ static enum status add_label(struct words *words, uint32_t number, const char *t
 }
 
 /* Reads the labels of all samples, or only the first one if it is an integer. */
-static enum status read_words(struct words *words, struct plain *plain)
+static enum status read_words(struct words *words, struct label_reading *reading)
 {
     struct dataset *dataset = words->dataset;
-    uint32_t shard = 0, next = 0;
+    uint32_t shard = 0;
     for (uint32_t i = 0; i < dataset->sample_count && !words->numbers; i++) {
         struct dataset_sample *sample = &dataset->samples[i];
         char text[LABEL_BYTES_MAX + 1];
         bool integer;
-        dataset_ask_sample(dataset, i, &shard, &next);
+        dataset_ask_sample(dataset, i, &shard, &reading->next);
         TRY(dataset_check_cancelled(dataset));
         if (dataset_choose_members(dataset, sample) != STATUS_OK || sample->label >= sample->members)
             continue;
-        const enum status status = plain_label_text(plain, sample, text, &integer);
+        const enum status status = plain_label_text(&reading->plain, sample, text, &integer);
         if (status == STATUS_UNAVAILABLE || status == STATUS_EXHAUSTED)
             return status;
         if (status == STATUS_OK)
@@ -124,17 +123,19 @@ static void number_words(const struct words *words)
                     dataset->path, dataset->sample_count, dataset->class_names[0], OPTION_DASHES);
 }
 
-static enum status find_words(struct dataset *dataset)
+static enum status find_words(struct dataset *dataset, struct label_reading *reading)
 {
-    struct plain plain = {.dataset = dataset, .fd = -1};
     struct words words = {.dataset = dataset, .listed = dataset->class_names != NULL};
     words.of_sample = calloc((size_t)dataset->sample_count + 1, sizeof *words.of_sample);
     if (!words.of_sample)
         return dataset_out_of_memory();
-    const enum status status = read_words(&words, &plain);
-    plain_close(&plain);
+    const enum status status = read_words(&words, reading);
     if (status == STATUS_OK && words.first_key && !words.numbers)
         number_words(&words);
+    if (!words.numbers) { /* the samples are read from the first shard again */
+        plain_close(&reading->plain);
+        *reading = (struct label_reading){.plain = {.dataset = dataset, .fd = -1}};
+    }
     free(words.of_sample);
     return status;
 }
@@ -379,7 +380,7 @@ static enum status read_table(struct dataset *dataset)
 
 /* ---- The interface ---- */
 
-enum status label_names_find(struct dataset *dataset)
+enum status label_names_find(struct dataset *dataset, struct label_reading *reading)
 {
     const struct members *choice = &dataset->choice;
     if (dataset->raw.channels || dataset->sample_count == 0 || dataset->labelled)
@@ -388,7 +389,7 @@ enum status label_names_find(struct dataset *dataset)
         return read_table(dataset);
     if (!dataset->needs_labels || dataset->masks || choice->only.count)
         return STATUS_OK;
-    return find_words(dataset);
+    return find_words(dataset, reading);
 }
 
 void label_names_apply(const struct dataset *dataset, struct dataset_sample *sample, uint32_t count)

@@ -11,8 +11,16 @@
 #define FDSL_DATA_LABEL_NAMES_H
 
 #include "data/dataset.h"
+#include "data/plain_reader.h"
 
 FDSL_C_BEGIN
+
+/* A reader that continues where another loop over the samples stopped, so that a shard at a URL is requested
+ * only once. The caller sets `plain` as it says, zeroes `next`, and calls plain_close(). */
+struct label_reading {
+    struct plain plain;
+    uint32_t next; /* as for dataset_ask_sample() */
+};
 
 /* Reads the table dataset->choice.labels_file, if it is set. Otherwise, if dataset->needs_labels is set,
  * reads the first label; if it is a word, reads all labels. Sets dataset->labelled, `worded`, the names of
@@ -20,7 +28,7 @@ FDSL_C_BEGIN
  * left to the reader of the sample. STATUS_FAILED, with the samples or the line, if words and integers are
  * mixed, if a word is not in classes.txt, or if the table is broken, has a name twice or has one name for
  * several samples. */
-enum status label_names_find(struct dataset *dataset);
+enum status label_names_find(struct dataset *dataset, struct label_reading *reading);
 
 /* Chooses the label of a sample, whose number of members is `count`, if label_names_find() found it. */
 void label_names_apply(const struct dataset *dataset, struct dataset_sample *sample, uint32_t count);

@@ -17,6 +17,9 @@ void plain_close(struct plain *plain)
     if (plain->fd >= 0)
         dataset_file_close(plain->dataset, plain->fd);
     free(plain->buffer);
+    plain->fd = -1;
+    plain->buffer = NULL;
+    plain->buffer_bytes = 0;
 }
 
 static enum status plain_fail(const struct plain *plain, uint64_t offset, const char *reason)
@@ -303,6 +306,7 @@ enum status plain_label_text(struct plain *plain, const struct dataset_sample *s
                              char text[LABEL_BYTES_MAX + 1], bool *number)
 {
     const struct dataset_member *member;
+    TRY(plain_open_new(plain, &plain->dataset->members[sample->member + sample->label]));
     TRY(read_label(plain, sample, &member));
     return members_label_text(sample->rule, plain->buffer, member->size, text, number);
 }

@@ -319,7 +319,7 @@ FDSL_API int fdsl_capturing(int device, void *stream);
 struct fdsl_source_config {
     size_t size; /* sizeof(struct fdsl_source_config) of the caller */
 
-    const char *path; /* a folder, a shard (.tar), a wids index, or a URL: https://, s3://, file:// */
+    const char *path; /* a folder, a shard (.tar), a wids index, or a URL: https://, s3://, gs://, file:// */
     const char *kind; /* "auto" (default), "shards" or "folder": FDSL_INVALID if the data set is another
                        * kind, or if "folder" has no class folders: path/CLASS/IMAGE */
 
