@@ -130,7 +130,7 @@ def test_data_sets_on_a_disk(files: Files) -> None:
     images = folder("f", one__a_png=image, one__notes_txt=b"")
     assert "not images" in message_of(lambda: fdsl.Folder(images))
     assert "class folders" in message_of(lambda: fdsl.Shards(images))
-    shard = tar("s/a.tar", a_png=image, a_txt=b"one", a_json=b'{"a": "b"}')
+    shard = tar("s/a.tar", a_png=image, a_txt=b"one\ntwo", a_json=b'{"a": 1.5}')
     assert "class folders" in message_of(lambda: fdsl.Folder(shard.parent))
     for arguments, words in (
         ({"image": "png:x"}, "which only label can"),

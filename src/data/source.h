@@ -86,6 +86,7 @@ struct counter_values {
     const char *shape; /* lengths of the axes: "3,8,64,64" */
     int type;          /* enum dtype: u8, f16 or f32 */
     uint64_t seed;
+    uint64_t classes; /* sample n has the label n mod `classes`; 0: no labels */
 };
 
 /* The values of `digits` and `clips`. `clips` does not use `encoding`. */
