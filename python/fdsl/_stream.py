@@ -222,34 +222,39 @@ class Resize(NamedTuple):
     """Resizes the whole image to size x size pixels; a rectangle becomes a square.
 
     flip: mirror each image horizontally with probability 1/2. mean, std: None, one number, or one per channel: values of a
-    float dtype are (byte / 255 - mean) / std. These three have the same meaning in all transforms.
+    float dtype are (byte / 255 - mean) / std. exact: decode JPEG files at their full size, as GPUs do; otherwise at 1/2, 1/4
+    or 1/8 of their size if that is still larger than the output, which is faster and gives slightly different values. These
+    four have the same meaning in all transforms.
     """
 
     size: int
     flip: bool = False
     mean: Scale = None
     std: Scale = None
+    exact: bool = False
 
 
 class CenterCrop(NamedTuple):
     """Resizes the image until its shorter side has size * 256 / 224 pixels, and cuts out the centre: the usual test images
-    of ImageNet. For flip, mean and std, see Resize."""
+    of ImageNet. For flip, mean, std and exact, see Resize."""
 
     size: int
     flip: bool = False
     mean: Scale = None
     std: Scale = None
+    exact: bool = False
 
 
 class RandomResizedCrop(NamedTuple):
     """Cuts out a random part, as RandomResizedCrop of torchvision does, and resizes it to size x size pixels: 8 % to 100 %
     of the area, with a ratio of the sides from 3/4 to 4/3. The part is another one in each epoch. It depends only on
-    the seed, the epoch and the sample. For flip, mean and std, see Resize."""
+    the seed, the epoch and the sample. For flip, mean, std and exact, see Resize."""
 
     size: int
     flip: bool = False
     mean: Scale = None
     std: Scale = None
+    exact: bool = False
 
 
 class RandAugment(NamedTuple):
@@ -345,7 +350,7 @@ def _set_mixing(c: StreamConfigStruct, transform: Any) -> None:
 
 def _set_fit(c: StreamConfigStruct, transform: Any) -> None:
     c.fit, c.out_res = _FITS[type(transform)], integer("transforms: size", transform.size, 1, 16384)
-    c.flip = flag("transforms: flip", transform.flip)
+    c.flip, c.exact_resize = flag("transforms: flip", transform.flip), flag("transforms: exact", transform.exact)
     for name, field, value in ("mean", c.mean, transform.mean), ("std", c.std, transform.std):
         if value is not None:
             values = _per_channel(f"transforms: {name}", value, c.channels)

@@ -727,6 +727,22 @@ def test_labels_are_words_or_in_a_table(digits: pathlib.Path, tmp_path: pathlib.
         fdsl.Loader(fdsl.Shards(tmp_path / "w", labels=table), **SMALL)
 
 
+def test_an_exact_resize_is_that_of_all_pixels(tmp_path: pathlib.Path) -> None:
+    for words in (
+        f"--prepare {tmp_path}/j --from synth --classes 3 --samples 9 --res 128 --encode jpeg --shards 1",
+        f"--prepare {tmp_path}/p --from dataset --source {tmp_path}/j --out-res 128 --encode png --shards 1",
+    ):
+        subprocess.run([PROGRAM, *words.split()], check=True, capture_output=True)
+
+    def images(name: str, **words: Any) -> Any:
+        loader = fdsl.Loader(fdsl.Shards(tmp_path / name), 9, transforms=fdsl.Resize(15, **words), channels=1)
+        return [values.tolist() for values, _ in loader]
+
+    assert images("j", exact=True) == images("p") == images("p", exact=True) != images("j")
+    with pytest.raises(TypeError, match="^transforms: exact: "):
+        images("j", exact=1)
+
+
 def test_a_folder_without_class_folders(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "flat").mkdir()
     for i, file in enumerate(sorted((digits / "f").glob("*/*.png"))[:5]):

@@ -457,6 +457,9 @@ struct fdsl_stream_config {
                          * "random-resized-crop": a random part, as in torchvision, anew in each epoch;
                          * "crop": a randomly placed square, not resized */
     int flip;           /* 1: mirror each image horizontally with probability 1/2; default 0 */
+    int exact_resize;   /* 1: decode JPEG files at their full size before they are resized, as GPUs do; 0
+                         * (default): at 1/2, 1/4 or 1/8 of their size if that is still larger than the output,
+                         * which is faster and gives slightly different values */
     uint32_t channels;  /* 1 (gray) or 3 (RGB, default); 0, without out_res: those of the first image */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8", "f16", "bf16" or "f32"; floating-point values are (byte / 255 - mean) / std.

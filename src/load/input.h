@@ -87,7 +87,7 @@ struct load_parameters {
     int interleaved;     /* decoded images on a device are NHWC, not NCHW */
     int dtype, fit;
     struct compute compute;
-    bool decode, augment;
+    bool decode, augment, exact_resize;
     bool rates_only; /* no runs in addition to those that are timed */
     bool normalised; /* --mean or --std was given; set by load_open(). Without `augment`, only variants that
                         deliver on a device can use these options. */

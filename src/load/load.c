@@ -76,6 +76,7 @@ static const struct option_spec options[] = {
      .help = "how a decoded image gets the size --out-res. resize changes width and height; crop cuts out a "
              "part at a random position; random-resized-crop cuts out a random part and resizes it, like "
              "torchvision's RandomResizedCrop. HOW is one of"},
+    {"exact-resize", NULL, OPTION_FLAG, AT(exact_resize), .column = COLUMN, .help = EXACT_RESIZE_HELP},
     {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "3", .minimum = 1, .maximum = 3,
      .column = COLUMN, .help = "number of channels of the images, if --out-res is given"},
     {"layout", "NAME", OPTION_CHOICE, AT(interleaved), .fallback = "nchw", .choices = layouts,
@@ -140,7 +141,7 @@ struct load_job {
 
 static enum status check_fit(const struct options *given, const struct load_parameters *parameters)
 {
-    static const char *const of_fit[] = {"fit", "channels"};
+    static const char *const of_fit[] = {"fit", "channels", "exact-resize"};
     for (size_t i = 0; parameters->out_res == 0 && i < COUNT_OF(of_fit); i++)
         if (options_given(given, of_fit[i]))
             return status_option(STATUS_USAGE, of_fit[i],
@@ -267,7 +268,8 @@ static void fill_load(const struct load_parameters *parameters, struct load_job 
         .fit = {.how = (enum fit_how)parameters->fit,
                 .res = (uint32_t)parameters->out_res,
                 .channels = (uint32_t)parameters->channels,
-                .seed = parameters->seed},
+                .seed = parameters->seed,
+                .unscaled = parameters->exact_resize},
         .dtype = dtype_values[parameters->dtype],
         .chunk_bytes = parameters->chunk << 10,
     };
@@ -429,7 +431,7 @@ static uint64_t load_identity(const void *input)
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     static const char *const of_cpu[] = {"iodepth", "block", NULL}, *const of_fit[] = {"fit", "channels",
-                                                                                       NULL};
+                                                                                       "exact-resize", NULL};
     static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
     static const char *const of_streams[] = {"lanes", "prefetch", NULL};
     static const char *const of_tensors[] = {"mean", "std", "dtype", "layout", NULL};

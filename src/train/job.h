@@ -29,6 +29,7 @@ struct job_parameters {
     const char *test_data; /* NULL: not given */
     int on_error;          /* enum on_error; negative: not given (`infer`) */
     int feed;              /* `feed` and `fresh` as in struct data_request */
+    bool exact_resize;
     bool fresh, centre;    /* centre: as in struct data_request */
     /* Only for --feed load, as in struct data_request: */
     uint64_t lanes, shuffle, ahead, resident_bytes, resident_device_bytes;
@@ -62,6 +63,7 @@ struct job_parameters {
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), .fallback = res_, .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample (with --feed load, in each epoch); random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized (with --feed load, until the shorter side has 256/224 of --out-res; then the centre is cut out). HOW is one of"},                                                                                         \
+    {"exact-resize", NULL, OPTION_FLAG, offsetof(parameters, job.exact_resize), .column = COLUMN, .help = EXACT_RESIZE_HELP}, \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), .fallback = channels_, .minimum = 1, .maximum = 3, .column = COLUMN, .help = "number of channels of the images, if --out-res is given"}
 /* clang-format on */
 
