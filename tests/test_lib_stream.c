@@ -1577,7 +1577,7 @@ Test(lib_stream, messages_name_fields)
         0,
         "mkdir -p empty s long/a lacks/b w && cp -r f/* w && touch w/0000/readme.txt && "
         "cp -r f/0000 lacks && cp f/0000/$(ls f/0000 | head -1) s/0.png && echo '{\"a\": 1}' >s/0.json && "
-        "echo one >s/0.txt && tar cf two.tar -C s --sort=name . && "
+        "printf 'one\\ntwo' >s/0.txt && tar cf two.tar -C s --sort=name . && "
         "python3 -c \"import struct, zlib; c = lambda t, d: struct.pack('>I', len(d)) + t + d + "
         "struct.pack('>I', zlib.crc32(t + d)); open('long/a/0.png', 'wb').write(b'\\x89PNG\\r\\n\\x1a\\n' + "
         "c(b'IHDR', struct.pack('>IIBBBBB', 16384, 2, 8, 0, 0, 0, 0)) + "

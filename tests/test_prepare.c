@@ -347,8 +347,8 @@ Test(prepare, invalid_options_of_synth_are_refused)
     expect_refusal(2, "a " SYNTH " --layout hwc", "--layout: 'hwc' is not one of nchw, nhwc");
     expect_refusal(2, "a " SYNTH " --variant fuse", "not a variant of synth");
     expect_refusal(2, "a --from synth", "set the number of samples");
-    expect_refusal(2, "a --classes 3",
-                   "--classes is an option of --from synth; --prepare --help lists all options");
+    expect_refusal(2, "a --instance 3",
+                   "--instance is an option of --from synth; --prepare --help lists all options");
     expect_refusal(2, "a --encode npy",
                    "--encode is an option of --from synth, idx, cifar, dataset, digits and embeddings; ");
     expect_refusal(2, "a --verify",

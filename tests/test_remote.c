@@ -153,6 +153,52 @@ Test(remote, the_region_comes_from_the_environment_or_a_profile)
     leave_folder(home);
 }
 
+/* The server: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile, that of AWS. */
+Test(remote, the_server_comes_from_the_environment_or_a_profile)
+{
+    char endpoint[S3_FIELD_MAX];
+    const char *origin;
+    enter_folder(home);
+    setenv("AWS_CONFIG_FILE", "config", 1);
+    unsetenv("AWS_ENDPOINT_URL_S3");
+    unsetenv("AWS_ENDPOINT_URL");
+    unsetenv("AWS_PROFILE");
+    cr_assert_eq(s3_find_endpoint(endpoint, &origin), STATUS_OK);
+    cr_expect_str_eq(endpoint, "");
+    write_file("config",
+               "[default]\nregion = a\nendpoint_url = https://one\n[profile two]\nendpoint_url=https://two/\n"
+               "[profile three]\nregion = b\n");
+    cr_assert_eq(s3_find_endpoint(endpoint, &origin), STATUS_OK);
+    cr_expect_str_eq(endpoint, "https://one");
+    setenv("AWS_PROFILE", "two", 1);
+    cr_assert_eq(s3_find_endpoint(endpoint, &origin), STATUS_OK);
+    cr_expect_str_eq(endpoint, "https://two/");
+    setenv("AWS_PROFILE", "three", 1);
+    cr_assert_eq(s3_find_endpoint(endpoint, &origin), STATUS_OK);
+    cr_expect_str_eq(endpoint, "");
+    setenv("AWS_PROFILE", "two", 1);
+    setenv("AWS_ENDPOINT_URL", "http://three", 1);
+    cr_assert_eq(s3_find_endpoint(endpoint, &origin), STATUS_OK);
+    cr_expect(strcmp(endpoint, "http://three") == 0 && strcmp(origin, "AWS_ENDPOINT_URL") == 0);
+    setenv("AWS_ENDPOINT_URL_S3", "http://four", 1);
+    cr_assert_eq(s3_find_endpoint(endpoint, &origin), STATUS_OK);
+    cr_expect_str_eq(endpoint, "http://four");
+    unsetenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE");
+    cr_assert_eq(s3_find_google_endpoint(endpoint, &origin), STATUS_OK);
+    cr_expect_str_eq(endpoint, "https://storage.googleapis.com");
+    struct s3_credentials found;
+    setenv("AWS_ACCESS_KEY_ID", "A", 1); /* a key of AWS is not sent to Google */
+    setenv("AWS_SECRET_ACCESS_KEY", "B", 1);
+    unsetenv("GS_ACCESS_KEY_ID");
+    unsetenv("GS_SECRET_ACCESS_KEY");
+    cr_assert_eq(s3_find_google_credentials(&found), STATUS_OK);
+    cr_expect(!*found.key && !*found.secret && !*found.token);
+    setenv("GS_SECRET_ACCESS_KEY", "S", 1);
+    cr_expect_eq(s3_find_google_credentials(&found), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "only the second is set"), "%s", status_text());
+    leave_folder(home);
+}
+
 #if defined HAVE_CRYPTO && defined HAVE_CURL && defined HAVE_XXHASH && !defined __SANITIZE_ADDRESS__
 /* Returns the number of places in writable memory, apart from `own`, that hold the secret whose inverted
  * bytes are in `inverse`. */
@@ -514,6 +560,9 @@ static void set_credentials(void)
     setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "s/ecret+", 1);
     setenv("AWS_SESSION_TOKEN", "session/token=", 1);
+    setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", getenv("U"), 1);
+    setenv("GS_ACCESS_KEY_ID", "GOOGTEST", 1);
+    setenv("GS_SECRET_ACCESS_KEY", "+terce/s", 1);
 }
 
 /* The checksum of a run over a URL must be that of the local data set. */
@@ -556,6 +605,9 @@ Test(servers, a_set_is_read_from_every_service)
                           "s3://bucket/plain/counter-{000000..000004}.tar",
                           "s3://bucket/a=1% b/",
                           "s3://bucket/a=1% b/counter-{000000..000004}.tar",
+                          "gs://bucket/plain/",
+                          "gs://bucket/set",
+                          "gs://bucket/a=1% b/counter-{000000..000004}.tar",
 #endif
                           "file://$PWD/files/plain"};
     set_credentials();
@@ -991,7 +1043,8 @@ Test(servers, each_fault_is_reported_in_one_line)
         {2, "abfss://box@account.dfs.core.windows.net/x.tar", "write https://ACCOUNT.blob.core.windows.net"},
         {2, "az://box/x.tar", "write https://ACCOUNT.blob.core.windows.net"},
         {2, "wasbs://box@account.blob.core.windows.net/", "write https://ACCOUNT.blob.core.windows.net"},
-        {2, "gs://bucket/x.tar", "write s3://BUCKET/PREFIX/ with an HMAC key"},
+        {2, "gcs://bucket/x.tar", "write gs://BUCKET/PREFIX/"},
+        {2, "gs://", "name a bucket: gs://BUCKET/PREFIX/"},
         {2, "hdfs://host/x.tar", "hdfs:// is an unknown kind of URL"},
         {2, "s3a://bucket/x.tar", "s3a:// is an unknown kind of URL; write s3://"},
         {2, "$U/web/plain/counter-{000000,000000}.tar", "'counter-000000.tar' is named twice"},

@@ -46,16 +46,21 @@ static void prepare(void)
 
 /* ---- Bits ---- */
 
-/* Copies the columns that depend on the results of all epochs. */
-static void copy_results(char *text, size_t size)
+/* Copies the columns that depend on the results of these epochs. */
+static void copy_results_of(size_t epochs, char *text, size_t size)
 {
     static const char *const columns[] = {"train_loss", "train_acc", "test_loss", "test_acc", "items"};
     *text = '\0';
-    for (size_t epoch = 1; epoch <= 3; epoch++)
+    for (size_t epoch = 1; epoch <= epochs; epoch++)
         for (size_t c = 0; c < COUNT_OF(columns); c++) {
             strncat(text, value(out, epoch, columns[c]), size - strlen(text) - 2);
             strcat(text, " ");
         }
+}
+
+static void copy_results(char *text, size_t size)
+{
+    copy_results_of(3, text, size);
 }
 
 Test(train_load, threads_and_storage_do_not_change_a_bit)
@@ -877,6 +882,30 @@ static void prepare_jpegs(void)
 {
     EXPECT(0, "$P --prepare all --from synth --samples 60 --classes 4 --res 128 --encode jpeg "
               "--store imagefolder && mkdir f && cp -r all/*/ f && cp -r f test");
+}
+
+/* With --exact-resize, a JPEG has the values of a PNG file with its pixels. Without it, 128 pixels are
+ * decoded as 32 before they become 15. Without a smaller size, the switch changes nothing. */
+Test(train_load, an_exact_resize_is_that_of_all_pixels)
+{
+#define RESIZE "--model logreg --batch 16 --format csv --epochs 2 --channels 1 --out-res 15 --data "
+    static const char *const feeds[] = {"load", "stored"};
+    char exact[512], pixels[512], scaled[512];
+    prepare_jpegs();
+    EXPECT(0, "$P --prepare p --from dataset --source f --out-res 128 --encode png --store imagefolder && "
+              "$P --prepare j --from dataset --source f --store imagefolder");
+    for (size_t i = 0; i < COUNT_OF(feeds); i++) {
+        EXPECT(0, "$P --variant " ENGINE " " RESIZE "p --feed %s", feeds[i]);
+        copy_results_of(2, pixels, sizeof pixels);
+        EXPECT(0, "$P --variant " ENGINE " " RESIZE "j --feed %s --exact-resize", feeds[i]);
+        copy_results_of(2, exact, sizeof exact);
+        EXPECT(0, "$P --variant " ENGINE " " RESIZE "j --feed %s", feeds[i]);
+        copy_results_of(2, scaled, sizeof scaled);
+        cr_expect_str_eq(exact, pixels);
+        cr_expect_str_neq(scaled, pixels);
+    }
+    EXPECT_PRINTS(2, "exact-resize", "$P --variant " ENGINE " " STREAM "--data f --exact-resize");
+#undef RESIZE
 }
 
 static const struct image_fit small = {.how = FIT_RESIZE, .res = 20, .channels = 1};

@@ -35,7 +35,7 @@ static enum status open_streams(struct stream_run *run)
     CUDA_TRY(cudaSetDevice(gpu->device));
     device_stream_use(gpu->device);
     from->device_share = std::isnan(wanted) ? set_stream_share(gpu->decoder.kind) : wanted;
-    from->fit.unscaled = from->device_share > 0; /* as in the stream, for the reference */
+    from->fit.unscaled |= from->device_share > 0; /* as in the stream, for the reference */
     from->held = DEVICE_STREAM_HELD;
     from->device_bytes = run->load->given->resident_device_bytes;
     from->allocate = device_stream_pin;

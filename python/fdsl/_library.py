@@ -96,7 +96,7 @@ class SourceConfigStruct(ctypes.Structure):
 
     _fields_ = [
         ("size", c_size_t), ("path", c_char_p), ("kind", c_char_p), ("image", c_char_p), ("label", c_char_p),
-        ("cache_dir", c_char_p), ("cache_bytes", c_uint64),
+        ("cache_dir", c_char_p), ("cache_bytes", c_uint64), ("labels", c_char_p),
     ]  # fmt: skip
 
 
@@ -145,8 +145,8 @@ class StreamConfigStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("batch_size", c_uint32), ("rank", c_uint32), ("world_size", c_uint32), ("seed", c_uint64),
         ("shuffle", c_int), ("shuffle_buffer", c_uint32), ("lanes", c_uint32), ("drop_last", c_int),
-        ("out_res", c_uint32), ("fit", c_char_p), ("flip", c_int), ("channels", c_uint32), ("layout", c_char_p),
-        ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
+        ("out_res", c_uint32), ("fit", c_char_p), ("flip", c_int), ("exact_resize", c_int), ("channels", c_uint32),
+        ("layout", c_char_p), ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
         ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
         ("resident_bytes", c_uint64), ("resident_device_bytes", c_uint64), ("on_error", c_char_p), ("device", c_int),
         ("decoder", c_char_p), ("device_share", c_double),
@@ -330,7 +330,7 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, classes, channels, layout, dtype, mean and std":
+    "out_res, fit, flip, exact_resize, rand_augment, erasing, mixup, cutmix, classes, channels, layout, dtype, mean and std":
         "transforms, channels, layout and dtype",
     "classes: the targets of mixup and cutmix need": "transforms: the targets of MixUp and CutMix need",
     "the data set does not name its classes; set it": "the data set does not name its classes; set num_classes",

@@ -89,6 +89,7 @@ class _Source:
             value = arguments.get(field)
             setattr(c, field, None if value is None else _text(field, value))
         c.cache_dir = _path("cache_dir", arguments.get("cache_dir"))
+        c.labels = _path("labels", arguments.get("labels"))
         c.cache_bytes = _bytes("cache_bytes", arguments.get("cache_bytes"))
         begin = lib.fdsl_source_begin  # opens in a thread of the library, so that a KeyboardInterrupt ends it
         self._open(lambda handle: begin(c, handle) or PENDING, {"path": path, **arguments})
@@ -164,17 +165,21 @@ def _reopen_source(kind: Any, arguments: dict[str, Any]) -> Any:
 class Shards(_Source):
     """A data set in tar shards: the .tar files of a folder or of a URL, such as webdataset writes them.
 
-    path                      a folder, one shard, a wids index (.json), or a URL: https://, s3://, file://; on a web server,
+    path                      a folder, one shard, a wids index (.json), or a URL: https://, s3://, gs://, file://; on a web server,
                               the URL names the shards, as in "https://host/path/train-{000..146}.tar"
-    image                     extensions of the image of a sample, separated by ";"; None: all known formats
+    image                     extensions of the image of a sample, or patterns such as "*_rgb.png", separated by ";"; None:
+                              all known formats
     label                     where the label is: an extension, "json:FIELD", or several of them, separated by ";"; None: the
-                              first of "cls", "json:label" and "txt"
+                              first of "cls", "json:label" and "txt". If the labels are words, a label is the number of its
+                              word in the sorted list `classes`
     cache_dir                 for URLs: a folder for copies of the shards; None: blocks of 1 MiB are held in memory, up to
                               1 GiB, or what the shuffle windows need if that is more.
                               Shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst) need it, also those in a folder:
                               unpacked copies are read
     cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited. What was not used for the
                               longest time is removed first
+    labels                    a CSV file with the labels, in place of `label`: its columns `name` (key or file of a sample)
+                              and `label` (an integer, or in all lines a word)
 
     Opening lists the samples, and reads the first and last bytes of each. `len()` is the number of samples.
     Raises ValueError or TypeError, whose message names the argument; Error if a shard cannot be read; Unavailable if a
@@ -193,20 +198,21 @@ class Shards(_Source):
         label: Optional[str] = None,
         cache_dir: Optional[Path] = None,
         cache_bytes: Union[None, int, str] = None,
+        labels: Optional[Path] = None,
     ) -> None:
-        self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes)
+        self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes, labels=labels)
 
 
 class Folder(_Source):
     """A data set in class folders: path/CLASS/IMAGE, as for ImageFolder of torchvision. The label of an image is the
-    number of its class folder, in the order of the names. See Shards for everything else.
+    number of its class folder, in the order of the names, or `labels` has it. See Shards for everything else.
     """
 
     __slots__ = ()
     _kind = b"folder"
 
-    def __init__(self, path: Path) -> None:
-        self._open_path(path)
+    def __init__(self, path: Path, *, labels: Optional[Path] = None) -> None:
+        self._open_path(path, labels=labels)
 
 
 # ---- Transforms ----
@@ -216,34 +222,39 @@ class Resize(NamedTuple):
     """Resizes the whole image to size x size pixels; a rectangle becomes a square.
 
     flip: mirror each image horizontally with probability 1/2. mean, std: None, one number, or one per channel: values of a
-    float dtype are (byte / 255 - mean) / std. These three have the same meaning in all transforms.
+    float dtype are (byte / 255 - mean) / std. exact: decode JPEG files at their full size, as GPUs do; otherwise at 1/2, 1/4
+    or 1/8 of their size if that is still larger than the output, which is faster and gives slightly different values. These
+    four have the same meaning in all transforms.
     """
 
     size: int
     flip: bool = False
     mean: Scale = None
     std: Scale = None
+    exact: bool = False
 
 
 class CenterCrop(NamedTuple):
     """Resizes the image until its shorter side has size * 256 / 224 pixels, and cuts out the centre: the usual test images
-    of ImageNet. For flip, mean and std, see Resize."""
+    of ImageNet. For flip, mean, std and exact, see Resize."""
 
     size: int
     flip: bool = False
     mean: Scale = None
     std: Scale = None
+    exact: bool = False
 
 
 class RandomResizedCrop(NamedTuple):
     """Cuts out a random part, as RandomResizedCrop of torchvision does, and resizes it to size x size pixels: 8 % to 100 %
     of the area, with a ratio of the sides from 3/4 to 4/3. The part is another one in each epoch. It depends only on
-    the seed, the epoch and the sample. For flip, mean and std, see Resize."""
+    the seed, the epoch and the sample. For flip, mean, std and exact, see Resize."""
 
     size: int
     flip: bool = False
     mean: Scale = None
     std: Scale = None
+    exact: bool = False
 
 
 class RandAugment(NamedTuple):
@@ -339,7 +350,7 @@ def _set_mixing(c: StreamConfigStruct, transform: Any) -> None:
 
 def _set_fit(c: StreamConfigStruct, transform: Any) -> None:
     c.fit, c.out_res = _FITS[type(transform)], integer("transforms: size", transform.size, 1, 16384)
-    c.flip = flag("transforms: flip", transform.flip)
+    c.flip, c.exact_resize = flag("transforms: flip", transform.flip), flag("transforms: exact", transform.exact)
     for name, field, value in ("mean", c.mean, transform.mean), ("std", c.std, transform.std):
         if value is not None:
             values = _per_channel(f"transforms: {name}", value, c.channels)

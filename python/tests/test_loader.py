@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import http.server
+import io
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import pathlib
 import pickle
 import shutil
 import subprocess
+import tarfile
 import threading
 import time
 import warnings
@@ -691,6 +693,54 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
     source.close()
     with pytest.raises(ValueError, match="source: it is closed"):
         fdsl.Loader(source, **SMALL)
+
+
+def test_labels_are_words_or_in_a_table(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "flat").mkdir()
+    lines = ["name,label"]
+    with tarfile.open(tmp_path / "w" / "a.tar", "w") as shard:
+        for i, file in enumerate(sorted((digits / "f").glob("*/*.png"))):
+            word = f"class {file.parent.name}"
+            for extension, data in (("png", file.read_bytes()), ("txt", word.encode())):
+                member = tarfile.TarInfo(f"{i:06d}.{extension}")
+                member.size = len(data)
+                shard.addfile(member, io.BytesIO(data))
+            shutil.copy(file, tmp_path / "flat" / f"{i:06d}.png")
+            lines.append(f"{i:06d},{word}")
+    table = tmp_path / "l.csv"
+    table.write_text("\n".join(lines))
+    expected = fdsl.Folder(digits / "f")
+    for source in (
+        fdsl.Shards(tmp_path / "w"),
+        fdsl.Shards(tmp_path / "w", labels=table),
+        fdsl.Folder(tmp_path / "flat", labels=table),
+        pickle.loads(pickle.dumps(fdsl.Shards(tmp_path / "w", image="*.png", labels=table))),
+    ):
+        assert source.classes == [f"class {name}" for name in expected.classes]
+        for (a, one), (b, other) in zip(fdsl.Loader(source, **SMALL), fdsl.Loader(expected, **SMALL)):
+            assert a.tolist() == b.tolist() and one.tolist() == other.tolist()
+    with pytest.raises(ValueError, match="^labels: .*l.csv has the labels of images; drop label"):
+        fdsl.Shards(tmp_path / "w", label="txt", labels=table)
+    table.write_text("\n".join(lines[:-1]))
+    with pytest.raises(fdsl.Error, match="l.csv has no line for it"):
+        fdsl.Loader(fdsl.Shards(tmp_path / "w", labels=table), **SMALL)
+
+
+def test_an_exact_resize_is_that_of_all_pixels(tmp_path: pathlib.Path) -> None:
+    for words in (
+        f"--prepare {tmp_path}/j --from synth --classes 3 --samples 9 --res 128 --encode jpeg --shards 1",
+        f"--prepare {tmp_path}/p --from dataset --source {tmp_path}/j --out-res 128 --encode png --shards 1",
+    ):
+        subprocess.run([PROGRAM, *words.split()], check=True, capture_output=True)
+
+    def images(name: str, **words: Any) -> Any:
+        loader = fdsl.Loader(fdsl.Shards(tmp_path / name), 9, transforms=fdsl.Resize(15, **words), channels=1)
+        return [values.tolist() for values, _ in loader]
+
+    assert images("j", exact=True) == images("p") == images("p", exact=True) != images("j")
+    with pytest.raises(TypeError, match="^transforms: exact: "):
+        images("j", exact=1)
 
 
 def test_a_folder_without_class_folders(digits: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -130,7 +130,7 @@ def test_data_sets_on_a_disk(files: Files) -> None:
     images = folder("f", one__a_png=image, one__notes_txt=b"")
     assert "not images" in message_of(lambda: fdsl.Folder(images))
     assert "class folders" in message_of(lambda: fdsl.Shards(images))
-    shard = tar("s/a.tar", a_png=image, a_txt=b"one", a_json=b'{"a": "b"}')
+    shard = tar("s/a.tar", a_png=image, a_txt=b"one\ntwo", a_json=b'{"a": 1.5}')
     assert "class folders" in message_of(lambda: fdsl.Folder(shard.parent))
     for arguments, words in (
         ({"image": "png:x"}, "which only label can"),
@@ -229,7 +229,7 @@ def test_data_sets_at_a_url(files: Files, server: str, monkeypatch: Any) -> None
         ("http://me:secret@127.0.0.1/x.tar", None, "user or password"),
         ("ftp://x/a.tar", None, "unknown kind of URL"),
         ("az://x/a.tar", None, "unknown kind of URL"),
-        ("gs://x/a.tar", None, "unknown kind of URL"),
+        ("gcs://x/a.tar", None, "unknown kind of URL"),
         ("s3://", None, "bucket"),
         ("s3://bucket/", None, "s3://bucket"),
         ("s3://a?b", None, "query"),

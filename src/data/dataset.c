@@ -18,6 +18,7 @@
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/file_list.h"
+#include "data/label_names.h"
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "data/unpack.h"
@@ -353,6 +354,9 @@ enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sa
                           "it has no mask ('" MASK_MEMBER "'), unlike other samples of the data set; add the "
                           "mask, or choose labels instead of masks with %slabel",
                           OPTION_DASHES);
+    if (dataset->choice.labels_file && list == &dataset->choice.label)
+        return status_set(STATUS_FAILED, "%s has no line for it; add one with its key as the name",
+                          dataset->choice.labels_file);
     return members_lack(list, option, extensions, extensions_of(dataset, sample, extensions));
 }
 
@@ -462,34 +466,43 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
 {
     const struct members *choice = &dataset->choice;
     const char *extensions[DATASET_MEMBERS_MAX];
-    const struct member_rule *rule;
+    const struct member_rule *rule, *image;
     uint32_t count = sample->members;
     TRY(list_extensions(dataset, sample, extensions, at));
-    if (dataset->raw.channels == 0) /* otherwise, the label is known */
+    if (dataset->raw.channels == 0 && !dataset->labelled) /* otherwise, the label is known */
         sample->class_folder = dataset_class_of(dataset, sample->key);
-    sample->image = members_find(&choice->image, extensions, count, false, &rule);
+    sample->image = members_find(&choice->image, extensions, count, false, &image);
+    if (dataset->named) {
+        sample->image = 0;
+        image = NULL;
+    }
     sample->label = dataset->masks ? find_mask(extensions, count, &sample->rule)
                                    : members_find(&choice->label, extensions, count,
                                                   sample->class_folder != LABEL_NONE, &sample->rule);
+    if (members_ambiguous(image, "image", extensions, count, sample->image) ||
+        (!dataset->labelled && members_ambiguous(sample->rule, "label", extensions, count, sample->label)))
+        return STATUS_FAILED;
+    label_names_apply(dataset, sample, count);
     if (choice->only.count) {
-        uint32_t only = members_find(&choice->only, extensions, count, false, &rule);
+        uint32_t only = dataset->named ? 0 : members_find(&choice->only, extensions, count, false, &rule);
         if (only == count)
             return members_lack(&choice->only, "member", extensions, count);
+        if (!dataset->named && members_ambiguous(rule, "member", extensions, count, only))
+            return STATUS_FAILED;
         keep_members(dataset, sample, only, only);
     } else if (dataset->chosen) {
         if (sample->image == count && !dataset->incomplete)
             return lacks(dataset, sample, &choice->image, "image");
-        if (!sample->rule && (choice->label.given || dataset->masks) && !dataset->incomplete)
+        if (!sample->rule &&
+            (choice->label.given || (choice->labels_file && dataset->labelled) || dataset->masks) &&
+            !dataset->incomplete)
             return lacks(dataset, sample, &choice->label, "label");
         keep_members(dataset, sample, sample->image, sample->label);
     }
     return STATUS_OK;
 }
 
-/* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.
- * Calling it again changes nothing. STATUS_FAILED if the sample has an extension twice, has more than
- * DATASET_MEMBERS_MAX members, or lacks a chosen member (unless dataset->incomplete is set). */
-static enum status choose_members(struct dataset *dataset, struct dataset_sample *sample)
+enum status dataset_choose_members(struct dataset *dataset, struct dataset_sample *sample)
 {
     uint32_t at = 0;
     enum status status = choose(dataset, sample, &at);
@@ -504,14 +517,15 @@ static void decide_members(struct dataset *dataset)
 {
     const struct members *choice = &dataset->choice;
     const struct dataset_sample *first = dataset->samples;
-    dataset->chosen = choice->image.given || choice->label.given;
+    dataset->chosen = choice->image.given || choice->label.given || choice->labels_file;
     for (uint32_t m = 0; dataset->sample_count && m < first->members; m++) {
         const char *extension = dataset->members[first->member + m].extension;
         const struct member_rule *rule;
         dataset->chosen |= members_find(&choice->image, &extension, 1, false, &rule) == 0;
     }
     dataset->chosen &= !choice->all && !choice->only.count;
-    for (uint32_t m = 0; !dataset->masks && choice->label.preset && m < dataset->member_count; m++)
+    for (uint32_t m = 0;
+         !dataset->masks && choice->label.preset && !choice->labels_file && m < dataset->member_count; m++)
         dataset->masks = !choice->only.count && strcasecmp(dataset->members[m].extension, MASK_MEMBER) == 0;
     if (dataset->sample_count && !dataset->indexed && !choice->image.given && !choice->only.count &&
         dataset_looks_split(dataset, first) && dataset_warns(dataset))
@@ -604,6 +618,12 @@ static void ask_shards(const struct dataset *dataset, uint32_t shard, uint32_t *
             return;
 }
 
+void dataset_ask_sample(const struct dataset *dataset, uint32_t i, uint32_t *shard, uint32_t *next)
+{
+    for (; dataset->shards && *shard < dataset->file_count && dataset->shard_first[*shard] == i; ++*shard)
+        ask_shards(dataset, *shard, next);
+}
+
 /* The samples whose classes are known. */
 struct candidates {
     struct dataset_candidate *items; /* room for all samples; NULL: no sample is held out */
@@ -612,23 +632,25 @@ struct candidates {
 
 /* Hashes the key of a sample without its class folder and its extension. So the name of the folder does not
  * matter, and --prepare --store imagefolder and shards have the same hashes. */
-static uint64_t hash_key(const struct dataset_sample *sample)
+static uint64_t hash_key(const struct dataset *dataset, const struct dataset_sample *sample)
 {
     const char *slash = strchr(sample->key, '/');
-    const char *name = sample->class_folder != LABEL_NONE && slash ? slash + 1 : sample->key;
+    const bool folder = dataset->labelled ? dataset_class_of(dataset, sample->key) != LABEL_NONE
+                                          : sample->class_folder != LABEL_NONE;
+    const char *name = folder && slash ? slash + 1 : sample->key;
     const char *last = strrchr(name, '/'), *dot = strrchr(last ? last : name, '.');
     return checksum_key(name, dot ? (size_t)(dot - name) : strlen(name));
 }
 
-/* Adds a sample, after choose_members(). If its label cannot be read, leaves it out: a reader of the sample
- * reports that. */
+/* Adds a sample, after dataset_choose_members(). If its label cannot be read, leaves it out: a reader of the
+ * sample reports that. */
 static void add_candidate(struct candidates *candidates, struct plain *plain,
                           const struct dataset_sample *sample)
 {
     int32_t label;
     if (candidates->items && plain_label(plain, sample, 0, &label) == STATUS_OK)
         candidates->items[candidates->count++] =
-            (struct dataset_candidate){label, sample->number, hash_key(sample)};
+            (struct dataset_candidate){label, sample->number, hash_key(plain->dataset, sample)};
 }
 
 static bool is_wanted(const struct dataset *dataset, const struct dataset_sample *sample)
@@ -644,27 +666,27 @@ static __attribute__((noinline)) void find_candidates(struct dataset *dataset, s
     struct plain plain = {.dataset = dataset, .fd = -1};
     uint32_t shard = 0, next = 0;
     for (uint32_t i = 0; i < dataset->sample_count; i++) {
-        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
-            ask_shards(dataset, shard, &next);
-        if (choose_members(dataset, &dataset->samples[i]) == STATUS_OK)
+        dataset_ask_sample(dataset, i, &shard, &next);
+        if (dataset_choose_members(dataset, &dataset->samples[i]) == STATUS_OK)
             add_candidate(candidates, &plain, &dataset->samples[i]);
     }
     plain_close(&plain);
 }
 
 /* Chooses the members of every sample, reads their edges or all their bytes, and removes skipped samples from
- * the list. Adds the samples to `candidates`, also those that it skips. */
-static enum status read_all_samples(struct dataset *dataset, bool whole, struct candidates *candidates)
+ * the list. Adds the samples to `candidates`, also those that it skips. Continues and closes `reading`. */
+static enum status read_all_samples(struct dataset *dataset, bool whole, struct candidates *candidates,
+                                    struct label_reading *reading)
 {
-    struct plain plain = {.dataset = dataset, .fd = -1};
-    uint32_t kept = 0, shard = 0, next = 0;
+    struct plain *plain = &reading->plain;
+    uint32_t kept = 0, shard = 0;
     bool closed = false; /* the latest file could not be opened; this is already reported */
     enum status status = STATUS_OK;
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
         struct dataset_sample *sample = &dataset->samples[i];
         for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++) {
-            ask_shards(dataset, shard, &next);
+            ask_shards(dataset, shard, &reading->next);
             dataset->shard_first[shard] = kept;
         }
         if (!is_wanted(dataset, sample))
@@ -672,14 +694,14 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
         status = dataset_check_cancelled(dataset);
         if (status != STATUS_OK)
             break;
-        bool said = closed && dataset->members[sample->member].file == plain.file;
-        status = choose_members(dataset, sample);
+        bool said = closed && dataset->members[sample->member].file == plain->file;
+        status = dataset_choose_members(dataset, sample);
         const bool chosen = status == STATUS_OK;
         if (status == STATUS_OK)
-            status = plain_sample(&plain, sample, whole);
+            status = plain_sample(plain, sample, whole);
         if (status == STATUS_OK && kept == 0)
-            status = try_label(&plain, sample);
-        closed = plain.fd < 0;
+            status = try_label(plain, sample);
+        closed = plain->fd < 0;
         if (status != STATUS_OK && said && dataset->skip) {
             status = STATUS_OK;
             dataset->skipped++;
@@ -688,16 +710,16 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
         if (status != STATUS_OK) {
             status = dataset_skip(dataset, status, 1);
             if (status == STATUS_OK && chosen && !(closed && dataset->shards))
-                add_candidate(candidates, &plain, sample);
+                add_candidate(candidates, plain, sample);
             continue;
         }
-        add_candidate(candidates, &plain, sample);
+        add_candidate(candidates, plain, sample);
         dataset->bytes += sample->bytes;
         if (sample->bytes > dataset->sample_bytes_max)
             dataset->sample_bytes_max = sample->bytes;
         dataset->samples[kept++] = *sample;
     }
-    plain_close(&plain);
+    plain_close(plain);
     if (status != STATUS_OK)
         return status;
     for (; dataset->shards && shard <= dataset->file_count; shard++)
@@ -743,7 +765,8 @@ enum status dataset_hash(struct dataset *dataset)
     for (uint32_t f = 0; f < dataset->file_count; f++)
         if (dataset->files[f].md5)
             TRY(check_md5(dataset, f));
-    return read_all_samples(dataset, true, &(struct candidates){0});
+    return read_all_samples(dataset, true, &(struct candidates){0},
+                            &(struct label_reading){.plain = {.dataset = dataset, .fd = -1}});
 }
 
 /* ---- Opening ---- */
@@ -858,7 +881,7 @@ enum status dataset_find_records(const char *folder, const struct record_format 
 /* Refuses class folders without an image, as ImageFolder does. */
 static enum status check_empty_classes(const struct dataset *dataset)
 {
-    if (!dataset->empty_classes || dataset->allow_empty)
+    if (!dataset->empty_classes || dataset->allow_empty || dataset->choice.labels_file)
         return STATUS_OK;
     enum status status = status_set(
         STATUS_FAILED,
@@ -891,7 +914,8 @@ static enum status check_choice(const struct dataset *dataset)
 {
     const struct member_list *const lists[] = {&dataset->choice.image, &dataset->choice.label};
     for (int i = 0; dataset->chosen && (dataset->skip || dataset->incomplete) && i < 2; i++) {
-        bool found = !lists[i]->given || dataset->sample_count == 0;
+        bool found = !lists[i]->given || (i == 0 && dataset->named) ||
+                     (i == 1 && dataset->choice.labels_file) || dataset->sample_count == 0;
         for (uint32_t n = 0; !found && n < dataset->sample_count; n++)
             found = has_member(dataset, &dataset->samples[n], lists[i]);
         if (!found)
@@ -902,7 +926,7 @@ static enum status check_choice(const struct dataset *dataset)
 }
 
 /* Reads the samples, and chooses those that are held out. With dataset->only_held, chooses them first. */
-static enum status read_and_hold_out(struct dataset *dataset)
+static enum status read_and_hold_out(struct dataset *dataset, struct label_reading *reading)
 {
     FREED struct dataset_candidate *items = NULL;
     const bool holds = dataset->test_share > 0;
@@ -913,8 +937,20 @@ static enum status read_and_hold_out(struct dataset *dataset)
         find_candidates(dataset, &all);
         TRY(hold_out(dataset, items, all.count));
     }
-    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed, dataset->only_held ? &none : &all));
+    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed, dataset->only_held ? &none : &all,
+                         reading));
     return holds && !dataset->only_held ? hold_out(dataset, items, all.count) : STATUS_OK;
+}
+
+/* Finds labels that are words or in a table, and reads the samples. Not inlined: as find_candidates(). */
+static __attribute__((noinline)) enum status read_labels_and_samples(struct dataset *dataset)
+{
+    struct label_reading reading = {.plain = {.dataset = dataset, .fd = -1}};
+    enum status status = label_names_find(dataset, &reading);
+    if (status == STATUS_OK)
+        status = read_and_hold_out(dataset, &reading);
+    plain_close(&reading.plain);
+    return status;
 }
 
 enum status dataset_check(const char *url, struct dataset *dataset)
@@ -923,7 +959,7 @@ enum status dataset_check(const char *url, struct dataset *dataset)
     remote_shown(url, path, sizeof path);
     TRY(check_empty_classes(dataset));
     TRY(check_choice(dataset));
-    TRY(read_and_hold_out(dataset));
+    TRY(read_labels_and_samples(dataset));
     if (!dataset->shards)
         drop_files(dataset);
     if (dataset->faults > WARNINGS_MAX)
@@ -959,6 +995,10 @@ enum status dataset_open(const char *path, bool skip, const struct members *choi
 const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count)
 {
     const struct member_rule *rule = dataset->sample_count ? dataset->samples[0].rule : NULL;
+    if (dataset->labelled) {
+        *count = dataset->class_name_count;
+        return *count ? dataset->class_names : NULL;
+    }
     bool folder = rule && rule->folder, cls = rule && strcasecmp(rule->extension, "cls") == 0;
     bool listed = dataset->class_names && dataset->class_name_count >= dataset->class_count;
     *count = folder || cls ? (listed ? dataset->class_name_count : dataset->class_count) : 0;
@@ -968,8 +1008,9 @@ const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *
 /* Does the same as dataset_class_names(), before dataset_check(). */
 static const char *const *find_class_names(struct dataset *dataset, uint32_t *count)
 {
-    bool known = dataset->sample_count && (dataset->classes || dataset->class_names) &&
-                 choose_members(dataset, dataset->samples) == STATUS_OK;
+    bool known = dataset->sample_count && !dataset->choice.labels_file &&
+                 (dataset->classes || dataset->class_names) &&
+                 dataset_choose_members(dataset, dataset->samples) == STATUS_OK;
     *count = 0; /* if the choice failed, dataset_check() reports it */
     return known ? dataset_class_names(dataset, count) : NULL;
 }

@@ -58,7 +58,8 @@ struct dataset_sample {
     uint32_t image, label; /* number of the member that is the image, or the label; `members` if there is
                             * none */
     uint32_t number;       /* among all samples of the data set, also those that were skipped */
-    int32_t class_folder;  /* number of the class folder; LABEL_NONE if there are no class folders */
+    int32_t class_folder;  /* number of the class folder, with dataset->labelled the label; LABEL_NONE if
+                            * there is none */
     const struct member_rule *rule; /* how to read the label; NULL if there is no label */
 };
 
@@ -87,6 +88,11 @@ struct dataset {
     bool masks;    /* samples have masks instead of labels: the member MASK_MEMBER is `label` of a sample.
                       dataset_find() sets it if a sample has this member, unless labels were chosen */
     struct members choice;
+    bool named; /* each sample is a file, whose name was compared with a pattern: member 0 is its image */
+    bool needs_labels; /* dataset_check() finds out whether labels are words (data/label_names.h) */
+    bool labelled;     /* `class_folder` of the samples has the labels: their words were numbered, or a table
+                          has them. Samples whose label could not be read keep their member */
+    bool worded;       /* the labels are words, whose sorted list is `class_names` */
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count;
     const char *empty_class;  /* the first class folder without a sample */
@@ -94,7 +100,8 @@ struct dataset {
     bool allow_empty;         /* class folders may be empty */
     bool incomplete;          /* samples without an image or a label, or with a dangling link, are kept */
     bool streamed;            /* messages about such samples advise --on-error mask */
-    const char **class_names; /* from classes.txt beside an index or shards; NULL if there is none */
+    const char **class_names; /* from classes.txt beside an index or shards, or the words of `worded`; NULL if
+                                 there is none */
     uint32_t class_name_count;
     struct dataset_file *files;
     struct dataset_member *members;
@@ -275,8 +282,8 @@ enum status dataset_find_records(const char *folder, const struct record_format 
 enum status dataset_same_classes(struct dataset *train, struct dataset *test);
 
 /* Returns the names of the classes after dataset_check(): those of classes.txt beside the index or the
- * shards, or of the class folders. Sets `*count`. NULL and 0 if the classes have no names, or if labels are
- * read from a member other than "cls". */
+ * shards, the words that are labels, or the class folders. Sets `*count`. NULL and 0 if the classes have no
+ * names, or if labels are read from a member other than "cls". */
 const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count);
 
 /* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
@@ -288,6 +295,15 @@ enum status dataset_hash(struct dataset *dataset);
 
 /* ---- Filling the list ----
  * Only for dataset.c, dataset_list.c (indexes and shards), dataset_files.c (single files) and records.c. */
+
+/* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.
+ * Calling it again changes nothing. STATUS_FAILED if the sample has an extension twice, has more than
+ * DATASET_MEMBERS_MAX members, or lacks a chosen member (unless dataset->incomplete is set). */
+enum status dataset_choose_members(struct dataset *dataset, struct dataset_sample *sample);
+
+/* Requests the file of sample `i`, and those after it, if the data set is remote, and sample `i` is the first
+ * of its shard. `*shard` and `*next` are at first 0. For loops over all samples. */
+void dataset_ask_sample(const struct dataset *dataset, uint32_t i, uint32_t *shard, uint32_t *next);
 
 /* Finds out what kind of data set the folder or URL is, and adds its samples. */
 enum status dataset_list_samples(struct dataset *dataset);

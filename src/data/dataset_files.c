@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -352,6 +353,12 @@ static const char *sample_extension(const struct members *choice, bool arrays, c
         const size_t end = strlen(extension);
         if (list->preset && (strcasecmp(extension, "npy") == 0) != arrays)
             continue;
+        if (list->rules[r].pattern) { /* of the whole name of the file */
+            const char *dot = strrchr(leaf, '.');
+            if (dot && dot > leaf && dot[1] && fnmatch(extension, leaf, FNM_CASEFOLD) == 0)
+                return dot + 1;
+            continue;
+        }
         if (length > end + 1 && leaf[length - end - 1] == '.' &&
             strcasecmp(leaf + length - end, extension) == 0)
             return leaf + length - end;
@@ -730,6 +737,10 @@ static enum status open_images(struct dataset *dataset, const struct dataset_nam
 {
     uint32_t inside = 0;
     bool labelled = false; /* by files such as a.b.cls */
+    const struct member_list *list =
+        dataset->choice.only.count ? &dataset->choice.only : &dataset->choice.image;
+    for (uint32_t r = 0; r < list->count; r++)
+        dataset->named |= list->rules[r].pattern;
     for (uint32_t i = 0; i < files->count; i++) {
         TRY(split_parts(&files->items[i]));
         inside += files->items[i].extension && *files->items[i].class_;

@@ -121,6 +121,10 @@ extern const char
 
 /* The output has res x res pixels, except for FIT_LONGEST and FIT_SHORTEST. Random parts are functions of the
  * seed, the epoch and the sample. */
+#define EXACT_RESIZE_HELP                                                              \
+    "decode JPEG files at their full size before they are resized"                     \
+    ", as GPUs do. Without it, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if th" \
+    "at is still larger than the output, which is faster and gives slightly different values"
 struct image_fit {
     enum fit_how how;
     uint32_t res;      /* 0: images keep their size, and the other fields are ignored */

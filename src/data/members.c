@@ -1,5 +1,7 @@
 #include "data/members.h"
 
+#include <ctype.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -104,6 +106,7 @@ static enum status parse_rule(const char *option, const char *entry, size_t leng
                          OPTION_OR_FIELD("names a field, which only --label can; drop the ':'",
                                          "names a field, which only label can; drop the ':'"));
     memcpy(rule->extension, entry, extension);
+    rule->pattern = strpbrk(rule->extension, "*?[") != NULL;
     if (colon)
         memcpy(rule->field, colon + 1, field - 1);
     if (labels && !*rule->field && (colon || strcasecmp(rule->extension, "json") == 0))
@@ -147,7 +150,43 @@ enum status members_parse(const char *image, const char *label, const char *memb
     return STATUS_OK;
 }
 
+enum status members_take_table(const char *file, const char *label, struct members *members)
+{
+    const char *const other = file && label && !members->label.preset         ? "label"
+                              : file && (members->all || members->only.count) ? "member"
+                                                                              : NULL;
+    members->labels_file = file;
+    return other ? status_set(STATUS_USAGE, "%slabels%s %s has the labels of images; drop %s%s",
+                              OPTION_DASHES, OPTION_OR_FIELD("", ":"), file, OPTION_DASHES, other)
+                 : STATUS_OK;
+}
+
 /* ---- Choosing ---- */
+
+bool members_matches(const struct member_rule *rule, const char *extension)
+{
+    char dotted[MEMBER_EXTENSION_MAX + 256];
+    if (rule->folder)
+        return false;
+    if (!rule->pattern)
+        return strcasecmp(rule->extension, extension) == 0;
+    snprintf(dotted, sizeof dotted, ".%s", extension);
+    return fnmatch(rule->extension, extension, FNM_CASEFOLD) == 0 ||
+           fnmatch(rule->extension, dotted, FNM_CASEFOLD) == 0;
+}
+
+bool members_ambiguous(const struct member_rule *rule, const char *option, const char *const extensions[],
+                       uint32_t count, uint32_t found)
+{
+    for (uint32_t m = found + 1; rule && rule->pattern && m < count; m++)
+        if (members_matches(rule, extensions[m])) {
+            status_set(STATUS_FAILED,
+                       "%s%s %s matches several of its members: %.60s and %.60s; use a narrower pattern",
+                       OPTION_DASHES, option, rule->extension, extensions[found], extensions[m]);
+            return true;
+        }
+    return false;
+}
 
 uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
                       bool folder, const struct member_rule **rule)
@@ -161,8 +200,8 @@ uint32_t members_find(const struct member_list *list, const char *const extensio
         *rule = &list->rules[r];
         if ((*rule)->folder && folder)
             return count;
-        for (uint32_t m = 0; !(*rule)->folder && m < count; m++)
-            if (strcasecmp((*rule)->extension, extensions[m]) == 0)
+        for (uint32_t m = 0; m < count; m++)
+            if (members_matches(*rule, extensions[m]))
                 return m;
     }
     *rule = NULL;
@@ -211,6 +250,27 @@ const char *members_format(const char *extension)
 
 /* ---- Labels ---- */
 
+/* Appended to the message about a word in a data set whose other labels are integers, or in `load`. */
+#define NOT_A_WORD "; words are labels only if all labels are words"
+
+/* Copies a word without surrounding blanks and line breaks. Returns false if it is empty, too long, or has
+ * control characters. */
+static bool take_word(const uint8_t *bytes, uint64_t size, char text[LABEL_BYTES_MAX + 1])
+{
+    while (size > 0 && isspace(bytes[size - 1]))
+        size--;
+    while (size > 0 && isspace(*bytes))
+        bytes++, size--;
+    for (uint64_t i = 0; i < size && size <= LABEL_BYTES_MAX; i++)
+        if (iscntrl(bytes[i]))
+            return false;
+    if (size == 0 || size > LABEL_BYTES_MAX)
+        return false;
+    memcpy(text, bytes, size);
+    text[size] = '\0';
+    return true;
+}
+
 #ifdef HAVE_JANSSON
 /* Follows the names of `field` through nested objects. Returns NULL if a name is missing. */
 static const json_t *find_field(const json_t *value, const char *field)
@@ -226,41 +286,73 @@ static const json_t *find_field(const json_t *value, const char *field)
     return value;
 }
 
-static enum status json_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
-                              int32_t *label)
+/* Parses a JSON member. The caller frees `*root`. `*value` is the field, which is not NULL. */
+static enum status json_field(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                              json_t **root, const json_t **value)
 {
     json_error_t error;
     if (size > MEMBER_JSON_BYTES_MAX)
         return status_set(STATUS_FAILED, "its %s has %llu bytes, more than the %d that are parsed",
                           rule->extension, (unsigned long long)size, MEMBER_JSON_BYTES_MAX);
-    json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &error);
-    if (!root)
+    *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &error);
+    if (!*root)
         return status_set(STATUS_FAILED, "its %s is not valid JSON: line %d: %s", rule->extension, error.line,
                           error.text);
-    const json_t *value = find_field(root, rule->field);
-    enum status status = STATUS_OK;
-    if (!value)
-        status = status_set(STATUS_FAILED, "its %s has no field '%s'; name another with %slabel %s:FIELD",
-                            rule->extension, rule->field, OPTION_DASHES, rule->extension);
-    else if (!json_is_integer(value) || json_integer_value(value) < INT32_MIN ||
-             json_integer_value(value) > INT32_MAX)
-        status = status_set(STATUS_FAILED, "field '%s' of its %s is not an integer of 32 bits", rule->field,
-                            rule->extension);
-    else
+    *value = find_field(*root, rule->field);
+    return *value ? STATUS_OK
+                  : status_set(STATUS_FAILED, "its %s has no field '%s'; name another with %slabel %s:FIELD",
+                               rule->extension, rule->field, OPTION_DASHES, rule->extension);
+}
+
+static bool is_label(const json_t *value)
+{
+    return json_is_integer(value) && json_integer_value(value) >= INT32_MIN &&
+           json_integer_value(value) <= INT32_MAX;
+}
+
+static enum status json_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                              int32_t *label)
+{
+    json_t *root = NULL;
+    const json_t *value;
+    enum status status = json_field(rule, bytes, size, &root, &value);
+    if (status == STATUS_OK && !is_label(value))
+        status = status_set(STATUS_FAILED, "field '%s' of its %s is not an integer of 32 bits%s", rule->field,
+                            rule->extension, json_is_string(value) ? NOT_A_WORD : "");
+    else if (status == STATUS_OK)
         *label = (int32_t)json_integer_value(value);
     json_decref(root);
     return status;
 }
-#else
-static enum status json_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
-                              int32_t *label)
+
+static enum status json_text(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                             char text[LABEL_BYTES_MAX + 1], bool *number)
 {
-    (void)bytes, (void)size, (void)label;
+    json_t *root = NULL;
+    const json_t *value;
+    enum status status = json_field(rule, bytes, size, &root, &value);
+    *number = status == STATUS_OK && is_label(value);
+    if (*number)
+        snprintf(text, LABEL_BYTES_MAX + 1, "%" PRIi32, (int32_t)json_integer_value(value));
+    else if (status == STATUS_OK &&
+             !(json_is_string(value) &&
+               take_word((const uint8_t *)json_string_value(value), json_string_length(value), text)))
+        status = status_set(STATUS_FAILED, "field '%s' of its %s is neither an integer of 32 bits nor a word",
+                            rule->field, rule->extension);
+    json_decref(root);
+    return status;
+}
+#else
+static enum status lacks_json(const struct member_rule *rule)
+{
     return status_set(STATUS_UNAVAILABLE,
                       "its label is in %s, and this build has no jansson: install it (libjansson-dev) and "
                       "build again",
                       rule->extension);
 }
+
+#define json_label(rule, bytes, size, label)       lacks_json(rule)
+#define json_text(rule, bytes, size, text, number) lacks_json(rule)
 #endif
 
 enum status members_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size, int32_t *label)
@@ -270,9 +362,26 @@ enum status members_label(const struct member_rule *rule, const uint8_t *bytes, 
     if (size <= LABEL_BYTES_MAX && label_parse(bytes, size, label))
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "its %s is not a label: a label is a decimal integer of 32 bits; name another member "
-                      "with %slabel",
+                      "its %s is not a label: a label is a decimal integer of 32 bits, or in all samples a "
+                      "word; name another member with %slabel",
                       rule->extension, OPTION_DASHES);
+}
+
+enum status members_label_text(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                               char text[LABEL_BYTES_MAX + 1], bool *number)
+{
+    int32_t label;
+    if (*rule->field)
+        return json_text(rule, bytes, size, text, number);
+    *number = size <= LABEL_BYTES_MAX && label_parse(bytes, size, &label);
+    if (*number)
+        snprintf(text, LABEL_BYTES_MAX + 1, "%" PRIi32, label);
+    else if (!take_word(bytes, size, text))
+        return status_set(
+            STATUS_FAILED,
+            "its %s is not a label: neither an integer of 32 bits nor a word of at most %d bytes",
+            rule->extension, LABEL_BYTES_MAX);
+    return STATUS_OK;
 }
 
 enum status label_check(int32_t label, uint32_t classes)

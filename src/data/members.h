@@ -23,10 +23,11 @@
 #define MEMBER_FIELD_MAX      128        /* bytes, with the terminating zero */
 #define MEMBER_JSON_BYTES_MAX (16 << 20) /* largest JSON member that is parsed */
 
-/* One entry of --image or --label. A label with a `field` is an integer in a JSON object; any other label is
- * a decimal integer. */
+/* One entry of --image or --label. A label with a `field` is a value in a JSON object; any other label is a
+ * text. It is a decimal integer, or in all samples a word (data/label_names.h). */
 struct member_rule {
-    char extension[MEMBER_EXTENSION_MAX]; /* empty if `folder` */
+    char extension[MEMBER_EXTENSION_MAX]; /* empty if `folder`; or a pattern */
+    bool pattern;                         /* `extension` has wildcards; see members_matches() */
     char field[MEMBER_FIELD_MAX]; /* names from the outermost object inwards, separated by dots; or empty */
     bool folder;                  /* the label is the number of the sample's class folder */
     bool mask;                    /* the member is a mask, which the sample has instead of a label */
@@ -44,17 +45,22 @@ struct members {
     struct member_list image, label;
     struct member_list only; /* --member EXT: read only this member; otherwise empty */
     bool all;                /* --member all: read every member */
+    const char *labels_file; /* --labels FILE: the table that has the labels (data/label_names.h), or NULL.
+                                Set by the caller after members_parse(); not owned */
 };
 
 /* The options that choose members, for a table of options. `image_at`, `label_at` and `member_at` are the
  * offsets of their values. For `column_`, see `column` of struct option_spec. */
 /* clang-format off */
 #define MEMBER_IMAGE_LABEL(image_at, label_at, column_)                                                     \
-    {"image", "LIST", OPTION_TEXT, image_at, .column = column_, .help = "extensions of the image of a sample, separated by ';' (quote the list). The first extension that a sample has is read (default: " MEMBERS_IMAGE ")"},                                                    \
-    {"label", "LIST", OPTION_TEXT, label_at, .column = column_, .help = "possible locations of the label, separated by ';'. EXT: a decimal integer in the member with this extension; json:FIELD: an integer in a JSON object (OUTER.INNER for nested objects); folder: the number of the class folder. The first location that a sample has is read (default: in class folders folder, elsewhere " MEMBERS_LABEL ")"}
+    {"image", "LIST", OPTION_TEXT, image_at, .column = column_, .help = "extensions of the image of a sample, or patterns such as *_rgb.png, separated by ';' (quote the list). The first entry that a sample has is read (default: " MEMBERS_IMAGE ")"},                                                    \
+    {"label", "LIST", OPTION_TEXT, label_at, .column = column_, .help = "possible locations of the label, separated by ';'. EXT: an integer or a word in the member with this extension; json:FIELD: the same in a JSON object (OUTER.INNER for nested objects); folder: the number of the class folder. Words become the numbers of the sorted words. The first location that a sample has is read (default: in class folders folder, elsewhere " MEMBERS_LABEL ")"}
 #define MEMBER_OPTIONS(image_at, label_at, member_at)                                                       \
     MEMBER_IMAGE_LABEL(image_at, label_at, COLUMN),                                                           \
     {"member", "EXT", OPTION_TEXT, member_at, .column = COLUMN, .help = "read only the member with this extension, for example bin, or all members: all"}
+/* The option of a table of labels, for a table of options, as MEMBER_OPTIONS. */
+#define LABELS_OPTION(labels_at)                                                                              \
+    {"labels", "FILE", OPTION_TEXT, labels_at, .column = COLUMN, .help = "CSV file with the labels, with the columns name (key or file of a sample) and label (an integer, or in all lines a word), instead of --label"}
 /* clang-format on */
 
 /* ---- Labels ---- */
@@ -91,6 +97,10 @@ enum status label_check(int32_t label, uint32_t classes);
  * STATUS_USAGE with the option and the fault. */
 enum status members_parse(const char *image, const char *label, const char *member, struct members *members);
 
+/* Sets members->labels_file to the value of --labels, unless it is NULL. `label` is the value of --label.
+ * STATUS_USAGE if --label or --member was given, too. */
+enum status members_take_table(const char *file, const char *label, struct members *members);
+
 /* Finds the first rule that applies to a sample, and sets `*rule`. `extensions` lists the `count` members of
  * the sample. `folder` is true if the sample has a class folder; the rule `folder` applies only then, and
  * comes first if the list is the default of --label. All readers and writers of labels use this choice.
@@ -98,6 +108,15 @@ enum status members_parse(const char *image, const char *label, const char *memb
  * applies, returns `count` and sets `*rule` to NULL. */
 uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
                       bool folder, const struct member_rule **rule);
+
+/* Returns whether an extension is that of a rule. A pattern, with the wildcards of fnmatch(), must match the
+ * extension, or the extension after a dot: "*.jpg" matches "jpg" and "left.jpg", "left*" only the latter. */
+bool members_matches(const struct member_rule *rule, const char *extension);
+
+/* Returns whether the rule that members_find() found applies to another member after `found`, too, and sets
+ * the message that its pattern is ambiguous. `option` is as in members_lack(). */
+bool members_ambiguous(const struct member_rule *rule, const char *option, const char *const extensions[],
+                       uint32_t count, uint32_t found);
 
 /* Returns whether the members look like several samples whose names have dots: there are two or more, and all
  * of them are images with a dot in the extension, as 0.jpg and 1.jpg are of the files cat.0.jpg and
@@ -123,6 +142,12 @@ const char *members_format(const char *extension);
  * bits; STATUS_UNAVAILABLE for JSON in builds without jansson. Thread safe. */
 enum status members_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
                           int32_t *label);
+
+/* Writes a label as text, without surrounding blanks, and sets `*number` if it is an integer. A word has at
+ * most LABEL_BYTES_MAX bytes, and no control characters. STATUS_FAILED, with the reason, if it is neither.
+ * Otherwise as members_label(). */
+enum status members_label_text(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                               char text[LABEL_BYTES_MAX + 1], bool *number);
 
 /* ---- Names of members ---- */
 

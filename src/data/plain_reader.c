@@ -17,6 +17,9 @@ void plain_close(struct plain *plain)
     if (plain->fd >= 0)
         dataset_file_close(plain->dataset, plain->fd);
     free(plain->buffer);
+    plain->fd = -1;
+    plain->buffer = NULL;
+    plain->buffer_bytes = 0;
 }
 
 static enum status plain_fail(const struct plain *plain, uint64_t offset, const char *reason)
@@ -274,18 +277,36 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
 
 /* ---- Labels ---- */
 
+/* Reads the bytes of the member that is the label into the buffer: as many as its format allows. */
+static enum status read_label(struct plain *plain, const struct dataset_sample *sample,
+                              const struct dataset_member **found)
+{
+    struct dataset_member *member = &plain->dataset->members[sample->member + sample->label];
+    *found = member;
+    if (member->size == UINT64_MAX)
+        TRY(plain_open_new(plain, member));
+    uint64_t most = *sample->rule->field ? MEMBER_JSON_BYTES_MAX : LABEL_BYTES_MAX;
+    uint64_t bytes = member->size < most ? member->size : most;
+    TRY(plain_room(plain, member->offset, bytes));
+    return plain_bytes(plain, member, bytes, plain->buffer);
+}
+
 enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,
                         int32_t *label)
 {
     const struct dataset *dataset = plain->dataset;
     if (sample->label == sample->members)
         return dataset_label(dataset, sample, NULL, 0, classes, label);
-    struct dataset_member *member = &dataset->members[sample->member + sample->label];
-    if (member->size == UINT64_MAX)
-        TRY(plain_open_new(plain, member));
-    uint64_t most = *sample->rule->field ? MEMBER_JSON_BYTES_MAX : LABEL_BYTES_MAX;
-    uint64_t bytes = member->size < most ? member->size : most;
-    TRY(plain_room(plain, member->offset, bytes));
-    TRY(plain_bytes(plain, member, bytes, plain->buffer));
+    const struct dataset_member *member;
+    TRY(read_label(plain, sample, &member));
     return dataset_label(dataset, sample, plain->buffer, member->size, classes, label);
+}
+
+enum status plain_label_text(struct plain *plain, const struct dataset_sample *sample,
+                             char text[LABEL_BYTES_MAX + 1], bool *number)
+{
+    const struct dataset_member *member;
+    TRY(plain_open_new(plain, &plain->dataset->members[sample->member + sample->label]));
+    TRY(read_label(plain, sample, &member));
+    return members_label_text(sample->rule, plain->buffer, member->size, text, number);
 }

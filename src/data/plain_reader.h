@@ -46,7 +46,12 @@ enum status plain_member(struct plain *plain, const struct dataset_sample *sampl
 enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,
                         int32_t *label);
 
-/* Closes the file and frees the buffer. */
+/* Reads the label of a sample, which is in a member, as text: members_label_text(). Records the identity of
+ * its file if it was not open, as plain_sample() does. */
+enum status plain_label_text(struct plain *plain, const struct dataset_sample *sample,
+                             char text[LABEL_BYTES_MAX + 1], bool *number);
+
+/* Closes the file and frees the buffer. Closing again does nothing. */
 void plain_close(struct plain *plain);
 
 FDSL_C_END

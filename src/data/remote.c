@@ -108,17 +108,16 @@ static enum status out_of_memory(void)
 /* Refuses kinds of URLs that cannot be read, and says how to write the same place. */
 static enum status check_scheme(const char *option, const char *url)
 {
-    static const char *const known[] = {"https://", "http://", "s3://"};
+    static const char *const known[] = {"https://", "http://", "s3://", "gs://"};
     static const struct {
         const char *schemes, *remedy;
     } others[] = {
         {" az abfs abfss wasb wasbs adl ",
          "for Azure, write https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX/?SAS"},
-        {" gs gcs ", "for Google Cloud Storage, write s3://BUCKET/PREFIX/ with an HMAC key and "
-                     "AWS_ENDPOINT_URL=https://storage.googleapis.com"},
+        {" gcs ", "for Google Cloud Storage, write gs://BUCKET/PREFIX/"},
         {" s3a s3n ", "write s3://BUCKET/PREFIX/"},
     };
-    const char *remedy = "use https://, http://, s3:// or file://";
+    const char *remedy = "use https://, http://, s3://, gs:// or file://";
     const int length = (int)(strstr(url, "://") - url);
     char word[16];
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -141,7 +140,7 @@ static enum status split_url(const char *url, struct remote *remote, char **leaf
     size_t length = strcspn(url, "?");
     const char *host = strstr(url, "://") + 3;
     TRY(check_scheme(option, url));
-    if (strcspn(host, "/?") == 0 && strncmp(url, "s3:", 3) != 0)
+    if (strcspn(host, "/?") == 0 && !s3_is_url(url))
         return status_set(STATUS_USAGE, "%s%s: a URL needs a host: https://HOST/PATH/NAME.tar", OPTION_DASHES,
                           option);
     if (strcspn(host, "/?") > strcspn(host, "@"))
@@ -190,35 +189,41 @@ static void decode(char *text, const char *only)
     *to = '\0';
 }
 
-/* Replaces s3://BUCKET/PREFIX/ by the URL of the service. In such URLs only a question mark and a percent
- * sign can be encoded, because names of objects may contain percent codes. */
+/* Replaces s3://BUCKET/PREFIX/ or gs://BUCKET/PREFIX/ by the URL of the service. In such URLs only a question
+ * mark and a percent sign can be encoded, because names of objects may contain percent codes. */
 static enum status find_s3(struct remote *remote, char *leaf)
 {
     if (*remote->suffix)
-        return status_set(STATUS_USAGE,
-                          "%s%s %s?...: an s3:// URL has no query; write %%3F for a question mark in a name",
-                          OPTION_DASHES, remote->options.option, remote->shown);
+        return status_set(
+            STATUS_USAGE,
+            "%s%s %s?...: an s3:// or gs:// URL has no query; write %%3F for a question mark in a name",
+            OPTION_DASHES, remote->options.option, remote->shown);
     decode(remote->base, "?%");
     if (leaf)
         decode(leaf, "?%");
 
-    const char *endpoint = getenv("AWS_ENDPOINT_URL_S3");
+    const bool google = *remote->base == 'g';
+    char endpoint[S3_FIELD_MAX];
+    const char *origin;
     const char *bucket = remote->base + strlen("s3://"), *slash = strchr(bucket, '/');
     int length = slash ? (int)(slash - bucket) : 0;
     FREED char *encoded = calloc(1, URL_MAX);
     char *base = NULL;
-    endpoint = endpoint ? endpoint : getenv("AWS_ENDPOINT_URL");
     if (!encoded)
         return out_of_memory();
-    TRY(s3_find_region(remote->region));
+    TRY((google ? s3_find_google_endpoint : s3_find_endpoint)(endpoint, &origin));
+    if (google) /* its interface accepts this region for all buckets */
+        strcpy(remote->region, "auto");
+    else
+        TRY(s3_find_region(remote->region));
     if (length == 0 || !s3_encode(slash + 1, true, encoded, URL_MAX))
-        return status_set(STATUS_USAGE, "%s%s %s: name a bucket: s3://BUCKET/PREFIX/", OPTION_DASHES,
-                          remote->options.option, remote->shown);
-    if (endpoint) { /* path style */
-        size_t end = strlen(endpoint) - (*endpoint && endpoint[strlen(endpoint) - 1] == '/');
+        return status_set(STATUS_USAGE, "%s%s %s: name a bucket: %s://BUCKET/PREFIX/", OPTION_DASHES,
+                          remote->options.option, remote->shown, google ? "gs" : "s3");
+    if (*endpoint) { /* path style */
+        size_t end = strlen(endpoint) - (endpoint[strlen(endpoint) - 1] == '/');
         if (strncmp(endpoint, "http://", 7) != 0 && strncmp(endpoint, "https://", 8) != 0)
-            return status_set(STATUS_USAGE,
-                              "AWS_ENDPOINT_URL: '%.80s' does not begin with http:// or https://", endpoint);
+            return status_set(STATUS_USAGE, "%s: '%.80s' does not begin with http:// or https://", origin,
+                              endpoint);
         if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
             return out_of_memory();
     } else if (memchr(bucket, '.', (size_t)length)) {
@@ -235,7 +240,8 @@ static enum status find_s3(struct remote *remote, char *leaf)
     remote->base = base;
     const char *host = strstr(base, "://") + 3;
     snprintf(remote->host, sizeof remote->host, "%.*s", (int)strcspn(host, "/"), host);
-    return remote->prefix ? s3_find_credentials(&remote->credentials) : out_of_memory();
+    return remote->prefix ? (google ? s3_find_google_credentials : s3_find_credentials)(&remote->credentials)
+                          : out_of_memory();
 }
 
 /* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
@@ -345,7 +351,7 @@ static enum status find_service(struct remote *remote, char *leaf)
     remote->identity = identity_of(remote->suffix);
     if (!remote->identity)
         return out_of_memory();
-    if (strncmp(remote->base, "s3://", 5) == 0) {
+    if (s3_is_url(remote->base)) {
         remote->service = SERVICE_S3;
         return find_s3(remote, leaf);
     }

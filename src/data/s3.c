@@ -101,6 +101,7 @@ static enum status read_profile(const char *variable, const char *name, const st
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path ? path : usual);
 }
 
+/* Sets each setting to its variable, or to "". */
 static enum status read_environment(const struct setting *settings, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -137,6 +138,45 @@ enum status s3_find_credentials(struct s3_credentials *credentials)
         return status_set(STATUS_USAGE, "an access key for S3 is set, but its secret is not; set "
                                         "AWS_SECRET_ACCESS_KEY");
     return STATUS_OK;
+}
+
+enum status s3_find_google_credentials(struct s3_credentials *credentials)
+{
+    const struct setting settings[] = {
+        {"GS_ACCESS_KEY_ID", NULL, credentials->key, sizeof credentials->key},
+        {"GS_SECRET_ACCESS_KEY", NULL, credentials->secret, sizeof credentials->secret},
+    };
+    *credentials->token = '\0';
+    TRY(read_environment(settings, 2));
+    return !*credentials->key == !*credentials->secret
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "of GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY, only %s is set; set both to "
+                            "the parts of an HMAC key, or none",
+                            *credentials->key ? "the first" : "the second");
+}
+
+enum status s3_find_endpoint(char endpoint[S3_FIELD_MAX], const char **origin)
+{
+    const struct setting settings[] = {{"AWS_ENDPOINT_URL_S3", "endpoint_url", endpoint, S3_FIELD_MAX},
+                                       {"AWS_ENDPOINT_URL", "endpoint_url", endpoint, S3_FIELD_MAX}};
+    bool found = false;
+    for (size_t i = 0; i < 2; i++) {
+        *origin = settings[i].variable;
+        TRY(read_environment(&settings[i], 1));
+        if (*endpoint)
+            return STATUS_OK;
+    }
+    *origin = "endpoint_url in the file AWS_CONFIG_FILE (~/.aws/config)";
+    return read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found);
+}
+
+enum status s3_find_google_endpoint(char endpoint[S3_FIELD_MAX], const char **origin)
+{
+    const struct setting setting = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", NULL, endpoint, S3_FIELD_MAX};
+    *origin = setting.variable;
+    TRY(read_environment(&setting, 1));
+    return *endpoint ? STATUS_OK : set_value(&setting, setting.variable, "https://storage.googleapis.com");
 }
 
 enum status s3_find_region(char region[S3_FIELD_MAX])

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #include "core/portable.h"
@@ -26,6 +27,24 @@ struct s3_credentials {
  * signed. STATUS_USAGE if a key has no secret, or if no file has the profile that AWS_PROFILE names. The
  * caller erases the credentials, even after a failure. */
 enum status s3_find_credentials(struct s3_credentials *credentials);
+
+/* Finds the HMAC key of Google Cloud Storage in GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY. Otherwise as
+ * s3_find_credentials(). STATUS_USAGE if only one of them is set. */
+enum status s3_find_google_credentials(struct s3_credentials *credentials);
+
+/* Finds the URL of the server: in AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else `endpoint_url` in the profile
+ * of AWS_CONFIG_FILE; empty: the server of AWS. `*origin` names the setting, for messages. */
+enum status s3_find_endpoint(char endpoint[S3_FIELD_MAX], const char **origin);
+
+/* Finds the URL of Google Cloud Storage: in CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE, as the programs of
+ * Google, else https://storage.googleapis.com. */
+enum status s3_find_google_endpoint(char endpoint[S3_FIELD_MAX], const char **origin);
+
+/* Returns whether a URL names objects of S3, or of a service with its interface: s3:// or gs://. */
+static inline bool s3_is_url(const char *url)
+{
+    return strncmp(url, "s3://", 5) == 0 || strncmp(url, "gs://", 5) == 0;
+}
 
 /* Finds the region: in AWS_REGION or AWS_DEFAULT_REGION, else in the profile of AWS_CONFIG_FILE, else
  * us-east-1. */

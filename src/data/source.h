@@ -35,9 +35,10 @@ struct source_sample {
     const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
     uint64_t class_folder; /* set by --prepare, for INDEX_IMAGEFOLDER */
     char name[48];         /* for INDEX_IMAGEFOLDER: name of the file without its extension; "": its number */
+    const char *image;     /* only of `dataset`: extension of the member that is the image, or NULL */
     bool broken;           /* its image is broken, so it was copied unchanged instead of resized */
-    bool
-        in_folder; /* the label is the number of a class folder, which the source added as the member "cls" */
+    bool in_folder; /* the label is the number of a class folder, of a word or of a table, which the source
+                       added as the member "cls" */
 };
 
 /* Properties of an open source. */
@@ -93,6 +94,7 @@ struct counter_values {
     const char *shape; /* lengths of the axes: "3,8,64,64" */
     int type;          /* enum dtype: u8, f16 or f32 */
     uint64_t seed;
+    uint64_t classes; /* sample n has the label n mod `classes`; 0: no labels */
 };
 
 /* The values of `digits` and `clips`. `clips` does not use `encoding`. */
@@ -117,7 +119,8 @@ struct dataset_values {
     const char *cache_dir; /* folder that keeps the files of a URL and unpacked copies; NULL: none */
     uint64_t cache_bytes;  /* maximum size of `cache_dir`; 0: unlimited */
     const char *image, *label, *member;
-    uint64_t permute; /* seed of the order; 0: the order of the data set */
+    const char *labels; /* table of labels (data/label_names.h), or NULL */
+    uint64_t permute;   /* seed of the order; 0: the order of the data set */
     uint64_t out_res, channels, quality;
     int fit, encoding; /* -1: not given */
 };
@@ -140,7 +143,8 @@ struct source_request {
     bool streamed;    /* only for `dataset`: a stream will read the samples, so messages do not advise
                          --on-error skip */
     const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both
-                         are the numbers of class folders, both must have the same folders */
+                         are the numbers of class folders, both must have the same folders. If they are words,
+                         those of `like` get the numbers that they have in this set */
 };
 
 /* Produces sample `number`. `sample` is zeroed by the caller, who frees it, even after a failure. */

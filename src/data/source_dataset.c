@@ -13,6 +13,7 @@
 #include "core/philox.h"
 #include "data/dataset.h"
 #include "data/image.h"
+#include "data/label_names.h"
 #include "data/members.h"
 #include "data/npy.h"
 #include "data/plain_reader.h"
@@ -358,7 +359,9 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
         const struct dataset_sample *sample = sample_at(copy, first + i);
         samples[i].key = sample->key;
-        if (sample->members + (dataset->classes != NULL) > SOURCE_MEMBERS_MAX)
+        if (sample->image < sample->members)
+            samples[i].image = dataset->members[sample->member + sample->image].extension;
+        if (sample->members + (dataset->classes || dataset->labelled) > SOURCE_MEMBERS_MAX)
             status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d; %s",
                                 dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX,
                                 dataset_looks_split(dataset, sample)
@@ -420,6 +423,9 @@ static uint64_t identify(const struct dataset *dataset)
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         identity =
             XXH3_64bits_withSeed(&dataset->samples[i].edges, sizeof dataset->samples[i].edges, identity);
+    for (uint32_t i = 0; dataset->labelled && i < dataset->sample_count; i++)
+        identity = XXH3_64bits_withSeed(&dataset->samples[i].class_folder,
+                                        sizeof dataset->samples[i].class_folder, identity);
     uint32_t count;
     const char *const *names = dataset_class_names(dataset, &count);
     for (uint32_t c = 0; c < count; c++)
@@ -469,8 +475,11 @@ static enum status open_source(const struct source_request *request, const struc
     copy->dataset.allow_empty = request->allow_empty;
     copy->dataset.incomplete = request->incomplete;
     copy->dataset.streamed = request->streamed;
+    copy->dataset.needs_labels = !request->target || copy->dataset.choice.label.given;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
+    if (status == STATUS_OK && like)
+        status = label_names_follow(&like->self->dataset, &copy->dataset);
     if (status == STATUS_OK && request->target && request->allow_empty && copy->dataset.empty_classes)
         status_warn("%s/%s: the class folder has no image (%u such folder%s); the copy has no sample of this "
                     "class, but keeps its number",
@@ -571,8 +580,9 @@ static enum status dataset_source_open(const struct source_request *request, str
     if (remote_is(parameters->source) && !remote_local(parameters->source))
         TRY(check_permute(parameters));
     struct members members;
-    bool chosen = parameters->image || parameters->label || parameters->member;
+    bool chosen = parameters->image || parameters->label || parameters->member || parameters->labels;
     TRY(members_parse(parameters->image, parameters->label, chosen ? parameters->member : "all", &members));
+    TRY(members_take_table(parameters->labels, parameters->label, &members));
     struct copy *copy = *state = calloc(1, sizeof *copy);
     TRY(ALLOCATED(copy, "out of memory"));
     struct dataset *dataset = &copy->dataset;
@@ -627,6 +637,7 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "quality of the JPEG files that --out-res writes (default: 90)"},
     MEMBER_OPTIONS(offsetof(struct dataset_values, image), offsetof(struct dataset_values, label),
                    offsetof(struct dataset_values, member)),
+    LABELS_OPTION(offsetof(struct dataset_values, labels)),
     CACHE_OPTIONS(offsetof(struct dataset_values, cache_dir), offsetof(struct dataset_values, cache_bytes),
                   ""),
 };

@@ -60,6 +60,10 @@ static const struct option_spec counter_options[] = {
      .choices = counter_types, .column = COLUMN, .help = "type of the values"},
     {"seed", "N", OPTION_COUNT, offsetof(struct counter_values, seed), .fallback = "0",
      .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of the values"},
+    {"classes", "N", OPTION_COUNT, offsetof(struct counter_values, classes), .minimum = 1,
+     .maximum = 2147483647, .column = COLUMN,
+     .help =
+         "add the label n mod N to sample n, so that the set can also be trained on (default: no labels)"},
 };
 
 struct counter {
@@ -119,6 +123,8 @@ static enum status make_counter(const void *state, uint64_t number, struct sourc
     const struct counter *counter = state;
     enum dtype type = (enum dtype)counter->parameters.type;
     void *values;
+    if (counter->parameters.classes)
+        TRY(source_add_label(sample, number % counter->parameters.classes));
     TRY(source_add_array(sample, dtype_npy(type), counter->shape, NULL, counter->values * dtype_bytes(type),
                          &values));
     counter_fill(counter->parameters.seed, number, type, counter->values, values);

@@ -354,14 +354,16 @@ FDSL_API int fdsl_capturing(int device, void *stream);
 struct fdsl_source_config {
     size_t size; /* sizeof(struct fdsl_source_config) of the caller */
 
-    const char *path; /* a folder, a shard (.tar), a wids index, or a URL: https://, s3://, file:// */
+    const char *path; /* a folder, a shard (.tar), a wids index, or a URL: https://, s3://, gs://, file:// */
     const char *kind; /* "auto" (default), "shards" or "folder": FDSL_INVALID if the data set is another
                        * kind, or if "folder" has no class folders: path/CLASS/IMAGE */
 
     /* The members of a sample in a shard; docs/load.md of fdsl-bench describes both lists. */
-    const char *image; /* extensions of the image, separated by ';'; NULL (default): all known formats */
+    const char *image; /* extensions of the image, or patterns such as "*_rgb.png", separated by ';'; NULL
+                        * (default): all known formats */
     const char *label; /* where the label is, such as "cls" or "json:label"; NULL (default): the class folder,
-                        * or the first of cls, json:label and txt */
+                        * or the first of cls, json:label and txt. If the labels are words, a label is the
+                        * number of its word in the sorted list (fdsl_source_class()) */
 
     /* Shards at a URL, and shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst), which need cache_dir.
      */
@@ -370,6 +372,9 @@ struct fdsl_source_config {
     uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited. What was not used for the
                            * longest time is removed first; FDSL_INVALID if the unpacked copies of the data
                            * set exceed it */
+
+    const char *labels; /* a CSV file with the columns name (key or file of a sample) and label (an integer, or
+                         * in all lines a word), in place of `label`; NULL (default): none */
 };
 
 /* What fdsl_source_open() found. */
@@ -487,6 +492,9 @@ struct fdsl_stream_config {
                          * "random-resized-crop": a random part, as in torchvision, anew in each epoch;
                          * "crop": a randomly placed square, not resized */
     int flip;           /* 1: mirror each image horizontally with probability 1/2; default 0 */
+    int exact_resize;   /* 1: decode JPEG files at their full size before they are resized, as GPUs do; 0
+                         * (default): at 1/2, 1/4 or 1/8 of their size if that is still larger than the output,
+                         * which is faster and gives slightly different values */
     uint32_t channels;  /* 1 (gray) or 3 (RGB, default); 0, without out_res: those of the first image */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8", "f16", "bf16" or "f32"; floating-point values are (byte / 255 - mean) / std.

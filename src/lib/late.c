@@ -7,6 +7,7 @@
 #include "core/portable.h"
 #include "machine/host.h"
 #include "data/remote.h"
+#include "data/s3.h"
 #include "lib/call.h"
 
 #define CURL_FUNCTIONS(X)           \
@@ -134,7 +135,7 @@ enum status late_open(const char *url)
     if (!remote_is(url) || remote_local(url))
         return STATUS_OK;
     open_all();
-    const bool lists = strncmp(url, "s3://", 5) == 0 || (strstr(url, "sig=") && strstr(url, "sv="));
+    const bool lists = s3_is_url(url) || (strstr(url, "sig=") && strstr(url, "sv="));
     for (size_t i = 0; i < COUNT_OF(libraries); i++)
         if (*libraries[i].reason && (lists || !libraries[i].needed_for_lists))
             return status_set(STATUS_UNAVAILABLE, "path: a data set at this URL needs %s: %s",

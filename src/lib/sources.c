@@ -23,7 +23,7 @@ struct images_wish {
 /* A source that a thread opens. */
 struct opening {
     struct fdsl_source_config config;
-    char *texts[5];           /* copies of its strings */
+    char *texts[6];           /* copies of its strings */
     struct fdsl_source *from; /* of fdsl_rows_begin(); NULL: open what `config` or `images` describes */
     struct fdsl_select_config select;
     struct images_wish images; /* of fdsl_images_begin(); if source->generates is set */
@@ -86,6 +86,7 @@ void lib_source_release(struct fdsl_source *source)
     dataset_close(&source->dataset);
     free(source->path);
     free(source->cache_dir);
+    free(source->labels);
     free(source);
 }
 
@@ -136,17 +137,21 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
         return status_set(STATUS_USAGE, "cache_bytes: it needs cache_dir");
     self->path = strdup(config->path);
     self->cache_dir = config->cache_dir ? strdup(config->cache_dir) : NULL;
-    TRY(ALLOCATED(self->path && (self->cache_dir || !config->cache_dir), "out of memory"));
+    self->labels = config->labels ? strdup(config->labels) : NULL;
+    TRY(ALLOCATED(self->path && (self->cache_dir || !config->cache_dir) && (self->labels || !config->labels),
+                  "out of memory"));
     self->remote = (struct remote_options){.option = "path",
                                            .cache_dir = self->cache_dir,
                                            .cache_bytes = config->cache_bytes,
                                            .cancel = &self->cancel,
                                            .prepare = late_open};
     TRY(members_parse(config->image, config->label, NULL, &members));
+    TRY(members_take_table(self->labels, config->label, &members));
     TRY(dataset_find(self->path, false, false, &members, &self->remote, &self->dataset));
     TRY(check_kind(self, config->kind));
     self->dataset.incomplete =
         true; /* fdsl_stream_open() decides about samples without an image or a label */
+    self->dataset.needs_labels = true;
     TRY(dataset_check(self->path, &self->dataset));
     TRY(check_class_folders(self, config->kind));
     if (config->cache_dir && !dataset_uses_cache(&self->dataset))
@@ -418,7 +423,8 @@ enum status lib_copy_text(const char **text, char **copy)
 static enum status copy_config(const struct fdsl_source_config *config, struct opening *opening)
 {
     struct fdsl_source_config *copy = &opening->config;
-    const char **const fields[] = {&copy->path, &copy->kind, &copy->image, &copy->label, &copy->cache_dir};
+    const char **const fields[] = {&copy->path,  &copy->kind,      &copy->image,
+                                   &copy->label, &copy->cache_dir, &copy->labels};
     *copy = *config;
     for (size_t i = 0; i < COUNT_OF(fields); i++)
         TRY(lib_copy_text(fields[i], &opening->texts[i]));

@@ -25,7 +25,7 @@ struct fdsl_source {
     struct source_mixture *mix; /* NULL: none */
     struct dataset dataset;
     struct remote_options remote;
-    char *path, *cache_dir; /* copies; `dataset` refers to them */
+    char *path, *cache_dir, *labels; /* copies; `dataset` refers to them */
     const char *const *class_names;
     uint32_t classes;
     uint64_t hash;

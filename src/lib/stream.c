@@ -274,6 +274,8 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
         hash = checksum_seeded(&config->rand_augment, sizeof config->rand_augment, hash);
         hash = checksum_seeded(&config->rand_augment_ops, sizeof config->rand_augment_ops, hash);
     }
+    if (config->exact_resize)
+        hash = checksum_seeded("exact", 5, hash);
     if (config->erasing > 0)
         hash = checksum_seeded(&config->erasing, sizeof config->erasing, hash);
     if (config->mixup > 0 || config->cutmix > 0) {
@@ -378,6 +380,9 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     TRY(lib_check_count("out_res", config->out_res, 0, FIT_RES_MAX));
     TRY(lib_find_name("fit", config->fit, fit_choices, &fit));
     TRY(lib_check_flag("flip", config->flip));
+    TRY(lib_check_flag("exact_resize", config->exact_resize));
+    if (config->exact_resize && !config->out_res)
+        return status_set(STATUS_USAGE, "exact_resize: it needs out_res");
     TRY(lib_find_name("layout", config->layout, layouts, &layout));
     TRY(find_type(config->dtype, &dtype));
     if (config->channels != 1 && config->channels != 3 && (config->channels != 0 || config->out_res > 0))
@@ -395,8 +400,11 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
     request->height = request->width = config->out_res;
     request->type = DTYPE_U8;
     request->output = self->device < 0 ? &self->output : NULL;
-    request->fit = (struct image_fit){
-        .how = fits[fit], .res = config->out_res, .channels = config->channels, .seed = config->seed};
+    request->fit = (struct image_fit){.how = fits[fit],
+                                      .res = config->out_res,
+                                      .channels = config->channels,
+                                      .seed = config->seed,
+                                      .unscaled = config->exact_resize};
     if (config->out_res == 0)
         TRY(check_shape(request));
     TRY(set_changes(config, self, request));
@@ -611,6 +619,7 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"out_res", config->out_res == plain.out_res, BOTH_IGNORE},
         {"fit", same_text(config->fit, plain.fit), BOTH_IGNORE},
         {"flip", config->flip == plain.flip, BOTH_IGNORE},
+        {"exact_resize", config->exact_resize == plain.exact_resize, BOTH_IGNORE},
         {"channels", config->channels == plain.channels, BOTH_IGNORE},
         {"layout", same_text(config->layout, plain.layout), BOTH_IGNORE},
         {"dtype", same_text(config->dtype, plain.dtype), IMAGES_IGNORE},
@@ -1564,11 +1573,12 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *giv
     const struct stream_state state = taken_state(given);
     struct stream_state own;
     TRY(save(stream, &own));
-    TRY(stream_state_check("state", &state, &own, stream->info.steps,
-                           stream->source->rows
-                               ? "dtype and align"
-                               : "out_res, fit, flip, rand_augment, erasing, mixup, cutmix, classes, "
-                                 "channels, layout, dtype, mean and std"));
+    TRY(stream_state_check(
+        "state", &state, &own, stream->info.steps,
+        stream->source->rows
+            ? "dtype and align"
+            : "out_res, fit, flip, exact_resize, rand_augment, erasing, mixup, cutmix, classes, "
+              "channels, layout, dtype, mean and std"));
     return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 

@@ -68,7 +68,7 @@ struct load_control {
 
 /* The values of the options, with the defaults that depend on other options. */
 struct load_parameters {
-    const char *data, *mean_text, *std_text, *image, *label, *member, *cache_dir;
+    const char *data, *mean_text, *std_text, *image, *label, *member, *labels, *cache_dir;
     uint64_t batch, shuffle, seed, epochs;
     uint64_t iodepth;         /* maximum number of files (files-uring) or reads (shards-uring) in flight */
     uint64_t readahead;       /* number of shards that Linux is asked to read ahead */
@@ -87,7 +87,7 @@ struct load_parameters {
     int interleaved;     /* decoded images on a device are NHWC, not NCHW */
     int dtype, fit;
     struct compute compute;
-    bool decode, augment;
+    bool decode, augment, exact_resize;
     bool rates_only; /* no runs in addition to those that are timed */
     bool normalised; /* --mean or --std was given; set by load_open(). Without `augment`, only variants that
                         deliver on a device can use these options. */

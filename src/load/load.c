@@ -25,6 +25,7 @@ static const struct option_spec options[] = {
              "an Azure container"},
     CACHE_OPTIONS(AT(cache_dir), AT(cache_bytes), ""),
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
+    LABELS_OPTION(AT(labels)),
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1 << 20,
      .choices = option_max, .column = COLUMN, .help = "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), .fallback = "1000", .maximum = 1 << 24, .column = COLUMN,
@@ -75,6 +76,7 @@ static const struct option_spec options[] = {
      .help = "how a decoded image gets the size --out-res. resize changes width and height; crop cuts out a "
              "part at a random position; random-resized-crop cuts out a random part and resizes it, like "
              "torchvision's RandomResizedCrop. HOW is one of"},
+    {"exact-resize", NULL, OPTION_FLAG, AT(exact_resize), .column = COLUMN, .help = EXACT_RESIZE_HELP},
     {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "3", .minimum = 1, .maximum = 3,
      .column = COLUMN, .help = "number of channels of the images, if --out-res is given"},
     {"layout", "NAME", OPTION_CHOICE, AT(interleaved), .fallback = "nchw", .choices = layouts,
@@ -139,7 +141,7 @@ struct load_job {
 
 static enum status check_fit(const struct options *given, const struct load_parameters *parameters)
 {
-    static const char *const of_fit[] = {"fit", "channels"};
+    static const char *const of_fit[] = {"fit", "channels", "exact-resize"};
     for (size_t i = 0; parameters->out_res == 0 && i < COUNT_OF(of_fit); i++)
         if (options_given(given, of_fit[i]))
             return status_option(STATUS_USAGE, of_fit[i],
@@ -266,7 +268,8 @@ static void fill_load(const struct load_parameters *parameters, struct load_job 
         .fit = {.how = (enum fit_how)parameters->fit,
                 .res = (uint32_t)parameters->out_res,
                 .channels = (uint32_t)parameters->channels,
-                .seed = parameters->seed},
+                .seed = parameters->seed,
+                .unscaled = parameters->exact_resize},
         .dtype = dtype_values[parameters->dtype],
         .chunk_bytes = parameters->chunk << 10,
     };
@@ -296,16 +299,20 @@ static enum status read_scale(struct load_parameters *parameters)
 }
 
 /* Counts the variants of --variant, and those of them that stream. */
-static enum status count_streams(const struct options *given, size_t *count, size_t *streams)
+static enum status count_streams(const struct options *given, size_t *count, size_t *streams, bool *labels)
 {
     const char *list = options_word(given, "variant");
     const struct variant_entry **chosen = NULL;
     *count = *streams = 0;
+    *labels = false;
     if (!list)
         return STATUS_OK;
     TRY(variant_select(list, "load", &chosen, count));
-    for (size_t i = 0; i < *count; i++)
-        *streams += chosen[i]->variant && ((const struct load_traits *)chosen[i]->variant->traits)->streams;
+    for (size_t i = 0; i < *count; i++) {
+        const struct load_traits *traits = chosen[i]->variant ? chosen[i]->variant->traits : NULL;
+        *streams += traits && traits->streams;
+        *labels |= traits && (traits->streams || traits->device);
+    }
     free(chosen);
     return STATUS_OK;
 }
@@ -318,17 +325,20 @@ static enum status open_dataset(const struct options *given, const struct load_p
                                 struct dataset *dataset)
 {
     size_t variants, streams;
-    TRY(count_streams(given, &variants, &streams));
+    bool labels;
+    TRY(count_streams(given, &variants, &streams, &labels));
     const bool skips = parameters->on_error == ON_ERROR_SKIP;
-    const struct record_format *records = parameters->image || parameters->label || parameters->member
-                                              ? NULL
-                                              : record_format_find(parameters->data);
+    const struct record_format *records =
+        parameters->image || parameters->label || parameters->member || parameters->labels
+            ? NULL
+            : record_format_find(parameters->data);
     struct members of_records;
     TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &of_records));
     enum status status = records
                              ? dataset_find_records(parameters->data, records, false, &of_records, dataset)
                              : dataset_find(parameters->data, skips, false, members, remote, dataset);
     dataset->incomplete = parameters->on_error == ON_ERROR_MASK;
+    dataset->needs_labels = labels;
     dataset->streamed = variants > 0 && streams == variants;
     if (status == STATUS_OK)
         status = dataset_check(parameters->data, dataset);
@@ -369,6 +379,7 @@ static enum status load_open(const struct options *given, void *parameters_,
         parameters->shift = 0; /* with --out-res, --fit can shift the image */
     struct members members;
     TRY(members_parse(parameters->image, parameters->label, parameters->member, &members));
+    TRY(members_take_table(parameters->labels, parameters->label, &members));
     struct load_job *job = *input = calloc(1, sizeof *job);
     TRY(ALLOCATED(job, "out of memory"));
     const struct remote_options remote = {.connections = (uint32_t)parameters->iodepth,
@@ -420,7 +431,7 @@ static uint64_t load_identity(const void *input)
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     static const char *const of_cpu[] = {"iodepth", "block", NULL}, *const of_fit[] = {"fit", "channels",
-                                                                                       NULL};
+                                                                                       "exact-resize", NULL};
     static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
     static const char *const of_streams[] = {"lanes", "prefetch", NULL};
     static const char *const of_tensors[] = {"mean", "std", "dtype", "layout", NULL};

@@ -275,17 +275,18 @@ static enum status open_readers(const struct data_request *request, const char *
 {
     for (int part = DATA_PARTS; part-- > 0;) {
         const char *image = records ? RECORD_EXTENSION : request->image;
-        const struct dataset_values values = {.source = paths[part],
-                                              .records = records,
-                                              .test_set = part == DATA_TEST,
-                                              .option = part == DATA_TEST && request->test_name ? "test-data"
-                                                                                                : "data",
-                                              .cache_dir = request->cache_dir,
-                                              .cache_bytes = request->cache_bytes,
-                                              .image = image ? image : MEMBERS_IMAGE,
-                                              .label = request->label ? request->label : MEMBERS_LABEL,
-                                              .fit = -1,
-                                              .encoding = -1};
+        const struct dataset_values values = {
+            .source = paths[part],
+            .records = records,
+            .test_set = part == DATA_TEST,
+            .option = part == DATA_TEST && request->test_name ? "test-data" : "data",
+            .cache_dir = request->cache_dir,
+            .cache_bytes = request->cache_bytes,
+            .image = image ? image : MEMBERS_IMAGE,
+            .label = request->label ? request->label : MEMBERS_LABEL,
+            .labels = part == DATA_TEST && request->test_labels ? request->test_labels : request->labels,
+            .fit = -1,
+            .encoding = -1};
         const struct source_request with = {
             .parameters = &values,
             .resources = request->resources,
@@ -681,11 +682,12 @@ static enum status open_records(const struct data_request *request, const struct
                           "--data %s: --on-error skip is for single files and tar shards, but the folder has "
                           "files of %s; drop --on-error",
                           request->name, records->name);
-    if (request->image || request->label)
-        return status_set(STATUS_USAGE,
-                          "--image and --label are for class folders and tar shards, but --data %s has files "
-                          "of %s; drop them",
-                          request->name, records->name);
+    if (request->image || request->label || request->labels)
+        return status_set(
+            STATUS_USAGE,
+            "--image, --label and --labels are for class folders and tar shards, but --data %s has files "
+            "of %s; drop them",
+            request->name, records->name);
     TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &data->members));
     return read_datasets(request, paths, records, data);
 }

@@ -173,12 +173,13 @@ struct data_request {
     uint64_t cache_bytes;      /* maximum size of `cache_dir`; 0: unlimited */
     const char *image, *label; /* members of a sample (data/members.h); NULL: the defaults */
     const char *tensor;        /* of rows of embeddings: the tensor of each file; NULL: the default */
-    const char *labels,
-        *test_labels;               /* of rows of embeddings: a file of labels, or the name of a tensor in the
-                                       files of the rows; NULL: "labels". test_labels NULL: as `labels` */
-    uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
-                                       first of every class); 0: all, or, for generated data,
-                                       DATA_TRAIN_SIZE and DATA_TEST_SIZE */
+    const char *labels, *test_labels; /* of images: a table of labels (data/label_names.h), whose name ends in
+                                         .csv; NULL: none. Of rows of embeddings: a file of labels, or the
+                                         name of a tensor in the files of the rows; NULL: "labels".
+                                         test_labels NULL: as `labels` */
+    uint64_t train_size, test_size;   /* number of samples to use: the first ones (from class folders, the
+                                         first of every class); 0: all, or, for generated data,
+                                         DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     double test_share;   /* share of a single data set that is held out for testing, above 0 and below 1;
                             0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
     uint64_t classes;    /* number of classes; 0: 8 (clips), largest label + 1 (data sets), all of

@@ -22,8 +22,7 @@ const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"
 /* ---- Decoding ---- */
 
 /* Finds a member of a sample, and sets `*rule` to the entry of `list` that names it. `option` is the name of
- * the option that sets the list. If the data set has one folder per class, the source adds the number of the
- * folder as the member "cls". */
+ * the option that sets the list. */
 static enum status find_member(const struct source_sample *sample, const struct member_list *list,
                                const char *option, const struct source_member **member,
                                const struct member_rule **rule)
@@ -33,10 +32,10 @@ static enum status find_member(const struct source_sample *sample, const struct 
     for (uint32_t m = 0; m < count; m++)
         extensions[m] = sample->members[m].extension;
     *member = NULL;
-    uint32_t found = members_find(list, extensions, count, sample->in_folder, rule);
+    uint32_t found = members_find(list, extensions, count, false, rule);
     if (!*rule)
         return members_lack(list, option, extensions, count);
-    *member = found < count ? &sample->members[found] : source_member(sample, "cls");
+    *member = &sample->members[found];
     return STATUS_OK;
 }
 
@@ -68,7 +67,10 @@ static enum status decode(const struct data *data, enum data_part part, const st
     const struct member_rule *rule;
     const struct image_fit fit = fit_of(data, part);
     bool is_image;
-    TRY(find_member(sample, &data->members.image, "image", &member, &rule));
+    if (sample->image) /* the data set has chosen it, perhaps by the name of its file */
+        member = source_member(sample, sample->image);
+    else
+        TRY(find_member(sample, &data->members.image, "image", &member, &rule));
     TRY(image_fit(&fit, members_format(member->extension), member->bytes, member->size, 0, (uint32_t)number,
                   scratch, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
@@ -84,7 +86,12 @@ static enum status read_label(const struct data *data, const struct source_sampl
 {
     const struct source_member *member;
     const struct member_rule *rule;
-    TRY(find_member(sample, &data->members.label, "label", &member, &rule));
+    static const struct member_rule known = {.extension = "cls"};
+    if (sample->in_folder) {
+        rule = &known;
+        member = source_member(sample, "cls");
+    } else
+        TRY(find_member(sample, &data->members.label, "label", &member, &rule));
     TRY(members_label(rule, member->bytes, member->size, label));
     return label_check(*label, CLASSES_MAX);
 }

@@ -49,12 +49,19 @@ static bool has_only_tensors(const char *path)
     return tensors && !others;
 }
 
+/* Returns whether these labels are a table of the labels of images. */
+static bool is_table(const char *labels)
+{
+    return labels && text_ends_in(labels, ".csv");
+}
+
 bool rows_named(const struct data_request *request)
 {
     if (data_is_generated(request->name))
         return false;
-    return request->labels || request->test_labels || request->tensor || tensor_file_named(request->name) ||
-           has_only_tensors(request->name);
+    return (request->labels && !is_table(request->labels)) ||
+           (request->test_labels && !is_table(request->test_labels)) || request->tensor ||
+           tensor_file_named(request->name) || has_only_tensors(request->name);
 }
 
 /* Rejects options that are for images. */

@@ -62,7 +62,8 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .res = parameters->res,
                                          .fit = {.how = (enum fit_how)parameters->fit,
                                                  .res = (uint32_t)parameters->out_res,
-                                                 .channels = (uint32_t)parameters->channels},
+                                                 .channels = (uint32_t)parameters->channels,
+                                                 .unscaled = parameters->exact_resize},
                                          .batch = parameters->batch,
                                          .feed = parameters->feed,
                                          .mix = &parameters->mix,
@@ -100,13 +101,14 @@ bool job_generates(const struct job_parameters *parameters)
 
 const char *job_lacking(const struct job_parameters *parameters, const char *option)
 {
-    if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
+    static const char *const of_fit[] = {"fit", "channels", "exact-resize", NULL};
+    if (is_one_of(option, of_fit) && !parameters->out_res)
         return "--out-res PIXELS";
     static const char *const of_synth[] = {"formula", "preset",  "preset-file", "class",
                                            "draw",    "min-lit", NULL};
     if (is_one_of(option, of_synth) && !job_generates(parameters))
         return "--data synth";
-    static const char *const of_files[] = {"on-error", "test-share", "test-data", NULL};
+    static const char *const of_files[] = {"on-error", "test-share", "test-data", "exact-resize", NULL};
     static const char *const of_rows[] = {"tensor", "labels", "test-labels", NULL};
     if (is_one_of(option, of_files) && data_is_generated(parameters->data))
         return "--data DIR";

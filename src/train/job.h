@@ -29,6 +29,7 @@ struct job_parameters {
     const char *test_data; /* NULL: not given */
     int on_error;          /* enum on_error; negative: not given (`infer`) */
     int feed;              /* `feed` and `fresh` as in struct data_request */
+    bool exact_resize;
     bool fresh, centre;    /* centre: as in struct data_request */
     /* Only for --feed load, as in struct data_request: */
     uint64_t lanes, shuffle, ahead, resident_bytes, resident_device_bytes;
@@ -48,8 +49,8 @@ struct job_parameters {
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; rows of embeddings, as files or a folder with .npy (with --labels), .safetensors or .pt files (for logreg and mlp); or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), COLUMN), \
     {"tensor", "NAME", OPTION_TEXT, offsetof(parameters, job.tensor), .column = COLUMN, .help = "of rows of embeddings: the tensor of each file, or a pattern (default: as for the workload ops)"}, \
-    {"labels", "FILE|TENSOR", OPTION_TEXT, offsetof(parameters, job.labels), .column = COLUMN, .help = "--data has rows of embeddings, and this is a file with one label per row, or the name of a tensor of integers in the files of the rows (default: the tensor labels)"}, \
-    {"test-labels", "FILE|TENSOR", OPTION_TEXT, offsetof(parameters, job.test_labels), .column = COLUMN, .help = "the labels of --test-data, as --labels (default: --labels, if it names a tensor)"}, \
+    {"labels", "FILE|TENSOR", OPTION_TEXT, offsetof(parameters, job.labels), .column = COLUMN, .help = "of images: a CSV file (.csv) with the columns name (key or file of a sample) and label (an integer, or in all lines a word), instead of --label. Of rows of embeddings: a file with one label per row, or the name of a tensor of integers in the files of the rows (default: the tensor labels)"}, \
+    {"test-labels", "FILE|TENSOR", OPTION_TEXT, offsetof(parameters, job.test_labels), .column = COLUMN, .help = "the labels of --test-data, as --labels (default: --labels, if it is a CSV file or names a tensor)"}, \
     {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), .fallback = on_error_, .choices = on_error_names, .column = COLUMN, .help = "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. mask is for --feed load: a training sample keeps its place in the step, with weight 0, and a test sample is omitted. WHAT is one of"}, \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N training samples; from class folders, the first of every class, then the second of every class, and so on" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
@@ -65,6 +66,7 @@ struct job_parameters {
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), .fallback = res_, .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample (with --feed load, in each epoch); random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized (with --feed load, until the shorter side has 256/224 of --out-res; then the centre is cut out). HOW is one of"},                                                                                         \
+    {"exact-resize", NULL, OPTION_FLAG, offsetof(parameters, job.exact_resize), .column = COLUMN, .help = EXACT_RESIZE_HELP}, \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), .fallback = channels_, .minimum = 1, .maximum = 3, .column = COLUMN, .help = "number of channels of the images, if --out-res is given"}
 /* clang-format on */
 
