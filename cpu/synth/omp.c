@@ -703,7 +703,7 @@ static struct synth_image image_of(const struct omp *omp, uint64_t j)
     return synth_run_image(omp->synth, omp->latest, j);
 }
 
-/* Draws a fractal, from the bank if it has no colours, and converts it. */
+/* Draws a fractal, and converts it. */
 static void draw_fractal(void *state, uint64_t j, int thread)
 {
     struct omp *omp = state;
@@ -835,18 +835,17 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     const struct synth *synth = omp->synth;
     uint64_t count = synth_run_count(synth);
     omp->latest = number;
-    if (draws_fractals(synth)) {
-        TRY(omp_ready(omp, number));
-        synth_batch_begin(synth, number, &omp->batch);
-        parallel_for(omp->threads, count, draw_fractal, omp);
-        return STATUS_OK;
-    }
+    TRY(omp_ready(omp, number));
     synth_batch_begin(synth, number, &omp->batch);
     if (synth_is_ifs3d(synth)) {
         for (uint64_t j = 0; j < count; j++)
             omp->order[j] = j;
         qsort_r(omp->order, count, sizeof *omp->order, compare_drawings, omp);
         parallel_for(omp->threads, SHARES * (uint64_t)omp->threads, draw_solids, omp);
+        return STATUS_OK;
+    }
+    if (draws_fractals(synth)) {
+        parallel_for(omp->threads, count, draw_fractal, omp);
         return STATUS_OK;
     }
     order_images(omp);

@@ -3,10 +3,10 @@
  *
  *   clouds   A block computes the clouds of an image in shared memory, and stores its labels.
  *   objects  A block draws an object. Each thread is a walker. It walks twice over the same points: first it
- *            finds their extent, then it counts them in shared memory. The choices of the first walk are
- * kept. compose  A block makes a tile of an image: it looks up each pixel, blurs the tile if the image is
- * blurred, and writes the output. reduce   Only if the output is resized: `compose` writes canvases, which
- * this kernel resizes. */
+ *            finds their extent, then it counts them in shared memory. The first walk keeps its choices.
+ *   compose  A block makes a tile of an image: it looks up each pixel, blurs the tile if the image is
+ *            blurred, and writes the output.
+ *   reduce   Only if the output is resized: `compose` writes canvases, which this kernel resizes. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_COLOR_CUH
 #define FDSL_CUDA_SYNTH_FUSED_COLOR_CUH
 

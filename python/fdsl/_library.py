@@ -70,8 +70,7 @@ class LayoutStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t), ("shape", c_uint32 * 3), ("strides_bytes", c_uint64 * 3),
         ("element_bytes", c_uint32), ("image_bytes", c_uint64), ("mask_bytes", c_uint64),
-        ("multi_hot", c_uint32),
-        ("points", c_uint32),
+        ("points", c_uint32), ("multi_hot", c_uint32),
     ]  # fmt: skip
 
 

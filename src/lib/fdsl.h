@@ -95,15 +95,17 @@ struct fdsl_config {
 
     /* The images. Classes come from class_table, class_list, class_file, or preset. */
     const char *formula; /* "uji": the paper's code; "visualatom": the VisualAtom data set; "rcdb"; "segrcdb";
-                          * "fractaldb"; "colorfractal"; "multifractal"; "auto" (default): that which the
-                          * preset implies, or else "uji", also for the preset "visualatom" */
+                          * "fractaldb"; "ifs3d"; "colorfractal"; "multifractal"; "auto" (default): that which
+                          * the preset implies, or else "uji", also for the preset "visualatom" */
     uint64_t seed;       /* seed of all images; default 0; published images have none */
     uint32_t res;     /* side of the canvas in pixels, 1 to 16384; 0 (default): that of the formula or of the
-                       * preset: 362 for FractalDB, 224 for fractals in colour, 512 for most others */
+                       * preset: 362 for FractalDB, 224 for fractals in space or in colour, 512 for most
+                       * others */
     uint32_t classes; /* number of classes; 0 (default): 1000, or 254 for segrcdb. They are drawn at random
                        * from the preset's ranges; if the preset is a list, its first classes are used */
     const char *preset;      /* "uji", "visualatom", "lowercompute", "rcdb", "segrcdb", "fractaldb-1k",
-                                "fractaldb-10k", "ofdb-1k", "ofdb-21k", "1p-frac", "fractal-color-1k",
+                                "fractaldb-10k", "ofdb-1k", "ofdb-21k", "1p-frac", "mv-fractaldb-1k",
+                                "exfractaldb-1k", "3d-ofdb-1k", "pc-fractaldb-1k", "fractal-color-1k",
                                 "multifractal-1k", or the lists "paper-1000" and "lowercompute-1000"; NULL
                                 (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */

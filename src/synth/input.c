@@ -306,7 +306,8 @@ void synth_classes_text(const struct synth *synth, struct synth_image image, cha
     int length = 0;
     for (uint32_t i = 0; i < count; i++)
         if (i == 0 || ids[i] != ids[i - 1])
-            length += snprintf(text + length, 11, "%s%u", i ? "," : "", (unsigned)ids[i]);
+            length += snprintf(text + length, (size_t)(SYNTH_CLASSES_TEXT - length), "%s%u", i ? "," : "",
+                               (unsigned)ids[i]);
 }
 
 void synth_free(struct synth *synth)
