@@ -212,7 +212,7 @@ struct solid_room {
 
 size_t omp_solid_room_bytes(void)
 {
-    return sizeof(struct solid_room) + ifs3d_scratch_bytes() + 64;
+    return (sizeof(struct solid_room) + ifs3d_scratch_bytes() + 64) / 64 * 64 + 64; /* whole cache lines */
 }
 
 void omp_solid_draw(const struct synth *synth, struct synth_image image, void *room_, uint8_t *canvas,
