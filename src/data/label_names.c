@@ -73,12 +73,14 @@ static enum status add_label(struct words *words, uint32_t number, const char *t
             dataset->class_names = NULL;
             dataset->class_name_count = 0;
         }
-    } else if (integer != words->numbers)
-        return status_set(
+    } else if (integer != words->numbers) {
+        const enum status status = status_set(
             STATUS_FAILED,
             "%s: the label of sample '%s' is the integer %s, but that of sample '%s' is a word; write "
             "all labels as words, or all as integers",
             dataset->path, sample->key, text, words->first_key);
+        return dataset->streamed ? dataset_advise_mask(status) : status;
+    }
     if (words->numbers)
         return STATUS_OK;
     if (!words->listed)
