@@ -55,6 +55,7 @@ struct words {
     const char **of_sample; /* owned; the word of each sample, or NULL */
     const char *first_key;  /* of the first sample whose label was read */
     bool numbers;           /* that label is an integer */
+    bool mixed;             /* integers follow words */
 };
 
 static enum status add_label(struct words *words, uint32_t number, const char *text, bool integer)
@@ -64,12 +65,22 @@ static enum status add_label(struct words *words, uint32_t number, const char *t
     if (!words->first_key) {
         words->first_key = sample->key;
         words->numbers = integer;
-    } else if (integer != words->numbers)
-        return status_set(
+    } else if (integer != words->numbers && (dataset->skip || dataset->incomplete)) {
+        /* The words are broken labels, which the reader of their samples reports. */
+        words->numbers = words->mixed = true;
+        if (!words->listed) {
+            free(dataset->class_names);
+            dataset->class_names = NULL;
+            dataset->class_name_count = 0;
+        }
+    } else if (integer != words->numbers) {
+        const enum status status = status_set(
             STATUS_FAILED,
             "%s: the label of sample '%s' is the integer %s, but that of sample '%s' is a word; write "
             "all labels as words, or all as integers",
             dataset->path, sample->key, text, words->first_key);
+        return dataset->streamed ? dataset_advise_mask(status) : status;
+    }
     if (words->numbers)
         return STATUS_OK;
     if (!words->listed)
@@ -132,7 +143,7 @@ static enum status find_words(struct dataset *dataset, struct label_reading *rea
     const enum status status = read_words(&words, reading);
     if (status == STATUS_OK && words.first_key && !words.numbers)
         number_words(&words);
-    if (!words.numbers) { /* the samples are read from the first shard again */
+    if (!words.numbers || words.mixed) { /* the samples are read from the first shard again */
         plain_close(&reading->plain);
         *reading = (struct label_reading){.plain = {.dataset = dataset, .fd = -1}};
     }

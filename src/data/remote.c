@@ -204,7 +204,7 @@ static enum status find_s3(struct remote *remote, char *leaf)
 
     const bool google = *remote->base == 'g';
     char endpoint[S3_FIELD_MAX];
-    const char *origin;
+    const char *origin = NULL;
     const char *bucket = remote->base + strlen("s3://"), *slash = strchr(bucket, '/');
     int length = slash ? (int)(slash - bucket) : 0;
     FREED char *encoded = calloc(1, URL_MAX);

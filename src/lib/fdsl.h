@@ -375,8 +375,8 @@ struct fdsl_source_config {
                            * longest time is removed first; FDSL_INVALID if the unpacked copies of the data
                            * set exceed it */
 
-    const char *labels; /* a CSV file with the columns name (key or file of a sample) and label (an integer, or
-                         * in all lines a word), in place of `label`; NULL (default): none */
+    const char *labels; /* a CSV file with the columns name (key or file of a sample) and label (an integer,
+                         * or in all lines a word), in place of `label`; NULL (default): none */
 };
 
 /* What fdsl_source_open() found. */

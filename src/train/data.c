@@ -682,12 +682,16 @@ static enum status open_records(const struct data_request *request, const struct
                           "--data %s: --on-error skip is for single files and tar shards, but the folder has "
                           "files of %s; drop --on-error",
                           request->name, records->name);
-    if (request->image || request->label || request->labels)
-        return status_set(
-            STATUS_USAGE,
-            "--image, --label and --labels are for class folders and tar shards, but --data %s has files "
-            "of %s; drop them",
-            request->name, records->name);
+    if (request->image || request->label)
+        return status_set(STATUS_USAGE,
+                          "--image and --label are for class folders and tar shards, but --data %s has files "
+                          "of %s; drop them",
+                          request->name, records->name);
+    if (request->labels)
+        return status_option(STATUS_USAGE, "labels",
+                             " is for images in folders and shards, but --data %s has files "
+                             "of %s; drop it",
+                             request->name, records->name);
     TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &data->members));
     return read_datasets(request, paths, records, data);
 }

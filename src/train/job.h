@@ -30,7 +30,7 @@ struct job_parameters {
     int on_error;          /* enum on_error; negative: not given (`infer`) */
     int feed;              /* `feed` and `fresh` as in struct data_request */
     bool exact_resize;
-    bool fresh, centre;    /* centre: as in struct data_request */
+    bool fresh, centre; /* centre: as in struct data_request */
     /* Only for --feed load, as in struct data_request: */
     uint64_t lanes, shuffle, ahead, resident_bytes, resident_device_bytes;
     struct data_mix_texts mix; /* only for --feed mixed; `mix.mix`: NULL if not given */
