@@ -170,6 +170,8 @@ Test(train_data, fractals_are_those_of_synth)
     expect_prepared("--preset fractaldb-1k --classes 3 --min-lit 0.2");
     expect_prepared("--class f.csv --preset ofdb-1k --draw points");
     expect_prepared("--class f.csv --preset 1p-frac");
+    EXPECT(0, "$P --preset mv-fractaldb-1k --classes 3 --write-classes s.csv");
+    expect_prepared("--class s.csv --preset exfractaldb-1k");
     EXPECT(0, "$P " FRACTALS("--epochs 1 --format csv --class f.csv --draw points --min-lit 0.25"));
     cr_expect_str_eq(value(out, 1, "draw"), "points");
     cr_expect_str_eq(value(out, 1, "min_lit"), "0.25");
@@ -209,6 +211,7 @@ Test(train_data, refuses_options_of_fractals_for_other_samples)
         {"--data synth --class f.csv --preset rcdb-1k", "--class replaces --preset; drop one of them"},
         {"--data synth --class f.csv --preset ofdb", "'ofdb' is not a preset of fractaldb; 1p-frac, ofdb-1k"},
         {"--data synth --class u.csv --preset ofdb-1k", "--class replaces --preset; drop one of them"},
+        {"--data synth --class f.csv --preset 3d-ofdb-1k", "3d-ofdb-1k is a preset of the formula ifs3d"},
         {"--data synth --class f.csv --preset-file x", "--class replaces --preset-file; drop one of them"},
         {"--data digits --draw points", "--draw needs --data synth"},
         {"--data digits --min-lit 0", "--min-lit needs --data synth"},
