@@ -123,11 +123,19 @@ Test(train_data, a_preset_has_all_its_classes)
 {
     static const struct {
         const char *options, *classes;
-    } presets[] = {{"--preset fractaldb-1k", "1000"}, {"--preset 1p-frac", "1000"},
-                   {"--preset paper-1000", "1000"},   {"--preset ofdb-1k --classes 7", "7"},
-                   {"--preset fractaldb", "10"},      {"--formula fractaldb", "10"},
-                   {"--preset rcdb", "10"},           {"--preset paper", "10"},
-                   {"--formula rcdb", "10"},          {"", "10"}};
+    } presets[] = {{"--preset fractaldb-1k", "1000"},
+                   {"--preset 1p-frac", "1000"},
+                   {"--preset exfractaldb-1k", "1000"},
+                   {"--preset fractal-color-1k", "1000"},
+                   {"--preset paper-1000", "1000"},
+                   {"--preset ofdb-1k --classes 7", "7"},
+                   {"--preset fractaldb", "10"},
+                   {"--formula fractaldb", "10"},
+                   {"--preset rcdb", "10"},
+                   {"--preset paper", "10"},
+                   {"--formula rcdb", "10"},
+                   {"--preset ifs3d", "10"},
+                   {"", "10"}};
     for (size_t i = 0; i < COUNT_OF(presets); i++) {
         EXPECT(0,
                "$P --variant train-omp --model logreg --data synth --res 13 --train-size 8 --test-size 4 "
@@ -203,7 +211,8 @@ Test(train_data, refuses_options_of_fractals_for_other_samples)
         const char *options, *message;
     } refused[] = {
         {"--data synth --formula rcdb --draw points", "--draw: the formula rcdb draws no fractals"},
-        {"--data synth --preset uji --min-lit 0.1", "--min-lit: the formula uji draws no fractals with weights; drop it"},
+        {"--data synth --preset uji --min-lit 0.1",
+         "--min-lit: the formula uji draws no fractals with weights; drop it"},
         {"--data synth --preset 1p-frac --min-lit 0.1", "--min-lit replaces weights, but this set has none"},
         {"--data synth --preset ofdb-1k --draw point", "--draw point is unknown; did you mean 'points'?"},
         {"--data synth --preset ofdb-1k --draw 7", "--draw 7 is unknown; use patches or points"},

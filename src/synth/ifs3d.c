@@ -380,10 +380,10 @@ static const struct ifs_rules one_rules = DRAWINGS(.weights = 1); /* the first r
 
 static const struct formula_preset presets[] = {
     {.name = "ifs3d", .rows = list_rows},
-    {.name = "mv-fractaldb-1k", .rows = list_rows, .ifs = &circle_rules},
-    {.name = "exfractaldb-1k", .rows = list_rows, .ifs = &sphere_rules},
-    {.name = "3d-ofdb-1k", .rows = list_rows, .ifs = &one_rules},
-    {.name = "pc-fractaldb-1k", .rows = list_rows, .ifs = &cloud_rules},
+    {.name = "mv-fractaldb-1k", .rows = list_rows, .ifs = &circle_rules, .classes = 1000},
+    {.name = "exfractaldb-1k", .rows = list_rows, .ifs = &sphere_rules, .classes = 1000},
+    {.name = "3d-ofdb-1k", .rows = list_rows, .ifs = &one_rules, .classes = 1000},
+    {.name = "pc-fractaldb-1k", .rows = list_rows, .ifs = &cloud_rules, .classes = 1000},
     {.name = NULL},
 };
 
