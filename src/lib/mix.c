@@ -9,9 +9,6 @@
 #include "data/checksum.h"
 #include "lib/sources.h"
 
-#define UNITS      10000.0 /* of a weight of 1 */
-#define WEIGHT_MAX 1000
-
 enum fdsl_status fdsl_mix_config_init(struct fdsl_mix_config *config, size_t size)
 {
     if (!config)
@@ -44,11 +41,11 @@ static enum status check_part(const struct fdsl_source *source, uint32_t k)
 
 static enum status take_weight(const char *field, double weight, uint32_t *units)
 {
-    const double exact = weight * UNITS;
-    if (!(weight >= 0 && weight <= WEIGHT_MAX) || fabs(exact - rint(exact)) > 1e-6)
+    const double exact = weight * MIXTURE_UNITS;
+    if (!(weight >= 0 && weight <= MIXTURE_MOST) || fabs(exact - rint(exact)) > 1e-6)
         return status_set(STATUS_USAGE,
                           "%s: %.17g is not a weight; it must be 0 to %d, with at most four decimals", field,
-                          weight, WEIGHT_MAX);
+                          weight, MIXTURE_MOST);
     *units = (uint32_t)lrint(exact);
     return STATUS_OK;
 }
