@@ -74,6 +74,8 @@ static void open_synth(const struct trial *trial, struct synth *synth)
     synth->output.color = true;
     output_set_scale(&synth->output, synth->res, mean, deviation);
     must(synth_draw_classes(synth, nullptr, formula_names[synth->formula], trial->classes));
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        synth->rows[c].id += 3; /* as of a file: the number of a class is not its index */
     must(synth_fill_tables(synth));
 }
 

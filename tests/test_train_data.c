@@ -123,11 +123,19 @@ Test(train_data, a_preset_has_all_its_classes)
 {
     static const struct {
         const char *options, *classes;
-    } presets[] = {{"--preset fractaldb-1k", "1000"}, {"--preset 1p-frac", "1000"},
-                   {"--preset paper-1000", "1000"},   {"--preset ofdb-1k --classes 7", "7"},
-                   {"--preset fractaldb", "10"},      {"--formula fractaldb", "10"},
-                   {"--preset rcdb", "10"},           {"--preset paper", "10"},
-                   {"--formula rcdb", "10"},          {"", "10"}};
+    } presets[] = {{"--preset fractaldb-1k", "1000"},
+                   {"--preset 1p-frac", "1000"},
+                   {"--preset exfractaldb-1k", "1000"},
+                   {"--preset fractal-color-1k", "1000"},
+                   {"--preset paper-1000", "1000"},
+                   {"--preset ofdb-1k --classes 7", "7"},
+                   {"--preset fractaldb", "10"},
+                   {"--formula fractaldb", "10"},
+                   {"--preset rcdb", "10"},
+                   {"--preset paper", "10"},
+                   {"--formula rcdb", "10"},
+                   {"--preset ifs3d", "10"},
+                   {"", "10"}};
     for (size_t i = 0; i < COUNT_OF(presets); i++) {
         EXPECT(0,
                "$P --variant train-omp --model logreg --data synth --res 13 --train-size 8 --test-size 4 "
@@ -170,6 +178,8 @@ Test(train_data, fractals_are_those_of_synth)
     expect_prepared("--preset fractaldb-1k --classes 3 --min-lit 0.2");
     expect_prepared("--class f.csv --preset ofdb-1k --draw points");
     expect_prepared("--class f.csv --preset 1p-frac");
+    EXPECT(0, "$P --preset mv-fractaldb-1k --classes 3 --write-classes s.csv");
+    expect_prepared("--class s.csv --preset exfractaldb-1k");
     EXPECT(0, "$P " FRACTALS("--epochs 1 --format csv --class f.csv --draw points --min-lit 0.25"));
     cr_expect_str_eq(value(out, 1, "draw"), "points");
     cr_expect_str_eq(value(out, 1, "min_lit"), "0.25");
@@ -201,7 +211,8 @@ Test(train_data, refuses_options_of_fractals_for_other_samples)
         const char *options, *message;
     } refused[] = {
         {"--data synth --formula rcdb --draw points", "--draw: the formula rcdb draws no fractals"},
-        {"--data synth --preset uji --min-lit 0.1", "--min-lit: the formula uji draws no fractals with weights; drop it"},
+        {"--data synth --preset uji --min-lit 0.1",
+         "--min-lit: the formula uji draws no fractals with weights; drop it"},
         {"--data synth --preset 1p-frac --min-lit 0.1", "--min-lit replaces weights, but this set has none"},
         {"--data synth --preset ofdb-1k --draw point", "--draw point is unknown; did you mean 'points'?"},
         {"--data synth --preset ofdb-1k --draw 7", "--draw 7 is unknown; use patches or points"},
@@ -209,6 +220,7 @@ Test(train_data, refuses_options_of_fractals_for_other_samples)
         {"--data synth --class f.csv --preset rcdb-1k", "--class replaces --preset; drop one of them"},
         {"--data synth --class f.csv --preset ofdb", "'ofdb' is not a preset of fractaldb; 1p-frac, ofdb-1k"},
         {"--data synth --class u.csv --preset ofdb-1k", "--class replaces --preset; drop one of them"},
+        {"--data synth --class f.csv --preset 3d-ofdb-1k", "3d-ofdb-1k is a preset of the formula ifs3d"},
         {"--data synth --class f.csv --preset-file x", "--class replaces --preset-file; drop one of them"},
         {"--data digits --draw points", "--draw needs --data synth"},
         {"--data digits --min-lit 0", "--min-lit needs --data synth"},

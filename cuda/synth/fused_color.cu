@@ -56,6 +56,7 @@ struct color_image {
     uint64_t j; /* its index in the call */
     struct philox_key key;
     uint32_t class_index;
+    uint32_t id; /* of the class; 0 if images show several classes, as synth_label() */
 };
 
 static __device__ __forceinline__ color_image image_at(const color_job &job, uint32_t place)
@@ -68,7 +69,8 @@ static __device__ __forceinline__ color_image image_at(const color_job &job, uin
     const struct synth_image id =
         synth_image_at(job.first, job.stride, job.turns, run, call.listed ? call.listed[image.j] : image.j);
     image.class_index = id.class_index;
-    image.key = atom_image_key(&job.lines, job.seed, job.systems[id.class_index].id, id.instance);
+    image.id = job.rules.several ? 0 : job.systems[id.class_index].id;
+    image.key = atom_image_key(&job.lines, job.seed, image.id, id.instance);
     return image;
 }
 
@@ -176,7 +178,7 @@ static __global__ void __launch_bounds__(SKY_BLOCK) color_sky_kernel(const __gri
     if (threadIdx.x < COLOR_PALETTE)
         palette_of(job, blockIdx.x, 0)[threadIdx.x] = color_of(color_tint(image.key, 0), 0, threadIdx.x);
     if (threadIdx.x == 0)
-        image.call.labels[image.j] = job.rules.several ? 0 : job.systems[image.class_index].id;
+        image.call.labels[image.j] = image.id;
     if (!job.rules.several || !image.call.masks)
         return;
     uint8_t *label = image.call.masks + image.j * job.rules.class_count;

@@ -22,6 +22,8 @@
 #define MIXTURE_PHASES  16        /* maximum number of different sets of weights */
 #define MIXTURE_PERIOD  (1 << 20) /* maximum sum of the weights, after division by their common divisor */
 #define MIXTURE_NAME    32        /* room for the name of a source */
+#define MIXTURE_UNITS   10000     /* of a user's weight of 1 in struct mixture_weights */
+#define MIXTURE_MOST    1000      /* maximum of a user's weight */
 
 /* A source. `samples` is 0 if it has no end; otherwise each pass has the order draw_lanes() with `lanes` and
  * `shuffle`, or without `lanes` draw_order(), or without both the order of the numbers. */

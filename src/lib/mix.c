@@ -9,9 +9,6 @@
 #include "data/checksum.h"
 #include "lib/sources.h"
 
-#define UNITS      10000.0 /* of a weight of 1 */
-#define WEIGHT_MAX 1000
-
 enum fdsl_status fdsl_mix_config_init(struct fdsl_mix_config *config, size_t size)
 {
     if (!config)
@@ -44,11 +41,11 @@ static enum status check_part(const struct fdsl_source *source, uint32_t k)
 
 static enum status take_weight(const char *field, double weight, uint32_t *units)
 {
-    const double exact = weight * UNITS;
-    if (!(weight >= 0 && weight <= WEIGHT_MAX) || fabs(exact - rint(exact)) > 1e-6)
+    const double exact = weight * MIXTURE_UNITS;
+    if (!(weight >= 0 && weight <= MIXTURE_MOST) || fabs(exact - rint(exact)) > 1e-6)
         return status_set(STATUS_USAGE,
                           "%s: %.17g is not a weight; it must be 0 to %d, with at most four decimals", field,
-                          weight, WEIGHT_MAX);
+                          weight, MIXTURE_MOST);
     *units = (uint32_t)lrint(exact);
     return STATUS_OK;
 }
@@ -90,7 +87,8 @@ static uint32_t classes_of(const struct synth *synth)
 static enum status join_classes(const struct fdsl_mix_config *config, struct fdsl_source *self, bool offset)
 {
     struct source_mixture *mix = self->mix;
-    uint32_t total = 0, largest = 0;
+    uint64_t total = 0;
+    uint32_t largest = 0;
     for (uint32_t k = 0; k < mix->request.count; k++) {
         const struct fdsl_source *part = mix->sources[k];
         const uint32_t given = config->classes ? config->classes[k] : 0;
@@ -106,8 +104,13 @@ static enum status join_classes(const struct fdsl_mix_config *config, struct fds
                 "class folders; set it",
                 k);
         if (offset)
-            mix->request.sources[k].label_offset = total;
+            mix->request.sources[k].label_offset = (uint32_t)total;
         total += mix->classes[k];
+        if (offset && total > INT32_MAX)
+            return status_set(
+                STATUS_USAGE,
+                "classes: sources 0 to %u have %llu classes, but labels 'offset' can have 2^31 - 1", k,
+                (unsigned long long)total);
         if (part->classes > mix->sources[largest]->classes)
             largest = k;
     }
@@ -121,7 +124,7 @@ static enum status join_classes(const struct fdsl_mix_config *config, struct fds
         named &= mix->sources[k]->classes > 0 && mix->sources[k]->classes == mix->classes[k];
     if (!named)
         return STATUS_OK;
-    mix->class_names = malloc((total + (size_t)1) * sizeof *mix->class_names);
+    mix->class_names = malloc((total + 1) * sizeof *mix->class_names);
     TRY(ALLOCATED(mix->class_names, "out of memory for the names of classes"));
     for (uint32_t k = 0; k < mix->request.count; k++)
         for (uint32_t c = 0; c < mix->sources[k]->classes; c++)

@@ -39,10 +39,8 @@ void color_system(const struct class_row *row, struct color_system *system)
 enum status color_check(const struct formula *formula, const struct class_row *row)
 {
     const uint32_t maps = (uint32_t)row->value[0];
-    double sum = 0;
     for (uint32_t m = 0; m < maps; m++) {
-        const double *map = row->value + 1 + 7 * m, most = stretch(map);
-        sum += map[6];
+        const double most = stretch(row->value + 1 + 7 * m);
         if (most > 1 + 1e-5)
             return status_set(
                 STATUS_USAGE,
@@ -50,14 +48,7 @@ enum status color_check(const struct formula *formula, const struct class_row *r
                 "be at most 1",
                 m + 1, most, m + 1, m + 1, m + 1, m + 1);
     }
-    for (uint32_t i = 1 + 7 * maps; i < COLOR_PARAMETERS; i++)
-        if (row->value[i] != 0)
-            return status_set(STATUS_USAGE, "%s is %.9g, but the class has %u maps, so it must be 0",
-                              formula->parameters[i].name, row->value[i], maps);
-    return fabs(sum - 1) <= 1e-6
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "the probabilities p1 to p%u have the sum %.9g; it must be 1", maps,
-                            sum);
+    return ifs_check(formula, row);
 }
 
 /* ---- An object ---- */

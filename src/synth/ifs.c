@@ -46,10 +46,11 @@ struct ifs_system ifs_weighted(const struct ifs_rules *rules, const struct ifs_s
 enum status ifs_check(const struct formula *formula, const struct class_row *row)
 {
     const uint32_t maps = (uint32_t)row->value[0];
+    const size_t count = formula->parameter_count, values = (count - 1) / (size_t)formula->parameters[0].most;
     double sum = 0;
-    for (uint32_t m = 0; m < maps; m++)
-        sum += row->value[1 + IFS_MAP_VALUES * m + 6];
-    for (uint32_t i = 1 + IFS_MAP_VALUES * maps; i < IFS_PARAMETERS; i++)
+    for (uint32_t m = 1; m <= maps; m++)
+        sum += row->value[values * m];
+    for (size_t i = 1 + values * maps; i < count; i++)
         if (row->value[i] != 0)
             return status_set(STATUS_USAGE, "%s is %.9g, but the class has %u maps, so it must be 0",
                               formula->parameters[i].name, row->value[i], maps);

@@ -279,7 +279,8 @@ void ifs_system(const struct class_row *row, struct ifs_system *system);
 struct ifs_system ifs_weighted(const struct ifs_rules *rules, const struct ifs_system *system,
                                uint32_t weight);
 
-/* Implements check() of a struct formula: the values of a class are those of a system. */
+/* Implements check() of a struct formula whose parameters are the number of maps, then the values of each
+ * map, of which the last one is its probability: the probabilities add up to 1, and other maps have zeros. */
 enum status ifs_check(const struct formula *formula, const struct class_row *row);
 
 /* Writes the uniform numbers u_0 .. u_{count - 1} of all orbits: NumPy's seed 100. Step i from point i to

@@ -37,22 +37,6 @@ void ifs3d_system(const struct class_row *row, struct ifs3d_system *system)
     }
 }
 
-enum status ifs3d_check(const struct formula *formula, const struct class_row *row)
-{
-    const uint32_t maps = (uint32_t)row->value[0];
-    double sum = 0;
-    for (uint32_t m = 0; m < maps; m++)
-        sum += row->value[1 + IFS3D_MAP_VALUES * m + IFS3D_COEFFICIENTS];
-    for (uint32_t i = 1 + IFS3D_MAP_VALUES * maps; i < IFS3D_PARAMETERS; i++)
-        if (row->value[i] != 0)
-            return status_set(STATUS_USAGE, "%s is %.9g, but the class has %u maps, so it must be 0",
-                              formula->parameters[i].name, row->value[i], maps);
-    return fabs(sum - 1) <= 1e-6
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "the probabilities p1 to p%u have the sum %.9g; it must be 1", maps,
-                            sum);
-}
-
 void ifs3d_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instance, char *name)
 {
     const struct ifs_instance shown = ifs_instance(rules, instance);
@@ -380,10 +364,10 @@ static const struct ifs_rules one_rules = DRAWINGS(.weights = 1); /* the first r
 
 static const struct formula_preset presets[] = {
     {.name = "ifs3d", .rows = list_rows},
-    {.name = "mv-fractaldb-1k", .rows = list_rows, .ifs = &circle_rules},
-    {.name = "exfractaldb-1k", .rows = list_rows, .ifs = &sphere_rules},
-    {.name = "3d-ofdb-1k", .rows = list_rows, .ifs = &one_rules},
-    {.name = "pc-fractaldb-1k", .rows = list_rows, .ifs = &cloud_rules},
+    {.name = "mv-fractaldb-1k", .rows = list_rows, .ifs = &circle_rules, .classes = 1000},
+    {.name = "exfractaldb-1k", .rows = list_rows, .ifs = &sphere_rules, .classes = 1000},
+    {.name = "3d-ofdb-1k", .rows = list_rows, .ifs = &one_rules, .classes = 1000},
+    {.name = "pc-fractaldb-1k", .rows = list_rows, .ifs = &cloud_rules, .classes = 1000},
     {.name = NULL},
 };
 
@@ -399,7 +383,7 @@ const struct formula formula_ifs3d = {
     .id_most = UINT32_MAX,
     .classes = 1000,
     .presets = presets,
-    .check = ifs3d_check,
+    .check = ifs_check,
     .canvas = 224,
     .ifs = &circle_rules,
     .unpublished = "the scripts seed none of their random numbers",

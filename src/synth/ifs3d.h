@@ -346,9 +346,6 @@ void ifs3d_view(const struct ifs_rules *rules, const struct ifs3d_points *points
  * then points of the other class's drawing. Points of a drawing that is not drawn are 0. */
 void ifs3d_cloud(const struct ifs3d_points *own, const struct ifs3d_points *other, float *cloud);
 
-/* Implements check() of a struct formula. */
-enum status ifs3d_check(const struct formula *formula, const struct class_row *row);
-
 /* ---- Classes ---- */
 
 #define IFS3D_THRESHOLD     0.05 /* of MV-FractalDB: least variance of the coordinates of each axis */

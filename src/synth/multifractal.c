@@ -27,13 +27,13 @@ _Static_assert(COUNT_OF(one_parameters) == COLOR_PARAMETERS, "one parameter per 
 
 static const struct formula_preset one_presets[] = {
     {.name = "colorfractal", .rows = ifs_sampled_rows},
-    {.name = "fractal-color-1k", .rows = ifs_sampled_rows},
+    {.name = "fractal-color-1k", .rows = ifs_sampled_rows, .classes = 1000},
     {.name = NULL},
 };
 
 static const struct formula_preset many_presets[] = {
     {.name = "multifractal", .rows = ifs_sampled_rows},
-    {.name = "multifractal-1k", .rows = ifs_sampled_rows},
+    {.name = "multifractal-1k", .rows = ifs_sampled_rows, .classes = 1000},
     {.name = NULL},
 };
 

@@ -339,8 +339,7 @@ static enum status take_listed(const struct synth_values *wanted, struct synth_w
         return status_about(status_prefix(status, "--class"), "class");
     synth->class_count = (uint32_t)count;
     const struct formula *of_preset = wanted->preset ? formula_of_preset(wanted->preset) : NULL;
-    const bool rules =
-        formulas[formula]->family == FAMILY_IFS && !(of_preset && of_preset->family != FAMILY_IFS);
+    const bool rules = formula_is_system(formulas[formula]) && (!of_preset || formula_is_system(of_preset));
     if (wanted->preset_file || (wanted->preset && !rules))
         return status_option(STATUS_USAGE, "class", " replaces --preset%s; drop one of them",
                              wanted->preset_file ? "-file" : "");

@@ -496,12 +496,14 @@ static uint64_t synth_identity(const void *input)
 static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     const struct synth_parameters *parameters = parameters_;
+    const enum formula_family family = formulas[parameters->formula]->family;
     (void)variant;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return parameters->dtype != DTYPE_U8;
-    if (strcmp(option, "draw") == 0 || strcmp(option, "min-lit") == 0)
-        return formulas[parameters->formula]->family == FAMILY_IFS ||
-               (option[0] == 'd' && formulas[parameters->formula]->family == FAMILY_COLOR);
+    if (strcmp(option, "draw") == 0)
+        return family == FAMILY_IFS || family == FAMILY_COLOR;
+    if (strcmp(option, "min-lit") == 0)
+        return family == FAMILY_IFS;
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
     return !mixed(parameters) || !is_one_of(option, benchmark_options);

@@ -14,27 +14,25 @@
 
 /* ---- The texts ---- */
 
-#define UNITS      10000 /* of a weight of 1 */
-#define WEIGHT_MAX 1000
-
 /* Parses a weight with at most four decimals. Returns false if `text`, which ends at `end`, is none. */
 static bool read_weight(const char *text, const char *end, uint32_t *weight)
 {
-    uint64_t whole = 0, unit = UNITS;
+    uint64_t whole = 0, unit = MIXTURE_UNITS;
     bool digits = false, point = false;
     for (; text < end; text++) {
         if (*text == '.' && !point) {
             point = true;
             continue;
         }
-        if (!isdigit((unsigned char)*text) || (point && unit == 1) || whole > (uint64_t)WEIGHT_MAX * UNITS)
+        if (!isdigit((unsigned char)*text) || (point && unit == 1) ||
+            whole > (uint64_t)MIXTURE_MOST * MIXTURE_UNITS)
             return false;
         digits = true;
         unit /= point ? 10 : 1;
         whole = whole * 10 + (uint64_t)(*text - '0');
     }
     *weight = (uint32_t)(whole * unit);
-    return digits && whole * unit <= (uint64_t)WEIGHT_MAX * UNITS;
+    return digits && whole * unit <= (uint64_t)MIXTURE_MOST * MIXTURE_UNITS;
 }
 
 /* A part of --mix: NAME[=URL][:WEIGHT], from `begin` to `end`. */
@@ -150,7 +148,7 @@ static enum status read_entries(const char *text, struct data_mix *mix)
             return status_value(STATUS_USAGE, "mix", text, ": '%s' has no weight; write %s:WEIGHT",
                                 mix->sources[k].name, mix->sources[k].name);
         if (!weighted[k])
-            mix->sources[k].weight = UNITS;
+            mix->sources[k].weight = MIXTURE_UNITS;
     }
     return mix->count > (mix->generated < mix->count)
                ? STATUS_OK
@@ -214,7 +212,7 @@ static enum status read_phases(const struct data_mix_texts *texts, struct data_m
 /* With synth:auto, gives the other sources `share` of DATA_MIX_SHARES. */
 static void share_weights(const struct data_mix *mix, uint32_t share, uint32_t weights[MIXTURE_SOURCES])
 {
-    uint32_t sum = 0, divisor = UNITS;
+    uint32_t sum = 0, divisor = MIXTURE_UNITS;
     for (uint32_t k = 0; k < mix->count; k++)
         while (k != mix->generated && mix->sources[k].weight % divisor)
             divisor /= 10;
