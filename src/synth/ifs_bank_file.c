@@ -211,7 +211,8 @@ static enum status write_file(const struct kept *kept)
 
 /* ---- Opening ---- */
 
-/* Locks an open file. Waits as long as another process computes orbits. Some file systems have no locks, which
+/* Locks an open file. Waits as long as another process computes orbits. Some file systems have no locks,
+ * which
  * `*locked` says; then several processes may compute the same file, of which the last one remains. */
 static enum status wait_for_lock(int fd, const char *path, bool *locked)
 {
