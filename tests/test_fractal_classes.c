@@ -432,6 +432,13 @@ Test(fractal_files, orbits_are_kept_in_a_cache_folder)
                   BANKED "--verify --cache-dir c");
     EXPECT(0, BANKED "--verify --cache-dir c");
     cr_expect(!strstr(out, "damaged"), "%s", out);
+    EXPECT(0, "rm c/*.bank && touch $(ls c/*.lock | sed 's/lock$/1-0.tmp/') other.tmp c/other.tmp && " BANKED
+              "--cache-dir c && ls c/*.tmp"); /* a killed process left the first one */
+    EXPECT_OUT("c/other.tmp\n");
+    EXPECT(0,
+           "rm c/other.tmp && cp c/*.bank bank && rm c/*.bank && mkfifo $(ls c/*.lock | sed 's/.lock$//')");
+    EXPECT_PRINTS(1, "is not a regular file", "timeout 60 " BANKED "--cache-dir c");
+    EXPECT(0, "cp --remove-destination bank c/*.bank");
     EXPECT(0, "$P --prepare p --from synth --preset fractaldb-1k --classes 2 --samples 9 --encode npy "
               "--cache-dir c && ls c/*.bank | wc -l");
     EXPECT_OUT("1\n");

@@ -235,6 +235,10 @@ Test(lib_mix, wrong_arguments_are_refused)
     REFUSED(labels, NULL, "labels: ");
     REFUSED(classes, NULL, "classes: labels 'offset' needs the number of classes of source 1");
     REFUSED(classes, ((const uint32_t[]){9, 10, 0}), "classes: source 0 has 10 classes, not 9");
+    REFUSED(classes, ((const uint32_t[]){10, INT32_MAX, 0}),
+            "classes: sources 0 to 1 have 2147483657 classes");
+    REFUSED(classes, ((const uint32_t[]){UINT32_MAX, 10, 0}),
+            "classes: sources 0 to 0 have 4294967295 classes");
     REFUSED(change_count, 1, "change_steps: it is NULL");
     REFUSED(change_count, 16, "change_count: ");
     config = plain;

@@ -107,10 +107,10 @@ static enum status join_classes(const struct fdsl_mix_config *config, struct fds
             mix->request.sources[k].label_offset = (uint32_t)total;
         total += mix->classes[k];
         if (offset && total > INT32_MAX)
-            return status_set(
-                STATUS_USAGE,
-                "classes: sources 0 to %u have %llu classes, but labels 'offset' can have 2^31 - 1", k,
-                (unsigned long long)total);
+            return status_set(STATUS_USAGE,
+                              "classes: sources 0 to %u have %llu classes together, but labels 'offset' must "
+                              "be below 2^31 - 1; set the numbers of classes that they have",
+                              k, (unsigned long long)total);
         if (part->classes > mix->sources[largest]->classes)
             largest = k;
     }
@@ -124,7 +124,7 @@ static enum status join_classes(const struct fdsl_mix_config *config, struct fds
         named &= mix->sources[k]->classes > 0 && mix->sources[k]->classes == mix->classes[k];
     if (!named)
         return STATUS_OK;
-    mix->class_names = malloc((total + 1) * sizeof *mix->class_names);
+    mix->class_names = malloc((size_t)(total + 1) * sizeof *mix->class_names);
     TRY(ALLOCATED(mix->class_names, "out of memory for the names of classes"));
     for (uint32_t k = 0; k < mix->request.count; k++)
         for (uint32_t c = 0; c < mix->sources[k]->classes; c++)

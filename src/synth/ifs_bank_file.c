@@ -4,6 +4,7 @@
  *
  * The file has a header, which is compared as a whole, the maps in the order of the orbits, one 32-bit word
  * of facts per orbit, and a hash of all this. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -19,6 +20,7 @@
 
 #include "core/file.h"
 #include "core/parallel.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
 #include "machine/host.h"
@@ -109,7 +111,7 @@ static void take_file(struct kept *kept, bool says, bool *found)
     const size_t bytes = file_bytes(kept);
     struct stat info;
     *found = false;
-    const int fd = open(kept->path, O_RDONLY | O_CLOEXEC);
+    const int fd = open(kept->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for a pipe's writer */
     if (fd < 0)
         return;
     const bool fits = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == bytes;
@@ -209,11 +211,13 @@ static enum status write_file(const struct kept *kept)
 
 /* ---- Opening ---- */
 
-/* Locks an open file. Waits as long as another process computes orbits. Some file systems have no locks; then
- * several processes may compute the same file, of which the last one remains. */
-static enum status wait_for_lock(int fd, const char *path)
+/* Locks an open file. Waits as long as another process computes orbits. Some file systems have no locks,
+ * which
+ * `*locked` says; then several processes may compute the same file, of which the last one remains. */
+static enum status wait_for_lock(int fd, const char *path, bool *locked)
 {
     const double begin_s = timer_now_s();
+    *locked = false;
     for (bool said = false; flock(fd, LOCK_EX | LOCK_NB) != 0;) {
         if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK)
             return STATUS_OK;
@@ -227,13 +231,28 @@ static enum status wait_for_lock(int fd, const char *path)
         }
         nanosleep(&(struct timespec){0, 20000000}, NULL);
     }
+    *locked = true;
     return STATUS_OK;
+}
+
+/* Removes temporary files that killed processes left, which may be as large as the bank. The caller holds the
+ * lock, so no other process writes one. */
+static void remove_temporaries(const struct kept *kept, const char *folder)
+{
+    const char *name = strrchr(kept->path, '/') + 1;
+    const size_t length = strlen(name);
+    DIR *directory = opendir(folder);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (strncmp(entry->d_name, name, length) == 0 && text_ends_in(entry->d_name, ".tmp"))
+            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* may fail: it only wastes space */
+    if (directory)
+        closedir(directory);
 }
 
 /* Takes the file, or writes it first. One process of those that use the folder writes; the others wait. */
 static enum status take_or_write(struct kept *kept, const char *folder)
 {
-    bool found;
+    bool found, locked;
     char lock[PATH_MAX + 8];
     const int cause = mkdir(folder, 0777) == 0 ? 0 : errno;
     if (cause != 0 && access(folder, F_OK) != 0)
@@ -245,7 +264,9 @@ static enum status take_or_write(struct kept *kept, const char *folder)
     const int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0)
         return status_set(STATUS_FAILED, "cannot create %s: %s", lock, strerror(errno));
-    enum status status = wait_for_lock(fd, lock);
+    enum status status = wait_for_lock(fd, lock, &locked);
+    if (status == STATUS_OK && locked)
+        remove_temporaries(kept, folder);
     if (status == STATUS_OK) {
         take_file(kept, false, &found); /* another process may have written it */
         status = found ? STATUS_OK : write_file(kept);
