@@ -264,15 +264,6 @@ uint32_t mixture_number(const struct mixture *mixture, uint64_t epoch, const str
     return sample + (uint32_t)(named ? 0 : number % mixture_copies(mixture, pick->source)) * source->samples;
 }
 
-void mixture_count_step(const struct mixture *mixture, uint64_t epoch, uint64_t step,
-                        uint32_t counts[MIXTURE_SOURCES])
-{
-    const uint64_t first = step * mixture->request.batch, end = first + mixture->request.batch;
-    memset(counts, 0, MIXTURE_SOURCES * sizeof *counts);
-    for (uint64_t p = first; p < end && p < mixture->positions; p++)
-        counts[mixture_at(mixture, epoch, (uint32_t)p).source]++;
-}
-
 uint64_t mixture_hash(const struct mixture_request *request)
 {
     uint64_t hash = checksum_seeded(&request->count, sizeof request->count, request->named + UINT64_C(1));
@@ -396,11 +387,6 @@ struct mixture_stream {
 static struct mixture_stream *of(const struct stream *stream)
 {
     return (struct mixture_stream *)(uintptr_t)stream;
-}
-
-const uint8_t *mixture_stream_sources(const struct stream *stream, const struct stream_batch *batch)
-{
-    return of(stream)->slots[batch->slot].sources;
 }
 
 /* Copies a sample of a source to its place in the batch. */

@@ -179,8 +179,8 @@ FDSL_HD bool ifs3d_finite(double value)
 
 /* Returns the frame of a drawing. The published script scales all coordinates to -1 .. 1 and subtracts, from
  * each axis, the sum of its 9999 coordinates divided by 10000. This is the mean with one more point in the
- * middle of the range. If a coordinate overflows, or the
- * range is above IFS3D_RANGE_MAX, no point is drawn. */
+ * middle of the range. If a coordinate overflows, or the range is above IFS3D_RANGE_MAX, no point is drawn.
+ */
 FDSL_HD struct ifs3d_frame ifs3d_frame(const struct ifs3d_extent *extent)
 {
     const double middle = ifs_multiply(ifs_add(extent->least, extent->most), 0.5);
