@@ -67,10 +67,11 @@ static enum status check_phase(const struct mixture_request *request, uint32_t p
                           (unsigned long long)total, (unsigned long long)first,
                           (unsigned long long)first_total);
     if (total > MIXTURE_PERIOD || sum_of(request, phase, false, &divisor) > MIXTURE_PERIOD)
-        return status_set(STATUS_USAGE,
-                          "the weights have no common divisor and their sum is more than %d; choose rounder "
-                          "weights",
-                          MIXTURE_PERIOD);
+        return status_set(
+            STATUS_USAGE,
+            "the sum of the weights, divided by their common divisor, is more than %d; choose rounder "
+            "weights",
+            MIXTURE_PERIOD);
     return phase == 0 ? request->phases[0].step == 0
                             ? STATUS_OK
                             : status_set(STATUS_USAGE, "the first weights must hold from step 0 on")
