@@ -458,8 +458,9 @@ enum status fused_open(int device, const struct synth *synth, bool background, s
     self->device = device;
     self->background = background;
     enum status status = synth_is_color(synth) ? color_plan_open(device, synth, &self->color)
-                         : formula_is_system(formulas[synth->formula]) ? ifs_plan_open(device, synth, &self->ifs)
-                         : make_plan(self);
+                         : formula_is_system(formulas[synth->formula])
+                             ? ifs_plan_open(device, synth, &self->ifs)
+                             : make_plan(self);
     if (status != STATUS_OK)
         fused_close(self);
     else

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
+import re
 from typing import Any
 
 import pytest
-from conftest import COUNT, run_python, small, write_classes
+from conftest import COUNT, ROOT, run_python, small, write_classes
 
 import fdsl
+from fdsl import _library
 
 numpy = pytest.importorskip("numpy")
 
@@ -334,3 +337,16 @@ def test_module() -> None:
     assert isinstance(fdsl.cuda_devices(), int) and ".so" in fdsl.library_path()
     assert issubclass(fdsl.Unavailable, fdsl.Error) and issubclass(fdsl.Error, RuntimeError)
     assert set(fdsl.__all__) <= set(dir(fdsl))
+
+
+def test_structs_have_the_members_of_the_header() -> None:
+    """The library only checks the size of a struct, so members in another order would be taken for each other."""
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "src/lib/fdsl.h").read_text("utf-8"), flags=re.DOTALL)
+    structs = [each for each in vars(_library).values() if isinstance(each, type) and issubclass(each, ctypes.Structure) and each.__doc__]
+    assert len(structs) >= 19
+    for struct in structs:
+        name = (struct.__doc__ or "").split()[1].rstrip(".,:;")
+        body = re.search(rf"struct {name} \{{(.*?)\n\}};", header, flags=re.DOTALL)
+        assert body, name
+        members = re.findall(r"(\w+)(?:\[\w+\])?\s*[,;]", body[1])
+        assert [field[0] for field in struct._fields_] == members, name

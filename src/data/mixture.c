@@ -67,10 +67,11 @@ static enum status check_phase(const struct mixture_request *request, uint32_t p
                           (unsigned long long)total, (unsigned long long)first,
                           (unsigned long long)first_total);
     if (total > MIXTURE_PERIOD || sum_of(request, phase, false, &divisor) > MIXTURE_PERIOD)
-        return status_set(STATUS_USAGE,
-                          "the weights have no common divisor and their sum is more than %d; choose rounder "
-                          "weights",
-                          MIXTURE_PERIOD);
+        return status_set(
+            STATUS_USAGE,
+            "the sum of the weights, divided by their common divisor, is more than %d; choose rounder "
+            "weights",
+            MIXTURE_PERIOD);
     return phase == 0 ? request->phases[0].step == 0
                             ? STATUS_OK
                             : status_set(STATUS_USAGE, "the first weights must hold from step 0 on")
@@ -264,15 +265,6 @@ uint32_t mixture_number(const struct mixture *mixture, uint64_t epoch, const str
     return sample + (uint32_t)(named ? 0 : number % mixture_copies(mixture, pick->source)) * source->samples;
 }
 
-void mixture_count_step(const struct mixture *mixture, uint64_t epoch, uint64_t step,
-                        uint32_t counts[MIXTURE_SOURCES])
-{
-    const uint64_t first = step * mixture->request.batch, end = first + mixture->request.batch;
-    memset(counts, 0, MIXTURE_SOURCES * sizeof *counts);
-    for (uint64_t p = first; p < end && p < mixture->positions; p++)
-        counts[mixture_at(mixture, epoch, (uint32_t)p).source]++;
-}
-
 uint64_t mixture_hash(const struct mixture_request *request)
 {
     uint64_t hash = checksum_seeded(&request->count, sizeof request->count, request->named + UINT64_C(1));
@@ -396,11 +388,6 @@ struct mixture_stream {
 static struct mixture_stream *of(const struct stream *stream)
 {
     return (struct mixture_stream *)(uintptr_t)stream;
-}
-
-const uint8_t *mixture_stream_sources(const struct stream *stream, const struct stream_batch *batch)
-{
-    return of(stream)->slots[batch->slot].sources;
 }
 
 /* Copies a sample of a source to its place in the batch. */

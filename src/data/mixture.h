@@ -105,10 +105,6 @@ struct mixture_pass {
 uint32_t mixture_number(const struct mixture *mixture, uint64_t epoch, const struct mixture_pick *pick,
                         struct mixture_pass *pass);
 
-/* Returns how many samples of each source a step has. */
-void mixture_count_step(const struct mixture *mixture, uint64_t epoch, uint64_t step,
-                        uint32_t counts[MIXTURE_SOURCES]);
-
 /* Returns a hash of everything that decides which source fills which sample, and of the labels. */
 uint64_t mixture_hash(const struct mixture_request *request);
 
@@ -161,9 +157,6 @@ enum status mixture_stream_open(const struct mixture_stream_request *request, st
 /* Adds the statistics of a source to those of the mixture; `first`: it is the first one. A mixture has as
  * many finished batches as the source that has the fewest. */
 void mixture_add_stats(const struct stream_stats *source, bool first, struct stream_stats *sum);
-
-/* Returns the source of each sample of a batch that is held. */
-const uint8_t *mixture_stream_sources(const struct stream *stream, const struct stream_batch *batch);
 
 FDSL_C_END
 

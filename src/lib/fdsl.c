@@ -897,7 +897,7 @@ static enum status check_describing(const struct fdsl_generator *generator,
     TRY(lib_check_size("fractals", fractals->size, sizeof *fractals));
     return synth_is_ifs(&generator->synth)
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "generator: its formula %s draws no fractals",
+               : status_set(STATUS_USAGE, "generator: its formula %s draws no fractals of a bank of orbits",
                             formula_names[generator->synth.formula]);
 }
 

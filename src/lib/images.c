@@ -24,8 +24,7 @@ static uint64_t hash_images(const struct images *images)
     }
     if (synth_is_color(synth))
         hash = checksum_seeded(&synth->color, sizeof synth->color, hash);
-    _Static_assert(sizeof *synth->colors == 33 * sizeof(uint32_t) + sizeof(uint32_t) &&
-                       sizeof synth->color == 16,
+    _Static_assert(sizeof *synth->colors == 34 * sizeof(uint32_t) && sizeof synth->color == 16,
                    "the parameters of colours have no gaps");
     _Static_assert(sizeof *synth->classes == 40 &&
                        sizeof *synth->systems == 16 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&

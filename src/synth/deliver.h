@@ -70,8 +70,7 @@ enum status picture_write_sheet(const char *path, const struct picture *pictures
 /* ---- NumPy files ---- */
 
 /* Stores the name of the file of a target ("labels", "masks", "multihot" or "points"): "a/b.labels.npy" for
- * "a/b.npy"; other names get
- * ".labels.npy" appended. STATUS_USAGE if the name is too long. */
+ * "a/b.npy"; other names get ".labels.npy" appended. STATUS_USAGE if the name is too long. */
 enum status npy_target_path(const char *path, const char *target, char target_path[PATH_MAX]);
 
 #endif

@@ -214,9 +214,13 @@ static void search_task(void *context, uint64_t task, int thread)
             search->found[search->count++] = (struct found){tester->candidate.row, tester->candidate.number};
             pthread_mutex_unlock(&search->lock);
         }
-        if (thread == 0 && progress_due(&search->progress))
-            progress_show(&search->progress, "searching classes: %u of %u", (unsigned)search->count,
+        if (thread == 0 && progress_due(&search->progress)) {
+            pthread_mutex_lock(&search->lock);
+            const uint32_t count = search->count;
+            pthread_mutex_unlock(&search->lock);
+            progress_show(&search->progress, "searching classes: %u of %u", (unsigned)count,
                           (unsigned)search->wanted);
+        }
     }
 }
 

@@ -33,8 +33,8 @@
 #define IFS3D_VIEWS        12
 #define IFS3D_GRAY         255
 #define IFS3D_RANGE_MAX    1e25  /* an orbit that grows so far in a walk overflows in IFS3D_POINTS steps */
-#define IFS3D_CLOUD        10000 /* points of a cloud, of which ... */
-#define IFS3D_CLOUD_OWN    8000  /* ... so many are those of the image's class */
+#define IFS3D_CLOUD        10000 /* points of a cloud */
+#define IFS3D_CLOUD_OWN    8000  /* those of them that show the class of the image */
 #define IFS3D_FOCAL        2.41421356237f /* cot(45 degrees / 2) */
 #define IFS3D_DISTANCE     4.0f           /* of the camera from the centre */
 #define IFS3D_NEAR         1.0f
@@ -179,8 +179,8 @@ FDSL_HD bool ifs3d_finite(double value)
 
 /* Returns the frame of a drawing. The published script scales all coordinates to -1 .. 1 and subtracts, from
  * each axis, the sum of its 9999 coordinates divided by 10000. This is the mean with one more point in the
- * middle of the range. If a coordinate overflows, or the
- * range is above IFS3D_RANGE_MAX, no point is drawn. */
+ * middle of the range. If a coordinate overflows, or the range is above IFS3D_RANGE_MAX, no point is drawn.
+ */
 FDSL_HD struct ifs3d_frame ifs3d_frame(const struct ifs3d_extent *extent)
 {
     const double middle = ifs_multiply(ifs_add(extent->least, extent->most), 0.5);

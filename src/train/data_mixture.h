@@ -6,7 +6,8 @@
 #include "data/mixture.h"
 #include "train/data.h"
 
-#define DATA_MIX_SHARES 100 /* --mix synth:auto chooses a share of so many parts for the other sources */
+#define DATA_MIX_SHARES \
+    100 /* --mix synth:auto chooses a share for the other sources in parts of this number */
 
 enum data_mix_labels { DATA_MIX_JOINED, DATA_MIX_OFFSET };
 
