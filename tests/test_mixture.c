@@ -412,9 +412,10 @@ Test(mixture, wrong_texts_are_refused)
     static const char *const cases[][4] = {
         {"", NULL, NULL, "does not begin with the name of a source"},
         {"load", NULL, NULL, "'load' has no weight"},
-        {"load:x", NULL, NULL, "does not begin with the name"},
-        {"load:0.12345,synth:1", NULL, NULL, "does not begin with the name"},
-        {"load:1001,synth:1", NULL, NULL, "does not begin with the name"},
+        {"load:x", NULL, NULL, "'load:x' has a colon, but after it no weight: a number from 0 to 1000"},
+        {"load:0.12345,synth:1", NULL, NULL, "'load:0.12345' has a colon, but after it no weight"},
+        {"load:1001,synth:1", NULL, NULL, "'load:1001' has a colon, but after it no weight"},
+        {"load:1,b=d:1e3", NULL, NULL, "'b' has no weight; write b=URL:WEIGHT, a number from 0 to 1000"},
         {"load:1,load:2", NULL, NULL, "has the name of another source"},
         {"load:1,other:2", NULL, NULL, "is not a source"},
         {"load:1,a=:2", NULL, NULL, "has no folder and no URL"},

@@ -57,6 +57,8 @@ class Mixture(_Source):
             source._check_open()
         count = integer("sources: their number", len(sources), 1, _SOURCES_MAX)
         given = _weights("weights", weights, count)
+        if changes is not None and not isinstance(changes, Mapping):
+            raise TypeError(f"changes: it must be a dict of steps and weights, not {type(changes).__name__}")
         changed = dict(changes or {})
         integer("changes: their number", len(changed), 0, _CHANGES_MAX)
         steps = sorted(integer("changes: a step", step, 1, (1 << 32) - 1) for step in changed)

@@ -396,7 +396,7 @@ def test_fractals_are_described(threads: Any, capfd: Any) -> None:
         assert g.describe()["set_pixels"]["below"]["0.01"] == 0 and g.describe()["overflows"] == 0
     with pytest.raises(ValueError, match="generator: it is closed"):
         g.describe()
-    with fdsl.Generator(2, batch=1) as g, pytest.raises(ValueError, match="formula uji draws no fractals"):
+    with fdsl.Generator(2, batch=1) as g, pytest.raises(ValueError, match="formula uji has no orbits of the plane"):
         g.describe()
 
 

@@ -106,6 +106,7 @@ def test_images_set_the_type(sources: list[Any]) -> None:
         ({"epoch": 3}, ValueError, "epoch: "),
         ({"epoch": 2}, ValueError, "has no end"),
         ({"epoch": "a"}, TypeError, "epoch: "),
+        ({"changes": [1, 1, 1]}, TypeError, "changes: it must be a dict"),
         ({"changes": {0: [1, 1, 1]}}, ValueError, "changes: a step"),
         ({"changes": {5: [1, 1]}}, ValueError, "changes: step 5: there are 2 weights"),
         ({"changes": {5: [1, 1, 1]}}, ValueError, "another share"),

@@ -897,7 +897,9 @@ static enum status check_describing(const struct fdsl_generator *generator,
     TRY(lib_check_size("fractals", fractals->size, sizeof *fractals));
     return synth_is_ifs(&generator->synth)
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "generator: its formula %s draws no fractals of a bank of orbits",
+               : status_set(STATUS_USAGE,
+                            "generator: its formula %s has no orbits of the plane to describe; choose "
+                            "fractals such as those of the preset fractaldb-1k",
                             formula_names[generator->synth.formula]);
 }
 

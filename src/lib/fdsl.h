@@ -720,7 +720,7 @@ struct fdsl_mix_config {
                          * source follow those of the source before it */
     const uint32_t *classes; /* number of classes of each source; 0, or NULL (default): those that it names. A
                               * sample of a data set with a larger label is then broken. With "offset", shards
-                              * that are not the last source need it */
+                              * that are not the last source need it, and the sum is below 2^31 */
 
     /* Other weights from a step on, which is counted from 1 over all epochs. The source that ends an epoch
      * must keep its share. */

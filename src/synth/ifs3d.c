@@ -13,9 +13,11 @@
 #include "core/array.h"
 #include "core/file.h"
 #include "core/parallel.h"
+#include "data/remote.h"
 #include "machine/host.h"
 #include "synth/formula.h"
 #include "synth/ifs_classes.h"
+#include "synth/published.h"
 #include "synth/published_files.h"
 #include "synth/published_parts.h"
 #include "synth/published_random.h"
@@ -170,6 +172,7 @@ static bool accepted(struct tester *tester, double threshold)
 struct search {
     double threshold;
     uint32_t wanted;
+    const struct remote_cancel *cancel; /* NULL: none */
     struct tester **testers;
     struct progress progress;
     /* Under the lock: */
@@ -189,11 +192,17 @@ static uint64_t candidates_max(const struct search *search)
     return 10000 * (uint64_t)search->wanted + 100000;
 }
 
+static bool is_stopped(const struct search *search)
+{
+    return search->cancel && search->cancel->set;
+}
+
 /* Takes the next candidate from the stream. Returns false if enough classes were found. */
 static bool take_candidate(struct search *search, struct candidate *candidate)
 {
     pthread_mutex_lock(&search->lock);
-    const bool more = search->count < search->wanted && search->candidates < candidates_max(search);
+    const bool more =
+        search->count < search->wanted && search->candidates < candidates_max(search) && !is_stopped(search);
     if (more) {
         candidate->number = search->candidates++;
         draw_candidate(&search->stream, &candidate->row);
@@ -235,6 +244,8 @@ static enum status run_search(struct search *search, int threads, struct class_r
     progress_begin(&search->progress, true);
     parallel_for(threads, (uint64_t)threads, search_task, search);
     progress_clear(&search->progress);
+    if (search->count < search->wanted && is_stopped(search))
+        return status_set(STATUS_FAILED, "searching the classes of ifs3d was stopped");
     if (search->count < search->wanted)
         return status_set(STATUS_FAILED,
                           "only %u of %" PRIu64 " candidates have a variance above %.9g, not %u; lower the "
@@ -252,7 +263,7 @@ static enum status run_search(struct search *search, int threads, struct class_r
 enum status ifs3d_search(uint32_t seed, double threshold, uint32_t count, struct class_row *rows)
 {
     const int threads = parallel_threads();
-    struct search search = {.threshold = threshold, .wanted = count};
+    struct search search = {.threshold = threshold, .wanted = count, .cancel = published_cancel()};
     if (!(threshold >= IFS3D_THRESHOLD_MIN && threshold <= IFS3D_THRESHOLD_MAX))
         return status_set(STATUS_USAGE, "threshold %.9g is not in %.9g .. %.9g", threshold,
                           IFS3D_THRESHOLD_MIN, IFS3D_THRESHOLD_MAX);

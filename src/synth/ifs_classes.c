@@ -11,6 +11,8 @@
 #include "core/array.h"
 #include "core/file.h"
 #include "core/parallel.h"
+#include "data/remote.h"
+#include "synth/published.h"
 #include "synth/published_files.h"
 #include "synth/published_parts.h"
 #include "synth/published_random.h"
@@ -59,6 +61,7 @@ static void unpack_begin(uint32_t count, struct ifs_system *systems)
 /* Reads classes from the stream of the search. */
 struct unpacking {
     struct ifs_system *systems;
+    const struct remote_cancel *cancel; /* NULL: none */
     struct progress progress;
     uint32_t count;        /* classes to read */
     _Atomic uint32_t done; /* classes that were read */
@@ -70,7 +73,8 @@ static void unpack_step(void *context, uint64_t task, int thread)
     const uint32_t first = IFS_LIST_BEGIN + (uint32_t)task * IFS_LIST_STEP;
     struct twister stream;
     memcpy(&stream, fractaldb_bin.states[first / IFS_LIST_STEP], sizeof stream);
-    for (uint32_t c = first; c < first + IFS_LIST_STEP; c++) {
+    for (uint32_t c = first; c < first + IFS_LIST_STEP && !(unpacking->cancel && unpacking->cancel->set);
+         c++) {
         struct ifs_system *system = &unpacking->systems[c];
         for (uint32_t gap = c > first ? fractaldb_bin.gaps[c] : 0; gap > 1; gap--) {
             ifs_draw_candidate(&stream, system);
@@ -87,13 +91,17 @@ static void unpack_step(void *context, uint64_t task, int thread)
     }
 }
 
-static void unpack(uint32_t count, struct ifs_system *systems)
+static enum status unpack(uint32_t count, struct ifs_system *systems)
 {
-    struct unpacking unpacking = {.systems = systems, .count = count - IFS_LIST_BEGIN};
+    struct unpacking unpacking = {
+        .systems = systems, .cancel = published_cancel(), .count = count - IFS_LIST_BEGIN};
     unpack_begin(IFS_LIST_BEGIN, systems);
     progress_begin(&unpacking.progress, true);
     parallel_for(parallel_threads(), (count - IFS_LIST_BEGIN) / IFS_LIST_STEP, unpack_step, &unpacking);
     progress_clear(&unpacking.progress);
+    return unpacking.done == unpacking.count
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "computing the classes of FractalDB was stopped");
 }
 
 /* Reads the systems from the cache file. Returns false if there is none. Warns if it is damaged. */
@@ -129,7 +137,7 @@ static enum status get_list(uint32_t count, uint64_t hash, struct ifs_system *sy
     cache_path(name, path);
     if (read_cache(path, count, hash, systems))
         return STATUS_OK;
-    unpack(count, systems);
+    TRY(unpack(count, systems));
     if (fnv_add(FNV_BEGIN, systems, bytes) != hash)
         return status_set(STATUS_FAILED, "the classes of FractalDB are computed differently on this machine");
     ifs_cache_write(path, "FractalDB", systems, bytes);

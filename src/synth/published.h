@@ -82,6 +82,9 @@ struct remote_cancel;
  * them. */
 void published_cancel_by(const struct remote_cancel *cancel);
 
+/* Returns what ends the openings of the calling thread, or NULL. Searches of classes end with it, too. */
+const struct remote_cancel *published_cancel(void);
+
 /* Opens a set. Reads the states of its streams from the cache folder, or computes them on `threads` threads
  * and stores them there. Shows progress. The folder is $XDG_CACHE_HOME/fdsl-bench, or ~/.cache/fdsl-bench. A
  * damaged file in it is replaced, with a warning. If the folder cannot be written, warns and continues.

@@ -72,6 +72,11 @@ void published_cancel_by(const struct remote_cancel *cancel)
     cancel_by = cancel;
 }
 
+const struct remote_cancel *published_cancel(void)
+{
+    return cancel_by;
+}
+
 static bool is_cancelled(void)
 {
     return cancel_by && cancel_by->set;

@@ -14,6 +14,8 @@
 
 /* ---- The texts ---- */
 
+#define WEIGHTS "from 0 to 1000 with at most four decimals"
+
 /* Parses a weight with at most four decimals. Returns false if `text`, which ends at `end`, is none. */
 static bool read_weight(const char *text, const char *end, uint32_t *weight)
 {
@@ -89,6 +91,8 @@ static enum status add_entry(const char *text, const struct entry *entry, struct
 {
     const char *name_end = entry->equals ? entry->equals : entry->colon;
     const size_t length = (size_t)(name_end - entry->begin);
+    if (!entry->equals && entry->colon == entry->end && memchr(entry->begin, ':', length))
+        return refuse_entry(text, entry, "has a colon, but after it no weight: a number " WEIGHTS);
     if (!is_name(entry->begin, name_end))
         return refuse_entry(text, entry,
                             "does not begin with the name of a source: letters, digits, '-' and '_', at most "
@@ -145,8 +149,9 @@ static enum status read_entries(const char *text, struct data_mix *mix)
     }
     for (uint32_t k = 0; k < mix->count; k++) {
         if (!weighted[k] && !mix->automatic)
-            return status_value(STATUS_USAGE, "mix", text, ": '%s' has no weight; write %s:WEIGHT",
-                                mix->sources[k].name, mix->sources[k].name);
+            return status_value(
+                STATUS_USAGE, "mix", text, ": '%s' has no weight; write %s%s:WEIGHT, a number " WEIGHTS,
+                mix->sources[k].name, mix->sources[k].name, mix->sources[k].path ? "=URL" : "");
         if (!weighted[k])
             mix->sources[k].weight = MIXTURE_UNITS;
     }
@@ -197,8 +202,7 @@ static enum status read_phases(const struct data_mix_texts *texts, struct data_m
                 return refuse_weights(texts, " has too few weights");
             at = begin + strcspn(begin, ",/");
             if (!read_weight(begin, at, &phase->of[k]))
-                return refuse_weights(
-                    texts, " has a weight that is no number from 0 to 1000 with at most four decimals");
+                return refuse_weights(texts, " has a weight that is no number " WEIGHTS);
         }
         if (*at == ',')
             return refuse_weights(texts, " has too many weights");
