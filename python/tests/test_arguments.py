@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -334,3 +336,32 @@ def test_module() -> None:
     assert isinstance(fdsl.cuda_devices(), int) and ".so" in fdsl.library_path()
     assert issubclass(fdsl.Unavailable, fdsl.Error) and issubclass(fdsl.Error, RuntimeError)
     assert set(fdsl.__all__) <= set(dir(fdsl))
+
+
+STRUCTURES = [
+    ("config", "ConfigStruct"),
+    ("layout", "LayoutStruct"),
+    ("targets", "TargetsStruct"),
+    ("class_table", "ClassTableStruct"),
+    ("fractals", "FractalsStruct"),
+    ("source_config", "SourceConfigStruct"),
+    ("source_info", "SourceInfoStruct"),
+    ("rows_config", "RowsConfigStruct"),
+    ("select_config", "SelectConfigStruct"),
+    ("mix_config", "MixConfigStruct"),
+    ("stream_config", "StreamConfigStruct"),
+    ("stream_info", "StreamInfoStruct"),
+    ("batch_info", "BatchInfoStruct"),
+]
+
+
+@pytest.mark.parametrize(("name", "structure"), STRUCTURES)
+def test_structures_have_the_fields_of_the_header(name: str, structure: str) -> None:
+    from fdsl import _library
+
+    header = Path(__file__).parents[2] / "src" / "lib" / "fdsl.h"
+    body = re.search(rf"^struct fdsl_{name} {{\n(.*?)^}};", header.read_text(), re.DOTALL | re.MULTILINE)
+    assert body
+    members = re.sub(r"/\*.*?\*/", "", body[1], flags=re.DOTALL)
+    in_header = [re.sub(r"\[\w+\]", "", part).split()[-1].lstrip("*") for part in re.split("[,;]", members) if part.strip()]
+    assert [field[0] for field in getattr(_library, structure)._fields_] == in_header
