@@ -412,9 +412,10 @@ Test(mixture, wrong_texts_are_refused)
     static const char *const cases[][4] = {
         {"", NULL, NULL, "does not begin with the name of a source"},
         {"load", NULL, NULL, "'load' has no weight"},
-        {"load:x", NULL, NULL, "does not begin with the name"},
-        {"load:0.12345,synth:1", NULL, NULL, "does not begin with the name"},
-        {"load:1001,synth:1", NULL, NULL, "does not begin with the name"},
+        {"load:x", NULL, NULL, "has no valid weight; write NAME:WEIGHT"},
+        {"load:0.12345,synth:1", NULL, NULL, "has no valid weight"},
+        {"load:1001,synth:1", NULL, NULL, "has no valid weight"},
+        {"synth:-1,load:1", NULL, NULL, "has no valid weight"},
         {"load:1,load:2", NULL, NULL, "has the name of another source"},
         {"load:1,other:2", NULL, NULL, "is not a source"},
         {"load:1,a=:2", NULL, NULL, "has no folder and no URL"},
@@ -482,6 +483,18 @@ Test(mixture, training_verifies_that_each_sample_is_read_once)
     EXPECT_PRINTS(0, ",yes",
                   MIXED "--mix b=b/:0.3,load:0.5,synth:0.2 --mix-labels offset --mix-epoch b "
                         "--epochs 3 --verify --mix-weights-at 3:0.3,0.2,0.5");
+}
+
+/* Tests the network on the test set of the training: cut out in the same way, and with all its classes, which
+ * may be more than the --classes of the generated images. */
+Test(mixture, inference_has_the_test_set_of_the_training)
+{
+    make_sets();
+    EXPECT(0, "$P --variant train-naive --model logreg --feed mixed --out-res 12 --channels 1 --classes 2 "
+              "--batch 8 --data a --mix load:0.5,synth:0.5 --epochs 1 --fit random-resized-crop "
+              "--checkpoint k");
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 >out 2>&1");
+    EXPECT(1, "grep 'not the test samples' out");
 }
 
 /* Training continues from a checkpoint within an epoch with the same batches. */

@@ -89,6 +89,11 @@ static enum status add_entry(const char *text, const struct entry *entry, struct
 {
     const char *name_end = entry->equals ? entry->equals : entry->colon;
     const size_t length = (size_t)(name_end - entry->begin);
+    const char *colon = memchr(entry->begin, ':', length);
+    if (!entry->equals && colon && is_name(entry->begin, colon))
+        return refuse_entry(text, entry,
+                            "has no valid weight; write NAME:WEIGHT, where WEIGHT is 0 to 1000, with at most "
+                            "four decimals");
     if (!is_name(entry->begin, name_end))
         return refuse_entry(text, entry,
                             "does not begin with the name of a source: letters, digits, '-' and '_', at most "
