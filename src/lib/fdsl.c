@@ -897,8 +897,10 @@ static enum status check_describing(const struct fdsl_generator *generator,
     TRY(lib_check_size("fractals", fractals->size, sizeof *fractals));
     return synth_is_ifs(&generator->synth)
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "generator: its formula %s draws no fractals",
-                            formula_names[generator->synth.formula]);
+               : status_set(
+                     STATUS_USAGE,
+                     "generator: the formula %s keeps no orbits, which the report describes; use fractaldb",
+                     formula_names[generator->synth.formula]);
 }
 
 enum fdsl_status fdsl_describe_fractals(const struct fdsl_generator *generator, int threads,
