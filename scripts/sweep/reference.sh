@@ -118,7 +118,8 @@ formulas() {
     # shellcheck disable=SC2086 # a preset with an option
     of_preset() { run --preset $preset --verify --min-time 0.5 --out "$(file formulas)" "$@"; } # options ...
     gpu=$("$bench" --list | awk '$1 == "fused" && $2 == "available"') || true
-    for preset in 'paper-1000 --classes 1000' visualatom-script-1k rcdb-1k segrcdb fractaldb-1k ofdb-1k 1p-frac; do
+    for preset in 'paper-1000 --classes 1000' visualatom-script-1k rcdb-1k segrcdb fractaldb-1k ofdb-1k 1p-frac \
+        exfractaldb-1k fractal-color-1k multifractal-1k; do
         of_preset --variant omp --threads 1 --batch 64 --instance 8000 --max-time 6
         [[ ! $gpu ]] || of_preset --variant fused --batch 256 --instance 8000 --max-time 3
     done
