@@ -357,7 +357,7 @@ enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sa
     if (dataset->choice.labels_file && list == &dataset->choice.label)
         return status_set(STATUS_FAILED, "%s has no line for it; add one with its key as the name",
                           dataset->choice.labels_file);
-    if (dataset->multi_hot && list == &dataset->choice.label && !list->given)
+    if (dataset->multi_hot && list == &dataset->choice.label && list->preset)
         return members_refuse_multi_hot();
     return members_lack(list, option, extensions, extensions_of(dataset, sample, extensions));
 }

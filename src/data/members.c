@@ -233,7 +233,7 @@ enum status members_lack(const struct member_list *list, const char *option, con
     char wanted[NAMES_MAX] = "", there[NAMES_MAX] = "";
     bool folder = false, split = members_look_split(extensions, count);
     for (uint32_t m = 0; m < count; m++)
-        if (strcmp(option, "label") == 0 && !list->given && strcasecmp(extensions[m], MULTI_HOT_MEMBER) == 0)
+        if (strcmp(option, "label") == 0 && list->preset && strcasecmp(extensions[m], MULTI_HOT_MEMBER) == 0)
             return members_refuse_multi_hot();
     for (uint32_t r = 0; r < list->count; r++) {
         const struct member_rule *rule = &list->rules[r];
