@@ -9,7 +9,8 @@ set xtics ()
 do for [i = 1:x_ticks] { set xtics add (x_tick_text[i] x_tick_at[i] x_tick_text[i] eq '') }
 if (exists('y_ticks')) {
     if (!exists('y_linear')) { set logscale y }
-    set yrange [y_low:y_high]
+    wider = exists('y_linear') ? 1 : 1 + 1e-9 # rounding must not clip the ticks at the ends
+    set yrange [y_low / wider:y_high * wider]
     set ytics ()
     do for [i = 1:y_ticks] { set ytics add (y_tick_text[i] y_tick_at[i] y_tick_text[i] eq '') }
 }

@@ -4,7 +4,7 @@
 # then the groups (x, name, text).
 set xrange [0.45:groups + 0.55]
 set logscale y
-set yrange [y_low:y_high]
+set yrange [y_low / (1 + 1e-9):y_high * (1 + 1e-9)] # rounding must not clip the labels and ticks at the ends
 set ytics ()
 do for [i = 1:y_ticks] { set ytics add (y_tick_text[i] y_tick_at[i] y_tick_text[i] eq '') }
 set ylabel y_name offset character 0.5, 0

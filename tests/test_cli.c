@@ -358,7 +358,7 @@ Test(cli, refuses_options_that_contradict_each_other)
         {"--classes 4 --class some.csv", "--classes and --class both choose the classes"},
         {"--preset uji", "--preset has an effect only with --classes; add --classes N"},
         {"--preset-file some.cfg", "--preset-file has an effect only with --classes"},
-        {"--preset uji --class some.csv", "add --classes N"},
+        {"--preset uji --class some.csv", "--preset and --class both choose the classes"},
         {"--out same.csv --samples-out ./same.csv", "--out and --samples-out name the same file"},
         {"--out same.csv --write-classes same.csv", "--out and --write-classes name the same file"},
         {"--out same.csv --samples-out same.csv", "--out and --samples-out name the same file"},

@@ -527,6 +527,13 @@ Test(color, shards_have_multi_hot_labels)
                         "$P --prepare d2 --from synth " MANY " --samples 5 --store imagefolder 2>&1 | "
                         "grep -q 'needs one class per image'"),
                  0);
+    for (int load = 0; load < 2; load++) {
+        snprintf(line, sizeof line,
+                 "$P --variant train-naive --model logreg --data d1 --feed %s 2>&1 | "
+                 "grep -q 'its label is multi-hot'",
+                 load ? "load" : "stored");
+        cr_expect_eq(run_in(folder, line), 0);
+    }
     snprintf(line, sizeof line, "rm -r %s", folder);
     cr_expect_eq(system(line), 0);
     close_synth(&opened);

@@ -447,7 +447,7 @@ Test(fractal_files, orbits_are_kept_in_a_cache_folder)
     EXPECT_OUT("2\n");
     EXPECT_PRINTS(2, "this variant does not use them: drop --cache-dir",
                   "$P --variant naive --preset ofdb-1k --cache-dir c");
-    EXPECT_PRINTS(2, "but the formula rcdb draws none; drop it",
+    EXPECT_PRINTS(2, "but the formula rcdb has none; drop it",
                   "$P --variant omp --preset rcdb --classes 3 --cache-dir c");
     EXPECT_PRINTS(2, "--cache-dir has no effect without --variant",
                   "$P --preset ofdb-1k --classes 3 --describe --cache-dir c");

@@ -416,6 +416,7 @@ Test(mixture, wrong_texts_are_refused)
         {"load:0.12345,synth:1", NULL, NULL, "'load:0.12345' has a colon, but after it no weight"},
         {"load:1001,synth:1", NULL, NULL, "'load:1001' has a colon, but after it no weight"},
         {"load:1,b=d:1e3", NULL, NULL, "'b' has no weight; write b=URL:WEIGHT, a number from 0 to 1000"},
+        {"synth:-1,load:1", NULL, NULL, "'synth:-1' has a colon, but after it no weight"},
         {"load:1,load:2", NULL, NULL, "has the name of another source"},
         {"load:1,other:2", NULL, NULL, "is not a source"},
         {"load:1,a=:2", NULL, NULL, "has no folder and no URL"},
@@ -483,6 +484,18 @@ Test(mixture, training_verifies_that_each_sample_is_read_once)
     EXPECT_PRINTS(0, ",yes",
                   MIXED "--mix b=b/:0.3,load:0.5,synth:0.2 --mix-labels offset --mix-epoch b "
                         "--epochs 3 --verify --mix-weights-at 3:0.3,0.2,0.5");
+}
+
+/* Tests the network on the test set of the training: cut out in the same way, and with all its classes, which
+ * may be more than the --classes of the generated images. */
+Test(mixture, inference_has_the_test_set_of_the_training)
+{
+    make_sets();
+    EXPECT(0, "$P --variant train-naive --model logreg --feed mixed --out-res 12 --channels 1 --classes 2 "
+              "--batch 8 --data a --mix load:0.5,synth:0.5 --epochs 1 --fit random-resized-crop "
+              "--checkpoint k");
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 >out 2>&1");
+    EXPECT(1, "grep 'not the test samples' out");
 }
 
 /* Training continues from a checkpoint within an epoch with the same batches. */

@@ -212,7 +212,7 @@ Test(train_data, refuses_options_of_fractals_for_other_samples)
     } refused[] = {
         {"--data synth --formula rcdb --draw points", "--draw: the formula rcdb draws no fractals"},
         {"--data synth --preset uji --min-lit 0.1",
-         "--min-lit: the formula uji draws no fractals with weights; drop it"},
+         "--min-lit: the formula uji draws no fractals of the plane with weights; drop it"},
         {"--data synth --preset 1p-frac --min-lit 0.1", "--min-lit replaces weights, but this set has none"},
         {"--data synth --preset ofdb-1k --draw point", "--draw point is unknown; did you mean 'points'?"},
         {"--data synth --preset ofdb-1k --draw 7", "--draw 7 is unknown; use patches or points"},

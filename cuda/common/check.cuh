@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 #include <errno.h>
+#include <mutex>
 
 #include "common/exhausted.h"
 #include "core/status.h"
@@ -36,5 +37,21 @@ static inline enum status library_status(enum gpu_library library, int code)
 /* Return the failure from the calling function if the CUDA call or the preceding kernel launch failed. */
 #define CUDA_TRY(call)          TRY(CUDA_STATUS(call))
 #define CUDA_TRY_LAUNCH(kernel) TRY(CUDA_LAUNCHED(kernel))
+
+/* Allows launches of a kernel with `bytes` of dynamic shared memory on the current device. The limit belongs
+ * to the kernel, which other objects of this process may launch with more. So it is only raised. Loads the
+ * kernel. Thread-safe. */
+template <typename Kernel> static enum status allow_shared(Kernel *kernel, size_t bytes)
+{
+    static std::mutex lock;
+    const std::lock_guard<std::mutex> held(lock);
+    const void *function = reinterpret_cast<const void *>(kernel);
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, function));
+    if ((size_t)attributes.maxDynamicSharedSizeBytes >= bytes)
+        return STATUS_OK;
+    return CUDA_STATUS(
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
 
 #endif

@@ -409,18 +409,15 @@ static enum status load_kernels(const struct fused_plan *plan)
 {
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, vertices_kernel_of(plan)));
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, paint_kernel_of(plan)));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, fused_order_kernel));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, fused_reduce_kernel));
-    CUDA_TRY(cudaFuncSetAttribute(paint_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)plan->paint_bytes));
+    TRY(allow_shared(paint_kernel_of(plan), plan->paint_bytes));
     /* Painting blocks can run next to the last vertex blocks only if both kernels use the same shared-memory
      * carveout. */
     CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));
     if (plan->split)
-        CUDA_TRY(cudaFuncSetAttribute(vertices_kernel_of(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)kernels_of(plan)->split_bytes));
+        TRY(allow_shared(vertices_kernel_of(plan), kernels_of(plan)->split_bytes));
     return STATUS_OK;
 }
 

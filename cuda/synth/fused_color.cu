@@ -565,6 +565,9 @@ static enum status allocate(struct color_plan *plan)
     plan->job.skies = memory + offsets[1];
     plan->job.palettes = reinterpret_cast<uint32_t *>(memory + offsets[2]);
     plan->job.cards = reinterpret_cast<struct color_card *>(memory + offsets[3]);
+    /* A block copies whole cards, of which the gaps between members are never written. */
+    CUDA_TRY(cudaMemset(plan->job.cards, 0, plan->slice * sizeof *plan->job.cards));
+    CUDA_TRY(cudaStreamSynchronize(nullptr)); /* before other streams write cards */
     plan->job.canvases = sizes[4] ? memory + offsets[4] : nullptr;
     return STATUS_OK;
 }
@@ -578,10 +581,8 @@ static enum status load_kernels(struct color_plan *plan)
         cudaFuncAttributes attributes;
         CUDA_TRY(cudaFuncGetAttributes(&attributes, kernel));
     }
-    CUDA_TRY(
-        cudaFuncSetAttribute(color_sky_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SKY_BYTES));
-    return CUDA_STATUS(cudaFuncSetAttribute(object_kernel(plan), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            (int)plan->object_bytes));
+    TRY(allow_shared(color_sky_kernel, SKY_BYTES));
+    return allow_shared(object_kernel(plan), plan->object_bytes);
 }
 
 static enum status open_plan(struct color_plan *plan)

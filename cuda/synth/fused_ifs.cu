@@ -142,7 +142,6 @@ static enum status open_plan(struct ifs_plan *plan)
     const struct synth *synth = plan->synth;
     const enum ifs_finish finish = finish_of(synth);
     struct ifs_job *job = &plan->job;
-    cudaFuncAttributes attributes;
     CUDA_TRY(cudaSetDevice(plan->device));
     if (synth_is_ifs3d(synth))
         TRY(ifs_solids_open(plan->device, synth, &plan->solids));
@@ -169,10 +168,8 @@ static enum status open_plan(struct ifs_plan *plan)
     TRY(choose_tiles(plan));
     if (synth->output.fit == OUTPUT_RESIZE)
         TRY(copy_spans(plan));
-    /* Loads the kernel, which CUDA must not do during a capture. */
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, plan->kernel));
-    return CUDA_STATUS(cudaFuncSetAttribute(plan->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            (int)plan->shared_bytes));
+    /* This loads the kernel, which CUDA must not do during a capture. */
+    return allow_shared(plan->kernel, plan->shared_bytes);
 }
 
 enum status ifs_plan_open(int device, const struct synth *synth, struct ifs_plan **plan)

@@ -269,9 +269,7 @@ static enum status open_solids(int device, const struct synth *synth, struct ifs
     job->words = (uint32_t)(map_bytes / 4);
     /* Loads the kernels, which CUDA must not do during a capture. */
     CUDA_TRY(cudaFuncGetAttributes(&attributes, solid_clouds_kernel));
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, self->kernel));
-    return CUDA_STATUS(cudaFuncSetAttribute(self->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            (int)self->shared_bytes));
+    return allow_shared(self->kernel, self->shared_bytes);
 }
 
 enum status ifs_solids_open(int device, const struct synth *synth, struct ifs_solids **solids)

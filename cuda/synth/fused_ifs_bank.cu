@@ -81,8 +81,7 @@ static enum status choose_strips(struct ifs_device_bank *bank)
     group->strips = (res + fit - halo - 1) / (fit - halo);
     group->rows = (res + group->strips - 1) / group->strips;
     bank->raster_bytes = (uint32_t)((group->rows + halo) * row_bytes);
-    CUDA_TRY(cudaFuncSetAttribute(raster_kernel_of(bank), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)bank->raster_bytes));
+    TRY(allow_shared(raster_kernel_of(bank), bank->raster_bytes));
     CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, bank->device));
     CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, raster_kernel_of(bank), IFS_SEGMENTS,
                                                            bank->raster_bytes));

@@ -538,8 +538,7 @@ static enum status change_open(const struct shape *shape, bool gray, size_t imag
     if (shape->width % 4 || plan->plane_bytes + sizeof(struct change_shared) > (size_t)most)
         return allocate(allocations, &plan->planes, images * plan->plane_bytes);
     for (const void *kernel : {(const void *)change_kernel<true>, (const void *)apply_kernel<true>})
-        CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)plan->plane_bytes));
+        TRY(allow_shared(kernel, plan->plane_bytes));
     return STATUS_OK;
 }
 
@@ -582,8 +581,7 @@ static enum status resize_open(struct allocations *allocations, size_t images, s
     const uint32_t down = resample_axis_with(plan->canvas.height, plan->shape.height, plan->bicubic).taps;
     augment->taps = across > down ? across : down;
     choose_band(augment);
-    CUDA_TRY(cudaFuncSetAttribute(resize_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)(augment->rows * plan->shape.width)));
+    TRY(allow_shared(resize_kernel, (size_t)augment->rows * plan->shape.width));
     TRY(allocate(allocations, &augment->parts, images));
     TRY(allocate(allocations, &augment->inputs, outputs));
     return allocate(allocations, &augment->weights, outputs * augment->taps);

@@ -372,7 +372,7 @@ def test_orbits_are_kept_in_a_folder(tmp_path: pathlib.Path) -> None:
         assert content(g.generate(0, 6)[0]) == images
     with pytest.raises(ValueError, match="cache_dir: keeps the orbits of omp; this generator or device does not use them"):
         fdsl.Generator(generator="naive", **words)
-    with pytest.raises(ValueError, match="cache_dir: keeps the orbits of fractals, but the formula rcdb draws none"):
+    with pytest.raises(ValueError, match="cache_dir: keeps the orbits of FractalDB's fractals, but the formula rcdb has none"):
         fdsl.Generator(preset="rcdb", cache_dir=tmp_path)
     with pytest.raises(fdsl.Error, match="cache_dir .*/no/folder: cannot create the folder"):
         fdsl.Generator(preset="ofdb-1k", classes=3, cache_dir=tmp_path / "no/folder")
@@ -410,7 +410,7 @@ def test_fractals_are_described(threads: Any, capfd: Any) -> None:
         (lambda: fdsl.classes.load("/nonexistent", "fractaldb"), "/nonexistent"),
         (lambda: fdsl.classes.save(fdsl.ClassTable("uj", (), [0], [()]), "x"), "its formula 'uj' is unknown"),
         (lambda: fdsl.Generator(preset="fractaldb-1k", min_lit=0.6), "min_lit: 0.6 is out of range"),
-        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals with weights"),
+        (lambda: fdsl.Generator(preset="rcdb", min_lit=0.1), "min_lit: the formula rcdb draws no fractals of the plane with weights"),
         (lambda: fdsl.Generator(preset="1p-frac", classes=2, min_lit=0.1), "this set has none"),
     ],
 )

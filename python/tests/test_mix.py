@@ -53,6 +53,14 @@ def batches(data: Any, world: int, state: Any = None, count: int = 20) -> tuple[
     return joined, states
 
 
+def test_batches_stay_valid_in_a_list(sources: list[Any]) -> None:
+    with fdsl.Loader(mixed(sources), BATCH, seed=3, transforms=fdsl.Resize(SIDE)) as loader:
+        kept = list(loader)
+        assert len(kept) == len(loader) == 10
+    joined, _ = batches(mixed(sources), 1, count=10)
+    assert [(content(images), content(labels)) for images, labels in kept] == joined
+
+
 def labels_of(joined: list[tuple[bytes, bytes]]) -> list[int]:
     whole = b"".join(labels for _, labels in joined)
     return [int.from_bytes(whole[i : i + 8], "little", signed=True) for i in range(0, len(whole), 8)]

@@ -230,7 +230,7 @@ def batches_words(chosen, variant):
 
 
 FORMULAS_COMMAND = "scripts/sweep/reference.sh results/formulas --section formulas && cp results/formulas/*_formulas.csv results/"
-COLOURS = ("colorfractal", "multifractal")  # formulas whose images have colours
+COLORED = ("colorfractal", "multifractal")
 FORMULAS_NEEDS = "an NVIDIA GPU; without one, it measures omp"
 
 
@@ -238,9 +238,10 @@ def is_set_row(row, published):
     """Returns whether a row has u8 images of a set at the size of the canvas, on a GPU or on one core. Other presets with the name
     of a formula are ranges."""
     settings = row.settings
+    channels = "3" if settings["formula"] in COLORED else "1"
     is_set = settings["preset"] in published or settings["preset"] not in ("", settings["formula"])
     return (row["ranks"] == 1 and is_set and settings["out_res"] == row.texts["res"] and settings["dtype"] == "u8"
-            and settings["channels"] == ("3" if settings["formula"] in COLOURS else "1") and settings["draw"] == "patches" and settings["random"] == "philox"
+            and settings["channels"] == channels and settings["draw"] == "patches" and settings["random"] == "philox"
             and not row["compute_ms"]
             and (row["variant"] == "fused" or (row["variant"] == "omp" and row["threads"] == 1)))
 

@@ -73,6 +73,7 @@ def curves_plot(measured, title, y_name, value, x, about):
             plot.add_series(devices.style(line[0]), line[0]["variant"] + ranks,
                             [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
     low, high = log_range([point[1] for points in plot.blocks for point in points])
+    high = min(high, 100) if value is error_percent else high
     shown = [row for line in lines for row in line]
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name.format(loss=LOSSES.get(*[shown[0].settings["loss"]] * 2)),
                       **log_ticks(low, high, number_words)}

@@ -357,6 +357,8 @@ enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sa
     if (dataset->choice.labels_file && list == &dataset->choice.label)
         return status_set(STATUS_FAILED, "%s has no line for it; add one with its key as the name",
                           dataset->choice.labels_file);
+    if (dataset->multi_hot && list == &dataset->choice.label && list->preset)
+        return members_refuse_multi_hot();
     return members_lack(list, option, extensions, extensions_of(dataset, sample, extensions));
 }
 
@@ -512,7 +514,7 @@ enum status dataset_choose_members(struct dataset *dataset, struct dataset_sampl
 
 /* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
  * --image or --label was given, or if the first sample has an image, but never with --member. Sets
- * dataset->masks. */
+ * dataset->masks and dataset->multi_hot. */
 static void decide_members(struct dataset *dataset)
 {
     const struct members *choice = &dataset->choice;
@@ -522,6 +524,7 @@ static void decide_members(struct dataset *dataset)
         const char *extension = dataset->members[first->member + m].extension;
         const struct member_rule *rule;
         dataset->chosen |= members_find(&choice->image, &extension, 1, false, &rule) == 0;
+        dataset->multi_hot |= strcasecmp(extension, MULTI_HOT_MEMBER) == 0;
     }
     dataset->chosen &= !choice->all && !choice->only.count;
     for (uint32_t m = 0;

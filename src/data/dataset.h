@@ -87,6 +87,7 @@ struct dataset {
     bool chosen;   /* the samples have only their image and label; other members are not read */
     bool masks;    /* samples have masks instead of labels: the member MASK_MEMBER is `label` of a sample.
                       dataset_find() sets it if a sample has this member, unless labels were chosen */
+    bool multi_hot; /* the first sample has a multi-hot label, MULTI_HOT_MEMBER */
     struct members choice;
     bool named; /* each sample is a file, whose name was compared with a pattern: member 0 is its image */
     bool needs_labels; /* dataset_check() finds out whether labels are words (data/label_names.h) */

@@ -220,11 +220,21 @@ bool members_look_split(const char *const extensions[], uint32_t count)
     return split;
 }
 
+enum status members_refuse_multi_hot(void)
+{
+    return status_set(STATUS_FAILED,
+                      "its label is multi-hot ('" MULTI_HOT_MEMBER "') and may name several classes, but one "
+                      "class per sample is needed; use images of another formula, such as fractal-color-1k");
+}
+
 enum status members_lack(const struct member_list *list, const char *option, const char *const extensions[],
                          uint32_t count)
 {
     char wanted[NAMES_MAX] = "", there[NAMES_MAX] = "";
     bool folder = false, split = members_look_split(extensions, count);
+    for (uint32_t m = 0; m < count; m++)
+        if (strcmp(option, "label") == 0 && list->preset && strcasecmp(extensions[m], MULTI_HOT_MEMBER) == 0)
+            return members_refuse_multi_hot();
     for (uint32_t r = 0; r < list->count; r++) {
         const struct member_rule *rule = &list->rules[r];
         folder |= rule->folder && list->given;

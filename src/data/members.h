@@ -129,6 +129,9 @@ bool members_look_split(const char *const extensions[], uint32_t count);
     "or "                                                                                                  \
     "unpack the shard and read the files as class folders"
 
+/* Sets the message that samples have multi-hot labels instead of classes. */
+enum status members_refuse_multi_hot(void);
+
 /* Sets the message that a sample has none of the members in `list`. `option` is the option that
  * chooses this member, without dashes: image, label or member. The message lists the members that the sample
  * has. Returns STATUS_FAILED. */

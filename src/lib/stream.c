@@ -773,7 +773,8 @@ static enum status join_streams(const struct fdsl_stream_config *config, struct 
     struct mixture_stream_request request = {.mixture = &self->mixture,
                                              .plans = plans,
                                              .sample_bytes = self->info.image_bytes,
-                                             .held = config->held};
+                                             .held = config->held +
+                                                     1}; /* the caller may take a batch, then release one */
     for (uint32_t k = 0; k < self->mixture.request.count; k++) {
         request.streams[k] = self->parts[k]->stream;
         self->parts[k]->stream = NULL;

@@ -97,7 +97,7 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
     wish->draw = wish->draw > 0 ? wish->draw : DRAW_PATCHES;
     synth->points = wish->draw == DRAW_POINTS;
     if (wish->min_lit > 0 && formula->family != FAMILY_IFS)
-        return status_set(STATUS_USAGE, "%s: the formula %s draws no fractals with weights; %s",
+        return status_set(STATUS_USAGE, "%s: the formula %s draws no fractals of the plane with weights; %s",
                           OPTION_OR_FIELD("--min-lit", "min_lit"), formula->name,
                           OPTION_OR_FIELD("drop it", "leave it at 0"));
     if (wish->min_lit > 0 && wish->published)
@@ -105,7 +105,8 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
                           OPTION_OR_FIELD("--min-lit", "min_lit:"),
                           OPTION_OR_FIELD("drop it", "leave it at 0"));
     if (wish->cache_dir && formula->family != FAMILY_IFS)
-        return status_set(STATUS_USAGE, "%s keeps the orbits of fractals, but the formula %s draws none; %s",
+        return status_set(STATUS_USAGE,
+                          "%s keeps the orbits of FractalDB's fractals, but the formula %s has none; %s",
                           OPTION_OR_FIELD("--cache-dir", "cache_dir:"), formula->name,
                           OPTION_OR_FIELD("drop it", "leave it out"));
     synth->min_lit = wish->min_lit;

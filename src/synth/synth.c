@@ -276,6 +276,11 @@ static enum status check_combination(const struct options *given, const struct s
         return STATUS_OK;
     if (parameters->preset)
         TRY(synth_check_preset(synth, parameters->preset_file, parameters->preset));
+    if (parameters->class_file)
+        return status_option(
+            STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
+            " and --class both choose the classes; give one of the two, and the formula of a "
+            "list with --formula");
     return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
                          " has an effect only with --classes; add --classes N");
 }

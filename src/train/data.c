@@ -169,7 +169,7 @@ static void warn_of_period(const struct data_request *request, uint64_t period)
 {
     const uint64_t train = generated_size(request, DATA_TRAIN), test = generated_size(request, DATA_TEST);
     const uint64_t first = period ? (DATA_SAMPLES_MAX + 1) % period : 0;
-    if (period && !request->test_only && (first < train || first + test > period))
+    if (period && !request->test_only && !request->train_only && (first < train || first + test > period))
         status_warn("--data %s: images of points repeat after %" PRIu64
                     " samples, so images of the test set are also in the training set, and its accuracy "
                     "shows only what was memorised; use --draw patches",

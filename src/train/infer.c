@@ -212,7 +212,11 @@ static enum status infer_open(const struct options *given, void *parameters_,
                                  options[i].name);
     }
     const struct option_value *feed = option_values_find(&opened->checkpoint.identity, "feed");
-    parameters->job.centre = feed && feed->kind == OPTION_VALUE_WORD && strcmp(feed->word, "load") == 0;
+    const bool words = feed && feed->kind == OPTION_VALUE_WORD,
+               mixed = words && strcmp(feed->word, "mixed") == 0;
+    parameters->job.centre = mixed || (words && strcmp(feed->word, "load") == 0);
+    if (mixed && !options_given(given, "classes"))
+        parameters->job.classes = 0; /* training used --classes for its generated images only */
     if (options_given(given, "on-error") && parameters->job.on_error == ON_ERROR_MASK)
         return status_set(STATUS_USAGE, "--on-error mask is for training with --feed load; use --on-error "
                                         "skip, which omits broken test samples");
