@@ -82,11 +82,11 @@ struct dataset {
     double test_share; /* share of each class that dataset_check() holds out for testing; 0: none */
     bool only_held;    /* dataset_check() keeps only the samples that are held out */
     bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
-    uint8_t *held; /* owned; by a sample's number, also if it was skipped: 1 if it is held out; NULL: no
-                      sample is */
-    bool chosen;   /* the samples have only their image and label; other members are not read */
-    bool masks;    /* samples have masks instead of labels: the member MASK_MEMBER is `label` of a sample.
-                      dataset_find() sets it if a sample has this member, unless labels were chosen */
+    uint8_t *held;  /* owned; by a sample's number, also if it was skipped: 1 if it is held out; NULL: no
+                       sample is */
+    bool chosen;    /* the samples have only their image and label; other members are not read */
+    bool masks;     /* samples have masks instead of labels: the member MASK_MEMBER is `label` of a sample.
+                       dataset_find() sets it if a sample has this member, unless labels were chosen */
     bool multi_hot; /* the first sample has a multi-hot label, MULTI_HOT_MEMBER */
     struct members choice;
     bool named; /* each sample is a file, whose name was compared with a pattern: member 0 is its image */
