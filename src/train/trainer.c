@@ -870,26 +870,31 @@ enum status trainer_probe(void *state)
     return trainer_totals(trainer, &unused);
 }
 
+#define PROBE_WARM_S \
+    2.0 /* before the measurement: the JPEG engines of a GPU take as long to reach their rate */
 #define PROBE_S     1.0  /* how long steps are measured at least */
 #define PROBE_PARTS 1000 /* parts of steps at most */
 
-/* Runs steps of the first epoch for some time; repeats it if it is shorter. All ranks run the same steps. */
-static enum status probe_steps(struct trainer *trainer, double seconds, double *took_s, double *stall_s)
+/* Runs steps for some time, from step `*next` of all epochs on. After the last epoch comes the first one
+ * again: only there the stream has to seek, and begins with an empty queue. All ranks run the same steps. */
+static enum status probe_steps(struct trainer *trainer, double seconds, uint64_t *next, double *took_s,
+                               double *stall_s)
 {
-    const uint32_t steps = train_steps(&trainer->train);
+    const uint32_t steps = train_steps(&trainer->train), epochs = trainer->job->epochs;
     double spent_s[2] = {0, 0};
-    uint32_t at = 0, stretch = 1;
+    uint32_t stretch = 1;
     for (int part = 0; part < PROBE_PARTS && spent_s[0] < seconds; part++) {
+        const uint32_t at = (uint32_t)(*next % steps);
         const uint32_t count = stretch < steps - at ? stretch : steps - at;
         struct train_totals totals;
         double begin_s = timer_now_s();
-        TRY(trainer_steps(trainer, 0, at, count));
+        TRY(trainer_steps(trainer, epochs ? (uint32_t)(*next / steps % epochs) : 0, at, count));
         TRY(comm_agree(trainer->engine->totals(trainer->state, &totals)));
         double both[] = {timer_now_s() - begin_s, totals.stall_s};
         TRY(comm_max(both, 2));
         spent_s[0] += both[0];
         spent_s[1] += both[1];
-        at = (at + count) % steps;
+        *next += count;
         stretch = both[0] < seconds / 8 ? 2 * stretch : stretch;
     }
     *took_s = spent_s[0];
@@ -900,8 +905,9 @@ static enum status probe_steps(struct trainer *trainer, double seconds, double *
 enum status trainer_probe_stalls(void *state, double *stall)
 {
     double took_s, stall_s;
-    TRY(probe_steps(state, PROBE_S / 2, &took_s, &stall_s)); /* batches that are prepared already */
-    TRY(probe_steps(state, PROBE_S, &took_s, &stall_s));
+    uint64_t next = 0;
+    TRY(probe_steps(state, PROBE_WARM_S, &next, &took_s, &stall_s));
+    TRY(probe_steps(state, PROBE_S, &next, &took_s, &stall_s));
     *stall = stall_s < took_s ? stall_s / took_s : 1;
     return STATUS_OK;
 }
