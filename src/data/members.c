@@ -264,17 +264,19 @@ const char *members_format(const char *extension)
 #define NOT_A_WORD "; words are labels only if all labels are words"
 
 /* Copies a word without surrounding blanks and line breaks. Returns false if it is empty, too long, or has
- * control characters. */
+ * control characters. `bytes` may have no more than LABEL_BYTES_MAX bytes of a larger member. */
 static bool take_word(const uint8_t *bytes, uint64_t size, char text[LABEL_BYTES_MAX + 1])
 {
+    if (size > LABEL_BYTES_MAX)
+        return false;
     while (size > 0 && isspace(bytes[size - 1]))
         size--;
     while (size > 0 && isspace(*bytes))
         bytes++, size--;
-    for (uint64_t i = 0; i < size && size <= LABEL_BYTES_MAX; i++)
+    for (uint64_t i = 0; i < size; i++)
         if (iscntrl(bytes[i]))
             return false;
-    if (size == 0 || size > LABEL_BYTES_MAX)
+    if (size == 0)
         return false;
     memcpy(text, bytes, size);
     text[size] = '\0';
