@@ -1216,6 +1216,18 @@ Test(lib_stream, calls_that_wait_for_a_limited_time)
     fdsl_source_close(source);
 }
 
+/* Waits until the threads of this process sleep: its CPU time has stood still for 50 ms. The allocator of
+ * AddressSanitizer may be locked in a child that is forked while another thread allocates. */
+static void let_threads_sleep(void)
+{
+    struct timespec before, now = {0};
+    do {
+        before = now;
+        usleep(50000);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    } while ((now.tv_sec - before.tv_sec) * 1000000000L + now.tv_nsec - before.tv_nsec > 2000000);
+}
+
 Test(lib_stream, a_forked_child_needs_a_stream_of_its_own)
 {
     prepare();
@@ -1224,6 +1236,7 @@ Test(lib_stream, a_forked_child_needs_a_stream_of_its_own)
     struct fdsl_stream *stream = opened_stream(source, &config);
     struct fdsl_batch *batch = taken(stream);
     fflush(NULL);
+    let_threads_sleep();
     const pid_t child = fork();
     if (child == 0) {
         struct fdsl_source *own_source;
