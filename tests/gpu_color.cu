@@ -16,7 +16,7 @@
 #include "common/check.cuh"
 #include "core/generator.h"
 #include "machine/device.h"
-#include "synth/fused_color.cuh"
+#include "synth/fused.cuh"
 
 extern "C" {
 extern const struct variant variant_naive, variant_omp, variant_fused, variant_fused_graph;

@@ -218,7 +218,7 @@ static enum status enqueue_copies(const struct mix_slot *slot, const struct mix_
     return CUDA_LAUNCHED("mix_kernel");
 }
 
-/* What both streams of mixtures know of a step. */
+/* A step, as both streams of mixtures know it. */
 struct mix_step {
     const struct mixture *mixture;
     const struct mixture_plans *plans;

@@ -7,7 +7,7 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "synth/lines.h"
-#include "synth/fused_color.cuh"
+#include "synth/fused.cuh"
 #include "synth/fused_ifs.cuh"
 #include "synth/fused_paint.cuh"
 #include "synth/fused_vertices.cuh"

@@ -234,4 +234,20 @@ uint64_t fused_memory_bytes(const struct fused_plan *plan);
 /* Frees the plan; accepts NULL. */
 void fused_close(struct fused_plan *plan);
 
+/* ---- The plan for fractals in colour: fused_color.cu ---- */
+
+struct color_plan;
+enum status color_plan_open(int device, const struct synth *synth, struct color_plan **plan);
+
+/* Enqueues the first `count` images of a call, which is `stored`, in device memory, if that is not NULL. */
+enum status color_plan_enqueue(const struct color_plan *plan, const struct fused_call *call,
+                               const struct fused_call *stored, uint64_t count, cudaStream_t stream);
+
+/* Times the clouds and objects, and the composition: see fused_time_stages(). */
+enum status color_plan_time(const struct color_plan *plan, const struct fused_call *call,
+                            const struct device_clock *clock, double *objects_s, double *composing_s);
+
+uint64_t color_plan_bytes(const struct color_plan *plan);
+void color_plan_close(struct color_plan *plan); /* accepts NULL */
+
 #endif

@@ -1,9 +1,17 @@
-/* The kernels and the plan of `fused` for fractals in colour (fused_color.cuh). */
+/* `fused` for fractals in colour (synth/color.h): the kernels and the plan, whose interface is in
+ * fused.cuh. docs/fused.md explains the design.
+ *
+ *   clouds   A block computes the clouds of an image in shared memory, and stores its labels.
+ *   objects  A block draws an object. Each thread is a walker. It walks twice over the same points: first it
+ *            finds their extent, then it counts them in shared memory. The first walk keeps its choices.
+ *   compose  A block makes a tile of an image: it looks up each pixel, blurs the tile if the image is
+ *            blurred, and writes the output.
+ *   reduce   Only if the output is resized: `compose` writes canvases, which this kernel resizes. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
 #include "core/phase.h"
-#include "synth/fused_color.cuh"
+#include "synth/fused.cuh"
 #include "synth/fused_output.cuh"
 
 #define SKY_BLOCK     1024u
@@ -42,7 +50,7 @@ struct color_job {
     uint8_t *canvases; /* three planes per image, to be resized; NULL: `compose` writes the output */
 };
 
-/* What the composition needs to know about an image. */
+/* The values of an image that the composition reads. */
 struct alignas(16) color_card {
     struct color_view view;
     uint32_t weight;             /* of the blur */

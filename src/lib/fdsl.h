@@ -216,7 +216,7 @@ struct fdsl_shares {
     uint64_t below[FDSL_DARKS]; /* orbits whose share is below the limit */
 };
 
-/* What the orbits of fractal classes look like. */
+/* A report on the orbits of fractal classes. */
 struct fdsl_fractals {
     size_t size;                 /* sizeof(struct fdsl_fractals) of the caller */
     uint32_t classes, orbits;    /* orbits: per class */

@@ -1,6 +1,5 @@
 /* Mixtures of sources (fdsl_source_mix()): the checks of the configuration, and what the sources have
  * together. Their streams are opened by stream.c. */
-#include "lib/mix.h"
 
 #include <math.h>
 #include <stdlib.h>

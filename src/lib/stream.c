@@ -73,10 +73,10 @@ struct fdsl_stream {
     double wait_s; /* 0: calls wait as long as it takes */
     bool ended;    /* the last batch of an epoch was delivered, but not the end of the epoch */
     pid_t process;
-    /* Of a mixture: */
+    /* Members for a mixture: */
     struct mixture mixture;
     struct fdsl_stream *parts[MIXTURE_SOURCES]; /* owned; `stream` owns their streams */
-    /* Of a part of a mixture: */
+    /* Members for a part of a mixture: */
     bool is_part;
     uint32_t copies;         /* 0: one */
     uint32_t class_limit;    /* a sample of a data set with a larger label is broken; 0: none is */

@@ -29,7 +29,6 @@
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/host.h"
-#include "run/advise_parts.h"
 #include "run/formats.h"
 #include "train/model.h"
 

@@ -21,7 +21,7 @@
 #include "load/input.h"
 #include "machine/device.h"
 #include "machine/host.h"
-#include "run/advise_parts.h"
+#include "run/advise.h"
 #include "train/model.h"
 
 /* In ascending order of needs. A prepared set has generated images, the others that are read those of

@@ -74,7 +74,7 @@ size_t color_scratch_bytes(const struct color_rules *rules)
     return (sizeof(struct scratch) + RING * sizeof(uint32_t) * (size_t)rules->res + 63) / 64 * 64;
 }
 
-/* What the walkers of an object need. */
+/* The input of the walkers of an object. */
 struct walk {
     struct philox_key key;
     uint32_t slot;

@@ -53,7 +53,7 @@ struct color_system {
                                           values at most 1 */
 };
 
-/* What the images of an input have in common. */
+/* The properties that all images of an input share. */
 struct color_rules {
     uint32_t several; /* 1: several objects, each of its own class; 0: one object */
     uint32_t patches; /* 1: a point adds 1 to a pattern of cells around it; 0: to its own cell */

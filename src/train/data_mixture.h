@@ -19,7 +19,7 @@ struct data_mix_texts {
         share; /* with synth:auto: the share of the other sources, of DATA_MIX_SHARES; 0: not chosen yet */
 };
 
-/* What the texts say. */
+/* The parsed texts. */
 struct data_mix {
     uint32_t count, named;
     bool automatic; /* the weight of `synth` is auto */
