@@ -31,12 +31,17 @@ What cannot be measured is named on stderr: parts whose data are not given, and 
 cuda, PyTorch is needed. Prepare data with, for example:
 
     fdsl-bench --prepare raw --store shards --from synth --classes 16 --res 128 --channels 1 --samples 65536 --encode npy --shards 32
+
+Interrupted (SIGINT or SIGTERM), the script prints and writes the rounds that it has measured.
+
+Exit status: 0 done, 2 usage, 4 nothing could be measured, 130 interrupted.
 """
 import argparse
 import csv
 import importlib.util
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -432,7 +437,7 @@ def print_table(results):
         groups.setdefault((row["part"], row["what"], row["unit"]), {}).setdefault(row["implementation"], []).append(row)
     print(f"{'':36} {'implementation':16} {'threads':>7} {'median':>12} {'':9} {'ratio':>6}")
     for (part, what, unit), found in groups.items():
-        own = statistics.median(row["value"] for row in found["fdsl"])
+        own = statistics.median([row["value"] for row in found.get("fdsl", ())] or [math.nan])
         for name, rows in found.items():
             value = statistics.median(row["value"] for row in rows)
             ratio = value / own if unit == "us" else own / value
@@ -478,13 +483,20 @@ def main():
         skip("everything", "--device cuda needs PyTorch and a GPU; use --device cpu")
         return 4
     run = Run(options, torch, find_fdsl())
-    measure(run)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupted = False
+    try:
+        measure(run)
+    except KeyboardInterrupt:
+        interrupted = True
     print_table(run.results)
     if options.out:
         with open(options.out, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(run.results)
+    if interrupted:
+        return 130
     return 0 if run.results else 4
 
 
