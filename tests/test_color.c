@@ -14,6 +14,7 @@
 #include "machine/host.h"
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
+#include "train/data.h"
 
 TestSuite(color, .timeout = 300);
 
@@ -527,15 +528,59 @@ Test(color, shards_have_multi_hot_labels)
                         "$P --prepare d2 --from synth " MANY " --samples 5 --store imagefolder 2>&1 | "
                         "grep -q 'needs one class per image'"),
                  0);
-    for (int load = 0; load < 2; load++) {
-        snprintf(line, sizeof line,
-                 "$P --variant train-naive --model logreg --data d1 --feed %s 2>&1 | "
-                 "grep -q 'its label is multi-hot'",
-                 load ? "load" : "stored");
-        cr_expect_eq(run_in(folder, line), 0);
-    }
+    cr_expect_eq(run_in(folder, "$P --variant stream --data d0 --verify --max-time 0.1 >/dev/null 2>&1"), 0);
     snprintf(line, sizeof line, "rm -r %s", folder);
     cr_expect_eq(system(line), 0);
+    close_synth(&opened);
+}
+#endif
+
+#ifdef HAVE_INIH
+static uint32_t list_backwards(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    (void)context, (void)epoch, (void)step;
+    for (uint32_t j = 0; j < 7; j++)
+        numbers[j] = 6 - j;
+    return 7;
+}
+
+/* With fresh samples, the labels in training are those of the images of the epoch. */
+Test(color, training_takes_the_multi_hot_labels_of_each_epoch)
+{
+    struct data data;
+    struct opened opened;
+    uint8_t expected[45];
+    struct stream *stream = NULL;
+    struct stream_batch batch;
+    open_synth(&opened, MANY " --classes 45 --batch 1 --res 24");
+    const struct data_request request = {.name = "synth",
+                                         .preset = "multifractal-1k",
+                                         .classes = 45,
+                                         .res = 24,
+                                         .train_size = 7,
+                                         .test_size = 3,
+                                         .batch = 7,
+                                         .feed = -1,
+                                         .fresh = true,
+                                         .resources = {.threads = 1}};
+    cr_assert_eq(data_open(&request, &data), STATUS_OK, "%s", status_text());
+    const struct data_stream_request of = {
+        .plan = {.steps = 1, .capacity = 7, .list = list_backwards}, .copies = 1, .threads = 1, .held = 1};
+    cr_assert_eq(data_stream(&data, &of, &stream), STATUS_OK, "%s", status_text());
+    for (uint32_t epoch = 0; epoch < 3; epoch++) {
+        cr_assert_eq(stream_next(stream, &batch), STATUS_OK, "%s", status_text());
+        data_take_labels(&data, &batch, 7);
+        for (uint32_t n = 0; n < 7; n++) {
+            const struct synth_image image = {0, data_number(data.fresh, epoch, n)};
+            color_multi_hot(&opened.synth->color, synth_image_key(opened.synth, image), expected);
+            for (uint32_t k = 0; k < 45; k++)
+                cr_expect_eq(target_has(data.sets[DATA_TRAIN].multi_hot, 45, n, k), expected[k],
+                             "epoch %u, sample %u, class %u", epoch, n, k);
+        }
+        cr_assert_eq(stream_release(stream, &batch, NULL), STATUS_OK);
+    }
+    stream_close(stream);
+    data_close(&data);
     close_synth(&opened);
 }
 #endif
