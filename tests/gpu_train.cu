@@ -332,19 +332,51 @@ static const struct trial masks[] = {
 
 #define MULTI_HOT "multi-hot" /* the argument that selects the cases below */
 
-/* Multi-hot labels: one class, 32 of them, one more, and 1000; mixed, masked and in parts. Each case also runs
- * with the labels of other samples. */
+/* Multi-hot labels: one class, 32 of them, one more, and 1000; mixed, masked and in parts. Each case also
+ * runs with the labels of other samples. */
 static const struct trial multi_hot[] = {
-    {"linear", small, 1, 3, 7, 20, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, {}, binary, 0, 0, true},
-    {"linear", gray, 1000, 257, 600, 10, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both, binary,
-     0, 3, true},
-    {"conv", gray, 33, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, cut, binary, 0, 2, true},
-    {"lenet", picture, 32, 65, 99, 9, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still, false, FAULT_NONE, up, binary, 7, 0,
+    {"linear",
+     small,
+     1,
+     3,
+     7,
+     20,
+     OPTIMIZER_SGD,
+     DTYPE_U8,
+     0,
+     still,
+     false,
+     FAULT_NONE,
+     {},
+     binary,
+     0,
+     0,
      true},
-    {"vit-micro", picture, 33, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, both, binary, 0,
-     3, true},
-    {"vit-micro", picture, 1000, 65, 99, 9, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, {},
-     binary, 3, 0, true},
+    {"linear", gray, 1000, 257, 600, 10, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both,
+     binary, 0, 3, true},
+    {"conv", gray, 33, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, cut, binary, 0, 2,
+     true},
+    {"lenet", picture, 32, 65, 99, 9, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still, false, FAULT_NONE, up, binary, 7,
+     0, true},
+    {"vit-micro", picture, 33, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, both, binary,
+     0, 3, true},
+    {"vit-micro",
+     picture,
+     1000,
+     65,
+     99,
+     9,
+     OPTIMIZER_ADAMW,
+     DTYPE_U8,
+     0.1f,
+     still,
+     false,
+     FAULT_NONE,
+     {},
+     binary,
+     3,
+     0,
+     true},
 };
 
 #define FAULTS "faults" /* the argument that selects the cases below */

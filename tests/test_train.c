@@ -288,8 +288,8 @@ Test(train, multi_hot_labels_are_judged_by_mean_average_precision)
     const struct data_set set = {.count = 5, .labels = labels, .multi_hot = rows};
     struct judgement judged;
     must(logits_judge(logits, &set, 3, &judged));
-    /* Class 0: shown by samples 0, 1 and 4, which have ranks 2, 4 and 5: (1/2 + 2/4 + 3/5) / 3. Class 1: shown
-     * by samples 1 and 3, which tie with 0 and 4 at rank 5 of 5: 2/5. */
+    /* Class 0: shown by samples 0, 1 and 4, which have ranks 2, 4 and 5: (1/2 + 2/4 + 3/5) / 3. Class 1:
+     * shown by samples 1 and 3, which tie with 0 and 4 at rank 5 of 5: 2/5. */
     cr_expect_float_eq(judged.precision, ((1 / 2.0 + 2 / 4.0 + 3 / 5.0) / 3 + 2 / 5.0) / 2, 1e-12, "%g",
                        judged.precision);
     cr_expect_eq(judged.accuracy, 1 / 5.0, "%g", judged.accuracy);

@@ -232,8 +232,9 @@ static double direct_step(const struct net *net, uint32_t step, uint32_t count)
                                 : mix.share * (double)pair[0][i] + (1 - mix.share) * (double)pair[1][i];
         }
         for (uint32_t k = 0; k < 4; k++)
-            wanted[k] = train->smoothing / 4 + (1 - train->smoothing) * (mix.share * shows(net, labels[0], k) +
-                                                                         (1 - mix.share) * shows(net, labels[1], k));
+            wanted[k] =
+                train->smoothing / 4 + (1 - train->smoothing) * (mix.share * shows(net, labels[0], k) +
+                                                                 (1 - mix.share) * shows(net, labels[1], k));
         loss += direct_loss(net, values, wanted) / count;
     }
     return loss;

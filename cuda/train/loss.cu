@@ -48,7 +48,8 @@ static __device__ __forceinline__ float cross_entropy(const struct loss_plan &pl
         sum += expf(own[k] - most);
     float log_sum = logf(warp_sum(sum));
     for (uint32_t k = lane; k < plan.classes; k += 32) {
-        float log_p = own[k] - most - log_sum, wanted = target_of(&target, nullptr, plan.smoothing, plan.classes, k);
+        float log_p = own[k] - most - log_sum,
+              wanted = target_of(&target, nullptr, plan.smoothing, plan.classes, k);
         loss -= wanted * log_p;
         deltas[k] = (weight * expf(log_p) - wanted) / (float)plan.total * factor;
     }

@@ -9,10 +9,11 @@ import pathlib
 import pickle
 import shutil
 import struct
+import subprocess
 from typing import Any
 
 import pytest
-from conftest import CLASSES, COUNT, MASKED, content, masked_set, small, write_classes
+from conftest import CLASSES, COUNT, MASKED, PROGRAM, content, masked_set, small, write_classes
 
 import fdsl
 
@@ -260,6 +261,22 @@ def test_multi_hot_labels() -> None:
     with pytest.raises(ValueError, match="mean: it has 3 values for 1 channel"):
         fdsl.Generator(preset="multifractal-1k", dtype="f32", mean=[0, 0, 0])
     assert fdsl.Generator(preset="multifractal-1k", dtype="f32", mean=[0, 0, 1], channels=3).config["mean"] == [0.0, 0.0, 1.0]
+
+
+def test_prepared_multi_hot_labels(tmp_path: pathlib.Path) -> None:
+    """Shards of images with several classes deliver the labels of the images as they are generated."""
+    words: dict[str, Any] = {"preset": "multifractal-1k", "classes": 45, "res": 24}
+    options = " ".join(f"--{name} {value}" for name, value in words.items())
+    done = subprocess.run([PROGRAM, *f"--prepare {tmp_path}/s --from synth --samples 10 {options}".split()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with fdsl.Loader(fdsl.Images(**words, count=10), 4, shuffle=False) as drawn, fdsl.Loader(
+        fdsl.Shards(tmp_path / "s"), 4, shuffle=False, transforms=fdsl.RandAugment()
+    ) as read:
+        assert read.mask_shape == (45,)
+        assert [content(hot) for _, hot in read] == [content(hot) for _, hot in drawn]
+    for field, mixing in (("mixup", fdsl.MixUp(0.8, 45)), ("cutmix", fdsl.CutMix(1, 45))):
+        with pytest.raises(ValueError, match=f"{field}: it mixes images, but not their multi-hot labels"):
+            fdsl.Loader(fdsl.Shards(tmp_path / "s"), 4, transforms=mixing)
 
 
 def test_masks_and_class_tables() -> None:

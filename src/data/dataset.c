@@ -356,7 +356,8 @@ enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sa
                           OPTION_DASHES);
     if (dataset->multi_hot && list == &dataset->choice.label)
         return status_set(STATUS_FAILED,
-                          "it has no multi-hot label ('" MULTI_HOT_MEMBER "'), unlike the first sample of the "
+                          "it has no multi-hot label ('" MULTI_HOT_MEMBER
+                          "'), unlike the first sample of the "
                           "data set; add the label, or choose other labels with %slabel",
                           OPTION_DASHES);
     if (dataset->choice.labels_file && list == &dataset->choice.label)
@@ -502,8 +503,7 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
     } else if (dataset->chosen) {
         if (sample->image == count && !dataset->incomplete)
             return lacks(dataset, sample, &choice->image, "image");
-        if (!sample->rule &&
-            (choice->label.given || (choice->labels_file && dataset->labelled) || masked) &&
+        if (!sample->rule && (choice->label.given || (choice->labels_file && dataset->labelled) || masked) &&
             !dataset->incomplete)
             return lacks(dataset, sample, &choice->label, "label");
         keep_members(dataset, sample, sample->image, sample->label);

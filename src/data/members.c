@@ -258,8 +258,9 @@ enum status members_multi_hot(const uint8_t *bytes, uint64_t size, uint32_t *cla
     TRY(npy_header_check(&header, size));
     if ((strcmp(header.type, "|u1") != 0 && strcmp(header.type, "|b1") != 0) || header.axes != 1 ||
         header.values == 0 || header.values > UINT32_MAX)
-        return status_set(STATUS_FAILED, "a multi-hot label is an array of uint8 with one axis, but this one "
-                                         "has the type %s and %u axes",
+        return status_set(STATUS_FAILED,
+                          "a multi-hot label is an array of uint8 with one axis, but this one "
+                          "has the type %s and %u axes",
                           header.type, header.axes);
     if (*classes == 0)
         *classes = (uint32_t)header.values;
@@ -269,8 +270,9 @@ enum status members_multi_hot(const uint8_t *bytes, uint64_t size, uint32_t *cla
     *label = bytes + header.data;
     for (uint32_t k = 0; k < *classes; k++)
         if ((*label)[k] > 1)
-            return status_set(STATUS_FAILED, "its multi-hot label has the value %u for class %u; values are "
-                                             "0 and 1",
+            return status_set(STATUS_FAILED,
+                              "its multi-hot label has the value %u for class %u; values are "
+                              "0 and 1",
                               (*label)[k], k);
     return STATUS_OK;
 }

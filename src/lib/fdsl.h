@@ -602,7 +602,8 @@ enum fdsl_field {
         5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
            * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
            * each pixel shows, 0: background; 255 in all pixels: the sample is masked. If
-           * multi_hot of struct fdsl_stream_info is 1: (count, classes) in u8, the multi-hot labels */
+           * multi_hot of struct fdsl_stream_info is 1: (count, classes) in u8, the multi-hot labels of
+           * multifractal, or those of data sets with the member multihot.npy; 255: as in masks */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */

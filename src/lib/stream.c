@@ -761,7 +761,9 @@ static enum status join_formats(struct fdsl_stream *self)
         const struct fdsl_stream *part = self->parts[k];
         const uint32_t *a = first->info.shape, *b = part->info.shape;
         if (part->info.mask_bytes)
-            return status_set(STATUS_USAGE, "source %u of the mixture has masks or multi-hot labels, which cannot be mixed", k);
+            return status_set(STATUS_USAGE,
+                              "source %u of the mixture has masks or multi-hot labels, which cannot be mixed",
+                              k);
         if (memcmp(a, b, sizeof first->info.shape) != 0 || part->output.type != first->output.type ||
             part->output.interleaved != first->output.interleaved)
             return status_set(STATUS_USAGE,

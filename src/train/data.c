@@ -327,8 +327,7 @@ static void tell_skipped(const struct data_request *request, const struct source
 /* ---- Samples that are read during training ---- */
 
 /* Sets the labels of the training set, and what data_stream() needs, from the list of its samples. */
-static enum status take_list(struct data_list *list, const struct source_reader *reader,
-                             struct data *data)
+static enum status take_list(struct data_list *list, const struct source_reader *reader, struct data *data)
 {
     struct data_source *source = data->source;
     struct data_set *set = &data->sets[DATA_TRAIN];
@@ -442,19 +441,18 @@ static enum status open_generated_stream(const struct data *data, const struct d
                                          struct stream **stream)
 {
     const struct data_set *set = &data->sets[DATA_TRAIN];
-    struct generated_stream_request with = {.fresh = data->fresh,
-                                            .count = set->count,
-                                            .labels = set->labels,
-                                            .sample_bytes = data_stored_bytes(data, DATA_TRAIN),
-                                            .mask_bytes = data->multi_hot && data->feed == DATA_LIVE
-                                                              ? data->classes
-                                                              : 0,
-                                            .type = data->type,
-                                            .plan = request->plan,
-                                            .ahead = data->ahead,
-                                            .held = request->held,
-                                            .allocate = request->allocate,
-                                            .deallocate = request->deallocate};
+    struct generated_stream_request with = {
+        .fresh = data->fresh,
+        .count = set->count,
+        .labels = set->labels,
+        .sample_bytes = data_stored_bytes(data, DATA_TRAIN),
+        .mask_bytes = data->multi_hot && data->feed == DATA_LIVE ? data->classes : 0,
+        .type = data->type,
+        .plan = request->plan,
+        .ahead = data->ahead,
+        .held = request->held,
+        .allocate = request->allocate,
+        .deallocate = request->deallocate};
     *stream = NULL;
     if (data->feed == DATA_LOAD) {
         TRY(rows_generator(data, request->threads, &with.generator));
@@ -628,15 +626,17 @@ static enum status take_multi_hot(const struct data_request *request,
     uint32_t classes = train->classes ? train->classes : test->classes; /* a set without samples has none */
     data->multi_hot = train->multi_hot;
     if (tests && train->multi_hot != test->multi_hot)
-        return status_set(STATUS_USAGE, "the samples of the %s set have multi-hot labels ('" MULTI_HOT_MEMBER
-                                        "'), but those of the other set have one class each; use sets of one "
-                                        "kind",
+        return status_set(STATUS_USAGE,
+                          "the samples of the %s set have multi-hot labels ('" MULTI_HOT_MEMBER
+                          "'), but those of the other set have one class each; use sets of one "
+                          "kind",
                           train->multi_hot ? "training" : "test");
     if (!data->multi_hot)
         return STATUS_OK;
     if (tests && test->classes && test->classes != classes)
-        return status_set(STATUS_USAGE, "the multi-hot labels of the training set have %" PRIu32 " classes, but "
-                                        "those of the test set %" PRIu32 "; use sets of the same classes",
+        return status_set(STATUS_USAGE,
+                          "the multi-hot labels of the training set have %" PRIu32 " classes, but "
+                          "those of the test set %" PRIu32 "; use sets of the same classes",
                           classes, test->classes);
     if (request->classes && request->classes != classes)
         return status_number(STATUS_USAGE, "classes", (double)request->classes,
@@ -940,10 +940,10 @@ static uint64_t hash_listed(const struct data *data)
 static uint64_t hash_labels(const struct data *data, const struct data_set *set, uint64_t hash)
 {
     hash = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, hash);
-    return data->multi_hot ? XXH3_64bits_withSeed(set->multi_hot,
-                                                  set->count * (data_label_bytes(data) - sizeof *set->labels),
-                                                  hash)
-                           : hash;
+    return data->multi_hot
+               ? XXH3_64bits_withSeed(set->multi_hot,
+                                      set->count * (data_label_bytes(data) - sizeof *set->labels), hash)
+               : hash;
 }
 #endif
 

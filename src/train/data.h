@@ -46,8 +46,8 @@ struct data_set {
     uint32_t skipped; /* broken samples that were left out, also by the source when it was opened */
     void *values;     /* owned */
     uint32_t *labels; /* owned; each less than data->classes, or DATA_MASKED */
-    /* Owned; NULL: each sample has one class. Otherwise samples have multi-hot labels (data/mixing.h), and the
-     * label of sample n is the number of its row in this array: n, or DATA_MASKED. */
+    /* Owned; NULL: each sample has one class. Otherwise samples have multi-hot labels (data/mixing.h), and
+     * the label of sample n is the number of its row in this array: n, or DATA_MASKED. */
     uint32_t *multi_hot;
     /* If the samples were read from files: the largest label, and, if it is not 0, the number in the source
      * of the first sample that has it. */
@@ -92,8 +92,8 @@ struct data {
 
     /* The source of training samples. With DATA_LIVE, sample n of epoch e, counted from 0, is the generator's
      * sample number n + e * fresh. With fresh = 0, all epochs have the same samples. Otherwise each epoch has
-     * new samples: with the same labels, or with new multi-hot labels, which the feed of an engine writes over
-     * the rows of data_set.multi_hot. The test set contains none of these samples. */
+     * new samples: with the same labels, or with new multi-hot labels, which the feed of an engine writes
+     * over the rows of data_set.multi_hot. The test set contains none of these samples. */
     enum data_feed feed;
     uint64_t fresh;
     struct data_source *source; /* owned; DATA_LIVE and DATA_LOAD only: the source of data_generator() and
@@ -321,7 +321,8 @@ bool data_read_covers(const struct data *data, uint32_t epoch, uint32_t number);
 enum status data_stream_state(const struct data *data, struct stream_state *state);
 
 /* Sets the labels of the samples in a batch of a stream to their values, or to DATA_MASKED if the samples are
- * masked. Of live samples, sets the multi-hot labels. Returns the number of masked samples among the first `count` of the batch. */
+ * masked. Of live samples, sets the multi-hot labels. Returns the number of masked samples among the first
+ * `count` of the batch. */
 uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count);
 
 /* Creates a generator of the training samples. data->feed must be DATA_LIVE. `data` must outlive the

@@ -19,8 +19,8 @@ struct data_range {
 
 /* Samples of a source, by their numbers, and their labels. */
 struct data_list {
-    uint64_t *numbers; /* owned */
-    uint32_t *labels;  /* owned; DATA_MASKED if a label is broken */
+    uint64_t *numbers;   /* owned */
+    uint32_t *labels;    /* owned; DATA_MASKED if a label is broken */
     uint32_t *multi_hot; /* owned; as in struct data_set */
     uint32_t count, masked;
 };

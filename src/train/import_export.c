@@ -449,8 +449,8 @@ static void step_add(struct step_parts *parts, const char *name, const char *typ
     }
 }
 
-/* Describes the tensors: inputs, labels (unless they are multi-hot), targets, loss, dropout factors, parameters before and after,
- * gradients. */
+/* Describes the tensors: inputs, labels (unless they are multi-hot), targets, loss, dropout factors,
+ * parameters before and after, gradients. */
 static void step_describe(const struct train *train, const struct train_state *before,
                           struct step_parts *parts)
 {

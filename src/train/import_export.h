@@ -38,9 +38,9 @@ enum status export_data(const struct train *train, const float *initial, const s
 
 /* Runs a step of an epoch on an engine whose state is `before`, writes the file, and restores the state. The
  * file holds `inputs` as the network sees them (augmented, normalised and mixed), `labels` (not if they
- * are multi-hot), `targets` (one probability per class) and `loss` (the mean). Each parameter has the tensors before.NAME, gradient.NAME and
- * after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its inputs; stochastic depth
- * has one factor per sample. */
+ * are multi-hot), `targets` (one probability per class) and `loss` (the mean). Each parameter has the tensors
+ * before.NAME, gradient.NAME and after.NAME. Each dropout layer has factor.NAME, the factors that multiplied
+ * its inputs; stochastic depth has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
                         const struct train_state *before, uint32_t epoch, uint32_t step,
                         const struct option_values *identity, const char *path);

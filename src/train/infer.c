@@ -118,8 +118,9 @@ static const struct column columns[] = {
     {"batch_probes", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "batches that --batch max tried; empty if --batch is a number"},
     {"test_map", VALUE_REAL, COMBINE_FIRST, "",
-     .about = "mean average precision over the classes that the test set shows; empty unless labels are "
-              "multi-hot, and test_acc is then the share of samples that show the class of their largest logit",
+     .about =
+         "mean average precision over the classes that the test set shows; empty unless labels are "
+         "multi-hot, and test_acc is then the share of samples that show the class of their largest logit",
      .digits = 6, .better = BETTER_HIGHER, .of_run = true},
     {.name = NULL},
 };

@@ -111,8 +111,9 @@ const struct column train_columns[] = {
      .about = "training samples that are in the memory of the GPU of each rank (--resident-device-bytes); "
               "only with --feed load"},
     {"test_map", VALUE_REAL, COMBINE_FIRST, "",
-     .about = "mean average precision over the classes that the test set shows; empty unless labels are "
-              "multi-hot, and a sample is then classified correctly if it shows the class of its largest logit",
+     .about =
+         "mean average precision over the classes that the test set shows; empty unless labels are "
+         "multi-hot, and a sample is then classified correctly if it shows the class of its largest logit",
      .digits = 6, .better = BETTER_HIGHER, .of_run = true},
     {"ema_test_map", VALUE_REAL, COMBINE_FIRST, "",
      .about = "test_map of the moving average of the parameters", .digits = 6},

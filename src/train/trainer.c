@@ -618,7 +618,8 @@ static int by_logit(const void *a, const void *b)
     return (left < right) - (left > right);
 }
 
-/* Returns the average precision of class `k`; NaN if no sample shows it. `ranked` has room for all samples. */
+/* Returns the average precision of class `k`; NaN if no sample shows it. `ranked` has room for all samples.
+ */
 static double average_precision(const float *logits, const struct data_set *set, uint32_t classes, uint32_t k,
                                 struct ranked *ranked)
 {
@@ -683,8 +684,8 @@ enum status logits_judge(const float *logits, const struct data_set *set, uint32
                 best = k;
         for (uint32_t k = 0; k < classes; k++)
             sum += k == best ? 0 : exp((double)of[k] - of[best]);
-        judged->loss += set->multi_hot ? binary_loss(of, set, classes, i)
-                                       : log(sum) + of[best] - of[set->labels[i]];
+        judged->loss +=
+            set->multi_hot ? binary_loss(of, set, classes, i) : log(sum) + of[best] - of[set->labels[i]];
         right += target_has(set->multi_hot, classes, set->labels[i], best) &&
                  !isnan(sum + of[best]); /* a NaN counts as wrong */
     }

@@ -76,9 +76,9 @@ struct train_epoch {
     uint32_t steps;
     double loss, train_accuracy; /* means over the epoch; parameters change during it */
     struct judgement test;
-    struct judgement ema;          /* of the test set, with the averaged parameters; NaN: no average */
-    double gradient_norm;          /* mean over the steps, before clipping; NaN: not computed */
-    double rate;                   /* learning rate of the epoch's last step */
+    struct judgement ema;   /* of the test set, with the averaged parameters; NaN: no average */
+    double gradient_norm;   /* mean over the steps, before clipping; NaN: not computed */
+    double rate;            /* learning rate of the epoch's last step */
     bool scales_loss;       /* whether the engine scales the loss; if not, the next two members are unused */
     uint64_t skipped;       /* steps skipped because of overflow */
     double loss_scale;      /* loss scale after the epoch's last step */
