@@ -535,6 +535,46 @@ Test(color, shards_have_multi_hot_labels)
 }
 #endif
 
+/* The report counts the objects and the classes of the first images. */
+Test(color, sets_are_described)
+{
+    struct opened opened;
+    struct ifs_report report;
+    uint8_t label[30];
+    uint32_t shown[30] = {0}, least = UINT32_MAX, most = 0;
+    uint64_t objects[COLOR_OBJECTS_MAX] = {0}, labels = 0;
+    open_synth(&opened, MANY " --classes 30 --batch 1 --res 60 --draw points");
+    const struct synth *synth = opened.synth;
+    cr_assert_eq(synth_describe_colors(synth, &report), STATUS_OK);
+    cr_assert(report.classes == 30 && report.images == 30 && report.res == 60);
+    for (uint64_t n = 0; n < 30; n++) {
+        const struct philox_key key = synth_image_key(synth, (struct synth_image){0, n});
+        color_multi_hot(&synth->color, key, label);
+        for (uint32_t c = 0; c < 30; c++)
+            shown[c] += label[c], labels += label[c];
+        objects[color_objects(&synth->color, key) - 1]++;
+    }
+    for (uint32_t c = 0; c < 30; c++) {
+        least = shown[c] < least ? shown[c] : least;
+        most = shown[c] > most ? shown[c] : most;
+    }
+    cr_expect_arr_eq(report.objects, objects, sizeof objects);
+    cr_expect(report.shown_least == least && report.shown_most == most);
+    cr_expect_float_eq(report.shown_mean, (double)labels / 30, 1e-12);
+    close_synth(&opened);
+    /* The report on one image is that image's. */
+    open_synth(&opened, ONE " --classes 1 --batch 1 --res 60 --draw points");
+    void *scratch = aligned_alloc(64, color_scratch_bytes(&opened.synth->color));
+    const struct philox_key key = synth_image_key(opened.synth, (struct synth_image){0, 0});
+    const struct color_look look = color_look(&opened.synth->color, opened.synth->colors, key, 0, scratch);
+    cr_assert_eq(synth_describe_colors(opened.synth, &report), STATUS_OK);
+    cr_expect(look.objects == 1 && look.lit > 0 && look.lit < 1 && look.fill[0] > 0 && look.fill[0] < 1);
+    cr_expect_float_eq(report.lit.mean, (double)look.lit, 1e-7);
+    cr_expect_float_eq(report.fill.mean, (double)look.fill[0], 1e-7);
+    free(scratch);
+    close_synth(&opened);
+}
+
 #ifdef HAVE_INIH
 static uint32_t list_backwards(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {

@@ -247,6 +247,11 @@ class Generator:
         cells, set_pixels   the share of pixels that an orbit visits, and the expected share of set pixels of an image of
                             patches: mean, quartiles, and below, the number of orbits below each of four limits
 
+        Of fractals in colour, examines as many images as there are classes. Instead of orbits, points, flips and overflows,
+        the result has images, their number; objects, a list of the numbers of images with one to five objects; and shown,
+        the least, mean and largest number of images that show a class. cells are then those that an object visits, and
+        set_pixels those of an image that show an object.
+
         threads: CPU threads; None: OMP_NUM_THREADS, or all. Takes about 25 seconds of a core for 1000 classes of FractalDB.
         Raises ValueError for another formula. Thread-safe: waits for a call in another thread.
         """
@@ -261,7 +266,14 @@ class Generator:
             shares = words[name]
             below = {f"{limit:g}": count for limit, count in zip(shares.limits, shares.below)}
             words[name] = {"mean": shares.mean, "quartiles": list(shares.quartiles), "below": below}
-        return words
+        shown = [words.pop(f"shown_{name}") for name in ("least", "mean", "most")]
+        objects = list(words.pop("objects"))
+        if not words["images"]:
+            del words["images"]
+            return words
+        for name in "orbits", "points", "flips", "overflows", "overflow_classes":
+            del words[name]
+        return {**words, "objects": objects, "shown": shown}
 
     @property
     def mask_shape(self) -> Optional[tuple[int, ...]]:
