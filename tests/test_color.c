@@ -535,6 +535,32 @@ Test(color, shards_have_multi_hot_labels)
 }
 #endif
 
+/* --npy removes the files of targets that belong to the images of an earlier run, and no others. */
+Test(color, targets_of_earlier_images_are_removed)
+{
+    char folder[] = "/tmp/fdsl-color-XXXXXX", line[300];
+    cr_assert(mkdtemp(folder));
+    static const struct {
+        const char *preset, *name, *files;
+    } runs[] = {{"multifractal-1k", "a", "a.labels.npy a.multihot.npy a.npy y.masks.npy"},
+                {"fractal-color-1k", "a", "a.labels.npy a.npy y.masks.npy"},
+                {"segrcdb", "b", "a.labels.npy a.npy b.labels.npy b.masks.npy b.npy y.masks.npy"},
+                {"rcdb", "b", "a.labels.npy a.npy b.labels.npy b.npy y.masks.npy"},
+                {"pc-fractaldb-1k", "a/c", "c.labels.npy c.npy c.points.npy"},
+                {"mv-fractaldb-1k", "a/c", "c.labels.npy c.npy"}};
+    cr_assert_eq(run_in(folder, "mkdir a && : > y.masks.npy"), 0);
+    for (size_t i = 0; i < COUNT_OF(runs); i++) {
+        snprintf(
+            line, sizeof line,
+            "$P --variant omp --preset %s --classes 2 --res 20 --batch 2 --loops 1 --npy %s.npy >/dev/null "
+            "2>&1 && cd $(dirname ./%s) && test \"$(echo *.*)\" = '%s'",
+            runs[i].preset, runs[i].name, runs[i].name, runs[i].files);
+        cr_expect_eq(run_in(folder, line), 0, "%s", runs[i].preset);
+    }
+    snprintf(line, sizeof line, "rm -r %s", folder);
+    cr_expect_eq(system(line), 0);
+}
+
 /* The report counts the objects and the classes of the first images. */
 Test(color, sets_are_described)
 {

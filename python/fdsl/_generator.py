@@ -209,7 +209,11 @@ class Generator:
 
     @property
     def classes(self) -> list[Class]:
-        """The classes, in the order of their indices. Each access returns a new list."""
+        """The classes, in the order of their indices. Each access returns a new list. Raises ValueError if the formula has
+        none of the parameters of fdsl.Class, as fractals: class_table has them."""
+        table = self.class_table
+        if not set(Class._fields) & set(table.names):
+            raise ValueError(f"classes: the formula {table.formula} has other parameters; use class_table")
         self._check_open()  # before locking, because the parent may have held the lock at fork()
         with self._lock:
             self._check_open()

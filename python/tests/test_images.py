@@ -272,6 +272,8 @@ def test_fractals_in_colour_are_described() -> None:
         assert 0 < facts["set_pixels"]["mean"] < 1 and 0 < facts["cells"]["mean"] < 1
     with fdsl.Generator(3, preset="fractal-color-1k", res=60, batch=3) as g:
         assert g.describe()["objects"] == [3, 0, 0, 0, 0]
+        with pytest.raises(ValueError, match="classes: the formula colorfractal has other parameters; use class_table"):
+            g.classes  # noqa: B018
 
 
 def test_prepared_multi_hot_labels(tmp_path: pathlib.Path) -> None:
