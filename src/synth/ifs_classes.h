@@ -20,6 +20,23 @@ FDSL_C_BEGIN
 /* Converts a system to a class, the inverse of ifs_system(). */
 void ifs_row(const struct ifs_system *system, struct class_row *row);
 
+/* ---- Parameters of the formulas: the number of maps, then of each map its coefficients and probability.
+ * Values of maps that a class does not have are 0 ---- */
+
+#define IFS_MAPS_PARAMETER(most)                     \
+    {                                                \
+        "maps", PARAMETER_INTEGER, 2, most, .low = 2 \
+    }
+#define IFS_PARAMETER(name, most)                       \
+    {                                                   \
+        name, PARAMETER_DOUBLE, -(most), most, .low = 0 \
+    }
+#define IFS_PROBABILITY(m)                       \
+    {                                            \
+        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0 \
+    }
+#define IFS_COEFFICIENT(name) IFS_PARAMETER(name, 1e6) /* of fractals in black and white */
+
 /* ---- Search ----
  *
  * The classes of a seed are the candidates of one stream of NumPy's random numbers whose fractal fills enough

@@ -10,20 +10,14 @@
 #include "synth/ifs_classes.h"
 #include "synth/input.h"
 
-#define VALUE(name, most)                               \
-    {                                                   \
-        name, PARAMETER_DOUBLE, -(most), most, .low = 0 \
-    }
+#define VALUE IFS_PARAMETER
 #define MAP(m)                                                                                           \
     VALUE("a" #m, 1.1), VALUE("b" #m, 1.1), VALUE("c" #m, 1.1), VALUE("d" #m, 1.1), VALUE("e" #m, 1000), \
-        VALUE("f" #m, 1000),                                                                             \
-    {                                                                                                    \
-        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                                         \
-    }
-/* In the order of the values of struct color_system. Values of maps that a class does not have are 0. */
-#define PARAMETERS                                                                               \
-    {                                                                                            \
-        {"maps", PARAMETER_INTEGER, 2, COLOR_MAPS_MAX, .low = 2}, MAP(1), MAP(2), MAP(3), MAP(4) \
+        VALUE("f" #m, 1000), IFS_PROBABILITY(m)
+/* In the order of the values of struct color_system. */
+#define PARAMETERS                                                         \
+    {                                                                      \
+        IFS_MAPS_PARAMETER(COLOR_MAPS_MAX), MAP(1), MAP(2), MAP(3), MAP(4) \
     }
 
 /* Formulas with different lists of parameters do not share presets. */
