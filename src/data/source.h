@@ -99,6 +99,11 @@ struct counter_values {
     uint64_t classes; /* sample n has the label n mod `classes`; 0: no labels */
 };
 
+/* The values of `scenes`. */
+struct scenes_values {
+    uint64_t seed, classes; /* classes: at least 1, at most 1000 */
+};
+
 /* The values of `digits` and `clips`. `clips` does not use `encoding`. */
 struct generated_values {
     uint64_t seed;
