@@ -7,39 +7,9 @@
  * --short: few small cases and no times; for compute-sanitizer. --times: only the times.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
-#include <algorithm>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <vector>
+#include "gpu_generated.cuh"
 
-#include "common/check.cuh"
-#include "core/generator.h"
-#include "machine/device.h"
-#include "synth/fused.cuh"
-
-extern "C" {
-extern const struct variant variant_naive, variant_omp, variant_fused, variant_fused_graph;
-}
-
-#define FEW     12 /* images; more take `naive` too long */
-#define THREADS 16
-#define RUNS    40
-
-static int failures;
-
-static void must(enum status status)
-{
-    if (status != STATUS_OK) {
-        printf("FAILED  %s\n", status_text());
-        exit(1);
-    }
-}
-
-static void must(cudaError_t error)
-{
-    must(cuda_status(error, "a call", __FILE__, __LINE__));
-}
+#define FEW 12 /* images; more take `naive` too long */
 
 /* A change that only the device sees. The comparison must detect it. */
 enum fault { FAULT_NONE, FAULT_COEFFICIENT, FAULT_CHOICE, FAULT_SEED };
@@ -91,99 +61,6 @@ static void plant(enum fault fault, struct synth *synth)
     synth->seed += fault == FAULT_SEED;
 }
 
-struct batch {
-    std::vector<uint8_t> images, hot;
-    std::vector<int64_t> labels;
-};
-
-static std::vector<uint64_t> numbers_of(const struct trial *trial, uint32_t count)
-{
-    std::vector<uint64_t> numbers(count);
-    for (uint32_t i = 0; i < count; i++) {
-        struct philox_block block = philox(philox_key(1), i, 0, 0, 0);
-        numbers[i] = i % 5 == 4 ? numbers[i - 1] : (uint64_t)(block.word[0] % 4096) << block.word[1] % 36;
-        if (!trial->listed)
-            numbers[i] = 11 + i;
-    }
-    return numbers;
-}
-
-static void make_room(const struct synth *synth, uint32_t count, struct batch *batch)
-{
-    batch->images.resize(count * synth_output_bytes(synth));
-    batch->hot.resize(count * synth_mask_bytes(synth));
-    batch->labels.resize(count);
-}
-
-/* Generates the images with `naive`, or with `omp` if there are many. */
-static void generate_on_host(const struct synth *synth, const std::vector<uint64_t> &numbers,
-                             struct batch *batch)
-{
-    const uint32_t count = (uint32_t)numbers.size();
-    const bool many = count > FEW;
-    const struct generator_request request = {
-        .on_device = false, .resources = {.threads = many ? THREADS : 1, .device = 0}, .batch = count};
-    struct generator *generator;
-    make_room(synth, count, batch);
-    must(synth_generator_open(synth, many ? &variant_omp : &variant_naive, &request, &generator));
-    const struct generator_numbers listed = {numbers.data(), 0, nullptr, nullptr};
-    const struct generator_targets targets = {batch->labels.data(), batch->hot.data()};
-    must(generator_make(generator, &listed, count, batch->images.data(), &targets, nullptr));
-    generator_close(generator);
-}
-
-/* Generates the images in batches of trial->batch on the device. The last batch may be short. */
-static void generate_on_device(const struct trial *trial, const struct synth *synth,
-                               const std::vector<uint64_t> &numbers, struct batch *batch)
-{
-    const struct generator_request request = {
-        .on_device = true, .resources = {.threads = 1, .device = 0}, .batch = trial->batch};
-    const uint32_t count = (uint32_t)numbers.size();
-    const size_t bytes = synth_output_bytes(synth), hot_bytes = synth_mask_bytes(synth);
-    struct generator *generator;
-    uint64_t *list;
-    uint8_t *images, *hot;
-    int64_t *labels;
-    cudaStream_t stream;
-    make_room(synth, count, batch);
-    must(synth_generator_open(synth, &variant_fused, &request, &generator));
-    must(cudaMalloc(&list, count * sizeof *list));
-    must(cudaMalloc(&images, trial->batch * bytes));
-    must(cudaMalloc(&hot, trial->batch * hot_bytes + 1));
-    must(cudaMalloc(&labels, trial->batch * sizeof *labels));
-    must(cudaStreamCreate(&stream));
-    must(cudaMemcpy(list, numbers.data(), count * sizeof *list, cudaMemcpyHostToDevice));
-    must(cudaMemset(images, 0x5a, trial->batch * bytes));
-    must(cudaMemset(hot, 0x5a, trial->batch * hot_bytes + 1));
-    for (uint32_t at = 0; at < count; at += trial->batch) {
-        const uint32_t some = std::min(count - at, trial->batch);
-        const struct generator_numbers listed = {trial->listed ? list + at : nullptr, numbers[at], nullptr,
-                                                 nullptr};
-        const struct generator_targets targets = {labels, hot};
-        must(generator_make(generator, &listed, some, images, &targets, stream));
-        must(cudaMemcpyAsync(&batch->images[at * bytes], images, some * bytes, cudaMemcpyDeviceToHost,
-                             stream));
-        must(cudaMemcpyAsync(batch->hot.data() + at * hot_bytes, hot, some * hot_bytes,
-                             cudaMemcpyDeviceToHost, stream));
-        must(cudaMemcpyAsync(&batch->labels[at], labels, some * sizeof *labels, cudaMemcpyDeviceToHost,
-                             stream));
-        must(cudaStreamSynchronize(stream));
-    }
-    generator_close(generator);
-    must(cudaStreamDestroy(stream));
-    must(cudaFree(labels));
-    must(cudaFree(hot));
-    must(cudaFree(images));
-    must(cudaFree(list));
-}
-
-static void report(bool well, const char *text)
-{
-    printf("%s  %s\n", well ? "ok    " : "FAILED", text);
-    fflush(stdout);
-    failures += !well;
-}
-
 static void compare(const struct trial *trial)
 {
     struct synth synth;
@@ -191,26 +68,19 @@ static void compare(const struct trial *trial)
     char text[256];
     open_synth(trial, &synth);
     const uint32_t count = trial->batch + (trial->batch < FEW ? (trial->batch + 1) / 2 : 5);
-    const std::vector<uint64_t> numbers = numbers_of(trial, count);
-    generate_on_host(&synth, numbers, &right);
+    const std::vector<uint64_t> numbers = numbers_of(trial->listed, count);
+    generate_on_host(&synth, numbers, FEW, &right);
     plant(trial->fault, &synth);
-    generate_on_device(trial, &synth, numbers, &ours);
-    const size_t bytes = synth_output_bytes(&synth), hot_bytes = synth_mask_bytes(&synth);
-    uint32_t images = 0, labels = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        images += memcmp(&right.images[i * bytes], &ours.images[i * bytes], bytes) != 0;
-        labels += right.labels[i] != ours.labels[i] ||
-                  memcmp(right.hot.data() + i * hot_bytes, ours.hot.data() + i * hot_bytes, hot_bytes) != 0;
-    }
+    generate_on_device(&synth, numbers, trial->listed, true, &ours);
+    const uint32_t images = count_wrong(right.images, ours.images, count);
+    const uint32_t labels =
+        count_wrong(right.labels, ours.labels, count) + count_wrong(right.masks, ours.masks, count);
     snprintf(text, sizeof text,
              "%s of %u classes, %s, %u^2, batch %u, output %u^2 %s %s %s%s%s: %u images, %u labels differ",
              formula_names[synth.formula], trial->classes, trial->patches ? "patches" : "points", trial->res,
-             trial->batch, synth.output.res,
-             synth.output.fit == OUTPUT_WHOLE    ? "whole"
-             : synth.output.fit == OUTPUT_RESIZE ? "resized"
-                                                 : "cropped",
-             dtype_names[trial->type], trial->layout == OUTPUT_NCHW ? "nchw" : "nhwc",
-             trial->listed ? ", listed" : "", trial->fault ? ", planted fault" : "", images, labels);
+             trial->batch, synth.output.res, fit_name(synth.output.fit), dtype_names[trial->type],
+             trial->layout == OUTPUT_NCHW ? "nchw" : "nhwc", trial->listed ? ", listed" : "",
+             trial->fault ? ", planted fault" : "", images, labels);
     report((images + labels == 0) == (trial->fault == FAULT_NONE), text);
     synth_free(&synth);
 }
@@ -328,10 +198,7 @@ static void print_times(const struct trial *trial)
         objects_s.push_back(objects);
         composing_s.push_back(composing);
     }
-    auto per_image_us = [&](std::vector<double> &times) {
-        std::sort(times.begin(), times.end());
-        return 1e6 / trial->batch * times[times.size() / 2];
-    };
+    auto per_image_us = [&](const std::vector<double> &times) { return 1e6 / trial->batch * median(times); };
     printf("%-12s %-7s %4u^2 to %4u^2 %-4s %s batch %4u %8.3f us per image (clouds and objects %.3f, "
            "composition %.3f)\n",
            formula_names[synth.formula], trial->patches ? "patches" : "points", trial->res, synth.output.res,

@@ -8,39 +8,10 @@
  * --formula: only this formula.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
-#include <algorithm>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <vector>
-
-#include "common/check.cuh"
-#include "core/generator.h"
-#include "machine/device.h"
+#include "gpu_generated.cuh"
 #include "synth/class.h"
-#include "synth/fused.cuh"
 
-extern "C" {
-extern const struct variant variant_naive, variant_omp, variant_fused;
-}
-
-#define MANY    32 /* images; more take `naive` too long */
-#define THREADS 16
-
-static int failures;
-
-static void must(enum status status)
-{
-    if (status != STATUS_OK) {
-        printf("FAILED  %s\n", status_text());
-        exit(1);
-    }
-}
-
-static void must(cudaError_t error)
-{
-    must(cuda_status(error, "a call", __FILE__, __LINE__));
-}
+#define MANY 32 /* images; more take `naive` too long */
 
 /* ---- Cases ---- */
 
@@ -111,139 +82,37 @@ static void plant(enum fault fault, struct synth *synth)
         synth->gradients[77] = -synth->gradients[77];
 }
 
-/* ---- Batches ---- */
-
-struct batch {
-    std::vector<uint8_t> images, masks;
-    std::vector<int64_t> labels;
-};
-
-static std::vector<uint64_t> numbers_of(const struct trial *trial, uint32_t count)
-{
-    std::vector<uint64_t> numbers(count);
-    for (uint32_t i = 0; i < count; i++) {
-        struct philox_block block = philox(philox_key(1), i, 0, 0, 0);
-        numbers[i] = i % 5 == 4 ? numbers[i - 1] : (uint64_t)(block.word[0] % 4096) << block.word[1] % 36;
-        if (!trial->listed)
-            numbers[i] = 11 + i;
-    }
-    return numbers;
-}
-
-/* Generates the images with `naive`, or with `omp` if there are many. */
-static void generate_on_host(const struct synth *synth, const std::vector<uint64_t> &numbers,
-                             struct batch *batch)
-{
-    const uint32_t count = (uint32_t)numbers.size();
-    const bool many = count > MANY;
-    const struct generator_request request = {
-        .on_device = false, .resources = {.threads = many ? THREADS : 1, .device = 0}, .batch = count};
-    struct generator *generator;
-    batch->images.resize(count * synth_output_bytes(synth));
-    batch->masks.resize(count * synth_mask_bytes(synth));
-    batch->labels.resize(count);
-    must(synth_generator_open(synth, many ? &variant_omp : &variant_naive, &request, &generator));
-    const struct generator_numbers listed = {numbers.data(), 0, nullptr, nullptr};
-    const struct generator_targets targets = {batch->labels.data(), batch->masks.data()};
-    must(generator_make(generator, &listed, count, batch->images.data(), &targets, nullptr));
-    generator_close(generator);
-}
-
-/* Generates the images in batches of trial->batch on the device. The last batch may be short. `masked`:
- * whether masks are wanted. */
-static void generate_on_device(const struct trial *trial, const struct synth *synth,
-                               const std::vector<uint64_t> &numbers, bool masked, struct batch *batch)
-{
-    const struct generator_request request = {
-        .on_device = true, .resources = {.threads = 1, .device = 0}, .batch = trial->batch};
-    const uint32_t count = (uint32_t)numbers.size();
-    const size_t bytes = synth_output_bytes(synth), mask_bytes = masked ? synth_mask_bytes(synth) : 0;
-    struct generator *generator;
-    uint64_t *list;
-    uint8_t *images, *masks;
-    int64_t *labels;
-    cudaStream_t stream;
-    batch->images.resize(count * bytes);
-    batch->masks.resize(count * mask_bytes);
-    batch->labels.resize(count);
-    must(synth_generator_open(synth, &variant_fused, &request, &generator));
-    must(cudaMalloc(&list, count * sizeof *list));
-    must(cudaMalloc(&images, trial->batch * bytes));
-    must(cudaMalloc(&masks, trial->batch * mask_bytes + 1));
-    must(cudaMalloc(&labels, trial->batch * sizeof *labels));
-    must(cudaStreamCreate(&stream));
-    must(cudaMemcpy(list, numbers.data(), count * sizeof *list, cudaMemcpyHostToDevice));
-    must(cudaMemset(images, 0x5a, trial->batch * bytes));
-    must(cudaMemset(masks, 0x5a, trial->batch * mask_bytes + 1));
-    for (uint32_t at = 0; at < count; at += trial->batch) {
-        uint32_t some = std::min(count - at, trial->batch);
-        const struct generator_numbers listed = {trial->listed ? list + at : nullptr, numbers[at], nullptr,
-                                                 nullptr};
-        const struct generator_targets targets = {labels, mask_bytes ? masks : nullptr};
-        must(generator_make(generator, &listed, some, images, &targets, stream));
-        must(cudaMemcpyAsync(&batch->images[at * bytes], images, some * bytes, cudaMemcpyDeviceToHost,
-                             stream));
-        if (mask_bytes)
-            must(cudaMemcpyAsync(&batch->masks[at * mask_bytes], masks, some * mask_bytes,
-                                 cudaMemcpyDeviceToHost, stream));
-        must(cudaMemcpyAsync(&batch->labels[at], labels, some * sizeof *labels, cudaMemcpyDeviceToHost,
-                             stream));
-        must(cudaStreamSynchronize(stream));
-    }
-    generator_close(generator);
-    must(cudaStreamDestroy(stream));
-    must(cudaFree(labels));
-    must(cudaFree(masks));
-    must(cudaFree(images));
-    must(cudaFree(list));
-}
-
 /* ---- Comparison ---- */
-
-/* Returns the number of images whose bytes differ. */
-static uint32_t wrong_images(const std::vector<uint8_t> &one, const std::vector<uint8_t> &other,
-                             uint32_t count)
-{
-    const size_t bytes = one.size() / count;
-    uint32_t wrong = 0;
-    for (uint32_t i = 0; i < count; i++)
-        wrong += memcmp(&one[i * bytes], &other[i * bytes], bytes) != 0;
-    return wrong;
-}
 
 static void compare(const struct trial *trial)
 {
     struct synth synth;
     struct batch right, ours, unmasked;
+    char text[256];
     open_synth(trial, &synth);
     const uint32_t count = trial->batch + (trial->batch < MANY ? (trial->batch + 1) / 2 : 5);
-    const std::vector<uint64_t> numbers = numbers_of(trial, count);
-    generate_on_host(&synth, numbers, &right);
+    const std::vector<uint64_t> numbers = numbers_of(trial->listed, count);
+    generate_on_host(&synth, numbers, MANY, &right);
     plant(trial->fault, &synth);
-    generate_on_device(trial, &synth, numbers, true, &ours);
-    uint32_t images = wrong_images(right.images, ours.images, count), masks = 0, labels = 0;
+    generate_on_device(&synth, numbers, trial->listed, true, &ours);
+    uint32_t images = count_wrong(right.images, ours.images, count);
+    const uint32_t masks = count_wrong(right.masks, ours.masks, count);
+    const uint32_t labels = count_wrong(right.labels, ours.labels, count);
     if (!right.masks.empty()) {
-        masks = wrong_images(right.masks, ours.masks, count);
-        generate_on_device(trial, &synth, numbers, false, &unmasked);
-        images += wrong_images(right.images, unmasked.images, count);
+        generate_on_device(&synth, numbers, trial->listed, false, &unmasked);
+        images += count_wrong(right.images, unmasked.images, count);
     }
-    for (uint32_t i = 0; i < count; i++)
-        labels += right.labels[i] != ours.labels[i];
-    const bool equal = images + masks + labels == 0, well = equal == (trial->fault == FAULT_NONE);
-    printf("%s  %s %u classes, %u^2, batch %u, output %u^2 %s %s x %u%s%s%s: %u images, %u masks, %u labels "
-           "differ\n",
-           well ? "ok    " : "FAILED", formulas[trial->formula]->name, trial->classes, trial->res,
-           trial->batch, synth.output.res,
-           synth.output.fit == OUTPUT_WHOLE    ? "whole"
-           : synth.output.fit == OUTPUT_RESIZE ? "resized"
-                                               : "cropped",
-           dtype_names[trial->type], trial->channels, trial->listed ? ", listed" : "",
-           trial->far      ? ", far"
-           : trial->orbits ? ", many orbits"
-                           : "",
-           trial->fault ? ", planted fault" : "", images, masks, labels);
-    fflush(stdout);
-    failures += !well;
+    snprintf(text, sizeof text,
+             "%s %u classes, %u^2, batch %u, output %u^2 %s %s x %u%s%s%s: %u images, %u masks, %u labels "
+             "differ",
+             formulas[trial->formula]->name, trial->classes, trial->res, trial->batch, synth.output.res,
+             fit_name(synth.output.fit), dtype_names[trial->type], trial->channels,
+             trial->listed ? ", listed" : "",
+             trial->far      ? ", far"
+             : trial->orbits ? ", many orbits"
+                             : "",
+             trial->fault ? ", planted fault" : "", images, masks, labels);
+    report((images + masks + labels == 0) == (trial->fault == FAULT_NONE), text);
     synth_free(&synth);
 }
 
@@ -293,14 +162,6 @@ static void compare_all(enum formula_id formula, bool brief)
 }
 
 /* ---- Times ---- */
-
-#define RUNS 40
-
-static double median(std::vector<double> values)
-{
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
 
 /* Prints the median time per image of a formula: of the generator, and of the two stages without overlap. */
 static void print_times(enum formula_id formula, uint32_t classes, uint32_t res, uint32_t batch)

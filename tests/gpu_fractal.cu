@@ -7,41 +7,14 @@
  * --short: few small cases and no times; for compute-sanitizer. --times: only the times.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
-#include <algorithm>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <vector>
 
-#include "common/check.cuh"
-#include "core/generator.h"
 #include "core/timer.h"
-#include "machine/device.h"
+#include "gpu_generated.cuh"
 #include "synth/class.h"
 #include "synth/fused_ifs.cuh"
 
-extern "C" {
-extern const struct variant variant_naive, variant_omp, variant_fused, variant_fused_graph;
-}
-
-#define FEW     12 /* images; more take `naive` too long */
-#define THREADS 16
-
-static int failures;
-
-static void must(enum status status)
-{
-    if (status != STATUS_OK) {
-        printf("FAILED  %s\n", status_text());
-        exit(1);
-    }
-}
-
-static void must(cudaError_t error)
-{
-    must(cuda_status(error, "a call", __FILE__, __LINE__));
-}
+#define FEW 12 /* images; more take `naive` too long */
 
 /* ---- Classes ---- */
 
@@ -199,102 +172,6 @@ static void plant(enum fault fault, struct synth *synth)
         synth->seed++;
 }
 
-struct batch {
-    std::vector<uint8_t> images;
-    std::vector<int64_t> labels;
-    std::vector<float> points; /* of point clouds; empty: there are none */
-};
-
-static std::vector<uint64_t> numbers_of(const struct trial *trial, uint32_t count)
-{
-    std::vector<uint64_t> numbers(count);
-    for (uint32_t i = 0; i < count; i++) {
-        struct philox_block block = philox(philox_key(1), i, 0, 0, 0);
-        numbers[i] = i % 5 == 4 ? numbers[i - 1] : (uint64_t)(block.word[0] % 4096) << block.word[1] % 36;
-        if (!trial->listed)
-            numbers[i] = 11 + i;
-    }
-    return numbers;
-}
-
-/* Generates the images with `naive`, or with `omp` if there are many. */
-static void generate_on_host(const struct synth *synth, const std::vector<uint64_t> &numbers,
-                             struct batch *batch)
-{
-    const uint32_t count = (uint32_t)numbers.size();
-    const bool many = count > FEW;
-    const struct generator_request request = {
-        .on_device = false, .resources = {.threads = many ? THREADS : 1, .device = 0}, .batch = count};
-    struct generator *generator;
-    batch->images.resize(count * synth_output_bytes(synth));
-    batch->labels.resize(count);
-    batch->points.resize(count * synth_cloud_bytes(synth) / sizeof(float));
-    must(synth_generator_open(synth, many ? &variant_omp : &variant_naive, &request, &generator));
-    const struct generator_numbers listed = {numbers.data(), 0, nullptr, nullptr};
-    const struct generator_targets targets = {batch->labels.data(), nullptr,
-                                              batch->points.empty() ? nullptr : batch->points.data()};
-    must(generator_make(generator, &listed, count, batch->images.data(), &targets, nullptr));
-    generator_close(generator);
-}
-
-/* Generates the images in batches of trial->batch on the device. The last batch may be short. */
-static void generate_on_device(const struct trial *trial, const struct synth *synth,
-                               const std::vector<uint64_t> &numbers, struct batch *batch)
-{
-    const struct generator_request request = {
-        .on_device = true, .resources = {.threads = 1, .device = 0}, .batch = trial->batch};
-    const uint32_t count = (uint32_t)numbers.size();
-    const size_t bytes = synth_output_bytes(synth), cloud = synth_cloud_bytes(synth) / sizeof(float);
-    struct generator *generator;
-    uint64_t *list;
-    uint8_t *images;
-    int64_t *labels;
-    float *points = nullptr;
-    cudaStream_t stream;
-    batch->images.resize(count * bytes);
-    batch->labels.resize(count);
-    batch->points.resize(count * cloud);
-    if (cloud > 0) {
-        must(cudaMalloc(&points, trial->batch * cloud * sizeof *points));
-        must(cudaMemset(points, 0x5a, trial->batch * cloud * sizeof *points));
-    }
-    must(synth_generator_open(synth, &variant_fused, &request, &generator));
-    must(cudaMalloc(&list, count * sizeof *list));
-    must(cudaMalloc(&images, trial->batch * bytes));
-    must(cudaMalloc(&labels, trial->batch * sizeof *labels));
-    must(cudaStreamCreate(&stream));
-    must(cudaMemcpy(list, numbers.data(), count * sizeof *list, cudaMemcpyHostToDevice));
-    must(cudaMemset(images, 0x5a, trial->batch * bytes));
-    for (uint32_t at = 0; at < count; at += trial->batch) {
-        const uint32_t some = std::min(count - at, trial->batch);
-        const struct generator_numbers listed = {trial->listed ? list + at : nullptr, numbers[at], nullptr,
-                                                 nullptr};
-        const struct generator_targets targets = {labels, nullptr, points};
-        must(generator_make(generator, &listed, some, images, &targets, stream));
-        if (cloud > 0)
-            must(cudaMemcpyAsync(&batch->points[at * cloud], points, some * cloud * sizeof *points,
-                                 cudaMemcpyDeviceToHost, stream));
-        must(cudaMemcpyAsync(&batch->images[at * bytes], images, some * bytes, cudaMemcpyDeviceToHost,
-                             stream));
-        must(cudaMemcpyAsync(&batch->labels[at], labels, some * sizeof *labels, cudaMemcpyDeviceToHost,
-                             stream));
-        must(cudaStreamSynchronize(stream));
-    }
-    generator_close(generator);
-    must(cudaStreamDestroy(stream));
-    must(cudaFree(points));
-    must(cudaFree(labels));
-    must(cudaFree(images));
-    must(cudaFree(list));
-}
-
-static void report(bool well, const char *text)
-{
-    printf("%s  %s\n", well ? "ok    " : "FAILED", text);
-    fflush(stdout);
-    failures += !well;
-}
-
 static void compare(const struct trial *trial)
 {
     struct synth synth;
@@ -302,32 +179,22 @@ static void compare(const struct trial *trial)
     char text[256];
     open_synth(trial, true, &synth);
     const uint32_t count = trial->batch + (trial->batch < FEW ? (trial->batch + 1) / 2 : 5);
-    const std::vector<uint64_t> numbers = numbers_of(trial, count);
-    generate_on_host(&synth, numbers, &right);
+    const std::vector<uint64_t> numbers = numbers_of(trial->listed, count);
+    generate_on_host(&synth, numbers, FEW, &right);
     plant(trial->fault, &synth);
-    generate_on_device(trial, &synth, numbers, &ours);
-    const size_t bytes = synth_output_bytes(&synth);
+    generate_on_device(&synth, numbers, trial->listed, false, &ours);
     static const char *const solids[] = {"", ", in space", ", in space, sphere", ", in space, one row",
                                          ", in space, clouds"};
-    const size_t cloud = synth_cloud_bytes(&synth) / sizeof(float);
-    uint32_t images = 0, labels = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        images += memcmp(&right.images[i * bytes], &ours.images[i * bytes], bytes) != 0;
-        labels += right.labels[i] != ours.labels[i];
-        labels += cloud > 0 &&
-                  memcmp(&right.points[i * cloud], &ours.points[i * cloud], cloud * sizeof(float)) != 0;
-    }
+    const uint32_t images = count_wrong(right.images, ours.images, count);
+    const uint32_t labels =
+        count_wrong(right.labels, ours.labels, count) + count_wrong(right.points, ours.points, count);
     snprintf(text, sizeof text,
              "%u classes%s, %u points, %u^2, batch %u, output %u^2 %s %s x %u%s%s%s%s: %u images, %u targets "
              "differ",
              trial->classes, solids[trial->solid], synth.ifs.points, trial->res, trial->batch,
-             synth.output.res,
-             synth.output.fit == OUTPUT_WHOLE    ? "whole"
-             : synth.output.fit == OUTPUT_RESIZE ? "resized"
-                                                 : "cropped",
-             dtype_names[trial->type], trial->channels, trial->draws_points ? ", points" : "",
-             trial->plain ? ", plain" : "", trial->listed ? ", listed" : "",
-             trial->fault ? ", planted fault" : "", images, labels);
+             synth.output.res, fit_name(synth.output.fit), dtype_names[trial->type], trial->channels,
+             trial->draws_points ? ", points" : "", trial->plain ? ", plain" : "",
+             trial->listed ? ", listed" : "", trial->fault ? ", planted fault" : "", images, labels);
     report((images + labels == 0) == (trial->fault == FAULT_NONE), text);
     synth_free(&synth);
 }
@@ -524,14 +391,6 @@ static void compare_all(bool brief)
 }
 
 /* ---- Times ---- */
-
-#define RUNS 40
-
-static double median(std::vector<double> values)
-{
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
 
 /* Prints the time of computing all orbits. */
 static void print_bank_time(uint32_t classes, uint32_t points, uint32_t res, bool plain, bool draws_points)

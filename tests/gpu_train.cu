@@ -7,7 +7,8 @@
  *     gpu_train [--engine cuda|tf32|bf16|amp|vit] [--short] [--seed N] [NAME ...]
  *
  * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults,
- * "recipe" the cases with clipping, averages and parts, and "masked" those with masked samples (default:
+ * "recipe" the cases with clipping, averages and parts, "masked" those with masked samples, and "multi-hot"
+ * those with multi-hot labels (default:
  * all). --short: small batches, two steps, no faults. --seed N: the seed of parameters, order, dropout and
  * shifts (default: 7).
  *
@@ -151,6 +152,7 @@ struct trial {
     enum loss_kind loss;
     uint32_t parts;  /* parts of a step; if not 0, the optimizer also clips, averages and decays by layer */
     uint32_t masked; /* one in `masked` training samples is masked; 0: none */
+    bool multi_hot;
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
@@ -328,6 +330,55 @@ static const struct trial masks[] = {
      binary, 3, 2},
 };
 
+#define MULTI_HOT "multi-hot" /* the argument that selects the cases below */
+
+/* Multi-hot labels: one class, 32 of them, one more, and 1000; mixed, masked and in parts. Each case also
+ * runs with the labels of other samples. */
+static const struct trial multi_hot[] = {
+    {"linear",
+     small,
+     1,
+     3,
+     7,
+     20,
+     OPTIMIZER_SGD,
+     DTYPE_U8,
+     0,
+     still,
+     false,
+     FAULT_NONE,
+     {},
+     binary,
+     0,
+     0,
+     true},
+    {"linear", gray, 1000, 257, 600, 10, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both,
+     binary, 0, 3, true},
+    {"conv", gray, 33, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, cut, binary, 0, 2,
+     true},
+    {"lenet", picture, 32, 65, 99, 9, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still, false, FAULT_NONE, up, binary, 7,
+     0, true},
+    {"vit-micro", picture, 33, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, both, binary,
+     0, 3, true},
+    {"vit-micro",
+     picture,
+     1000,
+     65,
+     99,
+     9,
+     OPTIMIZER_ADAMW,
+     DTYPE_U8,
+     0.1f,
+     still,
+     false,
+     FAULT_NONE,
+     {},
+     binary,
+     3,
+     0,
+     true},
+};
+
 #define FAULTS "faults" /* the argument that selects the cases below */
 
 /* Each case runs without a fault and with each fault that the network can have. */
@@ -387,6 +438,16 @@ static void fill_set(const struct data *data, uint32_t stream, uint32_t count, s
     }
     for (uint32_t i = 0; i < count; i++)
         set->labels[i] = philox_below(philox(philox_key(2), i, stream, 0, 0).word[0], data->classes);
+    if (!data->multi_hot)
+        return;
+    const uint32_t words = multi_hot_words(data->classes);
+    set->multi_hot = static_cast<uint32_t *>(must_have(calloc((size_t)count * words, sizeof(uint32_t))));
+    for (uint32_t i = 0; i < count; i++) {
+        set->labels[i] = i;
+        for (uint32_t k = 0; k < data->classes; k++)
+            set->multi_hot[(size_t)i * words + k / 32] |=
+                (uint32_t)(philox(philox_key(3), i, stream, k, 0).word[0] % 3 == 0) << k % 32;
+    }
 }
 
 static void data_random(const struct trial *trial, struct data *data)
@@ -395,6 +456,7 @@ static void data_random(const struct trial *trial, struct data *data)
     data->shape = trial->shape;
     data->type = trial->type;
     data->classes = trial->classes;
+    data->multi_hot = trial->multi_hot;
     data->sample_values = shape_values(&trial->shape);
     data->sample_bytes = data->sample_values * dtype_bytes(trial->type);
     fill_set(data, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
@@ -565,12 +627,15 @@ struct verdict {
     bool same;
 };
 
-/* Copies the labels of a training set. Replaces masked ones by class 0. */
+/* Copies the labels of a training set. Replaces masked ones by class 0, and multi-hot ones by those of the
+ * next sample. */
 static uint32_t *unmasked(const struct data_set *set)
 {
     auto *labels = static_cast<uint32_t *>(must_have(malloc(set->count * sizeof *set->labels)));
     for (uint32_t i = 0; i < set->count; i++)
-        labels[i] = set->labels[i] == DATA_MASKED ? 0 : set->labels[i];
+        labels[i] = set->multi_hot                  ? (i + 1) % set->count
+                    : set->labels[i] == DATA_MASKED ? 0
+                                                    : set->labels[i];
     return labels;
 }
 
@@ -607,7 +672,7 @@ static bool judge(const struct trial *trial, const struct model *model, const st
                 verdict->averages <= bounds->drift;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: errors: gradients %.1e, "
-           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s%s\n",
+           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s%s%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
            trial->steps, optimizers[trial->optimizer],
@@ -618,7 +683,7 @@ static bool judge(const struct trial *trial, const struct model *model, const st
            verdict->logits, verdict->averages, verdict->same ? "" : "; bits differ between runs",
            trial->mixing.mixup + trial->mixing.cutmix > 0 ? "; mixed samples" : "",
            trial->loss == LOSS_BINARY ? "; binary cross-entropy" : "",
-           trial->masked ? "; masked samples" : "");
+           trial->masked ? "; masked samples" : "", trial->multi_hot ? "; multi-hot labels" : "");
     return well;
 }
 
@@ -710,11 +775,12 @@ static int run_planted(void)
     return failures;
 }
 
-/* Runs each case of `masks` without and with a planted fault. Returns the number of failed cases. */
-static int run_masks(bool brief)
+/* Runs each case of `masks` or `multi_hot` without and with a planted fault. Returns the number of failed
+ * cases. */
+template <size_t COUNT> static int run_labels(const struct trial (&cases)[COUNT], bool brief)
 {
     int failures = 0;
-    for (struct trial trial : masks) {
+    for (struct trial trial : cases) {
         if (!supports(trial.table) || (brief && trial.batch > SHORT_BATCH))
             continue;
         failures += !run(&trial);
@@ -745,7 +811,7 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < argc; i++)
         if (strcmp(argv[i], FAULTS) != 0 && strcmp(argv[i], RECIPE) != 0 && strcmp(argv[i], MASKED) != 0 &&
-            !find_table(argv[i])) {
+            strcmp(argv[i], MULTI_HOT) != 0 && !find_table(argv[i])) {
             fprintf(stderr, "gpu_train: unknown network '%s'\n", argv[i]);
             return 2;
         }
@@ -761,7 +827,9 @@ int main(int argc, char **argv)
         if (supports(trial.table) && asked_for(RECIPE, argc, argv) && (!brief || trial.batch <= SHORT_BATCH))
             failures += !run(&trial);
     if (asked_for(MASKED, argc, argv))
-        failures += run_masks(brief);
+        failures += run_labels(masks, brief);
+    if (asked_for(MULTI_HOT, argc, argv))
+        failures += run_labels(multi_hot, brief);
     if (!brief && asked_for(FAULTS, argc, argv))
         failures += run_planted();
     return failures ? 3 : 0;

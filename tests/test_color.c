@@ -14,6 +14,7 @@
 #include "machine/host.h"
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
+#include "train/data.h"
 
 TestSuite(color, .timeout = 300);
 
@@ -527,15 +528,125 @@ Test(color, shards_have_multi_hot_labels)
                         "$P --prepare d2 --from synth " MANY " --samples 5 --store imagefolder 2>&1 | "
                         "grep -q 'needs one class per image'"),
                  0);
-    for (int load = 0; load < 2; load++) {
-        snprintf(line, sizeof line,
-                 "$P --variant train-naive --model logreg --data d1 --feed %s 2>&1 | "
-                 "grep -q 'its label is multi-hot'",
-                 load ? "load" : "stored");
-        cr_expect_eq(run_in(folder, line), 0);
+    cr_expect_eq(run_in(folder, "$P --variant stream --data d0 --verify --max-time 0.1 >/dev/null 2>&1"), 0);
+    snprintf(line, sizeof line, "rm -r %s", folder);
+    cr_expect_eq(system(line), 0);
+    close_synth(&opened);
+}
+#endif
+
+/* --npy removes the files of targets that belong to the images of an earlier run, and no others. */
+Test(color, targets_of_earlier_images_are_removed)
+{
+    char folder[] = "/tmp/fdsl-color-XXXXXX", line[300];
+    cr_assert(mkdtemp(folder));
+    static const struct {
+        const char *preset, *name, *files;
+    } runs[] = {{"multifractal-1k", "a", "a.labels.npy a.multihot.npy a.npy y.masks.npy"},
+                {"fractal-color-1k", "a", "a.labels.npy a.npy y.masks.npy"},
+                {"segrcdb", "b", "a.labels.npy a.npy b.labels.npy b.masks.npy b.npy y.masks.npy"},
+                {"rcdb", "b", "a.labels.npy a.npy b.labels.npy b.npy y.masks.npy"},
+                {"pc-fractaldb-1k", "a/c", "c.labels.npy c.npy c.points.npy"},
+                {"mv-fractaldb-1k", "a/c", "c.labels.npy c.npy"}};
+    cr_assert_eq(run_in(folder, "mkdir a && : > y.masks.npy"), 0);
+    for (size_t i = 0; i < COUNT_OF(runs); i++) {
+        snprintf(
+            line, sizeof line,
+            "$P --variant omp --preset %s --classes 2 --res 20 --batch 2 --loops 1 --npy %s.npy >/dev/null "
+            "2>&1 && cd $(dirname ./%s) && test \"$(echo *.*)\" = '%s'",
+            runs[i].preset, runs[i].name, runs[i].name, runs[i].files);
+        cr_expect_eq(run_in(folder, line), 0, "%s", runs[i].preset);
     }
     snprintf(line, sizeof line, "rm -r %s", folder);
     cr_expect_eq(system(line), 0);
+}
+
+/* The report counts the objects and the classes of the first images. */
+Test(color, sets_are_described)
+{
+    struct opened opened;
+    struct ifs_report report;
+    uint8_t label[30];
+    uint32_t shown[30] = {0}, least = UINT32_MAX, most = 0;
+    uint64_t objects[COLOR_OBJECTS_MAX] = {0}, labels = 0;
+    open_synth(&opened, MANY " --classes 30 --batch 1 --res 60 --draw points");
+    const struct synth *synth = opened.synth;
+    cr_assert_eq(synth_describe_colors(synth, &report), STATUS_OK);
+    cr_assert(report.classes == 30 && report.images == 30 && report.res == 60);
+    for (uint64_t n = 0; n < 30; n++) {
+        const struct philox_key key = synth_image_key(synth, (struct synth_image){0, n});
+        color_multi_hot(&synth->color, key, label);
+        for (uint32_t c = 0; c < 30; c++)
+            shown[c] += label[c], labels += label[c];
+        objects[color_objects(&synth->color, key) - 1]++;
+    }
+    for (uint32_t c = 0; c < 30; c++) {
+        least = shown[c] < least ? shown[c] : least;
+        most = shown[c] > most ? shown[c] : most;
+    }
+    cr_expect_arr_eq(report.objects, objects, sizeof objects);
+    cr_expect(report.shown_least == least && report.shown_most == most);
+    cr_expect_float_eq(report.shown_mean, (double)labels / 30, 1e-12);
+    close_synth(&opened);
+    /* The report on one image is that image's. */
+    open_synth(&opened, ONE " --classes 1 --batch 1 --res 60 --draw points");
+    void *scratch = aligned_alloc(64, color_scratch_bytes(&opened.synth->color));
+    const struct philox_key key = synth_image_key(opened.synth, (struct synth_image){0, 0});
+    const struct color_look look = color_look(&opened.synth->color, opened.synth->colors, key, 0, scratch);
+    cr_assert_eq(synth_describe_colors(opened.synth, &report), STATUS_OK);
+    cr_expect(look.objects == 1 && look.lit > 0 && look.lit < 1 && look.fill[0] > 0 && look.fill[0] < 1);
+    cr_expect_float_eq(report.lit.mean, (double)look.lit, 1e-7);
+    cr_expect_float_eq(report.fill.mean, (double)look.fill[0], 1e-7);
+    free(scratch);
+    close_synth(&opened);
+}
+
+#ifdef HAVE_INIH
+static uint32_t list_backwards(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    (void)context, (void)epoch, (void)step;
+    for (uint32_t j = 0; j < 7; j++)
+        numbers[j] = 6 - j;
+    return 7;
+}
+
+/* With fresh samples, the labels in training are those of the images of the epoch. */
+Test(color, training_takes_the_multi_hot_labels_of_each_epoch)
+{
+    struct data data;
+    struct opened opened;
+    uint8_t expected[45];
+    struct stream *stream = NULL;
+    struct stream_batch batch;
+    open_synth(&opened, MANY " --classes 45 --batch 1 --res 24");
+    const struct data_request request = {.name = "synth",
+                                         .preset = "multifractal-1k",
+                                         .classes = 45,
+                                         .res = 24,
+                                         .train_size = 7,
+                                         .test_size = 3,
+                                         .batch = 7,
+                                         .feed = -1,
+                                         .fresh = true,
+                                         .resources = {.threads = 1}};
+    cr_assert_eq(data_open(&request, &data), STATUS_OK, "%s", status_text());
+    const struct data_stream_request of = {
+        .plan = {.steps = 1, .capacity = 7, .list = list_backwards}, .copies = 1, .threads = 1, .held = 1};
+    cr_assert_eq(data_stream(&data, &of, &stream), STATUS_OK, "%s", status_text());
+    for (uint32_t epoch = 0; epoch < 3; epoch++) {
+        cr_assert_eq(stream_next(stream, &batch), STATUS_OK, "%s", status_text());
+        data_take_labels(&data, &batch, 7);
+        for (uint32_t n = 0; n < 7; n++) {
+            const struct synth_image image = {0, data_number(data.fresh, epoch, n)};
+            color_multi_hot(&opened.synth->color, synth_image_key(opened.synth, image), expected);
+            for (uint32_t k = 0; k < 45; k++)
+                cr_expect_eq(target_has(data.sets[DATA_TRAIN].multi_hot, 45, n, k), expected[k],
+                             "epoch %u, sample %u, class %u", epoch, n, k);
+        }
+        cr_assert_eq(stream_release(stream, &batch, NULL), STATUS_OK);
+    }
+    stream_close(stream);
+    data_close(&data);
     close_synth(&opened);
 }
 #endif

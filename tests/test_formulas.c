@@ -735,7 +735,6 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
     expect_usage("--formula multifractal --preset-file x --preset y --classes 3", "has no ranges");
     expect_usage("--preset fractal-color-1k --random published", "unseeded generators");
     expect_usage("--preset fractal-color-1k --min-lit 0.1", "draws no fractals of the plane with weights");
-    expect_usage("--preset fractal-color-1k --describe", "keeps no orbits");
     expect_usage("--preset segrcbd --classes 3", "did you mean [segrcdb]?");
     expect_usage("--preset segrcbd", "did you mean [segrcdb]?");
     expect_usage("--preset visualatom", "--preset has an effect only with --classes; add --classes N");

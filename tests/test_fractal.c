@@ -389,7 +389,7 @@ static bool keeps(const char *folder, bool points)
 static bool shell_in(const char *folder, const char *command)
 {
     char line[512];
-    snprintf(line, sizeof line, "cd %s && BANK=$(ls *.bank) && %s", folder, command);
+    snprintf(line, sizeof line, "cd %s && BANK=$(ls *.bank) && chmod u+w $BANK && %s", folder, command);
     return system(line) == 0;
 }
 
@@ -436,6 +436,19 @@ Test(fractal, a_bank_is_kept_in_a_file)
     expect_repaired(folder, "dd if=/dev/zero of=$BANK bs=512 seek=9 count=1 conv=notrunc status=none");
     cr_expect_eq(*ifs_bank_map(open_bank, 40), first); /* an open bank keeps the file that was replaced */
     ifs_bank_close(open_bank);
+    static const char *const changes[] = {FLIP("9000"), "truncate -s -1 $BANK", "truncate -s 0 $BANK"};
+    static const uint64_t some = 3;
+    for (size_t i = 0; i < COUNT_OF(changes); i++) { /* maps of a file that changes must not be used */
+        cr_assert_eq(open_kept(folder, false, &open_bank), STATUS_OK, "%s", status_text());
+        cr_expect(ifs_bank_need(open_bank, &some, 1, 1) == STATUS_OK &&
+                  ifs_bank_check(open_bank) == STATUS_OK);
+        cr_assert(shell_in(folder, changes[i]));
+        cr_expect_eq(ifs_bank_check(open_bank), STATUS_FAILED, "%s", changes[i]);
+        cr_expect_eq(ifs_bank_need(open_bank, &some, 1, 1), STATUS_FAILED, "%s", changes[i]);
+        cr_expect(strstr(status_text(), "was changed while it was in use"));
+        ifs_bank_close(open_bank);
+    }
+    cr_expect(keeps(folder, false));
     cr_expect(shell_in(folder, "mv $BANK ../patches")); /* points have another file */
     cr_expect(keeps(folder, true) && shell_in(folder, "cp ../patches $BANK"));
     cr_expect(keeps(folder, true) && shell_in(folder, "! cmp -s $BANK ../patches"));

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "core/array.h"
+#include "data/npy.h"
+#include "data/source.h"
 #include "ifs3d_vectors.h"
 #include "must.h"
 #include "shell.h"
@@ -425,4 +427,79 @@ Test(ifs3d_files, sets_are_prepared_with_the_published_names)
     EXPECT(0,
            "$P --prepare set --from synth --preset mv-fractaldb-1k --classes 3 --samples 40 --res 32 --store "
            "imagefolder --names published && test -f set/000002/000002_00001_000.png");
+}
+
+/* ---- Scenes ---- */
+
+/* Checks that the points of an object, which has `count` of them, fill its box exactly. */
+static void expect_box(const float *box, const float (*points)[3], uint32_t count)
+{
+    float least[3] = {INFINITY, INFINITY, INFINITY}, most[3] = {-INFINITY, -INFINITY, -INFINITY};
+    cr_expect_float_eq(box[6] * box[6] + box[7] * box[7], 1, 1e-5f);
+    cr_expect(box[8] >= 0 && box[8] < 7 && box[8] == floorf(box[8]));
+    for (uint32_t i = 0; i < count; i++) {
+        const float x = points[i][0] - box[0], y = points[i][1] - box[1];
+        const float own[3] = {box[6] * x + box[7] * y, box[6] * y - box[7] * x, points[i][2] - box[2]};
+        cr_assert(points[i][0] > -1e-4f && points[i][0] < 15.0001f && points[i][1] > -1e-4f &&
+                  points[i][1] < 15.0001f && points[i][2] >= 0);
+        for (int axis = 0; axis < 3; axis++) {
+            least[axis] = fminf(least[axis], own[axis]);
+            most[axis] = fmaxf(most[axis], own[axis]);
+        }
+    }
+    for (int axis = 0; axis < 3; axis++) {
+        cr_expect_float_eq(most[axis], box[3 + axis] / 2, 2e-5f);
+        cr_expect_float_eq(least[axis], -box[3 + axis] / 2, 2e-5f);
+    }
+}
+
+/* Boxes fit the points of their objects, the numbers of objects have the mean and the variance of 15 plus a
+ * Poisson distribution of mean 5, and a sample is the same whenever it is made. */
+Test(ifs3d, scenes_have_boxes_of_their_objects)
+{
+    enum { SCENES = 300, FITTED = 5 };
+    const struct scenes_values values = {.seed = 4, .classes = 7};
+    struct source_reader reader;
+    uint64_t hash = FNV_BEGIN;
+    double sum = 0, squares = 0;
+    must(source_open("scenes", &(struct source_request){.parameters = &values}, &reader));
+    for (uint64_t n = SCENES; n-- > 0;) {
+        struct source_sample sample = {.count = 0};
+        struct npy_header header, boxes;
+        must(source_make(reader.source, reader.state, n, 1, &sample));
+        cr_assert(sample.count == 2 && strcmp(sample.members[0].extension, "boxes.npy") == 0);
+        must(npy_header_parse(sample.members[0].bytes, sample.members[0].size, &boxes));
+        must(npy_header_parse(sample.members[1].bytes, sample.members[1].size, &header));
+        cr_assert(header.axes == 2 && header.shape[0] == 40000 && header.shape[1] == 3 &&
+                  boxes.shape[1] == 9);
+        const float(*points)[3] = (const void *)((const char *)sample.members[1].bytes + header.data);
+        const float *box = (const void *)((const char *)sample.members[0].bytes + boxes.data);
+        const uint32_t count = (uint32_t)boxes.shape[0];
+        sum += count;
+        squares += (double)count * count;
+        cr_assert(count >= 15 && count < 64);
+        for (uint32_t o = 0, at = 0; n < FITTED && o < count; o++) {
+            const uint32_t own = 40000 * (o + 1) / count - 40000 * o / count;
+            expect_box(box + (size_t)9 * o, points + at, own);
+            at += own;
+        }
+        for (size_t m = 0; n < FITTED && m < 2; m++)
+            hash = fnv_add(hash, sample.members[m].bytes, sample.members[m].size);
+        source_sample_free(&sample);
+    }
+    source_close(&reader);
+    const double mean = sum / SCENES;
+    cr_expect_float_eq(mean, 20, 0.5, "%g", mean);
+    cr_expect_float_eq(squares / SCENES - mean * mean, 5, 1.5, "%g", squares / SCENES - mean * mean);
+    cr_expect_eq(hash, UINT64_C(0x9411a1c562f213ef), "%016llx", (unsigned long long)hash);
+}
+
+Test(ifs3d_files, scenes_are_prepared)
+{
+    EXPECT(0, "$P --prepare a --from scenes --classes 5 --samples 7 --shards 2 --threads 1 && "
+              "$P --prepare b --from scenes --classes 5 --samples 7 --shards 2 --threads 2 && "
+              "cmp a/scenes-000001.tar b/scenes-000001.tar && "
+              "tar tf a/scenes-000000.tar | head -2 | tr '\\n' ' ' | grep -x '000000.boxes.npy 000000.npy '");
+    EXPECT_PRINTS(2, "--classes", "$P --prepare c --from scenes --classes 1001 --samples 7");
+    EXPECT(0, "$P --variant shards --data a --verify --max-time 0.1");
 }

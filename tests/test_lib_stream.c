@@ -115,7 +115,7 @@ static void expect_targets(const struct stream_batch *stored, uint32_t count, ui
     const struct target target = {(uint32_t)stored->samples.labels[j],
                                   (uint32_t)stored->samples.labels[other], share};
     for (uint32_t k = 0; k < 10; k++)
-        cr_expect_eq(targets[k], target_of(&target, 0, 10, k), "image %u, class %u", j, k);
+        cr_expect_eq(targets[k], target_of(&target, NULL, 0, 10, k), "image %u, class %u", j, k);
 }
 
 /* Compares a batch of floats with the samples of the trainer's step as the network sees them. */

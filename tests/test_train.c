@@ -274,9 +274,34 @@ Test(train, nan_is_the_worst_value)
     cr_expect_eq(worse(1, 2), 2);
     const float logits[] = {NAN, 0, 3, 1};
     const uint32_t labels[] = {0, 0};
-    double loss, accuracy;
-    logits_judge(logits, labels, 2, 2, &loss, &accuracy);
-    cr_expect(isnan(loss) && accuracy == 0.5);
+    const struct data_set set = {.count = 2, .labels = (uint32_t *)labels};
+    struct judgement judged;
+    must(logits_judge(logits, &set, 2, &judged));
+    cr_expect(isnan(judged.loss) && judged.accuracy == 0.5 && isnan(judged.precision));
+}
+
+/* Class 2 is never shown. */
+Test(train, multi_hot_labels_are_judged_by_mean_average_precision)
+{
+    const float logits[] = {2, 0, 1, -1, 0, 9, 3, 1, 0, 0, 0, 0, NAN, 0, 0};
+    uint32_t labels[] = {0, 1, 2, 3, 4}, rows[] = {1, 3, 0, 2, 1};
+    const struct data_set set = {.count = 5, .labels = labels, .multi_hot = rows};
+    struct judgement judged;
+    must(logits_judge(logits, &set, 3, &judged));
+    /* Class 0: shown by samples 0, 1 and 4, which have ranks 2, 4 and 5: (1/2 + 2/4 + 3/5) / 3. Class 1:
+     * shown by samples 1 and 3, which tie with 0 and 4 at rank 5 of 5: 2/5. */
+    cr_expect_float_eq(judged.precision, ((1 / 2.0 + 2 / 4.0 + 3 / 5.0) / 3 + 2 / 5.0) / 2, 1e-12, "%g",
+                       judged.precision);
+    cr_expect_eq(judged.accuracy, 1 / 5.0, "%g", judged.accuracy);
+    double loss = 0;
+    for (int i = 0; i < 12; i++) {
+        const double x = logits[i], p = 1 / (1 + exp(-x));
+        loss -= rows[i / 3] >> i % 3 & 1 ? log(p) : log(1 - p);
+    }
+    cr_expect(isnan(judged.loss));
+    const struct data_set finite = {.count = 4, .labels = labels, .multi_hot = rows};
+    must(logits_judge(logits, &finite, 3, &judged));
+    cr_expect_float_eq(judged.loss, loss / 12, 1e-9, "%g", judged.loss);
 }
 
 /* ---- Checkpoints ---- */

@@ -80,7 +80,7 @@ Test(train_data, trains_on_every_formula_with_labels)
     cr_expect_str_eq(value(out, 2, "wrong"), "0");
     EXPECT(0, "$P " LIVE
               "--epochs 2 --preset fractal-color-1k --feed stored --export stored && cmp live stored");
-    EXPECT_PRINTS(2, "multi-hot label instead of a label", "$P " LIVE "--preset multifractal-1k");
+    EXPECT_PRINTS(2, "has a mask instead of a label", "$P " LIVE "--preset segrcdb");
     EXPECT_PRINTS(2, "have colours", "$P " LIVE "--preset fractal-color-1k --out-res 20 --channels 1");
     EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint k --formula rcdb --format csv");
     const double tested = number(out, 1, "test_loss");
@@ -97,6 +97,52 @@ Test(train_data, trains_on_every_formula_with_labels)
     cr_expect_str_eq(value(out, 1, "classes"), "21000");
     EXPECT(0, "$P --variant train-omp --model vit-micro --data synth --formula rcdb --classes 3 --res 32 "
               "--train-size 16 --test-size 4 --batch 8 --epochs 1 --format csv");
+}
+
+/* Images with several classes: live, stored and prepared samples have the same labels, and every engine
+ * verifies. */
+Test(train_data, trains_on_multi_hot_labels)
+{
+#define SEVERAL                                                                                         \
+    "--variant train-naive --model logreg --data synth --preset multifractal-1k --classes 37 --res 20 " \
+    "--train-size 90 --test-size 20 --batch 16 "
+    EXPECT(0, "$P " SEVERAL "--loss bce --epochs 2 --verify --mixup 0.8 --cutmix 1 --export a --format csv");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    cr_expect(number(out, 2, "test_map") > 0 && number(out, 2, "test_map") < 1);
+    cr_expect(number(out, 2, "test_acc") <= 1 && number(out, 2, "train_acc") <= 1);
+    EXPECT(0,
+           "$P " SEVERAL "--loss bce --epochs 2 --mixup 0.8 --cutmix 1 --feed stored --export b && cmp a b");
+    EXPECT(0, "$P " SEVERAL "--loss bce --epochs 2 --verify --fresh --checkpoint k --ema 0.9 --format csv");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    const double loss = number(out, 2, "ema_test_loss"), precision = number(out, 2, "ema_test_map");
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --verify --format csv");
+    cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6 * loss);
+    cr_expect_float_eq(number(out, 1, "test_map"), precision, 1e-5);
+    EXPECT(0,
+           "$P --variant train-omp --model lenet --data synth --preset multifractal-1k --classes 37 --res 28 "
+           "--train-size 90 --test-size 20 --batch 16 --loss bce --feed constant --epochs 1 --format csv");
+    EXPECT_PRINTS(2, "use --loss bce", "$P " SEVERAL);
+    EXPECT_PRINTS(2, "multi-hot labels; drop it",
+                  "$P " SEVERAL "--loss bce --feed stored --export-data x --dry-run");
+    EXPECT(0, "$P " SEVERAL "--loss bce --export-step s --epochs 1 && ! grep -qa '\"labels\"' s && "
+              "grep -qa '\"targets\"' s");
+    EXPECT(0, "$P --prepare set --from synth --preset multifractal-1k --classes 37 --res 20 --samples 110 "
+              "--encode npy");
+#define SET "--variant train-naive,train-omp --model logreg --data set --loss bce --batch 16 --epochs 2 "
+    EXPECT(0, "$P " SET "--feed load --verify --format csv");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    EXPECT(0, "$P " SET "--feed stored --verify --format csv");
+    cr_expect_str_eq(value(out, 4, "wrong"), "0");
+    EXPECT_PRINTS(2, "have 37 classes; drop --classes", "$P " SET "--classes 40");
+    EXPECT_PRINTS(2, "use --loss bce", "$P --variant train-naive --model logreg --data set");
+    EXPECT(0, "mkdir two && cd two && tar xf ../set/synth-000000.tar && rm 000003.multihot.npy && "
+              "tar cf ../broken.tar --sort=name *");
+    EXPECT_PRINTS(1, "it has no multi-hot label",
+                  "$P --variant train-naive --model logreg --loss bce "
+                  "--data broken.tar");
+    EXPECT_PRINTS(0, "1 training sample has no label",
+                  "$P --variant train-naive --model logreg --loss bce "
+                  "--data broken.tar --feed load --on-error mask --epochs 1");
 }
 
 /* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the

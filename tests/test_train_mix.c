@@ -139,7 +139,7 @@ Test(train_mix, targets_match_hand_computed_ones)
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         for (uint32_t k = 0; k < 4; k++) {
-            float is = target_of(&cases[i].target, cases[i].smoothing, 4, k);
+            float is = target_of(&cases[i].target, NULL, cases[i].smoothing, 4, k);
             cr_expect(fabsf(is - cases[i].wanted[k]) < 1e-7f, "%zu, class %u: %g", i, k, is);
         }
 }
@@ -151,7 +151,7 @@ Test(train_mix, targets_without_mixing_are_exact)
         const float smoothing = (float)i / 100;
         const struct target target = {2, 2, 1};
         for (uint32_t k = 0; k < 5; k++)
-            cr_expect_eq(target_of(&target, smoothing, 7, k),
+            cr_expect_eq(target_of(&target, NULL, smoothing, 7, k),
                          smoothing / (float)7 + (k == 2 ? 1 - smoothing : 0));
     }
 }
@@ -201,6 +201,12 @@ static double direct_loss(const struct net *net, const double *values, const dou
     return loss;
 }
 
+/* Returns whether a sample with this label shows a class: with multi-hot labels, `label` is its number. */
+static bool shows(const struct net *net, uint32_t label, uint32_t k)
+{
+    return net->data.multi_hot ? philox(philox_key(3), label, DATA_TRAIN, k, 0).word[0] % 3 == 0 : k == label;
+}
+
 /* Returns the mean loss of a step with `count` samples, computed directly. */
 static double direct_step(const struct net *net, uint32_t step, uint32_t count)
 {
@@ -226,8 +232,9 @@ static double direct_step(const struct net *net, uint32_t step, uint32_t count)
                                 : mix.share * (double)pair[0][i] + (1 - mix.share) * (double)pair[1][i];
         }
         for (uint32_t k = 0; k < 4; k++)
-            wanted[k] = train->smoothing / 4 + (1 - train->smoothing) * (mix.share * (k == labels[0]) +
-                                                                         (1 - mix.share) * (k == labels[1]));
+            wanted[k] =
+                train->smoothing / 4 + (1 - train->smoothing) * (mix.share * shows(net, labels[0], k) +
+                                                                 (1 - mix.share) * shows(net, labels[1], k));
         loss += direct_loss(net, values, wanted) / count;
     }
     return loss;
@@ -235,10 +242,12 @@ static double direct_step(const struct net *net, uint32_t step, uint32_t count)
 
 /* Compares every step of an epoch of 10 samples. The last step of batches of 4 is short. */
 static void compare_steps(const struct engine *engine, struct mixing mixing, enum loss_kind loss,
-                          uint32_t batch, uint32_t parts)
+                          bool multi_hot, uint32_t batch, uint32_t parts)
 {
     struct net net;
     net_open(&net, &engine_oracle, &only, (struct shape){3, 1, 7, 5}, 4, 10, batch, 0.1f);
+    if (multi_hot)
+        data_random_multi_hot(&net.data);
     net.train.mixing = mixing;
     net.train.loss = loss;
     net.train.accumulate = parts;
@@ -263,11 +272,12 @@ Test(train_mix, losses_of_steps_match_a_direct_computation)
     static const uint32_t batches[] = {1, 4, 5, 10};
     for (size_t i = 0; i < COUNT_OF(mixings); i++)
         for (size_t j = 0; j < COUNT_OF(batches); j++)
-            for (int loss = 0; loss < 2; loss++) {
-                compare_steps(&engine_oracle, mixings[i], (enum loss_kind)loss, batches[j], 1);
+            for (int kind = 0; kind < 3; kind++) {
+                const enum loss_kind loss = kind ? LOSS_BINARY : LOSS_CROSS_ENTROPY;
+                compare_steps(&engine_oracle, mixings[i], loss, kind == 2, batches[j], 1);
                 for (size_t e = 0; e < COUNT_OF(cpu_engines); e++)
                     for (uint32_t parts = 1; parts <= 7; parts += parts == 1 ? 2 : 4)
-                        compare_steps(cpu_engines[e], mixings[i], (enum loss_kind)loss, batches[j], parts);
+                        compare_steps(cpu_engines[e], mixings[i], loss, kind == 2, batches[j], parts);
             }
 }
 

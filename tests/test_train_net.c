@@ -36,6 +36,7 @@ static double loss_at(const struct net *net, float *parameters)
 
 static struct mixing mixing; /* mixing in the steps whose gradients are compared */
 static enum loss_kind loss_kind;
+static bool several; /* whether labels are multi-hot */
 
 /* Compares the gradients of a step with central differences, for at least `checked` parameters of each
  * tensor. Compares all parameters of smaller tensors. */
@@ -46,6 +47,8 @@ static void check_gradients(const struct model_table *table, struct shape input,
     net_open(&net, &engine_oracle, table, input, classes, count, count, smoothing);
     net.train.mixing = mixing;
     net.train.loss = loss_kind;
+    if (several)
+        data_random_multi_hot(&net.data);
     net_reopen(&net, &engine_oracle);
     const struct model *model = &net.model;
     float *parameters = net.initial, *gradients = calloc(model->arena_values, sizeof *gradients);
@@ -255,9 +258,10 @@ Test(train_net, gradients_of_both_losses_equal_central_differences)
 {
     static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}};
     for (size_t i = 0; i < COUNT_OF(mixings); i++)
-        for (int loss = 0; loss < 2; loss++) {
+        for (int kind = 0; kind < 3; kind++) {
             mixing = mixings[i];
-            loss_kind = (enum loss_kind)loss;
+            loss_kind = kind ? LOSS_BINARY : LOSS_CROSS_ENTROPY;
+            several = kind == 2;
             check_gradients(&conv, small, 4, 7, 0);
             check_gradients(&conv_deep, volume, 3, 5, 0.1f);
             check_gradients(&relu, gray, 2, 1, 0.1f);

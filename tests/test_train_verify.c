@@ -369,8 +369,8 @@ Test(train_verify, epoch_is_verified_after_timing)
     open_timed(&net);
     train_two(&engine_naive, &net, false, &plain);
     cr_expect_eq(train_two(&engine_naive, &net, true, &verified), 0, "%s", verdict);
-    cr_expect(plain.loss == verified.loss && plain.test_loss == verified.test_loss &&
-                  plain.test_accuracy == verified.test_accuracy,
+    cr_expect(plain.loss == verified.loss && plain.test.loss == verified.test.loss &&
+                  plain.test.accuracy == verified.test.accuracy,
               "verification changes the results of the epoch");
     cr_expect(strstr(verdict, "of epoch 2 (step "), "%s", verdict);
     net_close(&net);

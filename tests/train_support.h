@@ -119,6 +119,23 @@ static inline void data_random(struct data *data, struct shape shape, uint32_t c
     data_normalise(data, true);
 }
 
+/* Replaces the labels by random multi-hot labels, of which some have no class. */
+static inline void data_random_multi_hot(struct data *data)
+{
+    const uint32_t words = multi_hot_words(data->classes);
+    data->multi_hot = true;
+    for (uint32_t part = 0; part < DATA_PARTS; part++) {
+        struct data_set *set = &data->sets[part];
+        set->multi_hot = calloc(set->count * words, sizeof *set->multi_hot);
+        for (uint32_t i = 0; i < set->count; i++) {
+            set->labels[i] = i;
+            for (uint32_t k = 0; k < data->classes; k++)
+                data_multi_hot(data, set, i)[k / 32] |=
+                    (uint32_t)(philox(philox_key(3), i, part, k, 0).word[0] % 3 == 0) << k % 32;
+        }
+    }
+}
+
 /* Replaces the training samples by random gray canvases, from which the samples are cropped. */
 static inline void data_add_canvases(struct data *data, uint32_t height, uint32_t width)
 {

@@ -846,7 +846,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     }
     if (draws_fractals(synth)) {
         parallel_for(omp->threads, count, draw_fractal, omp);
-        return STATUS_OK;
+        return synth->bank ? ifs_bank_check(synth->bank) : STATUS_OK;
     }
     order_images(omp);
     if (omp->parts == 1) {

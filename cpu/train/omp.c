@@ -129,7 +129,7 @@ static void take_loss(struct net *net, uint32_t j)
     const struct target target =
         train_target(train, &net->mix, net->step_numbers, net->step_count, net->fed + j);
     net->losses[j] = sample_loss(train, logits, &target, net->total, net_deltas(net, last, j));
-    net->correct[j] = largest_logit(logits, train->model->classes) == target.label;
+    net->correct[j] = sample_correct(train, logits, &target);
 }
 
 /* Adds the results of step `number` to the totals, in the order of the samples. */

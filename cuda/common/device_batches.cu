@@ -631,7 +631,7 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
     else if (output->type != DTYPE_U8 || output->flip || (output->interleaved && request->channels > 1))
         self->kernel = find_kernel(&self->store, output);
     self->sample_bytes = request->channels * pixels;
-    self->mask_bytes = set_stream_masks(request) ? pixels : 0;
+    self->mask_bytes = set_stream_mask_bytes(request);
     self->capacity = request->plan.capacity;
     self->slot_count = request->ahead + held;
     self->slots = new (std::nothrow) set_slot[self->slot_count]{};

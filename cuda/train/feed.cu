@@ -22,6 +22,8 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
     const uint32_t samples = train_generated(train, train_share_max(train));
     TRY(allocate(allocations, &buffer->samples, samples * data_stored_bytes(train->data, DATA_TRAIN)));
     TRY(allocate(allocations, &buffer->numbers, samples));
+    if (train->data->multi_hot)
+        TRY(allocate(allocations, &buffer->multi_hot, samples * (size_t)train->data->classes));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     return CUDA_STATUS(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
 }
@@ -55,6 +57,8 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
     }
     if (!on_device)
         CUDA_TRY(cudaMallocHost(&feed->staging, batch * data_stored_bytes(train->data, DATA_TRAIN)));
+    if (!on_device && train->data->multi_hot)
+        CUDA_TRY(cudaMallocHost(&feed->staged_multi_hot, batch * train->data->classes));
     const struct generator_request request = {
         .on_device = on_device, .resources = *resources, .batch = (uint32_t)batch, .variant = name};
     return data_generator(train->data, &request, &feed->generator);
@@ -186,6 +190,7 @@ void device_feed_close(struct device_feed *feed)
         image_decoder_close(feed->decoder);
     delete feed->decoder;
     (void)cudaFreeHost(feed->staging);
+    (void)cudaFreeHost(feed->staged_multi_hot);
     free(feed->host_numbers);
     free(feed->numbers);
     for (struct feed_timing &timing : feed->timings)
@@ -247,8 +252,9 @@ static void CUDART_CB draw_on_host(void *argument)
     struct device_feed *feed = batch->feed;
     list_on_host(batch);
     const struct generator_numbers listed = {feed->host_numbers, 0, nullptr, nullptr};
+    const struct generator_targets targets = {nullptr, feed->staged_multi_hot, nullptr};
     enum status status =
-        generator_make(feed->generator, &listed, batch->count, feed->staging, nullptr, nullptr);
+        generator_make(feed->generator, &listed, batch->count, feed->staging, &targets, nullptr);
     if (status != STATUS_OK && feed->drawn == STATUS_OK) {
         feed->failure = status_save(status);
         __atomic_store_n(&feed->drawn, status, __ATOMIC_RELEASE);
@@ -264,7 +270,7 @@ static enum status check_drawn(const struct device_feed *feed)
 }
 
 /* The host may be many steps ahead of the stream, so each batch has its own argument. */
-static enum status enqueue_host_draw(const struct drawn_batch *batch, uint8_t *samples)
+static enum status enqueue_host_draw(const struct drawn_batch *batch, const struct feed_buffer *buffer)
 {
     struct device_feed *feed = batch->feed;
     struct drawn_batch *argument = static_cast<struct drawn_batch *>(malloc(sizeof *argument));
@@ -275,22 +281,27 @@ static enum status enqueue_host_draw(const struct drawn_batch *batch, uint8_t *s
         free(argument);
     CUDA_TRY(error);
     const size_t bytes = data_stored_bytes(feed->train->data, DATA_TRAIN);
-    return CUDA_STATUS(
-        cudaMemcpyAsync(samples, feed->staging, batch->count * bytes, cudaMemcpyHostToDevice, feed->stream));
+    if (buffer->multi_hot)
+        CUDA_TRY(cudaMemcpyAsync(buffer->multi_hot, feed->staged_multi_hot,
+                                 batch->count * (size_t)feed->train->data->classes, cudaMemcpyHostToDevice,
+                                 feed->stream));
+    return CUDA_STATUS(cudaMemcpyAsync(buffer->samples, feed->staging, batch->count * bytes,
+                                       cudaMemcpyHostToDevice, feed->stream));
 }
 
 static enum status enqueue_draw(const struct drawn_batch *batch, const struct feed_buffer *buffer)
 {
     struct device_feed *feed = batch->feed;
     if (feed->staging)
-        return enqueue_host_draw(batch, buffer->samples);
+        return enqueue_host_draw(batch, buffer);
     number_kernel<<<blocks_for(batch->count), BLOCK, 0, feed->stream>>>(
         batch->pick, batch->share, batch->count, feed->train->data->fresh, batch->epoch, buffer->numbers);
     CUDA_TRY_LAUNCH("number_kernel");
     if (feed->host_numbers)
         list_on_host(batch);
     const struct generator_numbers listed = {buffer->numbers, 0, nullptr, feed->host_numbers};
-    return generator_make(feed->generator, &listed, batch->count, buffer->samples, nullptr, feed->stream);
+    const struct generator_targets targets = {nullptr, buffer->multi_hot, nullptr};
+    return generator_make(feed->generator, &listed, batch->count, buffer->samples, &targets, feed->stream);
 }
 
 /* Enqueues the generation of the batch of a step. */
@@ -403,6 +414,34 @@ static bool holds(const struct device_feed *feed, const struct feed_buffer *buff
     return buffer->step == number && buffer->share.first == share.first && buffer->share.count == share.count;
 }
 
+/* Packs the multi-hot labels of a generated batch into the rows of its samples. Copies of a sample write the
+ * same words. A thread writes a word. */
+static __global__ void multi_hot_kernel(const struct train_pick pick, const struct share share,
+                                        uint32_t count, uint32_t classes, const uint8_t *labels,
+                                        uint32_t *rows)
+{
+    const uint32_t words = multi_hot_words(classes), i = own_element(), j = i / words, w = i % words;
+    if (j < count)
+        rows[(size_t)(train_picked(&pick, train_entry(&share, j)) % pick.order.count) * words + w] =
+            multi_hot_pack(labels + (size_t)j * classes, classes, w);
+}
+
+/* Enqueues setting the rows of the samples in `buffer`, which is complete. The steps before this one, which
+ * read other labels of the same samples, are on `stream`. */
+static enum status set_multi_hot(const struct device_feed *feed, const struct feed_buffer *buffer,
+                                 cudaStream_t stream, uint32_t *rows)
+{
+    const struct train *train = feed->train;
+    const uint32_t steps = train_steps(train), count = train_generated(train, (uint32_t)buffer->share.count);
+    const struct draw_order order = train_order(train, (uint32_t)(buffer->step / steps));
+    if (!buffer->multi_hot || count == 0)
+        return STATUS_OK;
+    multi_hot_kernel<<<blocks_for((size_t)count * multi_hot_words(train->data->classes)), BLOCK, 0, stream>>>(
+        train_pick(train, &order, (uint32_t)(buffer->step % steps)), buffer->share, count,
+        train->data->classes, buffer->multi_hot, rows);
+    return CUDA_LAUNCHED("multi_hot_kernel");
+}
+
 /* Takes the generated batch of step `number` over all epochs. `stream` waits until it is complete. */
 static enum status take_generated(struct device_feed *feed, uint64_t number, cudaStream_t stream,
                                   struct device_set *set)
@@ -415,7 +454,7 @@ static enum status take_generated(struct device_feed *feed, uint64_t number, cud
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
     set->held = {true, train_generated(feed->train, 1) > 1, (uint32_t)buffer->share.count, 0};
-    return STATUS_OK;
+    return set_multi_hot(feed, buffer, stream, set->multi_hot);
 }
 
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,

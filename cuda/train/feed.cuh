@@ -34,7 +34,8 @@
 
 /* A buffer for a generated batch. */
 struct feed_buffer {
-    uint8_t *samples;
+    uint8_t *samples,
+        *multi_hot; /* multi_hot: one byte per class of each sample; NULL: samples have one class */
     uint64_t *numbers;
     cudaEvent_t made, taken; /* batch complete; batch gathered, so the buffer may be overwritten */
     uint64_t step;           /* number of the batch's step over all epochs; FEED_EMPTY: no batch */
@@ -60,8 +61,9 @@ struct device_feed {
     /* DATA_LIVE only, except for the timings: */
     uint64_t
         *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */
-    uint8_t *staging;  /* pinned memory for a batch that the host draws; NULL: the device draws */
-    enum status drawn; /* first failure of draw_on_host(), or STATUS_OK; written by a thread of CUDA */
+    /* Pinned memory for a batch that the host draws, and for its multi-hot labels; NULL: the device draws. */
+    uint8_t *staging, *staged_multi_hot;
+    enum status drawn;      /* first failure of draw_on_host(), or STATUS_OK; written by a thread of CUDA */
     struct failure failure; /* its failure; valid if `drawn` is not STATUS_OK */
     cudaStream_t stream;
     struct feed_buffer buffers[FEED_BUFFERS];
@@ -88,7 +90,8 @@ static inline bool device_feed_delivers(const struct device_feed *feed)
 /* Sets set->values and set->held to the batch of a step. Work that is enqueued on `stream` between this call
  * and device_feed_release() may read the values. With DATA_LOAD, waits until the work on the batch has been
  * enqueued, sets the labels of broken samples in set->labels to DATA_MASKED, and returns the failure of the
- * stream if a sample cannot be read. Otherwise leaves the labels unchanged. */
+ * stream if a sample cannot be read. With DATA_LIVE, sets the rows of set->multi_hot, because new samples
+ * have new ones. Otherwise leaves the labels unchanged. */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 

@@ -32,6 +32,7 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 struct loss_plan {
     uint32_t classes, count, total; /* see struct pass for `count` and `total` */
     float smoothing, share;         /* see struct target for `share` */
+    const uint32_t *multi_hot;      /* of the samples; NULL: each has one class */
 };
 
 /* Returns this lane's part of the softmax cross-entropy of a sample. Writes the gradients of the sample's
@@ -47,7 +48,8 @@ static __device__ __forceinline__ float cross_entropy(const struct loss_plan &pl
         sum += expf(own[k] - most);
     float log_sum = logf(warp_sum(sum));
     for (uint32_t k = lane; k < plan.classes; k += 32) {
-        float log_p = own[k] - most - log_sum, wanted = target_of(&target, plan.smoothing, plan.classes, k);
+        float log_p = own[k] - most - log_sum,
+              wanted = target_of(&target, nullptr, plan.smoothing, plan.classes, k);
         loss -= wanted * log_p;
         deltas[k] = (weight * expf(log_p) - wanted) / (float)plan.total * factor;
     }
@@ -63,7 +65,7 @@ static __device__ __forceinline__ float binary_cross_entropy(const struct loss_p
     const float weight = target_weight(&target);
     float loss = 0, delta;
     for (uint32_t k = threadIdx.x % 32; k < plan.classes; k += 32) {
-        const float wanted = target_of(&target, plan.smoothing, plan.classes, k);
+        const float wanted = target_of(&target, plan.multi_hot, plan.smoothing, plan.classes, k);
         loss += loss_binary_weighted(own[k], wanted, weight, &delta);
         deltas[k] = delta / ((float)plan.classes * (float)plan.total) * factor;
     }
@@ -98,7 +100,11 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
     loss = warp_sum(loss);
     if (lane == 0) {
         losses[j] = loss;
-        right[j] = target.label == DATA_MASKED ? LOSS_MASKED : best.number == target.label;
+        right[j] = target.label == DATA_MASKED ? LOSS_MASKED
+                   : best.number == plan.classes /* all logits are NaN */
+                       ? 0
+                       : target_has(KIND == LOSS_BINARY ? plan.multi_hot : nullptr, plan.classes,
+                                    target.label, best.number);
     }
 }
 
@@ -137,7 +143,8 @@ enum status loss_take(const struct train *train, const float *logits, const stru
                                    .count = pass->count,
                                    .total = pass->total,
                                    .smoothing = train->smoothing,
-                                   .share = batch->mix.share};
+                                   .share = batch->mix.share,
+                                   .multi_hot = batch->multi_hot};
     auto *kernel = train->loss == LOSS_BINARY ? loss_kernel<LOSS_BINARY> : loss_kernel<LOSS_CROSS_ENTROPY>;
     kernel<<<blocks_for((size_t)pass->count * 32), BLOCK, 0, pass->stream>>>(
         plan, logits, batch->labels, losses->scale, deltas, losses->losses, losses->right);

@@ -188,10 +188,11 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 
 /* ---- Samples ---- */
 
-/* A data set in device memory. `labels` always covers the whole set. */
+/* A data set in device memory. `labels` and `multi_hot` always cover the whole set. */
 struct device_set {
     const void *values;
     uint32_t *labels;
+    uint32_t *multi_hot;    /* as in struct data_set; NULL: each sample has one class */
     struct train_held held; /* which samples are in `values` */
     bool gray;              /* `values` has only the first channel of each sample; the others are equal */
 };
@@ -206,6 +207,7 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
  * samples are mixed, entry count + j is the partner of sample j (train_entries()). */
 struct device_batch {
     uint32_t *numbers, *labels;
+    const uint32_t *multi_hot; /* that of the set */
     struct draw_move *moves;
     struct mix mix;
 };

@@ -18,6 +18,10 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
                               stream));
         TRY(allocate_copy(allocations, &sets[part].labels, set->labels, set->count * sizeof *set->labels,
                           stream));
+        if (data->multi_hot)
+            TRY(allocate_copy(allocations, &sets[part].multi_hot, set->multi_hot,
+                              (size_t)set->count * multi_hot_words(data->classes) * sizeof *set->multi_hot,
+                              stream));
     }
     return STATUS_OK;
 }
@@ -50,6 +54,7 @@ enum status batch_draw(const struct train *train, const struct device_set *set, 
     struct draw_order order = train_order(train, epoch);
     uint32_t entries = train_entries(train, (uint32_t)part->count);
     batch->mix = train_mix(train, epoch, step);
+    batch->multi_hot = set->multi_hot;
     draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,
                                                            train->augment, train->seed, epoch, set->labels,
                                                            *batch);
@@ -75,6 +80,7 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
                        uint32_t epoch, bool training, uint32_t count, cudaStream_t stream)
 {
     batch->mix = not_mixed;
+    batch->multi_hot = set->multi_hot;
     pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
                                                          set->labels, *batch);
     return CUDA_LAUNCHED("pick_kernel");
@@ -95,6 +101,7 @@ enum status batch_list(const struct device_set *set, struct device_batch *batch,
                        uint32_t count, cudaStream_t stream)
 {
     batch->mix = not_mixed;
+    batch->multi_hot = set->multi_hot;
     list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
     return CUDA_LAUNCHED("list_kernel");
 }

@@ -87,6 +87,8 @@ class FractalsStruct(ctypes.Structure):
         ("size", c_size_t), ("classes", c_uint32), ("orbits", c_uint32), ("points", c_uint32), ("flips", c_uint32),
         ("res", c_uint32), ("maps", c_double), ("overflows", c_uint64), ("overflow_classes", c_uint64),
         ("cells", SharesStruct), ("set_pixels", SharesStruct),
+        ("images", c_uint32), ("shown_least", c_uint32), ("shown_most", c_uint32), ("shown_mean", c_double),
+        ("objects", c_uint64 * 5),
     ]  # fmt: skip
 
 

@@ -630,7 +630,8 @@ class Loader:
     (count,). With MixUp or CutMix, the second is the targets, float32 of shape (count, classes), instead of the labels. If
     the samples have masks, it is the masks, uint8 of shape (count, height, width): those of fdsl.Images with the formula
     "segrcdb", and the members mask.png of a prepared set, cut out and mirrored like the images. A masked sample has a mask
-    of 255, for ignore_index=255. The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
+    of 255, for ignore_index=255. Multi-hot labels, uint8 of shape (count, classes), take the place of masks: those of
+    "multifractal", and the members multihot.npy of a prepared set. The caller may keep and change both. NumPy, CuPy, JAX, PyTorch and others use their memory without a copy. On CUDA, DLPack
     makes the stream of the consumer wait for the batch. For PyTorch, fdsl.torch.Loader is faster.
 
     The order of an epoch is a function of the seed and the epoch alone: the same for any number of threads and ranks, for
@@ -939,7 +940,7 @@ class Loader:
         if labels is not None and own.mask_shape:
             raise ValueError("labels: the images have masks instead of labels")
         if masks is not None and not own.mask_shape:
-            raise ValueError("masks: the loader has none; they come with a formula such as segrcdb, and with mask.png in a data set")
+            raise ValueError("masks: the loader has none; they come with a formula such as segrcdb, and with mask.png or multihot.npy in a data set")
         mask_address = None if masks is None else self._address("masks", masks, ("uint8",), own.mask_shape or ())
         addresses = (address, label_address, target_address, mask_address)
         if own.device == CPU:

@@ -9,10 +9,11 @@ import pathlib
 import pickle
 import shutil
 import struct
+import subprocess
 from typing import Any
 
 import pytest
-from conftest import CLASSES, COUNT, MASKED, content, masked_set, small, write_classes
+from conftest import CLASSES, COUNT, MASKED, PROGRAM, content, masked_set, small, write_classes
 
 import fdsl
 
@@ -262,6 +263,35 @@ def test_multi_hot_labels() -> None:
     assert fdsl.Generator(preset="multifractal-1k", dtype="f32", mean=[0, 0, 1], channels=3).config["mean"] == [0.0, 0.0, 1.0]
 
 
+def test_fractals_in_colour_are_described() -> None:
+    with fdsl.Generator(40, preset="multifractal-1k", res=60, batch=40) as g:
+        facts, hot = g.describe(2), g.generate(0, 40)[1].numpy()
+        assert facts["classes"] == facts["images"] == sum(facts["objects"]) == 40 and "overflows" not in facts
+        shown = hot.sum(0)
+        assert facts["shown"] == [shown.min(), shown.mean(), shown.max()]
+        assert 0 < facts["set_pixels"]["mean"] < 1 and 0 < facts["cells"]["mean"] < 1
+    with fdsl.Generator(3, preset="fractal-color-1k", res=60, batch=3) as g:
+        assert g.describe()["objects"] == [3, 0, 0, 0, 0]
+        with pytest.raises(ValueError, match="classes: the formula colorfractal has other parameters; use class_table"):
+            g.classes  # noqa: B018
+
+
+def test_prepared_multi_hot_labels(tmp_path: pathlib.Path) -> None:
+    """Shards of images with several classes deliver the labels of the images as they are generated."""
+    words: dict[str, Any] = {"preset": "multifractal-1k", "classes": 45, "res": 24}
+    options = " ".join(f"--{name} {value}" for name, value in words.items())
+    done = subprocess.run([PROGRAM, *f"--prepare {tmp_path}/s --from synth --samples 10 {options}".split()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with fdsl.Loader(fdsl.Images(**words, count=10), 4, shuffle=False) as drawn, fdsl.Loader(
+        fdsl.Shards(tmp_path / "s"), 4, shuffle=False, transforms=fdsl.RandAugment()
+    ) as read:
+        assert read.mask_shape == (45,)
+        assert [content(hot) for _, hot in read] == [content(hot) for _, hot in drawn]
+    for field, mixing in (("mixup", fdsl.MixUp(0.8, 45)), ("cutmix", fdsl.CutMix(1, 45))):
+        with pytest.raises(ValueError, match=f"{field}: it mixes images, but not their multi-hot labels"):
+            fdsl.Loader(fdsl.Shards(tmp_path / "s"), 4, transforms=mixing)
+
+
 def test_masks_and_class_tables() -> None:
     with segrcdb() as g:
         images, masks = g.generate(1, 3)
@@ -396,7 +426,7 @@ def test_fractals_are_described(threads: Any, capfd: Any) -> None:
         assert g.describe()["set_pixels"]["below"]["0.01"] == 0 and g.describe()["overflows"] == 0
     with pytest.raises(ValueError, match="generator: it is closed"):
         g.describe()
-    with fdsl.Generator(2, batch=1) as g, pytest.raises(ValueError, match="formula uji has no orbits of the plane"):
+    with fdsl.Generator(2, batch=1) as g, pytest.raises(ValueError, match="formula uji draws no fractals of the plane"):
         g.describe()
 
 

@@ -78,7 +78,7 @@ under() { # tool, command ...
 augmented='--fit random-resized-crop --flip --rand-augment 28 --erasing 0.25'
 if ((sanitize)); then
     for tool in $tools; do
-        for net in $sanitized recipe masked; do
+        for net in $sanitized recipe masked multi-hot; do
             check "$tool: $net" under "$tool" "$kernels" --engine "$engine" --short "$net"
         done
         if [[ $engine == cuda ]]; then
@@ -132,6 +132,22 @@ done
 
 check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
 check 'load: masked samples compared with the reference; a planted fault is found' "$kernels" --engine "$engine" masked
+check 'multi-hot labels compared with the reference; a planted fault is found' "$kernels" --engine "$engine" multi-hot
+several=(--data synth --preset multifractal-1k --classes 37 --res 28 --train-size 200 --test-size 60 --batch 33)
+several_classes() { # images with several classes: live (fresh) ones that the device or the host draws, and a prepared set
+    local run=("$bench" --variant "train-$engine" --model "$model" --loss bce --epochs 2 --verify) generator feed
+    for generator in fused omp; do
+        "${run[@]}" "${several[@]}" --fresh --mixup 0.8 --cutmix 1 --generator $generator --export "$work/several-$generator" ||
+            return
+    done
+    cmp "$work/several-fused" "$work/several-omp" || return
+    "$bench" --prepare "$work/several" --from synth --preset multifractal-1k --classes 37 --res 28 --samples 300 || return
+    for feed in load stored; do
+        "${run[@]}" --data "$work/several" --feed $feed --batch 33 --checkpoint "$work/several-$feed" || return
+    done
+    "$bench" --variant "$infer,infer-naive" --verify --checkpoint "$work/several-load" --min-samples 1 --min-time 0 --max-time 0
+}
+check 'images with several classes: live, fresh, loaded and stored; the same weights from both generators' several_classes
 [[ $engine != cuda ]] || check 'live and loaded samples: their bits, their order on two streams, the same weights' "$live"
 [[ $engine != cuda ]] || alone check 'load: samples from files: their bits, their order on two streams, planted faults' "$live" --loaded
 [[ $engine != cuda ]] || alone check 'load: streams on the device: their bits, broken files, seeks, memory, planted faults' "$streams"

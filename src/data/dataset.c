@@ -354,11 +354,15 @@ enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sa
                           "it has no mask ('" MASK_MEMBER "'), unlike other samples of the data set; add the "
                           "mask, or choose labels instead of masks with %slabel",
                           OPTION_DASHES);
+    if (dataset->multi_hot && list == &dataset->choice.label)
+        return status_set(STATUS_FAILED,
+                          "it has no multi-hot label ('" MULTI_HOT_MEMBER
+                          "'), unlike the first sample of the "
+                          "data set; add the label, or choose other labels with %slabel",
+                          OPTION_DASHES);
     if (dataset->choice.labels_file && list == &dataset->choice.label)
         return status_set(STATUS_FAILED, "%s has no line for it; add one with its key as the name",
                           dataset->choice.labels_file);
-    if (dataset->multi_hot && list == &dataset->choice.label && list->preset)
-        return members_refuse_multi_hot();
     return members_lack(list, option, extensions, extensions_of(dataset, sample, extensions));
 }
 
@@ -451,13 +455,16 @@ static enum status lacks(const struct dataset *dataset, const struct dataset_sam
     return dataset->streamed ? dataset_advise_mask(status) : status;
 }
 
-/* Finds the mask of a sample, as members_find() finds a label. */
-static uint32_t find_mask(const char *const extensions[], uint32_t count, const struct member_rule **rule)
+/* Finds the mask or the multi-hot label of a sample, as members_find() finds a label. */
+static uint32_t find_mask(const struct dataset *dataset, const char *const extensions[], uint32_t count,
+                          const struct member_rule **rule)
 {
-    static const struct member_rule mask = {.extension = MASK_MEMBER, .mask = true};
+    static const struct member_rule mask = {.extension = MASK_MEMBER, .mask = true},
+                                    multi_hot = {.extension = MULTI_HOT_MEMBER, .mask = true};
+    const struct member_rule *const wanted = dataset->masks ? &mask : &multi_hot;
     for (uint32_t m = 0; m < count; m++)
-        if (strcasecmp(extensions[m], MASK_MEMBER) == 0) {
-            *rule = &mask;
+        if (strcasecmp(extensions[m], wanted->extension) == 0) {
+            *rule = wanted;
             return m;
         }
     *rule = NULL;
@@ -478,9 +485,10 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
         sample->image = 0;
         image = NULL;
     }
-    sample->label = dataset->masks ? find_mask(extensions, count, &sample->rule)
-                                   : members_find(&choice->label, extensions, count,
-                                                  sample->class_folder != LABEL_NONE, &sample->rule);
+    const bool masked = dataset->masks || dataset->multi_hot;
+    sample->label = masked ? find_mask(dataset, extensions, count, &sample->rule)
+                           : members_find(&choice->label, extensions, count,
+                                          sample->class_folder != LABEL_NONE, &sample->rule);
     if (members_ambiguous(image, "image", extensions, count, sample->image) ||
         (!dataset->labelled && members_ambiguous(sample->rule, "label", extensions, count, sample->label)))
         return STATUS_FAILED;
@@ -495,8 +503,7 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
     } else if (dataset->chosen) {
         if (sample->image == count && !dataset->incomplete)
             return lacks(dataset, sample, &choice->image, "image");
-        if (!sample->rule &&
-            (choice->label.given || (choice->labels_file && dataset->labelled) || dataset->masks) &&
+        if (!sample->rule && (choice->label.given || (choice->labels_file && dataset->labelled) || masked) &&
             !dataset->incomplete)
             return lacks(dataset, sample, &choice->label, "label");
         keep_members(dataset, sample, sample->image, sample->label);
@@ -530,6 +537,8 @@ static void decide_members(struct dataset *dataset)
     for (uint32_t m = 0;
          !dataset->masks && choice->label.preset && !choice->labels_file && m < dataset->member_count; m++)
         dataset->masks = !choice->only.count && strcasecmp(dataset->members[m].extension, MASK_MEMBER) == 0;
+    dataset->multi_hot &=
+        !dataset->masks && choice->label.preset && !choice->labels_file && !choice->only.count;
     if (dataset->sample_count && !dataset->indexed && !choice->image.given && !choice->only.count &&
         dataset_looks_split(dataset, first) && dataset_warns(dataset))
         status_warn("%s: the sample '%s' has %u images (.%s, .%s, ...); " MEMBERS_SPLIT, dataset->path,
@@ -918,7 +927,8 @@ static enum status check_choice(const struct dataset *dataset)
     const struct member_list *const lists[] = {&dataset->choice.image, &dataset->choice.label};
     for (int i = 0; dataset->chosen && (dataset->skip || dataset->incomplete) && i < 2; i++) {
         bool found = !lists[i]->given || (i == 0 && dataset->named) ||
-                     (i == 1 && dataset->choice.labels_file) || dataset->sample_count == 0;
+                     (i == 1 && (dataset->choice.labels_file || dataset->multi_hot)) ||
+                     dataset->sample_count == 0;
         for (uint32_t n = 0; !found && n < dataset->sample_count; n++)
             found = has_member(dataset, &dataset->samples[n], lists[i]);
         if (!found)
@@ -956,6 +966,17 @@ static __attribute__((noinline)) enum status read_labels_and_samples(struct data
     return status;
 }
 
+/* Sets dataset->multi_hot_classes: from the first label that can be read, because others may be broken. */
+static enum status count_multi_hot(struct dataset *dataset)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    enum status status = STATUS_FAILED;
+    for (uint32_t i = 0; status == STATUS_FAILED && i < dataset->sample_count; i++)
+        status = plain_multi_hot(&plain, &dataset->samples[i], &dataset->multi_hot_classes, NULL);
+    plain_close(&plain);
+    return status;
+}
+
 enum status dataset_check(const char *url, struct dataset *dataset)
 {
     char path[PATH_MAX]; /* without secrets */
@@ -983,7 +1004,7 @@ enum status dataset_check(const char *url, struct dataset *dataset)
     if (dataset->bytes == 0)
         return status_set(STATUS_USAGE, "%s%s %s: the samples contain no data", OPTION_DASHES,
                           dataset->option, path);
-    return STATUS_OK;
+    return dataset->multi_hot ? count_multi_hot(dataset) : STATUS_OK;
 }
 
 enum status dataset_open(const char *path, bool skip, const struct members *choice,

@@ -87,7 +87,10 @@ struct dataset {
     bool chosen;    /* the samples have only their image and label; other members are not read */
     bool masks;     /* samples have masks instead of labels: the member MASK_MEMBER is `label` of a sample.
                        dataset_find() sets it if a sample has this member, unless labels were chosen */
-    bool multi_hot; /* the first sample has a multi-hot label, MULTI_HOT_MEMBER */
+    bool multi_hot; /* samples have multi-hot labels instead of classes: MULTI_HOT_MEMBER is `label` of a
+                       sample. dataset_find() sets it if the first sample has this member, unless labels were
+                       chosen, or there are masks */
+    uint32_t multi_hot_classes; /* number of classes of these labels; set by dataset_check() */
     struct members choice;
     bool named; /* each sample is a file, whose name was compared with a pattern: member 0 is its image */
     bool needs_labels; /* dataset_check() finds out whether labels are words (data/label_names.h) */
@@ -211,8 +214,8 @@ enum status dataset_check_links(const struct dataset *dataset, const struct data
 
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
  * one. STATUS_FAILED if the sample has no label, or if the label is not a class from 0 to `classes` - 1. If
- * `classes` is 0, any integer is accepted. With dataset->masks, the label is 0, and the bytes are not used.
- * Thread safe. */
+ * `classes` is 0, any integer is accepted. With masks or multi-hot labels, the label is 0, and the bytes are
+ * not used. Thread safe. */
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
 

@@ -398,7 +398,7 @@ enum status label_names_find(struct dataset *dataset, struct label_reading *read
         return STATUS_OK;
     if (choice->labels_file)
         return read_table(dataset);
-    if (!dataset->needs_labels || dataset->masks || choice->only.count)
+    if (!dataset->needs_labels || dataset->masks || dataset->multi_hot || choice->only.count)
         return STATUS_OK;
     return find_words(dataset, reading);
 }

@@ -11,6 +11,7 @@
 #endif
 
 #include "core/text.h"
+#include "data/npy.h"
 
 #define NAMES_MAX 400 /* bytes of a list of members in a message */
 
@@ -220,21 +221,11 @@ bool members_look_split(const char *const extensions[], uint32_t count)
     return split;
 }
 
-enum status members_refuse_multi_hot(void)
-{
-    return status_set(STATUS_FAILED,
-                      "its label is multi-hot ('" MULTI_HOT_MEMBER "') and may name several classes, but one "
-                      "class per sample is needed; use images of another formula, such as fractal-color-1k");
-}
-
 enum status members_lack(const struct member_list *list, const char *option, const char *const extensions[],
                          uint32_t count)
 {
     char wanted[NAMES_MAX] = "", there[NAMES_MAX] = "";
     bool folder = false, split = members_look_split(extensions, count);
-    for (uint32_t m = 0; m < count; m++)
-        if (strcmp(option, "label") == 0 && list->preset && strcasecmp(extensions[m], MULTI_HOT_MEMBER) == 0)
-            return members_refuse_multi_hot();
     for (uint32_t r = 0; r < list->count; r++) {
         const struct member_rule *rule = &list->rules[r];
         folder |= rule->folder && list->given;
@@ -259,6 +250,32 @@ const char *members_format(const char *extension)
 }
 
 /* ---- Labels ---- */
+
+enum status members_multi_hot(const uint8_t *bytes, uint64_t size, uint32_t *classes, const uint8_t **label)
+{
+    struct npy_header header;
+    TRY(npy_header_parse(bytes, size, &header));
+    TRY(npy_header_check(&header, size));
+    if ((strcmp(header.type, "|u1") != 0 && strcmp(header.type, "|b1") != 0) || header.axes != 1 ||
+        header.values == 0 || header.values > UINT32_MAX)
+        return status_set(STATUS_FAILED,
+                          "a multi-hot label is an array of uint8 with one axis, but this one "
+                          "has the type %s and %u axes",
+                          header.type, header.axes);
+    if (*classes == 0)
+        *classes = (uint32_t)header.values;
+    if (header.values != *classes)
+        return status_set(STATUS_FAILED, "its multi-hot label has %llu classes, but others have %u",
+                          (unsigned long long)header.values, *classes);
+    *label = bytes + header.data;
+    for (uint32_t k = 0; k < *classes; k++)
+        if ((*label)[k] > 1)
+            return status_set(STATUS_FAILED,
+                              "its multi-hot label has the value %u for class %u; values are "
+                              "0 and 1",
+                              (*label)[k], k);
+    return STATUS_OK;
+}
 
 /* Appended to the message about a word in a data set whose other labels are integers, or in `load`. */
 #define NOT_A_WORD "; words are labels only if all labels are words"

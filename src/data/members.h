@@ -30,7 +30,7 @@ struct member_rule {
     bool pattern;                         /* `extension` has wildcards; see members_matches() */
     char field[MEMBER_FIELD_MAX]; /* names from the outermost object inwards, separated by dots; or empty */
     bool folder;                  /* the label is the number of the sample's class folder */
-    bool mask;                    /* the member is a mask, which the sample has instead of a label */
+    bool mask; /* the member is a mask or a multi-hot label, which the sample has instead of a class */
 };
 
 /* The entries of an option, in order of preference. */
@@ -129,9 +129,6 @@ bool members_look_split(const char *const extensions[], uint32_t count);
     "or "                                                                                                  \
     "unpack the shard and read the files as class folders"
 
-/* Sets the message that samples have multi-hot labels instead of classes. */
-enum status members_refuse_multi_hot(void);
-
 /* Sets the message that a sample has none of the members in `list`. `option` is the option that
  * chooses this member, without dashes: image, label or member. The message lists the members that the sample
  * has. Returns STATUS_FAILED. */
@@ -145,6 +142,12 @@ const char *members_format(const char *extension);
  * bits; STATUS_UNAVAILABLE for JSON in builds without jansson. Thread safe. */
 enum status members_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
                           int32_t *label);
+
+/* Finds a multi-hot label in the bytes of its member MULTI_HOT_MEMBER: an array of u8 or bool with one axis,
+ * whose values are 0 or 1. Sets `*label` to its first value, within `bytes`, and `*classes`, unless it is
+ * above 0, to the number of values. STATUS_FAILED with the reason, also if the label has another number of
+ * values. Thread safe. */
+enum status members_multi_hot(const uint8_t *bytes, uint64_t size, uint32_t *classes, const uint8_t **label);
 
 /* Writes a label as text, without surrounding blanks, and sets `*number` if it is an integer. A word has at
  * most LABEL_BYTES_MAX bytes, and no control characters. STATUS_FAILED, with the reason, if it is neither.

@@ -35,6 +35,29 @@ struct mix {
     uint32_t top, left, bottom, right; /* the rectangle; `bottom` and `right` are exclusive */
 };
 
+/* ---- Multi-hot labels: bit k % 32 of word k / 32 of a row is 1 if the sample shows class k ---- */
+
+/* Returns the number of words per row. */
+FDSL_HD uint32_t multi_hot_words(uint32_t classes)
+{
+    return (classes + 31) / 32;
+}
+
+/* Returns whether row `row` of `rows` has class `k`. */
+FDSL_HD bool multi_hot_has(const uint32_t *rows, uint32_t classes, uint32_t row, uint32_t k)
+{
+    return rows[(size_t)row * multi_hot_words(classes) + k / 32] >> k % 32 & 1;
+}
+
+/* Packs word `w` of a label that has one byte per class. */
+FDSL_HD uint32_t multi_hot_pack(const uint8_t *label, uint32_t classes, uint32_t w)
+{
+    uint32_t word = 0;
+    for (uint32_t k = 32 * w; k < classes && k < 32 * w + 32; k++)
+        word |= (uint32_t)(label[k] & 1) << k % 32;
+    return word;
+}
+
 /* The classes that a sample belongs to: `label` with weight `share`, `other` with weight 1 - share. A sample
  * that is not mixed has the share 1. The label of a masked sample is UINT32_MAX. Its part of a mixture has
  * weight 0 instead, so it contributes nothing to a loss. */

@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "data/checksum.h"
 #include "data/members.h"
+#include "data/mixing.h"
 #include "data/tar.h"
 
 void plain_close(struct plain *plain)
@@ -300,6 +301,26 @@ enum status plain_label(struct plain *plain, const struct dataset_sample *sample
     const struct dataset_member *member;
     TRY(read_label(plain, sample, &member));
     return dataset_label(dataset, sample, plain->buffer, member->size, classes, label);
+}
+
+enum status plain_multi_hot(struct plain *plain, const struct dataset_sample *sample, uint32_t *classes,
+                            uint32_t *row)
+{
+    const struct dataset *dataset = plain->dataset;
+    const bool lacks = sample->label >= sample->members;
+    struct dataset_member *member = &dataset->members[sample->member + (lacks ? 0 : sample->label)];
+    const uint8_t *label = NULL;
+    if (lacks)
+        return dataset_at(dataset, sample, member,
+                          dataset_lacks(dataset, sample, &dataset->choice.label, "label"));
+    TRY(plain_open_new(plain, member)); /* sets the size of a file */
+    FREED uint8_t *bytes = malloc(member->size + 1);
+    TRY(ALLOCATED(bytes, "out of memory for a multi-hot label"));
+    TRY(plain_member(plain, sample, member, bytes));
+    const enum status status = members_multi_hot(bytes, member->size, classes, &label);
+    for (uint32_t w = 0; status == STATUS_OK && row && w < multi_hot_words(*classes); w++)
+        row[w] = multi_hot_pack(label, *classes, w);
+    return status == STATUS_OK ? status : dataset_at(dataset, sample, member, status);
 }
 
 enum status plain_label_text(struct plain *plain, const struct dataset_sample *sample,

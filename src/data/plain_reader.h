@@ -46,6 +46,11 @@ enum status plain_member(struct plain *plain, const struct dataset_sample *sampl
 enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,
                         int32_t *label);
 
+/* Reads the multi-hot label of a sample, as members_multi_hot(). `row` receives its words (data/mixing.h);
+ * NULL: they are not wanted. STATUS_FAILED, with file and offset, if there is none, or if it is broken. */
+enum status plain_multi_hot(struct plain *plain, const struct dataset_sample *sample, uint32_t *classes,
+                            uint32_t *row);
+
 /* Reads the label of a sample, which is in a member, as text: members_label_text(). Records the identity of
  * its file if it was not open, as plain_sample() does. */
 enum status plain_label_text(struct plain *plain, const struct dataset_sample *sample,

@@ -831,11 +831,16 @@ static enum status check_request(const struct set_stream_request *request)
         return status_set(STATUS_USAGE, "a stream can only mix images of bytes that it decodes itself");
     TRY(check_kept(request));
     if (set_stream_masks(request) && request->device_bytes > 0)
-        return status_set(STATUS_USAGE, "%s keeps no masks, and this data set has masks; drop it",
-                          OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"));
-    if (set_stream_masks(request) && (request->depth != 1 || mixing_on(&request->mixing) ||
-                                      (request->output && request->output->rand.operations > 0)))
-        return status_set(STATUS_USAGE, "a stream can neither mix nor distort images that have masks");
+        return status_set(STATUS_USAGE, "%s keeps no %s, and this data set has them; drop it",
+                          OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"),
+                          request->dataset->multi_hot ? "multi-hot labels" : "masks");
+    if (set_stream_masks(request) && mixing_on(&request->mixing))
+        return status_set(STATUS_USAGE,
+                          "a stream cannot mix images that have masks or multi-hot labels; mix their batches "
+                          "in the training loop");
+    if (set_stream_masks(request) && !request->dataset->multi_hot &&
+        (request->depth != 1 || (request->output && request->output->rand.operations > 0)))
+        return status_set(STATUS_USAGE, "a stream cannot distort images that have masks");
     TRY(check_samples(request));
     return stream_check_position(&request->plan, request->begin);
 }
@@ -1083,7 +1088,7 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
     self->crops = request->device_bytes > 0 && set_stream_crops(&request->fit);
     atomic_init(&self->wants, true);
     self->shape = (struct shape){request->channels, request->depth, request->height, request->width};
-    self->mask_bytes = set_stream_masks(request) ? (size_t)request->height * request->width : 0;
+    self->mask_bytes = set_stream_mask_bytes(request);
     self->slot_count = request->ahead + (request->held ? request->held : 1);
     self->sample_bytes = (size_t)request->channels * request->depth * request->height * request->width *
                          dtype_bytes(type_of(request));

@@ -34,7 +34,8 @@ struct set_stream_request {
     /* If the data set has masks (dataset->masks), and `labels` is NULL, each batch has the masks of its
      * images, cut out like them (image_fit_mask()), and all labels are 0. A mask that is missing, broken or
      * of another size makes its sample a broken one. With `mask_flip`, masks are mirrored as an image_output
-     * with this seed mirrors the images. */
+     * with this seed mirrors the images. Multi-hot labels (dataset->multi_hot) take the place of masks: one
+     * byte per class. */
     bool mask_flip;
     uint64_t mask_seed;
 
@@ -131,10 +132,19 @@ static inline bool set_stream_is_jpeg(const struct dataset *dataset, const struc
            image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_JPEG;
 }
 
-/* Returns whether the batches of a stream have masks. */
+/* Returns whether the batches of a stream have masks or multi-hot labels. */
 static inline bool set_stream_masks(const struct set_stream_request *request)
 {
-    return request->dataset->masks && !request->labels;
+    return (request->dataset->masks || request->dataset->multi_hot) && !request->labels;
+}
+
+/* Returns the bytes per sample of a mask or a multi-hot label; 0: there are none. */
+static inline size_t set_stream_mask_bytes(const struct set_stream_request *request)
+{
+    if (!set_stream_masks(request))
+        return 0;
+    return request->dataset->multi_hot ? request->dataset->multi_hot_classes
+                                       : (size_t)request->height * request->width;
 }
 
 /* Returns the share of the samples that a decoder on a device should take. */

@@ -100,7 +100,19 @@ enum status set_load_check_shape(const struct set_stream_request *request, const
         OPTION_OR_FIELD("add --out-res PIXELS --channels 3 (or 1)", "set out_res and channels"));
 }
 
-/* Reads the mask of sample `number` of the plan, whose image was loaded, and cuts it out to `to`. */
+/* Copies a multi-hot label to `to`. */
+static enum status take_multi_hot(const struct dataset *dataset, const uint8_t *bytes, uint64_t size,
+                                  uint8_t *to)
+{
+    uint32_t classes = dataset->multi_hot_classes;
+    const uint8_t *label;
+    TRY(members_multi_hot(bytes, size, &classes, &label));
+    memcpy(to, label, classes);
+    return STATUS_OK;
+}
+
+/* Reads the mask of sample `number` of the plan, whose image was loaded, and cuts it out to `to`. A multi-hot
+ * label is copied. */
 static enum status read_mask(struct worker *worker, const struct dataset_sample *sample, uint32_t epoch,
                              uint32_t number, uint8_t *to)
 {
@@ -119,12 +131,15 @@ static enum status read_mask(struct worker *worker, const struct dataset_sample 
     if (lacks) {
         status = dataset_lacks(dataset, sample, &dataset->choice.label, "label");
     } else if (dataset->indexed && checksum_whole(found, member->size) != member->whole) {
-        status = status_set(STATUS_FAILED, "its mask does not match the hash in the index");
+        status = status_set(STATUS_FAILED, "its %s does not match the hash in the index",
+                            dataset->multi_hot ? "label" : "mask");
     } else {
         const struct image_view of = {worker->width, worker->height, epoch, number,
                                       request->mask_flip && draw_flip(request->mask_seed, epoch, number)};
         worker->label_edges = checksum_edges(found, member->size);
-        status = image_fit_mask(&request->fit, &of, found, member->size, &worker->scratch, to);
+        status = dataset->multi_hot
+                     ? take_multi_hot(dataset, found, member->size, to)
+                     : image_fit_mask(&request->fit, &of, found, member->size, &worker->scratch, to);
     }
     worker->decode_s += worker->timed * (clock_of(worker) - begin_s);
     worker->broken = status == STATUS_FAILED;

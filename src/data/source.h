@@ -53,13 +53,15 @@ struct source_facts {
     int published_digits; /* digits of class folders, if files have the names of a published data set; or 0 */
     uint64_t period;      /* of generated samples: sample n + period equals sample n; 0: none does */
     bool masks;           /* samples have the member MASK_MEMBER, and their label is 0 */
-    bool multi_hot;       /* samples have the member MULTI_HOT_MEMBER, and no label */
-    bool colors;          /* generated images have colours; otherwise all their channels are equal */
-    bool class_folders;   /* samples are in class folders, so the samples of a class are consecutive */
+    bool multi_hot; /* samples have the member MULTI_HOT_MEMBER, and their label is 0: see source.multi_hot()
+                     */
+    bool colors;    /* generated images have colours; otherwise all their channels are equal */
+    bool class_folders; /* samples are in class folders, so the samples of a class are consecutive */
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
-    uint32_t classes;               /* of generated images with labels 0 to N - 1: N; otherwise 0 */
-    bool uncounted;                 /* open() left out an unknown number of samples that have no numbers */
+    uint32_t
+        classes;    /* of generated images with labels 0 to N - 1, and of multi-hot labels: N; otherwise 0 */
+    bool uncounted; /* open() left out an unknown number of samples that have no numbers */
     const uint8_t *held; /* by a sample's number: 1 if it is held out for testing; valid while the source is
                             open. NULL: no sample is */
 };
@@ -95,6 +97,11 @@ struct counter_values {
     int type;          /* enum dtype: u8, f16 or f32 */
     uint64_t seed;
     uint64_t classes; /* sample n has the label n mod `classes`; 0: no labels */
+};
+
+/* The values of `scenes`. */
+struct scenes_values {
+    uint64_t seed, classes; /* classes: at least 1, at most 1000 */
 };
 
 /* The values of `digits` and `clips`. `clips` does not use `encoding`. */
@@ -200,6 +207,11 @@ struct source {
      * has no valid label. Required if generate() is set or describe() is NULL. Only one thread may call
      * label(), make() and ask() of a state. */
     uint64_t (*label)(const void *state, uint64_t number);
+
+    /* Writes the multi-hot label of a sample to `row`, multi_hot_words() words (data/mixing.h), without
+     * producing the sample; facts->multi_hot is set. STATUS_FAILED, with the location of the sample, if it
+     * has no valid label. Called as label(). NULL: the source has no such samples. */
+    enum status (*multi_hot)(const void *state, uint64_t number, uint32_t *row);
 
     /* Prepends the location of a sample, such as its file and its key, to the message. Returns `status`. This
      * pointer is NULL for sources whose samples have only a number: generated samples, `idx` and `cifar`. */

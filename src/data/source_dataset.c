@@ -125,7 +125,8 @@ static enum status add_label(const struct copy *copy, const struct dataset_sampl
         sample->rule && (sample->rule->folder || (sample->rule->mask && sample->class_folder != LABEL_NONE));
     if (made->in_folder)
         return source_add_label(made, (uint64_t)sample->class_folder);
-    if (!copy->for_target || !copy->dataset.choice.label.given || reads_chosen(made, sample->rule))
+    if (!copy->for_target || !copy->dataset.choice.label.given || copy->dataset.multi_hot ||
+        reads_chosen(made, sample->rule))
         return STATUS_OK;
     const struct source_member *member = &made->members[sample->label];
     enum status status = members_label(sample->rule, member->bytes, member->size, &label);
@@ -407,6 +408,16 @@ static uint64_t dataset_source_label(const void *state, uint64_t number)
     return status == STATUS_OK ? (uint64_t)label : UINT64_MAX;
 }
 
+/* Samples that open() left out have no label. */
+static enum status dataset_source_multi_hot(const void *state, uint64_t number, uint32_t *row)
+{
+    struct copy *copy = ((const struct copy *)state)->self;
+    const struct dataset_sample *sample = sample_at(copy, number);
+    uint32_t classes = copy->dataset.multi_hot_classes;
+    return sample ? plain_multi_hot(&copy->plain, sample, &classes, row)
+                  : status_set(STATUS_FAILED, "sample %llu was left out", (unsigned long long)number);
+}
+
 static void dataset_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     snprintf(texts[0], SOURCE_TEXT_MAX, "%s", sample_at(state, number)->key);
@@ -603,6 +614,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     TRY(open_resizing(request, &copy->resizing, facts));
     TRY(check_masks(request, dataset));
     facts->masks = dataset->masks;
+    facts->multi_hot = dataset->multi_hot;
+    facts->classes = dataset->multi_hot_classes;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;
@@ -657,6 +670,7 @@ const struct source source_dataset = {
     .ask = dataset_source_ask,
     .lost = dataset_source_lost,
     .label = dataset_source_label,
+    .multi_hot = dataset_source_multi_hot,
     .locate = dataset_source_locate,
     .describe = dataset_source_describe,
 };

@@ -874,13 +874,16 @@ static enum status describe_on_threads(void *context)
 {
     struct describing *describing = context;
     const struct synth *synth = describing->synth;
+    if (synth_is_color(synth))
+        return synth_describe_colors(synth, &describing->report);
     return ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms, synth->res,
                         &describing->report);
 }
 
 static struct fdsl_shares shares_of(const struct ifs_shares *from)
 {
-    _Static_assert(FDSL_DARKS == IFS_DARKS, "the limits of fdsl.h are those of the report");
+    _Static_assert(FDSL_DARKS == IFS_DARKS && FDSL_OBJECTS == IFS_OBJECTS_MAX,
+                   "the limits of fdsl.h are those of the report");
     struct fdsl_shares shares = {.mean = from->mean};
     memcpy(shares.quartiles, from->quartiles, sizeof shares.quartiles);
     memcpy(shares.limits, ifs_darks, sizeof shares.limits);
@@ -895,10 +898,10 @@ static enum status check_describing(const struct fdsl_generator *generator,
     if (!generator || !fractals)
         return status_set(STATUS_USAGE, "%s: it is NULL", generator ? "fractals" : "generator");
     TRY(lib_check_size("fractals", fractals->size, sizeof *fractals));
-    return synth_is_ifs(&generator->synth)
+    return synth_is_ifs(&generator->synth) || synth_is_color(&generator->synth)
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "generator: its formula %s has no orbits of the plane to describe; choose "
+                            "generator: its formula %s draws no fractals of the plane to describe; choose "
                             "fractals such as those of the preset fractaldb-1k",
                             formula_names[generator->synth.formula]);
 }
@@ -929,7 +932,13 @@ enum fdsl_status fdsl_describe_fractals(const struct fdsl_generator *generator, 
                                            .overflows = report->overflows,
                                            .overflow_classes = report->overflow_classes,
                                            .cells = shares_of(&report->fill),
-                                           .set_pixels = shares_of(&report->lit)};
+                                           .set_pixels = shares_of(&report->lit),
+                                           .images = report->images,
+                                           .shown_least = report->shown_least,
+                                           .shown_most = report->shown_most,
+                                           .shown_mean = report->shown_mean};
+    if (status == STATUS_OK)
+        memcpy(fractals->objects, report->objects, sizeof fractals->objects);
     return lib_relay(status);
 }
 

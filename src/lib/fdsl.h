@@ -207,7 +207,8 @@ FDSL_API uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fd
 FDSL_API enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator,
                                            struct fdsl_class_table *table);
 
-#define FDSL_DARKS 4
+#define FDSL_DARKS   4
+#define FDSL_OBJECTS 5
 
 /* A share of the pixels of fractals: its distribution over the orbits of all classes. */
 struct fdsl_shares {
@@ -225,11 +226,18 @@ struct fdsl_fractals {
     uint64_t overflows, overflow_classes; /* orbits with a coordinate that is not a number; their classes */
     struct fdsl_shares cells;             /* pixels that an orbit visits */
     struct fdsl_shares set_pixels;        /* expected set pixels of an image of patches */
+    /* Fractals in colour only, which have no orbits: `cells` are then those that an object visits, and
+     * `set_pixels` those of an image that show an object. */
+    uint32_t images;                  /* that were examined; 0: other fractals */
+    uint32_t shown_least, shown_most; /* images that show a class, over the classes */
+    double shown_mean;
+    uint64_t objects[FDSL_OBJECTS]; /* objects[n]: images with n + 1 objects */
 };
 
-/* Computes all orbits of a generator of fractals, after min_lit, and describes them; images need none of
- * this. `threads` as in struct fdsl_config. 25,000 orbits take about 25 seconds of a core. FDSL_INVALID for
- * another formula, or if the library does not know fractals->size. Thread-safe. */
+/* Computes all orbits of a generator of "fractaldb", after min_lit, and describes them; images need none of
+ * this. Of fractals in colour, examines as many images as there are classes. `threads` as in struct
+ * fdsl_config. 25,000 orbits take about 25 seconds of a core. FDSL_INVALID for another formula, or if the
+ * library does not know fractals->size. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_describe_fractals(const struct fdsl_generator *generator, int threads,
                                                  struct fdsl_fractals *fractals);
 
@@ -598,11 +606,11 @@ enum fdsl_field {
     FDSL_TARGETS = 4, /* (count, classes) in f32, only with mixup or cutmix: the weight of each class in the
                        * image. They add up to 1, or to less if one of the two images is masked: its part is
                        * 0 */
-    FDSL_MASKS =
-        5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
-           * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
-           * each pixel shows, 0: background; 255 in all pixels: the sample is masked. If
-           * multi_hot of struct fdsl_stream_info is 1: (count, classes) in u8, the multi-hot labels */
+    FDSL_MASKS = 5 /* (count, height, width) in u8, instead of FDSL_LABELS, if the samples have masks: images
+                    * of a formula such as segrcdb, and data sets with the member mask.png. The class id that
+                    * each pixel shows, 0: background; 255 in all pixels: the sample is masked. If
+                    * multi_hot of struct fdsl_stream_info is 1: (count, classes) in u8, the multi-hot labels
+                    * of multifractal, or those of data sets with the member multihot.npy; 255: as in masks */
 };
 
 /* A dense array, with the layout of struct DLTensor of DLPack: a pointer to this struct is a DLTensor *. */

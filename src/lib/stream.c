@@ -290,10 +290,16 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
 /* Refuses changes of images that their masks cannot follow. */
 static enum status check_mask_changes(const struct fdsl_stream_config *config, const struct dataset *dataset)
 {
-    const char *field = config->rand_augment >= 0 ? "rand_augment"
-                        : config->mixup > 0       ? "mixup"
-                        : config->cutmix > 0      ? "cutmix"
-                                                  : NULL;
+    const bool distorts = config->rand_augment >= 0 && !dataset->multi_hot;
+    const char *field = distorts             ? "rand_augment"
+                        : config->mixup > 0  ? "mixup"
+                        : config->cutmix > 0 ? "cutmix"
+                                             : NULL;
+    if (field && dataset->multi_hot)
+        return status_set(STATUS_USAGE,
+                          "%s: it mixes images, but not their multi-hot labels; leave it at its default, and "
+                          "mix batches in the training loop",
+                          field);
     return field && dataset->masks
                ? status_set(STATUS_USAGE,
                             "%s: it changes images, but not their masks; leave it at its default, or choose "
@@ -586,7 +592,9 @@ static enum status open_set(const struct fdsl_stream_config *config, struct fdsl
     TRY(set_stream_plan_shards(request.dataset, self->order.lanes, self->order.shuffle, request.threads,
                                &request.shard_bytes));
     TRY(allocate_batches(config, self));
-    if (set_stream_masks(&request))
+    if (request.dataset->multi_hot)
+        set_multi_hot(self, request.dataset->multi_hot_classes);
+    else if (set_stream_masks(&request))
         set_masks(self);
     if (self->device < 0)
         return set_stream_open(&request, &self->stream);
@@ -753,7 +761,9 @@ static enum status join_formats(struct fdsl_stream *self)
         const struct fdsl_stream *part = self->parts[k];
         const uint32_t *a = first->info.shape, *b = part->info.shape;
         if (part->info.mask_bytes)
-            return status_set(STATUS_USAGE, "source %u of the mixture has masks, which cannot be mixed", k);
+            return status_set(STATUS_USAGE,
+                              "source %u of the mixture has masks or multi-hot labels, which cannot be mixed",
+                              k);
         if (memcmp(a, b, sizeof first->info.shape) != 0 || part->output.type != first->output.type ||
             part->output.interleaved != first->output.interleaved)
             return status_set(STATUS_USAGE,
@@ -1098,7 +1108,8 @@ static enum status check_masks(const struct fdsl_stream *stream, const char *nam
                ? STATUS_OK
                : status_set(STATUS_USAGE,
                             "%s: the stream has no masks; generated images of some formulas have them, such "
-                            "as segrcdb, and data sets whose samples have the member mask.png",
+                            "as segrcdb, and data sets whose samples have the member mask.png or "
+                            "multihot.npy",
                             name);
 }
 

@@ -79,6 +79,13 @@ static enum status reference_mask(struct stream_reference *reference, const stru
     if (sample->label == sample->members)
         return dataset_lacks(dataset, sample, &dataset->choice.label, "label");
     TRY(reference_read(reference, sample, member));
+    if (dataset->multi_hot) {
+        uint32_t classes = dataset->multi_hot_classes;
+        const uint8_t *label;
+        TRY(members_multi_hot(reference->bytes, member->size, &classes, &label));
+        memcpy(reference->mask, label, classes);
+        return STATUS_OK;
+    }
     return image_fit_mask(fit, &of, reference->bytes, member->size, &reference->scratch, reference->mask);
 }
 
@@ -241,7 +248,7 @@ static enum status fill_request(struct stream_run *run, int threads)
                                &run->request.shard_bytes));
     run->sample_bytes = (size_t)run->request.channels * run->request.depth * run->request.height *
                         run->request.width * dtype_bytes(run->request.type);
-    run->mask_bytes = set_stream_masks(&run->request) ? (size_t)run->request.height * run->request.width : 0;
+    run->mask_bytes = set_stream_mask_bytes(&run->request);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         labels |= has_label(&load->dataset->samples[i]);
     if (labels)

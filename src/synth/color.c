@@ -330,9 +330,10 @@ static void compose(const struct color_view *view, row_function *fill, uint32_t 
     }
 }
 
-static void draw(const struct color_rules *rules, const struct color_system *systems, struct philox_key key,
-                 uint32_t class_index, walk_function *run, row_function *fill, struct scratch *scratch,
-                 uint8_t *canvas)
+/* Draws the rasters of the objects, without the clouds and the palettes. */
+static struct color_view begin_view(const struct color_rules *rules, const struct color_system *systems,
+                                    struct philox_key key, uint32_t class_index, walk_function *run,
+                                    struct scratch *scratch)
 {
     const uint32_t side = color_side(rules), pattern = color_pattern(rules, key);
     struct color_view view = {.objects = color_objects(rules, key),
@@ -350,6 +351,14 @@ static void draw(const struct color_rules *rules, const struct color_system *sys
         view.place[slot] = color_place(rules, key, slot);
         view.grades[slot] = grades;
     }
+    return view;
+}
+
+static void draw(const struct color_rules *rules, const struct color_system *systems, struct philox_key key,
+                 uint32_t class_index, walk_function *run, row_function *fill, struct scratch *scratch,
+                 uint8_t *canvas)
+{
+    const struct color_view view = begin_view(rules, systems, key, class_index, run, scratch);
     draw_sky(key, scratch);
     for (uint32_t slot = 0; slot <= view.objects; slot++)
         for (uint32_t i = 0; i < COLOR_PALETTE; i++)
@@ -367,6 +376,31 @@ void color_draw_plain(const struct color_rules *rules, const struct color_system
                       struct philox_key key, uint32_t class_index, void *scratch, uint8_t *canvas)
 {
     draw(rules, systems, key, class_index, walk_plain, row_plain, scratch, canvas);
+}
+
+struct color_look color_look(const struct color_rules *rules, const struct color_system *systems,
+                             struct philox_key key, uint32_t class_index, void *scratch)
+{
+    const struct color_view view =
+        begin_view(rules, systems, key, class_index, walks[isa_best()], (struct scratch *)scratch);
+    const uint32_t cells = view.side * view.side;
+    struct color_look look = {.objects = view.objects};
+    uint32_t shown = 0;
+    for (uint32_t slot = 0; slot < view.objects; slot++) {
+        uint32_t set = 0;
+        for (uint32_t i = 0; i < cells; i++)
+            set += view.grades[slot][i] != 0;
+        look.fill[slot] = (float)set / (float)cells;
+    }
+    for (uint32_t y = 0; y < view.res; y++)
+        for (uint32_t x = 0; x < view.res; x++) {
+            uint32_t grade = 0;
+            for (uint32_t slot = 0; slot < view.objects && !grade; slot++)
+                grade = color_grade_at(&view, slot, x, y);
+            shown += grade != 0;
+        }
+    look.lit = (float)shown / ((float)view.res * (float)view.res);
+    return look;
 }
 
 void color_multi_hot(const struct color_rules *rules, struct philox_key key, uint8_t *label)

@@ -523,6 +523,17 @@ void color_draw(const struct color_rules *rules, const struct color_system *syst
 void color_draw_plain(const struct color_rules *rules, const struct color_system *systems,
                       struct philox_key key, uint32_t class_index, void *scratch, uint8_t *canvas);
 
+/* What an image shows: per object, the share of the cells of its raster that it visits; and the share of the
+ * pixels of the canvas that show an object instead of clouds. */
+struct color_look {
+    uint32_t objects;
+    float fill[COLOR_OBJECTS_MAX], lit;
+};
+
+/* Looks at an image without drawing it. Arguments are as for color_draw(). */
+struct color_look color_look(const struct color_rules *rules, const struct color_system *systems,
+                             struct philox_key key, uint32_t class_index, void *scratch);
+
 /* Writes the multi-hot label of an image: class_count bytes, 1 if the image shows the class. */
 void color_multi_hot(const struct color_rules *rules, struct philox_key key, uint8_t *label);
 

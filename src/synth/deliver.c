@@ -480,6 +480,30 @@ static void report_written(const char *path, const struct synth *synth)
                    path);
 }
 
+/* Removes the files of targets that an earlier run wrote beside `path` and that this run does not have:
+ * they belong to other images. */
+static enum status remove_others(const char *path, const struct synth *synth)
+{
+    const char *const targets[] = {"masks", "multihot", "points"};
+    const char *const masks = synth_mask_bytes(synth) ? mask_target(synth) : "";
+    char other[PATH_MAX];
+    for (size_t i = 0; i < COUNT_OF(targets); i++) {
+        const bool written =
+            strcmp(targets[i], masks) == 0 || (i == 2 && synth_cloud_bytes(synth)); /* by this run */
+        if (written)
+            continue;
+        TRY(npy_target_path(path, targets[i], other));
+        if (unlink(other) == 0)
+            status_note("removed %s, which belonged to images of an earlier run", other);
+        else if (errno != ENOENT)
+            return status_set(STATUS_FAILED,
+                              "%s: belongs to other images, and cannot be removed: %s; remove it, or choose "
+                              "another --npy",
+                              other, strerror(errno));
+    }
+    return STATUS_OK;
+}
+
 static void abandon(struct npy_files *files)
 {
     file_abandon(&files->images);
@@ -509,7 +533,7 @@ static enum status npy_write_batch(const char *path, const struct synth *synth, 
         TRY(file_end(&files.points));
     TRY(file_end(&files.images));
     report_written(path, synth);
-    return STATUS_OK;
+    return remove_others(path, synth);
 }
 
 /* ---- The files of a batch ---- */

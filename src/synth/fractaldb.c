@@ -4,28 +4,14 @@
 #include "synth/ifs.h"
 #include "synth/ifs_classes.h"
 
-#define COEFFICIENT_MAX 1e6
-
-#define VALUE(name)                                                         \
-    {                                                                       \
-        name, PARAMETER_DOUBLE, -COEFFICIENT_MAX, COEFFICIENT_MAX, .low = 0 \
-    }
+#define VALUE IFS_COEFFICIENT
 #define MAP(m)                                                                                \
     VALUE("a" #m), VALUE("b" #m), VALUE("c" #m), VALUE("d" #m), VALUE("e" #m), VALUE("f" #m), \
-    {                                                                                         \
-        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                              \
-    }
+        IFS_PROBABILITY(m)
 
-/* In the order of struct ifs_system. Values of maps that a class does not have are 0. */
+/* In the order of struct ifs_system. */
 static const struct formula_parameter parameters[] = {
-    {"maps", PARAMETER_INTEGER, 2, IFS_MAPS_MAX, .low = 2},
-    MAP(1),
-    MAP(2),
-    MAP(3),
-    MAP(4),
-    MAP(5),
-    MAP(6),
-    MAP(7),
+    IFS_MAPS_PARAMETER(IFS_MAPS_MAX), MAP(1), MAP(2), MAP(3), MAP(4), MAP(5), MAP(6), MAP(7),
 };
 _Static_assert(COUNT_OF(parameters) == IFS_PARAMETERS, "one parameter per value of a system");
 

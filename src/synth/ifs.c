@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/parallel.h"
 #include "core/timer.h"
@@ -355,6 +357,8 @@ struct ifs_bank {
     struct ifs_bank_facts facts;
     void *file; /* the mapping that has all maps; NULL: each map was allocated */
     size_t file_bytes;
+    int fd;                  /* of this file */
+    struct timespec time;    /* its time of modification when it was verified */
     struct ifs_orbit *known; /* facts of each orbit that is computed */
     uint8_t *maps[];         /* of each orbit; NULL: not computed */
 };
@@ -561,19 +565,38 @@ void ifs_bank_close(struct ifs_bank *bank)
         return;
     for (uint64_t i = 0; !bank->file && i < bank->count; i++)
         free(bank->maps[i]);
-    if (bank->file)
+    if (bank->file) {
         munmap(bank->file, bank->file_bytes);
+        close(bank->fd);
+    }
     pthread_mutex_destroy(&bank->mutex);
     free(bank->known);
     free(bank);
 }
 
-void ifs_bank_adopt(struct ifs_bank *bank, void *file, size_t bytes, const uint8_t *maps,
-                    const uint32_t *facts, double seconds)
+enum status ifs_bank_check(const struct ifs_bank *bank)
+{
+    struct stat info;
+    if (!bank->file)
+        return STATUS_OK;
+    return fstat(bank->fd, &info) == 0 && (uint64_t)info.st_size == bank->file_bytes &&
+                   info.st_mtim.tv_sec == bank->time.tv_sec && info.st_mtim.tv_nsec == bank->time.tv_nsec
+               ? STATUS_OK
+               : status_set(
+                     STATUS_FAILED,
+                     "the file of orbits in %s was changed while it was in use; run again, which checks "
+                     "it and computes it anew if it is damaged",
+                     OPTION_OR_FIELD("--cache-dir", "cache_dir"));
+}
+
+void ifs_bank_adopt(struct ifs_bank *bank, int fd, struct timespec time, void *file, size_t bytes,
+                    const uint8_t *maps, const uint32_t *facts, double seconds)
 {
     const size_t stride = ifs_map_stride(bank->points, bank->res);
     bank->file = file;
     bank->file_bytes = bytes;
+    bank->fd = fd;
+    bank->time = time;
     for (uint64_t i = 0; i < bank->count; i++) {
         bank->maps[i] = (uint8_t *)file + (maps - (const uint8_t *)file) + i * stride; /* not written */
         bank->known[i] = (struct ifs_orbit){facts[i] >> 1, facts[i] & 1};
@@ -694,6 +717,7 @@ enum status ifs_bank_need(struct ifs_bank *bank, const uint64_t *orbits, size_t 
                           .width = fitting < 1       ? 1
                                    : fitting < GROUP ? (uint32_t)fitting
                                                      : GROUP};
+    TRY(ifs_bank_check(bank));
     pthread_mutex_lock(&bank->mutex);
     enum status status = list_missing(orbits, count, &order);
     if (status == STATUS_OK && order.count)

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "core/philox.h"
 #include "core/portable.h"
@@ -315,15 +316,22 @@ static inline size_t ifs_map_stride(bool points, uint32_t res)
     return (ifs_map_bytes(points, res) / IFS_ALIGNMENT + 2) * IFS_ALIGNMENT;
 }
 
-/* Gives an empty bank all its orbits: those of a mapped file of `bytes` bytes, which ifs_bank_close() unmaps.
- * `maps` are ifs_map_stride() bytes each. `facts` has cells * 2 + overflows of each orbit (struct ifs_orbit).
- * `seconds` is the time of getting them. */
-void ifs_bank_adopt(struct ifs_bank *bank, void *file, size_t bytes, const uint8_t *maps,
-                    const uint32_t *facts, double seconds);
+/* Gives an empty bank all its orbits: those of a mapped file of `bytes` bytes, which ifs_bank_close() unmaps
+ * and closes (`fd`). `time` is its time of modification before it was verified. `maps` are ifs_map_stride()
+ * bytes each. `facts` has cells * 2 + overflows of each orbit (struct ifs_orbit). `seconds` is the time of
+ * getting them. */
+void ifs_bank_adopt(struct ifs_bank *bank, int fd, struct timespec time, void *file, size_t bytes,
+                    const uint8_t *maps, const uint32_t *facts, double seconds);
+
+/* Checks that nobody has written to the file of the bank, or truncated it, since it was verified: maps that
+ * were read before are then right. STATUS_FAILED otherwise. A file that was replaced or removed is unchanged.
+ * Without a file, returns STATUS_OK. */
+enum status ifs_bank_check(const struct ifs_bank *bank);
 
 /* Computes those of `count` orbits that the bank does not have yet, on up to `threads` threads. The number of
  * an orbit is the index of its system * ifs_orbits() + its weight. Waits while another thread computes
- * orbits. STATUS_EXHAUSTED if memory is too small; orbits that the bank has stay valid. */
+ * orbits. STATUS_EXHAUSTED if memory is too small; orbits that the bank has stay valid. Otherwise as
+ * ifs_bank_check(). */
 enum status ifs_bank_need(struct ifs_bank *bank, const uint64_t *orbits, size_t count, int threads);
 
 /* Returns the map of an orbit for which ifs_bank_need() has returned STATUS_OK. */

@@ -343,27 +343,13 @@ static enum status list_rows(const struct formula_preset *preset, uint32_t count
 
 /* ---- The formula ---- */
 
-#define COEFFICIENT_MAX 1e6
-#define VALUE(name)                                                         \
-    {                                                                       \
-        name, PARAMETER_DOUBLE, -COEFFICIENT_MAX, COEFFICIENT_MAX, .low = 0 \
-    }
+#define VALUE IFS_COEFFICIENT
 #define MAP(m)                                                                                               \
     VALUE("a" #m), VALUE("b" #m), VALUE("c" #m), VALUE("d" #m), VALUE("e" #m), VALUE("f" #m), VALUE("g" #m), \
-        VALUE("h" #m), VALUE("i" #m), VALUE("j" #m), VALUE("k" #m), VALUE("l" #m),                           \
-    {                                                                                                        \
-        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0                                                             \
-    }
+        VALUE("h" #m), VALUE("i" #m), VALUE("j" #m), VALUE("k" #m), VALUE("l" #m), IFS_PROBABILITY(m)
 
 static const struct formula_parameter parameters[] = {
-    {"maps", PARAMETER_INTEGER, 2, IFS_MAPS_MAX, .low = 2},
-    MAP(1),
-    MAP(2),
-    MAP(3),
-    MAP(4),
-    MAP(5),
-    MAP(6),
-    MAP(7),
+    IFS_MAPS_PARAMETER(IFS_MAPS_MAX), MAP(1), MAP(2), MAP(3), MAP(4), MAP(5), MAP(6), MAP(7),
 };
 _Static_assert(COUNT_OF(parameters) == IFS3D_PARAMETERS, "one parameter per value of a system");
 

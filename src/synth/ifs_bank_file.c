@@ -1,6 +1,7 @@
 /* A bank of orbits (ifs.h) in a cache file. The file has all orbits of a set. It is mapped read-only, so the
  * processes of a machine share its pages. It is written under another name and then renamed, so a mapping
- * stays valid if the file is replaced.
+ * stays valid if the file is replaced. Nobody may write to it: it has no permission for that, and a bank
+ * checks the time of modification before and after each batch (ifs_bank_check()).
  *
  * The file has a header, which is compared as a whole, the maps in the order of the orbits, one 32-bit word
  * of facts per orbit, and a hash of all this. */
@@ -116,14 +117,14 @@ static void take_file(struct kept *kept, bool says, bool *found)
         return;
     const bool fits = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == bytes;
     void *file = fits ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-    close(fd);
     *found = file != MAP_FAILED && is_intact(kept, file);
     if (*found) {
         const uint8_t *maps = (const uint8_t *)file + HEADER_BYTES;
-        ifs_bank_adopt(kept->bank, file, bytes, maps,
+        ifs_bank_adopt(kept->bank, fd, info.st_mtim, file, bytes, maps,
                        (const uint32_t *)(maps + kept->header.orbits * kept->header.stride),
                        timer_now_s() - kept->begin_s);
     } else {
+        close(fd);
         if (file != MAP_FAILED)
             munmap(file, bytes);
         if (says)
@@ -203,6 +204,8 @@ static enum status write_file(const struct kept *kept)
     hash = status == STATUS_OK ? hash_all(kept, facts) : 0;
     if (status == STATUS_OK)
         status = file_add(&writer, &hash, sizeof hash);
+    if (status == STATUS_OK && fchmod(writer.fd, 0444) != 0)
+        status = status_set(STATUS_FAILED, "%s cannot be made read-only: %s", kept->path, strerror(errno));
     if (status == STATUS_OK)
         return file_end(&writer);
     file_abandon(&writer);

@@ -251,8 +251,7 @@ static int compare_shares(const void *a, const void *b)
 
 const double ifs_darks[IFS_DARKS] = {0.001, 0.01, 0.05, 0.2};
 
-/* Computes the distribution of a share of pixels, and sorts it. */
-static struct ifs_shares distribute(float *shares, size_t count)
+struct ifs_shares ifs_distribute(float *shares, size_t count)
 {
     struct ifs_shares of = {0};
     double sum = 0;
@@ -285,8 +284,8 @@ static enum status report_looks(const struct ifs_look *looks, struct ifs_report 
         report->overflows += of_class;
         report->overflow_classes += of_class > 0;
     }
-    report->fill = distribute(shares, all);
-    report->lit = distribute(shares + all, all);
+    report->fill = ifs_distribute(shares, all);
+    report->lit = ifs_distribute(shares + all, all);
     return STATUS_OK;
 }
 
@@ -308,23 +307,50 @@ enum status ifs_describe(const struct ifs_rules *rules, const struct ifs_system 
     return report_looks(looks, report);
 }
 
-static void print_shares(const char *what, const struct ifs_shares *shares, double orbits, FILE *stream)
+/* `of` names what has the shares, such as orbits. */
+static void print_shares(const char *what, const struct ifs_shares *shares, const char *of, double count,
+                         FILE *stream)
 {
     fprintf(stream, "%s: mean %.1f %%, quartiles %.1f %%, %.1f %%, %.1f %%\n", what, 100 * shares->mean,
             100 * shares->quartiles[0], 100 * shares->quartiles[1], 100 * shares->quartiles[2]);
     for (size_t d = 0; d < IFS_DARKS; d++)
-        fprintf(stream, "  below %g %%: %" PRIu64 " orbits (%.1f %%)\n", 100 * ifs_darks[d], shares->below[d],
-                100 * (double)shares->below[d] / orbits);
+        fprintf(stream, "  below %g %%: %" PRIu64 " %s (%.1f %%)\n", 100 * ifs_darks[d], shares->below[d], of,
+                100 * (double)shares->below[d] / count);
 }
 
 void ifs_print_shares(const char *what, float *shares, size_t count, FILE *stream)
 {
-    const struct ifs_shares of = distribute(shares, count);
-    print_shares(what, &of, (double)count, stream);
+    const struct ifs_shares of = ifs_distribute(shares, count);
+    print_shares(what, &of, "orbits", (double)count, stream);
+}
+
+/* Prints the report on fractals in colour. */
+static void print_colors(const char *name, const struct ifs_report *report, FILE *stream)
+{
+    uint64_t objects = 0;
+    fprintf(stream, "%s: %u classes of %.2f maps on average, %u images of %u x %u pixels examined\n", name,
+            (unsigned)report->classes, report->maps, (unsigned)report->images, (unsigned)report->res,
+            (unsigned)report->res);
+    fprintf(stream, "objects per image:");
+    for (uint32_t n = 0; n < IFS_OBJECTS_MAX; n++) {
+        objects += (n + 1) * report->objects[n];
+        if (report->objects[n])
+            fprintf(stream, " %u: %.1f %%;", (unsigned)n + 1,
+                    100 * (double)report->objects[n] / report->images);
+    }
+    fprintf(stream, " mean %.2f\n", (double)objects / report->images);
+    fprintf(stream, "images that show a class: %.2f on average, %u to %u\n", report->shown_mean,
+            (unsigned)report->shown_least, (unsigned)report->shown_most);
+    print_shares("occupied cells", &report->fill, "objects", (double)objects, stream);
+    print_shares("pixels that show objects", &report->lit, "images", report->images, stream);
 }
 
 void ifs_report_print(const char *name, const struct ifs_report *report, FILE *stream)
 {
+    if (report->images) {
+        print_colors(name, report, stream);
+        return;
+    }
     const double orbits = (double)report->classes * report->orbits;
     fprintf(stream,
             "%s: %u classes of %.2f maps on average, %u orbits per class of %u points, %u flips, %u x %u "
@@ -333,8 +359,8 @@ void ifs_report_print(const char *name, const struct ifs_report *report, FILE *s
             (unsigned)report->flips, (unsigned)report->res, (unsigned)report->res);
     fprintf(stream, "overflow: %" PRIu64 " orbits (%.1f %%), of %" PRIu64 " classes\n", report->overflows,
             100 * (double)report->overflows / orbits, report->overflow_classes);
-    print_shares("occupied cells", &report->fill, orbits, stream);
-    print_shares("set pixels of patches", &report->lit, orbits, stream);
+    print_shares("occupied cells", &report->fill, "orbits", orbits, stream);
+    print_shares("set pixels of patches", &report->lit, "orbits", orbits, stream);
 }
 
 /* ---- 1p-frac ---- */

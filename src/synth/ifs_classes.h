@@ -20,6 +20,23 @@ FDSL_C_BEGIN
 /* Converts a system to a class, the inverse of ifs_system(). */
 void ifs_row(const struct ifs_system *system, struct class_row *row);
 
+/* ---- Parameters of the formulas: the number of maps, then of each map its coefficients and probability.
+ * Values of maps that a class does not have are 0 ---- */
+
+#define IFS_MAPS_PARAMETER(most)                     \
+    {                                                \
+        "maps", PARAMETER_INTEGER, 2, most, .low = 2 \
+    }
+#define IFS_PARAMETER(name, most)                       \
+    {                                                   \
+        name, PARAMETER_DOUBLE, -(most), most, .low = 0 \
+    }
+#define IFS_PROBABILITY(m)                       \
+    {                                            \
+        "p" #m, PARAMETER_DOUBLE, 0, 1, .low = 0 \
+    }
+#define IFS_COEFFICIENT(name) IFS_PARAMETER(name, 1e6) /* of fractals in black and white */
+
 /* ---- Search ----
  *
  * The classes of a seed are the candidates of one stream of NumPy's random numbers whose fractal fills enough
@@ -133,12 +150,19 @@ struct ifs_shares {
     uint64_t below[IFS_DARKS]; /* orbits with a smaller share than ifs_darks */
 };
 
+#define IFS_OBJECTS_MAX 5 /* objects of an image in colour */
+
 /* The report of --describe on a set. */
 struct ifs_report {
     uint32_t classes, orbits, points, flips, res; /* orbits: per class; points: per orbit */
     double maps;                                  /* per class, on average */
     uint64_t overflows, overflow_classes;         /* orbits that overflow, and classes with such an orbit */
     struct ifs_shares fill, lit;                  /* of struct ifs_look */
+    /* Fractals in colour only; `fill` and `lit` are then of struct color_look, and there are no orbits. */
+    uint32_t images;                   /* that were examined; 0: other fractals */
+    uint64_t objects[IFS_OBJECTS_MAX]; /* objects[n]: images with n + 1 objects */
+    uint32_t shown_least, shown_most;  /* over the classes: images that show a class */
+    double shown_mean;
 };
 
 /* Computes the report of `count` systems, as ifs_look(). */
@@ -147,6 +171,9 @@ enum status ifs_describe(const struct ifs_rules *rules, const struct ifs_system 
 
 /* Prints the report on the set `name`. */
 void ifs_report_print(const char *name, const struct ifs_report *report, FILE *stream);
+
+/* Computes the distribution of a share of pixels, and sorts `shares`. */
+struct ifs_shares ifs_distribute(float *shares, size_t count);
 
 /* Prints the distribution of a share of pixels of `count` orbits, and sorts `shares`. */
 void ifs_print_shares(const char *what, float *shares, size_t count, FILE *stream);

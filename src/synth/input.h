@@ -202,6 +202,12 @@ size_t synth_solid_scratch_bytes(void);
  * drawing of each weight. STATUS_EXHAUSTED if memory runs out. */
 enum status synth_describe_solids(const char *name, const struct synth *synth, FILE *stream);
 
+struct ifs_report; /* ifs_classes.h */
+
+/* Computes the report of --describe on a set of FAMILY_COLOR: on as many images as there are classes, the
+ * first ones. STATUS_EXHAUSTED if memory runs out. */
+enum status synth_describe_colors(const struct synth *synth, struct ifs_report *report);
+
 /* Writes the numbers of the classes that an image shows, ascending: "3,17". `text` has room for
  * SYNTH_CLASSES_TEXT characters. */
 #define SYNTH_CLASSES_TEXT (11 * COLOR_OBJECTS_MAX)

@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "core/workload.h"
 #include "data/members.h"
+#include "data/mixing.h"
 #include "data/npy.h"
 #include "data/source.h"
 #include "synth/class.h"
@@ -184,6 +185,19 @@ static uint64_t synth_source_label(const void *state, uint64_t number)
     return synth_label(synth, image_of(synth, number));
 }
 
+static enum status synth_source_multi_hot(const void *state, uint64_t number, uint32_t *row)
+{
+    const struct synth *synth = ((const struct maker *)state)->synth;
+    const struct color_rules *rules = &synth->color;
+    const struct philox_key key = synth_image_key(synth, image_of(synth, number));
+    memset(row, 0, multi_hot_words(synth->class_count) * sizeof *row);
+    for (uint32_t slot = 0; slot < color_objects(rules, key); slot++) {
+        const uint32_t k = color_class(rules, key, slot, 0);
+        row[k / 32] |= 1u << k % 32;
+    }
+    return STATUS_OK;
+}
+
 static void synth_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     const struct synth *synth = ((const struct maker *)state)->synth;
@@ -313,12 +327,11 @@ static enum status read_classes(const char *path, int wanted, struct class_row *
 /* Checks that labels are 0 to N - 1. Numbers of classes differ from each other. */
 static enum status check_labels(const struct synth *synth)
 {
-    if (!(formulas[synth->formula]->targets & TARGET_LABEL))
+    if (!(formulas[synth->formula]->targets & (TARGET_LABEL | TARGET_MULTI_HOT)))
         return status_set(STATUS_USAGE,
-                          "an image of the formula %s shows several classes and has a %s instead of a label; "
-                          "choose classes of another formula%s",
-                          formulas[synth->formula]->name, synth_multi_hot(synth) ? "multi-hot label" : "mask",
-                          synth_multi_hot(synth) ? ", such as --preset fractal-color-1k" : "");
+                          "an image of the formula %s shows several classes and has a mask instead of a "
+                          "label; choose classes of another formula",
+                          formulas[synth->formula]->name);
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
             return status_set(STATUS_USAGE,
@@ -430,7 +443,7 @@ static enum status synth_source_open(const struct source_request *request, struc
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
     facts->samples = SOURCE_ENDLESS;
-    facts->classes = maker->synth->rules.shapes > 1 ? 0 : maker->synth->class_count;
+    facts->classes = maker->synth->rules.masked ? 0 : maker->synth->class_count;
     facts->masks = maker->synth->rules.masked;
     if (synth_is_ifs(maker->synth) && maker->synth->points && output->fit != OUTPUT_CROP)
         facts->period = (uint64_t)maker->synth->class_count * ifs_orbits(&maker->synth->ifs) *
@@ -483,5 +496,6 @@ const struct source source_synth = {
     .make = synth_source_make,
     .generate = synth_source_generate,
     .label = synth_source_label,
+    .multi_hot = synth_source_multi_hot,
     .describe = synth_source_describe,
 };

@@ -255,11 +255,11 @@ static enum status check_combination(const struct options *given, const struct s
         return status_option(STATUS_USAGE, "class-format",
                              " has an effect only with --write-classes; add --write-classes DIR");
     const struct formula *formula = formulas[parameters->formula];
-    if (parameters->describe && !formula_is_system(formula))
+    if (parameters->describe && formula->family == FAMILY_LINES)
         return status_option(STATUS_USAGE, "describe",
-                             ": the formula %s %s; drop it, or choose fractals, such as with --preset "
-                             "fractaldb-1k",
-                             formula->name, synth_is_color(synth) ? "keeps no orbits" : "draws no fractals");
+                             ": the formula %s draws no fractals; drop it, or choose fractals, such as with "
+                             "--preset fractaldb-1k",
+                             formula->name);
     if (parameters->cache_dir && !options_given(given, "variant") &&
         (parameters->describe || parameters->files.write_classes))
         return status_option(STATUS_USAGE, "cache-dir", " has no effect without --variant; drop it");
@@ -663,7 +663,9 @@ static enum status synth_describe(const void *input)
         return synth_describe_solids(parameters->class_file ? parameters->class_file : parameters->preset,
                                      synth, stdout);
     struct ifs_report report;
-    TRY(ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms, synth->res, &report));
+    TRY(synth_is_color(synth) ? synth_describe_colors(synth, &report)
+                              : ifs_describe(&synth->ifs, synth->systems, synth->class_count, synth->uniforms,
+                                             synth->res, &report));
     ifs_report_print(parameters->class_file ? parameters->class_file : parameters->preset, &report, stdout);
     return STATUS_OK;
 }

@@ -72,6 +72,7 @@ void data_close(struct data *data)
     for (int part = 0; part < DATA_PARTS; part++) {
         free(data->sets[part].values);
         free(data->sets[part].labels);
+        free(data->sets[part].multi_hot);
     }
     close_source(data);
     rows_close(data);
@@ -127,15 +128,17 @@ static int end_part(const struct data_request *request)
 /* ---- Generated during training ---- */
 
 /* Generates the labels of all training samples, also of those that are not in memory. */
-static enum status label_all(const struct source_reader *reader, uint64_t count, struct data_set *set)
+static enum status label_all(const struct source_reader *reader, uint64_t count, struct data *data)
 {
+    struct data_set *set = &data->sets[DATA_TRAIN];
     if (count > set->count)
-        TRY(data_check_memory(count - set->count, sizeof *set->labels, "--train-size"));
-    uint32_t *labels = realloc(set->labels, count * sizeof *labels);
-    TRY(ALLOCATED(labels, "out of memory for %" PRIu64 " labels; lower --train-size", count));
-    set->labels = labels;
-    for (uint64_t n = set->count; n < count; n++)
-        labels[n] = (uint32_t)reader->source->label(reader->state, n);
+        TRY(data_check_memory(count - set->count, data_label_bytes(data), "--train-size"));
+    TRY(data_room_for_labels(data, count, "--train-size", set));
+    for (uint64_t n = set->count; n < count; n++) {
+        set->labels[n] = data->multi_hot ? (uint32_t)n : (uint32_t)reader->source->label(reader->state, n);
+        if (data->multi_hot)
+            TRY(reader->source->multi_hot(reader->state, n, data_multi_hot(data, set, n)));
+    }
     set->count = (uint32_t)count;
     return STATUS_OK;
 }
@@ -155,7 +158,7 @@ static enum status fill_synth(const struct data_request *request, struct source_
     int threads = request->resources.threads;
     if (!request->test_only) {
         TRY(data_fill(reader, (struct data_range){0, held, -1}, held, threads, data, DATA_TRAIN));
-        TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
+        TRY(label_all(reader, train, data));
         data->held = (uint32_t)held;
         data->measured = (uint32_t)measured;
     }
@@ -220,6 +223,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
         source_open("synth", &(struct source_request){.parameters = &values, .resources = request->resources},
                     &source->reader);
     data->gray = !source->reader.facts.colors;
+    data->multi_hot = source->reader.facts.multi_hot;
     if (status == STATUS_OK)
         status = take_classes(request, source->reader.facts.classes, data);
     if (status == STATUS_OK)
@@ -323,8 +327,7 @@ static void tell_skipped(const struct data_request *request, const struct source
 /* ---- Samples that are read during training ---- */
 
 /* Sets the labels of the training set, and what data_stream() needs, from the list of its samples. */
-static enum status take_list(const struct data_list *list, const struct source_reader *reader,
-                             struct data *data)
+static enum status take_list(struct data_list *list, const struct source_reader *reader, struct data *data)
 {
     struct data_source *source = data->source;
     struct data_set *set = &data->sets[DATA_TRAIN];
@@ -338,6 +341,8 @@ static enum status take_list(const struct data_list *list, const struct source_r
             (uint32_t)(source_dataset_sample(reader, list->numbers[i]) - source_dataset_set(reader)->samples);
     memcpy(source->labels, list->labels, list->count * sizeof *list->labels);
     memcpy(set->labels, list->labels, list->count * sizeof *list->labels);
+    set->multi_hot = list->multi_hot;
+    list->multi_hot = NULL;
     for (uint32_t i = 0; i < list->count; i++)
         data_note_label(set, list->labels[i], list->numbers[i]);
     set->count = list->count;
@@ -372,6 +377,7 @@ static enum status list_training_set(const struct data_request *request, struct 
     }
     free(list.numbers);
     free(list.labels);
+    free(list.multi_hot);
     return status;
 }
 
@@ -435,16 +441,18 @@ static enum status open_generated_stream(const struct data *data, const struct d
                                          struct stream **stream)
 {
     const struct data_set *set = &data->sets[DATA_TRAIN];
-    struct generated_stream_request with = {.fresh = data->fresh,
-                                            .count = set->count,
-                                            .labels = set->labels,
-                                            .sample_bytes = data_stored_bytes(data, DATA_TRAIN),
-                                            .type = data->type,
-                                            .plan = request->plan,
-                                            .ahead = data->ahead,
-                                            .held = request->held,
-                                            .allocate = request->allocate,
-                                            .deallocate = request->deallocate};
+    struct generated_stream_request with = {
+        .fresh = data->fresh,
+        .count = set->count,
+        .labels = set->labels,
+        .sample_bytes = data_stored_bytes(data, DATA_TRAIN),
+        .mask_bytes = data->multi_hot && data->feed == DATA_LIVE ? data->classes : 0,
+        .type = data->type,
+        .plan = request->plan,
+        .ahead = data->ahead,
+        .held = request->held,
+        .allocate = request->allocate,
+        .deallocate = request->deallocate};
     *stream = NULL;
     if (data->feed == DATA_LOAD) {
         TRY(rows_generator(data, request->threads, &with.generator));
@@ -537,6 +545,11 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
 {
     const uint32_t samples = data->sets[DATA_TRAIN].count;
     uint32_t masked = 0;
+    for (uint32_t j = 0; batch->masks && data->multi_hot && j < batch->samples.count; j++) {
+        uint32_t *row = data_multi_hot(data, &data->sets[DATA_TRAIN], batch->numbers[j] % samples);
+        for (uint32_t w = 0; w < multi_hot_words(data->classes); w++)
+            row[w] = multi_hot_pack(batch->masks + (size_t)j * data->classes, data->classes, w);
+    }
     for (uint32_t j = 0; data->mixture && j < batch->samples.count; j++) {
         data->sets[DATA_TRAIN].labels[batch->numbers[j]] =
             batch->labels[j] == STREAM_MASKED ? DATA_MASKED : (uint32_t)batch->labels[j];
@@ -603,6 +616,35 @@ static enum status check_size(const struct data_request *request, int part, uint
                                 : "");
 }
 
+/* Takes the number of classes of multi-hot labels, which both sets must have. */
+static enum status take_multi_hot(const struct data_request *request,
+                                  const struct source_reader readers[DATA_PARTS], struct data *data)
+{
+    const bool tests = readers[DATA_TEST].state && readers[DATA_TRAIN].state;
+    const struct source_facts *train = &readers[readers[DATA_TRAIN].state ? DATA_TRAIN : DATA_TEST].facts;
+    const struct source_facts *test = &readers[tests ? DATA_TEST : DATA_TRAIN].facts;
+    uint32_t classes = train->classes ? train->classes : test->classes; /* a set without samples has none */
+    data->multi_hot = train->multi_hot;
+    if (tests && train->multi_hot != test->multi_hot)
+        return status_set(STATUS_USAGE,
+                          "the samples of the %s set have multi-hot labels ('" MULTI_HOT_MEMBER
+                          "'), but those of the other set have one class each; use sets of one "
+                          "kind",
+                          train->multi_hot ? "training" : "test");
+    if (!data->multi_hot)
+        return STATUS_OK;
+    if (tests && test->classes && test->classes != classes)
+        return status_set(STATUS_USAGE,
+                          "the multi-hot labels of the training set have %" PRIu32 " classes, but "
+                          "those of the test set %" PRIu32 "; use sets of the same classes",
+                          classes, test->classes);
+    if (request->classes && request->classes != classes)
+        return status_number(STATUS_USAGE, "classes", (double)request->classes,
+                             ": the multi-hot labels have %" PRIu32 " classes; drop --classes", classes);
+    data->classes = classes;
+    return STATUS_OK;
+}
+
 /* Checks the sizes of both parts before samples are read. */
 static enum status check_sizes(const struct data_request *request,
                                const struct source_reader readers[DATA_PARTS], bool split)
@@ -655,6 +697,8 @@ static enum status read_datasets(const struct data_request *request, const char 
     if (status == STATUS_OK && records)
         status = take_raw_shape(readers, records->name, data);
     data->split = !paths[DATA_TEST] && !request->train_only;
+    if (status == STATUS_OK)
+        status = take_multi_hot(request, readers, data);
     if (status == STATUS_OK)
         status = check_sizes(request, readers, data->split);
     for (int part = first_part(request); status == STATUS_OK && part < end_part(request); part++)
@@ -891,19 +935,30 @@ static uint64_t hash_listed(const struct data *data)
 }
 #endif
 
+#ifdef HAVE_XXHASH
+/* Adds the labels of a set to a hash of its samples. */
+static uint64_t hash_labels(const struct data *data, const struct data_set *set, uint64_t hash)
+{
+    hash = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, hash);
+    return data->multi_hot
+               ? XXH3_64bits_withSeed(set->multi_hot,
+                                      set->count * (data_label_bytes(data) - sizeof *set->labels), hash)
+               : hash;
+}
+#endif
+
 static void identify(struct data *data)
 {
 #ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         if (part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows)) {
-            data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels,
-                                                      data->rows ? rows_hash(data) : hash_listed(data));
+            data->hashes[part] = hash_labels(data, set, data->rows ? rows_hash(data) : hash_listed(data));
             continue;
         }
         uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *
                                                        data_stored_bytes(data, (enum data_part)part));
-        data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
+        data->hashes[part] = hash_labels(data, set, values);
     }
 #else
     (void)data; /* without xxHash, there are no checkpoints, and ranks do not compare their data */
@@ -919,7 +974,7 @@ static enum status claim_all(const struct data_request *request, struct data *da
         const uint64_t count = generated_size(request, part);
         const bool stored = part == DATA_TEST || data->feed == DATA_STORED;
         TRY(data_check_memory(count,
-                              stored ? data_stored_bytes(data, (enum data_part)part) : sizeof(uint32_t),
+                              stored ? data_stored_bytes(data, (enum data_part)part) : data_label_bytes(data),
                               data_size_options[part]));
         data->sets[part].count = (uint32_t)count;
     }
@@ -963,6 +1018,21 @@ enum status data_open(const struct data_request *request, struct data *data)
 
 #define FEW 100 /* with fewer test samples, one sample changes the accuracy by more than 1 % */
 
+/* Adds `by` to `seen` for each class of a sample. Returns how many of these classes were not seen before. */
+static uint32_t see_classes(const struct data *data, const struct data_set *set, uint32_t i, uint32_t by,
+                            uint32_t *seen)
+{
+    const uint32_t label = set->labels[i];
+    const bool several = set->multi_hot && label != DATA_MASKED;
+    uint32_t unseen = 0;
+    for (uint32_t k = several ? 0 : label; k < data->classes; k = several ? k + 1 : data->classes)
+        if (target_has(set->multi_hot, data->classes, label, k)) {
+            unseen += seen[k] == 0;
+            seen[k] += by;
+        }
+    return unseen;
+}
+
 void data_warn_of_classes(const struct data *data, const char *name, bool whole)
 {
     if (data_is_generated(name))
@@ -971,12 +1041,9 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
     uint32_t *seen = calloc(data->classes, sizeof *seen);
     uint32_t missing = 0, unseen = 0, first = 0, single = 0;
     for (uint32_t i = 0; seen && i < train->count; i++)
-        if (train->labels[i] != DATA_MASKED)
-            seen[train->labels[i]]++;
-    for (uint32_t i = 0; seen && i < test->count; i++) {
-        missing += seen[test->labels[i]] == 0;
-        seen[test->labels[i]] += 2; /* so 1 means: one training sample and no test sample */
-    }
+        see_classes(data, train, i, 1, seen);
+    for (uint32_t i = 0; seen && i < test->count; i++) /* then 1 means: one training and no test sample */
+        missing += see_classes(data, test, i, 2, seen);
     for (uint32_t c = data->classes; whole && seen && c-- > 0;) {
         single += seen[c] == 1;
         if (seen[c] == 0) {

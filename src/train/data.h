@@ -16,6 +16,7 @@
 #include "data/random_draws.h"
 #include "data/image.h"
 #include "data/members.h"
+#include "data/mixing.h"
 #include "data/stream_state.h"
 #include "train/model.h"
 
@@ -45,6 +46,9 @@ struct data_set {
     uint32_t skipped; /* broken samples that were left out, also by the source when it was opened */
     void *values;     /* owned */
     uint32_t *labels; /* owned; each less than data->classes, or DATA_MASKED */
+    /* Owned; NULL: each sample has one class. Otherwise samples have multi-hot labels (data/mixing.h), and
+     * the label of sample n is the number of its row in this array: n, or DATA_MASKED. */
+    uint32_t *multi_hot;
     /* If the samples were read from files: the largest label, and, if it is not 0, the number in the source
      * of the first sample that has it. */
     uint32_t largest;
@@ -55,6 +59,7 @@ struct data {
     struct shape shape; /* of the samples of the network */
     enum dtype type;
     uint32_t classes;
+    bool multi_hot;         /* samples have multi-hot labels: see struct data_set */
     struct image_fit fit;   /* how images are resized; fit.res is 0 if they keep their size. With
                                FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped again in
                                every epoch (train/augment.h); test samples are resized. With DATA_LOAD, the
@@ -87,7 +92,8 @@ struct data {
 
     /* The source of training samples. With DATA_LIVE, sample n of epoch e, counted from 0, is the generator's
      * sample number n + e * fresh. With fresh = 0, all epochs have the same samples. Otherwise each epoch has
-     * new samples with the same labels. The test set contains none of these samples. */
+     * new samples: with the same labels, or with new multi-hot labels, which the feed of an engine writes
+     * over the rows of data_set.multi_hot. The test set contains none of these samples. */
     enum data_feed feed;
     uint64_t fresh;
     struct data_source *source; /* owned; DATA_LIVE and DATA_LOAD only: the source of data_generator() and
@@ -104,6 +110,18 @@ struct data {
         double values, squares; /* of the values and their squares */
     } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */
 };
+
+/* Returns whether a sample with this label shows class `k`. `rows` are those of data_set.multi_hot. */
+FDSL_HD bool target_has(const uint32_t *rows, uint32_t classes, uint32_t label, uint32_t k)
+{
+    return rows ? label != DATA_MASKED && multi_hot_has(rows, classes, label, k) : label == k;
+}
+
+/* Returns the multi-hot label of sample `sample` of a set: multi_hot_words() words. */
+static inline uint32_t *data_multi_hot(const struct data *data, const struct data_set *set, uint64_t sample)
+{
+    return set->multi_hot + sample * multi_hot_words(data->classes);
+}
 
 /* Returns the number of samples of a set that are in memory (in `values`). */
 static inline uint32_t data_held(const struct data *data, enum data_part part)
@@ -303,7 +321,8 @@ bool data_read_covers(const struct data *data, uint32_t epoch, uint32_t number);
 enum status data_stream_state(const struct data *data, struct stream_state *state);
 
 /* Sets the labels of the samples in a batch of a stream to their values, or to DATA_MASKED if the samples are
- * masked. Returns the number of masked samples among the first `count` of the batch. */
+ * masked. Of live samples, sets the multi-hot labels. Returns the number of masked samples among the first
+ * `count` of the batch. */
 uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count);
 
 /* Creates a generator of the training samples. data->feed must be DATA_LIVE. `data` must outlive the

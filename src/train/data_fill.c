@@ -82,6 +82,20 @@ static enum status decode(const struct data *data, enum data_part part, const st
                       member->extension);
 }
 
+/* Reads the multi-hot label of a sample to `row`. */
+static enum status read_multi_hot(const struct data *data, const struct source_sample *sample, uint32_t *row)
+{
+    const struct source_member *member = source_member(sample, MULTI_HOT_MEMBER);
+    uint32_t classes = data->classes;
+    const uint8_t *label;
+    if (!member)
+        return status_set(STATUS_FAILED, "it has no multi-hot label ('" MULTI_HOT_MEMBER "')");
+    TRY(members_multi_hot(member->bytes, member->size, &classes, &label));
+    for (uint32_t w = 0; w < multi_hot_words(classes); w++)
+        row[w] = multi_hot_pack(label, classes, w);
+    return STATUS_OK;
+}
+
 static enum status read_label(const struct data *data, const struct source_sample *sample, int32_t *label)
 {
     const struct source_member *member;
@@ -170,6 +184,20 @@ static enum status check_shape(const struct data *data, enum data_part part, con
                             DATA_CHANNELS_MAX);
 }
 
+enum status data_room_for_labels(const struct data *data, uint64_t count, const char *option,
+                                 struct data_set *set)
+{
+    uint32_t *labels = realloc(set->labels, count * sizeof *labels), *rows = NULL;
+    if (labels)
+        set->labels = labels;
+    if (data->multi_hot)
+        rows = realloc(set->multi_hot, count * multi_hot_words(data->classes) * sizeof *rows);
+    if (rows)
+        set->multi_hot = rows;
+    return ALLOCATED(labels && (rows || !data->multi_hot), "out of memory for %" PRIu64 " labels; lower %s",
+                     count, option);
+}
+
 /* The capacity of a growing set: the current and the maximum number of samples, and the option that sets the
  * maximum. */
 struct room {
@@ -195,15 +223,11 @@ static enum status make_room(const struct data *data, enum data_part part, struc
         return STATUS_OK;
     uint64_t wanted = known ? room->most : 2 * room->now + CHUNK;
     wanted = wanted < room->most ? wanted : room->most;
-    TRY(data_check_memory(wanted - room->now, bytes + sizeof *set->labels, room->option));
+    TRY(data_check_memory(wanted - room->now, bytes + data_label_bytes(data), room->option));
     void *values = realloc(set->values, wanted * bytes);
-    if (values)
-        set->values = values;
-    uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
-    if (!labels)
-        return status_set(STATUS_EXHAUSTED, "out of memory for %" PRIu64 " samples; lower %s", wanted,
-                          room->option);
-    set->labels = labels;
+    TRY(ALLOCATED(values, "out of memory for %" PRIu64 " samples; lower %s", wanted, room->option));
+    set->values = values;
+    TRY(data_room_for_labels(data, wanted, room->option, set));
     room->now = wanted;
     return STATUS_OK;
 }
@@ -248,11 +272,12 @@ static enum status store(const struct intake *batch, uint64_t i, struct image_sc
     const struct data *data = batch->data;
     const struct data_set *set = &data->sets[batch->part];
     struct image image;
-    int32_t label;
+    int32_t label = (int32_t)(set->count + i);
     TRY(decode(data, batch->part, &batch->samples[i], batch->numbers[i], scratch, &image));
     TRY(check_shape(data, batch->part, &image));
     TRY(image_check_finite(&image));
-    TRY(read_label(data, &batch->samples[i], &label));
+    TRY(data->multi_hot ? read_multi_hot(data, &batch->samples[i], data_multi_hot(data, set, set->count + i))
+                        : read_label(data, &batch->samples[i], &label));
     image_store(&image, (uint8_t *)set->values + (set->count + i) * data_stored_bytes(data, batch->part));
     set->labels[set->count + i] = (uint32_t)label;
     return STATUS_OK;
@@ -346,13 +371,18 @@ static void remove_first(struct intake *batch)
 /* Moves a sample that was stored at index `from` of the batch to index `to` <= `from`. */
 static void move_sample(const struct intake *batch, uint64_t to, uint64_t from)
 {
-    const struct data_set *set = &batch->data->sets[batch->part];
-    const size_t bytes = data_stored_bytes(batch->data, batch->part);
+    const struct data *data = batch->data;
+    const struct data_set *set = &data->sets[batch->part];
+    const size_t bytes = data_stored_bytes(data, batch->part);
     uint8_t *values = (uint8_t *)set->values + set->count * bytes;
     if (to == from)
         return;
     memcpy(values + to * bytes, values + from * bytes, bytes);
-    set->labels[set->count + to] = set->labels[set->count + from];
+    if (data->multi_hot)
+        memcpy(data_multi_hot(data, set, set->count + to), data_multi_hot(data, set, set->count + from),
+               multi_hot_words(data->classes) * sizeof *set->multi_hot);
+    else
+        set->labels[set->count + to] = set->labels[set->count + from];
 }
 
 /* Sets the shape of both sets, if it is not known yet. Removes broken samples from the batch. */
@@ -608,6 +638,21 @@ static enum status mask_label(const struct source_reader *reader, uint64_t numbe
     return tolerate(data, status);
 }
 
+/* Appends a sample with a multi-hot label to the list, which has room for it. */
+static enum status list_multi_hot(const struct source_reader *reader, uint64_t number,
+                                  const struct data *data, struct data_list *list)
+{
+    uint32_t *const row = list->multi_hot + (size_t)list->count * multi_hot_words(data->classes);
+    const enum status status = reader->source->multi_hot(reader->state, number, row);
+    TRY(tolerate(data, status));
+    list->numbers[list->count] = number;
+    list->labels[list->count] = status == STATUS_OK ? list->count : DATA_MASKED;
+    if (status != STATUS_OK && list->masked++ == 0)
+        status_warn("masked in the %s set: %s", set_names[DATA_TRAIN], status_text());
+    list->count++;
+    return STATUS_OK;
+}
+
 /* Appends a sample of the source to the list, which has room for it. */
 static enum status list_sample(const struct source_reader *reader, uint64_t number, const struct data *data,
                                struct data_list *list)
@@ -639,16 +684,19 @@ enum status data_list_samples(struct source_reader *reader, struct data_range ra
     range.count = range.count ? range.count : reader->facts.samples;
     TRY(choose(&tolerant, range, limit, &chosen));
     const uint64_t count = count_taken(reader, range, limit, chosen);
-    TRY(data_check_memory(count, sizeof *list->numbers + sizeof *list->labels, "--train-size"));
+    TRY(data_check_memory(count, sizeof *list->numbers + data_label_bytes(data), "--train-size"));
     list->numbers = malloc((count + 1) * sizeof *list->numbers);
     list->labels = malloc((count + 1) * sizeof *list->labels);
-    TRY(ALLOCATED(list->numbers && list->labels, "out of memory for a list of samples"));
+    if (data->multi_hot)
+        list->multi_hot = calloc(count + 1, data_label_bytes(data));
+    TRY(ALLOCATED(list->numbers && list->labels && (list->multi_hot || !data->multi_hot),
+                  "out of memory for a list of samples"));
     uint64_t asked = range.first;
     for (uint64_t at = 0; list->count < count; at++) {
         if (!reader->facts.class_folders) /* otherwise, no file is read */
             source_ask(reader->source, reader->state, &asked, range.first + range.count);
         if (takes(reader, range, chosen, at))
-            TRY(list_sample(reader, range.first + at, data, list));
+            TRY((data->multi_hot ? list_multi_hot : list_sample)(reader, range.first + at, data, list));
     }
     if (list->masked > 0)
         status_warn("%" PRIu32 " training sample%s no label that can be read, and %s masked", list->masked,
@@ -665,8 +713,8 @@ static enum status measure_batch(struct intake *batch)
     TRY(find_shape(batch));
     if (batch->count > 0 && !set->values) {
         set->values = malloc(MEASURED_AT_ONCE * data->sample_bytes);
-        set->labels = malloc(MEASURED_AT_ONCE * sizeof *set->labels);
-        TRY(ALLOCATED(set->values && set->labels, "out of memory for %d samples", MEASURED_AT_ONCE));
+        TRY(ALLOCATED(set->values, "out of memory for %d samples", MEASURED_AT_ONCE));
+        TRY(data_room_for_labels(data, MEASURED_AT_ONCE, "--batch", set));
     }
     parallel_for(batch->threads, batch->count, try_to_store, batch);
     for (uint64_t i = 0; i < batch->count; i++) {
@@ -718,6 +766,7 @@ enum status data_measure(struct source_reader *reader, const struct data_list *l
         image_scratch_close(&scratch[i]);
     free(set->values);
     free(set->labels);
+    free(set->multi_hot);
     *set = (struct data_set){0};
     if (status == STATUS_OK && data->measured == 0 && list->count > 0)
         status = status_set(STATUS_FAILED,

@@ -19,8 +19,9 @@ struct data_range {
 
 /* Samples of a source, by their numbers, and their labels. */
 struct data_list {
-    uint64_t *numbers; /* owned */
-    uint32_t *labels;  /* owned; DATA_MASKED if a label is broken */
+    uint64_t *numbers;   /* owned */
+    uint32_t *labels;    /* owned; DATA_MASKED if a label is broken */
+    uint32_t *multi_hot; /* owned; as in struct data_set */
     uint32_t count, masked;
 };
 
@@ -31,10 +32,21 @@ FDSL_C_BEGIN
  * the memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
+/* Returns the bytes of a sample's label, with its multi-hot label. */
+static inline size_t data_label_bytes(const struct data *data)
+{
+    return sizeof(uint32_t) * (1 + (data->multi_hot ? multi_hot_words(data->classes) : 0));
+}
+
+/* Makes room for the labels of `count` samples in a set, and keeps those that it has. STATUS_EXHAUSTED if
+ * memory runs out; the message suggests lowering `option`. */
+enum status data_room_for_labels(const struct data *data, uint64_t count, const char *option,
+                                 struct data_set *set);
+
 /* Notes the label of sample `number` of the source, if it is the largest of the set so far. */
 static inline void data_note_label(struct data_set *set, uint32_t label, uint64_t number)
 {
-    if (label == DATA_MASKED || label <= set->largest)
+    if (label == DATA_MASKED || set->multi_hot || label <= set->largest)
         return;
     set->largest = label;
     set->largest_number = number;

@@ -331,6 +331,10 @@ static enum status open_source(const struct data_request *request, struct data_m
                           "folder or a URL",
                           name, own.name ? own.name : "");
     TRY(status_prefix(data_open(&own, data), "--mix: source '%s'", name));
+    if (data->multi_hot)
+        return status_set(STATUS_USAGE,
+                          "--mix: source '%s' has multi-hot labels, which cannot be mixed; use --feed %s",
+                          name, k == mixture->mix.generated ? "live" : "load");
     return !data->rows ? STATUS_OK
                        : status_set(STATUS_USAGE,
                                     "--mix: source '%s' has rows of embeddings, which cannot be mixed; use "

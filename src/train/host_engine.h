@@ -15,9 +15,10 @@ static inline train_real sample_loss_binary(const struct train *train, const tra
 {
     uint32_t classes = train->model->classes;
     const train_real weight = target_weight(target);
+    const uint32_t *const rows = train->data->sets[DATA_TRAIN].multi_hot;
     train_real loss = 0;
     for (uint32_t k = 0; k < classes; k++) {
-        const train_real wanted = target_of(target, train->smoothing, classes, k);
+        const train_real wanted = target_of(target, rows, train->smoothing, classes, k);
         loss += loss_binary_weighted(logits[k], wanted, weight, &delta[k]);
         delta[k] /= (train_real)classes * (train_real)count;
     }
@@ -50,7 +51,7 @@ static inline train_real sample_loss(const struct train *train, const train_real
         sum += TRAIN_EXP(logits[k] - most);
     for (uint32_t k = 0; k < classes; k++) {
         train_real log_p = logits[k] - most - TRAIN_LOG(sum);
-        train_real wanted = target_of(target, train->smoothing, classes, k);
+        train_real wanted = target_of(target, NULL, train->smoothing, classes, k);
         loss -= wanted * log_p;
         delta[k] = (weight * TRAIN_EXP(log_p) - wanted) / (train_real)count;
     }
@@ -65,6 +66,15 @@ static inline uint32_t largest_logit(const train_real *logits, uint32_t classes)
         if (logits[k] > logits[best])
             best = k;
     return best;
+}
+
+/* Returns whether a training sample is classified correctly: it shows the class of the largest logit. */
+static inline bool sample_correct(const struct train *train, const train_real *logits,
+                                  const struct target *target)
+{
+    const uint32_t classes = train->model->classes;
+    return target_has(train->data->sets[DATA_TRAIN].multi_hot, classes, target->label,
+                      largest_logit(logits, classes));
 }
 
 /* ---- Progress ---- */

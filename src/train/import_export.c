@@ -403,7 +403,7 @@ static void step_fill(const struct train *train, struct step_parts *parts)
         parts->labels[j] = target.label == DATA_MASKED ? MASKED_LABEL : (int64_t)target.label;
         for (uint32_t k = 0; k < data->classes; k++)
             parts->targets[(size_t)j * data->classes + k] =
-                target_of(&target, train->smoothing, data->classes, k);
+                target_of(&target, data->sets[DATA_TRAIN].multi_hot, train->smoothing, data->classes, k);
     }
 }
 
@@ -449,17 +449,20 @@ static void step_add(struct step_parts *parts, const char *name, const char *typ
     }
 }
 
-/* Describes the tensors: inputs, labels, targets, loss, dropout factors, parameters before and after,
- * gradients. */
-static void step_describe(const struct model *model, const struct train_state *before,
+/* Describes the tensors: inputs, labels (unless they are multi-hot), targets, loss, dropout factors,
+ * parameters before and after, gradients. */
+static void step_describe(const struct train *train, const struct train_state *before,
                           struct step_parts *parts)
 {
+    const struct model *model = train->model;
+    const bool several = train->data->multi_hot;
     const struct shape *in = &model->input;
     const uint64_t volume[] = {parts->count, in->channels, in->depth, in->height, in->width};
     const uint64_t picture[] = {parts->count, in->channels, in->height, in->width};
     step_add(parts, "inputs", "F32", parts->inputs, sizeof(float), model->volumetric ? 5 : 4,
              model->volumetric ? volume : picture);
-    step_add(parts, "labels", "I64", parts->labels, sizeof(int64_t), 1, volume);
+    if (!several) /* otherwise, `targets` tell the classes */
+        step_add(parts, "labels", "I64", parts->labels, sizeof(int64_t), 1, volume);
     step_add(parts, "targets", "F32", parts->targets, sizeof(float), 2,
              (const uint64_t[]){parts->count, model->classes});
     step_add(parts, "loss", "F64", &parts->loss, sizeof parts->loss, 0, NULL);
@@ -503,7 +506,7 @@ enum status export_step(const struct train *train, const struct engine *engine, 
         status = engine->get(state, &parts->after);
     if (status == STATUS_OK) {
         parts->loss = totals.loss / (double)totals.samples;
-        step_describe(train->model, before, parts);
+        step_describe(train, before, parts);
         status = write_tensors(path, identity, NULL, parts->tensors, parts->tensor_count);
     }
     step_free(parts);
@@ -550,6 +553,9 @@ enum status export_data(const struct train *train, const float *initial, const s
         return status_set(STATUS_USAGE,
                           "--export-data cannot write the samples of --fit random-resized-crop; "
                           "use --fit resize or crop");
+    if (data->multi_hot)
+        return status_set(STATUS_USAGE, "--export-data writes one class per sample, but these samples have "
+                                        "multi-hot labels; drop it");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};
@@ -646,27 +652,35 @@ static void to_pixels(const struct data *data, const float *values, uint8_t *pix
     }
 }
 
-/* Writes a label as it occurs in the name of a file. */
-static void name_label(uint32_t label, char name[16])
+#define LABEL_NAME 64
+
+/* Writes a label as it occurs in the name of a file: several classes as 3.17.40, the first ones that fit. */
+static void name_label(const struct data *data, uint32_t label, char name[LABEL_NAME])
 {
+    const uint32_t *const rows = data->sets[DATA_TRAIN].multi_hot;
+    *name = '\0';
     if (label == DATA_MASKED)
-        snprintf(name, 16, "masked");
-    else
-        snprintf(name, 16, "%u", label);
+        snprintf(name, LABEL_NAME, "masked");
+    else if (!rows)
+        snprintf(name, LABEL_NAME, "%u", label);
+    for (uint32_t k = 0; rows && label != DATA_MASKED && k < data->classes; k++)
+        if (target_has(rows, data->classes, label, k) && strlen(name) < LABEL_NAME - 12)
+            text_join(name, LABEL_NAME, ".", "%u", k);
 }
 
 /* Writes the image of the sample at `index` of the step. The name of the file has the index and the label:
  * LABEL+OTHER if two samples are mixed, and "masked" for a broken sample. */
-static enum status write_png(const struct shape *shape, const uint8_t *pixels, uint32_t index,
+static enum status write_png(const struct data *data, const uint8_t *pixels, uint32_t index,
                              const struct target *target, const char *folder)
 {
+    const struct shape *shape = &data->shape;
     const bool mixed = target->share < 1;
     const struct png_shape png = {shape->width, shape->height, shape->channels};
-    char path[PATH_MAX], label[16], other[16];
+    char path[PATH_MAX], label[LABEL_NAME], other[LABEL_NAME];
     FREED void *bytes = NULL;
     size_t size;
-    name_label(target->label, label);
-    name_label(target->other, other);
+    name_label(data, target->label, label);
+    name_label(data, target->other, other);
     if (snprintf(path, sizeof path, "%s/%06u-%s%s%s.png", folder, index, label, mixed ? "+" : "",
                  mixed ? other : "") >= PATH_MAX)
         return status_set(STATUS_USAGE,
@@ -696,7 +710,7 @@ static enum status write_samples(const struct train *train, struct feed *feed, u
         feed_gather(feed, &mix, 0, numbers, there, j, values + data->sample_values, values);
         to_pixels(data, values, pixels);
         const struct target target = train_target(train, &mix, numbers, there, j);
-        TRY(write_png(&data->shape, pixels, j, &target, folder));
+        TRY(write_png(data, pixels, j, &target, folder));
     }
     return STATUS_OK;
 }

@@ -32,15 +32,15 @@ enum status export_parameters(const struct train *train, const float *parameters
 
 /* Writes both sets as stored (train.values, train.labels, test.values, test.labels), the normalisation
  * (scale, offset), and the initial parameters (initial.conv1.weight, ...). STATUS_USAGE if the training
- * samples are not DATA_STORED, or if every epoch crops them again. */
+ * samples are not DATA_STORED, if every epoch crops them again, or if labels are multi-hot. */
 enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
                         const char *path);
 
 /* Runs a step of an epoch on an engine whose state is `before`, writes the file, and restores the state. The
- * file holds `inputs` as the network sees them (augmented, normalised and mixed), `labels`, `targets` (one
- * probability per class) and `loss` (the mean). Each parameter has the tensors before.NAME, gradient.NAME and
- * after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its inputs; stochastic depth
- * has one factor per sample. */
+ * file holds `inputs` as the network sees them (augmented, normalised and mixed), `labels` (not if they
+ * are multi-hot), `targets` (one probability per class) and `loss` (the mean). Each parameter has the tensors
+ * before.NAME, gradient.NAME and after.NAME. Each dropout layer has factor.NAME, the factors that multiplied
+ * its inputs; stochastic depth has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
                         const struct train_state *before, uint32_t epoch, uint32_t step,
                         const struct option_values *identity, const char *path);

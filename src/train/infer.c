@@ -117,6 +117,11 @@ static const struct column columns[] = {
      .better = BETTER_LOWER},
     {"batch_probes", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "batches that --batch max tried; empty if --batch is a number"},
+    {"test_map", VALUE_REAL, COMBINE_FIRST, "",
+     .about =
+         "mean average precision over the classes that the test set shows; empty unless labels are "
+         "multi-hot, and test_acc is then the share of samples that show the class of their largest logit",
+     .digits = 6, .better = BETTER_HIGHER, .of_run = true},
     {.name = NULL},
 };
 static const char *const shown[] = {"test_acc", NULL};
@@ -333,16 +338,15 @@ static enum status infer_verify(const void *input, const struct variant *variant
     return status;
 }
 
-/* Computes loss and accuracy over the whole test set; the last batch may be short. */
-static enum status judge(const struct opened *opened, void *state, double *loss, double *accuracy)
+/* Judges the whole test set; the last batch may be short. */
+static enum status judge(const struct opened *opened, void *state, struct judgement *judged)
 {
     const struct inferrer *inferrer = state;
     const struct data_set *set = &opened->data.sets[DATA_TEST];
     FREED float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
     TRY(ALLOCATED(logits, "out of memory for the logits of %" PRIu32 " samples", set->count));
     TRY(inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits));
-    logits_judge(logits, set->labels, set->count, opened->model.classes, loss, accuracy);
-    return STATUS_OK;
+    return logits_judge(logits, set, opened->model.classes, judged);
 }
 
 static enum status infer_accepts(const void *input, const struct variant *variant)
@@ -355,17 +359,18 @@ static enum status infer_measure(const void *input, const struct variant *varian
                                  struct row *row)
 {
     const struct opened *opened = input;
-    double loss, accuracy;
+    struct judgement judged;
     (void)variant;
-    TRY(judge(opened, state, &loss, &accuracy));
+    TRY(judge(opened, state, &judged));
     row_text(row, "timed_stages", "gather+forward");
     row_text(row, "model", opened->model.name);
     row_count(row, "epoch", opened->checkpoint.history.epochs);
     row_count(row, "parameters", opened->model.parameters);
     row_count(row, "test_samples", opened->data.sets[DATA_TEST].count);
     job_put_skipped(&opened->data, row);
-    row_real(row, "test_loss", loss);
-    row_real(row, "test_acc", accuracy);
+    row_real(row, "test_loss", judged.loss);
+    row_real(row, "test_acc", judged.accuracy);
+    row_real(row, "test_map", judged.precision);
     row_count(row, "memory_bytes", inferrer_memory_bytes(state));
     if (opened->probes)
         row_count(row, "batch_probes", opened->probes);

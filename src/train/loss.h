@@ -39,13 +39,15 @@ FDSL_HD train_real target_weight(const struct target *target)
 }
 
 /* Returns the target of class `k`: share * y(label) + (1 - share) * y(other), where y is the one-hot vector
- * of a label with label smoothing, or zero if the label is masked. The targets of all classes add up to
- * target_weight(). */
-FDSL_HD train_real target_of(const struct target *target, float smoothing, uint32_t classes, uint32_t k)
+ * of a label, or its row of `rows` (target_has()), with label smoothing, or zero if the label is masked.
+ * Without rows, the targets of all classes add up to target_weight(). */
+FDSL_HD train_real target_of(const struct target *target, const uint32_t *rows, float smoothing,
+                             uint32_t classes, uint32_t k)
 {
     const train_real on = 1 - (train_real)smoothing, share = (train_real)target->share;
     return target_weight(target) * ((train_real)smoothing / (train_real)classes) +
-           ((k == target->label ? share * on : 0) + (k == target->other ? (1 - share) * on : 0));
+           ((target_has(rows, classes, target->label, k) ? share * on : 0) +
+            (target_has(rows, classes, target->other, k) ? (1 - share) * on : 0));
 }
 
 /* Returns the binary cross-entropy of one class of a sample with this weight, weight * (max(x, 0) + log(1 +

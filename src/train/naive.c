@@ -267,7 +267,7 @@ static void take_loss(struct naive *naive, const struct target *target, uint32_t
         squares += (double)deltas[k] * deltas[k];
     naive->slopes += sqrt(squares);
     naive->totals.samples += target->label != DATA_MASKED;
-    naive->totals.correct += largest_logit(logits, train->model->classes) == target->label;
+    naive->totals.correct += sample_correct(train, logits, target);
 }
 
 /* Adds the sum of the losses of samples of step `step` to the totals. */

@@ -843,10 +843,28 @@ static enum status check_rows(const struct train_parameters *all, const struct d
                      all->job.data);
 }
 
+/* Rejects what cannot train on multi-hot labels. */
+static enum status check_multi_hot(const struct train_parameters *all, const struct data *data)
+{
+    if (data->multi_hot && all->loss != LOSS_BINARY)
+        return status_value(
+            STATUS_USAGE, "loss", losses[all->loss],
+            ": the samples of --data %s have multi-hot labels, and softmax cross-entropy needs "
+            "one class per sample; use --loss bce",
+            all->job.data);
+    return data->multi_hot && data->fresh && all->parallel == PARALLEL_PIPELINE
+               ? status_set(STATUS_USAGE,
+                            "--fresh: new images have new multi-hot labels in every epoch, which "
+                            "only the first stage of a pipeline generates; drop --fresh, or use "
+                            "--parallel data")
+               : STATUS_OK;
+}
+
 static enum status check_data(const struct train_parameters *all, const struct partition *partition,
                               const struct data *data)
 {
     TRY(check_rows(all, data));
+    TRY(check_multi_hot(all, data));
     TRY(check_batch(all, partition));
     TRY(check_pipeline(all, partition));
     return check_shift(all, &data->shape);

@@ -110,6 +110,13 @@ const struct column train_columns[] = {
     {"resident_device_samples", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "training samples that are in the memory of the GPU of each rank (--resident-device-bytes); "
               "only with --feed load"},
+    {"test_map", VALUE_REAL, COMBINE_FIRST, "",
+     .about =
+         "mean average precision over the classes that the test set shows; empty unless labels are "
+         "multi-hot, and a sample is then classified correctly if it shows the class of its largest logit",
+     .digits = 6, .better = BETTER_HIGHER, .of_run = true},
+    {"ema_test_map", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "test_map of the moving average of the parameters", .digits = 6},
     {.name = NULL},
 };
 
@@ -153,11 +160,13 @@ static void put_learning(const struct train_epoch *epoch, struct row *row)
 {
     row_real(row, "train_loss", epoch->loss);
     row_real(row, "train_acc", epoch->train_accuracy);
-    row_real(row, "test_loss", epoch->test_loss);
-    row_real(row, "test_acc", epoch->test_accuracy);
+    row_real(row, "test_loss", epoch->test.loss);
+    row_real(row, "test_acc", epoch->test.accuracy);
+    row_real(row, "test_map", epoch->test.precision);
     row_real(row, "gradient_norm", epoch->gradient_norm);
-    row_real(row, "ema_test_loss", epoch->ema_loss);
-    row_real(row, "ema_test_acc", epoch->ema_accuracy);
+    row_real(row, "ema_test_loss", epoch->ema.loss);
+    row_real(row, "ema_test_acc", epoch->ema.accuracy);
+    row_real(row, "ema_test_map", epoch->ema.precision);
     row_real(row, "last_lr", epoch->rate);
     row_real(row, "trained_s", epoch->history.trained_s);
     row_real(row, "to_98_s", epoch->history.to_98_s < 0 ? NAN : epoch->history.to_98_s);

@@ -606,12 +606,76 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
 
 /* ---- Stops within an epoch and at its end: tests, rows of --log, and checkpoints ---- */
 
-void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
-                  double *accuracy)
+/* A sample in the order of its logits for one class. */
+struct ranked {
+    float logit;
+    bool shows;
+};
+
+static int by_logit(const void *a, const void *b)
+{
+    const float left = ((const struct ranked *)a)->logit, right = ((const struct ranked *)b)->logit;
+    return (left < right) - (left > right);
+}
+
+/* Returns the average precision of class `k`; NaN if no sample shows it. `ranked` has room for all samples.
+ */
+static double average_precision(const float *logits, const struct data_set *set, uint32_t classes, uint32_t k,
+                                struct ranked *ranked)
+{
+    uint32_t positives = 0, found = 0, before = 0;
+    double sum = 0;
+    for (uint32_t i = 0; i < set->count; i++) {
+        const float logit = logits[(size_t)i * classes + k];
+        ranked[i] = (struct ranked){isnan(logit) ? -INFINITY : logit,
+                                    target_has(set->multi_hot, classes, set->labels[i], k)};
+        positives += ranked[i].shows;
+    }
+    if (positives == 0)
+        return NAN;
+    qsort(ranked, set->count, sizeof *ranked, by_logit);
+    for (uint32_t i = 0; i < set->count; i++) {
+        found += ranked[i].shows;
+        if (i + 1 < set->count && ranked[i + 1].logit == ranked[i].logit)
+            continue;
+        sum += (double)(found - before) * found / (i + 1);
+        before = found;
+    }
+    return sum / positives;
+}
+
+/* Returns the mean average precision. */
+static double mean_precision(const float *logits, const struct data_set *set, uint32_t classes,
+                             struct ranked *ranked)
+{
+    double sum = 0;
+    uint32_t shown = 0;
+    for (uint32_t k = 0; k < classes; k++) {
+        const double precision = average_precision(logits, set, classes, k, ranked);
+        sum += isnan(precision) ? 0 : precision;
+        shown += !isnan(precision);
+    }
+    return sum / shown;
+}
+
+/* Returns the mean binary cross-entropy of a sample. */
+static double binary_loss(const float *logits, const struct data_set *set, uint32_t classes, uint32_t i)
+{
+    double sum = 0;
+    for (uint32_t k = 0; k < classes; k++) {
+        const double x = logits[k];
+        sum += (x > 0 ? x : 0) - (target_has(set->multi_hot, classes, set->labels[i], k) ? x : 0) +
+               log1p(exp(-fabs(x)));
+    }
+    return sum / classes;
+}
+
+enum status logits_judge(const float *logits, const struct data_set *set, uint32_t classes,
+                         struct judgement *judged)
 {
     uint32_t right = 0;
-    *loss = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    *judged = (struct judgement){.precision = NAN};
+    for (uint32_t i = 0; i < set->count; i++) {
         const float *of = logits + (size_t)i * classes;
         uint32_t best = 0;
         double sum = 1; /* exp(0), for the largest logit */
@@ -620,25 +684,32 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
                 best = k;
         for (uint32_t k = 0; k < classes; k++)
             sum += k == best ? 0 : exp((double)of[k] - of[best]);
-        *loss += log(sum) + of[best] - of[labels[i]];
-        right += best == labels[i] && !isnan(sum + of[best]); /* a NaN counts as wrong */
+        judged->loss +=
+            set->multi_hot ? binary_loss(of, set, classes, i) : log(sum) + of[best] - of[set->labels[i]];
+        right += target_has(set->multi_hot, classes, set->labels[i], best) &&
+                 !isnan(sum + of[best]); /* a NaN counts as wrong */
     }
-    *loss /= count;
-    *accuracy = (double)right / count;
+    judged->loss /= set->count;
+    judged->accuracy = (double)right / set->count;
+    if (!set->multi_hot)
+        return STATUS_OK;
+    FREED struct ranked *ranked = malloc(set->count * sizeof *ranked);
+    TRY(ALLOCATED(ranked, "out of memory to judge %u samples", set->count));
+    judged->precision = mean_precision(logits, set, classes, ranked);
+    return STATUS_OK;
 }
 
-/* Computes loss and accuracy of the test set. */
-static enum status trainer_test(struct trainer *trainer, double *loss, double *accuracy)
+/* Judges the test set. */
+static enum status trainer_test(struct trainer *trainer, struct judgement *judged)
 {
     const struct train *train = &trainer->train;
     const struct data_set *set = &train->data->sets[DATA_TEST];
     TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
-    logits_judge(trainer->logits, set->labels, set->count, train->model->classes, loss, accuracy);
-    return STATUS_OK;
+    return logits_judge(trainer->logits, set, train->model->classes, judged);
 }
 
 /* Appends a row about the steps since the latest stop to the log, with the test results in `tested`. */
-static enum status trainer_log_part(struct trainer *trainer, const struct train_epoch *tested)
+static enum status trainer_log_part(struct trainer *trainer, const struct judgement *tested)
 {
     const struct train *train = &trainer->train;
     const uint64_t epochs = trainer->now.history.epochs, steps = train_steps(train),
@@ -652,8 +723,8 @@ static enum status trainer_log_part(struct trainer *trainer, const struct train_
                                  .samples_seen = epochs * each + (done < each ? done : each),
                                  .totals = trainer->part,
                                  .steps_s = trainer->part_s,
-                                 .test_loss = tested->test_loss,
-                                 .test_accuracy = tested->test_accuracy};
+                                 .test_loss = tested->loss,
+                                 .test_accuracy = tested->accuracy};
     return step_log_add(trainer->log, &row);
 }
 
@@ -686,10 +757,10 @@ static bool is_due(uint32_t every, uint64_t step)
 static enum status trainer_stop(struct trainer *trainer, uint64_t step)
 {
     const struct train_job *job = trainer->job;
-    struct train_epoch tested = {.test_loss = NAN, .test_accuracy = NAN};
+    struct judgement tested = {.loss = NAN, .accuracy = NAN};
     enum status status = STATUS_OK;
     if (is_due(job->test_steps, step))
-        status = trainer_test(trainer, &tested.test_loss, &tested.test_accuracy);
+        status = trainer_test(trainer, &tested);
     TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, &tested) : status));
     return job->checkpoints && is_due(job->checkpoint_steps, step) ? comm_agree(keep_within(trainer))
                                                                    : STATUS_OK;
@@ -927,7 +998,7 @@ static enum status test_average(struct trainer *trainer, struct train_epoch *epo
     struct train_state averaged = trainer->now.state;
     averaged.parameters = averaged.ema;
     TRY(trainer->engine->set(trainer->state, &averaged));
-    TRY(trainer_test(trainer, &epoch->ema_loss, &epoch->ema_accuracy));
+    TRY(trainer_test(trainer, &epoch->ema));
     return trainer->engine->set(trainer->state, &trainer->now.state);
 }
 
@@ -962,8 +1033,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .loss = totals->loss / (double)totals->samples,
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,
                                   .gradient_norm = totals->norms / (double)totals->normed,
-                                  .ema_loss = NAN,
-                                  .ema_accuracy = NAN,
+                                  .ema = {NAN, NAN, NAN},
                                   .rate = schedule_rate(&job->train.schedule, last),
                                   .scales_loss = trainer->engine->scales_loss,
                                   .skipped = totals->skipped,
@@ -983,8 +1053,8 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .exchange_s = trainer->done.exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->done.epoch_s;
-    enum status status = trainer_test(trainer, &epoch->test_loss, &epoch->test_accuracy);
-    TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, epoch) : status));
+    enum status status = trainer_test(trainer, &epoch->test);
+    TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, &epoch->test) : status));
     TRY(trainer_get(trainer, &trainer->now.state));
     if (trainer->now.state.ema)
         TRY(comm_agree(test_average(trainer, epoch)));
@@ -993,7 +1063,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     TRY(trainer_report_stage(trainer, epoch));
     TRY(comm_max(&slowest_s, 1));
     epoch->loss_scale = trainer->now.state.scale.scale;
-    train_note_epoch(history, slowest_s, epoch->test_accuracy);
+    train_note_epoch(history, slowest_s, epoch->test.accuracy);
     trainer->now.partial = (struct train_partial){0};
     epoch->history = *history;
     return STATUS_OK;

@@ -60,15 +60,25 @@ struct train_job {
                         * written by the trainer */
 };
 
+/* The results of a set of samples. */
+struct judgement {
+    double loss; /* mean cross-entropy, without smoothing; of multi-hot labels, mean binary cross-entropy */
+    double accuracy; /* share of samples that show the class of their largest logit */
+    /* Of multi-hot labels, the mean average precision over the classes that a sample shows (else NaN). The
+     * average precision of a class is the sum over its distinct logits, largest first, of precision times the
+     * increase of recall, as in scikit-learn's average_precision_score(). */
+    double precision;
+};
+
 /* Results of the latest epoch. */
 struct train_epoch {
     struct train_history history; /* totals of all epochs so far */
     uint32_t steps;
     double loss, train_accuracy; /* means over the epoch; parameters change during it */
-    double test_loss, test_accuracy;
-    double ema_loss, ema_accuracy; /* of the test set, with the averaged parameters; NaN: no average */
-    double gradient_norm;          /* mean over the steps, before clipping; NaN: not computed */
-    double rate;                   /* learning rate of the epoch's last step */
+    struct judgement test;
+    struct judgement ema;   /* of the test set, with the averaged parameters; NaN: no average */
+    double gradient_norm;   /* mean over the steps, before clipping; NaN: not computed */
+    double rate;            /* learning rate of the epoch's last step */
     bool scales_loss;       /* whether the engine scales the loss; if not, the next two members are unused */
     uint64_t skipped;       /* steps skipped because of overflow */
     double loss_scale;      /* loss scale after the epoch's last step */
@@ -227,10 +237,10 @@ bool balance_continues(const struct checkpoint *checkpoint, enum balance balance
 /* Adds to the history an epoch that took `epoch_s` seconds and ended with this test accuracy (0 to 1). */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
-/* Computes mean cross-entropy (without smoothing) and accuracy (fraction of correct answers) of
- * count * classes logits. */
-void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
-                  double *accuracy);
+/* Judges set->count * classes logits, of which NaN counts as the smallest one, and as a wrong answer.
+ * STATUS_EXHAUSTED if memory runs out. */
+enum status logits_judge(const float *logits, const struct data_set *set, uint32_t classes,
+                         struct judgement *judged);
 
 FDSL_C_END
 
