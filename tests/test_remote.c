@@ -1263,6 +1263,8 @@ Test(servers, compressed_shards_are_read_from_every_service)
                              0, "%s: %s", url, out);
                 cr_expect(says(local), "%s: %s is not in %s", url, local, out);
             }
+            cr_expect_eq(shell("$P $M --variant shards,shards-omp --data \"%s\"", url), 0, "%s: %s", url, out);
+            cr_expect(says(local), "%s: %s is not in %s", url, local, out); /* unpacked in memory */
             cr_expect_eq(count_files(".part"), 0);
             /* --verify compares the md5 of the compressed shards, which then stay, as does the index */
             const int others = strcmp(url, "idx") == 0 ? 5 : strstr(url, "idx") ? 6 : 0;
@@ -1277,7 +1279,6 @@ Test(servers, faults_of_compressed_shards_are_named)
         int status;
         const char *words, *prepare, *arguments;
     } cases[] = {
-        {2, "counter-000000.tar.gz is compressed, but samples are read from many places", ":", "web/gz/"},
         {2, "gz/counter-000000.tar.gz: it has no unpacked copy in cache yet, and a dry run writes none", ":",
          "web/gz/ --cache-dir cache --dry-run"},
         {2,

@@ -186,6 +186,8 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file)
         remote_ask(dataset->remote, dataset->files[file].name);
         return;
     }
+    if (dataset_in_memory(dataset)) /* it would be unpacked twice */
+        return;
     int fd;
     if (dataset_file_open(dataset, file, 0, &fd) != STATUS_OK)
         return; /* the caller opens the file later, and reports the error */
@@ -256,6 +258,8 @@ static enum status open_copy(const struct dataset *dataset, const struct dataset
     const uint64_t words[] = {identity->bytes, (uint64_t)identity->modified_ns,
                               (uint64_t)identity->changed_ns};
     struct cache_entry copy = {.bytes = file->bytes ? file->bytes : CACHE_UNKNOWN};
+    if (!dataset->options->cache_dir)
+        return unpack_to_memory(&stop, packed, identity, fd);
     char *folder = realpath(dataset->path, NULL);
     if (!folder)
         return status_set(STATUS_FAILED, "%s", strerror(errno));
@@ -266,6 +270,13 @@ static enum status open_copy(const struct dataset *dataset, const struct dataset
     return unpack_open(dataset->options, &stop, &copy, packed, identity, fd);
 }
 
+bool dataset_in_memory(const struct dataset *dataset)
+{
+    return dataset->remote ? !remote_cached(dataset->remote)
+                           : dataset->file_count > 0 && dataset->files[0].packed &&
+                                 !dataset->options->cache_dir;
+}
+
 /* Replaces the open file of a shard that is compressed by its unpacked copy, with these flags of open(2). */
 static enum status replace_by_copy(const struct dataset *dataset, uint32_t file, int flags, int *fd)
 {
@@ -273,7 +284,7 @@ static enum status replace_by_copy(const struct dataset *dataset, uint32_t file,
     *fd = -1;
     enum status status = open_copy(dataset, &dataset->files[file], packed, fd);
     close(packed);
-    if (status == STATUS_OK && flags && fcntl(*fd, F_SETFL, flags) != 0) {
+    if (status == STATUS_OK && flags && dataset->options->cache_dir && fcntl(*fd, F_SETFL, flags) != 0) {
         status = status_set(STATUS_FAILED, "cannot open the unpacked copy: %s", strerror(errno));
         close(*fd);
         *fd = -1;
@@ -288,11 +299,14 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     const bool packed = dataset->files[file].packed;
     const int wanted = packed ? 0 : flags;
     const char *name = dataset->files[file].name;
+    char path[32];
     struct stat info;
     if (dataset->remote)
         return open_remote(dataset, file, flags, NULL, fd);
     if (dataset->files[file].unpacked) {
-        *fd = fcntl(dataset->files[file].memory, F_DUPFD_CLOEXEC, 0);
+        /* not dup(2): each reader needs an offset of its own for read(2) */
+        snprintf(path, sizeof path, "/proc/self/fd/%d", dataset->files[file].memory);
+        *fd = open(path, O_RDONLY | O_CLOEXEC);
         return *fd >= 0
                    ? STATUS_OK
                    : status_set(status_of_errno(errno), "%s/%s: %s", dataset->path, name, strerror(errno));

@@ -29,10 +29,10 @@ struct dataset_file {
     bool known;                    /* the file was opened to list its members; dataset_check() compares it */
     bool dangling;                 /* a symbolic link whose target does not exist: its samples are broken */
     const char *md5;               /* from a wids index, or NULL */
-    bool packed;   /* the shard is compressed: its unpacked copy in the cache (data/unpack.h) is read in its
-                      place. `bytes` is the size of the copy, and 0 until it is known; `identity` is that of
-                      the shard */
-    bool unpacked; /* the file was gzipped, and its contents are in memory */
+    bool packed;   /* the shard is compressed: its unpacked copy, in the cache or in memory (data/unpack.h),
+                      is read in its place. `bytes` is the size of the copy, and 0 until it is known;
+                      `identity` is that of the shard */
+    bool unpacked; /* the file was compressed, and its contents are in memory until the set is closed */
     int memory;    /* `unpacked` only: descriptor of the contents; owned */
     bool global;   /* the shard may contain a global pax header, which applies to all following members */
 };
@@ -117,6 +117,7 @@ struct dataset {
     uint64_t faults;    /* number of faults in samples; with `skip`, the first few are reported; without
                            it, 1 if a fault ended dataset_open() */
     struct index index; /* owns the keys, extensions and shard names if `indexed` */
+    uint64_t kept_bytes; /* of compressed shards whose contents stay in memory */
     char **names;       /* owns all other names */
     size_t name_count;
 };
@@ -143,6 +144,10 @@ static inline void dataset_know_file(struct dataset_file *file, const struct sta
 }
 
 FDSL_C_BEGIN
+
+/* Returns whether each shard that is opened is read or unpacked into memory, as a whole: those of a URL, and
+ * those that are compressed, without a cache folder. */
+bool dataset_in_memory(const struct dataset *dataset);
 
 /* What happens to a broken sample: --on-error. ON_ERROR_SKIP sets dataset->skip; ON_ERROR_MASK is for
  * streams.

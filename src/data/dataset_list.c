@@ -28,6 +28,8 @@
 #define OTHER_BEGIN_BYTES 64                  /* enough to recognise it */
 #define WINDOW_BYTES      8192                /* size of a read while searching for headers */
 
+#define KEPT_BYTES        ((uint64_t)1 << 30) /* of shards that are unpacked in memory */
+
 #define NONE              UINT32_MAX
 #define LOST              UINT32_MAX /* number of a sample that is removed when the shard is complete */
 
@@ -391,6 +393,20 @@ static enum status check_copies(const struct dataset *dataset)
                      dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
 }
 
+/* Keeps the contents of a local shard, which were unpacked in memory to list its samples, until the set is
+ * closed: otherwise, they would be unpacked again at the next use. Returns false if there is no room. */
+static bool keep_unpacked(struct dataset *dataset, uint32_t number, int fd)
+{
+    struct dataset_file *file = &dataset->files[number];
+    if (dataset->remote || !dataset_in_memory(dataset) || !file->packed ||
+        dataset->kept_bytes + file->bytes > KEPT_BYTES)
+        return false;
+    dataset->kept_bytes += file->bytes;
+    file->unpacked = true;
+    file->memory = fd;
+    return true;
+}
+
 /* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
  * broken and dataset->skip is set, keeps the samples before the broken part. */
 static enum status scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed)
@@ -425,7 +441,7 @@ static enum status scan_shard(struct dataset *dataset, const char *name, const s
         status_prefix(status, "%s/%s", dataset->path, name);
     if (status == STATUS_OK)
         status = check_copies(dataset);
-    if (scan->fd >= 0)
+    if (scan->fd >= 0 && !(scanned && keep_unpacked(dataset, file, scan->fd)))
         dataset_file_close(dataset, scan->fd);
     drop_lost(scan);
     free_table(&scan->keys);
@@ -546,13 +562,6 @@ static enum status scan_shards(struct dataset *dataset, const char *place, const
                                size_t count, const struct wids *wids)
 {
     struct remote *remote = dataset->remote;
-    for (size_t i = 0; i < count && !dataset->options->cache_dir; i++)
-        if (unpack_is_packed(names[i]))
-            return status_set(
-                STATUS_USAGE,
-                "%s/%s is compressed, but samples are read from many places of a shard at a time; "
-                "%s",
-                dataset->path, names[i], UNPACK_REMEDY);
     TRY(check_distinct(dataset, place, names, count));
     TRY(shards_room(dataset, count));
     for (size_t i = 0; remote && i < count; i++)

@@ -1179,7 +1179,7 @@ static enum status read_to_cache(struct remote *remote, struct remote_file *file
 }
 
 /* Opens the unpacked copy of a file. If there is none, reads the file to the cache, unpacks and removes it.
- */
+ * Without a cache, does so in memory. */
 static enum status read_unpacked(struct remote *remote, struct remote_file *file, const bool *stopped,
                                  int *fd)
 {
@@ -1188,8 +1188,13 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
     const char *folder = remote->options.cache_dir;
     struct cache_entry packed, copy;
     int from = -1;
-    if (!folder)
-        return status_set(STATUS_USAGE, "%s/%s is compressed; %s", remote->shown, file->name, UNPACK_REMEDY);
+    if (!folder) {
+        TRY(read_to_memory(remote, file, stopped, &from));
+        const enum status unpacked = unpack_to_memory(&stop, from, NULL, fd);
+        remote_done(remote, from);
+        return unpacked == STATUS_OK ? STATUS_OK
+                                     : status_prefix(unpacked, "%s/%s", remote->shown, file->name);
+    }
     TRY(find_entry(remote, file, false, &packed));
     TRY(find_entry(remote, file, true, &copy));
     TRY(cache_find(folder, &copy, remote->options.frozen, fd));

@@ -15,11 +15,12 @@
 #include "data/remote.h"
 #include "data/remote_cache.h"
 
-/* The remedy in messages about compressed shards, if there is no folder for unpacked copies. */
+/* The remedy in messages about compressed shards, if they do not fit into memory. */
 #define UNPACK_REMEDY                                                                                \
-    OPTION_OR_FIELD("unpack the shards, or give load, train, infer or --prepare --cache-dir DIR, a " \
-                    "folder with room for unpacked copies",                                          \
-                    "unpack the shards, or set cache_dir to a folder with room for unpacked copies")
+    OPTION_OR_FIELD("add --cache-dir DIR, a folder on a disk with room for unpacked copies, or unpack " \
+                    "the shards",                                                                    \
+                    "set cache_dir to a folder on a disk with room for unpacked copies, or unpack the " \
+                    "shards")
 
 FDSL_C_BEGIN
 
@@ -50,6 +51,12 @@ enum status unpack_bytes(const struct unpack_input *input,
 enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
                         const struct cache_entry *copy, int packed, const struct file_identity *identity,
                         int *fd);
+
+/* Unpacks a file into an anonymous file in memory, for data sets without a cache, and sets `*fd` to it.
+ * `stop`, `packed` and `identity` are those of unpack_open(). Errors are those of unpack_bytes(); also
+ * STATUS_EXHAUSTED if memory runs out. */
+enum status unpack_to_memory(const struct cache_stop *stop, int packed, const struct file_identity *identity,
+                             int *fd);
 
 FDSL_C_END
 

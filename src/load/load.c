@@ -388,7 +388,8 @@ static enum status load_open(const struct options *given, void *parameters_,
                                           .frozen = options_flag(given, "dry-run")};
     TRY(open_dataset(given, parameters, &members, &remote, &job->dataset));
     if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
-        TRY(check_remote(given, parameters, job->dataset.remote, dataset_uses_cache(&job->dataset)));
+        TRY(check_remote(given, parameters, job->dataset.remote || dataset_in_memory(&job->dataset),
+                         dataset_uses_cache(&job->dataset)));
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
         static char shown[PATH_MAX];
