@@ -482,18 +482,19 @@ Test(unpack, files_that_change_leave_no_copy)
     const struct remote_options options = {.cache_dir = path};
     const struct cache_entry entry = {.source = 1, .bytes = CACHE_UNKNOWN};
     const int fd = memfd_create("packed", MFD_CLOEXEC);
+    const struct unpack_input input = {.fd = fd, .tar = true};
     int copy;
     snprintf(path, sizeof path, "%s/c", folder);
     cr_assert(pack(&forms[0], &tar, &packed) && write(fd, packed.at, packed.size) == (ssize_t)packed.size);
     cr_assert_eq(fstat(fd, &info), 0);
     struct file_identity identity = file_identify(&info);
     identity.modified_ns--;
-    cr_expect_eq(unpack_open(&options, NULL, &entry, fd, &identity, &copy), STATUS_FAILED);
+    cr_expect_eq(unpack_open(&options, NULL, &entry, &input, &identity, &copy), STATUS_FAILED);
     cr_expect(copy < 0 && strstr(status_text(), "the file changed while it was unpacked"), "%s",
               status_text());
     expect_files(1); /* the lock */
     identity.modified_ns++;
-    must(unpack_open(&options, NULL, &entry, fd, &identity, &copy));
+    must(unpack_open(&options, NULL, &entry, &input, &identity, &copy));
     expect_files(2);
     close(copy);
     close(fd);
@@ -601,7 +602,7 @@ Test(unpack, programs_read_compressed_shards)
     EXPECT_PRINTS(1, "md5", "$P --variant stream --data w --decode --verify --cache-dir c --cache any");
 #endif
     EXPECT(0, "sed -i 's/\"nsamples\": 20/\"nsamples\": 21/' w/s.wids.json");
-    EXPECT_PRINTS(1, "the shard holds 20 samples but its wids index says 21",
+    EXPECT_PRINTS(1, "the shard holds 20 samples but its index says 21",
                   "$P --variant stream --data w --decode --cache-dir c --cache any");
 }
 

@@ -28,7 +28,7 @@ struct dataset_file {
     struct file_identity identity; /* set when the file is opened for the first time */
     bool known;                    /* the file was opened to list its members; dataset_check() compares it */
     bool dangling;                 /* a symbolic link whose target does not exist: its samples are broken */
-    const char *md5;               /* from a wids index, or NULL */
+    const char *digest;            /* of the shard as it is stored, for digest_check_file(), or NULL */
     bool packed;   /* the shard is compressed: its unpacked copy, in the cache or in memory (data/unpack.h),
                       is read in its place. `bytes` is the size of the copy, and 0 until it is known;
                       `identity` is that of the shard */
@@ -74,10 +74,12 @@ struct dataset {
     const char *shard;              /* the only file to read, if `path` named a tar file or a wids index */
     bool shards;                    /* true: samples are stored in tar shards; false: in single files */
     struct image raw;  /* members have no header, but are images of this shape; with 0 channels: they have */
+    bool records;      /* the files have records, and `class_folder` of the samples is their label */
+    struct mds *columns; /* the shards have columns (data/mds.h) instead of tar headers; owned; otherwise NULL */
     bool indexed;      /* the list was read from our index */
     bool warns;        /* a warning about the folder was printed for this data set */
     bool hashed;       /* `whole` is set for all samples */
-    bool compare;      /* compare the md5 of each shard with the wids index */
+    bool compare;      /* compare the digest of each shard with its index */
     bool skip;         /* skip unreadable samples with a warning */
     double test_share; /* share of each class that dataset_check() holds out for testing; 0: none */
     bool only_held;    /* dataset_check() keeps only the samples that are held out */
@@ -185,8 +187,9 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
  * remote_fd(). */
 enum status dataset_file_await(const struct dataset *dataset, uint32_t file, const bool *stopped, int *fd);
 
-/* Compares the md5 of a shard with `md5`, that of its wids index. `fd` is the open shard. */
-enum status dataset_check_md5(const struct dataset *dataset, uint32_t file, int fd, const char *md5);
+/* Compares the digest of a shard, as it is stored, with `digest`, that of its index. `fd` is the open shard,
+ * which may be unpacked. */
+enum status dataset_check_digest(const struct dataset *dataset, uint32_t file, int fd, const char *digest);
 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);

@@ -31,6 +31,8 @@ struct member_rule {
     char field[MEMBER_FIELD_MAX]; /* names from the outermost object inwards, separated by dots; or empty */
     bool folder;                  /* the label is the number of the sample's class folder */
     bool mask;                    /* the member is a mask, which the sample has instead of a label */
+    uint8_t number_bytes;         /* the label is a little-endian integer of this size; 0: it is a text */
+    bool number_signed;
 };
 
 /* The entries of an option, in order of preference. */

@@ -48,7 +48,8 @@ struct remote_options {
 
     const struct remote_cancel *cancel; /* valid until remote_close(); NULL: the functions cannot be ended */
 
-    /* Called by remote_open() before it uses another library; a failure is relayed. NULL: nothing to do. */
+    /* Called by remote_open() before it uses another library; a failure is relayed. With NULL in place of the
+     * URL, opens the libraries that there are. NULL: nothing to do. */
     enum status (*prepare)(const char *url);
 };
 

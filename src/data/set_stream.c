@@ -1154,6 +1154,7 @@ static enum status compare_shapes(const struct set_stream_request *request, stru
 enum status set_stream_find_shape(struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
+    request->fit.raw = request->dataset->raw;
     const uint32_t most = request->on_error == SET_STREAM_MASK ? request->dataset->sample_count : 1;
     struct plain plain = {.dataset = request->dataset, .fd = -1, .stopped = request->stopped};
     struct image_scratch scratch = {0};

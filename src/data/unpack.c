@@ -21,7 +21,7 @@
 
 bool unpack_is_packed(const char *name)
 {
-    static const char *const ends[] = {".tar.gz", ".tgz", ".tar.zst", ".tzst"};
+    static const char *const ends[] = {".tar.gz", ".tgz", ".tar.zst", ".tzst", ".mds.gz", ".mds.zst", ".mds.zstd"};
     bool packed = false;
     for (size_t i = 0; i < COUNT_OF(ends); i++)
         packed |= text_ends_in(name, ends[i]);
@@ -287,21 +287,22 @@ static enum status append(void *context, const void *bytes, size_t size)
 }
 
 /* Unpacks all bytes. */
-static enum status fill(struct writing *writing, int packed, const struct file_identity *identity)
+static enum status fill(struct writing *writing, const struct unpack_input *packed,
+                        const struct file_identity *identity)
 {
     struct stat info = {.st_size = -1};
-    TRY(unpack_bytes(&(struct unpack_input){.fd = packed, .tar = true}, append, writing));
+    TRY(unpack_bytes(packed, append, writing));
     if (!identity)
         return STATUS_OK;
-    const bool known = fstat(packed, &info) == 0;
+    const bool known = fstat(packed->fd, &info) == 0;
     const struct file_identity now = file_identify(&info);
     return known && file_compare(identity, &now) == 0
                ? STATUS_OK
                : status_set(STATUS_FAILED, "the file changed while it was unpacked");
 }
 
-enum status unpack_to_memory(const struct cache_stop *stop, int packed, const struct file_identity *identity,
-                             int *fd)
+enum status unpack_to_memory(const struct cache_stop *stop, const struct unpack_input *packed,
+                             const struct file_identity *identity, int *fd)
 {
     struct writing writing = {.stop = stop, .memory = memfd_create("fdsl-unpacked", MFD_CLOEXEC)};
     *fd = -1;
@@ -318,8 +319,8 @@ enum status unpack_to_memory(const struct cache_stop *stop, int packed, const st
 }
 
 enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
-                        const struct cache_entry *copy, int packed, const struct file_identity *identity,
-                        int *fd)
+                        const struct cache_entry *copy, const struct unpack_input *packed,
+                        const struct file_identity *identity, int *fd)
 {
     const char *folder = options->cache_dir;
     struct cache_entry entry = {.source = copy->source, .bytes = CACHE_UNKNOWN};
