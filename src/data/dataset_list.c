@@ -1124,7 +1124,7 @@ static enum status open_listed(struct dataset *dataset, struct dataset_names *na
         TRY(open_mds(dataset, &found));
     if (found)
         return STATUS_OK;
-    if (mds || (dataset->shard && strcmp(dataset->shard, MDS_INDEX) == 0))
+    if (mds || (!wids && !shard && has_name(names, MDS_INDEX) && (dataset->shard || dataset->remote)))
         return status_set(STATUS_USAGE, "%s%s %s: the folder has no " MDS_INDEX " of an MDS set%s%s; add it",
                           OPTION_DASHES, dataset->option, dataset->path, mds ? ", but shards, such as " : "",
                           mds ? mds : "");

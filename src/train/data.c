@@ -590,14 +590,22 @@ static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS]
     const struct image *test = &source_dataset_set(&readers[tests ? DATA_TEST : DATA_TRAIN])->raw;
     const struct image *train = trains ? &source_dataset_set(&readers[DATA_TRAIN])->raw : test;
     data->fit.raw = *test;
-    return train->channels == test->channels && train->height == test->height &&
-                   train->width == test->width && train->depth == test->depth && train->type == test->type &&
-                   train->interleaved == test->interleaved
+    if (train->channels != test->channels || train->height != test->height || train->width != test->width)
+        return train->channels && test->channels
+                   ? status_set(STATUS_USAGE,
+                                "the images of %s are %u x %u pixels in the training set, but %u x %u in the "
+                                "test set",
+                                format, train->height, train->width, test->height, test->width)
+                   : status_set(STATUS_USAGE,
+                                "%s: one of the training set and the test set has arrays, and the other has "
+                                "image files; write both in one way",
+                                format);
+    return train->depth == test->depth && train->type == test->type && train->interleaved == test->interleaved
                ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "the images of %s are %u x %u pixels in the training set, but %u x %u in the test set",
-                     format, train->height, train->width, test->height, test->width);
+               : status_set(STATUS_USAGE,
+                            "%s: the arrays of the training set and the test set have other types or axes; "
+                            "write both in one way",
+                            format);
 }
 
 /* Rejects --train-size or --test-size if a part has fewer samples. */
