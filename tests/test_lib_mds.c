@@ -1,5 +1,6 @@
 /* Tests sets in the format MDS: which columns are read, and what is said about broken ones. The sets are
- * written from the documentation of the format; python/tests/test_mosaic.py reads those of the real writer. */
+ * written from the documentation of the format; python/tests/test_mosaic.py reads those of the real writer.
+ */
 #include "data/dataset.h"
 #include "data/plain_reader.h"
 #include "must.h"
@@ -120,19 +121,22 @@ static void expect_same(struct fdsl_stream *one, struct fdsl_stream *other)
  * (t), and as arrays (a). */
 static void prepare(void)
 {
-    EXPECT(0, "$P --prepare p --from digits --samples 61 --shards 3 && $P --prepare n --from digits --samples "
-              "61 --encode npy --shards 1 && rm p/*.index p/*.wids.json");
-    PYTHON("digits = list(of('p'))\n"
-           "png = [[image, label.to_bytes(8, 'little')] for label, image in digits]\n"
-           "write('q', {'x': ('png', None), 'y': ('int', 8)}, png)\n"
-           "write('z', {'x': ('png', None), 'y': ('int64', 8)}, png, pack='gz')\n"
-           "write('t', {'label': ('str', None), 'x': ('png', None)}, [[b'%d' % l, i] for l, i in digits], 61)\n"
-           "tar = tarfile.open('n/' + [n for n in os.listdir('n') if n.endswith('.tar')][0])\n"
-           "raw = [tar.extractfile(m).read()[-784:] for m in tar if m.name.endswith('npy')]\n"
-           "write('a', {'x': ('ndarray:uint8:28,28', 784), 'y': ('int', 8)}, [[r, s[1]] for r, s in zip(raw, "
-           "png)])\n"
-           "write('d', {'x': ('ndarray', None), 'y': ('int', 8)}, [[b'\\x08\\x08\\x1c\\x1c' + r, s[1]] for r, s in "
-           "zip(raw, png)])");
+    EXPECT(0,
+           "$P --prepare p --from digits --samples 61 --shards 3 && $P --prepare n --from digits --samples "
+           "61 --encode npy --shards 1 && rm p/*.index p/*.wids.json");
+    PYTHON(
+        "digits = list(of('p'))\n"
+        "png = [[image, label.to_bytes(8, 'little')] for label, image in digits]\n"
+        "write('q', {'x': ('png', None), 'y': ('int', 8)}, png)\n"
+        "write('z', {'x': ('png', None), 'y': ('int64', 8)}, png, pack='gz')\n"
+        "write('t', {'label': ('str', None), 'x': ('png', None)}, [[b'%d' % l, i] for l, i in digits], 61)\n"
+        "tar = tarfile.open('n/' + [n for n in os.listdir('n') if n.endswith('.tar')][0])\n"
+        "raw = [tar.extractfile(m).read()[-784:] for m in tar if m.name.endswith('npy')]\n"
+        "write('a', {'x': ('ndarray:uint8:28,28', 784), 'y': ('int', 8)}, [[r, s[1]] for r, s in zip(raw, "
+        "png)])\n"
+        "write('d', {'x': ('ndarray', None), 'y': ('int', 8)}, [[b'\\x08\\x08\\x1c\\x1c' + r, s[1]] for r, s "
+        "in "
+        "zip(raw, png)])");
 }
 
 Test(mds, streams_deliver_the_batches_of_tar_shards)
@@ -146,18 +150,22 @@ Test(mds, streams_deliver_the_batches_of_tar_shards)
 Test(mds, programs_read_the_samples_of_tar_shards)
 {
     prepare();
-    EXPECT(0, "for d in p q z a; do for feed in stored load; do $P --variant train-omp --model logreg --data $d "
-              "--test-data $d --feed $feed --epochs 2 --batch 16 --threads 2 --out $feed.csv >log 2>&1 || { cat log; exit 1; }; "
-              "done; done; python3 - <<'END'\n"
-              "import csv\n"
-              "for feed in ('stored', 'load'):\n"
-              "    rows = [(r['train_loss'], r['test_acc']) for r in csv.DictReader(open(feed + '.csv'))]\n"
-              "    assert len(rows) == 8 and rows[0:2] == rows[2:4] == rows[4:6] == rows[6:8], rows\n"
-              "END");
+    EXPECT(0,
+           "for d in p q z a; do for feed in stored load; do $P --variant train-omp --model logreg --data $d "
+           "--test-data $d --feed $feed --epochs 2 --batch 16 --threads 2 --out $feed.csv >log 2>&1 || { cat "
+           "log; exit 1; }; "
+           "done; done; python3 - <<'END'\n"
+           "import csv\n"
+           "for feed in ('stored', 'load'):\n"
+           "    rows = [(r['train_loss'], r['test_acc']) for r in csv.DictReader(open(feed + '.csv'))]\n"
+           "    assert len(rows) == 8 and rows[0:2] == rows[2:4] == rows[4:6] == rows[6:8], rows\n"
+           "END");
     EXPECT_PRINTS(2, "one of the training set and the test set has arrays",
                   "$P --variant train-omp --model logreg --data a --test-data p");
-    EXPECT(0, "for d in q z; do $P --variant shards-mmap,shards-omp,stream --data $d --decode --verify --batch 8 "
-              "--cache any --min-samples 1 --max-time 0 || exit 1; done");
+    EXPECT(
+        0,
+        "for d in q z; do $P --variant shards-mmap,shards-omp,stream --data $d --decode --verify --batch 8 "
+        "--cache any --min-samples 1 --max-time 0 || exit 1; done");
     EXPECT_PRINTS(2, "finds samples by tar headers", "$P --variant shards --data q");
     /* A copy has the members that readers look for. */
     EXPECT(0, "for d in q a z; do $P --prepare c$d --from dataset --source $d || exit 1; done");
@@ -172,13 +180,15 @@ Test(mds, columns_become_labels)
     static const struct {
         const char *label;
         int32_t wanted[2];
-    } cases[] = {{"i8", {-3, 120}},      {"u8", {253, 120}},  {"i16", {-3, 120}},
-                 {"u16", {65533, 120}},  {"i32", {-3, 120}},  {"i64", {-3, 120}},
-                 {"meta:a.b", {7, 8}},   {"n.txt", {5, 6}},   {"*.uint8", {253, 120}},
+    } cases[] = {{"i8", {-3, 120}},        {"u8", {253, 120}}, {"i16", {-3, 120}},
+                 {"u16", {65533, 120}},    {"i32", {-3, 120}}, {"i64", {-3, 120}},
+                 {"meta:a.b", {7, 8}},     {"n.txt", {5, 6}},  {"*.uint8", {253, 120}},
                  {"absent;I32", {-3, 120}}};
-    PYTHON("def values(n, b): return [n.to_bytes(k, 'little', signed=True) for k in (1, 1, 2, 2, 4, 8)] + [b'{\"a\": "
+    PYTHON("def values(n, b): return [n.to_bytes(k, 'little', signed=True) for k in (1, 1, 2, 2, 4, 8)] + "
+           "[b'{\"a\": "
            "{\"b\": %d}}' % (b + 2), b'%d' % b, b'none', b'png', (1 << 40).to_bytes(8, 'little')]\n"
-           "write('s', {'i8': ('int8', 1), 'u8': ('uint8', 1), 'i16': ('int16', 2), 'u16': ('uint16', 2), 'i32': "
+           "write('s', {'i8': ('int8', 1), 'u8': ('uint8', 1), 'i16': ('int16', 2), 'u16': ('uint16', 2), "
+           "'i32': "
            "('int32', 4), 'i64': ('int64', 8), 'meta': ('json', None), 'n': ('str_int', None), "
            "'k': ('pkl', None), 'g': ('png', None), 'big': ('uint64', 8)}, [values(-3, 5), values(120, 6)])");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -200,21 +210,25 @@ Test(mds, columns_are_refused_by_name)
 {
     static const struct {
         const char *image, *label, *member, *words;
-    } cases[] = {{"p", "n", NULL, "its column 'p' has the encoding pil, which stores raw pixels of Pillow"},
-                 {NULL, "k", NULL, "its column 'k' has the encoding pkl, which runs code of the set"},
-                 {NULL, NULL, "k", "its column 'k' has the encoding pkl, which runs code of the set"},
-                 {NULL, "f", NULL, "its column 'f' has the encoding float32, which is no label"},
-                 {"n", NULL, NULL, "its column 'n' has the encoding str_int, which is no image"},
-                 {NULL, "meta", NULL, "its column 'meta' has JSON: name a field, as in --label meta:FIELD"},
-                 {"c", "n", NULL, "its column 'c' has arrays of int8 with 2 axes, but images are arrays of uint8"},
-                 {NULL, NULL, NULL, "its column 'p' has the encoding pil"},
-                 {"v", "n", NULL, "has another shape or type than that of the first sample"},
-                 {NULL, "big", NULL, "its big.uint64 is not an integer of 32 bits"}};
-    PYTHON("def values(i): return [b'x', b'png', b'x', b'1234', b'7', b'{}', b'1234', b'\\x08\\x08\\x02' + one(i) + b'y' * 2 * "
+    } cases[] = {
+        {"p", "n", NULL, "its column 'p' has the encoding pil, which stores raw pixels of Pillow"},
+        {NULL, "k", NULL, "its column 'k' has the encoding pkl, which runs code of the set"},
+        {NULL, NULL, "k", "its column 'k' has the encoding pkl, which runs code of the set"},
+        {NULL, "f", NULL, "its column 'f' has the encoding float32, which is no label"},
+        {"n", NULL, NULL, "its column 'n' has the encoding str_int, which is no image"},
+        {NULL, "meta", NULL, "its column 'meta' has JSON: name a field, as in --label meta:FIELD"},
+        {"c", "n", NULL, "its column 'c' has arrays of int8 with 2 axes, but images are arrays of uint8"},
+        {NULL, NULL, NULL, "its column 'p' has the encoding pil"},
+        {"v", "n", NULL, "has another shape or type than that of the first sample"},
+        {NULL, "big", NULL, "its big.uint64 is not an integer of 32 bits"}};
+    PYTHON("def values(i): return [b'x', b'png', b'x', b'1234', b'7', b'{}', b'1234', b'\\x08\\x08\\x02' + "
+           "one(i) + b'y' * 2 * "
            "(i + 1), (1 << 40).to_bytes(8, 'little')]\n"
            "write('o', {'p': ('pil', None)}, [[b'x']])\n"
-           "write('s', {'p': ('pil', None), 'g': ('png', None), 'k': ('pkl', None), 'f': ('float32', 4), 'n': ('str_int', None), 'meta': "
-           "('json', None), 'c': ('ndarray:int8:2,2', 4), 'v': ('ndarray', None), 'big': ('uint64', 8)}, [values(0), "
+           "write('s', {'p': ('pil', None), 'g': ('png', None), 'k': ('pkl', None), 'f': ('float32', 4), "
+           "'n': ('str_int', None), 'meta': "
+           "('json', None), 'c': ('ndarray:int8:2,2', 4), 'v': ('ndarray', None), 'big': ('uint64', 8)}, "
+           "[values(0), "
            "values(1)])");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct dataset dataset;
@@ -231,24 +245,31 @@ Test(mds, faults_are_named)
     static const struct {
         const char *change, *words; /* Python: data is the second shard of three, entry that of the last */
     } cases[] = {
-        {"data[0:4] = struct.pack('<I', 4000000000)", "begins with the number 4000000000 of samples, but has only"},
-        {"data[0:4] = struct.pack('<I', 6)", "the first sample begins at|samples end here|samples but its index says 7"},
+        {"data[0:4] = struct.pack('<I', 4000000000)",
+         "begins with the number 4000000000 of samples, but has only"},
+        {"data[0:4] = struct.pack('<I', 6)",
+         "the first sample begins at|samples end here|samples but its index says 7"},
         {"data[0:4] = struct.pack('<I', 8)", "the first sample begins at 38, within the table of offsets"},
-        {"data[4:8] = struct.pack('<I', 3)", "shard.00001.mds: offset 4: the first sample begins at 3, within the table"},
+        {"data[4:8] = struct.pack('<I', 3)",
+         "shard.00001.mds: offset 4: the first sample begins at 3, within the table"},
         {"data[8:12] = struct.pack('<I', 2000000000)", "shard.00001.mds: offset 4: sample 0 is from offset"},
         {"data[12:16] = data[4:8]", "shard.00001.mds: offset 8: sample 1 is from offset"},
         {"data[38:42] = struct.pack('<I', 4294967295)",
          "offset 38: the values of the sample have 4294967307 bytes, but its place in the shard has"},
         {"data[38:42] = struct.pack('<I', 0)", "the values of the sample have 12 bytes, but its place"},
-        {"data += b'more'", "shard.00001.mds: offset 5066: the samples end here, but the shard has 5070 bytes"},
+        {"data += b'more'",
+         "shard.00001.mds: offset 5066: the samples end here, but the shard has 5070 bytes"},
         {"del data[-1:]",
          "shard.00001.mds: offset 28: sample 6 is from offset 4379 to 5066, but the shard has 5065 bytes"},
         {"data.clear()", "begins with the number 0 of samples, but has only 0 bytes"},
-        {"data[:] = b'version https://git-lfs.github.com/spec/v1\\\\noid sha256:1\\\\nsize 1\\\\n'", "Git LFS"},
+        {"data[:] = b'version https://git-lfs.github.com/spec/v1\\\\noid sha256:1\\\\nsize 1\\\\n'",
+         "Git LFS"},
         {"data = None", "shard.00001.mds: cannot open: No such file or directory"},
         {"entry['samples'] = 8", "shard.00002.mds: the shard holds 6 samples but its index says 8"},
-        {"entry['samples'] = -1", "index.json: shard 2 of the list: its number of samples is missing or wrong"},
-        {"entry['samples'] = 1 << 40", "index.json: shard 2 of the list: its number of samples is missing or wrong"},
+        {"entry['samples'] = -1",
+         "index.json: shard 2 of the list: its number of samples is missing or wrong"},
+        {"entry['samples'] = 1 << 40",
+         "index.json: shard 2 of the list: its number of samples is missing or wrong"},
         {"entry['version'] = 3", "shard 2 of the list: only version 2 of the format is read"},
         {"entry['format'] = 'json'", "shard 2 of the list: its format is 'json', but only mds is read"},
         {"entry['column_sizes'][1] = 4", "its columns differ from those of the first shard"},

@@ -675,7 +675,8 @@ Test(unpack, copies_and_inference_read_compressed_shards)
         EXPECT(
             0,
             "for n in 1 2; do $P --prepare q%s --from dataset --source %s --permute 3 --store files --name s "
-            "--cache-dir c || exit 1; done; rm q%s/s.index && diff -r qp q%s && rm -r q%s && $P --prepare q%s "
+            "--cache-dir c || exit 1; done; rm q%s/s.index && diff -r qp q%s && rm -r q%s && $P --prepare "
+            "q%s "
             "--from dataset --source %s --permute 3 --store files --name s && rm q%s/s.index && diff -r qp "
             "q%s",
             folders[i], folders[i], folders[i], folders[i], folders[i], folders[i], folders[i], folders[i],

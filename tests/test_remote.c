@@ -1263,7 +1263,8 @@ Test(servers, compressed_shards_are_read_from_every_service)
                              0, "%s: %s", url, out);
                 cr_expect(says(local), "%s: %s is not in %s", url, local, out);
             }
-            cr_expect_eq(shell("$P $M --variant shards,shards-omp --data \"%s\"", url), 0, "%s: %s", url, out);
+            cr_expect_eq(shell("$P $M --variant shards,shards-omp --data \"%s\"", url), 0, "%s: %s", url,
+                         out);
             cr_expect(says(local), "%s: %s is not in %s", url, local, out); /* unpacked in memory */
             cr_expect_eq(count_files(".part"), 0);
             /* --verify compares the md5 of the compressed shards, which then stay, as does the index */
@@ -1276,37 +1277,42 @@ Test(servers, compressed_shards_are_read_from_every_service)
 /* MDS sets are read as their local copies: by the name of the index, and below a prefix. */
 Test(servers, mds_sets_are_read_from_every_service)
 {
-    const char *urls[] = {"$U/web/%s/index.json", "$U/norange/%s/index.json",
+    const char *urls[] = {
+        "$U/web/%s/index.json",
+        "$U/norange/%s/index.json",
 #if defined HAVE_CRYPTO && defined HAVE_EXPAT
-                          "s3://bucket/%s/"
+        "s3://bucket/%s/"
 #endif
     };
     static const char *const kinds[] = {"mds", "mdz"};
     char local[64], url[256];
     set_credentials();
-    SHELL(0, "python3 - <<'END'\n"
-             "import gzip, json, os, struct\n"
-             "for packed in (False, True):\n"
-             "    out = 'files/' + ('mdz' if packed else 'mds')\n"
-             "    os.makedirs(out)\n"
-             "    entries = []\n"
-             "    for s in range(3):\n"
-             "        data = [struct.pack('<I', 900 + i) + bytes((s + i,)) * (900 + i) for i in range(5)]\n"
-             "        at = [28]\n"
-             "        for one in data: at.append(at[-1] + len(one))\n"
-             "        raw = struct.pack('<7I', 5, *at) + b''.join(data)\n"
-             "        name = f'shard.0000{s}.mds'\n"
-             "        zip = dict(basename=name + '.gz', bytes=len(gzip.compress(raw))) if packed else None\n"
-             "        open(out + '/' + name + ('.gz' if packed else ''), 'wb').write(gzip.compress(raw) if packed "
-             "else raw)\n"
-             "        entries.append(dict(version=2, format='mds', samples=5, column_names=['v'], "
-             "column_encodings=['bytes'],\n"
-             "            column_sizes=[None], raw_data=dict(basename=name, bytes=len(raw)), zip_data=zip))\n"
-             "    json.dump(dict(version=2, shards=entries), open(out + '/index.json', 'w'))\n"
-             "END");
+    SHELL(
+        0,
+        "python3 - <<'END'\n"
+        "import gzip, json, os, struct\n"
+        "for packed in (False, True):\n"
+        "    out = 'files/' + ('mdz' if packed else 'mds')\n"
+        "    os.makedirs(out)\n"
+        "    entries = []\n"
+        "    for s in range(3):\n"
+        "        data = [struct.pack('<I', 900 + i) + bytes((s + i,)) * (900 + i) for i in range(5)]\n"
+        "        at = [28]\n"
+        "        for one in data: at.append(at[-1] + len(one))\n"
+        "        raw = struct.pack('<7I', 5, *at) + b''.join(data)\n"
+        "        name = f'shard.0000{s}.mds'\n"
+        "        zip = dict(basename=name + '.gz', bytes=len(gzip.compress(raw))) if packed else None\n"
+        "        open(out + '/' + name + ('.gz' if packed else ''), 'wb').write(gzip.compress(raw) if packed "
+        "else raw)\n"
+        "        entries.append(dict(version=2, format='mds', samples=5, column_names=['v'], "
+        "column_encodings=['bytes'],\n"
+        "            column_sizes=[None], raw_data=dict(basename=name, bytes=len(raw)), zip_data=zip))\n"
+        "    json.dump(dict(version=2, shards=entries), open(out + '/index.json', 'w'))\n"
+        "END");
     for (int k = 0; k < 2; k++) {
-        SHELL(0, "$P $M --variant shards-omp --cache any --data files/%s 2>/dev/null | sed -n "
-                 "'s/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'",
+        SHELL(0,
+              "$P $M --variant shards-omp --cache any --data files/%s 2>/dev/null | sed -n "
+              "'s/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'",
               kinds[k]);
         snprintf(local, sizeof local, "%.16s", out);
         cr_assert_eq(strlen(local), 16, "%s", out);
@@ -1319,7 +1325,8 @@ Test(servers, mds_sets_are_read_from_every_service)
                 cr_expect(says(local), "%s: %s is not in %s", url, local, out);
             }
     }
-    cr_expect_eq(shell("rm files/mds/shard.00001.mds; $P $M --variant shards-omp --data $U/web/mds/index.json"), 1);
+    cr_expect_eq(
+        shell("rm files/mds/shard.00001.mds; $P $M --variant shards-omp --data $U/web/mds/index.json"), 1);
     cr_expect(says("mds/shard.00001.mds") && says("404"), "%s", out);
     SHELL(0, "sed -i 's/\"shards\"/\"other\"/' files/mds/index.json");
     cr_expect_eq(shell("$P $M --variant shards-omp --data $U/web/mds/index.json"), 2);

@@ -262,11 +262,12 @@ static enum status stream_setup(const struct resources *resources, const void *i
 
 static enum status stream_accepts(const struct load *load)
 {
-    return load->dataset->columns ? status_set(STATUS_USAGE,
-                                               "finds samples by tar headers, which the MDS shards of %s do not "
-                                               "have; use shards-mmap, shards-omp, shards-uring or stream",
-                                               load->dataset->path)
-                                  : STATUS_OK;
+    return load->dataset->columns
+               ? status_set(STATUS_USAGE,
+                            "finds samples by tar headers, which the MDS shards of %s do not "
+                            "have; use shards-mmap, shards-omp, shards-uring or stream",
+                            load->dataset->path)
+               : STATUS_OK;
 }
 
 static const struct load_traits traits = {.shards = true,

@@ -274,9 +274,9 @@ static enum status open_copy(const struct dataset *dataset, const struct dataset
 
 bool dataset_in_memory(const struct dataset *dataset)
 {
-    return dataset->remote ? !remote_cached(dataset->remote)
-                           : dataset->file_count > 0 && dataset->files[0].packed &&
-                                 !dataset->options->cache_dir;
+    return dataset->remote
+               ? !remote_cached(dataset->remote)
+               : dataset->file_count > 0 && dataset->files[0].packed && !dataset->options->cache_dir;
 }
 
 /* Replaces the open file of a shard that is compressed by its unpacked copy, with these flags of open(2). */
@@ -825,9 +825,9 @@ static enum status open_place(const char *path, const struct remote_options *opt
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dataset->directory >= 0)
         return STATUS_OK;
-    if (errno == ENOTDIR && (text_ends_in(dataset->path, ".tar") || unpack_is_packed(dataset->path) ||
-                             text_ends_in(dataset->path, ".wids.json") ||
-                             text_ends_in(dataset->path, "/" MDS_INDEX)))
+    if (errno == ENOTDIR &&
+        (text_ends_in(dataset->path, ".tar") || unpack_is_packed(dataset->path) ||
+         text_ends_in(dataset->path, ".wids.json") || text_ends_in(dataset->path, "/" MDS_INDEX)))
         return open_shard_alone(dataset);
     return status_set(
         STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),

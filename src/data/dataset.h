@@ -73,14 +73,15 @@ struct dataset {
     const char *url;                /* path or URL of dataset_find(), which alone uses it */
     const char *shard;              /* the only file to read, if `path` named a tar file or a wids index */
     bool shards;                    /* true: samples are stored in tar shards; false: in single files */
-    struct image raw;  /* members have no header, but are images of this shape; with 0 channels: they have */
-    bool records;      /* the files have records, and `class_folder` of the samples is their label */
-    struct mds *columns; /* the shards have columns (data/mds.h) instead of tar headers; owned; otherwise NULL */
-    bool indexed;      /* the list was read from our index */
-    bool warns;        /* a warning about the folder was printed for this data set */
-    bool hashed;       /* `whole` is set for all samples */
-    bool compare;      /* compare the digest of each shard with its index */
-    bool skip;         /* skip unreadable samples with a warning */
+    struct image raw; /* members have no header, but are images of this shape; with 0 channels: they have */
+    bool records;     /* the files have records, and `class_folder` of the samples is their label */
+    struct mds
+        *columns; /* the shards have columns (data/mds.h) instead of tar headers; owned; otherwise NULL */
+    bool indexed; /* the list was read from our index */
+    bool warns;   /* a warning about the folder was printed for this data set */
+    bool hashed;  /* `whole` is set for all samples */
+    bool compare; /* compare the digest of each shard with its index */
+    bool skip;    /* skip unreadable samples with a warning */
     double test_share; /* share of each class that dataset_check() holds out for testing; 0: none */
     bool only_held;    /* dataset_check() keeps only the samples that are held out */
     bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
@@ -113,14 +114,14 @@ struct dataset {
     uint32_t listed;       /* number of samples of the data set, with the skipped ones */
     uint32_t *shard_first; /* index of each shard's first sample, plus one end entry; NULL without shards */
     uint64_t bytes, sample_bytes_max;
-    uint64_t skipped;   /* number of skipped samples */
-    bool uncounted;     /* an unknown number of samples was skipped in addition to `skipped`, because neither
-                           our index nor a wids index gives a count */
-    uint64_t faults;    /* number of faults in samples; with `skip`, the first few are reported; without
-                           it, 1 if a fault ended dataset_open() */
-    struct index index; /* owns the keys, extensions and shard names if `indexed` */
+    uint64_t skipped;    /* number of skipped samples */
+    bool uncounted;      /* an unknown number of samples was skipped in addition to `skipped`, because neither
+                            our index nor a wids index gives a count */
+    uint64_t faults;     /* number of faults in samples; with `skip`, the first few are reported; without
+                            it, 1 if a fault ended dataset_open() */
+    struct index index;  /* owns the keys, extensions and shard names if `indexed` */
     uint64_t kept_bytes; /* of compressed shards whose contents stay in memory */
-    char **names;       /* owns all other names */
+    char **names;        /* owns all other names */
     size_t name_count;
 };
 

@@ -352,10 +352,9 @@ static enum status scan_file(struct scan *scan, uint32_t file)
     if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
         return status_set(STATUS_FAILED, "not a regular file");
     dataset_know_file(&dataset->files[file], &status_);
-    enum status status =
-        dataset->columns
-            ? mds_list(dataset->columns, file, scan->fd, (uint64_t)status_.st_size, add_columns, dataset)
-            : scan_open_shard(scan, (uint64_t)status_.st_size);
+    enum status status = dataset->columns ? mds_list(dataset->columns, file, scan->fd,
+                                                     (uint64_t)status_.st_size, add_columns, dataset)
+                                          : scan_open_shard(scan, (uint64_t)status_.st_size);
     dataset->files[file].global = scan->parser.has_global;
     if (status == STATUS_OK && dataset->sample_count == scan->first)
         status = status_set(STATUS_FAILED, "the shard is empty");
@@ -421,8 +420,7 @@ static enum status check_copies(const struct dataset *dataset)
  * the whole shard was just read or unpacked. */
 static bool compares_digest(const struct dataset *dataset, uint32_t file)
 {
-    return dataset->compare ||
-           (dataset->columns && (dataset->remote != NULL) != dataset->files[file].packed);
+    return dataset->compare || (dataset->columns && (dataset->remote != NULL) != dataset->files[file].packed);
 }
 
 /* Keeps the contents of a local shard, which were unpacked in memory to list its samples, until the set is

@@ -16,7 +16,7 @@
 #include "data/checksum.h"
 #include "data/unpack.h"
 
-#define AXES_MAX    63 /* of an array */
+#define AXES_MAX    63                          /* of an array */
 #define NAME_MAX_   (MEMBER_EXTENSION_MAX - 16) /* of a column: its member has a longer name */
 #define SAMPLES_MAX (UINT32_MAX / 2)
 
@@ -82,10 +82,12 @@ static const struct array_type {
     bool is_read;
     enum dtype type;
 } array_types[] = {
-    {8, "uint8", 1, true, DTYPE_U8},     {9, "int8", 1, false, 0},  {16, "uint16", 2, false, 0},
-    {17, "int16", 2, false, 0},          {18, "float16", 2, true, DTYPE_F16},
-    {32, "uint32", 4, false, 0},         {33, "int32", 4, false, 0}, {34, "float32", 4, true, DTYPE_F32},
-    {64, "uint64", 8, false, 0},         {65, "int64", 8, false, 0}, {66, "float64", 8, false, 0},
+    {8, "uint8", 1, true, DTYPE_U8},     {9, "int8", 1, false, 0},
+    {16, "uint16", 2, false, 0},         {17, "int16", 2, false, 0},
+    {18, "float16", 2, true, DTYPE_F16}, {32, "uint32", 4, false, 0},
+    {33, "int32", 4, false, 0},          {34, "float32", 4, true, DTYPE_F32},
+    {64, "uint64", 8, false, 0},         {65, "int64", 8, false, 0},
+    {66, "float64", 8, false, 0},
 };
 
 /* Returns the type with this name or, if that is NULL, with this number; NULL if there is none. */
@@ -169,8 +171,8 @@ static enum status image_of(const char *column, const struct shape *shape, struc
 
 bool mds_is_shard(const char *name)
 {
-    static const char *const ends[] = {".mds", ".mds.zstd", ".mds.zst", ".mds.gz",
-                                       ".mds.br", ".mds.bz2", ".mds.snappy"};
+    static const char *const ends[] = {".mds",    ".mds.zstd", ".mds.zst",   ".mds.gz",
+                                       ".mds.br", ".mds.bz2",  ".mds.snappy"};
     bool is = false;
     for (size_t i = 0; i < COUNT_OF(ends); i++)
         is |= text_ends_in(name, ends[i]);
@@ -199,17 +201,19 @@ static enum status read_column(const char *name, const char *text, const json_t 
     const struct encoding *encoding = text ? encoding_of(text) : NULL;
     const uint64_t bytes = json_is_integer(size) ? (uint64_t)json_integer_value(size) : 0;
     if (!name || !*name || strlen(name) > NAME_MAX_)
-        return status_set(STATUS_FAILED, "the name of a column is missing or has more than %d bytes", NAME_MAX_);
+        return status_set(STATUS_FAILED, "the name of a column is missing or has more than %d bytes",
+                          NAME_MAX_);
     if (!encoding)
-        return status_set(STATUS_FAILED, "column '%s' has the unknown encoding '%.60s'", name, text ? text : "");
+        return status_set(STATUS_FAILED, "column '%s' has the unknown encoding '%.60s'", name,
+                          text ? text : "");
     if (bytes > UINT32_MAX || (size && !json_is_null(size) && !json_is_integer(size)) ||
         (encoding->bytes && bytes != encoding->bytes) || (encoding->kind == KIND_IMAGE && bytes))
         return status_set(STATUS_FAILED, "column '%s' of %s has a wrong size", name, text);
     if (encoding->kind == KIND_ARRAY &&
-        (!read_shape(text, &shape) ||
-         (shape.type && shape.axes ? shape_bytes(&shape) != bytes : bytes != 0)))
-        return status_set(STATUS_FAILED, "column '%s' has the encoding '%.60s', whose type, shape or size is wrong",
-                          name, text);
+        (!read_shape(text, &shape) || (shape.type && shape.axes ? shape_bytes(&shape) != bytes : bytes != 0)))
+        return status_set(STATUS_FAILED,
+                          "column '%s' has the encoding '%.60s', whose type, shape or size is wrong", name,
+                          text);
     *column = (struct mds_column){.name = strdup(name), .encoding = strdup(text), .bytes = (uint32_t)bytes};
     if (asprintf(&column->member, "%s.%s", name, encoding->format) < 0)
         column->member = NULL;
@@ -229,8 +233,9 @@ static enum status read_columns(const json_t *shard, struct mds *mds)
     if (count > MDS_COLUMNS)
         return status_set(STATUS_FAILED, "it has %zu columns, more than %d", count, MDS_COLUMNS);
     for (size_t c = 0; mds->count == 0 && c < count; c++)
-        TRY(read_column(json_string_value(json_array_get(names, c)), json_string_value(json_array_get(texts, c)),
-                        json_array_get(sizes, c), &mds->columns[c]));
+        TRY(read_column(json_string_value(json_array_get(names, c)),
+                        json_string_value(json_array_get(texts, c)), json_array_get(sizes, c),
+                        &mds->columns[c]));
     for (size_t c = 0; mds->count == 0 && c < count; c++)
         for (size_t other = 0; other < c; other++)
             if (strcasecmp(mds->columns[c].name, mds->columns[other].name) == 0)
@@ -254,11 +259,12 @@ static enum status read_digest(const json_t *file, char **digest)
 {
     const char *algorithm;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)json_object_get(file, "hashes"), algorithm, value)
-        if (json_is_string(value) && digest_is_known(algorithm)) {
-            TRY(ALLOCATED(asprintf(digest, "%s:%s", algorithm, json_string_value(value)) >= 0, "out of memory"));
-            return STATUS_OK;
-        }
+    json_object_foreach((json_t *)(uintptr_t)json_object_get(file, "hashes"), algorithm,
+                        value) if (json_is_string(value) && digest_is_known(algorithm))
+    {
+        TRY(ALLOCATED(asprintf(digest, "%s:%s", algorithm, json_string_value(value)) >= 0, "out of memory"));
+        return STATUS_OK;
+    }
     return STATUS_OK;
 }
 
@@ -288,7 +294,8 @@ static enum status read_shard(const json_t *entry, bool (*exists)(void *context,
         return status_set(STATUS_USAGE, "its format is '%.40s', but only mds is read", format ? format : "");
     if (!json_is_integer(version) || json_integer_value(version) != 2)
         return status_set(STATUS_USAGE, "only version 2 of the format is read");
-    if (!json_is_integer(samples) || json_integer_value(samples) < 0 || json_integer_value(samples) > SAMPLES_MAX)
+    if (!json_is_integer(samples) || json_integer_value(samples) < 0 ||
+        json_integer_value(samples) > SAMPLES_MAX)
         return status_set(STATUS_FAILED, "its number of samples is missing or wrong");
     TRY(read_file(raw, &name, &bytes));
     if (json_is_object(zip))
@@ -296,10 +303,11 @@ static enum status read_shard(const json_t *entry, bool (*exists)(void *context,
     /* a compressed shard may have been unpacked, as the streaming library does */
     const bool takes_packed = packed && !exists(context, name);
     if (takes_packed && !unpack_is_packed(packed))
-        return status_set(STATUS_USAGE,
-                          "'%.200s' is compressed by %.20s, but only zstd and gz are read; write the set with "
-                          "one of them, or unpack its shards",
-                          packed, compression ? compression : "an unknown program");
+        return status_set(
+            STATUS_USAGE,
+            "'%.200s' is compressed by %.20s, but only zstd and gz are read; write the set with "
+            "one of them, or unpack its shards",
+            packed, compression ? compression : "an unknown program");
     TRY(read_columns(entry, mds));
     *shard = (struct wids_shard){.url = strdup(takes_packed ? packed : name),
                                  .samples = (uint64_t)json_integer_value(samples),
@@ -309,8 +317,8 @@ static enum status read_shard(const json_t *entry, bool (*exists)(void *context,
     return read_digest(takes_packed ? zip : raw, &shard->digest);
 }
 
-static enum status read_root(const json_t *root, bool (*exists)(void *context, const char *name), void *context,
-                             struct mds *mds)
+static enum status read_root(const json_t *root, bool (*exists)(void *context, const char *name),
+                             void *context, struct mds *mds)
 {
     const json_t *list = json_object_get(root, "shards");
     const size_t count = json_array_size(list);
@@ -418,7 +426,8 @@ static const struct mds_column *usual_label(const struct mds *mds)
     for (size_t i = 0; i < COUNT_OF(names); i++)
         for (uint32_t c = 0; c < mds->count; c++) {
             const enum kind kind = encoding_of(mds->columns[c].encoding)->kind;
-            if ((kind == KIND_INTEGER || kind == KIND_TEXT) && strcasecmp(mds->columns[c].name, names[i]) == 0)
+            if ((kind == KIND_INTEGER || kind == KIND_TEXT) &&
+                strcasecmp(mds->columns[c].name, names[i]) == 0)
                 return &mds->columns[c];
         }
     return only_one(mds, KIND_INTEGER);
@@ -523,12 +532,13 @@ static enum status find_values(const struct mds *mds, int fd, uint64_t begin, ui
         sample->sizes[c] = mds->columns[c].bytes ? mds->columns[c].bytes : read_u32(head + 4 * h++);
         at += sample->sizes[c];
     }
-    return at == end ? STATUS_OK
-                     : status_set(STATUS_FAILED,
-                                  "offset %llu: the values of the sample have %llu bytes, but its place in the "
-                                  "shard has %llu",
-                                  (unsigned long long)begin, (unsigned long long)(at - begin),
-                                  (unsigned long long)(end - begin));
+    return at == end
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "offset %llu: the values of the sample have %llu bytes, but its place in the "
+                            "shard has %llu",
+                            (unsigned long long)begin, (unsigned long long)(at - begin),
+                            (unsigned long long)(end - begin));
 }
 
 /* Returns whether two images have the same shape and type. */
@@ -568,7 +578,8 @@ static enum status strip_array(struct mds *mds, int fd, struct mds_sample *sampl
         }
     }
     if (!valid || shape_bytes(&shape) != *size - used)
-        return status_set(STATUS_FAILED, "offset %llu: the array of column '%s' has a wrong type, shape or size",
+        return status_set(STATUS_FAILED,
+                          "offset %llu: the array of column '%s' has a wrong type, shape or size",
                           (unsigned long long)*offset, column->name);
     TRY(image_of(column->name, &shape, &image));
     if (mds->raw.channels == 0)
@@ -610,7 +621,8 @@ enum status mds_list(struct mds *mds, uint32_t shard, int fd, uint64_t bytes,
     TRY(read_table(fd, bytes, &count, &table));
     uint64_t begin = read_u32(table);
     if (begin < 4 * ((uint64_t)count + 2))
-        return status_set(STATUS_FAILED, "offset 4: the first sample begins at %llu, within the table of offsets",
+        return status_set(STATUS_FAILED,
+                          "offset 4: the first sample begins at %llu, within the table of offsets",
                           (unsigned long long)begin);
     if (count > mds->first[shard + 1] - mds->first[shard])
         return status_set(STATUS_FAILED, "the shard holds %u samples but its index says %llu", count,
@@ -619,17 +631,19 @@ enum status mds_list(struct mds *mds, uint32_t shard, int fd, uint64_t bytes,
         struct mds_sample sample = {.number = mds->first[shard] + i};
         const uint64_t end = read_u32(table + 4 * ((size_t)i + 1));
         if (end < begin || end > bytes)
-            return status_set(STATUS_FAILED,
-                              "offset %llu: sample %u is from offset %llu to %llu, but the shard has %llu bytes",
-                              4 * (i + 1ULL), i, (unsigned long long)begin, (unsigned long long)end,
-                              (unsigned long long)bytes);
+            return status_set(
+                STATUS_FAILED,
+                "offset %llu: sample %u is from offset %llu to %llu, but the shard has %llu bytes",
+                4 * (i + 1ULL), i, (unsigned long long)begin, (unsigned long long)end,
+                (unsigned long long)bytes);
         TRY(find_values(mds, fd, begin, end, &sample));
         if (mds->image < mds->count)
             TRY(strip_array(mds, fd, &sample));
         TRY(add(context, &sample));
         begin = end;
     }
-    return begin == bytes ? STATUS_OK
-                          : status_set(STATUS_FAILED, "offset %llu: the samples end here, but the shard has %llu bytes",
-                                       (unsigned long long)begin, (unsigned long long)bytes);
+    return begin == bytes
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "offset %llu: the samples end here, but the shard has %llu bytes",
+                            (unsigned long long)begin, (unsigned long long)bytes);
 }

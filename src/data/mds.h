@@ -30,10 +30,10 @@ struct mds_column {
 struct mds {
     struct mds_column columns[MDS_COLUMNS];
     uint32_t count;
-    struct wids list;  /* the shards; their names are relative to the folder of the index */
-    uint64_t *first;   /* owned; number of each shard's first sample, and one end entry */
-    uint32_t image;    /* number of the column that is read as the image, if it has arrays; otherwise `count` */
-    struct image raw;  /* the shape of these arrays; with 0 channels: that of the first one */
+    struct wids list; /* the shards; their names are relative to the folder of the index */
+    uint64_t *first;  /* owned; number of each shard's first sample, and one end entry */
+    uint32_t image; /* number of the column that is read as the image, if it has arrays; otherwise `count` */
+    struct image raw; /* the shape of these arrays; with 0 channels: that of the first one */
 };
 
 FDSL_C_BEGIN
@@ -63,8 +63,8 @@ struct mds_sample {
 };
 
 /* Lists the samples of a shard, of `bytes` bytes, which is open for reading. Hands each to add(), whose
- * failures it relays. Sets mds->raw from the first array. STATUS_FAILED, with the offset, if a table or a size
- * leads out of the shard; STATUS_USAGE if arrays that are images have different shapes. */
+ * failures it relays. Sets mds->raw from the first array. STATUS_FAILED, with the offset, if a table or a
+ * size leads out of the shard; STATUS_USAGE if arrays that are images have different shapes. */
 enum status mds_list(struct mds *mds, uint32_t shard, int fd, uint64_t bytes,
                      enum status (*add)(void *context, const struct mds_sample *sample), void *context);
 

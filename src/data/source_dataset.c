@@ -152,7 +152,8 @@ static enum status add_label(const struct copy *copy, const struct dataset_sampl
         return source_add_label(made, (uint64_t)sample->class_folder);
     const bool column = copy->dataset.columns && sample->rule;
     made->in_folder = column;
-    if (!column && (!copy->for_target || !copy->dataset.choice.label.given || reads_chosen(made, sample->rule)))
+    if (!column &&
+        (!copy->for_target || !copy->dataset.choice.label.given || reads_chosen(made, sample->rule)))
         return STATUS_OK;
     const struct source_member *member = &made->members[sample->label];
     enum status status = members_label(sample->rule, member->bytes, member->size, &label);
@@ -388,7 +389,8 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
         samples[i].key = sample->key;
         if (sample->image < sample->members)
             samples[i].image = dataset->members[sample->member + sample->image].extension;
-        if (sample->members + (dataset->classes || dataset->labelled || dataset->columns) > SOURCE_MEMBERS_MAX)
+        if (sample->members + (dataset->classes || dataset->labelled || dataset->columns) >
+            SOURCE_MEMBERS_MAX)
             status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d; %s",
                                 dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX,
                                 dataset_looks_split(dataset, sample)

@@ -21,7 +21,8 @@
 
 bool unpack_is_packed(const char *name)
 {
-    static const char *const ends[] = {".tar.gz", ".tgz", ".tar.zst", ".tzst", ".mds.gz", ".mds.zst", ".mds.zstd"};
+    static const char *const ends[] = {".tar.gz", ".tgz",     ".tar.zst", ".tzst",
+                                       ".mds.gz", ".mds.zst", ".mds.zstd"};
     bool packed = false;
     for (size_t i = 0; i < COUNT_OF(ends); i++)
         packed |= text_ends_in(name, ends[i]);
@@ -248,7 +249,8 @@ enum status unpack_bytes(const struct unpack_input *input,
 
 /* ---- Where the bytes go ---- */
 
-#define CHECK_BYTES ((uint64_t)64 << 20) /* memory is checked each time a file in memory has grown by this */
+/* Memory is checked each time that a file in memory has grown by this. */
+#define CHECK_BYTES ((uint64_t)64 << 20)
 
 /* The cache, or a file in memory. */
 struct writing {

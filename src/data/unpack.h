@@ -16,9 +16,9 @@
 #include "data/remote_cache.h"
 
 /* The remedy in messages about compressed shards, if they do not fit into memory. */
-#define UNPACK_REMEDY                                                                                \
+#define UNPACK_REMEDY                                                                                   \
     OPTION_OR_FIELD("add --cache-dir DIR, a folder on a disk with room for unpacked copies, or unpack " \
-                    "the shards",                                                                    \
+                    "the shards",                                                                       \
                     "set cache_dir to a folder on a disk with room for unpacked copies, or unpack the " \
                     "shards")
 

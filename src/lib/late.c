@@ -39,16 +39,16 @@
     X(24, XML_SetStartDoctypeDeclHandler) \
     X(25, XML_SetUserData)                \
     X(26, XML_StopParser)
-#define CRYPTO_FUNCTIONS(X)     \
-    X(27, EVP_Digest)           \
-    X(28, EVP_DigestFinal_ex)   \
-    X(29, EVP_DigestInit_ex)    \
-    X(30, EVP_DigestUpdate)     \
-    X(31, EVP_MD_CTX_free)      \
-    X(32, EVP_MD_CTX_new)       \
-    X(33, EVP_md5)              \
-    X(34, EVP_sha256)           \
-    X(35, HMAC)                 \
+#define CRYPTO_FUNCTIONS(X)   \
+    X(27, EVP_Digest)         \
+    X(28, EVP_DigestFinal_ex) \
+    X(29, EVP_DigestInit_ex)  \
+    X(30, EVP_DigestUpdate)   \
+    X(31, EVP_MD_CTX_free)    \
+    X(32, EVP_MD_CTX_new)     \
+    X(33, EVP_md5)            \
+    X(34, EVP_sha256)         \
+    X(35, HMAC)               \
     X(36, EVP_get_digestbyname)
 #define FUNCTIONS 37
 
