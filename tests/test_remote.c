@@ -103,6 +103,14 @@ Test(remote, credentials_come_from_the_environment_or_a_profile)
                          "aws_secret_access_key = S\n");
     cr_assert_eq(s3_find_credentials(&found), STATUS_OK, "%s", status_text());
     cr_expect(strcmp(found.key, "C") == 0 && strcmp(found.secret, "S") == 0);
+    /* Another source of keys is refused by its name, and does not matter if there are keys. */
+    write_file("config", "[profile none]\nregion = eu-a\ncredential_process = /bin/print keys\n");
+    cr_expect_eq(s3_find_credentials(&found), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "the profile 'none' takes its keys from credential_process") &&
+                  !strstr(status_text(), "/bin/print"),
+              "%s", status_text());
+    write_file("file", "[none]\naws_access_key_id = C\naws_secret_access_key = S\n");
+    cr_expect_eq(s3_find_credentials(&found), STATUS_OK, "%s", status_text());
     char text[S3_FIELD_MAX + 64];
     snprintf(text, sizeof text, "[none]\naws_access_key_id = %0*d\n", S3_FIELD_MAX, 0);
     write_file("file", text);

@@ -43,6 +43,7 @@ struct copy {
     char *extensions[INDEX_EXTENSIONS_MAX]; /* owned; new ones of images in another format */
     size_t extension_count;
     bool for_target; /* the samples are copied to another data set */
+    bool masked;     /* each sample of a copy must have a mask */
     bool advises;    /* messages about broken samples name --on-error skip */
 };
 
@@ -378,6 +379,21 @@ static bool dataset_source_ask(void *state, uint64_t number)
     return dataset_ask_ahead(dataset, copy->plain.fd < 0 ? 0 : copy->plain.file + 1, file, &copy->next);
 }
 
+/* Refuses a sample without a mask, or whose mask is none, in a set in which others have one: a network that
+ * trains on the copy would find out later. */
+static enum status check_mask(const struct dataset *dataset, const struct dataset_sample *sample,
+                              const struct source_sample *made)
+{
+    const bool has = sample->rule && sample->rule->mask;
+    const enum status status = has ? image_check_mask(made->members[sample->label].bytes,
+                                                      made->members[sample->label].size)
+                                   : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    return status == STATUS_OK
+               ? STATUS_OK
+               : dataset_at(dataset, sample,
+                            &dataset->members[sample->member + (has ? sample->label : 0)], status);
+}
+
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
                                        struct source_sample *samples)
 {
@@ -405,6 +421,8 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
             if (status == STATUS_OK && dataset->columns && copy->for_target && m == sample->image)
                 status = name_image(dataset, &samples[i].members[m]);
         }
+        if (status == STATUS_OK && copy->masked)
+            status = check_mask(dataset, sample, &samples[i]);
         if (status == STATUS_OK && dataset->choice.only.count == 0)
             status = add_label(copy, sample, &samples[i]);
     }
@@ -634,6 +652,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     TRY(open_resizing(request, &copy->resizing, facts));
     TRY(check_masks(request, dataset));
     facts->masks = dataset->masks;
+    copy->masked = copy->for_target && dataset->masks && !parameters->member;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;
