@@ -49,9 +49,9 @@ static char *trim(char *text)
 }
 
 /* Settings of a profile that name another source of keys, which is not read. */
-static const char *const other_sources[] = {"credential_process", "credential_source", "login_session",
-                                            "role_arn",           "sso_session",       "sso_start_url",
-                                            "source_profile",     "web_identity_token_file"};
+static const char *const other_sources[] = {
+    "credential_process", "credential_source", "login_session",  "role_arn",
+    "sso_session",        "sso_start_url",     "source_profile", "web_identity_token_file"};
 
 /* Takes one line "NAME = VALUE" of a profile. Sets `*other`, if it is not NULL, to another source of keys. */
 static enum status take_line(char *line, const struct setting *settings, size_t count, const char **other)

@@ -385,13 +385,13 @@ static enum status check_mask(const struct dataset *dataset, const struct datase
                               const struct source_sample *made)
 {
     const bool has = sample->rule && sample->rule->mask;
-    const enum status status = has ? image_check_mask(made->members[sample->label].bytes,
-                                                      made->members[sample->label].size)
-                                   : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    const enum status status =
+        has ? image_check_mask(made->members[sample->label].bytes, made->members[sample->label].size)
+            : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
     return status == STATUS_OK
                ? STATUS_OK
-               : dataset_at(dataset, sample,
-                            &dataset->members[sample->member + (has ? sample->label : 0)], status);
+               : dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)],
+                            status);
 }
 
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
