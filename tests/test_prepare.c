@@ -49,7 +49,7 @@ static void read_index(const char *name, struct index *index)
     cr_assert_eq(index_read(path, index), STATUS_OK, "%s", status_text());
 }
 
-#define SMALL "--samples 25 --shards 3 --sample-shape 3,5"
+#define SMALL "--samples 25 --shards 3 --sample-shape 3,5 --classes 0"
 
 /* ---- Output ---- */
 
@@ -109,8 +109,8 @@ Test(prepare, the_summary_has_the_size_of_all_units_and_the_time)
 Test(prepare, files_and_shards_have_the_same_samples)
 {
     struct index files, shards;
-    EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --store files");
-    EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --shards 2");
+    EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --classes 0 --store files");
+    EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --classes 0 --shards 2");
     read_index("f/counter.index", &files);
     read_index("s/counter.index", &shards);
     cr_assert(files.layout == INDEX_FILES && files.unit_count == 2 && files.units[1].count == 1);
@@ -310,11 +310,13 @@ Test(prepare, masks_are_stored_with_their_images)
         EXPECT_PRINTS(1, words[k], "$P --prepare y/%d --from dataset --source t --store imagefolder 2>&1", k);
     }
     /* Also as shards, as long as --member all does not copy whatever there is. */
-    static const char *const faults[] = {"rm 000003.mask.png", "printf '\\002' | dd of=000003.mask.png bs=1 seek=25 conv=notrunc 2>&1",
-                                         "cp 000003.cls 000003.mask.png"},
-                             *const faulty[] = {"sample '000003': it has no mask ('mask.png'), unlike other",
-                                                "sample '000003': its mask has 8 bits per value and PNG colour",
-                                                "sample '000003': its mask is not a PNG file"};
+    static const char
+        *const faults[] = {"rm 000003.mask.png",
+                           "printf '\\002' | dd of=000003.mask.png bs=1 seek=25 conv=notrunc 2>&1",
+                           "cp 000003.cls 000003.mask.png"},
+               *const faulty[] = {"sample '000003': it has no mask ('mask.png'), unlike other",
+                                  "sample '000003': its mask has 8 bits per value and PNG colour",
+                                  "sample '000003': its mask is not a PNG file"};
     for (int k = 0; k < 3; k++) {
         EXPECT(0, "rm -rf y t && cp -r x y && mkdir t && cd y && %s && tar --sort=name -cf ../t/t.tar *",
                faults[k]);

@@ -501,7 +501,7 @@ ReportHook(PRE_ALL)(struct criterion_test_set *tests)
     setenv("P", program, 1);
     SHELL(0,
           "cd %s && $P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
-          "3,40,40 --dtype u8 && "
+          "3,40,40 --dtype u8 --classes 0 && "
           "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
           "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
           "$P --prepare files/one --store files --samples 3",
