@@ -727,7 +727,7 @@ Test(choice, random_trees_are_read_as_image_folder_reads_them)
 Test(choice, sets_without_classes_are_not_written_as_class_folders)
 {
     expect_refused(2, "--store imagefolder needs labels, and --from counter has none",
-                   "$P --prepare q --from counter --samples 3 --store imagefolder");
+                   "$P --prepare q --from counter --classes 0 --samples 3 --store imagefolder");
     expect_refused(1, "needs an image that ImageFolder reads (jpg;jpeg;png;",
                    "$P --prepare q --from digits --samples 30 --encode npy --store imagefolder");
     EXPECT(1, "test -e q");

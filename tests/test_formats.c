@@ -498,8 +498,8 @@ Test(wids, a_written_index_is_read_back)
     cr_assert_str_eq(wids.name, "x");
     cr_assert(wids.count == 2 && wids.shards[1].samples == 1 && wids.shards[1].bytes == 4096);
     cr_assert_str_eq(wids.shards[0].url, "x-000000.tar");
-    cr_assert_str_eq(wids.shards[0].md5, "0123456789abcdef0123456789abcdef");
-    cr_assert_str_eq(wids.shards[1].md5, "");
+    cr_assert_str_eq(wids.shards[0].digest, "md5:0123456789abcdef0123456789abcdef");
+    cr_assert_null(wids.shards[1].digest);
     wids_free(&wids);
     free(json);
     index_free(&index);

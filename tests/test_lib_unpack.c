@@ -10,6 +10,9 @@
 #include <zstd.h>
 #endif
 
+#include "data/checksum.h"
+#include "data/dataset.h"
+#include "data/set_files.h"
 #include "data/tar.h"
 #include "data/unpack.h"
 #include "must.h"
@@ -479,18 +482,19 @@ Test(unpack, files_that_change_leave_no_copy)
     const struct remote_options options = {.cache_dir = path};
     const struct cache_entry entry = {.source = 1, .bytes = CACHE_UNKNOWN};
     const int fd = memfd_create("packed", MFD_CLOEXEC);
+    const struct unpack_input input = {.fd = fd, .tar = true};
     int copy;
     snprintf(path, sizeof path, "%s/c", folder);
     cr_assert(pack(&forms[0], &tar, &packed) && write(fd, packed.at, packed.size) == (ssize_t)packed.size);
     cr_assert_eq(fstat(fd, &info), 0);
     struct file_identity identity = file_identify(&info);
     identity.modified_ns--;
-    cr_expect_eq(unpack_open(&options, NULL, &entry, fd, &identity, &copy), STATUS_FAILED);
+    cr_expect_eq(unpack_open(&options, NULL, &entry, &input, &identity, &copy), STATUS_FAILED);
     cr_expect(copy < 0 && strstr(status_text(), "the file changed while it was unpacked"), "%s",
               status_text());
     expect_files(1); /* the lock */
     identity.modified_ns++;
-    must(unpack_open(&options, NULL, &entry, fd, &identity, &copy));
+    must(unpack_open(&options, NULL, &entry, &input, &identity, &copy));
     expect_files(2);
     close(copy);
     close(fd);
@@ -598,10 +602,66 @@ Test(unpack, programs_read_compressed_shards)
     EXPECT_PRINTS(1, "md5", "$P --variant stream --data w --decode --verify --cache-dir c --cache any");
 #endif
     EXPECT(0, "sed -i 's/\"nsamples\": 20/\"nsamples\": 21/' w/s.wids.json");
-    EXPECT_PRINTS(1, "the shard holds 20 samples but its wids index says 21",
+    EXPECT_PRINTS(1, "the shard holds 20 samples but its index says 21",
                   "$P --variant stream --data w --decode --cache-dir c --cache any");
-    expect_refused(2, "s-000000.tar", "$P --variant stream --data w --decode --cache any");
-    EXPECT_OUT("give load, train, infer or --prepare --cache-dir DIR, a folder with room");
+}
+
+/* Without a cache folder, shards are unpacked in memory: all programs read the same samples, and each thread
+ * has an offset of its own in a shard that several read. */
+Test(unpack, shards_are_unpacked_in_memory_without_a_cache)
+{
+    prepare();
+    for (size_t f = 0; f < COUNT_OF(folders); f++) {
+        expect_same(open_stream(open_source("p", false)), open_stream(open_source(folders[f], false)));
+        EXPECT(0,
+               "$P --variant shards,shards-mmap,shards-omp,stream --data %s --decode --verify --batch 8 "
+               "--min-samples 1 --max-time 0",
+               folders[f]);
+        EXPECT_PRINTS(2, "needs files: add --cache-dir DIR, or drop --cache",
+                      "$P --variant shards --data %s --cache warm", folders[f]);
+    }
+    EXPECT(0, "test ! -e c");
+}
+
+/* Shards of which not all stay in memory are unpacked when they are opened, and each open file of a shard is
+ * complete. */
+Test(unpack, shards_are_unpacked_again_when_they_are_opened)
+{
+    prepare();
+    char path[PATH_MAX];
+    static uint8_t bytes[2][60000];
+    ssize_t sizes[2];
+    struct dataset dataset;
+    struct set_files *files;
+    snprintf(path, sizeof path, "%s/z", folder);
+    must(dataset_open(path, false, NULL, NULL, &dataset));
+    cr_assert(dataset_in_memory(&dataset));
+    for (uint32_t f = 0; f < dataset.file_count; f++) {
+        cr_assert(dataset.files[f].unpacked, "small shards stay in memory");
+        close(dataset.files[f].memory);
+        dataset.files[f].unpacked = false;
+    }
+    for (int i = 0; i < 2; i++) {
+        int fd;
+        must(i ? dataset_file_await(&dataset, 1, NULL, &fd) : dataset_file_open(&dataset, 1, 0, &fd));
+        sizes[i] = read(fd, bytes[i], sizeof bytes[i]);
+        dataset_file_close(&dataset, fd);
+    }
+    cr_expect(sizes[0] == 52224 && sizes[1] == sizes[0] && memcmp(bytes[0], bytes[1], sizeof bytes[0]) == 0);
+    /* With room for one shard, reading samples of several shards in turn unpacks each of them again. */
+    must(set_files_open(&dataset, 2, 1, &(struct set_files_order){0}, &files));
+    for (uint32_t i = 0; i < 2 * dataset.sample_count; i++) {
+        const struct dataset_sample *sample = &dataset.samples[i * 23 % dataset.sample_count];
+        const struct dataset_member *member = &dataset.members[sample->member];
+        must(set_files_read(files, member, member->size, bytes[0]));
+        cr_expect_eq(checksum_edges(bytes[0], member->size), member->edges);
+        cr_expect_eq(set_files_held_bytes(files), 52224);
+    }
+    EXPECT(0, "touch z/*");
+    cr_expect_eq(set_files_read(files, &dataset.members[0], 1, bytes[0]), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "the file changed"), "%s", status_text());
+    set_files_close(files);
+    dataset_close(&dataset);
 }
 
 /* Copies have the files of a copy of plain shards, and networks are tested on the same samples. */
@@ -615,19 +675,20 @@ Test(unpack, copies_and_inference_read_compressed_shards)
         EXPECT(
             0,
             "for n in 1 2; do $P --prepare q%s --from dataset --source %s --permute 3 --store files --name s "
-            "--cache-dir c || exit 1; done; rm q%s/s.index && diff -r qp q%s",
-            folders[i], folders[i], folders[i], folders[i]);
-        EXPECT_PRINTS(2, "give load, train, infer or --prepare --cache-dir DIR",
-                      "$P --variant infer-omp --checkpoint k --data %s --test-data %s", folders[i],
-                      folders[i]);
+            "--cache-dir c || exit 1; done; rm q%s/s.index && diff -r qp q%s && rm -r q%s && $P --prepare "
+            "q%s "
+            "--from dataset --source %s --permute 3 --store files --name s && rm q%s/s.index && diff -r qp "
+            "q%s",
+            folders[i], folders[i], folders[i], folders[i], folders[i], folders[i], folders[i], folders[i],
+            folders[i]);
         EXPECT(0,
-               "for d in p %s; do $P --variant infer-omp --checkpoint k --data $d --test-data $d "
-               "$(test $d != p && echo --cache-dir c) --out i%zu.csv || exit 1; done; python3 - <<'END'\n"
+               "for d in p %s '%s --cache-dir c'; do set -- $d && $P --variant infer-omp --checkpoint k "
+               "--data $d --test-data $1 --out i%zu.csv || exit 1; done; python3 - <<'END'\n"
                "import csv\n"
                "rows = [(row['test_loss'], row['test_acc']) for row in csv.DictReader(open('i%zu.csv'))]\n"
-               "assert len(rows) == 2 and rows[0] == rows[1], rows\n"
+               "assert len(rows) == 3 and rows[0] == rows[1] == rows[2], rows\n"
                "END",
-               folders[i], i, i);
+               folders[i], folders[i], i, i);
     }
     EXPECT_PRINTS(2, "--cache-dir needs data at a URL or shards that are compressed",
                   "$P --variant infer-omp --checkpoint k --data p --test-data p --cache-dir c");
@@ -642,12 +703,6 @@ Test(unpack, refusals_name_the_remedy)
         int status;
         const char *words, *command;
     } cases[] = {
-        {2, "give load, train, infer or --prepare --cache-dir DIR, a folder with room",
-         "$P --variant stream --data z"},
-        {2, "give load, train, infer or --prepare --cache-dir DIR, a folder with room",
-         "$P --variant train-omp --data z/s-000000.tar.gz --feed load"},
-        {2, "is compressed, but samples are read from many places",
-         "$P --prepare q --from dataset --source z"},
         {2, "--cache-dir is for data at a URL and for shards that are compressed",
          "$P --prepare q --from dataset --source p --cache-dir c"},
         {2, "--cache-bytes needs --cache-dir DIR",
@@ -663,6 +718,8 @@ Test(unpack, refusals_name_the_remedy)
         {2, "a dry run writes none", "$P --variant stream --data z --cache-dir d --cache any --dry-run"},
         {1, "z/s-000000.tar.gz: the gzip data are truncated; copy or download the file again",
          "truncate -s -9 z/s-000000.tar.gz && $P --variant stream --data z --cache-dir e --cache any"},
+        {1, "z/s-000000.tar.gz: the gzip data are truncated; copy or download the file again",
+         "$P --variant stream --data z"},
         {1, "z/s-000000.tar.gz: damaged gzip data after",
          "cp p/s-000000.tar z && gzip -f z/s-000000.tar && printf XXXX | dd of=z/s-000000.tar.gz bs=1 "
          "seek=3000 "

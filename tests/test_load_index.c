@@ -317,7 +317,7 @@ Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini
                 "grep 'warning: all samples of this shard are read, although it differs from its list: '"));
     cr_assert(command("cp $D/x-000002.tar $D/y.tar"));
     write_wids("y.tar", "");
-    expect_refused("y.tar: the shard holds 51 samples but its wids index says 25");
+    expect_refused("y.tar: the shard holds 51 samples but its index says 25");
     expect_skipped(127, "0");
     write_wids("x-000000.tar", ", \"md5sum\": \"00000000000000000000000000000000\"");
     cr_assert(start_job(&job, "shards", "--cache any"));

@@ -49,7 +49,7 @@ static void read_index(const char *name, struct index *index)
     cr_assert_eq(index_read(path, index), STATUS_OK, "%s", status_text());
 }
 
-#define SMALL "--samples 25 --shards 3 --sample-shape 3,5"
+#define SMALL "--samples 25 --shards 3 --sample-shape 3,5 --classes 0"
 
 /* ---- Output ---- */
 
@@ -109,8 +109,8 @@ Test(prepare, the_summary_has_the_size_of_all_units_and_the_time)
 Test(prepare, files_and_shards_have_the_same_samples)
 {
     struct index files, shards;
-    EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --store files");
-    EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --shards 2");
+    EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --classes 0 --store files");
+    EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --classes 0 --shards 2");
     read_index("f/counter.index", &files);
     read_index("s/counter.index", &shards);
     cr_assert(files.layout == INDEX_FILES && files.unit_count == 2 && files.units[1].count == 1);
@@ -309,6 +309,21 @@ Test(prepare, masks_are_stored_with_their_images)
                changes[k]);
         EXPECT_PRINTS(1, words[k], "$P --prepare y/%d --from dataset --source t --store imagefolder 2>&1", k);
     }
+    /* Also as shards, as long as --member all does not copy whatever there is. */
+    static const char
+        *const faults[] = {"rm 000003.mask.png",
+                           "printf '\\002' | dd of=000003.mask.png bs=1 seek=25 conv=notrunc 2>&1",
+                           "cp 000003.cls 000003.mask.png"},
+               *const faulty[] = {"sample '000003': it has no mask ('mask.png'), unlike other",
+                                  "sample '000003': its mask has 8 bits per value and PNG colour",
+                                  "sample '000003': its mask is not a PNG file"};
+    for (int k = 0; k < 3; k++) {
+        EXPECT(0, "rm -rf y t && cp -r x y && mkdir t && cd y && %s && tar --sort=name -cf ../t/t.tar *",
+               faults[k]);
+        EXPECT_PRINTS(1, faulty[k], "$P --prepare y/s%d --from dataset --source t 2>&1", k);
+        EXPECT(0, "$P --prepare y/a%d --from dataset --source t --member all 2>&1", k);
+    }
+    EXPECT(0, "rm -rf y && cp -r x y");
     EXPECT(0, "$P --prepare y/2 --from dataset --source x --store imagefolder --label cls && test -f "
               "y/2/0000/000003.png && ! test -d y/2/mask");
     /* Masks are verified; a network needs labels. */
@@ -594,8 +609,8 @@ Test(prepare, images_that_differ_only_in_channels_give_a_warning)
     EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --data b --out-res 16 --channels 3");
     EXPECT(0, "$P --prepare c --from dataset --source m --out-res 16 --channels 3");
     cr_expect_null(strstr(out, words), "%s", out);
-    EXPECT(0, "rm m/* && for i in 0 1 2 3; do cp gray/not-imagefolder/000/00000$i.* m && "
-              "cp rgb/not-imagefolder/000/00000$i.png m/00000$i.mask.png; done && "
+    EXPECT(0, "rm m/* && for i in 0 1 2 3; do cp rgb/not-imagefolder/000/00000$i.* m && "
+              "cp gray/not-imagefolder/000/00000$i.png m/00000$i.mask.png; done && "
               "$P --prepare d --from dataset --source m");
     cr_expect_null(strstr(out, words), "%s", out);
 }

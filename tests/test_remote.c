@@ -103,6 +103,14 @@ Test(remote, credentials_come_from_the_environment_or_a_profile)
                          "aws_secret_access_key = S\n");
     cr_assert_eq(s3_find_credentials(&found), STATUS_OK, "%s", status_text());
     cr_expect(strcmp(found.key, "C") == 0 && strcmp(found.secret, "S") == 0);
+    /* Another source of keys is refused by its name, and does not matter if there are keys. */
+    write_file("config", "[profile none]\nregion = eu-a\ncredential_process = /bin/print keys\n");
+    cr_expect_eq(s3_find_credentials(&found), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "the profile 'none' takes its keys from credential_process") &&
+                  !strstr(status_text(), "/bin/print"),
+              "%s", status_text());
+    write_file("file", "[none]\naws_access_key_id = C\naws_secret_access_key = S\n");
+    cr_expect_eq(s3_find_credentials(&found), STATUS_OK, "%s", status_text());
     char text[S3_FIELD_MAX + 64];
     snprintf(text, sizeof text, "[none]\naws_access_key_id = %0*d\n", S3_FIELD_MAX, 0);
     write_file("file", text);
@@ -493,7 +501,7 @@ ReportHook(PRE_ALL)(struct criterion_test_set *tests)
     setenv("P", program, 1);
     SHELL(0,
           "cd %s && $P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
-          "3,40,40 --dtype u8 && "
+          "3,40,40 --dtype u8 --classes 0 && "
           "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
           "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
           "$P --prepare files/one --store files --samples 3",
@@ -1263,6 +1271,9 @@ Test(servers, compressed_shards_are_read_from_every_service)
                              0, "%s: %s", url, out);
                 cr_expect(says(local), "%s: %s is not in %s", url, local, out);
             }
+            cr_expect_eq(shell("$P $M --variant shards,shards-omp --data \"%s\"", url), 0, "%s: %s", url,
+                         out);
+            cr_expect(says(local), "%s: %s is not in %s", url, local, out); /* unpacked in memory */
             cr_expect_eq(count_files(".part"), 0);
             /* --verify compares the md5 of the compressed shards, which then stay, as does the index */
             const int others = strcmp(url, "idx") == 0 ? 5 : strstr(url, "idx") ? 6 : 0;
@@ -1271,13 +1282,71 @@ Test(servers, compressed_shards_are_read_from_every_service)
     }
 }
 
+/* MDS sets are read as their local copies: by the name of the index, and below a prefix. */
+Test(servers, mds_sets_are_read_from_every_service)
+{
+    const char *urls[] = {
+        "$U/web/%s/index.json",
+        "$U/norange/%s/index.json",
+#if defined HAVE_CRYPTO && defined HAVE_EXPAT
+        "s3://bucket/%s/"
+#endif
+    };
+    static const char *const kinds[] = {"mds", "mdz"};
+    char local[64], url[256];
+    set_credentials();
+    SHELL(
+        0,
+        "python3 - <<'END'\n"
+        "import gzip, json, os, struct\n"
+        "for packed in (False, True):\n"
+        "    out = 'files/' + ('mdz' if packed else 'mds')\n"
+        "    os.makedirs(out)\n"
+        "    entries = []\n"
+        "    for s in range(3):\n"
+        "        data = [struct.pack('<I', 900 + i) + bytes((s + i,)) * (900 + i) for i in range(5)]\n"
+        "        at = [28]\n"
+        "        for one in data: at.append(at[-1] + len(one))\n"
+        "        raw = struct.pack('<7I', 5, *at) + b''.join(data)\n"
+        "        name = f'shard.0000{s}.mds'\n"
+        "        zip = dict(basename=name + '.gz', bytes=len(gzip.compress(raw))) if packed else None\n"
+        "        open(out + '/' + name + ('.gz' if packed else ''), 'wb').write(gzip.compress(raw) if packed "
+        "else raw)\n"
+        "        entries.append(dict(version=2, format='mds', samples=5, column_names=['v'], "
+        "column_encodings=['bytes'],\n"
+        "            column_sizes=[None], raw_data=dict(basename=name, bytes=len(raw)), zip_data=zip))\n"
+        "    json.dump(dict(version=2, shards=entries), open(out + '/index.json', 'w'))\n"
+        "END");
+    for (int k = 0; k < 2; k++) {
+        SHELL(0,
+              "$P $M --variant shards-omp --cache any --data files/%s 2>/dev/null | sed -n "
+              "'s/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'",
+              kinds[k]);
+        snprintf(local, sizeof local, "%.16s", out);
+        cr_assert_eq(strlen(local), 16, "%s", out);
+        for (size_t i = 0; i < COUNT_OF(urls); i++)
+            for (int cached = 0; cached < 2; cached++) {
+                snprintf(url, sizeof url, urls[i], kinds[k]);
+                cr_expect_eq(shell("$P $M --variant shards-omp,shards-mmap --cache any --data \"%s\"%s", url,
+                                   cached ? " --cache-dir cache" : ""),
+                             0, "%s: %s", url, out);
+                cr_expect(says(local), "%s: %s is not in %s", url, local, out);
+            }
+    }
+    cr_expect_eq(
+        shell("rm files/mds/shard.00001.mds; $P $M --variant shards-omp --data $U/web/mds/index.json"), 1);
+    cr_expect(says("mds/shard.00001.mds") && says("404"), "%s", out);
+    SHELL(0, "sed -i 's/\"shards\"/\"other\"/' files/mds/index.json");
+    cr_expect_eq(shell("$P $M --variant shards-omp --data $U/web/mds/index.json"), 2);
+    cr_expect(says("the folder has no index.json of an MDS set"), "%s", out);
+}
+
 Test(servers, faults_of_compressed_shards_are_named)
 {
     static const struct {
         int status;
         const char *words, *prepare, *arguments;
     } cases[] = {
-        {2, "counter-000000.tar.gz is compressed, but samples are read from many places", ":", "web/gz/"},
         {2, "gz/counter-000000.tar.gz: it has no unpacked copy in cache yet, and a dry run writes none", ":",
          "web/gz/ --cache-dir cache --dry-run"},
         {2,

@@ -260,7 +260,18 @@ static enum status stream_setup(const struct resources *resources, const void *i
                      stream->buffer_bytes);
 }
 
+static enum status stream_accepts(const struct load *load)
+{
+    return load->dataset->columns
+               ? status_set(STATUS_USAGE,
+                            "finds samples by tar headers, which the MDS shards of %s do not "
+                            "have; use shards-mmap, shards-omp, shards-uring or stream",
+                            load->dataset->path)
+               : STATUS_OK;
+}
+
 static const struct load_traits traits = {.shards = true,
+                                          .accepts = stream_accepts,
                                           .timed = "order+open+read+parse+copy",
                                           .copy = reader_copy,
                                           .verify_slots = reader_verify_slots};

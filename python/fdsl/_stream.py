@@ -163,19 +163,20 @@ def _reopen_source(kind: Any, arguments: dict[str, Any]) -> Any:
 
 
 class Shards(_Source):
-    """A data set in tar shards: the .tar files of a folder or of a URL, such as webdataset writes them.
+    """A data set in shards: the .tar files of a folder or of a URL, such as webdataset writes them, or an MDS set of
+    MosaicML's streaming.
 
     path                      a folder, one shard, a wids index (.json), or a URL: https://, s3://, gs://, file://; on a web server,
-                              the URL names the shards, as in "https://host/path/train-{000..146}.tar"
-    image                     extensions of the image of a sample, or patterns such as "*_rgb.png", separated by ";"; None:
-                              all known formats
+                              the URL names the shards, as in "https://host/path/train-{000..146}.tar", or the index
+    image                     extensions of the image of a sample, or patterns such as "*_rgb.png", separated by ";"; in an
+                              MDS set, columns. None: all known formats
     label                     where the label is: an extension, "json:FIELD", or several of them, separated by ";"; None: the
                               first of "cls", "json:label" and "txt". If the labels are words, a label is the number of its
                               word in the sorted list `classes`
     cache_dir                 for URLs: a folder for copies of the shards; None: blocks of 1 MiB are held in memory, up to
                               1 GiB, or what the shuffle windows need if that is more.
-                              Shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst) need it, also those in a folder:
-                              unpacked copies are read
+                              Shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst), also those in a folder, are
+                              unpacked into it; None: in memory, in each process
     cache_bytes               maximum size of cache_dir, such as 10**12 or "200G"; None: unlimited. What was not used for the
                               longest time is removed first
     labels                    a CSV file with the labels, in place of `label`: its columns `name` (key or file of a sample)

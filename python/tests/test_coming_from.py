@@ -4,6 +4,7 @@ docs/start.md."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -62,7 +63,7 @@ def folder(tmp_path_factory: Any) -> pathlib.Path:
 
 def test_the_page_has_all_blocks() -> None:
     assert sorted((when, name.split(",")[0]) for when, name, _ in BLOCKS if when) == sorted(
-        (when, name) for when in ("before", "after") for name in ("torchvision", "webdataset", "nvidia.dali", "ffcv")
+        (when, name) for when in ("before", "after") for name in ("torchvision", "webdataset", "streaming", "nvidia.dali", "ffcv")
     )
     for when, name, code in BLOCKS:
         lines = [line for line in code.splitlines() if line.strip()]
@@ -82,6 +83,8 @@ def test_an_example_runs(when: str, name: str, code: str, folder: pathlib.Path) 
         code = code.replace('"cuda"', '"cpu"')
     if "train.beton" in code:
         write_beton(folder)
+    if '"mds"' in code:
+        write_mds(folder)
     preamble = next(text for kind, _, text in BLOCKS if not kind)
     setting = SETTING.format(tests=str(ROOT / "python" / "tests"), real=REAL)
     check = f"\nassert len(seen) == {PHOTOS} and sorted(seen) == sorted(list(range(10)) * {PHOTOS // 10}), sorted(seen)\n"
@@ -103,6 +106,26 @@ def test_the_first_steps(folder: pathlib.Path) -> None:
         losses = [float(line.split()[1]) for line in lines[2:8]]
         assert [line.split()[0] for line in lines[2:8]] == list("123456") and losses[5] < losses[0]
         assert 0.2 < float(lines[8]) <= 1
+
+
+def write_mds(folder: pathlib.Path) -> None:
+    """Writes the photographs as one MDS shard: the column x has the files, and y the numbers of their classes."""
+    if (folder / "mds").exists():
+        return
+    files = sorted((folder / "photos").glob("*/*.jpg"))
+    names = sorted({file.parent.name for file in files})
+    values = [(file.read_bytes(), names.index(file.parent.name).to_bytes(8, "little")) for file in files]
+    data = [len(image).to_bytes(4, "little") + image + label for image, label in values]
+    ends = [4 * (len(data) + 2)]
+    for one in data:
+        ends.append(ends[-1] + len(one))
+    raw = b"".join(number.to_bytes(4, "little") for number in (len(data), *ends)) + b"".join(data)
+    (folder / "mds").mkdir()
+    (folder / "mds" / "shard.00000.mds").write_bytes(raw)
+    columns = {"column_names": ["x", "y"], "column_encodings": ["jpeg", "int"], "column_sizes": [None, 8]}
+    files_of = {"raw_data": {"basename": "shard.00000.mds", "bytes": len(raw), "hashes": {}}, "zip_data": None}
+    more = {"samples": len(data), "compression": None, "hashes": [], "size_limit": None, "format": "mds", "version": 2}
+    (folder / "mds" / "index.json").write_text(json.dumps({"version": 2, "shards": [{**columns, **files_of, **more}]}))
 
 
 def write_beton(folder: pathlib.Path) -> None:

@@ -61,19 +61,19 @@ verify() { # variant, set, options ...
 make_sets() {
     local layout
     for layout in files shards; do
-        make_set $layout one 1 --samples 1 --sample-shape 7 --dtype u8
-        make_set $layout three 2 --samples 3 --sample-shape 3,5,7 --dtype f16
-        make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
-        make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
-        make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
+        make_set $layout one 1 --samples 1 --sample-shape 7 --dtype u8 --classes 0
+        make_set $layout three 2 --samples 3 --sample-shape 3,5,7 --dtype f16 --classes 0
+        make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8 --classes 0
+        make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16 --classes 0
+        make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32 --classes 0
         # Samples of 64 KiB: a copy of this size from pageable memory may return before the data has arrived.
-        make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
-        make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
-        make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
+        make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8 --classes 0
+        make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8 --classes 0
+        make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8 --classes 0
     done
-    make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
+    make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8 --classes 0
     # With --dtype f32, gpu-resident needs more than two launches for this set, and therefore reuses slots.
-    [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
+    [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8 --classes 0
     make_set shards photos 8 --from synth --classes 4 --res 64 --samples 2048 --encode jpeg
     make_pictures mixed
     make_pictures torn broken

@@ -37,7 +37,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 files=(tests/data/embeddings/{f64_source.npy,f16.npz,fp8.safetensors,mxfp4.safetensors,nvfp4.safetensors})
 make_rows() { # dim
-    "$bench" --prepare "$work/rows$1" --from counter --store files --samples 3 --sample-shape "1021,$1" --dtype f32 >/dev/null
+    "$bench" --prepare "$work/rows$1" --from counter --store files --samples 3 --sample-shape "1021,$1" --dtype f32 --classes 0 >/dev/null
 }
 
 # Prepares a set with ops-omp and with a GPU variant. The files must be equal.

@@ -102,7 +102,7 @@ else
         --train-size 256 --test-size 64 --feed live
     check 'profile: train-graph' profiled 'update_kernel graph' train-graph --model cnn --data digits --train-size 2048 --test-size 64
     if grep -q 'shards-gpu  *available' <<<"$list"; then
-        "$bench" --prepare "$work/set" --samples 500 --sample-shape 3,32,32 --dtype u8 --shards 4 >/dev/null
+        "$bench" --prepare "$work/set" --samples 500 --sample-shape 3,32,32 --dtype u8 --classes 0 --shards 4 >/dev/null
         check 'profile: shards-gpu' profiled 'unpack' shards-gpu --data "$work/set" --cache any
     fi
 fi

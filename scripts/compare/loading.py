@@ -6,7 +6,7 @@
 
 A run is one epoch. Samples are delivered in batches of bytes, as in fdsl-bench. Only the data of a sample (npy, bin, png,
 jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers labels. Therefore compare on samples without
-labels, such as those of --prepare --from counter. Loaders:
+labels, such as those of --prepare --classes 0. Loaders:
 
     torch-files         DataLoader over a Dataset that opens, reads and closes one file per sample, shuffled
     torch-shards        DataLoader over an IterableDataset that streams the tars with tarfile, shards shuffled

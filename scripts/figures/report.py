@@ -132,7 +132,7 @@ def preparation(rows):
         words = ["./fdsl-bench", "--prepare", data, "--store", first["store"]]
         words += ["--shards", f"{first['shards']:.0f}"] if first["shards"] else []
         words += ["--samples", f"{first['items'] / float(first['epochs'] or 1):.0f}", "--sample-shape",
-                  f"{first['sample_bytes'] - loading.NPY_HEADER_BYTES:.0f}", "--dtype", "u8"]
+                  f"{first['sample_bytes'] - loading.NPY_HEADER_BYTES:.0f}", "--dtype", "u8", "--classes", "0"]
         return [unless_there(data, words)], (f"{data} does not exist here. The first command writes samples of the same number and "
                                              "size, with other contents.")
     if not is_there(network):

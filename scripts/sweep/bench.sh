@@ -91,7 +91,7 @@ every all --batch "$batch" --res "${sizes// /,}" "${limit[@]}" --out results/syn
 # Reads the same samples (33 MB) as files and as shards, from the page cache.
 rm -rf "$samples" && mkdir "$samples"
 if runs files; then
-    shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
+    shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8 --classes 0)
     $bench --prepare "$samples/files" --store files "${shape[@]}" >/dev/null
     $bench --prepare "$samples/shards" --store shards --shards 10 "${shape[@]}" >/dev/null
     for layout in files shards; do

@@ -228,7 +228,7 @@ load() {
     local bytes sets=/dev/shm/fdsl-reference
     for bytes in 2048 16384 65536 1048576; do
         attempt rm -rf $sets
-        run --prepare $sets --store shards --shards 32 --samples $((2000000000 / bytes)) --sample-shape $((bytes - 128)) --dtype u8
+        run --prepare $sets --store shards --shards 32 --samples $((2000000000 / bytes)) --sample-shape $((bytes - 128)) --dtype u8 --classes 0
         run --variant shards-gpu,gpu-resident --data $sets --batch 256 --verify --warmup-time 0.1 --min-time 0.3 --max-time 1 \
             --out "$(file load_gpu_sizes)"
         ((bytes != 65536)) || run --variant gpu-resident --dtype raw --data $sets --batch 256 --verify --warmup-time 0.1 \

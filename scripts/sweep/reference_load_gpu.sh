@@ -53,7 +53,7 @@ available() { # variant, set
 
 # Measures the video set of scripts/sweep/reference_load.sh, with the same number of epochs.
 stress() {
-    local variant set tensors=(--samples 1000 --sample-shape '3,8,64,64' --dtype f16)
+    local variant set tensors=(--samples 1000 --sample-shape '3,8,64,64' --dtype f16 --classes 0)
     "$bench" --prepare "$dir/video-files" --store files "${tensors[@]}"
     "$bench" --prepare "$dir/video-shards" --store shards --shards 10 "${tensors[@]}"
     for variant in ${VARIANTS:-files-gpu shards-gpu gpu-resident gds}; do
@@ -79,7 +79,7 @@ ranks() {
     gpus=${GPUS:-$(nvidia-smi -L | grep -c '^GPU')}
     for bytes in ${SIZES:-2048 65536}; do
         "$bench" --prepare "$dir/shared" --store shards --shards 32 --samples $((set_bytes / bytes)) \
-            --sample-shape $((bytes - npy_header)) --dtype u8
+            --sample-shape $((bytes - npy_header)) --dtype u8 --classes 0
         for variant in ${VARIANTS:-shards-gpu gpu-resident}; do
             for count in ${RANKS:-1 2 4}; do
                 ((count <= gpus)) || { echo "reference_load_gpu.sh: there are $gpus GPUs: skipping $count ranks" >&2 && continue; }
@@ -101,8 +101,8 @@ cores=$(nproc)
 for bytes in ${SIZES:-2048 4096 16384 65536 262144 1048576}; do
     samples=$((set_bytes / bytes))
     shape=$((bytes - npy_header))
-    "$bench" --prepare "$dir/$bytes-shards" --store shards --shards 32 --samples "$samples" --sample-shape $shape --dtype u8
-    "$bench" --prepare "$dir/$bytes-files" --store files --samples $((samples / 5)) --sample-shape $shape --dtype u8
+    "$bench" --prepare "$dir/$bytes-shards" --store shards --shards 32 --samples "$samples" --sample-shape $shape --dtype u8 --classes 0
+    "$bench" --prepare "$dir/$bytes-files" --store files --samples $((samples / 5)) --sample-shape $shape --dtype u8 --classes 0
     run files-gpu "$bytes-files" --verify
     run shards-gpu "$bytes-shards" --verify
     run gpu-resident "$bytes-shards" --verify

@@ -1,6 +1,8 @@
 #include "data/checksum.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,39 +152,121 @@ void md5_free(void *md5)
 
 #endif
 
-/* Computes the md5 of an open file. */
-static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
+/* ---- Digests of files ---- */
+
+#define HEX_MAX 129 /* of 64 bytes, with the terminating zero */
+
+/* An algorithm, and its state. */
+struct digest {
+    enum status (*add)(void *state, const void *bytes, size_t count);
+    void (*end)(void *state, char hex[HEX_MAX]);
+    void *state;
+};
+
+#ifdef HAVE_XXHASH
+static enum status add_xxh64(void *state, const void *bytes, size_t count)
 {
-    void *md5 = NULL;
-    ssize_t count = 0;
-    off_t at = 0; /* the descriptor's own position may be anywhere: memory is reused for several shards */
-    enum status status = md5_begin(&md5);
-    for (; status == STATUS_OK && (count = pread(fd, buffer, READ_BYTES, at)) > 0; at += count)
-        status = md5_add(md5, buffer, (size_t)count);
-    if (status == STATUS_OK && count < 0)
-        status = status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
-    if (status == STATUS_OK)
-        status = md5_end(md5, hex);
-    md5_free(md5);
-    return status;
+    XXH64_update(state, bytes, count);
+    return STATUS_OK;
 }
 
-enum status md5_check_file(int fd, const char *expected)
+static void end_xxh64(void *state, char hex[HEX_MAX])
 {
-    char hex[33] = "";
-#ifdef HAVE_CRYPTO
-    uint8_t *buffer = malloc(READ_BYTES);
-    TRY(ALLOCATED(buffer, "out of memory to compute an md5"));
-    enum status status = md5_of(fd, buffer, hex);
-    free(buffer);
-    TRY(status);
-#else
-    (void)fd, (void)md5_of;
+    snprintf(hex, HEX_MAX, "%016" PRIx64, (uint64_t)XXH64_digest(state));
+    XXH64_freeState(state);
+}
+
+static enum status add_xxh3(void *state, const void *bytes, size_t count)
+{
+    XXH3_64bits_update(state, bytes, count);
+    return STATUS_OK;
+}
+
+static void end_xxh3(void *state, char hex[HEX_MAX])
+{
+    snprintf(hex, HEX_MAX, "%016" PRIx64, (uint64_t)XXH3_64bits_digest(state));
+    XXH3_freeState(state);
+}
 #endif
-    return !*hex || strcasecmp(hex, expected) == 0
+
+#ifdef HAVE_CRYPTO
+static void end_evp(void *state, char hex[HEX_MAX])
+{
+    unsigned char bytes[EVP_MAX_MD_SIZE];
+    unsigned length = 0;
+    const bool whole = EVP_DigestFinal_ex(state, bytes, &length);
+    for (unsigned i = 0; whole && i < length; i++)
+        snprintf(hex + 2 * i, 3, "%02x", bytes[i]);
+    EVP_MD_CTX_free(state);
+}
+#endif
+
+/* Finds an algorithm by its name in hashlib or xxhash of Python, and begins a digest. `state` is NULL if this
+ * build cannot compute it. */
+static struct digest begin_digest(const char *algorithm, size_t length)
+{
+    char name[32];
+    snprintf(name, sizeof name, "%.*s", (int)length, algorithm);
+#ifdef HAVE_XXHASH
+    if (strcmp(name, "xxh64") == 0) {
+        XXH64_state_t *state = XXH64_createState();
+        if (state)
+            XXH64_reset(state, 0);
+        return (struct digest){add_xxh64, end_xxh64, state};
+    }
+    if (strcmp(name, "xxh3_64") == 0) {
+        XXH3_state_t *state = XXH3_createState();
+        if (state)
+            XXH3_64bits_reset(state);
+        return (struct digest){add_xxh3, end_xxh3, state};
+    }
+#endif
+#ifdef HAVE_CRYPTO
+    for (char *c = name; *c; c++)
+        *c = *c == '_' ? '-' : *c;
+    const EVP_MD *evp = EVP_get_digestbyname(strcmp(name, "blake2b") == 0   ? "blake2b512"
+                                             : strcmp(name, "blake2s") == 0 ? "blake2s256"
+                                                                            : name);
+    EVP_MD_CTX *context = evp ? EVP_MD_CTX_new() : NULL;
+    if (context && EVP_DigestInit_ex(context, evp, NULL))
+        return (struct digest){md5_add, end_evp, context};
+    EVP_MD_CTX_free(context);
+#endif
+    return (struct digest){.state = NULL};
+}
+
+bool digest_is_known(const char *algorithm)
+{
+    char hex[HEX_MAX];
+    const struct digest digest = begin_digest(algorithm, strlen(algorithm));
+    if (digest.state)
+        digest.end(digest.state, hex);
+    return digest.state;
+}
+
+enum status digest_check_file(int fd, const char *digest)
+{
+    const size_t length = strcspn(digest, ":");
+    const char *expected = digest + length + 1;
+    char hex[HEX_MAX] = "";
+    FREED uint8_t *buffer = malloc(READ_BYTES);
+    TRY(ALLOCATED(buffer, "out of memory to compute a digest"));
+    const struct digest self = begin_digest(digest, length);
+    if (!self.state)
+        return STATUS_OK;
+    ssize_t count = 0;
+    off_t at = 0; /* the descriptor's own position may be anywhere: memory is reused for several shards */
+    enum status status = STATUS_OK;
+    for (; status == STATUS_OK && (count = pread(fd, buffer, READ_BYTES, at)) > 0; at += count)
+        status = self.add(self.state, buffer, (size_t)count);
+    if (status == STATUS_OK && count < 0)
+        status = status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
+    self.end(self.state, hex);
+    TRY(status);
+    return strcasecmp(hex, expected) == 0
                ? STATUS_OK
                : status_set(STATUS_FAILED,
-                            "the shard's md5 is %s, but its wids index says %s: the shard may be damaged, or "
-                            "be another one",
-                            hex, expected);
+                            "the shard's %.*s is %s, but its index says %s: the shard may be damaged, or be "
+                            "another one",
+                            (int)length, digest, hex, expected);
 }

@@ -82,9 +82,15 @@ enum status md5_add(void *md5, const void *bytes, size_t count);
 enum status md5_end(void *md5, char hex[33]);
 void md5_free(void *md5);
 
-/* Compares the md5 of an open file, from its beginning, with the md5 in a wids index. STATUS_FAILED with a
- * message that does not name the file. */
-enum status md5_check_file(int fd, const char *expected);
+/* ---- Digests of files that others wrote ---- */
+
+/* Returns whether this build can compute a digest: md5, sha1, sha256 and others of libcrypto, xxh64, xxh3_64.
+ */
+bool digest_is_known(const char *algorithm);
+
+/* Compares the digest of an open file, from its beginning, with `digest`, ALGORITHM:HEX. Compares nothing in
+ * builds that cannot compute it. STATUS_FAILED with a message that does not name the file. */
+enum status digest_check_file(int fd, const char *digest);
 
 FDSL_C_END
 

@@ -19,6 +19,7 @@
 #include "data/checksum.h"
 #include "data/file_list.h"
 #include "data/label_names.h"
+#include "data/mds.h"
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "data/unpack.h"
@@ -186,6 +187,8 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file)
         remote_ask(dataset->remote, dataset->files[file].name);
         return;
     }
+    if (dataset_in_memory(dataset)) /* it would be unpacked twice */
+        return;
     int fd;
     if (dataset_file_open(dataset, file, 0, &fd) != STATUS_OK)
         return; /* the caller opens the file later, and reports the error */
@@ -255,7 +258,10 @@ static enum status open_copy(const struct dataset *dataset, const struct dataset
     const struct file_identity *identity = &file->identity;
     const uint64_t words[] = {identity->bytes, (uint64_t)identity->modified_ns,
                               (uint64_t)identity->changed_ns};
+    const struct unpack_input input = {.fd = packed, .tar = !dataset->columns};
     struct cache_entry copy = {.bytes = file->bytes ? file->bytes : CACHE_UNKNOWN};
+    if (!dataset->options->cache_dir)
+        return unpack_to_memory(&stop, &input, identity, fd);
     char *folder = realpath(dataset->path, NULL);
     if (!folder)
         return status_set(STATUS_FAILED, "%s", strerror(errno));
@@ -263,7 +269,14 @@ static enum status open_copy(const struct dataset *dataset, const struct dataset
     copy.source = checksum_seeded(file->name, strlen(file->name), copy.source);
     copy.source = checksum_seeded(words, sizeof words, copy.source);
     free(folder);
-    return unpack_open(dataset->options, &stop, &copy, packed, identity, fd);
+    return unpack_open(dataset->options, &stop, &copy, &input, identity, fd);
+}
+
+bool dataset_in_memory(const struct dataset *dataset)
+{
+    return dataset->remote
+               ? !remote_cached(dataset->remote)
+               : dataset->file_count > 0 && dataset->files[0].packed && !dataset->options->cache_dir;
 }
 
 /* Replaces the open file of a shard that is compressed by its unpacked copy, with these flags of open(2). */
@@ -273,7 +286,7 @@ static enum status replace_by_copy(const struct dataset *dataset, uint32_t file,
     *fd = -1;
     enum status status = open_copy(dataset, &dataset->files[file], packed, fd);
     close(packed);
-    if (status == STATUS_OK && flags && fcntl(*fd, F_SETFL, flags) != 0) {
+    if (status == STATUS_OK && flags && dataset->options->cache_dir && fcntl(*fd, F_SETFL, flags) != 0) {
         status = status_set(STATUS_FAILED, "cannot open the unpacked copy: %s", strerror(errno));
         close(*fd);
         *fd = -1;
@@ -288,11 +301,14 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     const bool packed = dataset->files[file].packed;
     const int wanted = packed ? 0 : flags;
     const char *name = dataset->files[file].name;
+    char path[32];
     struct stat info;
     if (dataset->remote)
         return open_remote(dataset, file, flags, NULL, fd);
     if (dataset->files[file].unpacked) {
-        *fd = fcntl(dataset->files[file].memory, F_DUPFD_CLOEXEC, 0);
+        /* not dup(2): each reader needs an offset of its own for read(2) */
+        snprintf(path, sizeof path, "/proc/self/fd/%d", dataset->files[file].memory);
+        *fd = open(path, O_RDONLY | O_CLOEXEC);
         return *fd >= 0
                    ? STATUS_OK
                    : status_set(status_of_errno(errno), "%s/%s: %s", dataset->path, name, strerror(errno));
@@ -396,6 +412,9 @@ void dataset_close(struct dataset *dataset)
     free(dataset->class_names);
     free(dataset->held);
     index_free(&dataset->index);
+    if (dataset->columns)
+        mds_free(dataset->columns);
+    free(dataset->columns);
     free(dataset->path);
     free(dataset->options);
 }
@@ -478,7 +497,7 @@ static enum status choose(struct dataset *dataset, struct dataset_sample *sample
     const struct member_rule *rule, *image;
     uint32_t count = sample->members;
     TRY(list_extensions(dataset, sample, extensions, at));
-    if (dataset->raw.channels == 0 && !dataset->labelled) /* otherwise, the label is known */
+    if (!dataset->records && !dataset->labelled) /* otherwise, the label is known */
         sample->class_folder = dataset_class_of(dataset, sample->key);
     sample->image = members_find(&choice->image, extensions, count, false, &image);
     if (dataset->named) {
@@ -741,31 +760,31 @@ static enum status read_all_samples(struct dataset *dataset, bool whole, struct 
     return STATUS_OK;
 }
 
-enum status dataset_check_md5(const struct dataset *dataset, uint32_t file, int fd, const char *md5)
+enum status dataset_check_digest(const struct dataset *dataset, uint32_t file, int fd, const char *digest)
 {
     const struct dataset_file *shard = &dataset->files[file];
     int packed = -1;
     if (!shard->packed)
-        return md5_check_file(fd, md5);
+        return digest_check_file(fd, digest);
     if (dataset->remote)
         TRY(remote_packed_fd(dataset->remote, shard->name, &packed));
     else if ((packed = openat(dataset->directory, shard->name, O_RDONLY | O_CLOEXEC)) < 0)
         return status_set(STATUS_FAILED, "cannot open: %s", strerror(errno));
-    const enum status status = md5_check_file(packed, md5);
+    const enum status status = digest_check_file(packed, digest);
     close(packed);
     return status;
 }
 
-/* Compares a shard's md5 with the md5 in the wids index, if this build has libcrypto. A mismatch does not
- * tell which sample changed, so it is a failure even if dataset->skip is set. */
-static enum status check_md5(const struct dataset *dataset, uint32_t file)
+/* Compares a shard's digest with that in its index. A mismatch does not tell which sample changed, so it is a
+ * failure even if dataset->skip is set. */
+static enum status check_digest(const struct dataset *dataset, uint32_t file)
 {
     const struct dataset_file *shard = &dataset->files[file];
     int fd;
     enum status status = dataset_file_open(dataset, file, 0, &fd);
     if (status != STATUS_OK) /* read_all_samples() skips and counts the shard's samples */
         return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
-    status = dataset_check_md5(dataset, file, fd, shard->md5);
+    status = dataset_check_digest(dataset, file, fd, shard->digest);
     dataset_file_close(dataset, fd);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
 }
@@ -775,8 +794,8 @@ enum status dataset_hash(struct dataset *dataset)
     if (dataset->hashed)
         return STATUS_OK;
     for (uint32_t f = 0; f < dataset->file_count; f++)
-        if (dataset->files[f].md5)
-            TRY(check_md5(dataset, f));
+        if (dataset->files[f].digest)
+            TRY(check_digest(dataset, f));
     return read_all_samples(dataset, true, &(struct candidates){0},
                             &(struct label_reading){.plain = {.dataset = dataset, .fd = -1}});
 }
@@ -815,8 +834,9 @@ static enum status open_place(const char *path, const struct remote_options *opt
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dataset->directory >= 0)
         return STATUS_OK;
-    if (errno == ENOTDIR && (text_ends_in(dataset->path, ".tar") || unpack_is_packed(dataset->path) ||
-                             text_ends_in(dataset->path, ".wids.json")))
+    if (errno == ENOTDIR &&
+        (text_ends_in(dataset->path, ".tar") || unpack_is_packed(dataset->path) ||
+         text_ends_in(dataset->path, ".wids.json") || text_ends_in(dataset->path, "/" MDS_INDEX)))
         return open_shard_alone(dataset);
     return status_set(
         STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),

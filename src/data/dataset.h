@@ -28,11 +28,11 @@ struct dataset_file {
     struct file_identity identity; /* set when the file is opened for the first time */
     bool known;                    /* the file was opened to list its members; dataset_check() compares it */
     bool dangling;                 /* a symbolic link whose target does not exist: its samples are broken */
-    const char *md5;               /* from a wids index, or NULL */
-    bool packed;   /* the shard is compressed: its unpacked copy in the cache (data/unpack.h) is read in its
-                      place. `bytes` is the size of the copy, and 0 until it is known; `identity` is that of
-                      the shard */
-    bool unpacked; /* the file was gzipped, and its contents are in memory */
+    const char *digest;            /* of the shard as it is stored, for digest_check_file(), or NULL */
+    bool packed;   /* the shard is compressed: its unpacked copy, in the cache or in memory (data/unpack.h),
+                      is read in its place. `bytes` is the size of the copy, and 0 until it is known;
+                      `identity` is that of the shard */
+    bool unpacked; /* the file was compressed, and its contents are in memory until the set is closed */
     int memory;    /* `unpacked` only: descriptor of the contents; owned */
     bool global;   /* the shard may contain a global pax header, which applies to all following members */
 };
@@ -73,12 +73,15 @@ struct dataset {
     const char *url;                /* path or URL of dataset_find(), which alone uses it */
     const char *shard;              /* the only file to read, if `path` named a tar file or a wids index */
     bool shards;                    /* true: samples are stored in tar shards; false: in single files */
-    struct image raw;  /* members have no header, but are images of this shape; with 0 channels: they have */
-    bool indexed;      /* the list was read from our index */
-    bool warns;        /* a warning about the folder was printed for this data set */
-    bool hashed;       /* `whole` is set for all samples */
-    bool compare;      /* compare the md5 of each shard with the wids index */
-    bool skip;         /* skip unreadable samples with a warning */
+    struct image raw; /* members have no header, but are images of this shape; with 0 channels: they have */
+    bool records;     /* the files have records, and `class_folder` of the samples is their label */
+    struct mds
+        *columns; /* the shards have columns (data/mds.h) instead of tar headers; owned; otherwise NULL */
+    bool indexed; /* the list was read from our index */
+    bool warns;   /* a warning about the folder was printed for this data set */
+    bool hashed;  /* `whole` is set for all samples */
+    bool compare; /* compare the digest of each shard with its index */
+    bool skip;    /* skip unreadable samples with a warning */
     double test_share; /* share of each class that dataset_check() holds out for testing; 0: none */
     bool only_held;    /* dataset_check() keeps only the samples that are held out */
     bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
@@ -114,13 +117,14 @@ struct dataset {
     uint32_t listed;       /* number of samples of the data set, with the skipped ones */
     uint32_t *shard_first; /* index of each shard's first sample, plus one end entry; NULL without shards */
     uint64_t bytes, sample_bytes_max;
-    uint64_t skipped;   /* number of skipped samples */
-    bool uncounted;     /* an unknown number of samples was skipped in addition to `skipped`, because neither
-                           our index nor a wids index gives a count */
-    uint64_t faults;    /* number of faults in samples; with `skip`, the first few are reported; without
-                           it, 1 if a fault ended dataset_open() */
-    struct index index; /* owns the keys, extensions and shard names if `indexed` */
-    char **names;       /* owns all other names */
+    uint64_t skipped;    /* number of skipped samples */
+    bool uncounted;      /* an unknown number of samples was skipped in addition to `skipped`, because neither
+                            our index nor a wids index gives a count */
+    uint64_t faults;     /* number of faults in samples; with `skip`, the first few are reported; without
+                            it, 1 if a fault ended dataset_open() */
+    struct index index;  /* owns the keys, extensions and shard names if `indexed` */
+    uint64_t kept_bytes; /* of compressed shards whose contents stay in memory */
+    char **names;        /* owns all other names */
     size_t name_count;
 };
 
@@ -146,6 +150,10 @@ static inline void dataset_know_file(struct dataset_file *file, const struct sta
 }
 
 FDSL_C_BEGIN
+
+/* Returns whether each shard that is opened is read or unpacked into memory, as a whole: those of a URL, and
+ * those that are compressed, without a cache folder. */
+bool dataset_in_memory(const struct dataset *dataset);
 
 /* What happens to a broken sample: --on-error. ON_ERROR_SKIP sets dataset->skip; ON_ERROR_MASK is for
  * streams.
@@ -183,8 +191,9 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
  * remote_fd(). */
 enum status dataset_file_await(const struct dataset *dataset, uint32_t file, const bool *stopped, int *fd);
 
-/* Compares the md5 of a shard with `md5`, that of its wids index. `fd` is the open shard. */
-enum status dataset_check_md5(const struct dataset *dataset, uint32_t file, int fd, const char *md5);
+/* Compares the digest of a shard, as it is stored, with `digest`, that of its index. `fd` is the open shard,
+ * which may be unpacked. */
+enum status dataset_check_digest(const struct dataset *dataset, uint32_t file, int fd, const char *digest);
 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);

@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@
 #include "data/checksum.h"
 #include "data/dataset.h"
 #include "data/file_list.h"
+#include "data/mds.h"
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "data/tar.h"
@@ -27,6 +29,8 @@
 #define OTHER_BYTES_MAX   ((uint64_t)1 << 20) /* a smaller file may be a Git LFS pointer or an HTML page */
 #define OTHER_BEGIN_BYTES 64                  /* enough to recognise it */
 #define WINDOW_BYTES      8192                /* size of a read while searching for headers */
+
+#define KEPT_BYTES        ((uint64_t)1 << 30) /* of shards that are unpacked in memory */
 
 #define NONE              UINT32_MAX
 #define LOST              UINT32_MAX /* number of a sample that is removed when the shard is complete */
@@ -322,6 +326,25 @@ static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
     }
 }
 
+/* Implements add() of mds_list(): adds a sample, with a member per column. Its key is its number. */
+static enum status add_columns(void *context, const struct mds_sample *found)
+{
+    struct dataset *dataset = context;
+    const struct mds *mds = dataset->columns;
+    char key[24];
+    const char *kept;
+    const int length = snprintf(key, sizeof key, "%08" PRIu64, found->number);
+    TRY(dataset_keep_name(dataset, key, (size_t)length, &kept));
+    TRY(dataset_add_sample(dataset, kept));
+    for (uint32_t c = 0; c < mds->count; c++)
+        TRY(dataset_add_member(dataset, (struct dataset_member){.extension = mds->columns[c].member,
+                                                                .offset = found->offsets[c],
+                                                                .size = found->sizes[c],
+                                                                .file = dataset->file_count - 1}));
+    dataset->samples[dataset->sample_count - 1].members = mds->count;
+    return STATUS_OK;
+}
+
 static enum status scan_file(struct scan *scan, uint32_t file)
 {
     struct stat status_;
@@ -329,7 +352,9 @@ static enum status scan_file(struct scan *scan, uint32_t file)
     if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
         return status_set(STATUS_FAILED, "not a regular file");
     dataset_know_file(&dataset->files[file], &status_);
-    enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
+    enum status status = dataset->columns ? mds_list(dataset->columns, file, scan->fd,
+                                                     (uint64_t)status_.st_size, add_columns, dataset)
+                                          : scan_open_shard(scan, (uint64_t)status_.st_size);
     dataset->files[file].global = scan->parser.has_global;
     if (status == STATUS_OK && dataset->sample_count == scan->first)
         status = status_set(STATUS_FAILED, "the shard is empty");
@@ -342,10 +367,10 @@ static enum status scan_file(struct scan *scan, uint32_t file)
 static enum status check_listed(const struct wids_shard *listed, uint64_t samples, uint64_t bytes)
 {
     if (samples != listed->samples)
-        return status_set(STATUS_FAILED, "the shard holds %llu samples but its wids index says %llu",
+        return status_set(STATUS_FAILED, "the shard holds %llu samples but its index says %llu",
                           (unsigned long long)samples, (unsigned long long)listed->samples);
     if (listed->bytes && bytes != listed->bytes)
-        return status_set(STATUS_FAILED, "the shard has %llu bytes but its wids index says %llu",
+        return status_set(STATUS_FAILED, "the shard has %llu bytes but its index says %llu",
                           (unsigned long long)bytes, (unsigned long long)listed->bytes);
     return STATUS_OK;
 }
@@ -391,6 +416,27 @@ static enum status check_copies(const struct dataset *dataset)
                      dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
 }
 
+/* Returns whether the digest of a shard is compared when its samples are listed: also in an MDS set of which
+ * the whole shard was just read or unpacked. */
+static bool compares_digest(const struct dataset *dataset, uint32_t file)
+{
+    return dataset->compare || (dataset->columns && (dataset->remote != NULL) != dataset->files[file].packed);
+}
+
+/* Keeps the contents of a local shard, which were unpacked in memory to list its samples, until the set is
+ * closed: otherwise, they would be unpacked again at the next use. Returns false if there is no room. */
+static bool keep_unpacked(struct dataset *dataset, uint32_t number, int fd)
+{
+    struct dataset_file *file = &dataset->files[number];
+    if (dataset->remote || !dataset_in_memory(dataset) || !file->packed ||
+        dataset->kept_bytes + file->bytes > KEPT_BYTES)
+        return false;
+    dataset->kept_bytes += file->bytes;
+    file->unpacked = true;
+    file->memory = fd;
+    return true;
+}
+
 /* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
  * broken and dataset->skip is set, keeps the samples before the broken part. */
 static enum status scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed)
@@ -417,15 +463,20 @@ static enum status scan_shard(struct dataset *dataset, const char *name, const s
         status = shard_size(dataset, &dataset->files[file], &bytes);
     if (status == STATUS_OK && listed)
         status = check_listed(listed, found, bytes);
-    if (status == STATUS_OK && listed && *listed->md5 && dataset->compare) {
-        status = dataset_check_md5(dataset, file, scan->fd, listed->md5);
+    if (status == STATUS_OK && listed && listed->unpacked_bytes &&
+        dataset->files[file].bytes != listed->unpacked_bytes)
+        status = status_set(STATUS_FAILED, "the shard has %llu unpacked bytes but its index says %llu",
+                            (unsigned long long)dataset->files[file].bytes,
+                            (unsigned long long)listed->unpacked_bytes);
+    if (status == STATUS_OK && listed && listed->digest && compares_digest(dataset, file)) {
+        status = dataset_check_digest(dataset, file, scan->fd, listed->digest);
         same = status == STATUS_OK;
     }
     if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
     if (status == STATUS_OK)
         status = check_copies(dataset);
-    if (scan->fd >= 0)
+    if (scan->fd >= 0 && !(scanned && keep_unpacked(dataset, file, scan->fd)))
         dataset_file_close(dataset, scan->fd);
     drop_lost(scan);
     free_table(&scan->keys);
@@ -451,6 +502,15 @@ static enum status shards_room(struct dataset *dataset, size_t shards)
     dataset->shards = true;
     dataset->shard_first = calloc(shards + 1, sizeof *dataset->shard_first);
     return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
+}
+
+/* Returns the name of the first MDS shard, or NULL. */
+static const char *first_mds(const struct dataset_names *names)
+{
+    for (uint32_t i = 0; i < names->count; i++)
+        if (mds_is_shard(names->items[i]))
+            return names->items[i];
+    return NULL;
 }
 
 /* Returns the name of the first shard that is compressed, or NULL. */
@@ -546,26 +606,19 @@ static enum status scan_shards(struct dataset *dataset, const char *place, const
                                size_t count, const struct wids *wids)
 {
     struct remote *remote = dataset->remote;
-    for (size_t i = 0; i < count && !dataset->options->cache_dir; i++)
-        if (unpack_is_packed(names[i]))
-            return status_set(
-                STATUS_USAGE,
-                "%s/%s is compressed, but samples are read from many places of a shard at a time; "
-                "%s",
-                dataset->path, names[i], UNPACK_REMEDY);
     TRY(check_distinct(dataset, place, names, count));
     TRY(shards_room(dataset, count));
     for (size_t i = 0; remote && i < count; i++)
         remote_ask_size(remote, names[i]);
     for (size_t i = 0; i < count; i++) {
-        const char *md5 = NULL;
+        const char *digest = NULL;
         TRY(dataset_check_cancelled(dataset));
         if (remote && i + 1 < count)
             remote_ask(remote, names[i + 1]);
-        if (wids && *wids->shards[i].md5)
-            TRY(dataset_keep_name(dataset, wids->shards[i].md5, strlen(wids->shards[i].md5), &md5));
+        if (wids && wids->shards[i].digest)
+            TRY(dataset_keep_name(dataset, wids->shards[i].digest, strlen(wids->shards[i].digest), &digest));
         TRY(scan_shard(dataset, names[i], wids ? &wids->shards[i] : NULL));
-        dataset->files[dataset->file_count - 1].md5 = md5;
+        dataset->files[dataset->file_count - 1].digest = digest;
     }
     dataset->shard_first[dataset->file_count] = dataset->sample_count;
     return STATUS_OK;
@@ -811,6 +864,45 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     return scan_shards(dataset, path, names, wids.count, &wids);
 }
 
+/* Implements exists() of mds_parse(). At a URL, only compressed shards are there. */
+static bool has_file(void *context, const char *name)
+{
+    const struct dataset *dataset = context;
+    return !dataset->remote && faccessat(dataset->directory, name, F_OK, 0) == 0;
+}
+
+/* Adds the samples of an MDS set. Sets `*found` to false if the index is one of another program. */
+static enum status open_mds(struct dataset *dataset, bool *found)
+{
+    char path[2 * PATH_MAX], *text;
+    size_t size;
+    struct mds *mds = dataset->columns = calloc(1, sizeof *mds);
+    if (!mds)
+        return dataset_out_of_memory();
+    if (dataset->options->prepare) /* libcrypto computes most digests */
+        TRY(dataset->options->prepare(NULL));
+    TRY(read_index_text(dataset, MDS_INDEX, path, &text, &size));
+    enum status status = mds_parse(text, size, has_file, dataset, mds, found);
+    free(text);
+    if (status == STATUS_OK && *found)
+        status = mds_choose(mds, &dataset->choice);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s", path);
+    if (!*found) {
+        free(mds);
+        dataset->columns = NULL;
+        return STATUS_OK;
+    }
+    FREED const char **names = calloc(mds->list.count + 1, sizeof *names);
+    if (!names)
+        return dataset_out_of_memory();
+    for (size_t i = 0; i < mds->list.count; i++)
+        names[i] = mds->list.shards[i].url;
+    TRY(scan_shards(dataset, path, names, mds->list.count, &mds->list));
+    dataset->raw = mds->raw;
+    return STATUS_OK;
+}
+
 /* Adds one sample of the index of --prepare. */
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
@@ -1024,6 +1116,16 @@ static enum status open_listed(struct dataset *dataset, struct dataset_names *na
                           "%s is incomplete: %s was interrupted; repeat that command to continue",
                           dataset->path, OPTION_OR_FIELD("its --prepare", "the command that prepares it"));
     TRY(find_one(dataset, names, ".wids.json", "name one of them in place of the folder", &wids));
+    const char *mds = first_mds(names);
+    bool found = false;
+    if (has_name(names, MDS_INDEX) && !wids && (!shard || mds))
+        TRY(open_mds(dataset, &found));
+    if (found)
+        return STATUS_OK;
+    if (mds || (!wids && !shard && has_name(names, MDS_INDEX) && (dataset->shard || dataset->remote)))
+        return status_set(STATUS_USAGE, "%s%s %s: the folder has no " MDS_INDEX " of an MDS set%s%s; add it",
+                          OPTION_DASHES, dataset->option, dataset->path, mds ? ", but shards, such as " : "",
+                          mds ? mds : "");
     if (!wids && !shard)
         return dataset->remote ? refuse_files(dataset) : dataset_open_files(dataset);
     if (has_classes(dataset, names))

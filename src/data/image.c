@@ -779,15 +779,24 @@ static uint32_t nearest(const struct axis *axis, uint32_t j)
 
 /* The header of a PNG file has the bits per value at byte 24, and the kind of its pixels after it: 0 for
  * gray, 3 for a palette. */
-static enum status check_mask(const uint8_t *data, const struct image *mask, const struct image_view *of)
+enum status image_check_mask(const uint8_t *data, size_t size)
 {
-    if (data[25] != 3 && (data[24] != 8 || data[25] != 0))
-        return status_set(
-            STATUS_FAILED,
-            "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
-            "(colour type 0) or has a palette (colour type 3), and each pixel is the number of a "
-            "class",
-            data[24], data[25]);
+    if (size < 26 || image_format("png", data, size) != IMAGE_PNG)
+        return status_set(STATUS_FAILED, "its mask is not a PNG file");
+    return data[25] == 3 || (data[24] == 8 && data[25] == 0)
+               ? STATUS_OK
+               : status_set(
+                     STATUS_FAILED,
+                     "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
+                     "(colour type 0) or has a palette (colour type 3), and each pixel is the number of a "
+                     "class",
+                     data[24], data[25]);
+}
+
+static enum status check_mask(const uint8_t *data, size_t size, const struct image *mask,
+                              const struct image_view *of)
+{
+    TRY(image_check_mask(data, size));
     return mask->width == of->width && mask->height == of->height
                ? STATUS_OK
                : status_set(STATUS_FAILED, "its mask has %u x %u pixels, but its image has %u x %u",
@@ -819,7 +828,7 @@ enum status image_fit_mask(const struct image_fit *fit, const struct image_view 
     const enum status status = decode_png_by(png_decode_indices, data, size, scratch, &mask);
     if (status != STATUS_OK)
         return status_prefix(status, "its mask");
-    TRY(check_mask(data, &mask, of));
+    TRY(check_mask(data, size, &mask, of));
     if (fit->res) {
         TRY(choose_box(fit, of->width, of->height, of->epoch, of->sample, &box));
         output = resized = output_of(fit, of->width, of->height);

@@ -198,6 +198,10 @@ struct image_view {
 enum status image_fit_mask(const struct image_fit *fit, const struct image_view *of, const uint8_t *data,
                            size_t size, struct image_scratch *scratch, uint8_t *to);
 
+/* Checks from its header that a file is a mask: a PNG of 8-bit gray or with a palette. STATUS_FAILED, with
+ * the reason. */
+enum status image_check_mask(const uint8_t *data, size_t size);
+
 /* Does the same as image_fit() with fit->res > 0, except for a member whose upright image already has the
  * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. Not for
  * FIT_CENTRE. */

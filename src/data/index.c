@@ -396,10 +396,10 @@ static enum status read_shard(const json_t *entry, struct wids_shard *shard)
     if (md5 && (strlen(md5) != 32 || strspn(md5, "0123456789abcdefABCDEF") != 32))
         return status_set(STATUS_FAILED, "'%.200s' has an invalid md5sum", shown);
     shard->url = strdup(url);
-    strcpy(shard->md5, md5 ? md5 : "");
     shard->samples = (uint64_t)json_integer_value(samples);
     shard->bytes = (uint64_t)json_integer_value(bytes);
-    return ALLOCATED(shard->url, "out of memory");
+    const bool copied = !md5 || asprintf(&shard->digest, "md5:%s", md5) >= 0;
+    return ALLOCATED(shard->url && copied, "out of memory");
 }
 
 static enum status read_root(const json_t *root, struct wids *wids)
@@ -480,8 +480,10 @@ enum status wids_format(const char *name, const struct index *index, char **text
 
 void wids_free(struct wids *wids)
 {
-    for (size_t i = 0; i < wids->count + 1 && wids->shards; i++)
-        free(wids->shards[i].url); /* including an entry that failed to parse */
+    for (size_t i = 0; i < wids->count + 1 && wids->shards; i++) { /* with one that failed to parse */
+        free(wids->shards[i].url);
+        free(wids->shards[i].digest);
+    }
     free(wids->shards);
     free(wids->name);
     *wids = (struct wids){0};

@@ -130,9 +130,10 @@ enum status dali_format(const struct index *index, uint64_t unit, char **text, s
 
 struct wids_shard {
     char *url;    /* unchanged from the file: relative to the folder of the index, or absolute */
-    char md5[33]; /* in hex, or "" */
+    char *digest; /* for digest_check_file(), or NULL */
     uint64_t samples;
-    uint64_t bytes; /* 0 if the index has no size */
+    uint64_t bytes;          /* 0 if the index has no size */
+    uint64_t unpacked_bytes; /* size of the unpacked copy of a compressed shard; 0: unknown */
 };
 
 struct wids {

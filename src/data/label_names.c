@@ -394,7 +394,7 @@ static enum status read_table(struct dataset *dataset)
 enum status label_names_find(struct dataset *dataset, struct label_reading *reading)
 {
     const struct members *choice = &dataset->choice;
-    if (dataset->raw.channels || dataset->sample_count == 0 || dataset->labelled)
+    if (dataset->records || dataset->sample_count == 0 || dataset->labelled)
         return STATUS_OK;
     if (choice->labels_file)
         return read_table(dataset);

@@ -384,8 +384,28 @@ static enum status lacks_json(const struct member_rule *rule)
 #define json_text(rule, bytes, size, text, number) lacks_json(rule)
 #endif
 
+/* Reads a little-endian integer. */
+static enum status number_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                                int32_t *label)
+{
+    uint64_t value = 0;
+    if (size != rule->number_bytes)
+        return status_set(STATUS_FAILED, "its %s has %llu bytes, not %u", rule->extension,
+                          (unsigned long long)size, rule->number_bytes);
+    for (uint32_t i = 0; i < size; i++)
+        value |= (uint64_t)bytes[i] << 8 * i;
+    const uint32_t unused = 64 - 8 * (uint32_t)size;
+    const int64_t number = rule->number_signed ? (int64_t)(value << unused) >> unused : (int64_t)value;
+    if ((!rule->number_signed && value > INT32_MAX) || number < INT32_MIN || number > INT32_MAX)
+        return status_set(STATUS_FAILED, "its %s is not an integer of 32 bits", rule->extension);
+    *label = (int32_t)number;
+    return STATUS_OK;
+}
+
 enum status members_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size, int32_t *label)
 {
+    if (rule->number_bytes)
+        return number_label(rule, bytes, size, label);
     if (*rule->field)
         return json_label(rule, bytes, size, label);
     if (size <= LABEL_BYTES_MAX && label_parse(bytes, size, label))
@@ -400,6 +420,12 @@ enum status members_label_text(const struct member_rule *rule, const uint8_t *by
                                char text[LABEL_BYTES_MAX + 1], bool *number)
 {
     int32_t label;
+    if (rule->number_bytes) {
+        TRY(number_label(rule, bytes, size, &label));
+        *number = true;
+        snprintf(text, LABEL_BYTES_MAX + 1, "%" PRIi32, label);
+        return STATUS_OK;
+    }
     if (*rule->field)
         return json_text(rule, bytes, size, text, number);
     *number = size <= LABEL_BYTES_MAX && label_parse(bytes, size, &label);

@@ -30,7 +30,9 @@ struct member_rule {
     bool pattern;                         /* `extension` has wildcards; see members_matches() */
     char field[MEMBER_FIELD_MAX]; /* names from the outermost object inwards, separated by dots; or empty */
     bool folder;                  /* the label is the number of the sample's class folder */
-    bool mask; /* the member is a mask or a multi-hot label, which the sample has instead of a class */
+    bool mask;                    /* the member is a mask or a multi-hot label, instead of a class */
+    uint8_t number_bytes;         /* the label is a little-endian integer of this size; 0: it is a text */
+    bool number_signed;
 };
 
 /* The entries of an option, in order of preference. */

@@ -238,7 +238,7 @@ enum status dataset_add_records(struct dataset *dataset, const struct record_for
     if (!has_any(dataset->directory, format->sets[test_set]))
         return status_set(STATUS_USAGE, "--%s %s: %s", dataset->option, dataset->path,
                           format->lacks[test_set]);
-    dataset->shards = true;
+    dataset->shards = dataset->records = true;
     dataset->shard_first = calloc(FILES_MAX + 1, sizeof *dataset->shard_first);
     if (!dataset->shard_first)
         return dataset_out_of_memory();

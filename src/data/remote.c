@@ -22,6 +22,7 @@
 #include "core/status.h"
 #include "data/checksum.h"
 #include "data/http.h"
+#include "data/mds.h"
 #include "data/remote_cache.h"
 #include "data/s3.h"
 #include "data/unpack.h"
@@ -791,7 +792,7 @@ static enum status list_files(struct remote *remote, const char *leaf)
     if (remote->service == SERVICE_WEB)
         return status_set(STATUS_USAGE,
                           "%s%s %s: a web server has no list of files; name the shards, as in "
-                          "%s/shard-{000000..000099}.tar, or an index (.index, .wids.json)",
+                          "%s/shard-{000000..000099}.tar, or an index (.index, .wids.json, index.json)",
                           OPTION_DASHES, remote->options.option, remote->shown, remote->shown);
     return list_objects(remote);
 }
@@ -1179,7 +1180,7 @@ static enum status read_to_cache(struct remote *remote, struct remote_file *file
 }
 
 /* Opens the unpacked copy of a file. If there is none, reads the file to the cache, unpacks and removes it.
- */
+ * Without a cache, does so in memory. */
 static enum status read_unpacked(struct remote *remote, struct remote_file *file, const bool *stopped,
                                  int *fd)
 {
@@ -1188,8 +1189,14 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
     const char *folder = remote->options.cache_dir;
     struct cache_entry packed, copy;
     int from = -1;
-    if (!folder)
-        return status_set(STATUS_USAGE, "%s/%s is compressed; %s", remote->shown, file->name, UNPACK_REMEDY);
+    if (!folder) {
+        TRY(read_to_memory(remote, file, stopped, &from));
+        const enum status unpacked = unpack_to_memory(
+            &stop, &(struct unpack_input){.fd = from, .tar = !mds_is_shard(file->name)}, NULL, fd);
+        remote_done(remote, from);
+        return unpacked == STATUS_OK ? STATUS_OK
+                                     : status_prefix(unpacked, "%s/%s", remote->shown, file->name);
+    }
     TRY(find_entry(remote, file, false, &packed));
     TRY(find_entry(remote, file, true, &copy));
     TRY(cache_find(folder, &copy, remote->options.frozen, fd));
@@ -1197,7 +1204,9 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
         return STATUS_OK;
     if (!remote->options.frozen)
         TRY(read_to_cache(remote, file, stopped, &from));
-    const enum status status = unpack_open(&remote->options, &stop, &copy, from, NULL, fd);
+    const enum status status =
+        unpack_open(&remote->options, &stop, &copy,
+                    &(struct unpack_input){.fd = from, .tar = !mds_is_shard(file->name)}, NULL, fd);
     if (from >= 0) {
         close(from);
         cache_remove(folder, &packed);

@@ -23,8 +23,8 @@
 #define CACHE_OPTIONS(dir, bytes, also)                                                                  \
     {"cache-dir", "DIR", OPTION_TEXT, dir,                                                               \
      .help = "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed " \
-             "(.tar.gz, .tgz, .tar.zst, .tzst), which are not read without it; otherwise, every run "    \
-             "downloads shards again" also},                                                             \
+             "(.tar.gz, .tgz, .tar.zst, .tzst); otherwise, every run downloads shards again, and "       \
+             "unpacks them in memory" also},                                                             \
     {                                                                                                    \
         "cache-bytes", "N[K|M|G]", OPTION_BYTES, bytes,                                                  \
             .fallback = "0", .maximum = 1e18,                                                            \
@@ -48,7 +48,8 @@ struct remote_options {
 
     const struct remote_cancel *cancel; /* valid until remote_close(); NULL: the functions cannot be ended */
 
-    /* Called by remote_open() before it uses another library; a failure is relayed. NULL: nothing to do. */
+    /* Called by remote_open() before it uses another library; a failure is relayed. With NULL in place of the
+     * URL, opens the libraries that there are. NULL: nothing to do. */
     enum status (*prepare)(const char *url);
 };
 
@@ -122,7 +123,7 @@ enum status remote_fd(struct remote *remote, const char *name, const bool *stopp
 void remote_done(struct remote *remote, int fd);
 
 /* If the name is that of a shard that is compressed (data/unpack.h), remote_fd() opens its unpacked copy in
- * the cache, without which it fails. The file itself is in the cache only until it is unpacked. This function
+ * the cache, or in memory. The file itself is in the cache only until it is unpacked. This function
  * opens the file itself, as remote_fd() opens others. */
 enum status remote_packed_fd(struct remote *remote, const char *name, int *fd);
 

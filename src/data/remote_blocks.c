@@ -35,7 +35,7 @@ bool remote_blocks_possible(const struct dataset *dataset)
 {
     bool possible = dataset->remote && dataset->shards && !remote_cached(dataset->remote);
     for (uint32_t f = 0; possible && f < dataset->file_count; f++)
-        possible = remote_ranged(dataset->remote, dataset->files[f].name);
+        possible = !dataset->files[f].packed && remote_ranged(dataset->remote, dataset->files[f].name);
     return possible;
 }
 

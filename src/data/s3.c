@@ -48,8 +48,13 @@ static char *trim(char *text)
     return text;
 }
 
-/* Takes one line "NAME = VALUE" of a profile. */
-static enum status take_line(char *line, const struct setting *settings, size_t count)
+/* Settings of a profile that name another source of keys, which is not read. */
+static const char *const other_sources[] = {
+    "credential_process", "credential_source", "login_session",  "role_arn",
+    "sso_session",        "sso_start_url",     "source_profile", "web_identity_token_file"};
+
+/* Takes one line "NAME = VALUE" of a profile. Sets `*other`, if it is not NULL, to another source of keys. */
+static enum status take_line(char *line, const struct setting *settings, size_t count, const char **other)
 {
     char *equals = strchr(line, '=');
     if (!equals)
@@ -59,6 +64,9 @@ static enum status take_line(char *line, const struct setting *settings, size_t 
     for (size_t i = 0; i < count; i++)
         if (strcmp(name, settings[i].name) == 0)
             return set_value(&settings[i], name, value);
+    for (size_t i = 0; other && !*other && i < COUNT_OF(other_sources); i++)
+        if (strcmp(name, other_sources[i]) == 0)
+            *other = other_sources[i];
     return STATUS_OK;
 }
 
@@ -74,9 +82,9 @@ static bool is_profile(char *section, const char *profile, bool config)
 }
 
 /* Reads the settings of the profile AWS_PROFILE from the file that `variable` names, by default ~/.aws/NAME.
- * Sets `*found` to true if the file has this profile. */
+ * Sets `*found` to true if the file has this profile. `other` is for take_line(). */
 static enum status read_profile(const char *variable, const char *name, const struct setting *settings,
-                                size_t count, bool *found)
+                                size_t count, bool *found, const char **other)
 {
     const char *profile = getenv("AWS_PROFILE"), *home = getenv("HOME"), *path = getenv(variable);
     char line[LINE_MAX_], usual[PATH_MAX];
@@ -94,7 +102,7 @@ static enum status read_profile(const char *variable, const char *name, const st
             inside = is_profile(trim(text + 1), profile ? profile : "default", strcmp(name, "config") == 0);
             *found |= inside;
         } else if (inside)
-            status = take_line(text, settings, count);
+            status = take_line(text, settings, count, other);
     }
     explicit_bzero(line, sizeof line);
     fclose(file);
@@ -120,19 +128,25 @@ enum status s3_find_credentials(struct s3_credentials *credentials)
         {"AWS_SECRET_ACCESS_KEY", "aws_secret_access_key", credentials->secret, sizeof credentials->secret},
         {"AWS_SESSION_TOKEN", "aws_session_token", credentials->token, sizeof credentials->token},
     };
-    const char *profile = getenv("AWS_PROFILE");
+    const char *profile = getenv("AWS_PROFILE"), *other = NULL;
     bool found = false;
     TRY(read_environment(settings, 3));
     if (!*credentials->key) {
-        TRY(read_profile("AWS_SHARED_CREDENTIALS_FILE", "credentials", settings, 3, &found));
+        TRY(read_profile("AWS_SHARED_CREDENTIALS_FILE", "credentials", settings, 3, &found, &other));
         if (!*credentials->key)
-            TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 3, &found));
+            TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 3, &found, &other));
         if (!found && profile)
             return status_set(
                 STATUS_USAGE,
                 "AWS_PROFILE: no profile '%s' in ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE) "
                 "or ~/.aws/config (AWS_CONFIG_FILE)",
                 profile);
+        if (!*credentials->key && other)
+            return status_set(STATUS_USAGE,
+                              "AWS_PROFILE: the profile '%s' takes its keys from %s, which is not read; set "
+                              "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as 'aws configure "
+                              "export-credentials --format env' prints them",
+                              profile ? profile : "default", other);
     }
     if (*credentials->key && !*credentials->secret)
         return status_set(STATUS_USAGE, "an access key for S3 is set, but its secret is not; set "
@@ -168,7 +182,7 @@ enum status s3_find_endpoint(char endpoint[S3_FIELD_MAX], const char **origin)
             return STATUS_OK;
     }
     *origin = "endpoint_url in the file AWS_CONFIG_FILE (~/.aws/config)";
-    return read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found);
+    return read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found, NULL);
 }
 
 enum status s3_find_google_endpoint(char endpoint[S3_FIELD_MAX], const char **origin)
@@ -189,7 +203,7 @@ enum status s3_find_region(char region[S3_FIELD_MAX])
         if (*region)
             return STATUS_OK;
     }
-    TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found));
+    TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found, NULL));
     return *region ? STATUS_OK : set_value(settings, "region", "us-east-1");
 }
 

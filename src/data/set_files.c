@@ -70,7 +70,7 @@ struct set_files {
     _Atomic uint64_t passes;    /* number of passes that began */
     _Atomic uint64_t *passed;   /* per file: a pass that has compared it */
     uint64_t *first_block;      /* per file: number of blocks of the files before it */
-    bool in_memory;             /* shards of a URL without a cache folder */
+    bool in_memory;             /* see dataset_in_memory() */
     bool stopped;               /* no shard of a URL is read; for remote_stop() */
     uint64_t limit; /* of the total size of the open shards, if they are in memory or in a bounded cache,
                        where a removed file keeps its room on the disk until it is closed; 0: none */
@@ -175,7 +175,8 @@ static void close_blocks(struct set_files *files)
 static enum status open_entries(struct set_files *self, uint32_t threads)
 {
     self->capacity = capacity_of(self->dataset, threads);
-    self->keeps_all = !self->dataset->remote && self->capacity >= self->dataset->file_count;
+    self->keeps_all =
+        !self->dataset->remote && !self->in_memory && self->capacity >= self->dataset->file_count;
     self->entries = calloc(self->capacity, sizeof *self->entries);
     self->compared = calloc((size_t)self->dataset->file_count + 1, sizeof *self->compared);
     self->passed = calloc((size_t)self->dataset->file_count + 1, sizeof *self->passed);
@@ -195,7 +196,7 @@ enum status set_files_open(const struct dataset *dataset, uint32_t threads, uint
     TRY(ALLOCATED(self, "out of memory"));
     self->dataset = dataset;
     atomic_init(&self->round, 1);
-    self->in_memory = dataset->remote && !remote_cached(dataset->remote);
+    self->in_memory = dataset_in_memory(dataset);
     self->limit = self->in_memory ? memory_bytes : dataset->remote ? remote_cache_bytes(dataset->remote) : 0;
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->changed, NULL);
@@ -592,7 +593,8 @@ bool set_files_read_ranges(struct set_files *files, uint32_t file, uint64_t offs
     size_t size = 0;
     ssize_t got;
     struct entry *entry;
-    if (dataset->remote || !dataset->shards || dataset->files[file].unpacked)
+    if (dataset->remote || !dataset->shards ||
+        (dataset->files[file].unpacked && !dataset->files[file].packed))
         return false;
     if (copy_ranges(files, file, offset, ranges, count))
         return true;
@@ -628,12 +630,16 @@ enum status set_files_compare(struct set_files *files, uint64_t pass, const stru
     struct entry *entry;
     if (set_files_compared(files, pass, member->file))
         return STATUS_OK;
-    TRY(take_shard(files, member->file, &entry));
-    const enum status status = compare_file(files, member, entry->fd, entry, true);
-    release_shard(files, entry);
-    if (status == STATUS_OK)
-        atomic_store(&files->passed[member->file], pass);
-    return status;
+    if (files->in_memory) { /* the shard is not unpacked for this */
+        TRY(compare_file(files, member, -1, NULL, true));
+    } else {
+        TRY(take_shard(files, member->file, &entry));
+        const enum status status = compare_file(files, member, entry->fd, entry, true);
+        release_shard(files, entry);
+        TRY(status);
+    }
+    atomic_store(&files->passed[member->file], pass);
+    return STATUS_OK;
 }
 
 /* Compares the file of a member that came from a block, once per round. A shard of a URL was compared when
@@ -642,6 +648,8 @@ static enum status compare_once(struct set_files *files, const struct dataset_me
 {
     const uint64_t round = atomic_load(&files->round);
     struct entry *entry;
+    if (files->in_memory)
+        return set_files_recheck(files, member);
     if (files->dataset->remote || atomic_load(&files->compared[member->file]) >= round)
         return STATUS_OK;
     TRY(take_shard(files, member->file, &entry));

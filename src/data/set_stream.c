@@ -23,6 +23,7 @@
 #include "data/remote_blocks.h"
 #include "data/resident.h"
 #include "data/set_files.h"
+#include "data/unpack.h"
 #include "machine/host.h"
 
 #define NONE        UINT64_MAX
@@ -870,7 +871,8 @@ static void measure_members(struct set_stream *self)
 #define COMPARED 8 /* images that are looked at when a stream opens */
 
 /* Sets self->pixel_bytes to the memory that the decoded images of a batch need: as if all had the size of the
- * largest of some images. Images of a set at a URL are not read for this. */
+ * largest of some images. Images of a set at a URL, and of shards that would be unpacked for each, are not
+ * read for this. */
 static enum status measure_pixels(struct set_stream *self)
 {
     const struct set_stream_request *request = &self->request;
@@ -879,12 +881,13 @@ static enum status measure_pixels(struct set_stream *self)
         request->device_bytes < SET_STREAM_PIXEL_BYTES ? request->device_bytes : SET_STREAM_PIXEL_BYTES;
     struct plain plain = {.dataset = dataset, .fd = -1, .stopped = request->stopped};
     struct image_scratch scratch = {0};
-    uint64_t largest = dataset->remote ? most : 0;
+    const bool reads = !dataset->remote && !dataset_in_memory(dataset);
+    uint64_t largest = reads ? 0 : most;
     if (!self->crops)
         return STATUS_OK;
     FREED uint8_t *bytes = malloc(self->image_bytes + 1);
     TRY(ALLOCATED(bytes, "out of memory for a sample"));
-    for (uint32_t i = 0; i <= COMPARED && !dataset->remote; i++) {
+    for (uint32_t i = 0; i <= COMPARED && reads; i++) {
         const struct dataset_sample *sample =
             sample_of(request, (uint32_t)((uint64_t)(request->count - 1) * i / COMPARED));
         const struct dataset_member *image = &dataset->members[sample->member + sample->image];
@@ -1140,7 +1143,7 @@ static enum status compare_shapes(const struct set_stream_request *request, stru
 {
     const struct dataset *dataset = request->dataset;
     const uint32_t count = dataset->sample_count;
-    for (uint32_t i = 1; i <= COMPARED && !dataset->remote; i++) {
+    for (uint32_t i = 1; i <= COMPARED && !dataset->remote && !dataset_in_memory(dataset); i++) {
         const uint32_t number = (uint32_t)((uint64_t)(count - 1) * i / COMPARED);
         const struct dataset_sample *sample = &dataset->samples[number];
         struct image image = {.channels = request->fit.channels, .depth = 1, .type = DTYPE_U8};
@@ -1156,6 +1159,7 @@ static enum status compare_shapes(const struct set_stream_request *request, stru
 enum status set_stream_find_shape(struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
+    request->fit.raw = request->dataset->raw;
     const uint32_t most = request->on_error == SET_STREAM_MASK ? request->dataset->sample_count : 1;
     struct plain plain = {.dataset = request->dataset, .fd = -1, .stopped = request->stopped};
     struct image_scratch scratch = {0};
@@ -1203,10 +1207,17 @@ enum status set_stream_plan_shards(const struct dataset *dataset, uint32_t lanes
                                    int threads, uint64_t *shard_bytes)
 {
     uint64_t bytes = 0;
-    if (!dataset->remote || shuffle == 0)
+    const bool unpacked = dataset_in_memory(dataset) && dataset->file_count > 0 && dataset->files[0].packed;
+    if ((!dataset->remote && !unpacked) || shuffle == 0)
         return STATUS_OK;
     for (uint32_t i = 0; i < dataset->file_count; i++)
         bytes += dataset->files[i].bytes;
+    if (unpacked) { /* otherwise, nearly each sample would unpack its shard again */
+        if (bytes <= (*shard_bytes ? *shard_bytes : SET_STREAM_SHARD_BYTES))
+            return STATUS_OK;
+        *shard_bytes = bytes;
+        return memory_check(bytes, "the unpacked shards, which are read in random order", UNPACK_REMEDY);
+    }
     if (!remote_blocks_possible(dataset)) {
         const bool cached = remote_cached(dataset->remote);
         const uint64_t memory = *shard_bytes ? *shard_bytes : SET_STREAM_SHARD_BYTES;

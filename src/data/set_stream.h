@@ -177,13 +177,14 @@ FDSL_C_BEGIN
  * of a few local samples has another shape. */
 enum status set_stream_find_shape(struct set_stream_request *request);
 
-/* Decides how much memory a stream may use for shards of a URL: request.shard_bytes. `lanes` and `shuffle`
- * are those of draw_lanes(). A `*shard_bytes` above 0 is the caller's own limit and stays. Otherwise it
- * becomes 0, or what the blocks of the shuffle windows need if that is more. A block is then requested once
- * per epoch for each run of consecutive samples of the order that it touches. STATUS_USAGE if a server sends
- * no ranges, or if there is a cache folder, and the shuffled shards do not fit into the memory or the cache:
- * nearly each sample would download its shard again. STATUS_EXHAUSTED if the windows do not fit into memory.
- */
+/* Decides how much memory a stream may use for shards of a URL, or that are unpacked: request.shard_bytes.
+ * `lanes` and `shuffle` are those of draw_lanes(). A `*shard_bytes` above 0 is the caller's own limit and
+ * stays. Otherwise it becomes 0, or what the blocks of the shuffle windows need if that is more. A block is
+ * then requested once per epoch for each run of consecutive samples of the order that it touches.
+ * STATUS_USAGE if a server sends no ranges, or if there is a cache folder, and the shuffled shards do not fit
+ * into the memory or the cache: nearly each sample would download its shard again. Shuffled shards that are
+ * compressed are all held in memory, without a cache folder. STATUS_EXHAUSTED if they, or the windows, do not
+ * fit into memory. */
 enum status set_stream_plan_shards(const struct dataset *dataset, uint32_t lanes, uint32_t shuffle,
                                    int threads, uint64_t *shard_bytes);
 

@@ -328,7 +328,7 @@ static bool stores_arrays(const struct set_stream_request *request)
 bool set_load_reads_directly(const struct set_stream_request *request)
 {
     const struct dataset *dataset = request->dataset;
-    bool direct = stores_arrays(request) && dataset->shards && !dataset->remote;
+    bool direct = stores_arrays(request) && dataset->shards && !dataset->remote && !dataset->raw.interleaved;
     for (uint32_t i = 0; direct && !dataset->raw.channels && i < dataset->sample_count; i++) {
         const struct dataset_sample *sample = &dataset->samples[i];
         const struct dataset_member *members = &dataset->members[sample->member];

@@ -43,6 +43,7 @@ struct copy {
     char *extensions[INDEX_EXTENSIONS_MAX]; /* owned; new ones of images in another format */
     size_t extension_count;
     bool for_target; /* the samples are copied to another data set */
+    bool masked;     /* each sample of a copy must have a mask */
     bool advises;    /* messages about broken samples name --on-error skip */
 };
 
@@ -102,6 +103,30 @@ static enum status add_member(struct plain *plain, const struct dataset_sample *
     return plain_member(plain, from, member, bytes);
 }
 
+/* Gives the image of a column the name that readers of a copy look for, and an array a header. */
+static enum status name_image(const struct dataset *dataset, struct source_member *member)
+{
+    struct image image = dataset->raw;
+    struct source_sample array = {.count = 0};
+    char shape[NPY_SHAPE_MAX], channels[24] = "", depth[24] = "";
+    void *room;
+    if (image.channels == 0) {
+        member->extension = members_format(member->extension);
+        return STATUS_OK;
+    }
+    image.pixels = member->bytes;
+    if (image.channels > 1 || image.depth > 1)
+        snprintf(channels, sizeof channels, "%u, ", image.channels);
+    if (image.depth > 1)
+        snprintf(depth, sizeof depth, "%u, ", image.depth);
+    snprintf(shape, sizeof shape, "%s%s%u, %u", channels, depth, image.height, image.width);
+    TRY(source_add_array(&array, dtype_npy(image.type), shape, NULL, member->size, &room));
+    image_store(&image, room);
+    free(member->bytes);
+    *member = array.members[0];
+    return STATUS_OK;
+}
+
 /* Returns whether readers of a copy would find the label that was chosen, with the default of --label. */
 static bool reads_chosen(const struct source_sample *made, const struct member_rule *chosen)
 {
@@ -115,8 +140,9 @@ static bool reads_chosen(const struct source_sample *made, const struct member_r
            strcasecmp(found->extension, chosen->extension) == 0 && strcmp(found->field, chosen->field) == 0;
 }
 
-/* Adds the label as the member "cls" if it is the number of the sample's class folder. In a copy, also adds a
- * label that --label chose if readers would otherwise find another label, or none. */
+/* Adds the label as the member "cls" if it is the number of the sample's class folder, or in a column, whose
+ * integers are no text. In a copy, also adds a label that --label chose if readers would otherwise find
+ * another label, or none. */
 static enum status add_label(const struct copy *copy, const struct dataset_sample *sample,
                              struct source_sample *made)
 {
@@ -125,8 +151,11 @@ static enum status add_label(const struct copy *copy, const struct dataset_sampl
         sample->rule && (sample->rule->folder || (sample->rule->mask && sample->class_folder != LABEL_NONE));
     if (made->in_folder)
         return source_add_label(made, (uint64_t)sample->class_folder);
-    if (!copy->for_target || !copy->dataset.choice.label.given || copy->dataset.multi_hot ||
-        reads_chosen(made, sample->rule))
+    const bool column = copy->dataset.columns && sample->rule;
+    made->in_folder = column;
+    if (!column &&
+        (!copy->for_target || !copy->dataset.choice.label.given || copy->dataset.multi_hot ||
+         reads_chosen(made, sample->rule)))
         return STATUS_OK;
     const struct source_member *member = &made->members[sample->label];
     enum status status = members_label(sample->rule, member->bytes, member->size, &label);
@@ -351,6 +380,21 @@ static bool dataset_source_ask(void *state, uint64_t number)
     return dataset_ask_ahead(dataset, copy->plain.fd < 0 ? 0 : copy->plain.file + 1, file, &copy->next);
 }
 
+/* Refuses a sample without a mask, or whose mask is none, in a set in which others have one: a network that
+ * trains on the copy would find out later. */
+static enum status check_mask(const struct dataset *dataset, const struct dataset_sample *sample,
+                              const struct source_sample *made)
+{
+    const bool has = sample->rule && sample->rule->mask;
+    const enum status status =
+        has ? image_check_mask(made->members[sample->label].bytes, made->members[sample->label].size)
+            : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    return status == STATUS_OK
+               ? STATUS_OK
+               : dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)],
+                            status);
+}
+
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
                                        struct source_sample *samples)
 {
@@ -362,7 +406,8 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
         samples[i].key = sample->key;
         if (sample->image < sample->members)
             samples[i].image = dataset->members[sample->member + sample->image].extension;
-        if (sample->members + (dataset->classes || dataset->labelled) > SOURCE_MEMBERS_MAX)
+        if (sample->members + (dataset->classes || dataset->labelled || dataset->columns) >
+            SOURCE_MEMBERS_MAX)
             status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d; %s",
                                 dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX,
                                 dataset_looks_split(dataset, sample)
@@ -374,7 +419,11 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
                 status_prefix(status, "sample '%s'", sample->key);
             if (status == STATUS_FAILED && copy->advises)
                 dataset_advise_skip(status);
+            if (status == STATUS_OK && dataset->columns && copy->for_target && m == sample->image)
+                status = name_image(dataset, &samples[i].members[m]);
         }
+        if (status == STATUS_OK && copy->masked)
+            status = check_mask(dataset, sample, &samples[i]);
         if (status == STATUS_OK && dataset->choice.only.count == 0)
             status = add_label(copy, sample, &samples[i]);
     }
@@ -616,6 +665,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->masks = dataset->masks;
     facts->multi_hot = dataset->multi_hot;
     facts->classes = dataset->multi_hot_classes;
+    copy->masked = copy->for_target && dataset->masks && !parameters->member;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;

@@ -60,10 +60,11 @@ static const struct option_spec counter_options[] = {
      .choices = counter_types, .column = COLUMN, .help = "type of the values"},
     {"seed", "N", OPTION_COUNT, offsetof(struct counter_values, seed), .fallback = "0",
      .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of the values"},
-    {"classes", "N", OPTION_COUNT, offsetof(struct counter_values, classes), .minimum = 1,
+    {"classes", "N", OPTION_COUNT, offsetof(struct counter_values, classes), .fallback = "10",
      .maximum = 2147483647, .column = COLUMN,
      .help =
-         "add the label n mod N to sample n, so that the set can also be trained on (default: no labels)"},
+         "number of labels: sample n has the label n mod N, so that the set can also be trained on. 0: no "
+         "labels"},
 };
 
 struct counter {

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #ifdef HAVE_ZLIB
@@ -16,10 +17,12 @@
 #include "core/array.h"
 #include "core/text.h"
 #include "data/tar.h"
+#include "machine/host.h"
 
 bool unpack_is_packed(const char *name)
 {
-    static const char *const ends[] = {".tar.gz", ".tgz", ".tar.zst", ".tzst"};
+    static const char *const ends[] = {".tar.gz", ".tgz",     ".tar.zst", ".tzst",
+                                       ".mds.gz", ".mds.zst", ".mds.zstd"};
     bool packed = false;
     for (size_t i = 0; i < COUNT_OF(ends); i++)
         packed |= text_ends_in(name, ends[i]);
@@ -244,13 +247,34 @@ enum status unpack_bytes(const struct unpack_input *input,
     return status;
 }
 
-/* ---- The cache ---- */
+/* ---- Where the bytes go ---- */
 
+/* Memory is checked each time that a file in memory has grown by this. */
+#define CHECK_BYTES ((uint64_t)64 << 20)
+
+/* The cache, or a file in memory. */
 struct writing {
-    const struct remote_options *options;
+    const struct remote_options *options; /* NULL: `memory` is written */
     const struct cache_stop *stop;
     struct cache_draft draft;
+    int memory;
+    uint64_t bytes; /* in `memory` */
 };
+
+static enum status append_to_memory(struct writing *writing, const void *bytes, size_t size)
+{
+    if (writing->bytes / CHECK_BYTES != (writing->bytes + size) / CHECK_BYTES)
+        TRY(memory_check(CHECK_BYTES, "a shard that is unpacked in memory", UNPACK_REMEDY));
+    for (size_t done = 0; done < size;) {
+        const ssize_t count = write(writing->memory, (const char *)bytes + done, size - done);
+        if (count < 0 && errno != EINTR)
+            return status_set(STATUS_EXHAUSTED, "cannot unpack into memory: %s; %s", strerror(errno),
+                              UNPACK_REMEDY);
+        done += count > 0 ? (size_t)count : 0;
+    }
+    writing->bytes += size;
+    return STATUS_OK;
+}
 
 /* Implements add() of unpack_bytes(). */
 static enum status append(void *context, const void *bytes, size_t size)
@@ -259,27 +283,46 @@ static enum status append(void *context, const void *bytes, size_t size)
     const struct remote_options *options = writing->options;
     if (writing->stop && writing->stop->is_set(writing->stop->context))
         return status_set(STATUS_FAILED, "reading was stopped");
-    return cache_append(options->cache_dir, options->cache_bytes, writing->stop, &writing->draft, bytes,
-                        size);
+    return options ? cache_append(options->cache_dir, options->cache_bytes, writing->stop, &writing->draft,
+                                  bytes, size)
+                   : append_to_memory(writing, bytes, size);
 }
 
-/* Writes the draft. */
-static enum status fill(struct writing *writing, int packed, const struct file_identity *identity)
+/* Unpacks all bytes. */
+static enum status fill(struct writing *writing, const struct unpack_input *packed,
+                        const struct file_identity *identity)
 {
     struct stat info = {.st_size = -1};
-    TRY(unpack_bytes(&(struct unpack_input){.fd = packed, .tar = true}, append, writing));
+    TRY(unpack_bytes(packed, append, writing));
     if (!identity)
         return STATUS_OK;
-    const bool known = fstat(packed, &info) == 0;
+    const bool known = fstat(packed->fd, &info) == 0;
     const struct file_identity now = file_identify(&info);
     return known && file_compare(identity, &now) == 0
                ? STATUS_OK
                : status_set(STATUS_FAILED, "the file changed while it was unpacked");
 }
 
+enum status unpack_to_memory(const struct cache_stop *stop, const struct unpack_input *packed,
+                             const struct file_identity *identity, int *fd)
+{
+    struct writing writing = {.stop = stop, .memory = memfd_create("fdsl-unpacked", MFD_CLOEXEC)};
+    *fd = -1;
+    if (writing.memory < 0)
+        return status_set(STATUS_EXHAUSTED, "cannot create a file in memory: %s", strerror(errno));
+    enum status status = fill(&writing, packed, identity);
+    if (status == STATUS_OK && lseek(writing.memory, 0, SEEK_SET) != 0)
+        status = status_set(STATUS_FAILED, "a file in memory: %s", strerror(errno));
+    if (status == STATUS_OK)
+        *fd = writing.memory;
+    else
+        close(writing.memory);
+    return status;
+}
+
 enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
-                        const struct cache_entry *copy, int packed, const struct file_identity *identity,
-                        int *fd)
+                        const struct cache_entry *copy, const struct unpack_input *packed,
+                        const struct file_identity *identity, int *fd)
 {
     const char *folder = options->cache_dir;
     struct cache_entry entry = {.source = copy->source, .bytes = CACHE_UNKNOWN};

@@ -1,7 +1,7 @@
-/* Shards that are compressed by gzip (.tar.gz, .tgz) or zstd (.tar.zst, .tzst). The order of a stream needs
- * samples from many places of a shard at a time, but such a file can only be read from its begin to its end.
- * So each shard is unpacked once, into an entry of the cache (data/remote_cache.h), which is then read like
- * any shard, also by later runs. */
+/* Shards that are compressed by gzip (.tar.gz, .tgz, .mds.gz) or zstd (.tar.zst, .tzst, .mds.zstd). The order
+ * of a stream needs samples from many places of a shard at a time, but such a file can only be read from its
+ * begin to its end. So each shard is unpacked into an entry of the cache (data/remote_cache.h), which is then
+ * read like any shard, also by later runs. Without a cache, it is unpacked into memory. */
 #ifndef FDSL_DATA_UNPACK_H
 #define FDSL_DATA_UNPACK_H
 
@@ -15,11 +15,12 @@
 #include "data/remote.h"
 #include "data/remote_cache.h"
 
-/* The remedy in messages about compressed shards, if there is no folder for unpacked copies. */
-#define UNPACK_REMEDY                                                                                \
-    OPTION_OR_FIELD("unpack the shards, or give load, train, infer or --prepare --cache-dir DIR, a " \
-                    "folder with room for unpacked copies",                                          \
-                    "unpack the shards, or set cache_dir to a folder with room for unpacked copies")
+/* The remedy in messages about compressed shards, if they do not fit into memory. */
+#define UNPACK_REMEDY                                                                                   \
+    OPTION_OR_FIELD("add --cache-dir DIR, a folder on a disk with room for unpacked copies, or unpack " \
+                    "the shards",                                                                       \
+                    "set cache_dir to a folder on a disk with room for unpacked copies, or unpack the " \
+                    "shards")
 
 FDSL_C_BEGIN
 
@@ -48,8 +49,14 @@ enum status unpack_bytes(const struct unpack_input *input,
  * read. Errors are those of unpack_bytes() and remote_cache.h; also STATUS_USAGE if the copy exceeds the
  * limit, or if there is none and the cache is frozen. */
 enum status unpack_open(const struct remote_options *options, const struct cache_stop *stop,
-                        const struct cache_entry *copy, int packed, const struct file_identity *identity,
-                        int *fd);
+                        const struct cache_entry *copy, const struct unpack_input *packed,
+                        const struct file_identity *identity, int *fd);
+
+/* Unpacks a file into an anonymous file in memory, for data sets without a cache, and sets `*fd` to it.
+ * `stop`, `packed` and `identity` are those of unpack_open(). Errors are those of unpack_bytes(); also
+ * STATUS_EXHAUSTED if memory runs out. */
+enum status unpack_to_memory(const struct cache_stop *stop, const struct unpack_input *packed,
+                             const struct file_identity *identity, int *fd);
 
 FDSL_C_END
 

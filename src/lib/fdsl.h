@@ -364,24 +364,25 @@ FDSL_API int fdsl_capturing(int device, void *stream);
 struct fdsl_source_config {
     size_t size; /* sizeof(struct fdsl_source_config) of the caller */
 
-    const char *path; /* a folder, a shard (.tar), a wids index, or a URL: https://, s3://, gs://, file:// */
+    const char *path; /* a folder, also of an MDS set, a shard (.tar), a wids index, or a URL: https://,
+                       * s3://, gs://, file:// */
     const char *kind; /* "auto" (default), "shards" or "folder": FDSL_INVALID if the data set is another
                        * kind, or if "folder" has no class folders: path/CLASS/IMAGE */
 
     /* The members of a sample in a shard; docs/load.md of fdsl-bench describes both lists. */
-    const char *image; /* extensions of the image, or patterns such as "*_rgb.png", separated by ';'; NULL
-                        * (default): all known formats */
+    const char *image; /* extensions of the image, or patterns such as "*_rgb.png", separated by ';'; in an
+                        * MDS set, columns. NULL (default): all known formats */
     const char *label; /* where the label is, such as "cls" or "json:label"; NULL (default): the class folder,
                         * or the first of cls, json:label and txt. If the labels are words, a label is the
                         * number of its word in the sorted list (fdsl_source_class()) */
 
-    /* Shards at a URL, and shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst), which need cache_dir.
+    /* Shards at a URL, and shards that are compressed (.tar.gz, .tgz, .tar.zst, .tzst, .mds.gz, .mds.zstd).
      */
-    const char
-        *cache_dir;       /* a folder for copies of them; NULL (default): blocks of them are held in memory */
-    uint64_t cache_bytes; /* maximum size of the cache; 0 (default): unlimited. What was not used for the
-                           * longest time is removed first; FDSL_INVALID if the unpacked copies of the data
-                           * set exceed it */
+    const char *cache_dir; /* a folder for copies of them; NULL (default): blocks of them are held in memory;
+                            * those that are compressed are unpacked in memory */
+    uint64_t cache_bytes;  /* maximum size of the cache; 0 (default): unlimited. What was not used for the
+                            * longest time is removed first; FDSL_INVALID if the unpacked copies of the data
+                            * set exceed it */
 
     const char *labels; /* a CSV file with the columns name (key or file of a sample) and label (an integer,
                          * or in all lines a word), in place of `label`; NULL (default): none */

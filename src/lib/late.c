@@ -48,8 +48,9 @@
     X(32, EVP_MD_CTX_new)     \
     X(33, EVP_md5)            \
     X(34, EVP_sha256)         \
-    X(35, HMAC)
-#define FUNCTIONS 36
+    X(35, HMAC)               \
+    X(36, EVP_get_digestbyname)
+#define FUNCTIONS 37
 
 /* Stands for each function before its library is open. Callers treat NULL as a failure. */
 static void *absent(void)
@@ -93,7 +94,7 @@ static struct late_library {
 } libraries[] = {
     {"libcurl", {"libcurl.so.4", "libcurl-gnutls.so.4"}, 0, 15, false, ""},
     {"Expat", {"libexpat.so.1", NULL}, 16, 26, true, ""},
-    {"libcrypto", {"libcrypto.so.3", "libcrypto.so.1.1"}, 27, 35, true, ""},
+    {"libcrypto", {"libcrypto.so.3", "libcrypto.so.1.1"}, 27, 36, true, ""},
 };
 
 /* Sets the addresses of all functions of a library, or of none. */
@@ -132,9 +133,11 @@ static void open_all(void)
 
 enum status late_open(const char *url)
 {
-    if (!remote_is(url) || remote_local(url))
+    if (url && (!remote_is(url) || remote_local(url)))
         return STATUS_OK;
     open_all();
+    if (!url)
+        return STATUS_OK;
     const bool lists = s3_is_url(url) || (strstr(url, "sig=") && strstr(url, "sv="));
     for (size_t i = 0; i < COUNT_OF(libraries); i++)
         if (*libraries[i].reason && (lists || !libraries[i].needed_for_lists))

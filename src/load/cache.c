@@ -13,7 +13,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "data/remote.h"
 #include "load/input.h"
 
 #ifndef SYS_cachestat
@@ -167,7 +166,7 @@ static enum status count_file(void *context, int fd, uint64_t bytes)
 
 enum status load_resident(const struct load *load, struct cache_pages *pages)
 {
-    *pages = (struct cache_pages){.hidden = load->dataset->remote && !remote_cached(load->dataset->remote)};
+    *pages = (struct cache_pages){.hidden = dataset_in_memory(load->dataset)};
     return pages->hidden ? STATUS_OK : each_file(load, count_file, pages);
 }
 

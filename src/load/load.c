@@ -388,7 +388,8 @@ static enum status load_open(const struct options *given, void *parameters_,
                                           .frozen = options_flag(given, "dry-run")};
     TRY(open_dataset(given, parameters, &members, &remote, &job->dataset));
     if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
-        TRY(check_remote(given, parameters, job->dataset.remote, dataset_uses_cache(&job->dataset)));
+        TRY(check_remote(given, parameters, job->dataset.remote || dataset_in_memory(&job->dataset),
+                         dataset_uses_cache(&job->dataset)));
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
         static char shown[PATH_MAX];
@@ -537,8 +538,8 @@ static enum status load_accepts(const void *input, const struct variant *variant
     if (load->dataset->raw.channels && !traits->streams)
         return status_set(
             STATUS_USAGE,
-            "reads single files or tar shards, but %s has files of records, as MNIST and CIFAR-10 "
-            "have; use the variant stream",
+            "reads single files or tar shards, but %s has images without a header, as MNIST, CIFAR-10 and "
+            "arrays of MDS have; use the variant stream",
             load->dataset->path);
     if (traits->files && !traits->streams && !load->dataset->shards &&
         load->dataset->sample_bytes_max >= INT32_MAX)

@@ -586,6 +586,15 @@ static enum status read_part(const struct data_request *request, struct source_r
                      limit_of(request, part), request->resources.threads, data, part);
 }
 
+/* Returns whether a set has images without a header. */
+static bool has_raw(const struct source_reader readers[DATA_PARTS])
+{
+    bool raw = false;
+    for (int part = 0; part < DATA_PARTS; part++)
+        raw |= readers[part].state && source_dataset_set(&readers[part])->raw.channels;
+    return raw;
+}
+
 /* Sets the shape of the records. Both sets have it, because one network sees both. */
 static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS], const char *format,
                                   struct data *data)
@@ -594,12 +603,22 @@ static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS]
     const struct image *test = &source_dataset_set(&readers[tests ? DATA_TEST : DATA_TRAIN])->raw;
     const struct image *train = trains ? &source_dataset_set(&readers[DATA_TRAIN])->raw : test;
     data->fit.raw = *test;
-    return train->channels == test->channels && train->height == test->height && train->width == test->width
+    if (train->channels != test->channels || train->height != test->height || train->width != test->width)
+        return train->channels && test->channels
+                   ? status_set(STATUS_USAGE,
+                                "the images of %s are %u x %u pixels in the training set, but %u x %u in the "
+                                "test set",
+                                format, train->height, train->width, test->height, test->width)
+                   : status_set(STATUS_USAGE,
+                                "%s: one of the training set and the test set has arrays, and the other has "
+                                "image files; write both in one way",
+                                format);
+    return train->depth == test->depth && train->type == test->type && train->interleaved == test->interleaved
                ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "the images of %s are %u x %u pixels in the training set, but %u x %u in the test set",
-                     format, train->height, train->width, test->height, test->width);
+               : status_set(STATUS_USAGE,
+                            "%s: the arrays of the training set and the test set have other types or axes; "
+                            "write both in one way",
+                            format);
 }
 
 /* Rejects --train-size or --test-size if a part has fewer samples. */
@@ -694,8 +713,8 @@ static enum status read_datasets(const struct data_request *request, const char 
                           request->test_name ? "is the test set, so nothing is held out"
                                              : "has a test set of its own, so nothing is held out");
     enum status status = open_readers(request, paths, records, readers, data);
-    if (status == STATUS_OK && records)
-        status = take_raw_shape(readers, records->name, data);
+    if (status == STATUS_OK && (records || has_raw(readers)))
+        status = take_raw_shape(readers, records ? records->name : paths[DATA_TRAIN], data);
     data->split = !paths[DATA_TEST] && !request->train_only;
     if (status == STATUS_OK)
         status = take_multi_hot(request, readers, data);
