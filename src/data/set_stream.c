@@ -823,7 +823,8 @@ static enum status check_request(const struct set_stream_request *request)
                           fit->res, fit->res, fit->channels);
     TRY(check_share(request));
     if (request->output &&
-        (request->type != DTYPE_U8 || request->depth != 1 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX))
+        (request->type != DTYPE_U8 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX ||
+         (request->depth != 1 && request->output->rand.operations > 0)))
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
                           IMAGE_OUTPUT_CHANNELS_MAX);
     if (mixing_on(&request->mixing) &&
@@ -1018,9 +1019,9 @@ static enum status open_files(struct set_stream *self)
 static enum status allocate_all(struct set_stream *self)
 {
     const struct set_stream_request *request = &self->request;
-    const bool changes = request->output && request->output->rand.operations > 0;
+    const bool changes = request->output && image_output_changes(request->output);
     const size_t changed_bytes =
-        changes ? 2 * (size_t)request->channels * request->height * request->width : 0;
+        changes ? 2 * (size_t)request->channels * request->depth * request->height * request->width : 0;
     self->slots = calloc(self->slot_count, sizeof *self->slots);
     self->queue = calloc(request->ahead, sizeof *self->queue);
     self->workers = calloc((size_t)request->threads, sizeof *self->workers);
