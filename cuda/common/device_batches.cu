@@ -15,6 +15,7 @@
 #include "common/calls.cuh"
 #include "common/check.cuh"
 #include "common/device_stream.cuh"
+#include "common/jitter.cuh"
 #include "common/stream.cuh"
 #include "data/mixing.h"
 #include "data/random_boxes.h"
@@ -281,6 +282,9 @@ struct set_slot {
     int64_t *labels; /* within set_batches.labels */
     float *targets;  /* behind `images`, with mixing */
     void *images;    /* NULL: not allocated, or the images are those of the device stream */
+    void *changes;   /* memory of `color`, then with blur the changed bytes; NULL: colours do not change */
+    struct jitter_batch color;
+    uint8_t *changed; /* NULL: the bytes of the device stream are changed in place */
 };
 
 struct set_batches {
@@ -347,6 +351,22 @@ static enum status store_targets(const struct set_batches *self, const struct st
     target_kernel<<<(uint32_t)((values + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(*store, self->classes,
                                                                                   targets);
     return CUDA_LAUNCHED("target_kernel");
+}
+
+/* Enqueues changes of colour of a batch of `entries` images, if there are any, and sets samples.values to the
+ * changed bytes. */
+static enum status change_colors(const struct set_batches *self, struct stream_batch *batch, uint32_t entries,
+                                 cudaStream_t stream)
+{
+    const struct set_slot *slot = &self->slots[batch->slot];
+    uint8_t *from = static_cast<uint8_t *>(const_cast<void *>(batch->samples.values));
+    uint8_t *to = slot->changed ? slot->changed : from;
+    if (!slot->changes || batch->samples.count == 0)
+        return STATUS_OK;
+    TRY(jitter_batch_run(&slot->color, static_cast<uint32_t>(batch->epoch),
+                         device_stream_numbers(self->inner, batch), entries, from, to, stream));
+    batch->samples.values = to;
+    return STATUS_OK;
 }
 
 /* Enqueues that a batch of `entries` images is stored. `to->images` NULL: only the labels. */
@@ -453,6 +473,8 @@ static enum status set_next(struct device_batches *batches, void *cuda_stream, s
     const uint32_t entries = leave_partners(self, batch);
     *parts = {slot->images, slot->labels, slot->targets, const_cast<uint8_t *>(batch->masks)};
     if (status == STATUS_OK)
+        status = change_colors(self, batch, entries, consumer);
+    if (status == STATUS_OK)
         status = store_batch(self, batch, entries, parts, consumer);
     if (!parts->images)
         parts->images = const_cast<void *>(batch->samples.values);
@@ -470,6 +492,8 @@ static enum status set_fill(struct device_batches *batches, const struct device_
     if (status != STATUS_OK && !batch->ready)
         return status;
     const uint32_t entries = leave_partners(self, batch);
+    if (status == STATUS_OK)
+        status = change_colors(self, batch, entries, consumer);
     if (status == STATUS_OK)
         status = store_batch(self, batch, entries, to, consumer);
     if (status == STATUS_OK && to->masks && batch->samples.count > 0)
@@ -524,8 +548,10 @@ static void set_close(struct stream *stream)
     struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->device);
     stream_close(self->inner); /* waits for the consumer's work on all batches */
-    for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
+    for (uint32_t i = 0; self->slots && i < self->slot_count; i++) {
         (void)cudaFree(self->slots[i].images);
+        (void)cudaFree(self->slots[i].changes);
+    }
     (void)cudaFree(self->labels);
     if (self->decoder)
         image_decoder_close(self->decoder);
@@ -590,6 +616,27 @@ static enum status open_inner(struct set_batches *self, const struct set_stream_
     return STATUS_OK;
 }
 
+/* Allocates what changes of colour need. Batches of different slots may be in use on different CUDA streams.
+ */
+static enum status open_changes(struct set_batches *self)
+{
+    const struct image_output *output = self->output;
+    const uint64_t bytes = stream_aligned(jitter_batch_bytes(&self->shape, self->capacity));
+    const bool apart = output->color.blur > 0;
+    if (!jitter_on(&output->color))
+        return STATUS_OK;
+    for (uint32_t i = 0; i < self->slot_count; i++) {
+        struct set_slot *slot = &self->slots[i];
+        const uint64_t all = bytes + (apart ? self->capacity * self->sample_bytes : 0);
+        TRY(device_alloc(self->device, all, &slot->changes));
+        self->device_bytes += all;
+        slot->changed = apart ? static_cast<uint8_t *>(slot->changes) + bytes : nullptr;
+        TRY(jitter_batch_open(&output->color, &self->shape, output->seed, self->capacity, slot->changes,
+                              &slot->color));
+    }
+    return STATUS_OK;
+}
+
 /* CUDA loads kernels at their first launch, and must not do so during a capture. */
 static enum status load_kernels(const struct set_batches *self)
 {
@@ -645,6 +692,7 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
     self->labels = static_cast<int64_t *>(memory);
     for (uint32_t i = 0; i < self->slot_count; i++)
         self->slots[i].labels = self->labels + i * capacity;
+    TRY(open_changes(self));
     return open_inner(self, request, share, held);
 }
 

@@ -45,42 +45,71 @@ static __global__ void draw_kernel(const __grid_constant__ struct jitter_batch b
 
 /* ---- Colours ---- */
 
-/* Applies the changes of colour to a pixel. */
-template <int C>
-static __device__ __forceinline__ void change_pixel(const struct jitter_drawn &drawn, float mean,
-                                                    struct jitter_pixel *pixel)
+/* Applies the steps before `end` to `N` pixels. */
+template <int C, int N>
+static __device__ __forceinline__ void change_steps(const struct jitter_drawn &drawn, uint32_t end,
+                                                    float mean, struct jitter_pixel *pixels)
 {
-    jitter_steps(&drawn, 0, drawn.steps, C, mean, pixel);
-    if (C == 1 || !drawn.gray)
-        return;
-    const float gray = jitter_gray(pixel, C);
-    for (int c = 0; c < C; c++)
-        pixel->of[c] = gray;
+    for (uint32_t i = 0; i < end; i++) {
+        const enum jitter_step step = static_cast<enum jitter_step>(drawn.order[i]);
+        const float factor = drawn.factors[step];
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            jitter_change(step, factor, C, mean, &pixels[n]);
+    }
 }
 
-/* Changes `N` adjacent pixels. `plane`: values between two channels. */
+/* Applies the changes of colour to `N` pixels. */
+template <int C, int N>
+static __device__ __forceinline__ void change_all(const struct jitter_drawn &drawn, float mean,
+                                                  struct jitter_pixel *pixels)
+{
+    change_steps<C, N>(drawn, drawn.steps, mean, pixels);
+    if constexpr (C > 1)
+        for (int n = 0; drawn.gray && n < N; n++) {
+            const float gray = jitter_gray(&pixels[n], C);
+            for (int c = 0; c < C; c++)
+                pixels[n].of[c] = gray;
+        }
+}
+
+/* Loads `N` adjacent pixels. `plane`: values between two channels. */
+template <int C, int N>
+static __device__ __forceinline__ void load_pixels(const uint8_t *from, size_t plane,
+                                                   struct jitter_pixel *pixels)
+{
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        const bytes_of<N> values = *reinterpret_cast<const bytes_of<N> *>(from + c * plane);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            pixels[n].of[c] = augment_float(values.at[n]);
+    }
+}
+
+template <int C, int N>
+static __device__ __forceinline__ void store_pixels(const struct jitter_pixel *pixels, size_t plane,
+                                                    uint8_t *to)
+{
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        bytes_of<N> values;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            values.at[n] = static_cast<uint8_t>(augment_nearest(pixels[n].of[c]));
+        *reinterpret_cast<bytes_of<N> *>(to + c * plane) = values;
+    }
+}
+
+/* Changes `N` adjacent pixels. */
 template <int C, int N>
 static __device__ __forceinline__ void change_pixels(const struct jitter_drawn &drawn, float mean,
                                                      const uint8_t *from, size_t plane, uint8_t *to)
 {
-    bytes_of<N> values[C];
-#pragma unroll
-    for (int c = 0; c < C; c++)
-        values[c] = *reinterpret_cast<const bytes_of<N> *>(from + c * plane);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        struct jitter_pixel pixel;
-#pragma unroll
-        for (int c = 0; c < C; c++)
-            pixel.of[c] = augment_float(values[c].at[i]);
-        change_pixel<C>(drawn, mean, &pixel);
-#pragma unroll
-        for (int c = 0; c < C; c++)
-            values[c].at[i] = static_cast<uint8_t>(augment_nearest(pixel.of[c]));
-    }
-#pragma unroll
-    for (int c = 0; c < C; c++)
-        *reinterpret_cast<bytes_of<N> *>(to + c * plane) = values[c];
+    struct jitter_pixel pixels[N];
+    load_pixels<C, N>(from, plane, pixels);
+    change_all<C, N>(drawn, mean, pixels);
+    store_pixels<C, N>(pixels, plane, to);
 }
 
 /* Returns the index of the first value of a frame. */
@@ -91,18 +120,21 @@ static __device__ __forceinline__ size_t frame_begin(const struct shape &shape, 
            shape.height * shape.width;
 }
 
-/* Returns the mean gray of a frame, if its contrast changes. One thread divides. All threads of the block
- * call this. */
-static __device__ __forceinline__ float mean_of(const struct jitter_batch &batch,
-                                                const struct jitter_drawn &drawn, uint32_t frame)
+/* What all threads of a block read. */
+struct block_changes {
+    struct jitter_drawn drawn;
+    float mean; /* the mean gray of the frame, if its contrast changes */
+};
+
+/* One thread reads the changes of a frame, and divides the sum. All threads of the block call this. */
+static __device__ __forceinline__ void read_changes(const struct jitter_batch &batch, uint32_t frame,
+                                                    struct block_changes *changes)
 {
-    __shared__ float mean;
-    if (drawn.contrast == drawn.steps)
-        return 0;
-    if (threadIdx.x == 0)
-        mean = jitter_mean(batch.sums[frame], batch.shape.height * batch.shape.width);
+    if (threadIdx.x == 0) {
+        changes->drawn = batch.images[frame / batch.shape.depth].drawn;
+        changes->mean = jitter_mean(batch.sums[frame], batch.shape.height * batch.shape.width);
+    }
     __syncthreads();
-    return mean;
 }
 
 /* The block index is (part of a frame, frame). */
@@ -110,30 +142,26 @@ template <int C, int N>
 static __global__ void __launch_bounds__(BLOCK)
     sum_kernel(const __grid_constant__ struct jitter_batch batch, const uint8_t *from)
 {
+    __shared__ struct jitter_drawn drawn;
     const uint32_t frame = blockIdx.y, pixels = batch.shape.height * batch.shape.width;
-    const struct jitter_drawn drawn = batch.images[frame / batch.shape.depth].drawn;
+    const size_t plane = static_cast<size_t>(batch.shape.depth) * pixels;
+    if (threadIdx.x == 0)
+        drawn = batch.images[frame / batch.shape.depth].drawn;
+    __syncthreads();
     if (drawn.contrast == drawn.steps)
         return;
-    const size_t plane = static_cast<size_t>(batch.shape.depth) * pixels;
     uint32_t sum = 0;
     from += frame_begin(batch.shape, frame);
     for (uint32_t k = 0; k < SUM_WORDS; k++) {
         const uint32_t at = ((blockIdx.x * SUM_WORDS + k) * BLOCK + threadIdx.x) * N;
         if (at >= pixels)
             break;
-        bytes_of<N> values[C];
+        struct jitter_pixel values[N];
+        load_pixels<C, N>(from + at, plane, values);
+        change_steps<C, N>(drawn, drawn.contrast, 0, values);
 #pragma unroll
-        for (int c = 0; c < C; c++)
-            values[c] = *reinterpret_cast<const bytes_of<N> *>(from + c * plane + at);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            struct jitter_pixel pixel;
-#pragma unroll
-            for (int c = 0; c < C; c++)
-                pixel.of[c] = augment_float(values[c].at[i]);
-            jitter_steps(&drawn, 0, drawn.contrast, C, 0, &pixel);
-            sum += static_cast<uint32_t>(augment_nearest(jitter_gray(&pixel, C)));
-        }
+        for (int n = 0; n < N; n++)
+            sum += static_cast<uint32_t>(augment_nearest(jitter_gray(&values[n], C)));
     }
     sum = __reduce_add_sync(0xffffffffu, sum);
     if (threadIdx.x % LANES == 0 && sum > 0)
@@ -145,14 +173,14 @@ template <int C, int N>
 static __global__ void __launch_bounds__(BLOCK)
     change_colors_kernel(const __grid_constant__ struct jitter_batch batch, const uint8_t *from, uint8_t *to)
 {
+    __shared__ struct block_changes changes;
     const uint32_t frame = blockIdx.y, pixels = batch.shape.height * batch.shape.width;
     const uint32_t at = (blockIdx.x * BLOCK + threadIdx.x) * N;
-    const struct jitter_drawn drawn = batch.images[frame / batch.shape.depth].drawn;
     const size_t begin = frame_begin(batch.shape, frame) + at;
-    const float mean = mean_of(batch, drawn, frame);
+    read_changes(batch, frame, &changes);
     if (at < pixels)
-        change_pixels<C, N>(drawn, mean, from + begin, static_cast<size_t>(batch.shape.depth) * pixels,
-                            to + begin);
+        change_pixels<C, N>(changes.drawn, changes.mean, from + begin,
+                            static_cast<size_t>(batch.shape.depth) * pixels, to + begin);
 }
 
 /* ---- Blur ---- */
@@ -215,13 +243,9 @@ static __device__ void load_tile(const struct shape &shape, const struct blur_la
         const uint32_t y = jitter_reflected(static_cast<int32_t>(top + row) - radius, shape.height);
         const uint32_t x = jitter_reflected(static_cast<int32_t>(left + column) - radius, shape.width);
         struct jitter_pixel pixel;
-#pragma unroll
-        for (int c = 0; c < C; c++)
-            pixel.of[c] = augment_float(from[c * plane + y * shape.width + x]);
-        change_pixel<C>(drawn, mean, &pixel);
-#pragma unroll
-        for (int c = 0; c < C; c++)
-            tile[c * apart + i] = static_cast<uint8_t>(augment_nearest(pixel.of[c]));
+        load_pixels<C, 1>(from + y * shape.width + x, plane, &pixel);
+        change_all<C, 1>(drawn, mean, &pixel);
+        store_pixels<C, 1>(&pixel, apart, tile + i);
     }
     __syncthreads();
 }
@@ -258,18 +282,18 @@ static __global__ void __launch_bounds__(BLOCK)
     const uint32_t across = (shape.width + TILE_WIDTH - 1) / TILE_WIDTH, frame = blockIdx.y;
     const uint32_t top = blockIdx.x / across * TILE_HEIGHT, left = blockIdx.x % across * TILE_WIDTH;
     const struct jitter_image &image = batch.images[frame / shape.depth];
-    const struct jitter_drawn drawn = image.drawn;
-    const float mean = mean_of(batch, drawn, frame);
+    __shared__ struct block_changes changes;
     const size_t plane = static_cast<size_t>(shape.depth) * shape.height * shape.width;
     const size_t begin = frame_begin(shape, frame);
     from += begin;
     to += begin;
-    if (!drawn.blurs) {
+    read_changes(batch, frame, &changes);
+    if (!changes.drawn.blurs) {
         for (uint32_t i = threadIdx.x; i < TILE_WIDTH / N * TILE_HEIGHT; i += BLOCK) {
             const uint32_t y = top + i / (TILE_WIDTH / N), x = left + i % (TILE_WIDTH / N) * N;
             const size_t at = static_cast<size_t>(y) * shape.width + x;
             if (y < shape.height && x < shape.width)
-                change_pixels<C, N>(drawn, mean, from + at, plane, to + at);
+                change_pixels<C, N>(changes.drawn, changes.mean, from + at, plane, to + at);
         }
         return;
     }
@@ -279,7 +303,7 @@ static __global__ void __launch_bounds__(BLOCK)
     uint16_t *rows = reinterpret_cast<uint16_t *>(tile + C * blur_plane_bytes(layout));
     if (threadIdx.x <= layout.radius)
         weights[threadIdx.x] = image.weights[threadIdx.x];
-    load_tile<C>(shape, layout, drawn, mean, from, plane, left, top, tile);
+    load_tile<C>(shape, layout, changes.drawn, changes.mean, from, plane, left, top, tile);
     for (int c = 0; c < C; c++, tile += blur_plane_bytes(layout)) {
         blur_tile(layout, weights, tile, rows);
         for (uint32_t i = threadIdx.x; i < TILE_WIDTH / N * TILE_HEIGHT; i += BLOCK) {
@@ -302,15 +326,25 @@ size_t jitter_batch_bytes(const struct shape *shape, uint32_t count)
            static_cast<size_t>(count) * shape->depth * sizeof(unsigned long long);
 }
 
+/* CUDA loads kernels at their first launch, and must not do so while another thread captures a stream. */
+template <int C, int N> static enum status load_kernels(void)
+{
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, draw_kernel));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, sum_kernel<C, N>));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, change_colors_kernel<C, N>));
+    return CUDA_STATUS(cudaFuncGetAttributes(&attributes, blur_kernel<C, N>));
+}
+
 enum status jitter_batch_open(const struct jitter *jitter, const struct shape *shape, uint64_t seed,
                               uint32_t count, void *memory, struct jitter_batch *batch)
 {
+    const bool gray = shape->channels == 1, words = shape->width % 4 == 0;
     *batch = {*jitter, *shape, seed, static_cast<struct jitter_image *>(memory), nullptr};
     batch->sums = reinterpret_cast<unsigned long long *>(static_cast<uint8_t *>(memory) +
                                                          IMAGE_BYTES(static_cast<size_t>(count)));
-    cudaFuncAttributes attributes; /* CUDA loads kernels at their first launch, not during a capture */
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, draw_kernel));
-    return STATUS_OK;
+    return gray ? (words ? load_kernels<1, 4>() : load_kernels<1, 1>())
+                : (words ? load_kernels<3, 4>() : load_kernels<3, 1>());
 }
 
 template <int C, int N>

@@ -111,7 +111,8 @@ FDSL_HD float jitter_mean(uint64_t sum, uint32_t pixels)
 FDSL_HD void jitter_turn(float sixths, struct jitter_pixel *pixel)
 {
     const float red = pixel->of[0], green = pixel->of[1], blue = pixel->of[2];
-    const float most = fmaxf(red, fmaxf(green, blue)), least = fminf(red, fminf(green, blue));
+    const float larger = green > blue ? green : blue, smaller = green > blue ? blue : green;
+    const float most = red > larger ? red : larger, least = red < smaller ? red : smaller;
     const float range = most - least, scale = 255.999f / 255;
     if (range == 0)
         return;

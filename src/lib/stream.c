@@ -116,7 +116,13 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .decoder = "auto",
                                               .device_share = -1,
                                               .rand_augment = -1,
-                                              .rand_augment_ops = 2};
+                                              .rand_augment_ops = 2,
+                                              .brightness = {1, 1},
+                                              .contrast = {1, 1},
+                                              .saturation = {1, 1},
+                                              .color_jitter_p = 1,
+                                              .blur_sigma = {0.1, 2},
+                                              .blur_kernel = 23};
     return lib_relay(status);
 }
 
@@ -278,6 +284,8 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
         hash = checksum_seeded("exact", 5, hash);
     if (config->erasing > 0)
         hash = checksum_seeded(&config->erasing, sizeof config->erasing, hash);
+    if (jitter_on(&output->color)) /* a struct without gaps */
+        hash = checksum_seeded(&output->color, sizeof output->color, hash);
     if (config->mixup > 0 || config->cutmix > 0) {
         const double mixing[] = {config->mixup + 0.0, config->cutmix + 0.0, classes};
         hash = checksum_seeded(mixing, sizeof mixing, hash);
@@ -302,6 +310,38 @@ static enum status check_mask_changes(const struct fdsl_stream_config *config, c
                : STATUS_OK;
 }
 
+static const struct jitter_names jitter_fields = {
+    "color_jitter_p", {"brightness", "contrast", "saturation", "hue"}, "grayscale_p", "blur_p", "blur_kernel",
+    "blur_sigma"};
+
+/* Gets the changes of colour. Refuses fields that have no effect. */
+static enum status get_jitter(const struct fdsl_stream_config *config, const struct shape *shape,
+                              struct jitter *jitter)
+{
+    const double *const ranges[JITTER_STEPS] = {config->brightness, config->contrast, config->saturation,
+                                                config->hue};
+    bool adjusts = false;
+    *jitter = (struct jitter){.probability = (float)config->color_jitter_p,
+                              .grayscale = (float)config->grayscale_p,
+                              .blur = (float)config->blur_p,
+                              .kernel = config->blur_kernel,
+                              .sigma_min = (float)config->blur_sigma[0],
+                              .sigma_max = (float)config->blur_sigma[1]};
+    for (uint32_t step = 0; step < JITTER_STEPS; step++) {
+        jitter->low[step] = (float)ranges[step][0];
+        jitter->high[step] = (float)ranges[step][1];
+    }
+    TRY(jitter_check(jitter, shape, &jitter_fields));
+    for (uint32_t step = 0; step < JITTER_STEPS; step++)
+        adjusts |= jitter_step_on(jitter, step);
+    if (!adjusts && config->color_jitter_p != 0 && config->color_jitter_p != 1)
+        return status_set(
+            STATUS_USAGE,
+            "color_jitter_p: it has an effect only with brightness, contrast, saturation or hue");
+    jitter->probability = adjusts ? jitter->probability : 0;
+    return STATUS_OK;
+}
+
 /* Sets the random changes of images. On a device, CPU threads mirror and change the images of bytes, and the
  * device stores them in their type and layout. */
 static enum status set_changes(const struct fdsl_stream_config *config, struct fdsl_stream *self,
@@ -320,6 +360,7 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
         return status_set(STATUS_USAGE, "erasing: its noise is normalised; set dtype to f16, bf16 or f32");
     output->erase = (struct augment){
         .erasing = (float)config->erasing, .height = request->height, .width = request->width};
+    TRY(get_jitter(config, &shape, &output->color));
     if (config->rand_augment < 0)
         return STATUS_OK;
     rand_augment_set(&output->rand, config->rand_augment_ops, config->rand_augment, &shape);
@@ -327,6 +368,7 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
         return STATUS_OK;
     self->changes = *output;
     image_output_set(&self->changes, DTYPE_U8, false, zeros, ones);
+    self->changes.color = (struct jitter){0}; /* the device changes the colours */
     request->output = &self->changes;
     output->flip = false;
     return STATUS_OK;
@@ -604,6 +646,11 @@ static bool same_text(const char *text, const char *other)
     return text && strcmp(text, other) == 0;
 }
 
+static bool same_range(const double *range, const double *other)
+{
+    return range[0] == other[0] && range[1] == other[1];
+}
+
 /* `ignoring`: one of the above. `what` names the samples. */
 static enum status check_defaults(const struct fdsl_stream_config *config, const char *what, int ignoring)
 {
@@ -637,6 +684,15 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"mixup", config->mixup == plain.mixup, BOTH_IGNORE},
         {"cutmix", config->cutmix == plain.cutmix, BOTH_IGNORE},
         {"classes", config->classes == plain.classes, BOTH_IGNORE},
+        {"brightness", same_range(config->brightness, plain.brightness), BOTH_IGNORE},
+        {"contrast", same_range(config->contrast, plain.contrast), BOTH_IGNORE},
+        {"saturation", same_range(config->saturation, plain.saturation), BOTH_IGNORE},
+        {"hue", same_range(config->hue, plain.hue), BOTH_IGNORE},
+        {"color_jitter_p", config->color_jitter_p == plain.color_jitter_p, BOTH_IGNORE},
+        {"grayscale_p", config->grayscale_p == plain.grayscale_p, BOTH_IGNORE},
+        {"blur_p", config->blur_p == plain.blur_p, BOTH_IGNORE},
+        {"blur_sigma", same_range(config->blur_sigma, plain.blur_sigma), BOTH_IGNORE},
+        {"blur_kernel", config->blur_kernel == plain.blur_kernel, BOTH_IGNORE},
     };
     for (size_t i = 0; i < COUNT_OF(fields); i++)
         if ((fields[i].ignored & ignoring) && !fields[i].is_default)
@@ -1578,8 +1634,8 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *giv
         "state", &state, &own, stream->info.steps,
         stream->source->rows
             ? "dtype and align"
-            : "out_res, fit, flip, exact_resize, rand_augment, erasing, mixup, cutmix, classes, "
-              "channels, layout, dtype, mean and std"));
+            : "out_res, fit, flip, exact_resize, rand_augment, changes of colour, erasing, mixup, cutmix, "
+              "classes, channels, layout, dtype, mean and std"));
     return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 

@@ -1024,12 +1024,13 @@ static enum status check_augments(const struct train_parameters *parameters, con
     const bool crops = augment.crop && !pipeline && strcmp(parameters->job.data, "synth") != 0;
     return simple || (engine->augments && !pipeline)
                ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "it augments samples only by --shift and --flip; drop --fit "
-                     "random-resized-crop, --rand-augment, --color-jitter, --grayscale, --blur, --erasing and "
-                     "--repeats, or use train-cuda, train-vit, train-omp or train-naive with --parallel data%s",
-                     crops ? "; with --feed load, images are cropped for every variant" : "");
+               : status_set(STATUS_USAGE,
+                            "it augments samples only by --shift and --flip; drop --fit "
+                            "random-resized-crop, --rand-augment, --color-jitter, --grayscale, --blur, "
+                            "--erasing and "
+                            "--repeats, or use train-cuda, train-vit, train-omp or train-naive with "
+                            "--parallel data%s",
+                            crops ? "; with --feed load, images are cropped for every variant" : "");
 }
 
 static enum status train_suits(const struct options *given, const void *parameters_,
