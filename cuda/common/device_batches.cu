@@ -33,12 +33,14 @@ struct store {
     const uint32_t *numbers; /* for flips */
     void *to;
     int64_t *labels;                                 /* NULL: not wanted */
-    uint32_t count, channels, height, width, blocks; /* blocks: per image */
+    uint32_t count, channels, height, width, blocks; /* height: of all frames of a clip; blocks: per image */
+    uint32_t frame; /* pixels of a frame, if frames are before channels; otherwise those of a sample */
     uint32_t epoch;
     uint64_t seed;
     bool flip;
     /* Only for mixed_kernel() and target_kernel(): */
     bool interleaved;
+    uint32_t rows;    /* of a frame */
     uint32_t entries; /* images in `from`: `count`, and the partners that follow (mix_partner()) */
     struct augment erase;
     struct mix mix;
@@ -129,6 +131,7 @@ static __global__ void __launch_bounds__(BLOCK) store_kernel(const __grid_consta
     const uint32_t y = pixel / store.width, x = pixel - y * store.width;
     const bool masked = store.from_labels[image] == STREAM_MASKED;
     const uint64_t first = static_cast<uint64_t>(image) * C * plane;
+    const uint32_t group = pixel / store.frame; /* the frame, or 0 */
     T *to = static_cast<T *>(store.to) + first;
     vector_of<T, N> out[C];
 #pragma unroll
@@ -147,7 +150,7 @@ static __global__ void __launch_bounds__(BLOCK) store_kernel(const __grid_consta
 #pragma unroll
     for (int c = 0; c < C; c++) {
         T *at = INTERLEAVED ? to + static_cast<uint64_t>(C) * pixel + c * N
-                            : to + static_cast<uint64_t>(c) * plane + pixel;
+                            : to + static_cast<uint64_t>(group * (C - 1) + c) * store.frame + pixel;
         *reinterpret_cast<vector_of<T, N> *>(at) = out[c];
     }
 }
@@ -186,12 +189,12 @@ static __device__ __forceinline__ T unmixed(const struct store &store, const str
                                             uint32_t image, uint32_t c, uint32_t y, uint32_t x)
 {
     const struct image_box &box = drawn.erase.box;
-    const uint32_t width = store.width, row = c * store.height + y;
+    const uint32_t width = store.width, row = c * store.height + y, in_frame = y % store.rows;
     if (drawn.masked)
         return static_cast<T>(0.0f);
     if constexpr (sizeof(T) > 1) /* the noise is normalised */
-        if (y - box.top < box.height && x - box.left < box.width)
-            return from_float<T>(box_erased(&drawn.erase, y, x, row * width + x, 0));
+        if (in_frame - box.top < box.height && x - box.left < box.width)
+            return from_float<T>(box_erased(&drawn.erase, in_frame, x, row * width + x, 0));
     const uint64_t first = static_cast<uint64_t>(image) * store.channels * store.height * width;
     return convert<T>(store, c, store.from[first + row * width + (drawn.flips ? width - 1 - x : x)]);
 }
@@ -224,7 +227,9 @@ static __global__ void __launch_bounds__(BLOCK) mixed_kernel(const __grid_consta
             value = from_float<T>(
                 mix_value(&store.mix, y, x, static_cast<float>(value), static_cast<float>(second)));
         }
-        to[store.interleaved ? pixel * store.channels + c : c * plane + pixel] = value;
+        to[store.interleaved ? pixel * store.channels + c
+                             : (pixel / store.frame * (store.channels - 1) + c) * store.frame + pixel] =
+            value;
     }
 }
 
@@ -652,12 +657,14 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
                             enum decoder wanted, double share, uint32_t held)
 {
     const struct image_output *output = self->output;
-    const uint64_t pixels = (uint64_t)request->height * request->width;
+    const uint64_t pixels = (uint64_t)request->depth * request->height * request->width;
     const bool mixes = mixing_on(&request->mixing), changes = mixes || output->erase.erasing > 0;
     const uint32_t per_block = BLOCK * (request->width % 4 == 0 && !changes ? 4 : 1);
     void *memory;
     self->store.channels = request->channels;
-    self->store.height = request->height;
+    self->store.height = request->depth * request->height;
+    self->store.rows = request->height;
+    self->store.frame = (uint32_t)(output->frames ? pixels / request->depth : pixels);
     self->store.width = request->width;
     self->store.blocks = (uint32_t)((pixels + per_block - 1) / per_block);
     self->store.flip = output->flip;
@@ -668,14 +675,15 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
     self->mixing = request->mixing;
     self->mix_seed = request->mix_seed;
     self->classes = mixes ? request->classes : 0;
-    self->shape = {request->channels, 1, request->height, request->width};
+    self->shape = {request->channels, request->depth, request->height, request->width};
     self->plan = request->plan;
     self->own = request->own;
     memcpy(self->store.scale, output->scale, sizeof self->store.scale);
     memcpy(self->store.offset, output->offset, sizeof self->store.offset);
     if (changes)
         self->kernel = find_mixed_kernel(output);
-    else if (output->type != DTYPE_U8 || output->flip || (output->interleaved && request->channels > 1))
+    else if (output->type != DTYPE_U8 || output->flip ||
+             ((output->interleaved || output->frames) && request->channels > 1))
         self->kernel = find_kernel(&self->store, output);
     self->sample_bytes = request->channels * pixels;
     self->mask_bytes = set_stream_masks(request) ? pixels : 0;

@@ -154,7 +154,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("resident", c_int), ("wait_s", c_double),
         ("brightness", c_double * 2), ("contrast", c_double * 2), ("saturation", c_double * 2), ("hue", c_double * 2),
         ("color_jitter_p", c_double), ("grayscale_p", c_double), ("blur_p", c_double), ("blur_sigma", c_double * 2),
-        ("blur_kernel", c_uint32),
+        ("blur_kernel", c_uint32), ("axes", c_char_p),
     ]  # fmt: skip
 
 
@@ -162,7 +162,7 @@ class StreamInfoStruct(ctypes.Structure):
     """struct fdsl_stream_info"""
 
     _fields_ = [
-        ("size", c_size_t), ("shape", c_uint32 * 3), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
+        ("size", c_size_t), ("shape", c_uint32 * 4), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
         ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64), ("classes", c_uint32), ("mask_bytes", c_uint64),
         ("multi_hot", c_uint32),
     ]  # fmt: skip

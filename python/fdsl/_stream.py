@@ -512,7 +512,7 @@ class _Stream:
         self.info = StreamInfoStruct(ctypes.sizeof(StreamInfoStruct))
         check(lib.fdsl_stream_describe(self._handle, self.info))
         self.device = int(config.device)
-        self.shape = tuple(self.info.shape)[: 1 if source._rows else 3]
+        self.shape = tuple(extent for extent in self.info.shape if extent)
         own = config.dtype in (b"u8", b"auto") and source.dtype
         self.dtype = own or _NAMES[config.dtype.decode()]
         # Axis 1 is one of the sides in both layouts; images that have their own layout are square.
@@ -687,8 +687,9 @@ class Loader:
                       the same for memory of the CUDA device, which keeps decoded images; those of random crops are whole, and
                       need a number of bytes. Not with RandAugment, which CPU threads apply
     resident          rows on a device: copy them to its memory once, as many as fit
+    axes              of clips, arrays of bytes of the shape (channels, frames, height, width): "cthw" (None), "tchw" or "thwc"
 
-    decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, resident_bytes, resident_device_bytes and
+    decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, axes, resident_bytes, resident_device_bytes and
     on_error are for fdsl.Folder and fdsl.Shards. fdsl.Images and fdsl.Embeddings take none of them: an epoch of theirs is a permutation of all samples.
     fdsl.Images has its own format, and does not take dtype either. An item of fdsl.Embeddings is a pair of the rows, of
     shape (count, width), and their labels, or None if they have none.
@@ -742,6 +743,7 @@ class Loader:
         resident_bytes: Union[None, int, str] = None,
         resident_device_bytes: Union[None, int, str] = None,
         resident: bool = False,
+        axes: Optional[str] = None,
     ) -> None:
         if not isinstance(source, _Source):
             raise TypeError(
@@ -766,6 +768,7 @@ class Loader:
         kept = resident_device_bytes
         c.resident_device_bytes = _U64 if kept == "all" else _bytes("resident_device_bytes", kept)
         c.resident = flag("resident", resident)
+        c.axes = b"cthw" if axes is None else _text("axes", axes)
         source._set_format(c, transforms, dtype, channels, layout)
         self.source = source
         self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
@@ -776,6 +779,7 @@ class Loader:
             "prefetch": c.prefetch, "transforms": transforms, "dtype": None if dtype is None else _NAMES[_dtype(dtype)],
             "channels": channels, "layout": layout, "on_error": on_error,
             "resident_bytes": resident_bytes, "resident_device_bytes": resident_device_bytes, "resident": resident,
+            "axes": axes,
         }  # fmt: skip
         self._stream = _Stream(source, c)
         _warn()

@@ -19,7 +19,7 @@ import warnings
 from typing import Any
 
 import pytest
-from conftest import DIGITS, PROGRAM, broken_digits, content, resident_bytes, run_python
+from conftest import DIGITS, ORDERS, PROGRAM, broken_digits, content, resident_bytes, run_python
 
 import fdsl
 
@@ -264,6 +264,45 @@ def test_hue_and_blur_are_those_of_torchvision(colourful: pathlib.Path) -> None:
     for size, sigma in (3, 0.4), (5, 1), (9, 2), (15, 7):
         blur = fdsl.GaussianBlur(size, sigma)
         assert largest(blur, lambda images: vision.gaussian_blur(images, [size, size], [sigma, sigma])) <= 1
+
+
+def changes_of_clips(gray: bool) -> list[list[Any]]:
+    """Lists of transforms that clips may have."""
+    colours = fdsl.ColorJitter(0.4, 0.4, p=0.8) if gray else fdsl.ColorJitter(0.4, 0.4, 0.4, 0.1, 0.8)
+    crop, blur = fdsl.RandomResizedCrop(12, flip=True), fdsl.GaussianBlur(5, p=0.5)
+    return [[], [fdsl.Resize(9)], [fdsl.CenterCrop(16), blur], [colours], [crop, colours, *([] if gray else [fdsl.RandomGrayscale(0.3)]), blur]]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+def test_frames_of_a_clip_are_changed_alike(clips: pathlib.Path, dtype: str) -> None:
+    for transforms in changes_of_clips(gray := fdsl.Loader(fdsl.Shards(clips / "i"), 20).shape[0] == 1):
+        erasing = [fdsl.RandomErasing(0.5)] if dtype != "uint8" else []
+        words: dict[str, Any] = {"seed": 3, "dtype": dtype, "channels": 1 if gray else 3}
+        found = {}
+        for axes, order in ORDERS.items():
+            loader = fdsl.Loader(fdsl.Shards(clips / "c"), 20, axes=axes, transforms=[*transforms, *erasing], **words)
+            ((images, labels),) = loader
+            assert images.shape == (20, *loader.shape)
+            found[axes] = images.numpy().copy(), labels.tolist()
+            assert (found[axes][0] == found["cthw"][0].transpose(order)).all() and found[axes][1] == found["cthw"][1]
+            ((still, _),) = fdsl.Loader(fdsl.Shards(clips / "s"), 20, axes=axes, transforms=transforms, **words)
+            ((alone, _),) = fdsl.Loader(fdsl.Shards(clips / "i"), 20, transforms=transforms, **words)
+            frames = still.numpy().transpose(numpy.argsort(order))
+            assert (frames == alone.numpy()[:, :, None]).all(), (axes, transforms)
+
+
+def test_clips_refuse_what_is_for_images(clips: pathlib.Path) -> None:
+    source = fdsl.Shards(clips / "c")
+    for words, text in (
+        ({"layout": "nhwc"}, 'layout: it is for images, .* set axes to "thwc"'),
+        ({"axes": "hwtc"}, "axes: 'hwtc' is unknown"),
+        ({"transforms": fdsl.RandAugment()}, "rand_augment: it is for images, but the samples are clips of . frames"),
+        ({"transforms": fdsl.MixUp(num_classes=3)}, "mixup: it is for images"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            fdsl.Loader(source, 4, **words)
+    with pytest.raises(ValueError, match="axes: it is for clips"):
+        fdsl.Loader(fdsl.Shards(clips / "i"), 4, axes="tchw")
 
 
 def test_mixtures_are_those_of_plain_batches(digits: pathlib.Path) -> None:

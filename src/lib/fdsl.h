@@ -576,13 +576,18 @@ struct fdsl_stream_config {
     double blur_p;         /* probability of Gaussian blur; default 0 */
     double blur_sigma[2];  /* range of its standard deviation in pixels, from 0.01 to 100; default 0.1 to 2 */
     uint32_t blur_kernel;  /* side of its kernel in pixels, odd, 1 to 63; default 23 */
+
+    const char *axes; /* of clips: arrays of bytes with the axes (channels, frames, height, width) and more
+                       * than one frame. "cthw" (default), "tchw" or "thwc". All frames of a clip have the
+                       * same crop, flip and changes of colour. Clips have the default layout, and neither
+                       * rand_augment, mixup nor cutmix */
 };
 
 /* The shapes of a stream. They do not change. */
 struct fdsl_stream_info {
-    size_t size;            /* sizeof(struct fdsl_stream_info) of the caller; set it before the call */
-    uint32_t shape[3];      /* of an image: (channels, height, width), or (height, width, channels); of a row:
-                             * (width, 0, 0) */
+    size_t size;       /* sizeof(struct fdsl_stream_info) of the caller; set it before the call */
+    uint32_t shape[4]; /* of an image: (channels, height, width), or (height, width, channels); of a clip: as
+                        * `axes` says; of a row: (width). All others are 0 */
     uint32_t element_bytes; /* 1, 2 or 4 */
     uint64_t image_bytes;   /* of one image; the images of a batch are contiguous */
     uint32_t capacity;      /* largest number of images in a batch of this rank */
