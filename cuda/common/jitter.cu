@@ -87,37 +87,65 @@ static __device__ __forceinline__ void load_pixels(const uint8_t *from, size_t p
     }
 }
 
+/* Where the pixels of a frame are in the output: the index of channel 0 of its first pixel, and the distance
+ * of two channels and of two pixels. */
+struct target {
+    size_t begin, channel, pixel;
+};
+
+/* Stores `N` adjacent pixels. `to` points to channel 0 of the first one. */
 template <int C, int N>
-static __device__ __forceinline__ void store_pixels(const struct jitter_pixel *pixels, size_t plane,
-                                                    uint8_t *to)
+static __device__ __forceinline__ void store_pixels(const struct jitter_pixel *pixels,
+                                                    const struct target &target, uint8_t *to)
 {
+    if (C > 1 && target.pixel == C) {
+        bytes_of<N> words[C];
+#pragma unroll
+        for (int i = 0; i < C * N; i++)
+            words[i / N].at[i % N] = static_cast<uint8_t>(augment_nearest(pixels[i / C].of[i % C]));
+#pragma unroll
+        for (int i = 0; i < C; i++)
+            reinterpret_cast<bytes_of<N> *>(to)[i] = words[i];
+        return;
+    }
 #pragma unroll
     for (int c = 0; c < C; c++) {
         bytes_of<N> values;
 #pragma unroll
         for (int n = 0; n < N; n++)
             values.at[n] = static_cast<uint8_t>(augment_nearest(pixels[n].of[c]));
-        *reinterpret_cast<bytes_of<N> *>(to + c * plane) = values;
+        *reinterpret_cast<bytes_of<N> *>(to + c * target.channel) = values;
     }
 }
 
 /* Changes `N` adjacent pixels. */
 template <int C, int N>
 static __device__ __forceinline__ void change_pixels(const struct jitter_drawn &drawn, float mean,
-                                                     const uint8_t *from, size_t plane, uint8_t *to)
+                                                     const uint8_t *from, size_t plane,
+                                                     const struct target &target, uint8_t *to)
 {
     struct jitter_pixel pixels[N];
     load_pixels<C, N>(from, plane, pixels);
     change_all<C, N>(drawn, mean, pixels);
-    store_pixels<C, N>(pixels, plane, to);
+    store_pixels<C, N>(pixels, target, to);
 }
 
-/* Returns the index of the first value of a frame. */
+/* Returns the index of the first value of a frame in the input. */
 static __device__ __forceinline__ size_t frame_begin(const struct shape &shape, uint32_t frame)
 {
     const uint32_t image = frame / shape.depth;
     return (static_cast<size_t>(image) * shape.channels * shape.depth + (frame - image * shape.depth)) *
            shape.height * shape.width;
+}
+
+static __device__ __forceinline__ struct target target_of(const struct jitter_batch &batch, uint32_t frame)
+{
+    const struct shape &shape = batch.shape;
+    const size_t pixels = static_cast<size_t>(shape.height) * shape.width;
+    if (batch.order == JITTER_PLANES)
+        return {frame_begin(shape, frame), shape.depth * pixels, 1};
+    const size_t begin = frame * shape.channels * pixels;
+    return batch.order == JITTER_FRAMES ? target{begin, pixels, 1} : target{begin, 1, shape.channels};
 }
 
 /* What all threads of a block read. */
@@ -176,11 +204,12 @@ static __global__ void __launch_bounds__(BLOCK)
     __shared__ struct block_changes changes;
     const uint32_t frame = blockIdx.y, pixels = batch.shape.height * batch.shape.width;
     const uint32_t at = (blockIdx.x * BLOCK + threadIdx.x) * N;
-    const size_t begin = frame_begin(batch.shape, frame) + at;
+    const struct target target = target_of(batch, frame);
     read_changes(batch, frame, &changes);
     if (at < pixels)
-        change_pixels<C, N>(changes.drawn, changes.mean, from + begin,
-                            static_cast<size_t>(batch.shape.depth) * pixels, to + begin);
+        change_pixels<C, N>(changes.drawn, changes.mean, from + frame_begin(batch.shape, frame) + at,
+                            static_cast<size_t>(batch.shape.depth) * pixels, target,
+                            to + target.begin + at * target.pixel);
 }
 
 /* ---- Blur ---- */
@@ -245,7 +274,7 @@ static __device__ void load_tile(const struct shape &shape, const struct blur_la
         struct jitter_pixel pixel;
         load_pixels<C, 1>(from + y * shape.width + x, plane, &pixel);
         change_all<C, 1>(drawn, mean, &pixel);
-        store_pixels<C, 1>(&pixel, apart, tile + i);
+        store_pixels<C, 1>(&pixel, {0, apart, 1}, tile + i);
     }
     __syncthreads();
 }
@@ -284,16 +313,17 @@ static __global__ void __launch_bounds__(BLOCK)
     const struct jitter_image &image = batch.images[frame / shape.depth];
     __shared__ struct block_changes changes;
     const size_t plane = static_cast<size_t>(shape.depth) * shape.height * shape.width;
-    const size_t begin = frame_begin(shape, frame);
-    from += begin;
-    to += begin;
+    const struct target target = target_of(batch, frame);
+    from += frame_begin(shape, frame);
+    to += target.begin;
     read_changes(batch, frame, &changes);
     if (!changes.drawn.blurs) {
         for (uint32_t i = threadIdx.x; i < TILE_WIDTH / N * TILE_HEIGHT; i += BLOCK) {
             const uint32_t y = top + i / (TILE_WIDTH / N), x = left + i % (TILE_WIDTH / N) * N;
             const size_t at = static_cast<size_t>(y) * shape.width + x;
             if (y < shape.height && x < shape.width)
-                change_pixels<C, N>(changes.drawn, changes.mean, from + at, plane, to + at);
+                change_pixels<C, N>(changes.drawn, changes.mean, from + at, plane, target,
+                                    to + at * target.pixel);
         }
         return;
     }
@@ -308,10 +338,16 @@ static __global__ void __launch_bounds__(BLOCK)
         blur_tile(layout, weights, tile, rows);
         for (uint32_t i = threadIdx.x; i < TILE_WIDTH / N * TILE_HEIGHT; i += BLOCK) {
             const uint32_t row = i / (TILE_WIDTH / N), column = i % (TILE_WIDTH / N) * N;
-            if (top + row < shape.height && left + column < shape.width)
-                *reinterpret_cast<bytes_of<N> *>(
-                    to + c * plane + static_cast<size_t>(top + row) * shape.width + left + column) =
-                    *reinterpret_cast<const bytes_of<N> *>(tile + row * TILE_WIDTH + column);
+            const size_t at = static_cast<size_t>(top + row) * shape.width + left + column;
+            const uint8_t *blurred = tile + row * TILE_WIDTH + column;
+            if (top + row >= shape.height || left + column >= shape.width)
+                continue;
+            if (target.pixel == 1)
+                *reinterpret_cast<bytes_of<N> *>(to + c * target.channel + at) =
+                    *reinterpret_cast<const bytes_of<N> *>(blurred);
+            else
+                for (int n = 0; n < N; n++)
+                    to[(at + n) * target.pixel + c] = blurred[n];
         }
     }
 }
@@ -340,7 +376,7 @@ enum status jitter_batch_open(const struct jitter *jitter, const struct shape *s
                               uint32_t count, void *memory, struct jitter_batch *batch)
 {
     const bool gray = shape->channels == 1, words = shape->width % 4 == 0;
-    *batch = {*jitter, *shape, seed, static_cast<struct jitter_image *>(memory), nullptr};
+    *batch = {*jitter, *shape, seed, static_cast<struct jitter_image *>(memory), nullptr, JITTER_PLANES};
     batch->sums = reinterpret_cast<unsigned long long *>(static_cast<uint8_t *>(memory) +
                                                          IMAGE_BYTES(static_cast<size_t>(count)));
     return gray ? (words ? load_kernels<1, 4>() : load_kernels<1, 1>())

@@ -14,6 +14,13 @@ struct jitter_image {
     uint16_t weights[JITTER_RADIUS_MAX + 1];
 };
 
+/* The axes of the output. The input has planes: (channels, frames, height, width). */
+enum jitter_order {
+    JITTER_PLANES,
+    JITTER_FRAMES,     /* (frames, channels, height, width) */
+    JITTER_INTERLEAVED /* (frames, height, width, channels) */
+};
+
 /* What all batches have in common, and memory for one batch. */
 struct jitter_batch {
     struct jitter jitter;
@@ -21,6 +28,7 @@ struct jitter_batch {
     uint64_t seed;
     struct jitter_image *images;
     unsigned long long *sums; /* of the gray of each frame, before its contrast changes */
+    enum jitter_order order;  /* JITTER_PLANES, unless the caller sets it after jitter_batch_open() */
 };
 
 /* Returns the size of the memory for batches of up to `count` images, in bytes. */
@@ -33,7 +41,8 @@ enum status jitter_batch_open(const struct jitter *jitter, const struct shape *s
                               uint32_t count, void *memory, struct jitter_batch *batch);
 
 /* Enqueues the changes of `count` images, whose numbers are in device memory, with at most three kernels. All
- * arrays are aligned to 4 bytes. `to` may be `from` without blur, and must otherwise be another array.
+ * arrays are aligned to 4 bytes. `to` may be `from` without blur and with JITTER_PLANES, and
+ * must otherwise be another array.
  * Launches nothing if `count` is 0. */
 enum status jitter_batch_run(const struct jitter_batch *batch, uint32_t epoch, const uint32_t *numbers,
                              uint32_t count, const uint8_t *from, uint8_t *to, cudaStream_t stream);
