@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "common/device_stream.cuh"
+#include "common/jitter.cuh"
 #include "data/set_stream.h"
 #include "data/tar.h"
 #include "machine/device.h"
@@ -985,6 +986,89 @@ static void test_decoder(enum decoder kind)
     image_decoder_close(&decoder);
 }
 
+/* ---- Changes of colour ---- */
+
+/* Returns the index in the output of value `at` of an image whose values are planes. */
+static size_t ordered(const struct shape *shape, enum jitter_order order, size_t at)
+{
+    const size_t pixels = shape->height * shape->width, depth = shape->depth, channels = shape->channels;
+    const size_t c = at / (depth * pixels), d = at / pixels % depth, pixel = at % pixels;
+    return order == JITTER_PLANES   ? at
+           : order == JITTER_FRAMES ? (d * channels + c) * pixels + pixel
+                                    : (d * pixels + pixel) * channels + c;
+}
+
+/* Compares the changes of a batch with those on the host. */
+static bool same_changes(const struct shape *shape, const struct jitter *jitter, enum jitter_order order)
+{
+    const uint32_t count = 9;
+    const size_t values = shape_values(shape);
+    std::vector<uint8_t> right(count * values), mine(count * values), other(shape->height * shape->width);
+    std::vector<uint32_t> numbers(count);
+    struct jitter_batch batch;
+    void *memory;
+    uint8_t *from, *to;
+    uint32_t *listed;
+    for (size_t i = 0; i < right.size(); i++)
+        right[i] = static_cast<uint8_t>(philox(philox_key(4), static_cast<uint32_t>(i), 0, 0, 0).word[0]);
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] = 31 * i + 5;
+    must(cudaMalloc(&memory, jitter_batch_bytes(shape, count)));
+    must(cudaMalloc(&from, right.size()));
+    must(cudaMalloc(&to, right.size()));
+    must(cudaMalloc(&listed, count * sizeof *listed));
+    must(cudaMemset(to, POISON, right.size()));
+    must(cudaMemcpy(from, right.data(), right.size(), cudaMemcpyHostToDevice));
+    must(cudaMemcpy(listed, numbers.data(), count * sizeof *listed, cudaMemcpyHostToDevice));
+    must(jitter_batch_open(jitter, shape, 11, count, memory, &batch));
+    batch.order = order;
+    must(jitter_batch_run(&batch, 2, listed, count, from, to, nullptr));
+    must(cudaMemcpy(mine.data(), to, mine.size(), cudaMemcpyDeviceToHost));
+    bool same = true;
+    for (uint32_t i = 0; i < count; i++) {
+        jitter_apply(jitter, shape, 11, 2, numbers[i], right.data() + i * values, other.data());
+        for (size_t k = 0; k < values; k++)
+            same &= mine[i * values + ordered(shape, order, k)] == right[i * values + k];
+    }
+    for (void *array :
+         {memory, static_cast<void *>(from), static_cast<void *>(to), static_cast<void *>(listed)})
+        must(cudaFree(array));
+    return same;
+}
+
+/* Images and clips of odd sizes, with each kernel. Kinds: 1: blur; 2: no contrast; 4: nothing else. */
+static void test_changes(void)
+{
+    static const uint32_t sizes[][3] = {{1, 1, 1},     {1, 3, 3},      {1, 5, 7},   {2, 17, 13},
+                                        {3, 33, 64},   {7, 8, 12},     {1, 32, 68}, {1, 65, 129},
+                                        {1, 224, 224}, {16, 112, 112}, {1, 40, 200}};
+    for (const auto &size : sizes)
+        for (uint32_t channels = 1; channels <= 3; channels += 2) {
+            const struct shape shape = {channels, size[0], size[1], size[2]};
+            bool same = true;
+            for (uint32_t kind = 0; kind < 6; kind++)
+                for (uint32_t radius : {0u, 1u, 3u, 11u, 31u}) {
+                    struct jitter jitter = {kind & 4 ? 0 : 0.8f,
+                                            {0.4f, 0.2f, 0, -0.4f},
+                                            {1.4f, 1.8f, 3, 0.3f},
+                                            0.3f,
+                                            kind & 1 ? 0.6f : 0,
+                                            2 * radius + 1,
+                                            0.1f,
+                                            4};
+                    if (kind & 2)
+                        jitter.low[JITTER_CONTRAST] = jitter.high[JITTER_CONTRAST] = 1;
+                    if (radius >= std::min(size[1], size[2]) || (!(kind & 1) && radius))
+                        continue;
+                    for (enum jitter_order order : {JITTER_PLANES, JITTER_FRAMES, JITTER_INTERLEAVED})
+                        same &= same_changes(&shape, &jitter, order);
+                }
+            tell(same, "colours and blur are those of the host: " + std::to_string(channels) + "x" +
+                           std::to_string(size[0]) + "x" + std::to_string(size[1]) + "x" +
+                           std::to_string(size[2]));
+        }
+}
+
 int main(int argc, char **argv)
 {
     char made[] = "/tmp/gpu_stream-XXXXXX";
@@ -1008,6 +1092,7 @@ int main(int argc, char **argv)
         return 0;
     }
     folder = static_cast<char *>(must_have(mkdtemp(made)));
+    test_changes();
     for (enum decoder kind : {DECODER_CPU, DECODER_HARDWARE, DECODER_HYBRID}) {
         bool wanted = first == argc;
         for (int i = first; i < argc; i++)

@@ -591,7 +591,7 @@ static void make_clips(void)
     static const char header[] = "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 2, 8, 6), }";
     cr_assert(command("mkdir $D/clips"));
     for (int n = 0; n < 16; n++) {
-        char path[PATH_MAX];
+        char path[PATH_MAX + 32];
         snprintf(path, sizeof path, "%s/clips/%02d.npy", folder, n);
         FILE *file = fopen(path, "wb");
         cr_assert(file);
