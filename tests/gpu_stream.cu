@@ -10,7 +10,7 @@
  * --short: fewer cases and no planted faults; for compute-sanitizer. DECODER: cpu, hardware or hybrid
  * (default: all). Only one process at a time should use the engines of a GPU. --times: the rates of batches
  * of 256 samples of a data set, read and from device memory, and what their bytes allow; without FOLDER, of
- * 8,192 arrays of 3 x 224 x 224 bytes in shards in /dev/shm.
+ * 8,192 arrays of 3 x 224 x 224 bytes in shards in /dev/shm. Then the times of changes of colour.
  *
  * compute-sanitizer does not detect races between CUDA streams, so the test provokes them, as gpu_live does:
  * steps have random or long durations, copy their batch, and overwrite it. Planted faults show that the test
@@ -955,6 +955,67 @@ static void time_folder(const char *path)
     dataset_close(&dataset);
 }
 
+/* Times changes of colour of TIMED_BATCH images of 3 x 224 x 224, all of which are changed. The bound is the
+ * time in which a copy on the device moves the bytes of an image that the kernels must read and write. */
+static void time_changes(void)
+{
+    static const struct {
+        const char *name;
+        struct jitter jitter;
+        uint32_t passes; /* reads and writes of an image */
+    } cases[] = {
+        {"brightness", {1, {0.6f, 1, 1, 0}, {1.4f, 1, 1, 0}, 0, 0, 1, 1, 1}, 2},
+        {"brightness, saturation, hue", {1, {0.6f, 1, 0.6f, -0.1f}, {1.4f, 1, 1.4f, 0.1f}, 0, 0, 1, 1, 1}, 2},
+        {"all four", {1, {0.6f, 0.6f, 0.6f, -0.1f}, {1.4f, 1.4f, 1.4f, 0.1f}, 0, 0, 1, 1, 1}, 3},
+        {"SimCLR: p 0.8, 0.2, blur 0.5",
+         {0.8f, {0.2f, 0.2f, 0.2f, -0.2f}, {1.8f, 1.8f, 1.8f, 0.2f}, 0.2f, 0.5f, 23, 0.1f, 2},
+         3},
+        {"blur of 23 pixels", {0, {1, 1, 1, 0}, {1, 1, 1, 0}, 0, 1, 23, 0.1f, 2}, 2},
+        {"blur of 9 pixels", {0, {1, 1, 1, 0}, {1, 1, 1, 0}, 0, 1, 9, 0.1f, 2}, 2},
+    };
+    const struct shape shape = {3, 1, 224, 224};
+    const size_t bytes = TIMED_BATCH * shape_values(&shape);
+    uint8_t *from, *to;
+    uint32_t *numbers;
+    void *memory;
+    cudaEvent_t begin, end;
+    float copy_ms = 0, ms = 0;
+    must(cudaMalloc(&from, bytes));
+    must(cudaMalloc(&to, bytes));
+    must(cudaMalloc(&memory, jitter_batch_bytes(&shape, TIMED_BATCH)));
+    must(cudaMalloc(&numbers, TIMED_BATCH * sizeof *numbers));
+    must(cudaMemset(numbers, 0, TIMED_BATCH * sizeof *numbers));
+    must(cudaMemset(from, 0x5b, bytes));
+    must(cudaEventCreate(&begin));
+    must(cudaEventCreate(&end));
+    for (size_t i = 0; i <= COUNT_OF(cases); i++) {
+        struct jitter_batch batch;
+        const bool copies = i == 0;
+        if (!copies)
+            must(jitter_batch_open(&cases[i - 1].jitter, &shape, 1, TIMED_BATCH, memory, &batch));
+        for (uint32_t k = 0; k < 60; k++) {
+            if (k == 10)
+                must(cudaEventRecord(begin));
+            if (copies)
+                must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, nullptr));
+            else
+                must(jitter_batch_run(&batch, k, numbers, TIMED_BATCH, from, to, nullptr));
+        }
+        must(cudaEventRecord(end));
+        must(cudaEventSynchronize(end));
+        must(cudaEventElapsedTime(&ms, begin, end));
+        copy_ms = copies ? ms : copy_ms;
+        const double bound_ms = copies ? ms : copy_ms / 2 * cases[i - 1].passes;
+        printf("%-30s %7.1f ns per image, %.2f of the bound\n", copies ? "copy" : cases[i - 1].name,
+               1e6 * ms / 50 / TIMED_BATCH, bound_ms / ms);
+    }
+    must(cudaEventDestroy(begin));
+    must(cudaEventDestroy(end));
+    for (void *array :
+         {static_cast<void *>(from), static_cast<void *>(to), static_cast<void *>(numbers), memory})
+        must(cudaFree(array));
+}
+
 /* ---- Running all tests ---- */
 
 static void test_decoder(enum decoder kind)
@@ -1087,6 +1148,7 @@ int main(int argc, char **argv)
         if (argc == 2)
             write_raw(static_cast<char *>(must_have(mkdtemp(raw))));
         time_folder(argc == 2 ? raw : argv[2]);
+        time_changes();
         if (argc == 2)
             std::filesystem::remove_all(raw);
         return 0;
