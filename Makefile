@@ -459,7 +459,7 @@ FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/che
                 $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
                 src/data/set_stream.c src/data/set_stream_load.c src/data/resident.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
                 src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/mds.c src/data/embeddings.c
+                src/data/jitter.c src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/mds.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -39,7 +39,7 @@ template <class T> static T *device(size_t count)
  * equal; `gray` is then the shape of the images. */
 static void fill(uint8_t *values, size_t count, const struct shape *gray)
 {
-    const size_t plane = gray ? (size_t)gray->height * gray->width : count;
+    const size_t plane = gray ? (size_t)gray->depth * gray->height * gray->width : count;
     for (size_t i = 0; i < count; i++) {
         uint32_t word = philox(philox_key(2), (uint32_t)i, 0, 0, 1).word[0];
         values[i] = (uint8_t)(word % 3 == 0 ? 0 : (i * 3 + word % 64) % 256);
@@ -54,7 +54,8 @@ static void fill(uint8_t *values, size_t count, const struct shape *gray)
 static bool same_planes(const uint8_t *mine, const uint8_t *right, size_t bytes, const struct shape *shape,
                         bool gray)
 {
-    const size_t plane = (size_t)shape->height * shape->width, apart = gray ? shape->channels : 1;
+    const size_t plane = (size_t)shape->depth * shape->height * shape->width,
+                 apart = gray ? shape->channels : 1;
     for (size_t i = 0; i < bytes / plane; i++)
         if (memcmp(mine + i / apart * plane, right + i * plane, plane) != 0)
             return false;
@@ -353,15 +354,17 @@ static void compare_batches(const struct trial *trial)
         for (uint32_t step = 0; step < train_steps(&train); step++)
             same &= same_step(&train, &feed, &device, epoch, step);
     char text[256];
-    snprintf(text, sizeof text,
-             "batches of %u from %ux%ux%u to %ux%ux%u: gray %d, crop %d, bicubic %d, flip %d, shift %u, "
-             "operations %u, "
-             "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
-             trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
-             trial->shape.channels, trial->shape.height, trial->shape.width, trial->gray, trial->augment.crop,
-             trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
-             trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup,
-             trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
+    snprintf(
+        text, sizeof text,
+        "batches of %u from %ux%ux%ux%u to %ux%ux%ux%u: gray %d, crop %d, bicubic %d, flip %d, shift %u, "
+        "operations %u, "
+        "copies %u, erasing %g, colours %g, blur %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
+        trial->batch, trial->canvas.channels, trial->canvas.depth, trial->canvas.height, trial->canvas.width,
+        trial->shape.channels, trial->shape.depth, trial->shape.height, trial->shape.width, trial->gray,
+        trial->augment.crop, trial->augment.bicubic, trial->augment.flip, trial->augment.shift,
+        trial->augment.operations, trial->augment.repeats, (double)trial->augment.erasing,
+        (double)trial->augment.color.probability, (double)trial->augment.color.blur, trial->mixing.mixup,
+        trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
     tell(same, text);
     feed_close(&feed);
     allocations_free(&device.allocations);
@@ -415,6 +418,34 @@ static void compare_patches(void)
         trial.augment.operations = i & 4 ? 2 : 0;
         trial.gray = i & 2;
         trial.mixing = {i & 8 ? 0 : 0.8, i & 8 ? 1.0 : 0};
+        compare_batches(&trial);
+    }
+}
+
+/* Changes of colour and blur, of images and of clips, which have no operations of RandAugment. */
+static void compare_colours(void)
+{
+    for (uint32_t i = 0; i < (brief ? 8u : 32u); i++) {
+        struct trial trial = small_trial(i % 16);
+        trial.augment.operations = i & 1 ? trial.augment.operations : 0;
+        trial.augment.color = {.probability = 0.8f,
+                               .low = {0.6f, i & 2 ? 1 : 0.2f, 0, -0.1f},
+                               .high = {1.4f, i & 2 ? 1 : 1.8f, 3, 0.3f},
+                               .grayscale = 0.2f,
+                               .blur = i & 4 ? 0.5f : 0,
+                               .kernel = i & 8 ? 31u : 5u,
+                               .sigma_min = 0.1f,
+                               .sigma_max = 4};
+        compare_batches(&trial);
+        trial.augment.crop = false;
+        trial.canvas = trial.shape = {3, 1, 68, 132};
+        compare_batches(&trial);
+        trial.augment.operations = 0;
+        trial.canvas = trial.shape = {3, 5, 33, 21 + i % 4};
+        compare_batches(&trial);
+        trial.augment.crop = true;
+        trial.canvas = {i & 1 ? 3u : 1u, 4, 40, 51};
+        trial.shape = {3, 4, 17, 21};
         compare_batches(&trial);
     }
 }
@@ -485,6 +516,7 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < (brief ? 4u : 16u); i++)
         compare_small(i);
     compare_patches();
+    compare_colours();
     compare_mixed();
     if (!brief)
         compare_big();

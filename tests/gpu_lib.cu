@@ -357,14 +357,21 @@ static const struct {
     size_t format;
     double rand_augment, erasing, mixup, cutmix;
     uint32_t ranks;
+    bool colours;  /* brightness and contrast, of colour images also saturation, hue and grayscale */
+    uint32_t blur; /* side of the kernel; 0: none */
 } changes[] = {
-    {4, -1, 0.6, 0, 0, 1},    {5, -1, 0.6, 0, 0, 2}, {8, 9, 0.6, 0, 0, 1},    {0, -1, 0, 0.8, 0, 1},
-    {1, -1, 0, 0, 1, 2},      {2, -1, 0, 0.8, 1, 3}, {3, -1, 0, 0.8, 1, 1},   {4, 9, 0.5, 0.8, 1, 2},
-    {6, -1, 0.5, 1, 0, 1},    {7, -1, 0.5, 0, 1, 3}, {8, -1, 0.5, 0.8, 1, 2}, {9, -1, 0, 0.8, 0, 1},
-    {10, -1, 0.5, 0.8, 1, 1},
+    {4, -1, 0.6, 0, 0, 1},         {5, -1, 0.6, 0, 0, 2},        {8, 9, 0.6, 0, 0, 1},
+    {0, -1, 0, 0.8, 0, 1},         {1, -1, 0, 0, 1, 2},          {2, -1, 0, 0.8, 1, 3},
+    {3, -1, 0, 0.8, 1, 1},         {4, 9, 0.5, 0.8, 1, 2},       {6, -1, 0.5, 1, 0, 1},
+    {7, -1, 0.5, 0, 1, 3},         {8, -1, 0.5, 0.8, 1, 2},      {9, -1, 0, 0.8, 0, 1},
+    {10, -1, 0.5, 0.8, 1, 1},      {0, -1, 0, 0, 0, 1, true},    {1, -1, 0, 0, 0, 2, true, 5},
+    {2, -1, 0, 0, 0, 1, false, 3}, {3, 9, 0, 0, 0, 1, true, 7},  {4, -1, 0.5, 0.8, 1, 3, true, 9},
+    {5, -1, 0, 0, 0, 1, true},     {6, -1, 0, 0, 0, 1, true, 3}, {7, 9, 0, 0, 0, 2, true},
+    {8, -1, 0, 0, 0, 1, true, 5},  {9, -1, 0, 0.8, 0, 2, true},  {10, -1, 0, 0, 0, 1, true, 3},
 };
 
-/* Images that are erased and mixed on the device have the bits of those in host memory, on all ranks. */
+/* Images that are erased, mixed and changed in colour on the device have the bits of those in host memory, on
+ * all ranks. */
 static void compare_changes(struct fdsl_source *source)
 {
     for (const auto &change : changes) {
@@ -375,6 +382,18 @@ static void compare_changes(struct fdsl_source *source)
         config.erasing = change.erasing;
         config.mixup = change.mixup;
         config.cutmix = change.cutmix;
+        if (change.colours) {
+            config.brightness[1] = config.contrast[1] = 1.8;
+            config.contrast[0] = 0.3;
+            config.color_jitter_p = 0.8;
+        }
+        if (change.colours && formats[change.format].channels == 3) {
+            config.saturation[1] = 3;
+            config.hue[0] = -0.3;
+            config.grayscale_p = 0.2;
+        }
+        config.blur_p = change.blur ? 0.6 : 0;
+        config.blur_kernel = change.blur ? change.blur : config.blur_kernel;
         config.classes = change.mixup + change.cutmix > 0 ? 64 : 0;
         config.world_size = change.ranks;
         config.batch_size = 37 / change.ranks;
@@ -388,7 +407,10 @@ static void compare_changes(struct fdsl_source *source)
                     wrong += " way " + std::to_string(way) + " of rank " + std::to_string(config.rank);
             }
             struct fdsl_stream_config without = config;
-            without.erasing = without.mixup = without.cutmix = 0;
+            without.erasing = without.mixup = without.cutmix = without.grayscale_p = without.blur_p = 0;
+            without.brightness[1] = without.contrast[0] = without.contrast[1] = without.saturation[1] = 1;
+            without.hue[0] = 0;
+            without.color_jitter_p = 1;
             without.classes = 0;
             plain = take_all(source, without, FDSL_CPU, NEXT, 2);
             bool differs = false; /* the changes must change something */
@@ -400,7 +422,8 @@ static void compare_changes(struct fdsl_source *source)
         tell(wrong.empty(),
              std::string("changes are those in host memory: ") + formats[change.format].dtype + " " +
                  formats[change.format].layout + ", erasing " + std::to_string(change.erasing) + ", mixup " +
-                 std::to_string(change.mixup) + ", cutmix " + std::to_string(change.cutmix) + ", " +
+                 std::to_string(change.mixup) + ", cutmix " + std::to_string(change.cutmix) +
+                 (change.colours ? ", colours" : "") + ", blur " + std::to_string(change.blur) + ", " +
                  std::to_string(change.ranks) + " ranks" + (wrong.empty() ? "" : "; not" + wrong));
     }
 }

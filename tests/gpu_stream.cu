@@ -10,7 +10,7 @@
  * --short: fewer cases and no planted faults; for compute-sanitizer. DECODER: cpu, hardware or hybrid
  * (default: all). Only one process at a time should use the engines of a GPU. --times: the rates of batches
  * of 256 samples of a data set, read and from device memory, and what their bytes allow; without FOLDER, of
- * 8,192 arrays of 3 x 224 x 224 bytes in shards in /dev/shm.
+ * 8,192 arrays of 3 x 224 x 224 bytes in shards in /dev/shm. Then the times of changes of colour.
  *
  * compute-sanitizer does not detect races between CUDA streams, so the test provokes them, as gpu_live does:
  * steps have random or long durations, copy their batch, and overwrite it. Planted faults show that the test
@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "common/device_stream.cuh"
+#include "common/jitter.cuh"
 #include "data/set_stream.h"
 #include "data/tar.h"
 #include "machine/device.h"
@@ -954,6 +955,67 @@ static void time_folder(const char *path)
     dataset_close(&dataset);
 }
 
+/* Times changes of colour of TIMED_BATCH images of 3 x 224 x 224, all of which are changed. The bound is the
+ * time in which a copy on the device moves the bytes of an image that the kernels must read and write. */
+static void time_changes(void)
+{
+    static const struct {
+        const char *name;
+        struct jitter jitter;
+        uint32_t passes; /* reads and writes of an image */
+    } cases[] = {
+        {"brightness", {1, {0.6f, 1, 1, 0}, {1.4f, 1, 1, 0}, 0, 0, 1, 1, 1}, 2},
+        {"brightness, saturation, hue", {1, {0.6f, 1, 0.6f, -0.1f}, {1.4f, 1, 1.4f, 0.1f}, 0, 0, 1, 1, 1}, 2},
+        {"all four", {1, {0.6f, 0.6f, 0.6f, -0.1f}, {1.4f, 1.4f, 1.4f, 0.1f}, 0, 0, 1, 1, 1}, 3},
+        {"SimCLR: p 0.8, 0.2, blur 0.5",
+         {0.8f, {0.2f, 0.2f, 0.2f, -0.2f}, {1.8f, 1.8f, 1.8f, 0.2f}, 0.2f, 0.5f, 23, 0.1f, 2},
+         3},
+        {"blur of 23 pixels", {0, {1, 1, 1, 0}, {1, 1, 1, 0}, 0, 1, 23, 0.1f, 2}, 2},
+        {"blur of 9 pixels", {0, {1, 1, 1, 0}, {1, 1, 1, 0}, 0, 1, 9, 0.1f, 2}, 2},
+    };
+    const struct shape shape = {3, 1, 224, 224};
+    const size_t bytes = TIMED_BATCH * shape_values(&shape);
+    uint8_t *from, *to;
+    uint32_t *numbers;
+    void *memory;
+    cudaEvent_t begin, end;
+    float copy_ms = 0, ms = 0;
+    must(cudaMalloc(&from, bytes));
+    must(cudaMalloc(&to, bytes));
+    must(cudaMalloc(&memory, jitter_batch_bytes(&shape, TIMED_BATCH)));
+    must(cudaMalloc(&numbers, TIMED_BATCH * sizeof *numbers));
+    must(cudaMemset(numbers, 0, TIMED_BATCH * sizeof *numbers));
+    must(cudaMemset(from, 0x5b, bytes));
+    must(cudaEventCreate(&begin));
+    must(cudaEventCreate(&end));
+    for (size_t i = 0; i <= COUNT_OF(cases); i++) {
+        struct jitter_batch batch;
+        const bool copies = i == 0;
+        if (!copies)
+            must(jitter_batch_open(&cases[i - 1].jitter, &shape, 1, TIMED_BATCH, memory, &batch));
+        for (uint32_t k = 0; k < 60; k++) {
+            if (k == 10)
+                must(cudaEventRecord(begin));
+            if (copies)
+                must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, nullptr));
+            else
+                must(jitter_batch_run(&batch, k, numbers, TIMED_BATCH, from, to, nullptr));
+        }
+        must(cudaEventRecord(end));
+        must(cudaEventSynchronize(end));
+        must(cudaEventElapsedTime(&ms, begin, end));
+        copy_ms = copies ? ms : copy_ms;
+        const double bound_ms = copies ? ms : copy_ms / 2 * cases[i - 1].passes;
+        printf("%-30s %7.1f ns per image, %.2f of the bound\n", copies ? "copy" : cases[i - 1].name,
+               1e6 * ms / 50 / TIMED_BATCH, bound_ms / ms);
+    }
+    must(cudaEventDestroy(begin));
+    must(cudaEventDestroy(end));
+    for (void *array :
+         {static_cast<void *>(from), static_cast<void *>(to), static_cast<void *>(numbers), memory})
+        must(cudaFree(array));
+}
+
 /* ---- Running all tests ---- */
 
 static void test_decoder(enum decoder kind)
@@ -985,6 +1047,89 @@ static void test_decoder(enum decoder kind)
     image_decoder_close(&decoder);
 }
 
+/* ---- Changes of colour ---- */
+
+/* Returns the index in the output of value `at` of an image whose values are planes. */
+static size_t ordered(const struct shape *shape, enum jitter_order order, size_t at)
+{
+    const size_t pixels = shape->height * shape->width, depth = shape->depth, channels = shape->channels;
+    const size_t c = at / (depth * pixels), d = at / pixels % depth, pixel = at % pixels;
+    return order == JITTER_PLANES   ? at
+           : order == JITTER_FRAMES ? (d * channels + c) * pixels + pixel
+                                    : (d * pixels + pixel) * channels + c;
+}
+
+/* Compares the changes of a batch with those on the host. */
+static bool same_changes(const struct shape *shape, const struct jitter *jitter, enum jitter_order order)
+{
+    const uint32_t count = 9;
+    const size_t values = shape_values(shape);
+    std::vector<uint8_t> right(count * values), mine(count * values), other(shape->height * shape->width);
+    std::vector<uint32_t> numbers(count);
+    struct jitter_batch batch;
+    void *memory;
+    uint8_t *from, *to;
+    uint32_t *listed;
+    for (size_t i = 0; i < right.size(); i++)
+        right[i] = static_cast<uint8_t>(philox(philox_key(4), static_cast<uint32_t>(i), 0, 0, 0).word[0]);
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] = 31 * i + 5;
+    must(cudaMalloc(&memory, jitter_batch_bytes(shape, count)));
+    must(cudaMalloc(&from, right.size()));
+    must(cudaMalloc(&to, right.size()));
+    must(cudaMalloc(&listed, count * sizeof *listed));
+    must(cudaMemset(to, POISON, right.size()));
+    must(cudaMemcpy(from, right.data(), right.size(), cudaMemcpyHostToDevice));
+    must(cudaMemcpy(listed, numbers.data(), count * sizeof *listed, cudaMemcpyHostToDevice));
+    must(jitter_batch_open(jitter, shape, 11, count, memory, &batch));
+    batch.order = order;
+    must(jitter_batch_run(&batch, 2, listed, count, from, to, nullptr));
+    must(cudaMemcpy(mine.data(), to, mine.size(), cudaMemcpyDeviceToHost));
+    bool same = true;
+    for (uint32_t i = 0; i < count; i++) {
+        jitter_apply(jitter, shape, 11, 2, numbers[i], right.data() + i * values, other.data());
+        for (size_t k = 0; k < values; k++)
+            same &= mine[i * values + ordered(shape, order, k)] == right[i * values + k];
+    }
+    for (void *array :
+         {memory, static_cast<void *>(from), static_cast<void *>(to), static_cast<void *>(listed)})
+        must(cudaFree(array));
+    return same;
+}
+
+/* Images and clips of odd sizes, with each kernel. Kinds: 1: blur; 2: no contrast; 4: nothing else. */
+static void test_changes(void)
+{
+    static const uint32_t sizes[][3] = {{1, 1, 1},     {1, 3, 3},      {1, 5, 7},   {2, 17, 13},
+                                        {3, 33, 64},   {7, 8, 12},     {1, 32, 68}, {1, 65, 129},
+                                        {1, 224, 224}, {16, 112, 112}, {1, 40, 200}};
+    for (const auto &size : sizes)
+        for (uint32_t channels = 1; channels <= 3; channels += 2) {
+            const struct shape shape = {channels, size[0], size[1], size[2]};
+            bool same = true;
+            for (uint32_t kind = 0; kind < 6; kind++)
+                for (uint32_t radius : {0u, 1u, 3u, 11u, 31u}) {
+                    struct jitter jitter = {kind & 4 ? 0 : 0.8f,
+                                            {0.4f, 0.2f, 0, -0.4f},
+                                            {1.4f, 1.8f, 3, 0.3f},
+                                            0.3f,
+                                            kind & 1 ? 0.6f : 0,
+                                            2 * radius + 1,
+                                            0.1f,
+                                            4};
+                    if (kind & 2)
+                        jitter.low[JITTER_CONTRAST] = jitter.high[JITTER_CONTRAST] = 1;
+                    if (radius >= std::min(size[1], size[2]) || (!(kind & 1) && radius))
+                        continue;
+                    for (enum jitter_order order : {JITTER_PLANES, JITTER_FRAMES, JITTER_INTERLEAVED})
+                        same &= same_changes(&shape, &jitter, order);
+                }
+            tell(same, "colours and blur are those of the host: " + std::to_string(channels) + "x" +
+                           std::to_string(size[0]) + "x" + std::to_string(size[1]) + "x" +
+                           std::to_string(size[2]));
+        }
+}
+
 int main(int argc, char **argv)
 {
     char made[] = "/tmp/gpu_stream-XXXXXX";
@@ -1003,11 +1148,13 @@ int main(int argc, char **argv)
         if (argc == 2)
             write_raw(static_cast<char *>(must_have(mkdtemp(raw))));
         time_folder(argc == 2 ? raw : argv[2]);
+        time_changes();
         if (argc == 2)
             std::filesystem::remove_all(raw);
         return 0;
     }
     folder = static_cast<char *>(must_have(mkdtemp(made)));
+    test_changes();
     for (enum decoder kind : {DECODER_CPU, DECODER_HARDWARE, DECODER_HYBRID}) {
         bool wanted = first == argc;
         for (int i = first; i < argc; i++)

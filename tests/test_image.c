@@ -702,3 +702,44 @@ Test(image, gray_and_colour_are_converted)
 }
 
 #endif
+
+/* ---- Clips ---- */
+
+/* Each frame of a clip must be what the frame is as an image: all have the same part. */
+Test(image, frames_of_a_clip_are_fitted_alike)
+{
+    static const enum fit_how hows[] = {FIT_RESIZE, FIT_CROP, FIT_RANDOM_RESIZED_CROP, FIT_CENTRE};
+    const uint32_t depth = 3, height = 23, width = 19, res = 11, plane = height * width;
+    uint8_t clip[3 * 3 * 23 * 19], frame[3 * 23 * 19], fitted[3 * 3 * 11 * 11], alone[3 * 11 * 11];
+    for (size_t i = 0; i < sizeof clip; i++)
+        clip[i] = (uint8_t)(i * 2654435761u >> 20);
+    for (size_t h = 0; h < COUNT_OF(hows); h++)
+        for (uint32_t stored = 1; stored <= 3; stored += 2)
+            for (uint32_t channels = 1; channels <= 3; channels += 2)
+                for (uint32_t d = 0; d < depth; d++) {
+                    struct image_fit fit = {.how = hows[h], .res = res, .channels = channels, .seed = 5};
+                    struct image_scratch scratch = {0};
+                    struct image image;
+                    bool is_image;
+                    fit.raw = (struct image){.channels = stored,
+                                             .depth = depth,
+                                             .height = height,
+                                             .width = width,
+                                             .type = DTYPE_U8};
+                    must(image_fit(&fit, "u8", clip, stored * depth * plane, 1, 7, &scratch, &image,
+                                   &is_image));
+                    cr_assert(image.channels == channels && image.depth == depth && image.height == res &&
+                              image.width == res);
+                    image_store(&image, fitted);
+                    for (uint32_t c = 0; c < stored; c++)
+                        memcpy(frame + c * plane, clip + (c * depth + d) * plane, plane);
+                    fit.raw.depth = 1;
+                    must(image_fit(&fit, "u8", frame, stored * plane, 1, 7, &scratch, &image, &is_image));
+                    image_store(&image, alone);
+                    for (uint32_t c = 0; c < channels; c++)
+                        cr_assert_arr_eq(fitted + (c * depth + d) * res * res, alone + c * res * res,
+                                         res * res, "fit %zu, %u to %u channels, frame %u", h, stored,
+                                         channels, d);
+                    image_scratch_close(&scratch);
+                }
+}

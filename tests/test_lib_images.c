@@ -954,6 +954,11 @@ Test(lib_images, fields_of_streams_are_checked)
     REFUSED(rand_augment, 9, FDSL_INVALID, "rand_augment: it has no effect on generated images");
     REFUSED(rand_augment_ops, 3, FDSL_INVALID, "rand_augment_ops: it has no effect on generated images");
     REFUSED(erasing, 0.5, FDSL_INVALID, "erasing: it has no effect on generated images");
+    REFUSED(brightness[1], 2, FDSL_INVALID, "brightness: it has no effect on generated images");
+    REFUSED(hue[0], -0.5, FDSL_INVALID, "hue: it has no effect on generated images");
+    REFUSED(grayscale_p, 0.5, FDSL_INVALID, "grayscale_p: it has no effect on generated images");
+    REFUSED(blur_p, 0.5, FDSL_INVALID, "blur_p: it has no effect on generated images");
+    REFUSED(blur_kernel, 5, FDSL_INVALID, "blur_kernel: it has no effect on generated images");
     REFUSED(mixup, 0.5, FDSL_INVALID, "mixup: it has no effect on generated images");
     REFUSED(cutmix, 0.5, FDSL_INVALID, "cutmix: it has no effect on generated images");
     REFUSED(classes, 10, FDSL_INVALID, "classes: it has no effect on generated images");

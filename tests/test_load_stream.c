@@ -422,6 +422,8 @@ static struct {
     uint32_t share_numbers; /* 1: the planted difference is in a sample that the device decodes */
     int difference;         /* of a byte of each batch, from that of the other stream */
     const uint8_t *values;  /* of the latest batch */
+    uint8_t *changed;       /* after changes of colour */
+    uint32_t missed;
     uint32_t waits, events; /* calls of wait(), and releases with the consumer's event */
 } device;
 
@@ -471,10 +473,33 @@ static enum status wait_for_device(struct stream_run *run)
     return STATUS_OK;
 }
 
-static enum status copy_from_device(struct stream_run *run, uint8_t *values, uint8_t *masks)
+static enum status copy_from_device(struct stream_run *run, uint8_t *values, uint8_t *masks, uint8_t *decoded)
 {
     (void)masks;
-    memcpy(values, device.values, run->batch.samples.bytes);
+    memcpy(values, decoded ? device.changed : device.values, run->batch.samples.bytes);
+    if (decoded)
+        memcpy(decoded, device.values, run->batch.samples.bytes);
+    return STATUS_OK;
+}
+
+/* Changes the samples of a batch as a device would, except for `device.missed` of them. */
+static enum status change_on_device(struct stream_run *run)
+{
+    const struct set_stream_request *request = &run->request;
+    struct image image = {.channels = request->channels,
+                          .depth = request->depth,
+                          .height = request->height,
+                          .width = request->width,
+                          .type = DTYPE_U8};
+    free(device.changed);
+    device.changed = malloc(run->batch.samples.bytes);
+    for (uint32_t i = 0; i < run->batch.samples.count; i++) {
+        image.pixels = device.values + i * run->sample_bytes;
+        image_output_store(&run->output, &image, (uint32_t)run->batch.epoch, run->batch.numbers[i],
+                           run->changed, device.changed + i * run->sample_bytes);
+        if (i < device.missed)
+            memcpy(device.changed + i * run->sample_bytes, image.pixels, run->sample_bytes);
+    }
     return STATUS_OK;
 }
 
@@ -487,7 +512,8 @@ static enum status take_device(struct consumer *consumer, void *ready, void **do
 
 static uint64_t wrong_on_device(const char *line, uint32_t tolerance, struct consumer *consumer)
 {
-    static const struct stream_run_type type = {open_device, wait_for_device, copy_from_device};
+    static const struct stream_run_type type = {open_device, wait_for_device, copy_from_device,
+                                                change_on_device};
     struct run_time unused;
     struct job job;
     uint64_t wrong;
@@ -523,6 +549,77 @@ Test(load_stream, batches_on_a_device_are_waited_for_and_compared)
     device.share_numbers = 1;
     cr_expect_eq(wrong_on_device(line, 2, NULL), 0);
     cr_expect_eq(wrong_on_device(line, 1, NULL), 1);
+}
+
+#define COLOURS                                                                                 \
+    "--decode --batch 60 --out-res 24 --color-jitter 0.4,0.4,0.4,0.1 --grayscale 0.2 --blur 1 " \
+    "--blur-kernel 5"
+
+/* What a device has decoded may differ a little; how it then changes this must be exact. */
+Test(load_stream, changes_on_a_device_are_compared_exactly)
+{
+    make_digits();
+    cr_expect_eq(wrong_on_device(COLOURS, 0, NULL), 0);
+    device.difference = 2;
+    device.share_numbers = 1;
+    cr_expect_eq(wrong_on_device(COLOURS, 2, NULL), 0);
+    cr_expect_eq(wrong_on_device(COLOURS, 1, NULL), 1);
+    device.difference = 0;
+    device.missed = 3;
+    cr_expect_eq(wrong_on_device(COLOURS, 0, NULL), 3);
+    free(device.changed);
+}
+
+Test(load_stream, changes_of_colour_are_verified)
+{
+    make_digits();
+    for (plant = PLANT_NOTHING; plant <= PLANT_VALUE; plant++) {
+        struct job job;
+        uint64_t wrong = 0;
+        open_in(&job, "m3", "--decode --batch 8 --out-res 24 --color-jitter 0.4 --blur 0.5 --blur-kernel 5",
+                (struct partition){.ranks = 1});
+        cr_expect_eq(run_planted(&job, true, &wrong), STATUS_OK, "fault %d: %s", plant, status_text());
+        cr_expect((wrong > 0) == (plant == PLANT_VALUE), "fault %d: %" PRIu64 " samples are wrong", plant,
+                  wrong);
+        close_job(&job);
+    }
+}
+
+/* Writes 16 clips with 3 channels, 2 frames, 8 rows and 6 columns, and their labels. */
+static void make_clips(void)
+{
+    static const char header[] = "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 2, 8, 6), }";
+    cr_assert(command("mkdir $D/clips"));
+    for (int n = 0; n < 16; n++) {
+        char path[PATH_MAX + 32];
+        snprintf(path, sizeof path, "%s/clips/%02d.npy", folder, n);
+        FILE *file = fopen(path, "wb");
+        cr_assert(file);
+        fprintf(file, "%cNUMPY%c%c%c%c%-117s\n", 0x93, 1, 0, 118, 0, header);
+        for (int i = 0; i < 3 * 2 * 8 * 6; i++)
+            fputc((i * 37 + n * 11) % 256, file);
+        cr_assert_eq(fclose(file), 0);
+        snprintf(path, sizeof path, "%s/clips/%02d.cls", folder, n);
+        file = fopen(path, "w");
+        cr_assert(file && fputs("1", file) >= 0 && fclose(file) == 0);
+    }
+}
+
+Test(load_stream, clips_are_delivered_in_each_order_of_axes)
+{
+    static const char *const lines[] = {
+        "--axes tchw", "--axes thwc", "--axes thwc --color-jitter 0.4,0.4,0.4,0.1 --blur 0.5 --blur-kernel 3",
+        "--axes tchw --out-res 5 --fit random-resized-crop"};
+    make_clips();
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        struct job job;
+        uint64_t wrong = 1;
+        plant = PLANT_NOTHING;
+        open_in(&job, "clips", lines[i], (struct partition){.ranks = 1});
+        cr_expect_eq(run_planted(&job, true, &wrong), STATUS_OK, "%s: %s", lines[i], status_text());
+        cr_expect_eq(wrong, 0, "%s: %" PRIu64 " samples are wrong", lines[i], wrong);
+        close_job(&job);
+    }
 }
 
 /* ---- Broken samples and changed files ---- */

@@ -156,6 +156,9 @@ Test(train_recipe, option_names_of_other_programs_get_a_suggestion)
 {
     static const char *const names[][2] = {{"smoothing", "label-smoothing"},
                                            {"reprob", "erasing"},
+                                           {"color-jitter-prob", "color-jitter-p"},
+                                           {"gaussian-blur-prob", "blur"},
+                                           {"grayscale-prob", "grayscale"},
                                            {"aa", "rand-augment"},
                                            {"model-ema", "ema"},
                                            {"model-ema-decay", "ema"},

@@ -15,6 +15,7 @@
 #include "common/calls.cuh"
 #include "common/check.cuh"
 #include "common/device_stream.cuh"
+#include "common/jitter.cuh"
 #include "common/stream.cuh"
 #include "data/mixing.h"
 #include "data/random_boxes.h"
@@ -32,12 +33,14 @@ struct store {
     const uint32_t *numbers; /* for flips */
     void *to;
     int64_t *labels;                                 /* NULL: not wanted */
-    uint32_t count, channels, height, width, blocks; /* blocks: per image */
+    uint32_t count, channels, height, width, blocks; /* height: of all frames of a clip; blocks: per image */
+    uint32_t frame; /* pixels of a frame, if frames are before channels; otherwise those of a sample */
     uint32_t epoch;
     uint64_t seed;
     bool flip;
     /* Only for mixed_kernel() and target_kernel(): */
     bool interleaved;
+    uint32_t rows;    /* of a frame */
     uint32_t entries; /* images in `from`: `count`, and the partners that follow (mix_partner()) */
     struct augment erase;
     struct mix mix;
@@ -128,6 +131,7 @@ static __global__ void __launch_bounds__(BLOCK) store_kernel(const __grid_consta
     const uint32_t y = pixel / store.width, x = pixel - y * store.width;
     const bool masked = store.from_labels[image] == STREAM_MASKED;
     const uint64_t first = static_cast<uint64_t>(image) * C * plane;
+    const uint32_t group = pixel / store.frame; /* the frame, or 0 */
     T *to = static_cast<T *>(store.to) + first;
     vector_of<T, N> out[C];
 #pragma unroll
@@ -146,7 +150,7 @@ static __global__ void __launch_bounds__(BLOCK) store_kernel(const __grid_consta
 #pragma unroll
     for (int c = 0; c < C; c++) {
         T *at = INTERLEAVED ? to + static_cast<uint64_t>(C) * pixel + c * N
-                            : to + static_cast<uint64_t>(c) * plane + pixel;
+                            : to + static_cast<uint64_t>(group * (C - 1) + c) * store.frame + pixel;
         *reinterpret_cast<vector_of<T, N> *>(at) = out[c];
     }
 }
@@ -185,12 +189,12 @@ static __device__ __forceinline__ T unmixed(const struct store &store, const str
                                             uint32_t image, uint32_t c, uint32_t y, uint32_t x)
 {
     const struct image_box &box = drawn.erase.box;
-    const uint32_t width = store.width, row = c * store.height + y;
+    const uint32_t width = store.width, row = c * store.height + y, in_frame = y % store.rows;
     if (drawn.masked)
         return static_cast<T>(0.0f);
     if constexpr (sizeof(T) > 1) /* the noise is normalised */
-        if (y - box.top < box.height && x - box.left < box.width)
-            return from_float<T>(box_erased(&drawn.erase, y, x, row * width + x, 0));
+        if (in_frame - box.top < box.height && x - box.left < box.width)
+            return from_float<T>(box_erased(&drawn.erase, in_frame, x, row * width + x, 0));
     const uint64_t first = static_cast<uint64_t>(image) * store.channels * store.height * width;
     return convert<T>(store, c, store.from[first + row * width + (drawn.flips ? width - 1 - x : x)]);
 }
@@ -223,7 +227,9 @@ static __global__ void __launch_bounds__(BLOCK) mixed_kernel(const __grid_consta
             value = from_float<T>(
                 mix_value(&store.mix, y, x, static_cast<float>(value), static_cast<float>(second)));
         }
-        to[store.interleaved ? pixel * store.channels + c : c * plane + pixel] = value;
+        to[store.interleaved ? pixel * store.channels + c
+                             : (pixel / store.frame * (store.channels - 1) + c) * store.frame + pixel] =
+            value;
     }
 }
 
@@ -281,6 +287,9 @@ struct set_slot {
     int64_t *labels; /* within set_batches.labels */
     float *targets;  /* behind `images`, with mixing */
     void *images;    /* NULL: not allocated, or the images are those of the device stream */
+    void *changes;   /* memory of `color`, then with blur the changed bytes; NULL: colours do not change */
+    struct jitter_batch color;
+    uint8_t *changed; /* NULL: the bytes of the device stream are changed in place */
 };
 
 struct set_batches {
@@ -347,6 +356,22 @@ static enum status store_targets(const struct set_batches *self, const struct st
     target_kernel<<<(uint32_t)((values + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(*store, self->classes,
                                                                                   targets);
     return CUDA_LAUNCHED("target_kernel");
+}
+
+/* Enqueues changes of colour of a batch of `entries` images, if there are any, and sets samples.values to the
+ * changed bytes. */
+static enum status change_colors(const struct set_batches *self, struct stream_batch *batch, uint32_t entries,
+                                 cudaStream_t stream)
+{
+    const struct set_slot *slot = &self->slots[batch->slot];
+    uint8_t *from = static_cast<uint8_t *>(const_cast<void *>(batch->samples.values));
+    uint8_t *to = slot->changed ? slot->changed : from;
+    if (!slot->changes || batch->samples.count == 0)
+        return STATUS_OK;
+    TRY(jitter_batch_run(&slot->color, static_cast<uint32_t>(batch->epoch),
+                         device_stream_numbers(self->inner, batch), entries, from, to, stream));
+    batch->samples.values = to;
+    return STATUS_OK;
 }
 
 /* Enqueues that a batch of `entries` images is stored. `to->images` NULL: only the labels. */
@@ -453,6 +478,8 @@ static enum status set_next(struct device_batches *batches, void *cuda_stream, s
     const uint32_t entries = leave_partners(self, batch);
     *parts = {slot->images, slot->labels, slot->targets, const_cast<uint8_t *>(batch->masks)};
     if (status == STATUS_OK)
+        status = change_colors(self, batch, entries, consumer);
+    if (status == STATUS_OK)
         status = store_batch(self, batch, entries, parts, consumer);
     if (!parts->images)
         parts->images = const_cast<void *>(batch->samples.values);
@@ -470,6 +497,8 @@ static enum status set_fill(struct device_batches *batches, const struct device_
     if (status != STATUS_OK && !batch->ready)
         return status;
     const uint32_t entries = leave_partners(self, batch);
+    if (status == STATUS_OK)
+        status = change_colors(self, batch, entries, consumer);
     if (status == STATUS_OK)
         status = store_batch(self, batch, entries, to, consumer);
     if (status == STATUS_OK && to->masks && batch->samples.count > 0)
@@ -524,8 +553,10 @@ static void set_close(struct stream *stream)
     struct relaxed_capture relaxed;
     (void)cudaSetDevice(self->device);
     stream_close(self->inner); /* waits for the consumer's work on all batches */
-    for (uint32_t i = 0; self->slots && i < self->slot_count; i++)
+    for (uint32_t i = 0; self->slots && i < self->slot_count; i++) {
         (void)cudaFree(self->slots[i].images);
+        (void)cudaFree(self->slots[i].changes);
+    }
     (void)cudaFree(self->labels);
     if (self->decoder)
         image_decoder_close(self->decoder);
@@ -590,6 +621,27 @@ static enum status open_inner(struct set_batches *self, const struct set_stream_
     return STATUS_OK;
 }
 
+/* Allocates what changes of colour need. Batches of different slots may be in use on different CUDA streams.
+ */
+static enum status open_changes(struct set_batches *self)
+{
+    const struct image_output *output = self->output;
+    const uint64_t bytes = stream_aligned(jitter_batch_bytes(&self->shape, self->capacity));
+    const bool apart = output->color.blur > 0;
+    if (!jitter_on(&output->color))
+        return STATUS_OK;
+    for (uint32_t i = 0; i < self->slot_count; i++) {
+        struct set_slot *slot = &self->slots[i];
+        const uint64_t all = bytes + (apart ? self->capacity * self->sample_bytes : 0);
+        TRY(device_alloc(self->device, all, &slot->changes));
+        self->device_bytes += all;
+        slot->changed = apart ? static_cast<uint8_t *>(slot->changes) + bytes : nullptr;
+        TRY(jitter_batch_open(&output->color, &self->shape, output->seed, self->capacity, slot->changes,
+                              &slot->color));
+    }
+    return STATUS_OK;
+}
+
 /* CUDA loads kernels at their first launch, and must not do so during a capture. */
 static enum status load_kernels(const struct set_batches *self)
 {
@@ -605,12 +657,14 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
                             enum decoder wanted, double share, uint32_t held)
 {
     const struct image_output *output = self->output;
-    const uint64_t pixels = (uint64_t)request->height * request->width;
+    const uint64_t pixels = (uint64_t)request->depth * request->height * request->width;
     const bool mixes = mixing_on(&request->mixing), changes = mixes || output->erase.erasing > 0;
     const uint32_t per_block = BLOCK * (request->width % 4 == 0 && !changes ? 4 : 1);
     void *memory;
     self->store.channels = request->channels;
-    self->store.height = request->height;
+    self->store.height = request->depth * request->height;
+    self->store.rows = request->height;
+    self->store.frame = (uint32_t)(output->frames ? pixels / request->depth : pixels);
     self->store.width = request->width;
     self->store.blocks = (uint32_t)((pixels + per_block - 1) / per_block);
     self->store.flip = output->flip;
@@ -621,14 +675,15 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
     self->mixing = request->mixing;
     self->mix_seed = request->mix_seed;
     self->classes = mixes ? request->classes : 0;
-    self->shape = {request->channels, 1, request->height, request->width};
+    self->shape = {request->channels, request->depth, request->height, request->width};
     self->plan = request->plan;
     self->own = request->own;
     memcpy(self->store.scale, output->scale, sizeof self->store.scale);
     memcpy(self->store.offset, output->offset, sizeof self->store.offset);
     if (changes)
         self->kernel = find_mixed_kernel(output);
-    else if (output->type != DTYPE_U8 || output->flip || (output->interleaved && request->channels > 1))
+    else if (output->type != DTYPE_U8 || output->flip ||
+             ((output->interleaved || output->frames) && request->channels > 1))
         self->kernel = find_kernel(&self->store, output);
     self->sample_bytes = request->channels * pixels;
     self->mask_bytes = set_stream_mask_bytes(request);
@@ -645,6 +700,7 @@ static enum status open_set(struct set_batches *self, const struct set_stream_re
     self->labels = static_cast<int64_t *>(memory);
     for (uint32_t i = 0; i < self->slot_count; i++)
         self->slots[i].labels = self->labels + i * capacity;
+    TRY(open_changes(self));
     return open_inner(self, request, share, held);
 }
 

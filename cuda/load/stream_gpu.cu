@@ -6,6 +6,8 @@
 #include "common/check.cuh"
 #include "common/device_stream.cuh"
 #include "common/image_decoder.cuh"
+#include "common/jitter.cuh"
+#include "common/stream.cuh"
 #include "load/delivery.cuh"
 #include "load/stream_run.h"
 #include "machine/device.h"
@@ -17,6 +19,12 @@ struct stream_gpu {
     struct stream_run run; /* must be the first member */
     struct image_decoder decoder;
     int device;
+    /* With run.changes: */
+    struct jitter_batch jitter;
+    cudaStream_t stream;
+    cudaEvent_t event; /* after the latest changes */
+    uint8_t *changed;  /* a batch; no consumer reads it. Followed by the memory of `jitter` */
+    uint64_t changed_bytes;
 };
 
 static struct stream_gpu *of(void *state)
@@ -25,6 +33,30 @@ static struct stream_gpu *of(void *state)
 }
 
 /* ---- The stream ---- */
+
+/* Allocates what changes need, once. */
+static enum status open_changes(struct stream_gpu *gpu)
+{
+    const struct set_stream_request *request = &gpu->run.request;
+    const struct image_output *output = &gpu->run.output;
+    const struct shape shape = {request->channels, request->depth, request->height, request->width};
+    const uint32_t capacity = request->plan.capacity;
+    const uint64_t values = stream_aligned(capacity * gpu->run.sample_bytes);
+    void *memory;
+    if (!gpu->run.changes || gpu->changed)
+        return STATUS_OK;
+    gpu->changed_bytes = values + jitter_batch_bytes(&shape, capacity);
+    TRY(device_alloc(gpu->device, gpu->changed_bytes, &memory));
+    gpu->changed = static_cast<uint8_t *>(memory);
+    CUDA_TRY(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreateWithFlags(&gpu->event, cudaEventDisableTiming | cudaEventBlockingSync));
+    TRY(jitter_batch_open(&output->color, &shape, output->seed, capacity, gpu->changed + values,
+                          &gpu->jitter));
+    gpu->jitter.order = output->interleaved ? JITTER_INTERLEAVED
+                        : output->frames    ? JITTER_FRAMES
+                                            : JITTER_PLANES;
+    return STATUS_OK;
+}
 
 static enum status open_streams(struct stream_run *run)
 {
@@ -51,7 +83,28 @@ static enum status open_streams(struct stream_run *run)
     request.ahead = from->ahead;
     request.held = 1;
     request.resident_bytes = from->device_bytes;
+    const enum status opened = open_changes(gpu);
+    if (opened != STATUS_OK) {
+        const struct failure failure = status_save(opened);
+        stream_close(host);
+        return status_restore(&failure);
+    }
     return device_stream_open(host, &request, &run->stream);
+}
+
+static enum status change_batch(struct stream_run *run)
+{
+    struct stream_gpu *gpu = of(run);
+    struct stream_batch *batch = &run->batch;
+    if (batch->samples.count == 0)
+        return STATUS_OK;
+    CUDA_TRY(cudaStreamWaitEvent(gpu->stream, static_cast<cudaEvent_t>(batch->ready), 0));
+    TRY(jitter_batch_run(&gpu->jitter, static_cast<uint32_t>(batch->epoch),
+                         device_stream_numbers(run->stream, batch), batch->samples.count,
+                         static_cast<const uint8_t *>(batch->samples.values), gpu->changed, gpu->stream));
+    CUDA_TRY(cudaEventRecord(gpu->event, gpu->stream));
+    batch->ready = gpu->event;
+    return STATUS_OK;
 }
 
 static enum status wait_for_batch(struct stream_run *run)
@@ -60,14 +113,17 @@ static enum status wait_for_batch(struct stream_run *run)
                             : STATUS_OK;
 }
 
-static enum status copy_batch(struct stream_run *run, uint8_t *values, uint8_t *masks)
+static enum status copy_batch(struct stream_run *run, uint8_t *values, uint8_t *masks, uint8_t *decoded)
 {
+    const void *changed = decoded ? of(run)->changed : run->batch.samples.values;
     TRY(wait_for_batch(run));
     if (run->mask_bytes)
         CUDA_TRY(cudaMemcpy(masks, run->batch.masks, run->batch.samples.count * run->mask_bytes,
                             cudaMemcpyDeviceToHost));
-    return CUDA_STATUS(
-        cudaMemcpy(values, run->batch.samples.values, run->batch.samples.bytes, cudaMemcpyDeviceToHost));
+    if (decoded)
+        CUDA_TRY(
+            cudaMemcpy(decoded, run->batch.samples.values, run->batch.samples.bytes, cudaMemcpyDeviceToHost));
+    return CUDA_STATUS(cudaMemcpy(values, changed, run->batch.samples.bytes, cudaMemcpyDeviceToHost));
 }
 
 /* Refuses a share that the decoder cannot have. */
@@ -81,7 +137,7 @@ static enum status check_share(const struct load *load, const struct image_decod
 
 static enum status stream_gpu_setup(const struct resources *resources, const void *input, void **state)
 {
-    static const struct stream_run_type type = {open_streams, wait_for_batch, copy_batch};
+    static const struct stream_run_type type = {open_streams, wait_for_batch, copy_batch, change_batch};
     const struct load *load = static_cast<const struct load *>(input);
     const bool decodes = load->fit.res > 0 && stream_run_has_jpeg(load);
     struct stream_gpu *gpu = new (std::nothrow) stream_gpu{};
@@ -100,8 +156,12 @@ static enum status stream_gpu_setup(const struct resources *resources, const voi
 static void stream_gpu_teardown(void *state)
 {
     struct stream_gpu *gpu = of(state);
-    stream_run_close(&gpu->run);
+    stream_run_close(&gpu->run); /* waits for the events of all batches */
     image_decoder_close(&gpu->decoder);
+    (void)cudaFree(gpu->changed);
+    destroy(gpu->event);
+    if (gpu->stream)
+        (void)cudaStreamDestroy(gpu->stream);
     delete gpu;
 }
 
@@ -114,7 +174,7 @@ static enum status stream_gpu_fetch(void *state, void *result_)
     struct load_result *result = static_cast<struct load_result *>(result_);
     char pci_bus_id[32];
     TRY(stream_run_fetch(state, result));
-    result->memory_bytes += gpu->decoder.bytes;
+    result->memory_bytes += gpu->decoder.bytes + gpu->changed_bytes;
     const uint64_t bytes = result->checksum.count * (gpu->run.sample_bytes + gpu->run.mask_bytes);
     const double share = gpu->run.load->control->resident_share;
     result->moved_bytes = share < 1 ? (uint64_t)((1 - share) * (double)bytes) : 2 * bytes;

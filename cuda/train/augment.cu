@@ -1,4 +1,5 @@
-/* Computes the images of a batch from its stored samples, with at most three kernels. With crops, the first
+/* Computes the images of a batch from its stored samples, with at most three kernels, after which those of
+ * common/jitter.cu change their colours. With crops, the first
  * computes the weights of each resize, and the second crops, resizes and flips. The last kernel has one block
  * per image, which applies the operations of RandAugment. Without crops, this last kernel is the only one: it
  * reads the stored samples, and also flips them. For gray images, the kernels compute only one channel. */
@@ -68,7 +69,7 @@ static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32
             out[(begin + r) * width] = augment_shifted(sums[r], bits);
 }
 
-/* The block index is (entry, band, channel). `count`: samples of the batch, without their partners. */
+/* The block index is (entry, band, plane). `count`: samples of the batch, without their partners. */
 static __global__ void __launch_bounds__(BLOCK)
     resize_kernel(const __grid_constant__ struct device_augment augment, const uint8_t *stored,
                   const __grid_constant__ struct train_held held, uint32_t count, const uint32_t *numbers)
@@ -85,7 +86,7 @@ static __global__ void __launch_bounds__(BLOCK)
     const uint32_t first = down[begin].first, rows = down[end - 1].first + down[end - 1].count - first;
     const size_t sample = sample_of(augment, held, count, numbers, j);
     const size_t plane = (size_t)canvas.height * canvas.width;
-    const uint8_t *from = stored + (sample * canvas.channels + blockIdx.z) * plane +
+    const uint8_t *from = stored + (sample * canvas.channels * canvas.depth + blockIdx.z) * plane +
                           (size_t)(part.box.top + first) * canvas.width + part.box.left;
     uint32_t bits = resample_axis_with(part.box.width, width, augment.plan.bicubic).bits;
     const uint32_t groups = (rows + RESIZE_ROWS - 1) / RESIZE_ROWS;
@@ -500,7 +501,8 @@ static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
     const uint8_t *from = image;
     bool flip = false;
     if (!plan.crop) {
-        from = stored + sample_of(augment, held, count, numbers, j) * plan.canvas.channels * plane;
+        from = stored +
+               sample_of(augment, held, count, numbers, j) * plan.canvas.channels * plan.canvas.depth * plane;
         flip = augment_flips(&plan, epoch, number);
     }
     for (uint32_t i = 0; i < max(plan.rand.operations, 1); i++) {
@@ -532,7 +534,8 @@ static enum status change_open(const struct shape *shape, bool gray, size_t imag
     int device, most;
     *plan = {*shape, shape->channels, divider_of(words), ((shape->height + 2) * (words + 1) + 1) * 4,
              nullptr};
-    plan->shape.channels = gray ? 1 : shape->channels;
+    plan->shape.channels = (gray ? 1 : shape->channels) * shape->depth;
+    plan->shape.depth = 1;
     CUDA_TRY(cudaGetDevice(&device));
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     if (shape->width % 4 || plan->plane_bytes + sizeof(struct change_shared) > (size_t)most)
@@ -587,6 +590,23 @@ static enum status resize_open(struct allocations *allocations, size_t images, s
     return allocate(allocations, &augment->weights, outputs * augment->taps);
 }
 
+/* Allocates the memory of the changes of colour. Without blur, they are made in place. */
+static enum status jitter_open(struct allocations *allocations, size_t images, size_t bytes,
+                               struct device_augment *augment)
+{
+    const struct augment_plan *plan = &augment->plan;
+    struct shape shape = plan->shape;
+    uint8_t *memory;
+    if (!jitter_on(&plan->color))
+        return STATUS_OK;
+    shape.channels = plan->gray ? 1 : shape.channels;
+    augment->colored = augment->images;
+    if (plan->color.blur > 0)
+        TRY(allocate(allocations, &augment->colored, bytes));
+    TRY(allocate(allocations, &memory, jitter_batch_bytes(&shape, (uint32_t)images)));
+    return jitter_batch_open(&plan->color, &shape, plan->seed, (uint32_t)images, memory, &augment->color);
+}
+
 enum status device_augment_open(const struct train *train, struct allocations *allocations,
                                 struct device_augment *augment)
 {
@@ -599,7 +619,9 @@ enum status device_augment_open(const struct train *train, struct allocations *a
     TRY(change_open(&augment->plan.shape, augment->plan.gray, images, allocations, &augment->change));
     if (augment->plan.crop)
         TRY(resize_open(allocations, images, augment));
-    return allocate(allocations, &augment->images, images * shape_values(&augment->change.shape));
+    const size_t bytes = images * shape_values(&augment->change.shape);
+    TRY(allocate(allocations, &augment->images, bytes));
+    return jitter_open(allocations, images, bytes, augment);
 }
 
 /* Enqueues the crops and resizes of `images` images. */
@@ -632,6 +654,11 @@ enum status device_augment_run(const struct device_augment *augment, uint32_t ep
         CUDA_TRY_LAUNCH("change_kernel");
     }
     set->values = augment->images;
+    if (augment->colored) {
+        TRY(jitter_batch_run(&augment->color, epoch, numbers, images, augment->images, augment->colored,
+                             stream));
+        set->values = augment->colored;
+    }
     set->held = {true, augment->partners, count, 0};
     set->gray = augment->plan.gray;
     return STATUS_OK;

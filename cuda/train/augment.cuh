@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_TRAIN_AUGMENT_CUH
 #define FDSL_CUDA_TRAIN_AUGMENT_CUH
 
+#include "common/jitter.cuh"
 #include "train/augment.h"
 #include "train/network.cuh"
 
@@ -18,9 +19,9 @@ struct augment_entry_inputs {
 };
 
 /* The images that RandAugment changes. Gray images have only one channel in memory, until they are gathered.
- */
+ * The frames of a clip are further channels. */
 struct change_plan {
-    struct shape shape;    /* in memory */
+    struct shape shape;    /* in memory, with a depth of 1 */
     uint32_t channels;     /* of the images of the network */
     struct divider across; /* words of four values per row; the last may be partly outside the image */
     uint32_t plane_bytes;  /* of a channel with its border */
@@ -30,7 +31,9 @@ struct change_plan {
 struct device_augment {
     struct augment_plan plan;
     struct change_plan change;
+    struct jitter_batch color;
     uint8_t *images;                     /* images of a batch; NULL: nothing is computed */
+    uint8_t *colored;                    /* the same after changes of colour; NULL: there are none */
     struct augment_part *parts;          /* per sample */
     struct augment_entry_inputs *inputs; /* per sample and output of an axis: along x, then along y */
     int16_t *weights;                    /* `taps` weights for each entry of `inputs` */

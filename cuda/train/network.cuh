@@ -263,7 +263,8 @@ static __device__ __forceinline__ float gathered(const struct gather_plan &plan,
                                                  uint32_t first, uint32_t y, uint32_t x)
 {
     int32_t from = draw_moved(&move, plan.shape.height, plan.shape.width, y, x);
-    float value = from < 0 ? 0 : data_value(plan.type, sample, (plan.gray ? 0 : first) + (size_t)from);
+    const uint32_t equal = plan.gray ? channel * plan.shape.depth * plan.shape.height * plan.shape.width : 0;
+    float value = from < 0 ? 0 : data_value(plan.type, sample, first - equal + (size_t)from);
     value = fmaf(value, plan.scale[channel], plan.offset[channel]);
     return box_erased(&move.erase, y, x, first + y * plan.shape.width + x, value);
 }

@@ -21,10 +21,12 @@ from ._library import Error, Unavailable, cuda_devices, library_path
 from ._library import version as __version__
 from ._mix import Mixture, mix
 from ._monitor import Monitor
-from ._stream import CenterCrop, CutMix, Folder, Loader, MixUp, RandAugment, RandomErasing, RandomResizedCrop, Resize, Shards
+from ._stream import CenterCrop, ColorJitter, CutMix, Folder, GaussianBlur, Loader, MixUp, RandAugment, RandomErasing
+from ._stream import RandomGrayscale, RandomResizedCrop, Resize, Shards
 
 __all__ = [
-    "Array", "CenterCrop", "Class", "ClassTable", "CutMix", "Embeddings", "Error", "Folder", "Generator", "Images", "Loader", "MixUp", "Mixture",
-    "Monitor", "RandAugment", "RandomErasing", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "classes", "cuda_devices",
+    "Array", "CenterCrop", "Class", "ClassTable", "ColorJitter", "CutMix", "Embeddings", "Error", "Folder", "GaussianBlur", "Generator",
+    "Images", "Loader", "MixUp", "Mixture",
+    "Monitor", "RandAugment", "RandomErasing", "RandomGrayscale", "RandomResizedCrop", "Resize", "Shards", "Unavailable", "__version__", "classes", "cuda_devices",
     "library_path", "mix", "search",
 ]  # fmt: skip

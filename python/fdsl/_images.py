@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from ._generator import Class, Generator, configured
 from ._library import PENDING, StreamConfigStruct, integer, lib
-from ._stream import CutMix, MixUp, RandAugment, RandomErasing, _Source, flag
+from ._stream import _ORDER, _Source, flag
 
 _COUNT_MAX = (1 << 31) - 1
 _OF_THE_LOADER = {"device": "device", "threads": "num_threads", "batch": "batch_size"}
@@ -52,7 +52,7 @@ class Images(_Source):
     def _set_format(self, c: StreamConfigStruct, transforms: Any, dtype: Any, channels: Any, layout: Any) -> None:
         many = isinstance(transforms, (list, tuple)) and not hasattr(transforms, "_fields")
         for one in transforms if many else [transforms]:
-            if isinstance(one, (RandAugment, RandomErasing, MixUp, CutMix)):
+            if isinstance(one, _ORDER[1:]):
                 raise ValueError(
                     f"transforms: {type(one).__name__} changes only images of fdsl.Folder and fdsl.Shards; apply it in the "
                     "training loop, or prepare the images as files"

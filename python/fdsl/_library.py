@@ -154,6 +154,9 @@ class StreamConfigStruct(ctypes.Structure):
         ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
         ("mixup", c_double), ("cutmix", c_double), ("classes", c_uint32),
         ("resident", c_int), ("wait_s", c_double),
+        ("brightness", c_double * 2), ("contrast", c_double * 2), ("saturation", c_double * 2), ("hue", c_double * 2),
+        ("color_jitter_p", c_double), ("grayscale_p", c_double), ("blur_p", c_double), ("blur_sigma", c_double * 2),
+        ("blur_kernel", c_uint32), ("axes", c_char_p),
     ]  # fmt: skip
 
 
@@ -161,7 +164,7 @@ class StreamInfoStruct(ctypes.Structure):
     """struct fdsl_stream_info"""
 
     _fields_ = [
-        ("size", c_size_t), ("shape", c_uint32 * 3), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
+        ("size", c_size_t), ("shape", c_uint32 * 4), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
         ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64), ("classes", c_uint32), ("mask_bytes", c_uint64),
         ("multi_hot", c_uint32),
     ]  # fmt: skip
@@ -331,7 +334,7 @@ _WORDS = {
     "FDSL_CPU": '"cpu"',
     'center-crop; set fit to "resize"': "fdsl.CenterCrop; use fdsl.Resize",
     "set out_res and channels": "set transforms and channels",
-    "out_res, fit, flip, exact_resize, rand_augment, erasing, mixup, cutmix, classes, channels, layout, dtype, mean and std":
+    "out_res, fit, flip, exact_resize, rand_augment, changes of colour, erasing, mixup, cutmix, classes, channels, layout, dtype, mean and std":
         "transforms, channels, layout and dtype",
     "classes: the targets of mixup and cutmix need": "transforms: the targets of MixUp and CutMix need",
     "the data set does not name its classes; set it": "the data set does not name its classes; set num_classes",

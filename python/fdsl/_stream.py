@@ -22,6 +22,7 @@ from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
 Path = Union[str, "os.PathLike[str]"]
 Scale = Union[None, float, Sequence[float]]
+Range = Union[float, tuple[float, float]]
 
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _process = os.getpid()
@@ -266,6 +267,34 @@ class RandAugment(NamedTuple):
     magnitude: float = 9
 
 
+class ColorJitter(NamedTuple):
+    """Changes brightness, contrast, saturation and hue in random order, with probability p, after RandAugment: ColorJitter of
+    torchvision. A number x is the range from max(0, 1 - x) to 1 + x, for the hue from -x to x; (low, high) is a range.
+    Brightness, contrast and saturation have the values of PIL images, and hue those of tensors, to 1. The changes are those
+    of fdsl-bench --color-jitter, with the same bits on CPUs and GPUs. Images of one channel have only the first two."""
+
+    brightness: Range = 0
+    contrast: Range = 0
+    saturation: Range = 0
+    hue: Range = 0
+    p: float = 1.0
+
+
+class RandomGrayscale(NamedTuple):
+    """Makes an image gray with probability p, after ColorJitter: all channels have the luma of a PIL image."""
+
+    p: float = 0.1
+
+
+class GaussianBlur(NamedTuple):
+    """Blurs an image with probability p, after RandomGrayscale: GaussianBlur of torchvision, to 1. kernel_size: side of the
+    kernel in pixels, odd, 1 to 63. sigma: the standard deviation in pixels, or (low, high), from which it is drawn."""
+
+    kernel_size: int
+    sigma: Range = (0.1, 2.0)
+    p: float = 1.0
+
+
 class RandomErasing(NamedTuple):
     """Fills a random rectangle of an image with normal noise, after normalising, with probability p: 2 % to 33 % of the
     area. The rectangles and the noise are those of fdsl-bench --erasing, with the same bits."""
@@ -297,13 +326,16 @@ class CutMix(NamedTuple):
     num_classes: Optional[int] = None
 
 
-Transform = Union[Resize, CenterCrop, RandomResizedCrop, RandAugment, RandomErasing, MixUp, CutMix]
+Transform = Union[
+    Resize, CenterCrop, RandomResizedCrop, RandAugment, ColorJitter, RandomGrayscale, GaussianBlur, RandomErasing, MixUp, CutMix
+]
 Transforms = Union[None, Transform, Sequence[Transform]]
+_ORDER = (Resize, RandAugment, ColorJitter, RandomGrayscale, GaussianBlur, RandomErasing, MixUp, CutMix)
 _FITS = {Resize: b"resize", CenterCrop: b"center-crop", RandomResizedCrop: b"random-resized-crop"}
 
 
 def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
-    """Sets the fields of the transforms: one of _FITS, and at most one of each other kind, in this order."""
+    """Sets the fields of the transforms: one of _FITS, and at most one of each other kind, in the order of _ORDER."""
     many = isinstance(transforms, (list, tuple)) and not hasattr(transforms, "_fields")
     order: list[type] = []
     for transform in transforms if many else [] if transforms is None else [transforms]:
@@ -313,6 +345,14 @@ def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
         elif kind is RandAugment:
             c.rand_augment_ops = integer("transforms: num_ops", transform.num_ops, 1, 16)
             c.rand_augment = number("transforms: magnitude", transform.magnitude, 0, 30)
+        elif kind is ColorJitter:
+            _set_jitter(c, transform)
+        elif kind is RandomGrayscale:
+            c.grayscale_p = number("transforms: p", transform.p, 0, 1)
+        elif kind is GaussianBlur:
+            c.blur_kernel = integer("transforms: kernel_size", transform.kernel_size, 1, 63)
+            c.blur_sigma[:] = _range("transforms: sigma", transform.sigma, 0.01, 100)
+            c.blur_p = number("transforms: p", transform.p, 0, 1)
         elif kind is RandomErasing:
             c.erasing = number("transforms: p", transform.p, 0, 1)
             if c.erasing and c.dtype == b"u8":
@@ -324,13 +364,40 @@ def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
         else:
             raise TypeError(
                 "transforms: it must be None, or one or several of fdsl.Resize, CenterCrop, RandomResizedCrop, RandAugment, "
-                f"RandomErasing, MixUp and CutMix, not {kind.__name__}"
+                "ColorJitter, RandomGrayscale, GaussianBlur, RandomErasing, MixUp and CutMix, "
+                f"not {kind.__name__} of {kind.__module__}"
             )
         order.append(Resize if kind in _FITS else kind)
-    if order != [kind for kind in (Resize, RandAugment, RandomErasing, MixUp, CutMix) if kind in order]:
+    if order != [kind for kind in _ORDER if kind in order]:
         raise ValueError(
-            "transforms: give one size or crop, then RandAugment, RandomErasing, MixUp and CutMix, each at most once"
+            f"transforms: give one size or crop, then {', '.join(kind.__name__ for kind in _ORDER[1:-1])} and CutMix, each at "
+            "most once"
         )
+
+
+def _range(name: str, value: Any, least: float, most: float) -> list[float]:
+    """Returns the two ends of a range, which may be a number."""
+    ends = list(value) if isinstance(value, (list, tuple)) else [value, value]
+    if len(ends) != 2:
+        raise ValueError(f"{name}: it must be a number or (low, high)")
+    low, high = (number(name, end, least, most) for end in ends)
+    if low > high:
+        raise ValueError(f"{name}: {low:g} is larger than {high:g}; give (low, high)")
+    return [low, high]
+
+
+def _set_jitter(c: StreamConfigStruct, transform: ColorJitter) -> None:
+    for field, middle, least, most in (
+        ("brightness", 1, 0, 10), ("contrast", 1, 0, 10), ("saturation", 1, 0, 10), ("hue", 0, -0.5, 0.5),
+    ):  # fmt: skip
+        value = getattr(transform, field)
+        if not isinstance(value, (list, tuple)):
+            strength = number(f"transforms: {field}", value, 0, most - middle)
+            value = max(least, middle - strength), middle + strength
+        getattr(c, field)[:] = _range(f"transforms: {field}", value, least, most)
+    c.color_jitter_p = number("transforms: p", transform.p, 0, 1)
+    if not (transform.brightness or transform.contrast or transform.saturation or transform.hue):
+        raise ValueError("transforms: ColorJitter changes nothing; give it brightness, contrast, saturation or hue")
 
 
 def _set_mixing(c: StreamConfigStruct, transform: Any) -> None:
@@ -446,7 +513,7 @@ class _Stream:
         self.info = StreamInfoStruct(ctypes.sizeof(StreamInfoStruct))
         check(lib.fdsl_stream_describe(self._handle, self.info))
         self.device = int(config.device)
-        self.shape = tuple(self.info.shape)[: 1 if source._rows else 3]
+        self.shape = tuple(extent for extent in self.info.shape if extent)
         own = config.dtype in (b"u8", b"auto") and source.dtype
         self.dtype = own or _NAMES[config.dtype.decode()]
         # Axis 1 is one of the sides in both layouts; images that have their own layout are square.
@@ -621,8 +688,9 @@ class Loader:
                       the same for memory of the CUDA device, which keeps decoded images; those of random crops are whole, and
                       need a number of bytes. Not with RandAugment, which CPU threads apply
     resident          rows on a device: copy them to its memory once, as many as fit
+    axes              of clips, arrays of bytes of the shape (channels, frames, height, width): "cthw" (None), "tchw" or "thwc"
 
-    decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, resident_bytes, resident_device_bytes and
+    decoder, device_share, shuffle_buffer, lanes, transforms, channels, layout, axes, resident_bytes, resident_device_bytes and
     on_error are for fdsl.Folder and fdsl.Shards. fdsl.Images and fdsl.Embeddings take none of them: an epoch of theirs is a permutation of all samples.
     fdsl.Images has its own format, and does not take dtype either. An item of fdsl.Embeddings is a pair of the rows, of
     shape (count, width), and their labels, or None if they have none.
@@ -677,6 +745,7 @@ class Loader:
         resident_bytes: Union[None, int, str] = None,
         resident_device_bytes: Union[None, int, str] = None,
         resident: bool = False,
+        axes: Optional[str] = None,
     ) -> None:
         if not isinstance(source, _Source):
             raise TypeError(
@@ -701,6 +770,7 @@ class Loader:
         kept = resident_device_bytes
         c.resident_device_bytes = _U64 if kept == "all" else _bytes("resident_device_bytes", kept)
         c.resident = flag("resident", resident)
+        c.axes = b"cthw" if axes is None else _text("axes", axes)
         source._set_format(c, transforms, dtype, channels, layout)
         self.source = source
         self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
@@ -711,6 +781,7 @@ class Loader:
             "prefetch": c.prefetch, "transforms": transforms, "dtype": None if dtype is None else _NAMES[_dtype(dtype)],
             "channels": channels, "layout": layout, "on_error": on_error,
             "resident_bytes": resident_bytes, "resident_device_bytes": resident_device_bytes, "resident": resident,
+            "axes": axes,
         }  # fmt: skip
         self._stream = _Stream(source, c)
         _warn()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import io
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ import fdsl  # noqa: E402
 
 CLASSES, COUNT, RES = 7, 23, 96
 DIGITS = 120
+ORDERS = {"cthw": (0, 1, 2, 3, 4), "tchw": (0, 2, 1, 3, 4), "thwc": (0, 2, 3, 4, 1)}  # the axes of clips, from cthw
 MASKED: dict[str, Any] = {"formula": "segrcdb", "classes": 5, "res": 64, "out_res": 31}
 PROGRAM = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
 
@@ -104,6 +107,32 @@ def digits(tmp_path_factory: Any) -> pathlib.Path:
             for entry in (path / "all").iterdir():
                 if entry.is_dir():
                     shutil.copytree(entry, path / "f" / entry.name)
+    return path
+
+
+@pytest.fixture(scope="session", params=[(1, 3, 24, 20), (3, 5, 19, 23)])
+def clips(tmp_path_factory: Any, request: Any) -> pathlib.Path:
+    """Shards of 20 clips of bytes with the axes (channels, frames, height, width), as (c); (s) has clips whose frames are all
+    the first frame, and (i) this frame as an image."""
+    numpy = pytest.importorskip("numpy")
+    path: pathlib.Path = tmp_path_factory.mktemp("clips")
+    channels, frames, height, width = request.param
+    draw = numpy.random.default_rng(4)
+    for name in "csi":
+        (path / name).mkdir()
+    files = {name: tarfile.open(path / name / "0.tar", "w") for name in "csi"}
+    for number in range(20):
+        clip = draw.integers(0, 256, (channels, frames, height, width), "u1")
+        still = clip[:, :1].repeat(frames, axis=1)
+        for name, values in ("c", clip), ("s", still), ("i", clip[:, 0]):
+            data = io.BytesIO()
+            numpy.save(data, numpy.ascontiguousarray(values))
+            for member, content_ in ("npy", data.getvalue()), ("cls", str(number % 3).encode()):
+                entry = tarfile.TarInfo(f"{number:04}.{member}")
+                entry.size = len(content_)
+                files[name].addfile(entry, io.BytesIO(content_))
+    for file in files.values():
+        file.close()
     return path
 
 

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import DIGITS, PROGRAM, broken_digits, masked_set, resident_bytes, run_python, small
+from conftest import DIGITS, ORDERS, PROGRAM, broken_digits, masked_set, resident_bytes, run_python, small
 from test_gpu import busy, free_bytes, gpu, with_torch
 
 import fdsl
@@ -139,6 +139,35 @@ def test_randaugment_is_that_of_the_cpu(photos: pathlib.Path) -> None:
     assert same(batches_of(fdsl.Loader(source, 64, device=0, **words)), batches_of(fdsl.Loader(source, 64, **words)))
     with pytest.raises(ValueError, match="decoder: 'hybrid' excludes rand_augment"):
         fdsl.Loader(source, 64, device=0, decoder="hybrid", **words)
+
+
+def test_colours_and_blur_are_those_of_the_cpu(photos: pathlib.Path) -> None:
+    source = fdsl.Folder(photos / "f")
+    changes = [fdsl.ColorJitter(0.4, 0.4, 0.4, 0.1, 0.8), fdsl.RandomGrayscale(0.2)]
+    for dtype, layout, more in (
+        ("uint8", "nchw", []),
+        ("uint8", "nhwc", [fdsl.GaussianBlur(23, p=0.5)]),
+        ("float16", "nchw", [fdsl.GaussianBlur(5, p=0.5)]),
+        ("float32", "nhwc", [fdsl.RandomErasing(0.5)]),
+    ):
+        crop = CROP if dtype == "uint8" else SCALED
+        words: dict[str, Any] = {**SMALL, "transforms": [crop, *changes, *more], "dtype": dtype, "layout": layout, "decoder": "cpu"}
+        wanted = batches_of(fdsl.Loader(source, 64, **words))
+        assert not same(wanted, batches_of(fdsl.Loader(source, 64, **{**words, "transforms": [crop]})))
+        for kept in (None, "4M"):
+            assert same(batches_of(fdsl.Loader(source, 64, device=0, resident_device_bytes=kept, **words)), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32"])
+def test_clips_are_those_of_the_cpu(clips: pathlib.Path, dtype: str) -> None:
+    source, gray = fdsl.Shards(clips / "c"), fdsl.Loader(fdsl.Shards(clips / "c"), 4).shape[0] == 1
+    colours = fdsl.ColorJitter(0.4, 0.4, p=0.8) if gray else fdsl.ColorJitter(0.4, 0.4, 0.4, 0.1, 0.8)
+    erasing = [] if dtype == "uint8" else [fdsl.RandomErasing(0.5)]
+    for axes in ORDERS:
+        for transforms in [], [colours], [fdsl.RandomResizedCrop(12, flip=True), colours, fdsl.GaussianBlur(5, p=0.5), *erasing]:
+            words: dict[str, Any] = {"seed": 3, "axes": axes, "transforms": transforms, "dtype": dtype, "channels": 1 if gray else 3}
+            wanted = batches_of(fdsl.Loader(source, 7, **words))
+            assert same(batches_of(fdsl.Loader(source, 7, device=0, **words)), wanted), (axes, transforms)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32"])

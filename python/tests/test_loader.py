@@ -19,7 +19,7 @@ import warnings
 from typing import Any
 
 import pytest
-from conftest import DIGITS, PROGRAM, broken_digits, content, resident_bytes, run_python
+from conftest import DIGITS, ORDERS, PROGRAM, broken_digits, content, resident_bytes, run_python
 
 import fdsl
 
@@ -212,6 +212,99 @@ def test_changes_of_images(digits: pathlib.Path) -> None:
     assert [labels for _, labels in wanted[0]] == [labels for _, labels in batches_of(opened(digits))]
 
 
+@pytest.fixture(scope="module")
+def colourful(tmp_path_factory: Any) -> pathlib.Path:
+    """Class folders with 24 images: noise, from dark to bright, from pale to colourful, of 29 x 22 pixels."""
+    image = pytest.importorskip("PIL.Image")
+    path: pathlib.Path = tmp_path_factory.mktemp("colourful")
+    random = numpy.random.default_rng(3)
+    for k in range(24):
+        (path / f"{k % 2}").mkdir(exist_ok=True)
+        values = random.integers(0, 256, (22, 29, 3)) * (k % 5 + 1) / 5
+        values = values.mean(axis=2, keepdims=True) * (k % 3) / 2 + values * (2 - k % 3) / 2
+        image.fromarray(values.astype("u1")).save(path / f"{k % 2}" / f"{k}.png")
+    return path
+
+
+def plain_and_changed(path: pathlib.Path, *transforms: Any) -> tuple[Any, Any]:
+    """All images of an epoch as they are, and changed, as arrays of shape (count, height, width, 3)."""
+    words: dict[str, Any] = {"batch_size": 24, "layout": "nhwc", "shuffle": False}
+    ((plain, _),), ((changed, _),) = fdsl.Loader(fdsl.Folder(path), **words), fdsl.Loader(fdsl.Folder(path), transforms=transforms, **words)
+    assert plain.shape == (24, 22, 29, 3)
+    return plain.numpy().copy(), changed.numpy().copy()
+
+
+def test_colours_are_those_of_pillow(colourful: pathlib.Path) -> None:
+    image, enhance = pytest.importorskip("PIL.Image"), pytest.importorskip("PIL.ImageEnhance")
+    for kind, field, factors in (
+        (enhance.Brightness, "brightness", (0, 0.3, 1.7)),
+        (enhance.Contrast, "contrast", (0, 0.4, 2.5)),
+        (enhance.Color, "saturation", (0, 0.7, 3)),
+    ):
+        for factor in factors:
+            plain, changed = plain_and_changed(colourful, fdsl.ColorJitter(**{field: (factor, factor)}))
+            for own, other in zip(plain, changed):
+                assert numpy.array_equal(numpy.asarray(kind(image.fromarray(own)).enhance(factor)), other), (field, factor)
+    plain, changed = plain_and_changed(colourful, fdsl.RandomGrayscale(1))
+    for own, other in zip(plain, changed):
+        assert numpy.array_equal(numpy.asarray(image.fromarray(own).convert("L").convert("RGB")), other)
+
+
+def test_hue_and_blur_are_those_of_torchvision(colourful: pathlib.Path) -> None:
+    torch, vision = pytest.importorskip("torch"), pytest.importorskip("torchvision.transforms.functional")
+
+    def largest(transform: Any, function: Any) -> int:
+        plain, changed = plain_and_changed(colourful, transform)
+        wanted = function(torch.from_numpy(plain).permute(0, 3, 1, 2)).permute(0, 2, 3, 1).numpy()
+        assert (wanted != plain).any() and (changed != plain).any()
+        return int(abs(wanted.astype(int) - changed).max())
+
+    for turn in (-0.5, -0.2, 0.1, 0.37):
+        assert largest(fdsl.ColorJitter(hue=(turn, turn)), lambda images: vision.adjust_hue(images, turn)) <= 1
+    for size, sigma in (3, 0.4), (5, 1), (9, 2), (15, 7):
+        blur = fdsl.GaussianBlur(size, sigma)
+        assert largest(blur, lambda images: vision.gaussian_blur(images, [size, size], [sigma, sigma])) <= 1
+
+
+def changes_of_clips(gray: bool) -> list[list[Any]]:
+    """Lists of transforms that clips may have."""
+    colours = fdsl.ColorJitter(0.4, 0.4, p=0.8) if gray else fdsl.ColorJitter(0.4, 0.4, 0.4, 0.1, 0.8)
+    crop, blur = fdsl.RandomResizedCrop(12, flip=True), fdsl.GaussianBlur(5, p=0.5)
+    return [[], [fdsl.Resize(9)], [fdsl.CenterCrop(16), blur], [colours], [crop, colours, *([] if gray else [fdsl.RandomGrayscale(0.3)]), blur]]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+def test_frames_of_a_clip_are_changed_alike(clips: pathlib.Path, dtype: str) -> None:
+    for transforms in changes_of_clips(gray := fdsl.Loader(fdsl.Shards(clips / "i"), 20).shape[0] == 1):
+        erasing = [fdsl.RandomErasing(0.5)] if dtype != "uint8" else []
+        words: dict[str, Any] = {"seed": 3, "dtype": dtype, "channels": 1 if gray else 3}
+        found = {}
+        for axes, order in ORDERS.items():
+            loader = fdsl.Loader(fdsl.Shards(clips / "c"), 20, axes=axes, transforms=[*transforms, *erasing], **words)
+            ((images, labels),) = loader
+            assert images.shape == (20, *loader.shape)
+            found[axes] = images.numpy().copy(), labels.tolist()
+            assert (found[axes][0] == found["cthw"][0].transpose(order)).all() and found[axes][1] == found["cthw"][1]
+            ((still, _),) = fdsl.Loader(fdsl.Shards(clips / "s"), 20, axes=axes, transforms=transforms, **words)
+            ((alone, _),) = fdsl.Loader(fdsl.Shards(clips / "i"), 20, transforms=transforms, **words)
+            frames = still.numpy().transpose(numpy.argsort(order))
+            assert (frames == alone.numpy()[:, :, None]).all(), (axes, transforms)
+
+
+def test_clips_refuse_what_is_for_images(clips: pathlib.Path) -> None:
+    source = fdsl.Shards(clips / "c")
+    for words, text in (
+        ({"layout": "nhwc"}, 'layout: it is for images, .* set axes to "thwc"'),
+        ({"axes": "hwtc"}, "axes: 'hwtc' is unknown"),
+        ({"transforms": fdsl.RandAugment()}, "rand_augment: it is for images, but the samples are clips of . frames"),
+        ({"transforms": fdsl.MixUp(num_classes=3)}, "mixup: it is for images"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            fdsl.Loader(source, 4, **words)
+    with pytest.raises(ValueError, match="axes: it is for clips"):
+        fdsl.Loader(fdsl.Shards(clips / "i"), 4, axes="tchw")
+
+
 def test_mixtures_are_those_of_plain_batches(digits: pathlib.Path) -> None:
     """tests/test_lib_stream.c compares them with those of the trainer."""
     words: dict[str, Any] = {"dtype": "float32", "batch_size": 16}
@@ -255,13 +348,14 @@ def test_batches_are_those_of_the_program(digits: pathlib.Path, tmp_path: pathli
     words = (
         f"--variant train-omp --model logreg --data {digits / 'f'} --test-data {digits / 'f'} --feed load --batch 16 --seed 9 "
         f"--lanes 3 --shuffle 60 --out-res {SIDE} --channels 3 --fit random-resized-crop --flip --rand-augment 20 "
-        "--save-batch 16:out --dry-run"
+        "--color-jitter 0.4,0.4,0.4,0.1 --color-jitter-p 0.8 --grayscale 0.2 --blur 0.5 --blur-kernel 3 --save-batch 16:out --dry-run"
     )
     done = subprocess.run([PROGRAM, *words.split()], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "out").iterdir())
     assert len(files) == 16, files
-    images, labels = next(iter(opened(digits, transforms=[CROP, fdsl.RandAugment(2, 20)])))
+    changes = [fdsl.RandAugment(2, 20), fdsl.ColorJitter(0.4, 0.4, 0.4, 0.1, 0.8), fdsl.RandomGrayscale(0.2), fdsl.GaussianBlur(3, p=0.5)]
+    images, labels = next(iter(opened(digits, transforms=[CROP, *changes])))
     assert [int(file.stem.partition("-")[2]) for file in files] == labels.tolist()
     for number, file in enumerate(files):
         assert numpy.array_equal(numpy.asarray(image.open(file)), images.numpy()[number].transpose(1, 2, 0)), file
@@ -634,6 +728,14 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"transforms": [CROP, fdsl.RandAugment(0)]}, ValueError, "transforms: num_ops: 0 is out of range"),
         ({"transforms": [CROP, fdsl.RandAugment(2, 31)]}, ValueError, "transforms: magnitude: 31 is out of range"),
         ({"transforms": [CROP, fdsl.RandAugment(2, "9")]}, TypeError, "transforms: magnitude: "),  # type: ignore[arg-type]
+        ({"transforms": [CROP, fdsl.ColorJitter()]}, ValueError, "transforms: ColorJitter changes nothing"),
+        ({"transforms": [CROP, fdsl.ColorJitter(hue=0.6)]}, ValueError, "transforms: hue: 0.6 is out of range"),
+        ({"transforms": [CROP, fdsl.ColorJitter((2, 1))]}, ValueError, "transforms: brightness: 2 is larger than 1"),
+        ({"transforms": [CROP, fdsl.GaussianBlur(4)]}, ValueError, "blur_kernel: 4 is even"),
+        ({"transforms": [CROP, fdsl.GaussianBlur(63)]}, ValueError, "blur_kernel: a kernel of 63 pixels is too large"),
+        ({"transforms": [CROP, fdsl.GaussianBlur(3, (0, 1))]}, ValueError, "transforms: sigma: 0 is out of range"),
+        ({"transforms": [fdsl.RandomGrayscale(), CROP]}, ValueError, "transforms: give one size or crop"),
+        ({"transforms": [CROP, fdsl.RandomGrayscale()], "channels": 1}, ValueError, "grayscale_p: it has no effect on images of one channel"),
         ({"transforms": [CROP, fdsl.RandomErasing(2)], "dtype": "f32"}, ValueError, "transforms: p: 2 is out of range"),
         ({"transforms": [CROP, fdsl.RandomErasing()]}, ValueError, "dtype: the noise of RandomErasing .* set dtype"),
         ({"transforms": [CROP, MixUp()]}, TypeError, "transforms: MixUp of .* is unknown here; use fdsl.MixUp or fdsl.CutMix"),

@@ -556,23 +556,28 @@ static enum status fit_jpeg(const struct image_fit *fit, const uint8_t *data, si
                          lying ? output.width : output.height);
 }
 
-/* Copies `width` pixels of a decoded image, whose values are bytes, to pixels of PIXEL bytes. */
+/* Copies `width` pixels of a decoded image, whose values are bytes, to pixels of PIXEL bytes. Of a clip,
+ * copies pixels of its first frame. */
 static void expand_row(const struct image *image, uint32_t x, uint32_t y, uint32_t width, uint8_t *pixels)
 {
     size_t step = image->interleaved ? image->channels : 1;
-    size_t plane = image->channels == 1 ? 0 : image->interleaved ? 1 : (size_t)image->height * image->width;
+    size_t plane = image->channels == 1 ? 0
+                   : image->interleaved ? 1
+                                        : (size_t)image->depth * image->height * image->width;
     const uint8_t *from = image->pixels + ((size_t)y * image->width + x) * step;
     for (uint32_t i = 0; i < width; i++, from += step, pixels += PIXEL)
         for (uint32_t c = 0; c < 3; c++)
             pixels[c] = from[c * plane];
 }
 
+/* Fits an image, or the first frame of a clip. */
 static enum status fit_whole(const struct image_fit *fit, const struct image *image, uint32_t epoch,
                              uint32_t sample, bool other, struct image_scratch *scratch,
                              struct fitted *fitted)
 {
     struct image_box box;
-    if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
+    if (image->type != DTYPE_U8 || (image->depth > 1 && other) ||
+        (image->channels != 1 && image->channels != 3))
         return status_set(STATUS_FAILED, "only bytes (|u1) with one or three channels can be resized; %s",
                           OPTION_OR_FIELD("drop --out-res, or prepare the data set with --dtype u8",
                                           "store the samples of the data set as bytes"));
@@ -657,6 +662,31 @@ static enum status finish(const struct image_fit *fit, const struct fitted *fitt
     return STATUS_OK;
 }
 
+/* Fits each frame of a clip, with the same part. */
+static enum status fit_clip(const struct image_fit *fit, uint32_t epoch, uint32_t sample,
+                            struct image_scratch *scratch, struct image *image)
+{
+    const size_t plane = (size_t)image->height * image->width, depth = image->depth;
+    struct image from = *image, frame;
+    for (size_t d = 0; d < depth; d++) {
+        struct fitted fitted = {.same = false};
+        from.pixels = image->pixels + d * plane;
+        TRY(fit_whole(fit, &from, epoch, sample, false, scratch, &fitted));
+        TRY(finish(fit, &fitted, scratch, &frame));
+        const size_t pixels = (size_t)frame.height * frame.width;
+        if (d == 0) /* an array is not in `pixels` */
+            TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, frame.channels * depth * pixels));
+        for (uint32_t c = 0; c < frame.channels; c++)
+            for (size_t i = 0; i < pixels; i++)
+                scratch->pixels[(c * depth + d) * pixels + i] = frame.pixels[i * frame.channels + c];
+    }
+    *image = frame;
+    image->depth = (uint32_t)depth;
+    image->interleaved = false;
+    image->pixels = scratch->pixels;
+    return STATUS_OK;
+}
+
 /* Decodes a member, or with fit->raw, describes its values. */
 static enum status decode_member(const struct image_fit *fit, const char *extension, const uint8_t *data,
                                  size_t size, struct image_scratch *scratch, struct image *image,
@@ -687,6 +717,8 @@ static enum status fit_member(const struct image_fit *fit, const char *extension
         TRY(decode_member(fit, extension, data, size, scratch, image, is_image));
         if (!*is_image)
             return STATUS_OK;
+        if (image->depth > 1 && !other)
+            return fit_clip(fit, epoch, sample, scratch, image);
         TRY(fit_whole(fit, image, epoch, sample, other, scratch, &fitted));
     }
     *same = fitted.same;

@@ -156,7 +156,8 @@ enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape 
                            uint32_t sample, struct image_box *stored, struct orientation *turn);
 
 /* Decodes a member and fits it; if fit->res is 0, only decodes it. With fit->raw, `extension` is ignored.
- * `*image` has interleaved bytes, in `scratch`. Where the format permits, only the part that is needed is
+ * `*image` has interleaved bytes, in `scratch`; all frames of a clip, which is an array with a depth above 1,
+ * are fitted alike, and its bytes are planes. Where the format permits, only the part that is needed is
  * decoded. Unless fit->unscaled is set, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the scaled part
  * is still larger than the output. Gray is converted to three channels by repetition; colour is converted to
  * one channel as 0.299 R + 0.587 G + 0.114 B. `*is_image` is false for members that are not images.

@@ -32,19 +32,22 @@ void image_output_set(struct image_output *output, enum dtype type, bool interle
     }
 }
 
-/* The steps between adjacent columns, rows and channels, in elements. */
+/* The steps between adjacent columns, rows, frames and channels, in elements. */
 struct steps {
-    ptrdiff_t column, row, channel;
+    ptrdiff_t column, row, frame, channel;
 };
 
-static struct steps steps_of(const struct image *image, bool interleaved)
+static struct steps steps_of(const struct image *image, bool interleaved, bool frames)
 {
-    const ptrdiff_t width = image->width, channels = image->channels;
-    return interleaved ? (struct steps){channels, channels * width, 1}
-                       : (struct steps){1, width, width * (ptrdiff_t)image->height};
+    const ptrdiff_t width = image->width, channels = image->channels,
+                    plane = width * (ptrdiff_t)image->height;
+    if (interleaved)
+        return (struct steps){channels, channels * width, channels * plane, 1};
+    return frames ? (struct steps){1, width, channels * plane, plane}
+                  : (struct steps){1, width, plane, plane * (ptrdiff_t)image->depth};
 }
 
-/* Defines a function that stores the values of one channel, as elements of one type. */
+/* Defines a function that stores the values of a plane, as elements of one type. */
 #define DEFINE_STORE(name, element)                                                                         \
     static void name(const uint8_t *from, struct steps in, const struct image *image, const element *value, \
                      element *to, struct steps out)                                                         \
@@ -62,15 +65,17 @@ DEFINE_STORE(store_32, float)
 static struct image change(const struct image_output *output, const struct image *image, bool mirrored,
                            uint32_t epoch, uint32_t number, uint8_t *scratch)
 {
-    const struct shape shape = {image->channels, 1, image->height, image->width};
-    const struct steps in = steps_of(image, image->interleaved);
+    const struct shape shape = {image->channels, image->depth, image->height, image->width};
+    const struct steps in = steps_of(image, image->interleaved, false);
     uint8_t *to = scratch;
     for (uint32_t c = 0; c < shape.channels; c++)
-        for (uint32_t y = 0; y < shape.height; y++)
-            for (uint32_t x = 0; x < shape.width; x++)
-                *to++ = image->pixels[c * in.channel + y * in.row +
-                                      (mirrored ? shape.width - 1 - x : x) * in.column];
+        for (uint32_t d = 0; d < shape.depth; d++)
+            for (uint32_t y = 0; y < shape.height; y++)
+                for (uint32_t x = 0; x < shape.width; x++)
+                    *to++ = image->pixels[c * in.channel + d * in.frame + y * in.row +
+                                          (mirrored ? shape.width - 1 - x : x) * in.column];
     rand_augment_apply(&output->rand, &shape, output->seed, epoch, number, scratch, to);
+    jitter_apply(&output->color, &shape, output->seed, epoch, number, scratch, to);
     struct image changed = *image;
     changed.pixels = scratch;
     changed.interleaved = false;
@@ -84,46 +89,51 @@ static void erase(const struct image_output *output, const struct image *image, 
 {
     const struct draw_erase drawn = box_erase(&output->erase, output->seed, epoch, number);
     const struct image_box box = drawn.box;
-    const struct steps out = steps_of(image, output->interleaved);
-    for (uint32_t c = 0; c < image->channels; c++)
+    const struct steps out = steps_of(image, output->interleaved, output->frames);
+    for (uint32_t k = 0; k < image->channels * image->depth; k++) {
+        const uint32_t c = k / image->depth, d = k % image->depth;
         for (uint32_t y = box.top; y < box.top + box.height; y++)
             for (uint32_t x = box.left; x < box.left + box.width; x++) {
-                const float noise = box_erased(&drawn, y, x, (c * image->height + y) * image->width + x, 0);
-                const ptrdiff_t at = c * out.channel + y * out.row + x * out.column;
+                const float noise = box_erased(&drawn, y, x, (k * image->height + y) * image->width + x, 0);
+                const ptrdiff_t at = c * out.channel + d * out.frame + y * out.row + x * out.column;
                 if (output->type == DTYPE_F32)
                     ((float *)to)[at] = noise;
                 else
                     ((uint16_t *)to)[at] =
                         output->type == DTYPE_F16 ? half_from_float(noise) : bf16_from_float(noise);
             }
+    }
 }
 
 void image_output_store(const struct image_output *output, const struct image *image, uint32_t epoch,
                         uint32_t number, uint8_t *scratch, void *to)
 {
-    const struct steps out = steps_of(image, output->interleaved);
+    const struct steps out = steps_of(image, output->interleaved, output->frames);
     bool mirrored = output->flip && draw_flip(output->seed, epoch, number);
     struct image changed;
-    if (output->rand.operations > 0) {
+    if (image_output_changes(output)) {
         changed = change(output, image, mirrored, epoch, number, scratch);
         image = &changed;
         mirrored = false;
     }
-    if (output->type == DTYPE_U8 && !output->interleaved && !mirrored) { /* the values are the bytes */
+    const bool stored = !output->interleaved && !(output->frames && image->depth > 1);
+    if (output->type == DTYPE_U8 && stored && !mirrored) { /* the values are the bytes */
         image_store(image, to);
         return;
     }
-    struct steps in = steps_of(image, image->interleaved);
+    struct steps in = steps_of(image, image->interleaved, false);
     const ptrdiff_t first = mirrored ? in.column * ((ptrdiff_t)image->width - 1) : 0;
     in.column = mirrored ? -in.column : in.column;
-    for (uint32_t c = 0; c < image->channels; c++) {
-        const uint8_t *from = image->pixels + first + c * in.channel;
+    for (uint32_t k = 0; k < image->channels * image->depth; k++) {
+        const uint32_t c = k / image->depth, d = k % image->depth;
+        const uint8_t *from = image->pixels + first + c * in.channel + d * in.frame;
+        const ptrdiff_t at = c * out.channel + d * out.frame;
         if (dtype_bytes(output->type) == 1)
-            store_8(from, in, image, output->values[c].u8, (uint8_t *)to + c * out.channel, out);
+            store_8(from, in, image, output->values[c].u8, (uint8_t *)to + at, out);
         else if (dtype_bytes(output->type) == 2)
-            store_16(from, in, image, output->values[c].f16, (uint16_t *)to + c * out.channel, out);
+            store_16(from, in, image, output->values[c].f16, (uint16_t *)to + at, out);
         else
-            store_32(from, in, image, output->values[c].f32, (float *)to + c * out.channel, out);
+            store_32(from, in, image, output->values[c].f32, (float *)to + at, out);
     }
     if (output->type != DTYPE_U8) /* the noise is normalised */
         erase(output, image, epoch, number, to);

@@ -30,6 +30,7 @@
 #define DRAW_NOISE   0x545D0000u
 #define DRAW_MIX     0x545E0000u /* data/mixing.h */
 #define DRAW_LANES   0x545F0000u
+#define DRAW_JITTER  0x54600000u /* data/jitter.h */
 
 /* ---- Initial parameters ---- */
 
@@ -285,25 +286,52 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 
 /* ---- Augmentation ---- */
 
+/* Random changes of colour and Gaussian blur (data/jitter.h). */
+#define JITTER_STEPS 4 /* brightness, contrast, saturation, hue */
+
+struct jitter {
+    float probability;       /* of the four steps, which have a random order */
+    float low[JITTER_STEPS]; /* range of the factors, or for the hue of turns, from -0.5 to 0.5 */
+    float high[JITTER_STEPS];
+    float grayscale;            /* probability that an image loses its colours */
+    float blur;                 /* probability of blur */
+    uint32_t kernel;            /* side of the blur's kernel in pixels, odd */
+    float sigma_min, sigma_max; /* range of the blur's standard deviation, in pixels */
+};
+
+/* Returns whether a step changes images. */
+FDSL_HD bool jitter_step_on(const struct jitter *jitter, uint32_t step)
+{
+    const float neutral = step < JITTER_STEPS - 1 ? 1.0f : 0.0f;
+    return jitter->probability > 0 && !(jitter->low[step] == neutral && jitter->high[step] == neutral);
+}
+
+/* Returns whether images may change at all. */
+FDSL_HD bool jitter_on(const struct jitter *jitter)
+{
+    return jitter->probability > 0 || jitter->grayscale > 0 || jitter->blur > 0;
+}
+
 struct augment {
     uint32_t shift; /* largest shift in pixels, vertically and horizontally; equivalent to padding each
                        side with `shift` zeros before normalisation, and then cropping at random */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 
-    /* With crop, RandAugment or repeats, new images are computed from the stored samples in every epoch
-     * (train/augment.h). */
+    /* With crop, RandAugment, changes of colour or repeats, new images are computed from the stored samples
+     * in every epoch (train/augment.h). */
     bool crop, bicubic;     /* random-resized-crop, and its filter */
     uint32_t operations;    /* RandAugment: number of operations per sample; 0: off */
     double magnitude;       /* RandAugment: 0 to 30 */
     uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
     float erasing;          /* probability of random erasing */
     uint32_t height, width; /* size of the images, for random erasing */
+    struct jitter color;    /* zeros: none */
 };
 
 /* Returns whether new images are computed from the stored samples before a batch is gathered. */
 FDSL_HD bool augment_computes(const struct augment *augment)
 {
-    return augment->crop || augment->operations > 0 || augment->repeats > 1;
+    return augment->crop || augment->operations > 0 || augment->repeats > 1 || jitter_on(&augment->color);
 }
 
 /* A rectangle of pixels of an upright image. */

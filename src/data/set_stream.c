@@ -817,14 +817,14 @@ static enum status check_request(const struct set_stream_request *request)
         request->plan.capacity >= ALL || request->channels < 1 || request->depth < 1 || request->height < 1 ||
         request->width < 1 || !request->allocate != !request->deallocate)
         return status_set(STATUS_USAGE, "a stream needs a shape, threads, batches ahead, steps and samples");
-    if (fit->res && (request->height != fit->res || request->width != fit->res || request->depth != 1 ||
-                     request->type != DTYPE_U8 || (fit->channels && request->channels != fit->channels)))
+    if (fit->res && (request->height != fit->res || request->width != fit->res || request->type != DTYPE_U8 ||
+                     (fit->channels && request->channels != fit->channels)))
         return status_set(STATUS_USAGE,
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
     TRY(check_share(request));
-    if (request->output &&
-        (request->type != DTYPE_U8 || request->depth != 1 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX))
+    if (request->output && (request->type != DTYPE_U8 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX ||
+                            (request->depth != 1 && request->output->rand.operations > 0)))
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
                           IMAGE_OUTPUT_CHANNELS_MAX);
     if (mixing_on(&request->mixing) &&
@@ -1026,9 +1026,9 @@ static enum status open_files(struct set_stream *self)
 static enum status allocate_all(struct set_stream *self)
 {
     const struct set_stream_request *request = &self->request;
-    const bool changes = request->output && request->output->rand.operations > 0;
+    const bool changes = request->output && image_output_changes(request->output);
     const size_t changed_bytes =
-        changes ? 2 * (size_t)request->channels * request->height * request->width : 0;
+        changes ? 2 * (size_t)request->channels * request->depth * request->height * request->width : 0;
     self->slots = calloc(self->slot_count, sizeof *self->slots);
     self->queue = calloc(request->ahead, sizeof *self->queue);
     self->workers = calloc((size_t)request->threads, sizeof *self->workers);
@@ -1156,6 +1156,18 @@ static enum status compare_shapes(const struct set_stream_request *request, stru
     return STATUS_OK;
 }
 
+/* Returns whether the samples may be clips, of which --out-res does not give the number of frames. */
+static bool may_be_clips(const struct set_stream_request *request)
+{
+    const struct dataset *dataset = request->dataset;
+    const struct dataset_sample *sample = &dataset->samples[0];
+    const struct dataset_member *members = &dataset->members[sample->member];
+    return request->fit.raw.channels
+               ? request->fit.raw.depth > 1
+               : sample->image < sample->members &&
+                     image_format(members_format(members[sample->image].extension), NULL, 0) == IMAGE_NPY;
+}
+
 enum status set_stream_find_shape(struct set_stream_request *request)
 {
     const struct image_fit *fit = &request->fit;
@@ -1166,7 +1178,7 @@ enum status set_stream_find_shape(struct set_stream_request *request)
     struct image image = {
         .channels = fit->channels, .depth = 1, .height = fit->res, .width = fit->res, .type = DTYPE_U8};
     uint8_t *bytes = NULL;
-    enum status status = fit->res ? STATUS_OK : STATUS_FAILED;
+    enum status status = fit->res && !may_be_clips(request) ? STATUS_OK : STATUS_FAILED;
     for (uint32_t i = 0; status == STATUS_FAILED && i < most; i++)
         status = decode_sample(request, i, &plain, &scratch, &bytes, &image);
     request->channels = image.channels;

@@ -172,9 +172,9 @@ static inline uint64_t set_stream_hash(const struct dataset_sample *sample, uint
 FDSL_C_BEGIN
 
 /* Sets channels, depth, height, width and type of the samples that request->dataset and request->fit
- * describe: with fit.res from `fit`, otherwise from the first sample; with SET_STREAM_MASK, from the first
- * one that can be decoded. STATUS_FAILED, with the file and the reason, if there is none. STATUS_USAGE if one
- * of a few local samples has another shape. */
+ * describe: with fit.res from `fit`, otherwise, or if it is an array, from the first sample; with
+ * SET_STREAM_MASK, from the first one that can be decoded. STATUS_FAILED, with the file and the reason, if
+ * there is none. STATUS_USAGE if one of a few local samples has another shape. */
 enum status set_stream_find_shape(struct set_stream_request *request);
 
 /* Decides how much memory a stream may use for shards of a URL, or that are unpacked: request.shard_bytes.

@@ -321,8 +321,9 @@ static bool stores_arrays(const struct set_stream_request *request)
     const struct image_output *output = request->output;
     if (request->fit.res || set_stream_masks(request))
         return false;
-    return !output || (output->type == request->type && !output->flip && output->rand.operations == 0 &&
-                       (!output->interleaved || request->channels == 1));
+    return !output ||
+           (output->type == request->type && !output->flip && !image_output_changes(output) &&
+            (request->channels == 1 || (!output->interleaved && (!output->frames || request->depth == 1))));
 }
 
 bool set_load_reads_directly(const struct set_stream_request *request)

@@ -572,13 +572,31 @@ struct fdsl_stream_config {
     double wait_s; /* above 0: fdsl_stream_next() and fdsl_stream_fill() return FDSL_PENDING if the next
                     * batch is not complete after this many seconds, at most 1e6, so that the caller can
                     * handle signals. 0 (default): they wait as long as it takes */
+
+    /* Changes of colour and blur of images of a data set, after RandAugment, with the bits of --color-jitter,
+     * --grayscale and --blur of fdsl-bench, on CPUs and GPUs. The definitions are those of ColorJitter,
+     * RandomGrayscale and GaussianBlur of torchvision: brightness, contrast, saturation and gray have the
+     * values of PIL images; hue and blur differ from those of tensors by at most 1. The four adjustments have
+     * a random order. Only brightness, contrast and blur are for images of one channel. */
+    double brightness[2], contrast[2], saturation[2]; /* range of the factors, from 0 to 10; default 1 to 1 */
+    double hue[2];         /* range of the turn, from -0.5 to 0.5; default 0 to 0 */
+    double color_jitter_p; /* probability of these adjustments; default 1 */
+    double grayscale_p;    /* probability that the colours become gray; default 0 */
+    double blur_p;         /* probability of Gaussian blur; default 0 */
+    double blur_sigma[2];  /* range of its standard deviation in pixels, from 0.01 to 100; default 0.1 to 2 */
+    uint32_t blur_kernel;  /* side of its kernel in pixels, odd, 1 to 63; default 23 */
+
+    const char *axes; /* of clips: arrays of bytes with the axes (channels, frames, height, width) and more
+                       * than one frame. "cthw" (default), "tchw" or "thwc". All frames of a clip have the
+                       * same crop, flip and changes of colour. Clips have the default layout, and neither
+                       * rand_augment, mixup nor cutmix */
 };
 
 /* The shapes of a stream. They do not change. */
 struct fdsl_stream_info {
-    size_t size;            /* sizeof(struct fdsl_stream_info) of the caller; set it before the call */
-    uint32_t shape[3];      /* of an image: (channels, height, width), or (height, width, channels); of a row:
-                             * (width, 0, 0) */
+    size_t size;       /* sizeof(struct fdsl_stream_info) of the caller; set it before the call */
+    uint32_t shape[4]; /* of an image: (channels, height, width), or (height, width, channels); of a clip: as
+                        * `axes` says; of a row: (width). All others are 0 */
     uint32_t element_bytes; /* 1, 2 or 4 */
     uint64_t image_bytes;   /* of one image; the images of a batch are contiguous */
     uint32_t capacity;      /* largest number of images in a batch of this rank */

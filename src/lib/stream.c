@@ -24,6 +24,7 @@
 
 #define BATCHES_MAX 1024
 #define ALIGNMENT   256 /* of struct fdsl_tensor.data, in bytes */
+#define AXES        5   /* at most, with that of the batch */
 
 /* What the caller knows as a batch. There is one for each slot of the stream. */
 struct fdsl_batch {
@@ -33,9 +34,10 @@ struct fdsl_batch {
     int64_t *labels, *numbers, *host_labels;
     float *targets, *host_targets; /* (count, classes) */
     uint8_t *masks; /* (count, height, width), or (count, classes) if info.multi_hot; NULL: there are none */
-    int64_t extents[9]; /* the shape of the images, their strides, and the stride of labels and numbers */
-    int64_t target_extents[4]; /* the shape and the strides of the targets */
-    int64_t mask_extents[6];   /* and those of the masks */
+    int64_t extents[2 * AXES + 1]; /* the shape of the images, their strides, and the stride of labels and
+                                      numbers */
+    int64_t target_extents[4];     /* the shape and the strides of the targets */
+    int64_t mask_extents[6];       /* and those of the masks */
     bool held;
 };
 
@@ -53,7 +55,7 @@ struct order {
 /* A stream that a thread opens. */
 struct opening {
     struct fdsl_stream_config config;
-    char *texts[5]; /* copies of its strings */
+    char *texts[6]; /* copies of its strings */
     struct background background;
     bool stopped; /* for remote_stop() */
 };
@@ -116,7 +118,14 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .decoder = "auto",
                                               .device_share = -1,
                                               .rand_augment = -1,
-                                              .rand_augment_ops = 2};
+                                              .rand_augment_ops = 2,
+                                              .brightness = {1, 1},
+                                              .contrast = {1, 1},
+                                              .saturation = {1, 1},
+                                              .color_jitter_p = 1,
+                                              .blur_sigma = {0.1, 2},
+                                              .blur_kernel = 23,
+                                              .axes = "cthw"};
     return lib_relay(status);
 }
 
@@ -232,12 +241,12 @@ static enum status check_shape(struct set_stream_request *request)
     const enum status status = set_stream_find_shape(request);
     if (status != STATUS_OK)
         return status_prefix(status, "path: cannot find the size of the images");
-    if (request->type != DTYPE_U8 || request->depth != 1)
-        return status_set(
-            STATUS_USAGE,
-            "path: streams deliver images of bytes with a depth of 1, but the first image is %s "
-            "with a depth of %u",
-            dtype_names[request->type], request->depth);
+    if (request->fit.res)
+        return STATUS_OK;
+    if (request->type != DTYPE_U8)
+        return status_set(STATUS_USAGE,
+                          "path: streams deliver images and clips of bytes, but the first one is %s",
+                          dtype_names[request->type]);
     if (request->channels != 1 && request->channels != 3)
         return status_set(STATUS_USAGE, "path: the first image has %u channels, neither 1 nor 3",
                           request->channels);
@@ -250,12 +259,20 @@ static enum status check_shape(struct set_stream_request *request)
 }
 
 /* Sets the shapes and strides that do not depend on the batch. */
-static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t height, uint32_t width)
+static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t depth, uint32_t height,
+                      uint32_t width)
 {
-    const uint32_t planar[] = {channels, height, width}, interleaved[] = {height, width, channels};
+    const struct image_output *output = &self->output;
+    const uint32_t planar[] = {channels, height, width, 0}, interleaved[] = {height, width, channels, 0};
+    const uint32_t cthw[] = {channels, depth, height, width}, tchw[] = {depth, channels, height, width};
+    const uint32_t thwc[] = {depth, height, width, channels};
+    const uint32_t *const shape = depth == 1 ? (output->interleaved ? interleaved : planar)
+                                             : (output->interleaved ? thwc
+                                                : output->frames    ? tchw
+                                                                    : cthw);
     self->info.element_bytes = (uint32_t)dtype_bytes(self->output.type);
-    memcpy(self->info.shape, self->output.interleaved ? interleaved : planar, sizeof self->info.shape);
-    self->info.image_bytes = (uint64_t)channels * height * width * self->info.element_bytes;
+    memcpy(self->info.shape, shape, sizeof self->info.shape);
+    self->info.image_bytes = (uint64_t)channels * depth * height * width * self->info.element_bytes;
 }
 
 /* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
@@ -274,10 +291,14 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
         hash = checksum_seeded(&config->rand_augment, sizeof config->rand_augment, hash);
         hash = checksum_seeded(&config->rand_augment_ops, sizeof config->rand_augment_ops, hash);
     }
+    if (output->frames)
+        hash = checksum_seeded("tchw", 4, hash);
     if (config->exact_resize)
         hash = checksum_seeded("exact", 5, hash);
     if (config->erasing > 0)
         hash = checksum_seeded(&config->erasing, sizeof config->erasing, hash);
+    if (jitter_on(&output->color)) /* a struct without gaps */
+        hash = checksum_seeded(&output->color, sizeof output->color, hash);
     if (config->mixup > 0 || config->cutmix > 0) {
         const double mixing[] = {config->mixup + 0.0, config->cutmix + 0.0, classes};
         hash = checksum_seeded(mixing, sizeof mixing, hash);
@@ -308,13 +329,77 @@ static enum status check_mask_changes(const struct fdsl_stream_config *config, c
                : STATUS_OK;
 }
 
+static const struct jitter_names jitter_fields = {
+    "color_jitter_p", {"brightness", "contrast", "saturation", "hue"}, "grayscale_p", "blur_p", "blur_kernel",
+    "blur_sigma"};
+
+/* Gets the changes of colour. Refuses fields that have no effect. */
+static enum status get_jitter(const struct fdsl_stream_config *config, const struct shape *shape,
+                              struct jitter *jitter)
+{
+    const double *const ranges[JITTER_STEPS] = {config->brightness, config->contrast, config->saturation,
+                                                config->hue};
+    bool adjusts = false;
+    *jitter = (struct jitter){.probability = (float)config->color_jitter_p,
+                              .grayscale = (float)config->grayscale_p,
+                              .blur = (float)config->blur_p,
+                              .kernel = config->blur_kernel,
+                              .sigma_min = (float)config->blur_sigma[0],
+                              .sigma_max = (float)config->blur_sigma[1]};
+    for (uint32_t step = 0; step < JITTER_STEPS; step++) {
+        jitter->low[step] = (float)ranges[step][0];
+        jitter->high[step] = (float)ranges[step][1];
+    }
+    TRY(jitter_check(jitter, shape, &jitter_fields));
+    for (uint32_t step = 0; step < JITTER_STEPS; step++)
+        adjusts |= jitter_step_on(jitter, step);
+    if (!adjusts && config->color_jitter_p != 0 && config->color_jitter_p != 1)
+        return status_set(
+            STATUS_USAGE,
+            "color_jitter_p: it has an effect only with brightness, contrast, saturation or hue");
+    jitter->probability = adjusts ? jitter->probability : 0;
+    return STATUS_OK;
+}
+
+/* Sets the order of the axes of clips. Refuses what clips cannot have. */
+static enum status set_axes(const struct fdsl_stream_config *config, struct fdsl_stream *self,
+                            const struct set_stream_request *request)
+{
+    static const char *const names[] = {"cthw", "tchw", "thwc", NULL};
+    const bool clips = request->depth > 1;
+    int axes;
+    TRY(lib_find_name("axes", config->axes, names, &axes));
+    if (!clips)
+        return axes == 0
+                   ? STATUS_OK
+                   : status_set(STATUS_USAGE, "axes: it is for clips, but the samples are images; leave it "
+                                              "at its default, or set layout");
+    const char *field = config->rand_augment >= 0 ? "rand_augment"
+                        : config->mixup > 0       ? "mixup"
+                        : config->cutmix > 0      ? "cutmix"
+                                                  : NULL;
+    if (field)
+        return status_set(STATUS_USAGE,
+                          "%s: it is for images, but the samples are clips of %u frames; leave it at "
+                          "its default",
+                          field, request->depth);
+    if (self->output.interleaved)
+        return status_set(
+            STATUS_USAGE,
+            "layout: it is for images, but the samples are clips; leave it at its default, and set "
+            "axes to \"thwc\"");
+    self->output.interleaved = axes == 2;
+    self->output.frames = axes == 1;
+    return STATUS_OK;
+}
+
 /* Sets the random changes of images. On a device, CPU threads mirror and change the images of bytes, and the
  * device stores them in their type and layout. */
 static enum status set_changes(const struct fdsl_stream_config *config, struct fdsl_stream *self,
                                struct set_stream_request *request)
 {
     static const double zeros[FDSL_CHANNELS_MAX] = {0}, ones[FDSL_CHANNELS_MAX] = {1, 1, 1};
-    const struct shape shape = {request->channels, 1, request->height, request->width};
+    const struct shape shape = {request->channels, request->depth, request->height, request->width};
     struct image_output *output = &self->output;
     if (!(config->rand_augment <= AUGMENT_MAGNITUDE_MAX)) /* rejects NaN, too */
         return status_set(STATUS_USAGE, "rand_augment: %g is out of range; it must be at most %d",
@@ -326,6 +411,7 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
         return status_set(STATUS_USAGE, "erasing: its noise is normalised; set dtype to f16, bf16 or f32");
     output->erase = (struct augment){
         .erasing = (float)config->erasing, .height = request->height, .width = request->width};
+    TRY(get_jitter(config, &shape, &output->color));
     if (config->rand_augment < 0)
         return STATUS_OK;
     rand_augment_set(&output->rand, config->rand_augment_ops, config->rand_augment, &shape);
@@ -333,6 +419,7 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
         return STATUS_OK;
     self->changes = *output;
     image_output_set(&self->changes, DTYPE_U8, false, zeros, ones);
+    self->changes.color = (struct jitter){0}; /* the device changes the colours */
     request->output = &self->changes;
     output->flip = false;
     return STATUS_OK;
@@ -411,11 +498,11 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
                                       .channels = config->channels,
                                       .seed = config->seed,
                                       .unscaled = config->exact_resize};
-    if (config->out_res == 0)
-        TRY(check_shape(request));
+    TRY(check_shape(request));
+    TRY(set_axes(config, self, request));
     TRY(set_changes(config, self, request));
     self->transform = hash_transform(config, fit, request->channels, self->info.classes, &self->output);
-    set_shape(self, request->channels, request->height, request->width);
+    set_shape(self, request->channels, request->depth, request->height, request->width);
     return STATUS_OK;
 }
 
@@ -490,7 +577,7 @@ static void set_multi_hot(struct fdsl_stream *self, uint32_t classes)
 /* Returns the number of axes of a sample. */
 static int sample_axes(const struct fdsl_stream *self)
 {
-    return self->source->rows ? 1 : 3;
+    return self->source->rows ? 1 : self->info.shape[3] ? 4 : 3;
 }
 
 static enum status allocate_batches(const struct fdsl_stream_config *config, struct fdsl_stream *self)
@@ -509,11 +596,11 @@ static enum status allocate_batches(const struct fdsl_stream_config *config, str
         int64_t step = 1;
         for (int axis = sample_axes(self); axis > 0; axis--) {
             batch->extents[axis] = self->info.shape[axis - 1];
-            batch->extents[4 + axis] = step;
+            batch->extents[AXES + axis] = step;
             step *= batch->extents[axis];
         }
-        batch->extents[4] = step;
-        batch->extents[8] = 1;
+        batch->extents[AXES] = step;
+        batch->extents[2 * AXES] = 1;
     }
     return allocate_targets(self);
 }
@@ -612,6 +699,11 @@ static bool same_text(const char *text, const char *other)
     return text && strcmp(text, other) == 0;
 }
 
+static bool same_range(const double *range, const double *other)
+{
+    return range[0] == other[0] && range[1] == other[1];
+}
+
 /* `ignoring`: one of the above. `what` names the samples. */
 static enum status check_defaults(const struct fdsl_stream_config *config, const char *what, int ignoring)
 {
@@ -645,6 +737,16 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"mixup", config->mixup == plain.mixup, BOTH_IGNORE},
         {"cutmix", config->cutmix == plain.cutmix, BOTH_IGNORE},
         {"classes", config->classes == plain.classes, BOTH_IGNORE},
+        {"brightness", same_range(config->brightness, plain.brightness), BOTH_IGNORE},
+        {"contrast", same_range(config->contrast, plain.contrast), BOTH_IGNORE},
+        {"saturation", same_range(config->saturation, plain.saturation), BOTH_IGNORE},
+        {"hue", same_range(config->hue, plain.hue), BOTH_IGNORE},
+        {"color_jitter_p", config->color_jitter_p == plain.color_jitter_p, BOTH_IGNORE},
+        {"grayscale_p", config->grayscale_p == plain.grayscale_p, BOTH_IGNORE},
+        {"blur_p", config->blur_p == plain.blur_p, BOTH_IGNORE},
+        {"blur_sigma", same_range(config->blur_sigma, plain.blur_sigma), BOTH_IGNORE},
+        {"blur_kernel", config->blur_kernel == plain.blur_kernel, BOTH_IGNORE},
+        {"axes", same_text(config->axes, plain.axes), BOTH_IGNORE},
     };
     for (size_t i = 0; i < COUNT_OF(fields); i++)
         if ((fields[i].ignored & ignoring) && !fields[i].is_default)
@@ -674,7 +776,7 @@ static enum status open_images(const struct fdsl_stream_config *config, struct f
     if (!self->is_part)
         TRY(check_defaults(config, "generated images", IMAGES_IGNORE));
     images_get_format(images, &self->output, &self->transform);
-    set_shape(self, images->synth.output.channels, images->synth.output.res, images->synth.output.res);
+    set_shape(self, images->synth.output.channels, 1, images->synth.output.res, images->synth.output.res);
     TRY(allocate_batches(config, self));
     if (synth_multi_hot(&images->synth))
         set_multi_hot(self, images->synth.class_count);
@@ -765,12 +867,14 @@ static enum status join_formats(struct fdsl_stream *self)
                               "source %u of the mixture has masks or multi-hot labels, which cannot be mixed",
                               k);
         if (memcmp(a, b, sizeof first->info.shape) != 0 || part->output.type != first->output.type ||
-            part->output.interleaved != first->output.interleaved)
-            return status_set(STATUS_USAGE,
-                              "the images of source %u of the mixture are %s of %ux%ux%u, those of source 0 "
-                              "%s of %ux%ux%u; give all sources one size, layout and type",
-                              k, dtype_names[part->output.type], b[0], b[1], b[2],
-                              dtype_names[first->output.type], a[0], a[1], a[2]);
+            part->output.interleaved != first->output.interleaved ||
+            part->output.frames != first->output.frames)
+            return status_set(
+                STATUS_USAGE,
+                "the images of source %u of the mixture are %s of %ux%ux%u%s, those of source 0 "
+                "%s of %ux%ux%u%s; give all sources one size, layout and type",
+                k, dtype_names[part->output.type], b[0], b[1], b[2], b[3] ? " (clips)" : "",
+                dtype_names[first->output.type], a[0], a[1], a[2], a[3] ? " (clips)" : "");
         self->transform = checksum_seeded(&part->transform, sizeof part->transform, self->transform + k);
     }
     return STATUS_OK;
@@ -888,7 +992,8 @@ static enum status open_stream(const struct fdsl_stream_config *config, struct f
 static enum status copy_config(const struct fdsl_stream_config *config, struct opening *opening)
 {
     struct fdsl_stream_config *copy = &opening->config;
-    const char **const fields[] = {&copy->fit, &copy->layout, &copy->dtype, &copy->on_error, &copy->decoder};
+    const char **const fields[] = {&copy->fit,      &copy->layout,  &copy->dtype,
+                                   &copy->on_error, &copy->decoder, &copy->axes};
     *copy = *config;
     for (size_t i = 0; i < COUNT_OF(fields); i++)
         TRY(lib_copy_text(fields[i], &opening->texts[i]));
@@ -1410,7 +1515,7 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
                                    .bits = 64,
                                    .lanes = 1,
                                    .shape = batch->extents,
-                                   .strides = batch->extents + 8};
+                                   .strides = batch->extents + 2 * AXES};
     if (field == FDSL_TARGETS) {
         tensor->data = batch->targets;
         tensor->ndim = 2;
@@ -1434,7 +1539,7 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
     tensor->ndim = 1 + sample_axes(stream);
     tensor->code = type == DTYPE_U8 ? 1 : type == DTYPE_BF16 ? 4 : 2;
     tensor->bits = (uint8_t)(8 * dtype_bytes(type));
-    tensor->strides = batch->extents + 4;
+    tensor->strides = batch->extents + AXES;
     return FDSL_OK;
 }
 
@@ -1589,8 +1694,8 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *giv
         "state", &state, &own, stream->info.steps,
         stream->source->rows
             ? "dtype and align"
-            : "out_res, fit, flip, exact_resize, rand_augment, erasing, mixup, cutmix, classes, "
-              "channels, layout, dtype, mean and std"));
+            : "out_res, fit, flip, exact_resize, rand_augment, changes of colour, erasing, mixup, cutmix, "
+              "classes, channels, layout, dtype, mean and std"));
     return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 

@@ -13,6 +13,7 @@
 #include "data/dataset.h"
 #include "data/checksum.h"
 #include "data/image.h"
+#include "data/jitter.h"
 #include "data/random_draws.h"
 #include "load/convert.h"
 #include "load/order.h"
@@ -88,13 +89,18 @@ struct load_parameters {
     int dtype, fit;
     struct compute compute;
     bool decode, augment, exact_resize;
-    bool rates_only; /* no runs in addition to those that are timed */
+    struct jitter_parameters color; /* for variants that stream, as `axes` */
+    int axes;                       /* enum load_axes */
+    bool rates_only;                /* no runs in addition to those that are timed */
     bool normalised; /* --mean or --std was given; set by load_open(). Without `augment`, only variants that
                         deliver on a device can use these options. */
     bool default_shuffle; /* --shuffle was not given: variants that stream have STREAM_SHUFFLE; set by
                              load_open() */
     bool by_channel;      /* --mean or --std has one value per channel; set by load_open() */
 };
+
+/* Values of --axes. */
+enum load_axes { LOAD_CTHW, LOAD_TCHW, LOAD_THWC };
 
 /* The input. All runs have the same input, except for `*control` and `epochs`; `epochs` is 1 while
  * control->whole is set. Run n reads epochs n * epochs to n * epochs + epochs - 1. */

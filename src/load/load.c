@@ -13,6 +13,7 @@
 #include "load/load_parts.h"
 
 static const char *const layouts[] = {"nchw", "nhwc", NULL};
+static const char *const axes_names[] = {"cthw", "tchw", "thwc", NULL}; /* enum load_axes */
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
 static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 static const char *const caches[] = {"warm", "cold", "any", NULL}; /* in the order of enum load_cache */
@@ -102,6 +103,11 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "standard deviation by which --augment and GPU variants divide the values after --mean is "
              "subtracted; one value, or one per channel"},
+    JITTER_OPTIONS(AT(color), "images and clips of variants that stream"),
+    {"axes", "NAME", OPTION_CHOICE, AT(axes), .fallback = "cthw", .choices = axes_names, .column = COLUMN,
+     .help =
+         "order of the axes in batches of clips of variants that stream: channels, frames, height, width. "
+         "NAME is one of"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), .fallback = "f16", .choices = dtypes, .column = COLUMN,
      .help = "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
     {"ring", "N", OPTION_COUNT, AT(ring), .fallback = "2", .minimum = 2, .maximum = 64, .column = COLUMN,
@@ -231,6 +237,8 @@ static enum status check_combination(const struct options *given, struct load_pa
                             " keeps the values as stored; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
         return status_option(STATUS_USAGE, "shift", " requires --augment; add it");
+    struct jitter color;
+    TRY(jitter_read(&parameters->color, &color));
     TRY(check_fit(given, parameters));
     return is_url(parameters) ? check_remote(given, parameters, true, true) : STATUS_OK;
 }
@@ -438,6 +446,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     static const char *const of_tensors[] = {"mean", "std", "dtype", "layout", NULL};
     static const char *const of_readers[] = {"iodepth", "block", "readahead", NULL};
     static const char *const of_device_decoding[] = {"layout", "decoder", NULL};
+    static const char *const of_changes[] = {"color-jitter", "grayscale", "blur", "axes", NULL};
     static const struct load_traits every = {
         .ring = true, .resident = true, .decodes = true, .streams = true};
     const struct load_parameters *parameters = parameters_;
@@ -446,6 +455,12 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     bool decodes = cpu || traits->decodes;
     if (variant && traits->streams && is_one_of(option, of_tensors))
         return false;
+    if (strcmp(option, "color-jitter-p") == 0)
+        return traits->streams && parameters->color.jitter;
+    if (strcmp(option, "blur-kernel") == 0 || strcmp(option, "blur-sigma") == 0)
+        return traits->streams && parameters->color.blur > 0;
+    if (is_one_of(option, of_changes))
+        return traits->streams;
     if (strcmp(option, "device-share") == 0)
         return parameters->out_res && device && traits->streams;
     if (strcmp(option, "resident-device-bytes") == 0)
@@ -500,6 +515,10 @@ static enum status load_suits(const struct options *given, const void *parameter
                                         "variants that stream");
     if (traits->streams)
         return suits_streams(given, parameters);
+    if (parameters->color.jitter || parameters->color.grayscale > 0 || parameters->color.blur > 0)
+        return status_set(STATUS_USAGE,
+                          "does not change colours; drop --color-jitter, --grayscale and --blur, or "
+                          "use stream or stream-gpu");
     if (traits->device && decodes && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use shards-gpu or a CPU variant");

@@ -97,25 +97,51 @@ static bool all_are(uint8_t value, const uint8_t *bytes, size_t count)
 /* A batch in host memory. */
 struct shown {
     const uint8_t *values, *masks;
+    const uint8_t *decoded; /* before changes on a device; NULL: not known */
 };
 
 static enum status show_batch(struct stream_run *run, struct shown *shown)
 {
     const size_t values = run->request.plan.capacity * run->sample_bytes;
-    *shown = (struct shown){run->batch.samples.values, run->batch.masks};
+    const size_t masks = run->request.plan.capacity * run->mask_bytes;
+    *shown = (struct shown){run->batch.samples.values, run->batch.masks, NULL};
     if (!run->type->copy)
         return STATUS_OK;
     if (!run->copied)
-        run->copied = malloc(values + run->request.plan.capacity * run->mask_bytes);
-    *shown = (struct shown){run->copied, run->copied + values};
+        run->copied = malloc(values + masks + (run->changes ? values : 0));
     TRY(ALLOCATED(run->copied, "out of memory to verify a batch"));
-    return run->type->copy(run, run->copied, run->copied + values);
+    uint8_t *decoded = run->changes ? run->copied + values + masks : NULL;
+    *shown = (struct shown){run->copied, run->copied + values, decoded};
+    return run->type->copy(run, run->copied, run->copied + values, decoded);
 }
 
-/* Compares the values of a sample. If the device may have decoded it, its bytes may differ a little. */
-static bool same_values(const struct stream_run *run, uint32_t number, const uint8_t *values)
+/* Returns whether the values of a sample are those that follow from its decoded bytes. */
+static bool changed_alike(const struct stream_run *run, uint32_t number, const uint8_t *decoded,
+                          const uint8_t *values)
+{
+    const struct set_stream_request *request = &run->request;
+    const struct image image = {.channels = request->channels,
+                                .depth = request->depth,
+                                .height = request->height,
+                                .width = request->width,
+                                .type = DTYPE_U8,
+                                .pixels = decoded};
+    uint8_t *expected = run->changed + 2 * run->sample_bytes;
+    image_output_store(&run->output, &image, (uint32_t)run->batch.epoch, number, run->changed, expected);
+    return memcmp(values, expected, run->sample_bytes) == 0;
+}
+
+/* Compares the values of a sample. If the device may have decoded it, its bytes may differ a little.
+ * `decoded` has the bytes before they were changed, or is NULL. */
+static bool same_values(const struct stream_run *run, uint32_t number, const uint8_t *decoded,
+                        const uint8_t *values)
 {
     const uint8_t *expected = run->reference.values;
+    if (run->changes && !changed_alike(run, number, decoded ? decoded : expected, values))
+        return false;
+    if (run->changes && !decoded)
+        return true;
+    values = decoded ? decoded : values;
     bool same = memcmp(values, expected, run->sample_bytes) == 0;
     if (same || !set_stream_on_device(number, run->request.device_share))
         return same;
@@ -136,6 +162,7 @@ static enum status compare_sample(struct stream_run *run, const struct shown *sh
     int32_t expected = 0;
     struct image image;
     const uint8_t *values = shown->values + at * run->sample_bytes;
+    const uint8_t *decoded = shown->decoded ? shown->decoded + at * run->sample_bytes : NULL;
     const uint8_t *mask = run->mask_bytes ? shown->masks + at * run->mask_bytes : NULL;
     enum status status =
         reference_image(&run->reference, &request->fit, (uint32_t)batch->epoch, number, &image);
@@ -155,7 +182,7 @@ static enum status compare_sample(struct stream_run *run, const struct shown *sh
     }
     *right = label == expected && fits;
     if (*right)
-        *right = same_values(run, number, values) &&
+        *right = same_values(run, number, decoded, values) &&
                  (!mask || memcmp(mask, run->reference.mask, run->mask_bytes) == 0);
     return STATUS_OK;
 }
@@ -180,6 +207,32 @@ static struct set_stream_request request_for(const struct load *load)
                                        .resident_bytes = load->given->resident_bytes,
                                        .on_error = load->given->on_error == ON_ERROR_MASK ? SET_STREAM_MASK
                                                                                           : SET_STREAM_FAIL};
+}
+
+/* Sets how bytes are changed and stored. STATUS_USAGE if these samples cannot be changed so. */
+static enum status set_output(const struct load *load, const struct set_stream_request *request,
+                              struct image_output *output, bool *changes)
+{
+    static const double zeros[IMAGE_OUTPUT_CHANNELS_MAX] = {0}, ones[IMAGE_OUTPUT_CHANNELS_MAX] = {1, 1, 1};
+    const struct shape shape = {request->channels, request->depth, request->height, request->width};
+    const int axes = load->given->axes;
+    TRY(jitter_read(&load->given->color, &output->color));
+    *changes = jitter_on(&output->color) || axes != LOAD_CTHW;
+    if (!*changes)
+        return STATUS_OK;
+    if (request->type != DTYPE_U8 || (request->channels != 1 && request->channels != 3))
+        return status_set(
+            STATUS_USAGE,
+            "--color-jitter, --grayscale, --blur and --axes are for bytes with one or three channels, "
+            "but samples are %s with %u; drop these options",
+            dtype_names[request->type], request->channels);
+    if (axes != LOAD_CTHW && request->depth == 1)
+        return status_option(STATUS_USAGE, "axes", " is for clips, but the samples are images; drop it");
+    TRY(jitter_check(&output->color, &shape, &jitter_options));
+    image_output_set(output, DTYPE_U8, axes == LOAD_THWC, zeros, ones);
+    output->frames = axes == LOAD_TCHW;
+    output->seed = load->given->seed;
+    return STATUS_OK;
 }
 
 static bool has_label(const struct dataset_sample *sample)
@@ -216,7 +269,10 @@ enum status stream_run_accepts(const struct load *load)
                                         "member with --image");
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         TRY(check_members(load, &load->dataset->samples[i]));
-    return set_stream_find_shape(&request);
+    struct image_output output = {.flip = false};
+    bool changes;
+    TRY(set_stream_find_shape(&request));
+    return set_output(load, &request, &output, &changes);
 }
 
 bool stream_run_has_jpeg(const struct load *load)
@@ -248,6 +304,10 @@ static enum status fill_request(struct stream_run *run, int threads)
                                &run->request.shard_bytes));
     run->sample_bytes = (size_t)run->request.channels * run->request.depth * run->request.height *
                         run->request.width * dtype_bytes(run->request.type);
+    TRY(set_output(load, &run->request, &run->output, &run->changes));
+    run->request.output = run->changes && !run->type->change ? &run->output : NULL;
+    run->changed = malloc(run->changes ? 3 * run->sample_bytes : 1);
+    TRY(ALLOCATED(run->changed, "out of memory for a sample"));
     run->mask_bytes = set_stream_mask_bytes(&run->request);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         labels |= has_label(&load->dataset->samples[i]);
@@ -278,6 +338,7 @@ void stream_run_close(struct stream_run *run)
     verifier_close(&run->verifier);
     free(run->labels);
     free(run->copied);
+    free(run->changed);
 }
 
 /* ---- A run ---- */
@@ -286,7 +347,7 @@ static enum status release(struct stream_run *run)
 {
     if (!run->holds)
         return STATUS_OK;
-    void *done = run->done;
+    void *done = run->done ? run->done : run->type->change && run->changes ? run->batch.ready : NULL;
     run->holds = false;
     run->done = NULL;
     return stream_release(run->stream, &run->batch, done);
@@ -359,6 +420,8 @@ static enum status take_batches(struct stream_run *run, double begin_s)
         if (first)
             run->result.first_batch_s = timer_now_s() - begin_s;
         first = false;
+        if (run->changes && run->type->change)
+            TRY(run->type->change(run));
         last = run->batch.last && run->batch.epoch + 1 == run->end;
         TRY(take_batch(run));
     }

@@ -30,8 +30,13 @@ struct stream_run_type {
     /* Waits until the values of run->batch are complete. */
     enum status (*wait)(struct stream_run *run);
 
-    /* Copies the values of run->batch, and its masks if it has some, to host memory. */
-    enum status (*copy)(struct stream_run *run, uint8_t *values, uint8_t *masks);
+    /* Copies the values of run->batch, and its masks if it has some, to host memory. With run->changes, also
+     * the bytes that were decoded. */
+    enum status (*copy)(struct stream_run *run, uint8_t *values, uint8_t *masks, uint8_t *decoded);
+
+    /* With run->changes: changes and orders the values of run->batch, and sets batch.ready to an event after
+     * this. NULL: the threads of the stream do it. */
+    enum status (*change)(struct stream_run *run);
 };
 
 /* A sample as the plain reader reads it, and its decoded values and mask. */
@@ -49,8 +54,11 @@ struct stream_run {
     const struct stream_run_type *type;
     struct stream *stream;
     struct set_stream_request request;
-    uint32_t tolerance;              /* largest difference of a byte that a device has decoded */
-    uint32_t *labels;                /* zeros, for samples without labels; else NULL */
+    uint32_t tolerance; /* largest difference of a byte that a device has decoded */
+    uint32_t *labels;   /* zeros, for samples without labels; else NULL */
+    bool changes;       /* bytes are stored as `output` says: --color-jitter, --grayscale, --blur, --axes */
+    struct image_output output;
+    uint8_t *changed;                /* memory of three samples, to verify changes */
     size_t sample_bytes, mask_bytes; /* mask_bytes 0: samples have no masks */
     uint64_t end;                    /* the epoch after those of the run */
     uint64_t listed;           /* the plan lists no samples from this epoch on; read and written atomically */

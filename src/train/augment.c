@@ -9,7 +9,7 @@
 
 static bool is_image(const struct shape *shape)
 {
-    return shape->depth == 1 && (shape->channels == 1 || shape->channels == 3);
+    return shape->channels == 1 || shape->channels == 3;
 }
 
 enum status augment_plan(const struct train *train, struct augment_plan *plan)
@@ -20,7 +20,13 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
     if (data->type != DTYPE_U8 || !is_image(&data->shape) || !is_image(canvas))
         return status_set(STATUS_USAGE,
                           "8-bit images with one or three channels are needed for --fit random-resized-crop, "
-                          "--rand-augment and --repeats; drop these options, or use other --data");
+                          "--rand-augment, --color-jitter, --grayscale, --blur and --repeats; drop these "
+                          "options, or use other --data");
+    if (augment->operations > 0 && data->shape.depth > 1)
+        return status_set(STATUS_USAGE,
+                          "--rand-augment changes images, but these samples are clips of %u frames; "
+                          "drop it, or use --color-jitter",
+                          data->shape.depth);
     *plan = (struct augment_plan){.seed = train->seed,
                                   .samples = data->sets[DATA_TRAIN].count,
                                   .canvas = *canvas,
@@ -28,9 +34,10 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
                                   .crop = augment->crop,
                                   .bicubic = augment->bicubic,
                                   .flip = augment->flip,
+                                  .color = augment->color,
                                   .gray = data->gray || canvas->channels < data->shape.channels};
     rand_augment_set(&plan->rand, augment->operations, augment->magnitude, &data->shape);
-    return STATUS_OK;
+    return jitter_check(&plan->color, &data->shape, &jitter_options);
 }
 
 /* ---- Crop, resize, flip ---- */
@@ -98,23 +105,25 @@ static void resize_columns(const struct augment_scratch *scratch, const struct r
     }
 }
 
-/* Crops, resizes and flips an image. A canvas of one channel is resized once and copied to all channels. */
+/* Crops, resizes and flips each plane of an image. A canvas of one channel is resized once and copied to all
+ * channels. */
 static void resize(const struct augment_plan *plan, const uint8_t *stored, struct image_box box, bool flip,
                    const struct augment_scratch *scratch, uint8_t *image)
 {
     const struct shape *canvas = &plan->canvas, *shape = &plan->shape;
+    const uint32_t there = canvas->channels * canvas->depth, planes = shape->channels * shape->depth;
     const size_t from = (size_t)canvas->height * canvas->width, to = (size_t)shape->height * shape->width;
     const struct resample_axis across = resample_axis_with(box.width, shape->width, plan->bicubic);
     const struct resample_axis down = resample_axis_with(box.height, shape->height, plan->bicubic);
     for (uint32_t x = 0; x < across.out; x++)
         scratch->count[x] =
             resample_weights(&across, x, &scratch->first[x], scratch->across + (size_t)x * across.taps);
-    for (uint32_t c = 0; c < shape->channels; c++) {
-        if (c < canvas->channels) {
-            resize_rows(scratch, &across, box, stored + c * from, canvas->width);
-            resize_columns(scratch, &down, shape->width, flip, image + c * to);
+    for (uint32_t k = 0; k < planes; k++) {
+        if (k < there) {
+            resize_rows(scratch, &across, box, stored + k * from, canvas->width);
+            resize_columns(scratch, &down, shape->width, flip, image + k * to);
         } else
-            memcpy(image + c * to, image, to);
+            memcpy(image + k * to, image + k % there * to, to);
     }
 }
 
@@ -124,4 +133,5 @@ void augment_image(const struct augment_plan *plan, const uint8_t *stored, uint3
     resize(plan, stored, augment_box(plan, epoch, sample), augment_flips(plan, epoch, sample), scratch,
            image);
     rand_augment_apply(&plan->rand, &plan->shape, plan->seed, epoch, sample, image, scratch->other);
+    jitter_apply(&plan->color, &plan->shape, plan->seed, epoch, sample, image, scratch->other);
 }

@@ -1,11 +1,12 @@
 /* Augmentation that computes new images from the stored samples in every epoch: random-resized-crop, flip,
- * and RandAugment. The stored sample is called the canvas. All steps work on bytes. Afterwards the samples
- * are gathered: shifted, normalised and erased (data_gather()).
+ * RandAugment, changes of colour and blur. The stored sample is called the canvas. All steps work on bytes.
+ * Afterwards the samples are gathered: shifted, normalised and erased (data_gather()). All frames of a clip,
+ * whose depth is above 1, are changed alike.
  *
- *     stored canvas ─ crop, resize, flip ─ RandAugment ─ gather
+ *     stored canvas ─ crop, resize, flip ─ RandAugment ─ colour, blur ─ gather
  *
  * An image is a pure function of the seed, the epoch and the number of the sample, with the same bits on host
- * and device (data/rand_augment.h). */
+ * and device (data/rand_augment.h, data/jitter.h). */
 #ifndef FDSL_TRAIN_AUGMENT_H
 #define FDSL_TRAIN_AUGMENT_H
 
@@ -14,6 +15,7 @@
 
 #include "core/portable.h"
 #include "core/status.h"
+#include "data/jitter.h"
 #include "data/rand_augment.h"
 #include "data/random_boxes.h"
 #include "data/resample.h"
@@ -22,10 +24,11 @@
 struct augment_plan {
     uint64_t seed;
     uint32_t samples; /* size of the training set; sample numbers >= samples are copies (train_picked()) */
-    struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
+    struct shape canvas, shape; /* of a stored sample, and of a sample of the network, with the same depth */
     bool crop, bicubic, flip;
     bool gray; /* all channels of an image are equal; operations keep them equal */
     struct rand_augment rand;
+    struct jitter color;
 };
 
 /* ---- Draws ---- */

@@ -118,17 +118,17 @@ static const char *const set_names[DATA_PARTS] = {"training", "test"};
 static enum status fit_canvas(struct data *data, const struct image *image)
 {
     const struct image_fit *fit = &data->fit;
-    if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
+    if (image->type != DTYPE_U8 || (image->channels != 1 && image->channels != 3))
         return status_value(STATUS_USAGE, "fit", "random-resized-crop",
                             " needs 8-bit images with one or three channels; use --fit resize, or other "
                             "--data");
     if (image->channels > fit->channels)
         return status_value(STATUS_USAGE, "fit", "random-resized-crop",
                             " cannot convert colour images to gray; use --channels 3, or --fit resize");
-    data->shape = (struct shape){fit->channels, 1, fit->res, fit->res};
+    data->shape = (struct shape){fit->channels, image->depth, fit->res, fit->res};
     data->type = image->type;
     data->sample_values = data->sample_bytes = shape_values(&data->shape);
-    data->canvas = (struct shape){image->channels, 1, image->height, image->width};
+    data->canvas = (struct shape){image->channels, image->depth, image->height, image->width};
     data->canvas_bytes = image_values(image);
     return STATUS_OK;
 }

@@ -192,6 +192,7 @@ static const struct option_spec options[] = {
     {"repeats", "N", OPTION_COUNT, AT(repeats), .fallback = "1", .minimum = 1, .maximum = 64,
      .column = COLUMN,
      .help = "repeated augmentation: each step has N differently augmented copies of each of its samples"},
+    JITTER_OPTIONS(AT(color), "training samples"),
     {"raw", NULL, OPTION_FLAG, AT(raw), .column = COLUMN,
      .help = "do not normalise samples with the training set's mean and standard deviation"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), .minimum = -1e6, .maximum = 1e6, .column = COLUMN,
@@ -434,6 +435,8 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {mixed, "--feed mixed", {"mix", "mix-epoch", "mix-labels", "mix-weights-at"}},
         {!mixed, "another --feed than mixed", {"repeats"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
+        {parameters->color.jitter, "--color-jitter B,C,S,H", {"color-jitter-p"}},
+        {parameters->color.blur > 0, "--blur P", {"blur-kernel", "blur-sigma"}},
         {synth, "--data synth", {"res"}},
         {!(mixed && parameters->job.out_res), "--feed mixed without --out-res", {"res"}},
         {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
@@ -473,6 +476,12 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         return parameters->decoder == DECODER_AUTO;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
+    if (strcmp(option, "color-jitter") == 0)
+        return !parameters->color.jitter;
+    if (strcmp(option, "grayscale") == 0)
+        return parameters->color.grayscale <= 0;
+    if (strcmp(option, "blur") == 0)
+        return parameters->color.blur <= 0;
     if (strcmp(option, "draw") == 0)
         return !parameters->job.draw || strcmp(parameters->job.draw, "patches") == 0;
     if (strcmp(option, "min-lit") == 0) /* the data's hashes do not cover all orbits */
@@ -769,7 +778,9 @@ static enum status check_plan(const struct train_parameters *all)
 static enum status check_options(const struct options *given, const struct train_parameters *parameters,
                                  const struct train_parameters *all, const struct partition *partition)
 {
+    struct jitter color;
     TRY(check_given(given, parameters));
+    TRY(jitter_read(&parameters->color, &color));
     TRY(check_batch(all, partition));
     TRY(check_pipeline(all, partition));
     TRY(check_plan(all));
@@ -820,6 +831,9 @@ static enum status check_rows(const struct train_parameters *all, const struct d
                   {all->flip, "flip"},
                   {!isnan(all->rand_augment), "rand-augment"},
                   {all->erasing > 0, "erasing"},
+                  {all->color.jitter, "color-jitter"},
+                  {all->color.grayscale > 0, "grayscale"},
+                  {all->color.blur > 0, "blur"},
                   {all->cutmix > 0, "cutmix"},
                   {all->repeats > 1, "repeats"}};
     for (size_t i = 0; data->rows && i < COUNT_OF(others); i++)
@@ -969,6 +983,8 @@ static enum status read_state(const char *path, struct stream_state *state)
 static struct augment chosen_augment(const struct train_parameters *parameters, const struct shape *shape)
 {
     const bool changes = !isnan(parameters->rand_augment);
+    struct jitter color;
+    (void)jitter_read(&parameters->color, &color); /* succeeds: check_options() has called it */
     return (struct augment){.shift = (uint32_t)parameters->shift,
                             .flip = parameters->flip,
                             .crop = crops(parameters) && !loads(parameters),
@@ -978,7 +994,8 @@ static struct augment chosen_augment(const struct train_parameters *parameters, 
                             .repeats = (uint32_t)parameters->repeats,
                             .erasing = (float)parameters->erasing,
                             .height = shape->height,
-                            .width = shape->width};
+                            .width = shape->width,
+                            .color = color};
 }
 
 /* Returns --feed, or what it is if it is not given. */
@@ -1025,12 +1042,13 @@ static enum status check_augments(const struct train_parameters *parameters, con
     const bool crops = augment.crop && !pipeline && strcmp(parameters->job.data, "synth") != 0;
     return simple || (engine->augments && !pipeline)
                ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "it augments samples only by --shift and --flip; drop --fit "
-                     "random-resized-crop, --rand-augment, --erasing and --repeats, or use train-cuda, "
-                     "train-vit, train-omp or train-naive with --parallel data%s",
-                     crops ? "; with --feed load, images are cropped for every variant" : "");
+               : status_set(STATUS_USAGE,
+                            "it augments samples only by --shift and --flip; drop --fit "
+                            "random-resized-crop, --rand-augment, --color-jitter, --grayscale, --blur, "
+                            "--erasing and "
+                            "--repeats, or use train-cuda, train-vit, train-omp or train-naive with "
+                            "--parallel data%s",
+                            crops ? "; with --feed load, images are cropped for every variant" : "");
 }
 
 static enum status train_suits(const struct options *given, const void *parameters_,

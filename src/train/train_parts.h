@@ -4,6 +4,7 @@
 #define FDSL_TRAIN_TRAIN_PARTS_H
 
 #include "core/workload.h"
+#include "data/jitter.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -18,6 +19,7 @@ struct train_parameters {
     double label_smoothing, clip_norm, ema, layer_decay, drop_path;
     double rand_augment, erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
+    struct jitter_parameters color;
     uint64_t checkpoint_steps, test_steps; /* 0: not given */
     uint64_t log_steps;
     int loss, interpolation, generator, recipe;
