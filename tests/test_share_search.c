@@ -60,18 +60,19 @@ static double search_share(const struct machine *machine, uint32_t seed, uint32_
 {
     struct share_search search = {.parts = 100};
     for (uint32_t share; (share = share_search_next(&search)) > 0;) {
-        cr_assert(search.count < SHARE_PROBES && share <= 100);
+        cr_assert(search.count <= SHARE_PROBES && share <= 100);
         for (uint32_t i = 0; i < search.count; i++)
-            cr_assert_neq(search.probes[i].share, share, "share %u was measured before", share);
+            cr_assert(search.probes[i].share != share || (i + 1 == search.count && !search.probes[i].twice),
+                      "share %u was measured before", share);
         const double part = share / 100.0, busy = busy_of(machine, part);
         double step = step_of(machine, part) * (1 + machine->noise * jitter(&seed));
-        if (search.count + 1 == machine->hiccup)
+        if (search.tries + 1 == machine->hiccup)
             step *= 1.2;
         const double waits = fmax(0, 1 - busy * (1 - machine->floor) / step) * (1 + machine->noise * jitter(&seed));
-        search.probes[search.count++] = (struct share_probe){share, waits, step};
+        share_search_add(&search, share, waits, step);
     }
     cr_assert_gt(search.count, 0);
-    *probes = search.count;
+    *probes = search.tries;
     return share_search_best(&search)->share / 100.0;
 }
 
@@ -99,7 +100,7 @@ Test(share_search, finds_the_best_share_of_machines)
                 for (size_t f = 0; f < COUNT_OF(floors); f++)
                     for (int noise = 0; noise < 2; noise++)
                         expect_best(&(struct machine){rates[r], generate[g], contention[c], floors[f], 0.01 * noise, 0},
-                                    0.08, 0.05, SHARE_PROBES);
+                                    0.08, 0.05, SHARE_PROBES + 3);
 }
 
 /* Ordinary machines need few probes, each of which takes seconds. */
@@ -112,12 +113,12 @@ Test(share_search, ends_soon)
     expect_best(&(struct machine){.rate = 3}, 0, 0, 1);
 }
 
-/* A probe that another process delays costs a part of the share, but not all of it. */
+/* A probe that another process delays is repeated. The first one is not: it only gives the next share. */
 Test(share_search, survives_a_delayed_probe)
 {
     for (size_t r = 0; r < COUNT_OF(rates); r++)
         for (uint32_t hiccup = 1; hiccup <= 6; hiccup++)
-            expect_best(&(struct machine){.rate = rates[r], .generate = 0.2, .hiccup = hiccup}, 0.25, 0.05,
+            expect_best(&(struct machine){.rate = rates[r], .generate = 0.2, .hiccup = hiccup}, 0.06, 0.03,
                         SHARE_PROBES);
 }
 

@@ -511,23 +511,21 @@ static enum status find_batch(struct runner *runner)
 /* ---- --mix synth:auto ---- */
 
 /* Measures training steps with a share of the samples that are read. */
-static enum status try_share(struct runner *runner, struct share_probe *tried)
+static enum status try_share(struct runner *runner, uint32_t share, double *stall, double *step_s)
 {
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
     const struct variant *variant = runner->entry->variant;
     void *state = NULL;
     char phase[96];
-    snprintf(phase, sizeof phase, "--mix: trying a share of %g",
-             (double)tried->share / (double)workload->mix.parts);
+    snprintf(phase, sizeof phase, "--mix: trying a share of %g", (double)share / (double)workload->mix.parts);
     show_phase(runner, phase);
-    TRY(comm_agree(
-        workload->mix.set(runner->input, settings->parameters, &runner->partition, tried->share, false)));
+    TRY(comm_agree(workload->mix.set(runner->input, settings->parameters, &runner->partition, share, false)));
     TRY(comm_agree(supports(runner, variant)));
     phase_enter(PHASE_SETUP);
     enum status status = comm_agree(variant->setup(&settings->resources, runner->input, &state));
     if (status == STATUS_OK)
-        status = workload->mix.probe(state, &tried->stall, &tried->step_s);
+        status = workload->mix.probe(state, stall, step_s);
     status = comm_agree(status);
     if (state) {
         phase_enter(PHASE_TEARDOWN);
@@ -553,10 +551,9 @@ static enum status find_share(struct runner *runner)
         return STATUS_OK;
     runner->entry = settings->variants[0];
     for (uint32_t share; (share = share_search_next(&search)) > 0;) {
-        struct share_probe *tried = &search.probes[search.count];
-        tried->share = share;
-        TRY(try_share(runner, tried));
-        search.count++;
+        double stall, step_s;
+        TRY(try_share(runner, share, &stall, &step_s));
+        share_search_add(&search, share, stall, step_s);
     }
     show_phase(runner, NULL);
     const struct share_probe *best = share_search_best(&search);
@@ -566,7 +563,7 @@ static enum status find_share(struct runner *runner)
                  100 * share_search_floor(&search));
     status_say("--mix: the share of the samples that are read is %g (%" PRIu32
                " tried; steps then wait for them %.2g %% of their time%s)",
-               best->share / (double)search.parts, search.count, 100 * best->stall, other);
+               best->share / (double)search.parts, search.tries, 100 * best->stall, other);
     return comm_agree(
         workload->mix.set(runner->input, settings->parameters, &runner->partition, best->share, true));
 }

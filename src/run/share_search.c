@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #define PRECISION 20 /* the search ends when two shares differ by less than 1/20 */
+#define SURPRISE  0.05
 #define FEW       8  /* to find stalls that do not come from reading, this part of a share is measured */
 
 /* Returns the shares per second at which the samples of a probe were read. */
@@ -63,12 +64,17 @@ const struct share_probe *share_search_best(const struct share_search *search)
     return low ? low : smallest(search);
 }
 
+/* Returns how long a step with this probe's share takes without waiting for samples that are read. */
+static double busy_of(const struct share_search *search, const struct share_probe *probe)
+{
+    return probe->step_s * (1 - fmax(0, probe->stall - share_search_floor(search)));
+}
+
 /* Solves s / R = b(s). With `low`, b is the line through both probes, otherwise constant. */
 static double solve(const struct share_search *search, const struct share_probe *low,
                     const struct share_probe *high)
 {
-    const double rate = rate_of(high), idle = fmax(0, high->stall - share_search_floor(search)),
-                 busy_s = high->step_s * (1 - idle);
+    const double rate = rate_of(high), busy_s = busy_of(search, high);
     if (!low)
         return rate * busy_s;
     const double slope = rate * (low->step_s - busy_s) / (high->share - low->share);
@@ -82,11 +88,38 @@ static uint32_t part_of(uint32_t share)
     return share < PRECISION ? 1 : share / PRECISION;
 }
 
+/* Returns whether steps waited much longer in the latest probe than the earlier ones let expect. */
+static bool surprises(const struct share_search *search)
+{
+    const struct share_probe *low, *high, *latest = &search->probes[search->count - 1];
+    struct share_search before = *search;
+    before.count--;
+    find_ends(&before, &low, &high);
+    if (!high || latest->twice || !waits(search, latest))
+        return false;
+    const double expected = 1 - rate_of(high) * busy_of(search, latest) / latest->share;
+    return latest->stall > fmax(0, expected) + SURPRISE;
+}
+
+void share_search_add(struct share_search *search, uint32_t share, double stall, double step_s)
+{
+    struct share_probe *latest = search->count ? &search->probes[search->count - 1] : NULL;
+    const bool again = latest && latest->share == share;
+    search->tries++;
+    if (!again)
+        latest = &search->probes[search->count++];
+    if (!again || stall < latest->stall)
+        *latest = (struct share_probe){share, stall, step_s, false};
+    latest->twice = again;
+}
+
 uint32_t share_search_next(const struct share_search *search)
 {
     const struct share_probe *low, *high;
     if (search->count == 0)
         return search->parts;
+    if (surprises(search))
+        return search->probes[search->count - 1].share;
     find_ends(search, &low, &high);
     if (!high || high->share == 1 || search->count == SHARE_PROBES)
         return 0;
