@@ -570,6 +570,7 @@ static enum status play(struct situation *situation, struct contender *contender
         if (status != STATUS_OK)
             break;
         if (++round == look) {
+            advise_note_noise(question, advice, advice_count);
             advise_drop(question, advice, advice_count);
             struct advice_decision decision = advise_decide(question, advice, advice_count);
             if (decision.decided || decision.rival == advice_count) /* more rounds change nothing */
