@@ -190,8 +190,8 @@ Test(advise, the_noise_of_all_ways_counts)
     cr_expect_float_eq(first.value, 1.2, 1e-9);
     cr_expect(first.low < 1.18 && first.high > 1.22 && lucky.low > 1.199 && lucky.high < 1.201, "%g to %g",
               first.low, first.high);
-    cr_expect(last.high / last.low < 0.7 * unlucky.high / unlucky.low, "%g to %g instead of %g to %g", last.low,
-              last.high, unlucky.low, unlucky.high);
+    cr_expect(last.high / last.low < 0.7 * unlucky.high / unlucky.low, "%g to %g instead of %g to %g",
+              last.low, last.high, unlucky.low, unlucky.high);
     /* Without any noise, two runs may still differ. */
     for (size_t i = 0; i < 2; i++)
         for (size_t round = 0; round < 3; round++)

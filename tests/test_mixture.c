@@ -535,7 +535,7 @@ Test(mixture, orbits_are_kept)
 {
     make_sets();
 #define FRACTALS                                                                                            \
-    "$P --variant train-naive --model logreg --feed mixed --out-res 16 --channels 1 --classes 5 --batch 8 "    \
+    "$P --variant train-naive --model logreg --feed mixed --out-res 16 --channels 1 --classes 5 --batch 8 " \
     "--data a --mix load:0.5,synth:0.5 --formula fractaldb --cache-dir kept --export "
     EXPECT(0, FRACTALS "one.safetensors && ls kept | grep -q .");
     EXPECT(0, "touch -d '2 days ago' kept/* && " FRACTALS "two.safetensors && "
@@ -562,9 +562,11 @@ Test(mixture, options_without_effect_are_refused)
         {"--feed mixed --mix synth:1,load:1 --data a --mix-labels offset", "must be the first source"},
         {"--feed mixed --mix load:1,synth:1 --mix-weights-at 4:1,2 --data a --out-res 12 --channels 1",
          "--mix-weights-at: weights can change only among three sources"},
-        {"--feed mixed --mix load:1,b=b/:1,synth:1 --mix-weights-at 4:2,1,1 --data a --out-res 12 --channels 1",
+        {"--feed mixed --mix load:1,b=b/:1,synth:1 --mix-weights-at 4:2,1,1 --data a --out-res 12 --channels "
+         "1",
          "--mix-weights-at: the weights from step 4 on give 'load' another share"},
-        {"--feed mixed --mix load:1,b=b/:1,synth:1 --mix-weights-at 4:2,2,2 --data a --out-res 12 --channels 1",
+        {"--feed mixed --mix load:1,b=b/:1,synth:1 --mix-weights-at 4:2,2,2 --data a --out-res 12 --channels "
+         "1",
          "--mix-weights-at: the weights from step 4 on give all sources the same shares"},
     };
     make_sets();

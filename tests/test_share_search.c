@@ -68,7 +68,8 @@ static double search_share(const struct machine *machine, uint32_t seed, uint32_
         double step = step_of(machine, part) * (1 + machine->noise * jitter(&seed));
         if (search.tries + 1 == machine->hiccup)
             step *= 1.2;
-        const double waits = fmax(0, 1 - busy * (1 - machine->floor) / step) * (1 + machine->noise * jitter(&seed));
+        const double waits =
+            fmax(0, 1 - busy * (1 - machine->floor) / step) * (1 + machine->noise * jitter(&seed));
         share_search_add(&search, share, waits, step);
     }
     cr_assert_gt(search.count, 0);
@@ -82,10 +83,11 @@ static void expect_best(const struct machine *machine, double below, double abov
     for (uint32_t seed = 0; seed < (machine->noise > 0 ? 20 : 1); seed++) {
         uint32_t probes;
         const double share = search_share(machine, seed, &probes);
-        cr_expect(share >= (1 - below) * best - 0.01 && share <= (1 + above) * best + 0.01 && probes <= most,
-                  "rate %g, generate %g, contention %g, floor %g, hiccup %u, seed %u: %g of %g after %u probes",
-                  machine->rate, machine->generate, machine->contention, machine->floor, machine->hiccup, seed,
-                  share, best, probes);
+        cr_expect(
+            share >= (1 - below) * best - 0.01 && share <= (1 + above) * best + 0.01 && probes <= most,
+            "rate %g, generate %g, contention %g, floor %g, hiccup %u, seed %u: %g of %g after %u probes",
+            machine->rate, machine->generate, machine->contention, machine->floor, machine->hiccup, seed,
+            share, best, probes);
     }
 }
 
@@ -99,7 +101,8 @@ Test(share_search, finds_the_best_share_of_machines)
             for (size_t c = 0; c < COUNT_OF(contention); c++)
                 for (size_t f = 0; f < COUNT_OF(floors); f++)
                     for (int noise = 0; noise < 2; noise++)
-                        expect_best(&(struct machine){rates[r], generate[g], contention[c], floors[f], 0.01 * noise, 0},
+                        expect_best(&(struct machine){rates[r], generate[g], contention[c], floors[f],
+                                                      0.01 * noise, 0},
                                     0.08, 0.05, SHARE_PROBES + 3);
 }
 

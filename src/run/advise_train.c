@@ -146,8 +146,8 @@ static void shorten(double train_size, double epochs, struct arguments *argument
     arguments->of[arguments->count++] = "--allow-nan";
 }
 
-/* The measures of the epochs of a run without its first one, which loads kernels and raises clocks. The rate is
- * the median of the epochs: another process may delay one of them. */
+/* The measures of the epochs of a run without its first one, which loads kernels and raises clocks. The rate
+ * is the median of the epochs: another process may delay one of them. */
 struct measured {
     double items_per_s, step_s, stall_share, joules_per_item;
     double memory_bytes, samples, parameters, resident; /* `resident`: samples in GPU memory */
@@ -216,7 +216,7 @@ enum status advise_measure_step(struct situation *situation)
 
 /* ---- One measurement ---- */
 
-#define TRAINED_SHARE 0.85 /* at least this share of a set is trained on; the rest may be held out */
+#define TRAINED_SHARE 0.85  /* at least this share of a set is trained on; the rest may be held out */
 #define READ_ALL      0.995 /* a mixture with a larger share of read samples is no mixture */
 
 /* Takes over what the first run of a mixture chose. */

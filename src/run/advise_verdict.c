@@ -555,8 +555,8 @@ static void print_caption(const char *data, const struct advice_question *questi
 /* Returns how a way compares with the best: "best"; "slower", if the whole interval of the ratio is below 1;
  * otherwise "equal": not slower, and at most the margin faster. Returns "open" if the verdict is undecided
  * and the way may be the best. */
-static const char *standing(const struct advice_question *question, const struct advice *advice, size_t number,
-                            const struct advice_decision *decision)
+static const char *standing(const struct advice_question *question, const struct advice *advice,
+                            size_t number, const struct advice_decision *decision)
 {
     if (advice[number].place == ADVISE_CONSTANT)
         return "limit";
@@ -742,7 +742,8 @@ static void add_training(struct row *row, const struct advice_question *question
     const struct ratio unknown = {NAN, NAN, NAN};
     const struct ratio rate = advise_mean(way->reached_per_s, way->rounds, SHOWN);
     const double samples = (double)question->samples;
-    add_interval(row, "limit_share", constant && way->measured ? ratio_of(question, constant, way, SHOWN) : unknown);
+    add_interval(row, "limit_share",
+                 constant && way->measured ? ratio_of(question, constant, way, SHOWN) : unknown);
     add_interval(row, "epoch_s",
                  (struct ratio){samples / rate.value, samples / rate.high, samples / rate.low});
     row_real(row, "epoch_joules", samples * way->joules_per_image);

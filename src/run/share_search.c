@@ -6,7 +6,7 @@
 
 #define PRECISION 20 /* the search ends when two shares differ by less than 1/20 */
 #define SURPRISE  0.05
-#define FEW       8  /* to find stalls that do not come from reading, this part of a share is measured */
+#define FEW       8 /* to find stalls that do not come from reading, this part of a share is measured */
 
 /* Returns the shares per second at which the samples of a probe were read. */
 static double rate_of(const struct share_probe *probe)
