@@ -125,7 +125,7 @@ Test(advise, a_way_that_slows_the_step_down_ranks_lower)
         advise_add(&measured, &advice[1], i ? NAN : 8e5, 51200 - (double)i, 0);
     }
     cr_expect_float_eq(advice[0].stall_share, 0.015, 1e-12, "%g", advice[0].stall_share);
-    cr_expect_float_eq(advise_ratio(&advice[0], &advice[1]).value, 1.25, 1e-3);
+    cr_expect_float_eq(advise_ratio(&five_ms, &advice[0], &advice[1]).value, 1.25, 1e-3);
     expect_best(advice, 2, 1, "Memory (v) delivers 800,000 images/s");
     advice[1].measured = false;
     struct advice_decision decision = advise_decide(&measured, advice, 2);
@@ -159,8 +159,47 @@ Test(advise, rounds_that_failed_do_not_count)
     struct advice advice[] = {way("generating", ADVISE_GENERATED, 20000), way("disk", ADVISE_DISK, 30000)};
     advise_miss(&advice[0]);
     advise_add(&five_ms, &advice[1], 1, NAN, NAN);
-    cr_expect_float_eq(advise_ratio(&advice[0], &advice[1]).value, 1.5, 1e-9);
+    cr_expect_float_eq(advise_ratio(&five_ms, &advice[0], &advice[1]).value, 1.5, 1e-9);
     expect_best(advice, 2, 1, "Disk (v)");
+}
+
+/* Rounds 1 to 3 are 1, 0.9 and 1.1 times as fast, for all ways. The ratio of the first two is 1.2 in each of
+ * them by chance, that of the last two scatters as much as all rates do. */
+Test(advise, the_noise_of_all_ways_counts)
+{
+    static const double rates[5][3] = {{1000, 900, 1100},
+                                       {1200, 1080, 1320},
+                                       {1050, 920, 1080},
+                                       {2000 * 1.04, 1800 * 0.97, 2200},
+                                       {3000 * 0.96, 2700 * 1.03, 3300 * 1.01}};
+    struct advice_question question = five_ms;
+    struct advice advice[5] = {0};
+    question.estimated = false;
+    question.model = "cnn";
+    for (size_t i = 0; i < 5; i++)
+        for (size_t round = 0; round < 3; round++)
+            advise_add(&question, &advice[i], NAN, rates[i][round], 0);
+    const struct ratio lucky = advise_ratio(&question, &advice[0], &advice[1]),
+                       unlucky = advise_ratio(&question, &advice[3], &advice[4]);
+    advise_note_noise(&question, advice, 5);
+    cr_expect(question.noise_freedom == 15 - 5 - 3 + 1 && sqrt(question.noise) > 0.01 &&
+                  sqrt(question.noise) < 0.05,
+              "%g, %g", question.noise_freedom, sqrt(question.noise));
+    const struct ratio first = advise_ratio(&question, &advice[0], &advice[1]),
+                       last = advise_ratio(&question, &advice[3], &advice[4]);
+    cr_expect_float_eq(first.value, 1.2, 1e-9);
+    cr_expect(first.low < 1.18 && first.high > 1.22 && lucky.low > 1.199 && lucky.high < 1.201, "%g to %g",
+              first.low, first.high);
+    cr_expect(last.high / last.low < 0.7 * unlucky.high / unlucky.low, "%g to %g instead of %g to %g",
+              last.low, last.high, unlucky.low, unlucky.high);
+    /* Without any noise, two runs may still differ. */
+    for (size_t i = 0; i < 2; i++)
+        for (size_t round = 0; round < 3; round++)
+            advice[i].reached_per_s[round] = 100;
+    advise_note_noise(&question, advice, 2);
+    const struct ratio equal = advise_ratio(&question, &advice[0], &advice[1]);
+    cr_expect(question.noise == 0 && equal.low < 0.995 && equal.high > 1.005, "%g to %g", equal.low,
+              equal.high);
 }
 
 Test(advise, too_few_or_too_different_rounds_are_undecided)
@@ -457,7 +496,7 @@ Test(advise, the_page_has_the_costs_of_an_epoch)
         "(vit-tiny, trained with train-vit)",
         "\na prepared set, memory load          40000   1.8%    78.1        0       2.5         1        "
         "1          2 best\n",
-        "It takes less time than generating in each epoch from 4 epochs on\n(4 to 5).\n",
+        "It takes less time than generating in each epoch from 4 epochs on\n(4 to 6).\n",
         "\n4 nodes, each with 256 images per step: an all-reduce of 20 MB of gradients takes 2 ms (1 to 4)",
         "\ngenerating             live          69189 ");
 }
@@ -608,8 +647,8 @@ static const char training_check[] =
     "rates = {}\n"
     "for run in runs[1:]:  # the first one only measures how long runs must be\n"
     "    key = run[0]['feed'], bool(run[0]['resident_bytes']), 'prepared' in run[0]['data']\n"
-    "    time_s = sum(float(row['time_mean_s']) for row in run)\n"
-    "    rates.setdefault(key, []).append(sum(float(row['items']) for row in run) / time_s)\n"
+    "    of_epochs = sorted(float(row['items']) / float(row['time_mean_s']) for row in run)\n"
+    "    rates.setdefault(key, []).append(of_epochs[len(of_epochs) // 2])\n"
     "ways = {row['way']: row for row in document['rows']}\n"
     "about = document['advice']\n"
     "mean = lambda values: math.exp(sum(map(math.log, values)) / len(values))\n"

@@ -229,7 +229,7 @@ Test(lib_mix, wrong_arguments_are_refused)
     REFUSED(weights, ((const double[]){0.5, -1, 1}), "weights: -1 is not a weight");
     REFUSED(weights, ((const double[]){0.33333, 1, 1}), "weights: 0.33333");
     REFUSED(weights, ((const double[]){0, 1, 1}), "weights: the weight of '0' is 0");
-    REFUSED(epoch, 2, "weights: '2' has no end");
+    REFUSED(epoch, 2, "epoch: '2' has no end");
     REFUSED(epoch, 3, "epoch: ");
     REFUSED(labels, "other", "labels: ");
     REFUSED(labels, NULL, "labels: ");
@@ -248,7 +248,14 @@ Test(lib_mix, wrong_arguments_are_refused)
     refuse(&config, "change_steps: 0 is out of range");
     config.change_steps = (const uint64_t[]){5};
     config.change_weights = (const double[]){1, 1, 1};
-    refuse(&config, "weights: the weights from step 5 on give '0' another share");
+    refuse(&config, "change_weights: the weights from step 5 on give '0' another share");
+    config.change_weights = weights;
+    refuse(&config, "change_weights: the weights from step 5 on give all sources the same shares");
+    config.change_weights = (const double[]){0.5, 0.5};
+    config.count = 2;
+    config.classes = NULL;
+    config.labels = "joined";
+    refuse(&config, "change_weights: weights can change only among three sources");
     refuse(NULL, "config: it is NULL");
     cr_expect_eq(fdsl_source_mix(&plain, NULL), FDSL_INVALID);
     struct fdsl_source *others[3] = {mixed.parts[0], mixed.source, mixed.parts[2]};

@@ -157,7 +157,7 @@ Test(mixture, weights_change_at_a_step)
 
 Test(mixture, wrong_weights_are_refused)
 {
-    const uint32_t samples[2] = {10, 0};
+    const uint32_t samples[3] = {10, 0, 0};
     const struct {
         uint32_t weights[2], named, size;
         const char *words;
@@ -173,14 +173,14 @@ Test(mixture, wrong_weights_are_refused)
         cr_expect_eq(mixture_count(&request, &positions), STATUS_USAGE);
         cr_expect(strstr(status_text(), cases[i].words), "%s", status_text());
     }
-    struct mixture_request request = request_of((const uint32_t[]){1, 1}, samples, 2, 0, 4, false);
+    struct mixture_request request = request_of((const uint32_t[]){1, 1, 1}, samples, 3, 0, 4, false);
     uint32_t positions;
     request.phase_count = 2;
-    request.phases[1] = (struct mixture_weights){.step = 5, .of = {1, 2}};
+    request.phases[1] = (struct mixture_weights){.step = 5, .of = {1, 2, 3}};
     cr_expect_eq(mixture_count(&request, &positions), STATUS_USAGE);
     cr_expect(strstr(status_text(), "the weights from step 5 on give 'source0' another share"), "%s",
               status_text());
-    request.phases[1] = (struct mixture_weights){.step = 0, .of = {1, 1}};
+    request.phases[1] = (struct mixture_weights){.step = 0, .of = {1, 2, 0}};
     cr_expect_eq(mixture_count(&request, &positions), STATUS_USAGE);
     cr_expect(strstr(status_text(), "must ascend"), "%s", status_text());
 }
@@ -530,6 +530,20 @@ Test(mixture, the_share_is_chosen_once)
     EXPECT(0, MIXED "--mix synth:auto,load --dry-run");
 }
 
+/* The folder keeps the orbits of the generated images, as with --data synth. */
+Test(mixture, orbits_are_kept)
+{
+    make_sets();
+#define FRACTALS                                                                                            \
+    "$P --variant train-naive --model logreg --feed mixed --out-res 16 --channels 1 --classes 5 --batch 8 " \
+    "--data a --mix load:0.5,synth:0.5 --formula fractaldb --cache-dir kept --export "
+    EXPECT(0, FRACTALS "one.safetensors && ls kept | grep -q .");
+    EXPECT(0, "touch -d '2 days ago' kept/* && " FRACTALS "two.safetensors && "
+              "cmp one.safetensors two.safetensors && test -z \"$(find kept -type f -newermt yesterday)\"");
+    expect_refused(2, "--cache-dir needs data at a URL, images of FractalDB or shards",
+                   MIXED "--mix load:0.5,synth:0.5 --cache-dir kept");
+}
+
 Test(mixture, options_without_effect_are_refused)
 {
     static const char *const cases[][2] = {
@@ -547,7 +561,13 @@ Test(mixture, options_without_effect_are_refused)
         {"--feed mixed --mix load:1,b=none/:1 --data a", "none"},
         {"--feed mixed --mix synth:1,load:1 --data a --mix-labels offset", "must be the first source"},
         {"--feed mixed --mix load:1,synth:1 --mix-weights-at 4:1,2 --data a --out-res 12 --channels 1",
-         "keep the share"},
+         "--mix-weights-at: weights can change only among three sources"},
+        {"--feed mixed --mix load:1,b=b/:1,synth:1 --mix-weights-at 4:2,1,1 --data a --out-res 12 --channels "
+         "1",
+         "--mix-weights-at: the weights from step 4 on give 'load' another share"},
+        {"--feed mixed --mix load:1,b=b/:1,synth:1 --mix-weights-at 4:2,2,2 --data a --out-res 12 --channels "
+         "1",
+         "--mix-weights-at: the weights from step 4 on give all sources the same shares"},
     };
     make_sets();
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

@@ -730,15 +730,18 @@ static enum status mixed_release(struct device_batches *batches, const struct st
                                  void *cuda_stream)
 {
     struct mixed_batches *self = mixed_of(batches);
-    struct mix_slot *slot = &self->slots.of[batch->slot];
+    struct mix_slot *slot = batch->slot < self->slots.count ? &self->slots.of[batch->slot] : nullptr;
+    enum status status = STATUS_OK;
     TRY(calls_refuse_capture(cuda_stream, "the release of a batch"));
     pthread_mutex_lock(&self->slots.lock);
-    const enum status status =
-        CUDA_STATUS(cudaEventRecord(slot->done, static_cast<cudaStream_t>(cuda_stream)));
-    slot->held = false;
-    slot->waits = true;
+    const bool held = slot && slot->held;
+    if (held) {
+        status = CUDA_STATUS(cudaEventRecord(slot->done, static_cast<cudaStream_t>(cuda_stream)));
+        slot->held = false;
+        slot->waits = true;
+    }
     pthread_mutex_unlock(&self->slots.lock);
-    return status;
+    return held ? status : status_set(STATUS_USAGE, "the batch was released before");
 }
 
 static bool mixed_wait(struct stream *stream, double seconds)

@@ -33,6 +33,10 @@ def _classes(classes: Any, count: int) -> list[int]:
     return [0 if value is None else integer("num_classes", value, 1, 1 << 24) for value in given]
 
 
+# The arguments of mix() that have other names in messages of the library.
+_ARGUMENTS = {"change_steps": "changes", "change_weights": "changes", "classes": "num_classes"}
+
+
 class Mixture(_Source):
     """A data set that fdsl.mix() returns. `sources` are the data sets that it mixes. `len()` is the number of samples of an
     epoch; `classes` are the names of its classes, if they have names."""
@@ -81,7 +85,11 @@ class Mixture(_Source):
         c.change_weights = (ctypes.c_double * max(1, len(rows)))(*rows)
         words = {"sources": list(sources), "weights": given, "labels": labels, "num_classes": num_classes, "epoch": epoch, "changes": changes}
         self.sources = list(sources)
-        self._open(lambda handle: lib.fdsl_source_mix(c, handle), words)
+        try:
+            self._open(lambda handle: lib.fdsl_source_mix(c, handle), words)
+        except ValueError as error:
+            name, colon, reason = str(error).partition(":")
+            raise ValueError(_ARGUMENTS.get(name, name) + colon + reason) from None
 
     def _set_format(self, c: StreamConfigStruct, transforms: Any, dtype: Any, channels: Any, layout: Any) -> None:
         own = [source.dtype for source in self.sources if source.dtype is not None]

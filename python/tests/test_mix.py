@@ -110,14 +110,15 @@ def test_images_set_the_type(sources: list[Any]) -> None:
         ({"labels": "other"}, ValueError, "labels: "),
         ({"num_classes": None}, ValueError, "offset"),
         ({"num_classes": [None]}, ValueError, "num_classes: there are 1 numbers for 3 sources"),
-        ({"num_classes": [3, 4, None]}, ValueError, "classes: source 0 has 6 classes, not 3"),
+        ({"num_classes": [3, 4, None]}, ValueError, "^num_classes: source 0 has 6 classes, not 3"),
         ({"epoch": 3}, ValueError, "epoch: "),
-        ({"epoch": 2}, ValueError, "has no end"),
+        ({"epoch": 2}, ValueError, "^epoch: '2' has no end"),
         ({"epoch": "a"}, TypeError, "epoch: "),
         ({"changes": [1, 1, 1]}, TypeError, "changes: it must be a dict"),
         ({"changes": {0: [1, 1, 1]}}, ValueError, "changes: a step"),
         ({"changes": {5: [1, 1]}}, ValueError, "changes: step 5: there are 2 weights"),
-        ({"changes": {5: [1, 1, 1]}}, ValueError, "another share"),
+        ({"changes": {5: [1, 1, 1]}}, ValueError, "^changes: the weights from step 5 on give '0' another share"),
+        ({"changes": {5: [0.5, 0.2, 0.3]}}, ValueError, "^changes: .* the same shares as before"),
     ],
 )
 def test_wrong_arguments_are_refused(sources: list[Any], changes: Any, kind: Any, words: str) -> None:

@@ -12,7 +12,7 @@
 #   3. training: cnn3d from files, from shards (--feed load) and on one constant batch
 #
 # Rows go to OUT/clips_load.csv, OUT/clips_monitor.csv and OUT/clips_train.csv; OUT/clips keeps those of each run. The same command
-# continues, and repeats only runs that are not complete. Takes about two minutes on one H200 with 16 cores.
+# continues, and repeats only runs that are not complete; a program with other columns is refused. Takes about two minutes on one H200 with 16 cores.
 #
 # Environment (defaults in parentheses):
 #   CLIPS (1000)     samples of the set
@@ -46,7 +46,8 @@ if available shards-gpu; then
 fi
 "$bench" --variant "$variant" --data clips --model cnn3d --dry-run >/dev/null
 
-settings="clips $clips loops $loops step $step epochs $epochs batch $batch variant $variant"
+columns=$("$bench" --columns | cksum) # rows of two versions of the program cannot be joined
+settings="clips $clips loops $loops step $step epochs $epochs batch $batch variant $variant columns ${columns%% *}"
 mkdir -p "$out/clips"
 [[ -e $out/clips/settings ]] || echo "$settings" >"$out/clips/settings"
 [[ $(<"$out/clips/settings") == "$settings" ]] || {
@@ -102,7 +103,7 @@ def rows(name):
 loads, samples = rows("load"), rows("monitor")
 def number(text, form):
     return format(float(text), form) if text else "-"
-print(f"{'reader':<12}{'clips/s':>12}{'GB/s':>8}{'500 loops s' if loads[0]['samples'] == '500' else loads[0]['samples'] + ' loops s':>14}"
+print(f"{'reader':<12}{'clips/s':>12}{'GB/s':>8}{loads[0]['samples'] + ' loops s':>14}"
       f"{'fed clips/s':>14}{'stall share':>13}{'GPU use %':>11}{'CPU cores':>11}")
 for row in (row for row in loads if not row["compute"]):
     fed = next((other for other in loads if other["compute"] and other["variant"] == row["variant"]), None)

@@ -13,7 +13,9 @@
 #   EPOCHS (8)                  epochs of each run, or one number per network; the figure shows the median of the second half
 #   IMAGES                      images of the sets (default: the largest of SAMPLES x the largest of GPUS)
 #   MEMORY (/dev/shm/training)  folder in memory, for as many bytes as DIR
-#   SOURCES (all)               some of: constant live raw jpeg disk http
+#   SOURCES (all)               some of: constant live raw jpeg disk http; and mixed, which is not one of all: generated images
+#                               and jpeg, with the share of --mix synth:auto,load that the first run chooses
+#   ROUNDS (1)                  times that all sources are measured, in turn
 #   MPIRUN (mpirun --bind-to none -n)  launcher of the ranks
 #   FDSL_BENCH (./fdsl-bench)   the program
 #
@@ -33,15 +35,16 @@ read -ra models <<<"${MODELS:-vit-tiny vit-base}"
 read -ra gpus <<<"${GPUS:-1}"
 read -ra samples <<<"${SAMPLES:-16384}"
 read -ra epochs <<<"${EPOCHS:-8}"
+rounds=${ROUNDS:-1}
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 sources=${SOURCES:-constant live raw jpeg disk http}
 [[ $sources != all ]] || sources='constant live raw jpeg disk http'
-for list in gpus samples epochs; do
+for list in gpus samples epochs rounds; do
     declare -n numbers=$list
     for number in "${numbers[@]}"; do
         [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "compare/training.sh: ${list^^}: '$number' is not a whole number from 1" >&2 && exit 2; }
     done
-    [[ $list == gpus ]] || ((${#numbers[@]} == 1 || ${#numbers[@]} == ${#models[@]})) ||
+    [[ $list == gpus || $list == rounds ]] || ((${#numbers[@]} == 1 || ${#numbers[@]} == ${#models[@]})) ||
         { echo "compare/training.sh: ${list^^}: give one number, or one per network of MODELS" >&2 && exit 2; }
 done
 most() { printf '%s\n' "$@" | sort -n | tail -1; } # numbers
@@ -83,6 +86,43 @@ load() { # folder, options ...
 }
 
 crop=(--out-res 224 --fit random-resized-crop)
+
+report() { # share MODEL RANKS: prints the --mix that a run has chosen; rates: prints the rates of all runs of this start
+    python3 - "$out" "$rows_before" "$@" <<'END'
+import csv, os, statistics, sys
+path, before, what, *key = sys.argv[1:]
+runs, shares = {}, {}
+with open(path if os.path.exists(path) else os.devnull, encoding="utf-8") as file:
+    for row in list(csv.DictReader(file))[int(before):]:
+        if row["rank"] != ("all" if int(row["ranks"]) > 1 else "0"):
+            continue
+        place = "http" if "://" in row["data"] else os.path.basename(os.path.dirname(row["data"]))
+        source, network = row["feed"] if row["feed"] != "load" else place, (row["model"], row["ranks"])
+        of_source = runs.setdefault(network, {}).setdefault(source, [])
+        if row["epoch"] == "1":
+            of_source.append([])
+        of_source[-1].append(float(row["items_per_s"]))
+        shares[network] = row["mix_shares"] or shares.get(network, "")
+if what == "share":
+    print(shares.get(tuple(key), "").replace("=", ":").replace(" ", ","))
+    sys.exit()
+for (model, ranks), sources in runs.items():
+    print(f"{model}, {ranks} GPU; shares of mixed: {shares[model, ranks] or '-'}")
+    rates = {source: [statistics.median(rates[len(rates) // 2:]) for rates in of_source] for source, of_source in sources.items()}
+    best = statistics.median(rates["constant"]) if "constant" in rates else None
+    for source, of_runs in rates.items():
+        rate = statistics.median(of_runs)
+        share = f", {rate / best:.3f} of constant" if best else ""
+        print(f"  {source:10}{rate:10.0f} images/s, {min(of_runs):.0f} to {max(of_runs):.0f} in {len(of_runs)} runs{share}")
+END
+}
+
+mix() { # the first run chooses the share, the others keep it
+    local chosen
+    chosen=$(report share "${models[at]}" "$n")
+    train --feed mixed --mix "${chosen:-synth:auto,load}" --data "$memory/jpeg/train" --test-data "$memory/jpeg/test" \
+        --classes 16 "${crop[@]}"
+}
 
 serve() { # starts nginx on a free port, and sets `url`
     local port
@@ -128,26 +168,35 @@ stop_all() { # ends nginx and the process that drops pages
 }
 trap stop_all EXIT
 [[ $sources != *raw* ]] || prepare raw
-[[ ! $sources =~ jpeg|disk|http ]] || prepare jpeg
+[[ ! $sources =~ jpeg|disk|http|mixed ]] || prepare jpeg
 rm -rf "$memory/source"
 [[ $sources != *disk* || -e $dir/jpeg/test ]] || { mkdir -p "$dir" && cp -r "$memory/jpeg" "$dir/"; }
 [[ ${models[0]} != none ]] || exit 0
 [[ $sources != *http* ]] || serve
 read -ra samples <<<"$(printf "${samples[*]} %.0s" "${!models[@]}")" # a single number is repeated for each network
 read -ra epochs <<<"$(printf "${epochs[*]} %.0s" "${!models[@]}")"
+rows_before=0
+[[ ! -e $out ]] || rows_before=$(($(wc -l <"$out") - 1))
+measure() { # source
+    case $1 in
+    constant | live) train --data synth --feed "$1" ;;
+    raw) load "$memory/raw" ;;
+    jpeg) load "$memory/jpeg" "${crop[@]}" ;;
+    disk) from_disk ;;
+    http) # a web server has no list of files, so the indexes name the shards
+        train --feed load --data "$url/jpeg/train/dataset.index" --test-data "$url/jpeg/test/dataset.index" "${crop[@]}"
+        ;;
+    mixed) mix ;;
+    *) echo "compare/training.sh: SOURCES: unknown source '$1'" >&2 && exit 2 ;;
+    esac
+}
 for at in "${!models[@]}"; do
     for n in "${gpus[@]}"; do
-        for source in $sources; do
-            case $source in
-            constant | live) train --data synth --feed "$source" ;;
-            raw) load "$memory/raw" ;;
-            jpeg) load "$memory/jpeg" "${crop[@]}" ;;
-            disk) from_disk ;;
-            http) # a web server has no list of files, so the indexes name the shards
-                train --feed load --data "$url/jpeg/train/dataset.index" --test-data "$url/jpeg/test/dataset.index" "${crop[@]}"
-                ;;
-            *) echo "compare/training.sh: SOURCES: unknown source '$source'" >&2 && exit 2 ;;
-            esac
+        for ((round = 0; round < rounds; round++)); do
+            for source in $sources; do
+                measure "$source"
+            done
         done
     done
 done
+report rates

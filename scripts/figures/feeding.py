@@ -142,7 +142,7 @@ def why_not(row, model):
     if row["model"] != model:
         return f"not of {model}"
     if row["feed"] not in ("constant", "live", "load"):
-        return "of stored samples"
+        return "of stored or mixed samples"
     if (row["ranks_per_device"] or 0) > 1:
         return "of ranks that share a GPU"
     return "" if 2 * row["epoch"] > float(row["epochs"]) else "of the first half of a run"

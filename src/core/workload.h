@@ -212,9 +212,9 @@ struct workload {
         enum status (*set)(void *input, void *parameters, const struct partition *partition, uint32_t share,
                            bool last);
 
-        /* Runs some steps of `state`, and sets `*stall` to the largest share of their time, of all ranks, in
-         * which they waited for samples. Collective. */
-        enum status (*probe)(void *state, double *stall);
+        /* Runs some steps of `state`. Sets `*stall` to the largest share of their time, of all ranks, in
+         * which they waited for samples, and `*step_s` to the seconds per step. Collective. */
+        enum status (*probe)(void *state, double *stall, double *step_s);
         uint32_t parts;
     } mix;
 

@@ -10,6 +10,10 @@
 
 /* ---- Weights ---- */
 
+/* The option or field that messages name. */
+#define WEIGHTS OPTION_OR_FIELD("--mix", "weights")
+#define CHANGES OPTION_OR_FIELD("--mix-weights-at", "change_weights")
+
 static uint64_t common_divisor(uint64_t a, uint64_t b)
 {
     while (b) {
@@ -47,37 +51,64 @@ static void named_share(const struct mixture_request *request, uint32_t phase, u
     *total = sum / (divisor ? divisor : 1);
 }
 
+/* Returns whether a phase gives all sources the same shares as the phase before it. */
+static bool changes_nothing(const struct mixture_request *request, uint32_t phase)
+{
+    const uint32_t *now = request->phases[phase].of, *before = request->phases[phase - 1].of;
+    uint64_t sum = 0, sum_before = 0;
+    bool same = true;
+    for (uint32_t k = 0; k < request->count; k++) {
+        sum += now[k];
+        sum_before += before[k];
+    }
+    for (uint32_t k = 0; k < request->count; k++)
+        same &= now[k] * sum_before == before[k] * sum;
+    return same;
+}
+
 static enum status check_phase(const struct mixture_request *request, uint32_t phase)
 {
     const char *name = request->sources[request->named].name;
+    const char *option = phase ? CHANGES : WEIGHTS;
+    const unsigned long long step = request->phases[phase].step;
     uint64_t weight, total, first, first_total, divisor;
     named_share(request, 0, &first, &first_total);
     named_share(request, phase, &weight, &total);
+    if (phase > 0 && request->count < 3)
+        return status_set(STATUS_USAGE,
+                          "%s: weights can change only among three sources or more, because the source that "
+                          "ends an epoch keeps its share; drop them, or add a source",
+                          option);
     if (weight == 0)
         return status_set(STATUS_USAGE,
-                          "the weight of '%s' is 0, but an epoch ends when all its samples were delivered; "
-                          "give it a weight above 0, or name another source",
-                          name);
+                          "%s: the weight of '%s' is 0, but an epoch ends when all its samples were "
+                          "delivered; give it a weight above 0, or name another source",
+                          option, name);
     if (weight != first || total != first_total)
         return status_set(STATUS_USAGE,
-                          "the weights from step %llu on give '%s' another share, %llu of %llu instead of "
-                          "%llu of %llu, so epochs would have different lengths; keep the share of the "
+                          "%s: the weights from step %llu on give '%s' another share, %llu of %llu instead "
+                          "of %llu of %llu, so epochs would have different lengths; keep the share of the "
                           "source that ends an epoch, and change those of the others",
-                          (unsigned long long)request->phases[phase].step, name, (unsigned long long)weight,
-                          (unsigned long long)total, (unsigned long long)first,
-                          (unsigned long long)first_total);
+                          option, step, name, (unsigned long long)weight, (unsigned long long)total,
+                          (unsigned long long)first, (unsigned long long)first_total);
+    if (phase > 0 && changes_nothing(request, phase))
+        return status_set(STATUS_USAGE,
+                          "%s: the weights from step %llu on give all sources the same shares as before; "
+                          "drop them",
+                          option, step);
     if (total > MIXTURE_PERIOD || sum_of(request, phase, false, &divisor) > MIXTURE_PERIOD)
         return status_set(
             STATUS_USAGE,
-            "the sum of the weights, divided by their common divisor, is more than %d; choose rounder "
+            "%s: the sum of the weights, divided by their common divisor, is more than %d; choose rounder "
             "weights",
-            MIXTURE_PERIOD);
+            option, MIXTURE_PERIOD);
     return phase == 0 ? request->phases[0].step == 0
                             ? STATUS_OK
-                            : status_set(STATUS_USAGE, "the first weights must hold from step 0 on")
+                            : status_set(STATUS_USAGE, "%s: they must hold from step 0 on", option)
            : request->phases[phase].step > request->phases[phase - 1].step
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "the steps at which weights change must ascend");
+               : status_set(STATUS_USAGE, "%s: the steps must ascend",
+                            OPTION_OR_FIELD("--mix-weights-at", "change_steps"));
 }
 
 enum status mixture_count(const struct mixture_request *request, uint32_t *positions)
@@ -85,22 +116,22 @@ enum status mixture_count(const struct mixture_request *request, uint32_t *posit
     uint64_t weight, total;
     if (request->count < 1 || request->count > MIXTURE_SOURCES || request->named >= request->count ||
         request->phase_count < 1 || request->phase_count > MIXTURE_PHASES)
-        return status_set(STATUS_USAGE, "a mixture has 1 to %d sources and 1 to %d sets of weights",
-                          MIXTURE_SOURCES, MIXTURE_PHASES);
+        return status_set(STATUS_USAGE, "%s: a mixture has 1 to %d sources and 1 to %d sets of weights",
+                          WEIGHTS, MIXTURE_SOURCES, MIXTURE_PHASES);
     const struct mixture_source *named = &request->sources[request->named];
     if (named->samples == 0)
         return status_set(STATUS_USAGE,
-                          "'%s' has no end, so it cannot end an epoch; name a source that is read",
-                          named->name);
+                          "%s: '%s' has no end, so it cannot end an epoch; name a source that is read",
+                          OPTION_OR_FIELD("--mix-epoch", "epoch"), named->name);
     for (uint32_t i = 0; i < request->phase_count; i++)
         TRY(check_phase(request, i));
     named_share(request, 0, &weight, &total);
     const uint64_t count = (named->samples * total + weight - 1) / weight;
     if (count >> 31)
         return status_set(STATUS_USAGE,
-                          "an epoch would have %llu samples, because it ends when all %u of '%s' were "
+                          "%s: an epoch would have %llu samples, because it ends when all %u of '%s' were "
                           "delivered; it must have fewer than 2^31: give '%s' a larger weight",
-                          (unsigned long long)count, named->samples, named->name, named->name);
+                          WEIGHTS, (unsigned long long)count, named->samples, named->name, named->name);
     *positions = (uint32_t)count;
     return STATUS_OK;
 }
@@ -189,8 +220,8 @@ enum status mixture_open(const struct mixture_request *request, struct mixture *
     mixture->total = (uint32_t)total;
     const uint32_t batch = request->batch, rest = batch ? mixture->positions % batch : 0;
     if (batch < 1 || (request->drop_last && batch > mixture->positions))
-        return status_set(STATUS_USAGE, "a step of %u samples does not fit into an epoch of %u", batch,
-                          mixture->positions);
+        return status_set(STATUS_USAGE, "%s: a step of %u samples does not fit into an epoch of %u",
+                          OPTION_OR_FIELD("--batch", "batch_size"), batch, mixture->positions);
     mixture->steps = mixture->positions / batch + (rest > 0 && !request->drop_last);
     const uint64_t delivered = request->drop_last ? mixture->steps * batch : mixture->positions;
     mixture->others = delivered - named_before(mixture, delivered);

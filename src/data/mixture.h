@@ -78,8 +78,8 @@ struct mixture_pick {
 FDSL_C_BEGIN
 
 /* Sets `*positions` to the number of samples of an epoch: ceil(samples * W / w) for the named source. Checks
- * the weights. STATUS_USAGE if the named source has no end or no weight, if a phase changes its share, or if
- * an epoch would have 2^31 samples or more. Messages do not name an option. */
+ * the weights. STATUS_USAGE if the named source has no end or no weight, if a phase changes its share or no
+ * share at all, or if an epoch would have 2^31 samples or more. Messages name the option or the field. */
 enum status mixture_count(const struct mixture_request *request, uint32_t *positions);
 
 /* Computes the tables of a mixture. The caller closes it, even after a failure. */

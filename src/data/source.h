@@ -61,6 +61,7 @@ struct source_facts {
     uint32_t class_count;           /* number of names */
     uint32_t
         classes;    /* of generated images with labels 0 to N - 1, and of multi-hot labels: N; otherwise 0 */
+    bool caches;    /* generating keeps files in synth_values.cache_dir */
     bool uncounted; /* open() left out an unknown number of samples that have no numbers */
     const uint8_t *held; /* by a sample's number: 1 if it is held out for testing; valid while the source is
                             open. NULL: no sample is */
@@ -85,6 +86,7 @@ struct synth_values {
     const char *draw;      /* what fractals show: patches or points; NULL: patches */
     double min_lit;        /* of fractals, as struct synth has it */
     const char *cache_dir; /* folder that keeps the orbits of fractals; NULL: none */
+    bool cache_shared;     /* `cache_dir` is not refused if the formula has no orbits: others use it, too */
     uint32_t out_res,
         channels;   /* of the delivered u8 images; 0: `res`, and three channels of colours, else one */
     bool crop;      /* images of another size than `res` are cut out, not resized */

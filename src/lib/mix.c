@@ -159,7 +159,7 @@ static enum status open_mix(const struct fdsl_mix_config *config, struct fdsl_so
         return status_set(STATUS_USAGE, "sources: all of them are generated; one must have an end");
     TRY(lib_check_count("epoch", request->named, 0, config->count - 1));
     TRY(take_weights(config, request));
-    TRY(status_prefix(mixture_count(request, &mix->positions), "weights"));
+    TRY(mixture_count(request, &mix->positions));
     TRY(join_classes(config, self, labels == 1));
     self->hash = mixture_hash(request);
     for (uint32_t k = 0; k < request->count; k++) {

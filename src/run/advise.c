@@ -40,74 +40,62 @@
 
 #define AT(field)    offsetof(struct advise_options, field)
 static const struct option_spec specs[] = {
-    {"data", "DIR", OPTION_TEXT, AT(data),
-     .help = "the data set: a folder of samples or tar shards, or a URL of shards, as in --workload load"},
+    {"data", "DIR", OPTION_TEXT, AT(data), .help = "a folder of samples or tar shards, or a URL of shards"},
     {"compute", "MS|train:MODEL", OPTION_TEXT, AT(compute),
-     .help = "the training step that consumes each batch: its time in milliseconds, or a network of "
-             "--workload train; all ways are then measured with training runs"},
+     .help = "time of a training step, or a network to measure all ways with"},
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "256", .minimum = 1, .maximum = 1 << 20,
      .help = "images per step"},
     {"classes", "N", OPTION_COUNT, AT(classes), .fallback = "1000", .minimum = 1, .maximum = 1 << 24,
-     .help = "classes of generated images, and of the network"},
+     .help = "of generated images and the network"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = FIT_RES_MAX,
-     .help = "width and height of the images that the step gets (default: as stored; 224 for JPEG and PNG "
-             "files)"},
+     .help = "width and height (default: as stored; JPEG, PNG: 224)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), .fallback = "resize", .choices = fit_names,
-     .help = "how a decoded image gets the size --out-res; see --workload load --help. HOW is one of"},
-    MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
+     .help = "how images get this size"},
+    {"image", "LIST", OPTION_TEXT, AT(image), .help = "image of a sample, as in --workload load"},
+    {"label", "LIST", OPTION_TEXT, AT(label), .help = "label of a sample, as in --workload load"},
+    {"member", "EXT", OPTION_TEXT, AT(member), .help = "read only this member of a sample, or all"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
-     .help = "folder that keeps copies of the shards of a URL; reading these copies is then measured too"},
+     .help = "keeps copies of shards of a URL, which are measured, too"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), .fallback = "0", .maximum = 1e18,
-     .help = "maximum size of --cache-dir; 0 means no limit"},
+     .help = "size of --cache-dir at most; 0: no limit"},
     {"subset", "N[K|M|G]", OPTION_BYTES, AT(subset), .fallback = "512M", .minimum = 1, .maximum = 1e18,
-     .help = "measure at most this part of a folder: evenly chosen files, or the first shards"},
+     .help = "measure at most this part of a folder"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), .fallback = "fail", .choices = dataset_on_error,
-     .help = "what to do with an image that cannot be read: fail, or skip it. WHAT is one of"},
+     .help = "what to do with broken images"},
     {"threads", "N", OPTION_COUNT, AT(threads), .fallback = "0", .maximum = 4096,
-     .help = "CPU threads that read and decode; 0 means all that this process may use"},
+     .help = "that read and decode; 0: all"},
     {"device", "N", OPTION_COUNT, AT(device), .fallback = "0", .maximum = 1024, .help = "CUDA device"},
     {"time", "S", OPTION_REAL, AT(time_s), .minimum = 0.1, .maximum = 86400,
-     .help = "maximum time of all measurements. They end earlier when the verdict is certain. If the time is "
-             "over within the first round, no further way is measured (default: 30; with a GPU 120; with "
-             "train:MODEL "
+     .help = "maximum time; a certain verdict ends it earlier (default: 30; with a GPU 120; with train:MODEL "
              "240)"},
     {"margin", "PERCENT", OPTION_REAL, AT(margin), .fallback = "10", .minimum = 0.1, .maximum = 1000,
-     .help = "ways whose rates differ by at most this margin are equally fast; the way that needs less is "
-             "then best"},
+     .help = "rates are equal within this margin"},
     {"nodes", "N", OPTION_COUNT, AT(nodes), .fallback = "1", .minimum = 1, .maximum = 1 << 20,
-     .help =
-         "with train:MODEL: also estimate the rates of N machines like this one, each with --batch images "
-         "per step, from an all-reduce between two ranks here"},
+     .help = "also estimate the rates of N machines"},
     {"exchange-rows", "FILE", OPTION_TEXT, AT(exchange_rows),
-     .help = "for --nodes: take the all-reduce from these rows of --workload exchange between your machines"},
-    {"out", "DIR", OPTION_TEXT, AT(out),
-     .help = "keep the rows of all measurements in DIR/synth.csv, DIR/load.csv and DIR/train.csv"},
+     .help = "for --nodes: rows of --workload exchange"},
+    {"out", "DIR", OPTION_TEXT, AT(out), .help = "keeps the rows of all measurements"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), .fallback = "table", .choices = format_names,
-     .help = "format of stdout"},
+     .help = "of stdout"},
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
 };
 
 static void print_help(void)
 {
-    puts(
-        "fdsl-bench advise - generate images, keep them in GPU memory, or read them from memory, disk or a "
-        "URL?\n"
-        "\n"
-        "usage: fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
-        "\n"
-        "Measures each source of images (generator, URL, disk, memory, GPU memory) on this machine, in "
-        "turn,\n"
-        "until the verdict is certain or --time is over. The last line says with which source training "
-        "steps\n"
-        "consume the most images per second. If sources are equally fast, the one that needs least is best.\n"
-        "\n"
-        "examples:\n"
-        "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"
-        "  fdsl-bench advise --data photos --compute 12 --batch 128 --out-res 160 --fit "
-        "random-resized-crop\n"
-        "  fdsl-bench advise --data s3://bucket/train/ --compute train:vit-tiny --out advice\n"
-        "\n"
-        "options:");
+    puts("fdsl-bench advise - generate images, keep them in GPU memory, or read them from memory, disk or a "
+         "URL?\n"
+         "\n"
+         "usage: fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
+         "\n"
+         "Measures each source of images in turn until the verdict is certain or --time is over. The last\n"
+         "line says with which source training steps consume the most images per second. If sources are\n"
+         "equally fast, the one that needs least is best. docs/advise.md explains all options.\n"
+         "\n"
+         "examples:\n"
+         "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"
+         "  fdsl-bench advise --data s3://bucket/train/ --compute train:vit-tiny --out advice\n"
+         "\n"
+         "options:");
     options_help(stdout, specs, COUNT_OF(specs), NULL);
     puts("\nexit status: 0 advice is printed, or the verdict is undecided; 1 the data cannot be read, or\n"
          "             nothing could be measured; 2 usage, or no such data set; 4 no such GPU");
@@ -582,6 +570,7 @@ static enum status play(struct situation *situation, struct contender *contender
         if (status != STATUS_OK)
             break;
         if (++round == look) {
+            advise_note_noise(question, advice, advice_count);
             advise_drop(question, advice, advice_count);
             struct advice_decision decision = advise_decide(question, advice, advice_count);
             if (decision.decided || decision.rival == advice_count) /* more rounds change nothing */

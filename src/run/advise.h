@@ -77,9 +77,11 @@ struct advice_question {
     const char *model, *engine; /* the network, and the variant that trains it; NULL: step_s was given */
 
     /* With a network only: */
-    bool over;                      /* nothing more is measured, so what is still open counts as equal */
-    struct ratio prepare_s;         /* per image: generating and writing a set; NaN if unknown */
-    double prepare_bytes;           /* per image of such a set */
+    bool over;              /* nothing more is measured, so what is still open counts as equal */
+    double noise;           /* variance of the logarithm of a rate, from all ways: advise_note_noise() */
+    double noise_freedom;   /* its degrees of freedom; 0: unknown */
+    struct ratio prepare_s; /* per image: generating and writing a set; NaN if unknown */
+    double prepare_bytes;   /* per image of such a set */
     struct failure prepare_reason;  /* why prepare_s is unknown */
     uint32_t nodes;                 /* machines to which rates are extrapolated; 1: none */
     bool overlaps;                  /* the engine computes while it exchanges gradients */
@@ -105,9 +107,16 @@ void advise_miss(struct advice *advice);
  * are equal after two lucky rounds, and such an interval would have no width. */
 struct ratio advise_mean(const double *values, size_t count, double confidence);
 
+/* With a network: estimates the noise that all ways have in common from what remains of their rates without
+ * the mean of each way and of each round. A few rounds of two ways may agree, or not, by chance. */
+void advise_note_noise(struct advice_question *question, const struct advice *advice, size_t count);
+
 /* Returns the ratio of `b` to `a`, of images that steps consume. Compares values of the same round, so slow
- * changes of the machine's load do not matter. */
-struct ratio advise_ratio(const struct advice *a, const struct advice *b);
+ * changes of the machine's load do not matter. If the noise is known, the variance of these ratios is
+ * moderated by it (Smyth, "Linear models and empirical Bayes methods", 2004), and the interval is at least as
+ * wide as training runs differ that are started one after the other. */
+struct ratio advise_ratio(const struct advice_question *question, const struct advice *a,
+                          const struct advice *b);
 
 struct advice_decision {
     bool decided;

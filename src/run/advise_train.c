@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/portable.h"
+#include "core/stats.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/dataset.h"
@@ -38,7 +39,9 @@ const struct candidate advise_trainings[ADVISE_TRAININGS] = {
     {"the set in GPU memory", NULL, ADVISE_GPU_MEMORY, true, "train", "load", NULL, NULL},
 };
 
-#define SLACK 1.25 /* of --resident-device-bytes, for alignment */
+#define SLACK      1.25 /* of --resident-device-bytes, for alignment */
+#define EPOCHS_MIN 3    /* counted epochs of a run */
+#define EPOCHS_MAX 64
 
 /* ---- The engine and its runs ---- */
 
@@ -143,7 +146,8 @@ static void shorten(double train_size, double epochs, struct arguments *argument
     arguments->of[arguments->count++] = "--allow-nan";
 }
 
-/* The measures of the epochs of a run without its first one, which loads kernels and raises clocks. */
+/* The measures of the epochs of a run without its first one, which loads kernels and raises clocks. The rate
+ * is the median of the epochs: another process may delay one of them. */
 struct measured {
     double items_per_s, step_s, stall_share, joules_per_item;
     double memory_bytes, samples, parameters, resident; /* `resident`: samples in GPU memory */
@@ -153,9 +157,9 @@ struct measured {
 static enum status read_epochs(const struct table *table, struct measured *measured)
 {
     size_t last = table->rows - 1, count = 0;
-    double epochs = advise_number(table, last, "epoch"), time_s = 0, items = 0, steps = 0;
-    double joules = 0;
-    if (!(epochs >= 2) || epochs > (double)table->rows)
+    double epochs = advise_number(table, last, "epoch"), time_s = 0, joules = 0;
+    double step_s[EPOCHS_MAX], rates[EPOCHS_MAX];
+    if (!(epochs >= 2) || epochs > (double)table->rows || epochs > EPOCHS_MAX + 1)
         return status_set(STATUS_FAILED, "%s: the rows of a run are incomplete", table->path);
     *measured = (struct measured){.memory_bytes = advise_number(table, last, "memory_bytes"),
                                   .samples = advise_number(table, last, "train_samples"),
@@ -165,13 +169,13 @@ static enum status read_epochs(const struct table *table, struct measured *measu
     for (size_t row = last + 2 - (size_t)epochs; row <= last; row++, count++) {
         double row_s = advise_number(table, row, "time_mean_s");
         time_s += row_s;
-        items += advise_number(table, row, "items");
-        steps += advise_number(table, row, "steps");
+        rates[count] = advise_number(table, row, "items") / row_s;
+        step_s[count] = row_s / advise_number(table, row, "steps");
         measured->stall_share += advise_number(table, row, "stall_share") * row_s;
         joules += advise_number(table, row, "energy_j_per_item");
     }
-    measured->items_per_s = items / time_s;
-    measured->step_s = time_s / steps;
+    measured->items_per_s = stats_middle(rates, count);
+    measured->step_s = stats_middle(step_s, count);
     measured->stall_share /= time_s;
     measured->joules_per_item = joules / (double)count;
     return STATUS_OK;
@@ -212,9 +216,7 @@ enum status advise_measure_step(struct situation *situation)
 
 /* ---- One measurement ---- */
 
-#define TRAINED_SHARE 0.85 /* at least this share of a set is trained on; the rest may be held out */
-#define EPOCHS_MIN    2    /* counted epochs of a run */
-#define EPOCHS_MAX    64
+#define TRAINED_SHARE 0.85  /* at least this share of a set is trained on; the rest may be held out */
 #define READ_ALL      0.995 /* a mixture with a larger share of read samples is no mixture */
 
 /* Takes over what the first run of a mixture chose. */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/stats.h"
 #include "core/status.h"
 #include "core/text.h"
 #include "data/remote.h"
@@ -68,18 +69,102 @@ struct ratio advise_mean(const double *values, size_t count, double confidence)
     return mean;
 }
 
-static struct ratio ratio_of(const struct advice *a, const struct advice *b, double confidence)
+#define PRIOR  4    /* degrees of freedom that the noise of all ways counts for in the ratio of two */
+#define UNSEEN 0.01 /* relative: runs differ by this even if the rounds agree */
+
+/* Adjusts the interval of a mean of `count` >= 1 logarithms of ratios with this variance. */
+static void moderate(const struct advice_question *question, double variance, size_t count, double confidence,
+                     struct ratio *ratio)
 {
-    double ratios[ADVISE_ROUNDS_MAX];
-    size_t count = a->rounds < b->rounds ? a->rounds : b->rounds;
-    for (size_t i = 0; i < count; i++)
-        ratios[i] = b->reached_per_s[i] / a->reached_per_s[i];
-    return advise_mean(ratios, count, confidence);
+    const double prior = fmin(PRIOR, question->noise_freedom), own = (double)count - 1;
+    const double pooled = (prior * 2 * question->noise + own * variance) / (prior + own);
+    const double half =
+        fmax(log1p(UNSEEN), stats_student(confidence, prior + own) * sqrt(pooled / (double)count));
+    ratio->low = ratio->value * exp(-half);
+    ratio->high = ratio->value * exp(half);
 }
 
-struct ratio advise_ratio(const struct advice *a, const struct advice *b)
+static struct ratio ratio_of(const struct advice_question *question, const struct advice *a,
+                             const struct advice *b, double confidence)
 {
-    return ratio_of(a, b, CONFIDENCE);
+    double ratios[ADVISE_ROUNDS_MAX] = {0}, sum = 0, squares = 0;
+    size_t count = a->rounds < b->rounds ? a->rounds : b->rounds, known = 0;
+    for (size_t i = 0; i < count; i++) {
+        ratios[i] = b->reached_per_s[i] / a->reached_per_s[i];
+        if (isnan(ratios[i]))
+            continue;
+        known++;
+        sum += log(ratios[i]);
+        squares += log(ratios[i]) * log(ratios[i]);
+    }
+    struct ratio ratio = advise_mean(ratios, count, confidence);
+    if (question->noise_freedom > 0 && known >= ADVISE_ROUNDS_MIN) {
+        const double mean = sum / (double)known;
+        moderate(question, fmax(0, squares - sum * mean) / ((double)known - 1), known, confidence, &ratio);
+    }
+    return ratio;
+}
+
+struct ratio advise_ratio(const struct advice_question *question, const struct advice *a,
+                          const struct advice *b)
+{
+    return ratio_of(question, a, b, CONFIDENCE);
+}
+
+#define NOISE_WAYS 16
+#define FITS       50 /* passes in which the means of ways and rounds converge */
+
+/* What remains of the logarithms of all rates without the means of ways and rounds. */
+struct remains {
+    double of[NOISE_WAYS][ADVISE_ROUNDS_MAX]; /* NaN: not measured */
+    size_t ways, rounds, count;
+};
+
+/* Subtracts the mean of the known values of a way, or of a round. */
+static void centre(struct remains *remains, size_t line, bool way)
+{
+    const size_t length = way ? remains->rounds : remains->ways;
+    double sum = 0;
+    size_t known = 0;
+    for (size_t i = 0; i < length; i++) {
+        const double value = way ? remains->of[line][i] : remains->of[i][line];
+        sum += isnan(value) ? 0 : value;
+        known += !isnan(value);
+    }
+    for (size_t i = 0; known > 0 && i < length; i++)
+        *(way ? &remains->of[line][i] : &remains->of[i][line]) -= sum / (double)known;
+}
+
+void advise_note_noise(struct advice_question *question, const struct advice *advice, size_t count)
+{
+    struct remains remains = {.ways = 0};
+    double sizes[NOISE_WAYS * ADVISE_ROUNDS_MAX];
+    question->noise_freedom = 0;
+    for (size_t i = 0; i < count && remains.ways < NOISE_WAYS; i++) {
+        if (!advice[i].measured)
+            continue;
+        for (size_t round = 0; round < ADVISE_ROUNDS_MAX; round++)
+            remains.of[remains.ways][round] =
+                round < advice[i].rounds ? log(advice[i].reached_per_s[round]) : NAN;
+        remains.rounds = advice[i].rounds > remains.rounds ? advice[i].rounds : remains.rounds;
+        remains.ways++;
+    }
+    for (int fit = 0; fit < FITS; fit++) {
+        for (size_t way = 0; way < remains.ways; way++)
+            centre(&remains, way, true);
+        for (size_t round = 0; round < remains.rounds; round++)
+            centre(&remains, round, false);
+    }
+    for (size_t way = 0; way < remains.ways; way++)
+        for (size_t round = 0; round < remains.rounds; round++)
+            if (!isnan(remains.of[way][round]))
+                sizes[remains.count++] = fabs(remains.of[way][round]);
+    const double freedom = (double)remains.count - (double)(remains.ways + remains.rounds) + 1;
+    if (!question->model || remains.count == 0 || freedom < 1)
+        return;
+    const double deviation = 1.4826 * stats_middle(sizes, remains.count); /* a few runs may be far off */
+    question->noise = deviation * deviation * (double)remains.count / freedom;
+    question->noise_freedom = freedom;
 }
 
 /* Returns whether a way takes part in the decision. */
@@ -104,7 +189,7 @@ static enum verdict judge(const struct advice_question *question, const struct a
     for (size_t b = 0; b < count; b++) {
         if (b == a || !competes(&advice[b]) || cannot_win(&advice[a], &advice[b]))
             continue;
-        struct ratio found = advise_ratio(&advice[a], &advice[b]);
+        struct ratio found = advise_ratio(question, &advice[a], &advice[b]);
         enum verdict one = ratio_judge(&found, question->margin, true);
         if (one != VERDICT_BETTER && (found.high <= 1 + question->margin ||
                                       (verdict == VERDICT_UNDECIDED && found.value < ratio->value)))
@@ -169,6 +254,7 @@ void advise_conclude(struct advice_question *question, const struct advice *advi
 {
     const struct advice *constant = find(advice, count, ADVISE_CONSTANT);
     question->over = true;
+    advise_note_noise(question, advice, count);
     if (constant)
         question->step_s =
             (double)question->batch / advise_mean(constant->reached_per_s, constant->rounds, SHOWN).value;
@@ -192,7 +278,7 @@ struct ratio advise_pays(const struct advice_question *question, const struct ad
     const struct ratio unknown = {NAN, NAN, NAN}, *prepare = &question->prepare_s;
     if (!live || !prepared)
         return unknown;
-    const struct ratio faster = advise_ratio(live, prepared);
+    const struct ratio faster = advise_ratio(question, live, prepared);
     /* Epochs, if reading takes no time at all. */
     double epochs = advise_mean(live->reached_per_s, live->rounds, SHOWN).value * prepare->value;
     if (faster.high <= 1)
@@ -313,13 +399,14 @@ static void append_rates(char *text, size_t size, const struct advice_question *
 }
 
 /* Says so if data seemed to come faster from a slower place. */
-static void append_noise(char *text, size_t size, const struct advice *advice, size_t count)
+static void append_noise(char *text, size_t size, const struct advice_question *question,
+                         const struct advice *advice, size_t count)
 {
     for (size_t a = 0; a < count; a++)
         for (size_t b = 0; b < count; b++) {
             if (!advice[a].measured || !advice[b].measured || !cannot_win(&advice[a], &advice[b]))
                 continue;
-            double percent = 100 * (advise_ratio(&advice[a], &advice[b]).value - 1);
+            double percent = 100 * (advise_ratio(question, &advice[a], &advice[b]).value - 1);
             if (!(percent >= 0.5))
                 continue;
             append_subject(text, size, &advice[b]);
@@ -342,7 +429,7 @@ void advise_details(const struct advice_question *question, const struct advice 
     else
         append_rates(text, size, question, chosen);
     for (size_t i = 0; i < count; i++) {
-        const struct ratio ratio = advise_ratio(chosen, &advice[i]);
+        const struct ratio ratio = advise_ratio(question, chosen, &advice[i]);
         if (!decision->decided || i <= decision->best || !competes(&advice[i]) || ratio.high < 1)
             continue;
         append_subject(text, size, &advice[i]);
@@ -358,7 +445,7 @@ void advise_details(const struct advice_question *question, const struct advice 
         append_bytes(text, size, advice[i].memory_bytes, "memory");
         text_append(text, size, ".");
     }
-    append_noise(text, size, advice, count);
+    append_noise(text, size, question, advice, count);
     if (question->load > BUSY * question->threads)
         text_append(
             text, size,
@@ -399,7 +486,7 @@ void advise_verdict(const struct advice_question *question, const struct advice 
         bool certain = true;
         for (size_t i = 0; i < count; i++)
             certain &= i == decision->best || !competes(&advice[i]) || cannot_win(best, &advice[i]) ||
-                       advise_ratio(best, &advice[i]).high <= 1 + question->margin;
+                       advise_ratio(question, best, &advice[i]).high <= 1 + question->margin;
         text_append(text, size, "; no other way is %smore than %.3g %% faster.", certain ? "" : "certainly ",
                     100 * question->margin);
         return;
@@ -468,8 +555,8 @@ static void print_caption(const char *data, const struct advice_question *questi
 /* Returns how a way compares with the best: "best"; "slower", if the whole interval of the ratio is below 1;
  * otherwise "equal": not slower, and at most the margin faster. Returns "open" if the verdict is undecided
  * and the way may be the best. */
-static const char *standing(const struct advice *advice, size_t number,
-                            const struct advice_decision *decision)
+static const char *standing(const struct advice_question *question, const struct advice *advice,
+                            size_t number, const struct advice_decision *decision)
 {
     if (advice[number].place == ADVISE_CONSTANT)
         return "limit";
@@ -477,12 +564,13 @@ static const char *standing(const struct advice *advice, size_t number,
         return advice[number].dropped ? "slower" : "open";
     if (number == decision->best)
         return "best";
-    return advice[number].dropped || advise_ratio(&advice[decision->best], &advice[number]).high < 1
+    return advice[number].dropped || advise_ratio(question, &advice[decision->best], &advice[number]).high < 1
                ? "slower"
                : "equal";
 }
 
-static void print_table(const struct advice *advice, size_t count, const struct advice_decision *decision)
+static void print_table(const struct advice_question *question, const struct advice *advice, size_t count,
+                        const struct advice_decision *decision)
 {
     char texts[8][32];
     const size_t size = sizeof texts[0];
@@ -498,7 +586,7 @@ static void print_table(const struct advice *advice, size_t count, const struct 
         printf("%10.0f %6s %8s %10.0f %6s %8s %10s %13s %s\n", rate.value, half_cell(&rate, texts[0], size),
                cell(100 * row->stall_share, texts[1], size), used.value, half_cell(&used, texts[2], size),
                cell(1e-9 * row->disk_bytes, texts[3], size), cell(1e-9 * row->memory_bytes, texts[4], size),
-               cell(1e3 * row->joules_per_image, texts[5], size), standing(advice, i, decision));
+               cell(1e3 * row->joules_per_image, texts[5], size), standing(question, advice, i, decision));
     }
 }
 
@@ -522,7 +610,7 @@ static void print_trainings(const struct advice_question *question, const struct
                cell(100 * row->stall_share, texts[2], size), cell(samples / rate.value, texts[3], size),
                cell(1e-3 * samples * row->joules_per_image, texts[4], size),
                cell(1e-9 * row->disk_bytes, texts[5], size), cell(1e-9 * row->memory_bytes, texts[6], size),
-               standing(advice, i, decision));
+               standing(question, advice, i, decision));
     }
 }
 
@@ -654,7 +742,8 @@ static void add_training(struct row *row, const struct advice_question *question
     const struct ratio unknown = {NAN, NAN, NAN};
     const struct ratio rate = advise_mean(way->reached_per_s, way->rounds, SHOWN);
     const double samples = (double)question->samples;
-    add_interval(row, "limit_share", constant && way->measured ? ratio_of(constant, way, SHOWN) : unknown);
+    add_interval(row, "limit_share",
+                 constant && way->measured ? ratio_of(question, constant, way, SHOWN) : unknown);
     add_interval(row, "epoch_s",
                  (struct ratio){samples / rate.value, samples / rate.high, samples / rate.low});
     row_real(row, "epoch_joules", samples * way->joules_per_image);
@@ -706,7 +795,7 @@ static enum status print_rows(int format, const struct advice_question *question
         row_real(&row, "joules_per_image", advice[i].joules_per_image);
         if (question->over)
             add_training(&row, question, &advice[i], find(advice, count, ADVISE_CONSTANT));
-        row_text(&row, "speed", advice[i].measured ? standing(advice, i, decision) : "");
+        row_text(&row, "speed", advice[i].measured ? standing(question, advice, i, decision) : "");
         row_text(&row, "reason", advice[i].measured ? "" : advice[i].reason.text);
         status = row_check(&row);
         if (status == STATUS_OK)
@@ -745,7 +834,7 @@ enum status advise_print(const char *data, int format, const struct advice_quest
         if (decision.best < count && question->over)
             print_trainings(question, advice, count, &decision);
         else if (decision.best < count)
-            print_table(advice, count, &decision);
+            print_table(question, advice, count, &decision);
         print_missing(advice, count);
     }
     if (decision.best == count)

@@ -21,6 +21,7 @@
 #include "run/ranks.h"
 #include "run/report.h"
 #include "run/rows.h"
+#include "run/share_search.h"
 
 /* ---- Progress, and the message after a signal ---- */
 
@@ -509,11 +510,8 @@ static enum status find_batch(struct runner *runner)
 
 /* ---- --mix synth:auto ---- */
 
-#define MIX_TRIES 8
-#define MIX_STALL 0.02 /* steps that wait for less than this share of their time do not count as waiting */
-
-/* Tries a share of the samples that are read. */
-static enum status try_share(struct runner *runner, uint32_t share, double *stall)
+/* Measures training steps with a share of the samples that are read. */
+static enum status try_share(struct runner *runner, uint32_t share, double *stall, double *step_s)
 {
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
@@ -527,7 +525,7 @@ static enum status try_share(struct runner *runner, uint32_t share, double *stal
     phase_enter(PHASE_SETUP);
     enum status status = comm_agree(variant->setup(&settings->resources, runner->input, &state));
     if (status == STATUS_OK)
-        status = workload->mix.probe(state, stall);
+        status = workload->mix.probe(state, stall, step_s);
     status = comm_agree(status);
     if (state) {
         phase_enter(PHASE_TEARDOWN);
@@ -537,16 +535,14 @@ static enum status try_share(struct runner *runner, uint32_t share, double *stal
     return status;
 }
 
-/* Chooses the largest share of the samples that are read with which the steps do not wait for them. If steps
- * with a share s wait for a part w of their time, the machine reads enough for a share s (1 - w). All ranks
+/* Chooses the largest share of the samples that are read with which the steps do not wait for them. All ranks
  * have the same share, that of the slowest one, and it stays for the whole training. With --dry-run, nothing
  * is chosen. Collective. */
 static enum status find_share(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
-    uint32_t share = workload->mix.parts, tries = 0;
-    double stall = 0;
+    struct share_search search = {.parts = workload->mix.parts};
     if (settings->variant_count > 1)
         return status_option(STATUS_USAGE, "mix",
                              ": synth:auto chooses a share for one variant; name it with --variant, or give "
@@ -554,19 +550,22 @@ static enum status find_share(struct runner *runner)
     if (settings->dry_run)
         return STATUS_OK;
     runner->entry = settings->variants[0];
-    for (;; tries++) {
-        TRY(try_share(runner, share, &stall));
-        if (stall <= MIX_STALL || share == 1 || tries == MIX_TRIES)
-            break;
-        const uint32_t next = (uint32_t)((1 - stall) * share);
-        share = next < 1 ? 1 : next < share ? next : share - 1;
+    for (uint32_t share; (share = share_search_next(&search)) > 0;) {
+        double stall, step_s;
+        TRY(try_share(runner, share, &stall, &step_s));
+        share_search_add(&search, share, stall, step_s);
     }
     show_phase(runner, NULL);
+    const struct share_probe *best = share_search_best(&search);
+    char other[96] = "";
+    if (share_search_floor(&search) > 0)
+        snprintf(other, sizeof other, "; they wait %.2g %% of it even if few samples are read",
+                 100 * share_search_floor(&search));
     status_say("--mix: the share of the samples that are read is %g (%" PRIu32
-               " tried; steps then wait for them %.2g %% of their time)",
-               (double)share / (double)workload->mix.parts, tries + 1, 100 * stall);
+               " tried; steps then wait for them %.2g %% of their time%s)",
+               best->share / (double)search.parts, search.tries, 100 * best->stall, other);
     return comm_agree(
-        workload->mix.set(runner->input, settings->parameters, &runner->partition, share, true));
+        workload->mix.set(runner->input, settings->parameters, &runner->partition, best->share, true));
 }
 
 /* ---- Publishing ---- */

@@ -104,13 +104,13 @@ enum status synth_choose(struct synth *synth, struct synth_wish *wish)
         return status_set(STATUS_USAGE, "%s changes the images of a published set; %s",
                           OPTION_OR_FIELD("--min-lit", "min_lit:"),
                           OPTION_OR_FIELD("drop it", "leave it at 0"));
-    if (wish->cache_dir && formula->family != FAMILY_IFS)
+    if (wish->cache_dir && formula->family != FAMILY_IFS && !wish->cache_shared)
         return status_set(STATUS_USAGE,
                           "%s keeps the orbits of FractalDB's fractals, but the formula %s has none; %s",
                           OPTION_OR_FIELD("--cache-dir", "cache_dir:"), formula->name,
                           OPTION_OR_FIELD("drop it", "leave it out"));
     synth->min_lit = wish->min_lit;
-    synth->cache_dir = wish->cache_dir;
+    synth->cache_dir = formula->family == FAMILY_IFS ? wish->cache_dir : NULL;
     return wish->published ? choose_published(synth, set, wish) : STATUS_OK;
 }
 

@@ -164,6 +164,7 @@ struct synth_wish {
     uint32_t classes, res;            /* 0: the default of the formula or of the preset */
     double min_lit;                   /* of struct synth; 0: none */
     const char *cache_dir;            /* of struct synth; NULL: none */
+    bool cache_shared;                /* other formulas than FAMILY_IFS ignore `cache_dir` */
 };
 
 /* Chooses the formula, what it draws and, if wish->published, the published set, and replaces the values of

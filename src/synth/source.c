@@ -383,7 +383,8 @@ static enum status get_classes(const struct synth_values *wanted, struct synth *
                               .classes = wanted->classes,
                               .res = wanted->res,
                               .min_lit = wanted->min_lit,
-                              .cache_dir = wanted->cache_dir};
+                              .cache_dir = wanted->cache_dir,
+                              .cache_shared = wanted->cache_shared};
     TRY(find_name("formula", wanted->formula, formula_names, "docs/formulas.md lists the formulas",
                   &wish.formula));
     TRY(find_name("draw", wanted->draw, draws, "use patches or points", &wish.draw));
@@ -450,6 +451,7 @@ static enum status synth_source_open(const struct source_request *request, struc
                         maker->synth->ifs.flips; /* only masks differ from drawing to drawing */
     facts->multi_hot = synth_multi_hot(maker->synth);
     facts->colors = synth_is_color(maker->synth);
+    facts->caches = maker->synth->cache_dir != NULL;
     facts->sample_bytes = synth_output_bytes(maker->synth) + synth_mask_bytes(maker->synth) + NPY_HEADER_MAX;
 #ifdef HAVE_XXHASH
     size_t bytes;

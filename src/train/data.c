@@ -209,6 +209,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
                                         .draw = request->draw,
                                         .min_lit = request->min_lit,
                                         .cache_dir = request->cache_dir,
+                                        .cache_shared = request->mixed,
                                         .classes = data->classes,
                                         .res = (uint32_t)request->res,
                                         .out_res = fits ? fit->res : 0,
@@ -224,6 +225,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
                     &source->reader);
     data->gray = !source->reader.facts.colors;
     data->multi_hot = source->reader.facts.multi_hot;
+    data->caches = source->reader.facts.caches;
     if (status == STATUS_OK)
         status = take_classes(request, source->reader.facts.classes, data);
     if (status == STATUS_OK)
@@ -265,8 +267,9 @@ enum status data_refuse_cache(const struct data_request *request)
 {
     return !request->cache_dir ? STATUS_OK
                                : status_option(STATUS_USAGE, "cache-dir",
-                                               " needs data at a URL or shards that are compressed; add "
-                                               "that, or drop --cache-dir");
+                                               " needs data at a URL%s or shards that are compressed; add "
+                                               "that, or drop --cache-dir",
+                                               request->mix ? ", images of FractalDB" : "");
 }
 
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data

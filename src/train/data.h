@@ -104,8 +104,8 @@ struct data {
     uint32_t ahead;                       /* batches that a stream prepares in advance */
     uint64_t shard_bytes, resident_bytes; /* as in struct set_stream_request */
     uint64_t resident_device_bytes;       /* for engines on a device: its `device_bytes` */
-    bool caches;                          /* a set is at a URL or compressed: --cache-dir is of use */
-    bool masks; /* broken training samples become zeros with the label DATA_MASKED */
+    bool caches; /* a set is at a URL or compressed, or has orbits: --cache-dir is of use */
+    bool masks;  /* broken training samples become zeros with the label DATA_MASKED */
     struct data_sums {
         double values, squares; /* of the values and their squares */
     } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */

@@ -274,7 +274,7 @@ static struct data_request request_of(const struct data_request *request, const 
     own.train_only = source != mix->named;
     if (source == mix->generated) {
         own.name = "synth";
-        own.url = own.test_name = own.test_url = own.cache_dir = own.image = own.label = NULL;
+        own.url = own.test_name = own.test_url = own.image = own.label = NULL;
         own.feed = DATA_LIVE;
         own.fresh = true;
         own.skip = own.mask = false;
@@ -383,7 +383,7 @@ static enum status set_count(struct data *data)
 {
     uint32_t count;
     struct data_set *set = &data->sets[DATA_TRAIN];
-    TRY(status_prefix(mixture_count(&data->mixture->request, &count), "--mix"));
+    TRY(mixture_count(&data->mixture->request, &count));
     TRY(data_check_memory(count, sizeof *set->labels, "--train-size"));
     uint32_t *labels = realloc(set->labels, count * sizeof *labels);
     TRY(ALLOCATED(labels, "out of memory for %" PRIu32 " labels", count));
@@ -483,7 +483,7 @@ enum status data_mixture_plan(struct data *data, uint64_t seed, uint32_t batch, 
     mixture->request.seed = seed;
     mixture->request.batch = batch;
     mixture->request.drop_last = drop_last;
-    return status_prefix(mixture_open(&mixture->request, &mixture->plan), "--mix");
+    return mixture_open(&mixture->request, &mixture->plan);
 }
 
 void data_mixture_shares(const struct data *data, char *text, size_t size)

@@ -941,45 +941,72 @@ enum status trainer_probe(void *state)
     return trainer_totals(trainer, &unused);
 }
 
-#define PROBE_WARM_S \
-    2.0 /* before the measurement: the JPEG engines of a GPU take as long to reach their rate */
-#define PROBE_S     1.0  /* how long steps are measured at least */
-#define PROBE_PARTS 1000 /* parts of steps at most */
+/* Before the measurement: the JPEG engines of a GPU take two seconds to reach their rate, and the first steps
+ * wait because no batch is prepared. */
+#define PROBE_WARM_S     2.0
+#define PROBE_WARM_STEPS 4
+#define PROBE_PARTS      5   /* measured parts */
+#define PROBE_PART_S     0.3 /* duration of a part at least */
 
-/* Runs steps for some time, from step `*next` of all epochs on. After the last epoch comes the first one
- * again: only there the stream has to seek, and begins with an empty queue. All ranks run the same steps. */
-static enum status probe_steps(struct trainer *trainer, double seconds, uint64_t *next, double *took_s,
-                               double *stall_s)
+/* The steps of a probe. */
+struct probe {
+    struct trainer *trainer;
+    uint64_t next;    /* step of all epochs */
+    uint32_t stretch; /* steps of a call of the engine */
+};
+
+/* What was measured in some steps. */
+struct probed {
+    double took_s, stall_s;
+    uint32_t steps;
+};
+
+/* Runs at least `count` steps that take at least `seconds` together. Goes on after the last epoch, because a
+ * stream that has to seek begins with an empty queue. All ranks run the same steps. */
+static enum status probe_steps(struct probe *probe, double seconds, uint32_t count, struct probed *sum)
 {
-    const uint32_t steps = train_steps(&trainer->train), epochs = trainer->job->epochs;
-    double spent_s[2] = {0, 0};
-    uint32_t stretch = 1;
-    for (int part = 0; part < PROBE_PARTS && spent_s[0] < seconds; part++) {
-        const uint32_t at = (uint32_t)(*next % steps);
-        const uint32_t count = stretch < steps - at ? stretch : steps - at;
+    struct trainer *trainer = probe->trainer;
+    const uint32_t steps = train_steps(&trainer->train);
+    *sum = (struct probed){0};
+    while (sum->took_s < seconds || sum->steps < count) {
+        const uint32_t at = (uint32_t)(probe->next % steps),
+                       call = probe->stretch < steps - at ? probe->stretch : steps - at;
         struct train_totals totals;
-        double begin_s = timer_now_s();
-        TRY(trainer_steps(trainer, epochs ? (uint32_t)(*next / steps % epochs) : 0, at, count));
+        const double begin_s = timer_now_s();
+        TRY(trainer_steps(trainer, (uint32_t)(probe->next / steps), at, call));
         TRY(comm_agree(trainer->engine->totals(trainer->state, &totals)));
         double both[] = {timer_now_s() - begin_s, totals.stall_s};
         TRY(comm_max(both, 2));
-        spent_s[0] += both[0];
-        spent_s[1] += both[1];
-        *next += count;
-        stretch = both[0] < seconds / 8 ? 2 * stretch : stretch;
+        sum->took_s += both[0];
+        sum->stall_s += both[1];
+        sum->steps += call;
+        probe->next += call;
+        if (call == probe->stretch && 2 * both[0] < PROBE_PART_S) /* the device idles between two calls */
+            probe->stretch *= 2;
     }
-    *took_s = spent_s[0];
-    *stall_s = spent_s[1];
     return STATUS_OK;
 }
 
-enum status trainer_probe_stalls(void *state, double *stall)
+/* Leaves out the part in which the steps waited most: another process may have interrupted it. */
+enum status trainer_probe_stalls(void *state, double *stall, double *step_s)
 {
-    double took_s, stall_s;
-    uint64_t next = 0;
-    TRY(probe_steps(state, PROBE_WARM_S, &next, &took_s, &stall_s));
-    TRY(probe_steps(state, PROBE_S, &next, &took_s, &stall_s));
+    struct probe probe = {.trainer = state, .stretch = 1};
+    struct probed part, most = {0}, sum = {0};
+    double largest = -1;
+    TRY(probe_steps(&probe, PROBE_WARM_S, PROBE_WARM_STEPS, &part));
+    for (int i = 0; i < PROBE_PARTS; i++) {
+        TRY(probe_steps(&probe, PROBE_PART_S, 1, &part));
+        if (part.stall_s / part.took_s > largest) {
+            largest = part.stall_s / part.took_s;
+            most = part;
+        }
+        sum.took_s += part.took_s;
+        sum.stall_s += part.stall_s;
+        sum.steps += part.steps;
+    }
+    const double took_s = sum.took_s - most.took_s, stall_s = sum.stall_s - most.stall_s;
     *stall = stall_s < took_s ? stall_s / took_s : 1;
+    *step_s = took_s / (sum.steps - most.steps);
     return STATUS_OK;
 }
 

@@ -108,9 +108,9 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
 enum status trainer_probe(void *state); /* runs the first step; collective */
-/* Runs steps for about a second, and sets `*stall` to the largest share of this time, of all ranks, in which
- * they waited for samples. Collective. */
-enum status trainer_probe_stalls(void *state, double *stall);
+/* Runs steps for a few seconds. Sets `*stall` to the largest share of their time, of all ranks, in which they
+ * waited for samples, and `*step_s` to the seconds per step. Collective. */
+enum status trainer_probe_stalls(void *state, double *stall, double *step_s);
 enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);

@@ -1,0 +1,135 @@
+#include "run/share_search.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#define PRECISION 20 /* the search ends when two shares differ by less than 1/20 */
+#define SURPRISE  0.05
+#define FEW       8 /* to find stalls that do not come from reading, this part of a share is measured */
+
+/* Returns the shares per second at which the samples of a probe were read. */
+static double rate_of(const struct share_probe *probe)
+{
+    return probe->share / probe->step_s;
+}
+
+/* Returns the probe with the smallest share; NULL: there is none. */
+static const struct share_probe *smallest(const struct share_search *search)
+{
+    const struct share_probe *least = NULL;
+    for (uint32_t i = 0; i < search->count; i++)
+        if (!least || search->probes[i].share < least->share)
+            least = &search->probes[i];
+    return least;
+}
+
+double share_search_floor(const struct share_search *search)
+{
+    const struct share_probe *least = smallest(search);
+    double best = 0;
+    for (uint32_t i = 0; i < search->count; i++)
+        best = fmax(best, rate_of(&search->probes[i]));
+    return least && least->stall > SHARE_STALL && 2 * rate_of(least) < best ? least->stall : 0;
+}
+
+static bool waits(const struct share_search *search, const struct share_probe *probe)
+{
+    return probe->stall > share_search_floor(search) + SHARE_STALL;
+}
+
+/* Finds the largest share with which steps do not wait, and the smallest larger one with which they wait.
+ * NULL: there is none. */
+static void find_ends(const struct share_search *search, const struct share_probe **low,
+                      const struct share_probe **high)
+{
+    *low = *high = NULL;
+    for (uint32_t i = 0; i < search->count; i++) {
+        const struct share_probe *probe = &search->probes[i];
+        if (!waits(search, probe) && (!*low || probe->share > (*low)->share))
+            *low = probe;
+    }
+    for (uint32_t i = 0; i < search->count; i++) {
+        const struct share_probe *probe = &search->probes[i];
+        if (waits(search, probe) && (!*low || probe->share > (*low)->share) &&
+            (!*high || probe->share < (*high)->share))
+            *high = probe;
+    }
+}
+
+const struct share_probe *share_search_best(const struct share_search *search)
+{
+    const struct share_probe *low, *high;
+    find_ends(search, &low, &high);
+    return low ? low : smallest(search);
+}
+
+/* Returns how long a step with this probe's share takes without waiting for samples that are read. */
+static double busy_of(const struct share_search *search, const struct share_probe *probe)
+{
+    return probe->step_s * (1 - fmax(0, probe->stall - share_search_floor(search)));
+}
+
+/* Solves s / R = b(s). With `low`, b is the line through both probes, otherwise constant. */
+static double solve(const struct share_search *search, const struct share_probe *low,
+                    const struct share_probe *high)
+{
+    const double rate = rate_of(high), busy_s = busy_of(search, high);
+    if (!low)
+        return rate * busy_s;
+    const double slope = rate * (low->step_s - busy_s) / (high->share - low->share);
+    const double share = (rate * busy_s + slope * high->share) / (1 + slope);
+    return slope > -0.5 ? share : (low->share + high->share) / 2.0;
+}
+
+/* Returns the difference of shares that does not matter. */
+static uint32_t part_of(uint32_t share)
+{
+    return share < PRECISION ? 1 : share / PRECISION;
+}
+
+/* Returns whether steps waited much longer in the latest probe than the earlier ones let expect. */
+static bool surprises(const struct share_search *search)
+{
+    const struct share_probe *low, *high, *latest = &search->probes[search->count - 1];
+    struct share_search before = *search;
+    before.count--;
+    find_ends(&before, &low, &high);
+    if (!high || latest->twice || !waits(search, latest))
+        return false;
+    const double expected = 1 - rate_of(high) * busy_of(search, latest) / latest->share;
+    return latest->stall > fmax(0, expected) + SURPRISE;
+}
+
+void share_search_add(struct share_search *search, uint32_t share, double stall, double step_s)
+{
+    struct share_probe *latest = search->count ? &search->probes[search->count - 1] : NULL;
+    const bool again = latest && latest->share == share;
+    search->tries++;
+    if (!again)
+        latest = &search->probes[search->count++];
+    if (!again || stall < latest->stall)
+        *latest = (struct share_probe){share, stall, step_s, false};
+    latest->twice = again;
+}
+
+uint32_t share_search_next(const struct share_search *search)
+{
+    const struct share_probe *low, *high;
+    if (search->count == 0)
+        return search->parts;
+    if (surprises(search))
+        return search->probes[search->count - 1].share;
+    find_ends(search, &low, &high);
+    if (!high || high->share == 1 || search->count == SHARE_PROBES)
+        return 0;
+    const uint32_t least = low ? low->share : 0, gap = high->share - least;
+    const uint32_t unit = part_of(high->share), above = part_of(least);
+    if (low && gap <= unit)
+        return 0;
+    if (!low && search->count == 2 && high->share >= FEW) /* the first solution was wrong */
+        return high->share / FEW;
+    if (gap < above + unit)
+        return least + gap / 2;
+    return (uint32_t)fmin(fmax(solve(search, low, high), least + above), high->share - unit);
+}

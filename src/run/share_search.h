@@ -1,0 +1,58 @@
+/* The search for the largest share of read samples in a mixture with which training steps do not wait for
+ * them (--mix synth:auto). The runner measures steps with the share that share_search_next() returns, adds
+ * the result with share_search_add(), and repeats this until the function returns 0.
+ *
+ * The model: a step without waiting takes b(s) seconds, which is linear in the share s, because generating a
+ * sample takes time, too. Reading delivers at most R shares per second. Steps wait if s / R > b(s). A probe
+ * with which steps wait gives R and b(s); the next share is the solution of s / R = b(s). Every solution is
+ * measured, so an error of the model costs probes, but does not decide. If steps wait much longer than the
+ * model says, the share is measured again, because another process may have delayed them. */
+#ifndef FDSL_RUN_SHARE_SEARCH_H
+#define FDSL_RUN_SHARE_SEARCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+
+#define SHARE_PROBES 9
+#define SHARE_STALL  0.02 /* steps that wait for less than this share of their time do not count as waiting \
+                           */
+
+/* What was measured with a share. */
+struct share_probe {
+    uint32_t share;
+    double stall;  /* share of the time in which steps waited for samples */
+    double step_s; /* duration of a step, including waiting */
+    bool twice;    /* it was measured twice; this is the measurement with fewer stalls */
+};
+
+struct share_search {
+    uint32_t parts; /* shares are from 1 to this number */
+    uint32_t count; /* of probes, which have different shares */
+    uint32_t tries; /* measurements */
+    struct share_probe probes[SHARE_PROBES];
+};
+
+FDSL_C_BEGIN
+
+/* Returns the share to measure next: that of the latest probe once again, or one that no probe has. 0: the
+ * search is complete. It is complete if a share with which steps do not wait and one with which they wait
+ * differ by at most 5 %, or after SHARE_PROBES probes. Pure. */
+uint32_t share_search_next(const struct share_search *search);
+
+/* Adds a measurement with this share. */
+void share_search_add(struct share_search *search, uint32_t share, double stall, double step_s);
+
+/* Returns the probe with the largest share with which steps do not wait; if they wait with all shares, the
+ * one with the smallest share. There is at least one probe. Pure. */
+const struct share_probe *share_search_best(const struct share_search *search);
+
+/* Returns the share of the time in which steps wait however few samples are read, which counts as not
+ * waiting: the stalls of the smallest share that was measured, if it was read at less than half of the rate
+ * that reading has reached. 0 if that is not known. Pure. */
+double share_search_floor(const struct share_search *search);
+
+FDSL_C_END
+
+#endif
