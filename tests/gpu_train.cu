@@ -234,6 +234,7 @@ static const struct trial trials[] = {
     {"vit200", {3, 1, 32, 32}, 3, 5, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
     {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit-large", {3, 1, 32, 16}, 7, 3, 5, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
 #define RECIPE "recipe" /* the argument that selects the cases below */

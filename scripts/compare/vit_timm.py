@@ -57,6 +57,7 @@ MODELS = {
     "vit-tiny": ((224, 1, 16, 192, 12, 3), PICTURES),
     "vit-small": ((224, 1, 16, 384, 12, 6), PICTURES),
     "vit-base": ((224, 1, 16, 768, 12, 12), PICTURES),
+    "vit-large": ((224, 1, 16, 1024, 24, 16), PICTURES),
 }
 OPTIMIZERS = {"sgd": ["--optimizer", "sgd", "--lr", "0.01"],
               "adamw": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05"],

@@ -238,7 +238,11 @@ static const struct option_spec options[] = {
      .help = "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
              "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
              ".pth or .pth.tar. The model must be the same. If the number of classes differs, or the file "
-             "has no last layer, that layer starts with zeros"},
+             "has no last layer, that layer starts with zeros. For another image size, the positions of a "
+             "transformer are interpolated"},
+    {"init-ema", "WHICH", OPTION_CHOICE, AT(init_ema), .fallback = "auto", .choices = init_ema_names,
+     .help = "whether --init takes the moving average of the parameters (state_dict_ema or model_ema in a "
+             "file of another program): auto takes it if there is one. WHICH is one of"},
     {"init-state", "FILE", OPTION_TEXT, AT(begin_path),
      .help =
          "begin with the batch at which this state of a stream was saved: by Loader.save_state() in "
@@ -437,6 +441,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {synth, "--data synth", {"res"}},
         {!(mixed && parameters->job.out_res), "--feed mixed without --out-res", {"res"}},
         {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
+        {parameters->init, "--init FILE", {"init-ema"}},
         {parameters->checkpoint, "--checkpoint DIR", {"resume", "keep", "checkpoint-steps"}},
         {parameters->log_path, "--log FILE", {"log-steps", "test-steps"}},
     };
@@ -1217,7 +1222,8 @@ static enum status begin(const struct train_parameters *parameters, struct opene
     model_initialise(&opened->model, parameters->seed, opened->initial);
     if (!parameters->init)
         return STATUS_OK;
-    TRY(init_take(parameters->init, &opened->model, opened->initial, &opened->init_hash));
+    const struct init_request from = {"--init", parameters->init, (enum init_ema)parameters->init_ema};
+    TRY(init_take(&from, &opened->model, opened->initial, &opened->init_hash));
     snprintf(opened->init, sizeof opened->init, "%016" PRIx64, opened->init_hash);
     return STATUS_OK;
 }
