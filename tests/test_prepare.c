@@ -411,14 +411,14 @@ Test(prepare, idx_files_are_converted)
 
 Test(prepare, cifar_files_are_converted)
 {
-    static uint8_t records[2 * CIFAR_RECORD_BYTES], pixels[CIFAR_IMAGE_BYTES];
+    static uint8_t records[2 * (1 + CIFAR_IMAGE_BYTES)], pixels[CIFAR_IMAGE_BYTES];
     for (size_t i = 0; i < sizeof records; i++)
         records[i] = (uint8_t)(i * 31);
     records[0] = 3;
-    records[CIFAR_RECORD_BYTES] = 9;
+    records[(1 + CIFAR_IMAGE_BYTES)] = 9;
     for (size_t i = 0; i < 1024; i++)
         for (size_t c = 0; c < 3; c++)
-            pixels[3 * i + c] = records[CIFAR_RECORD_BYTES + 1 + 1024 * c + i];
+            pixels[3 * i + c] = records[(1 + CIFAR_IMAGE_BYTES) + 1 + 1024 * c + i];
     write_file("one", records, sizeof records);
     EXPECT(0, "cp one two && $P --prepare a --from cifar --source one,two --store files && cat "
               "a/not-imagefolder/000/000003.cls");

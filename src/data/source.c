@@ -10,7 +10,7 @@
 #include "data/npy.h"
 
 extern const struct source source_counter, source_synth, source_idx, source_cifar, source_dataset,
-    source_digits, source_clips, source_embeddings;
+    source_digits, source_clips, source_embeddings, source_cifar100;
 
 const struct source *const source_table[] = {
     &source_counter,    /* generated tensors of known content */
@@ -21,6 +21,7 @@ const struct source *const source_table[] = {
     &source_digits,     /* generated digits */
     &source_clips,      /* generated clips of a moving blob */
     &source_embeddings, /* cleaned embeddings */
+    &source_cifar100,   /* CIFAR-100 */
     NULL,
 };
 

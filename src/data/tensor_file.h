@@ -59,6 +59,7 @@ struct tensor_file {
     size_t count;
     bool prepared;           /* a .safetensors that --prepare --from embeddings wrote */
     uint64_t packed_columns; /* its values per row, if its metadata has them, else 0 */
+    char *notes;             /* owned; metadata of a .safetensors: for tensor_file_note() */
 };
 
 FDSL_C_BEGIN
@@ -71,6 +72,9 @@ bool tensor_file_named(const char *path);
  * the format needs. */
 enum status tensor_file_open(const char *path, struct tensor_file *file);
 void tensor_file_close(struct tensor_file *file);
+
+/* Returns the value of a key in the metadata of a .safetensors, or NULL. */
+const char *tensor_file_note(const struct tensor_file *file, const char *key);
 
 /* Returns whether the values are compressed, so that they must be read with tensor_read(). */
 bool tensor_is_packed(const struct tensor *tensor);

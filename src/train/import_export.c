@@ -506,6 +506,96 @@ enum status init_take(const struct init_request *request, const struct model *mo
     return status;
 }
 
+/* ---- Networks for inference ---- */
+
+/* Finds the model that a file of --export names: "model=NAME" in the text of its options. */
+static enum status find_table(const struct tensor_file *file, const char *name,
+                              const struct model_table **table)
+{
+    const char *options = tensor_file_note(file, "fdsl-bench"), *own = options;
+    while (own && *own && strncmp(own, "model=", 6) != 0)
+        own = own[strcspn(own, " ")] ? own + strcspn(own, " ") + 1 : NULL;
+    char found[MODEL_NAME_MAX] = "";
+    if (own && *own)
+        snprintf(found, sizeof found, "%.*s", (int)strcspn(own + 6, " "), own + 6);
+    if (name && *found && strcmp(name, found) != 0)
+        return status_set(STATUS_USAGE, "its model is %s, not %s; drop --model", found, name);
+    if (!name && !*found)
+        return status_set(STATUS_USAGE, "it does not name its model; add --model NAME");
+    for (*table = model_tables; (*table)->name && strcmp((*table)->name, name ? name : found) != 0; ++*table)
+        continue;
+    return (*table)->name ? STATUS_OK
+                          : status_set(STATUS_USAGE, "its model %s is unknown; name it with --model", found);
+}
+
+/* Parses "[0.1, 0.2]": one value per channel. */
+static enum status read_list(const char *key, const char *text, uint32_t count, float *values)
+{
+    char *end = (char *)(uintptr_t)text; /* const cast: strtof() only reads */
+    bool good = *end == '[';
+    for (uint32_t i = 0; good && i < count; i++) {
+        const char *begin = end + 1;
+        values[i] = strtof(begin, &end);
+        good = end != begin && isfinite(values[i]) && *end == (i + 1 < count ? ',' : ']');
+    }
+    return good ? STATUS_OK
+                : status_set(STATUS_USAGE,
+                             "its metadata \"%s\" are not %" PRIu32 " numbers, one per channel of the samples",
+                             key, count);
+}
+
+/* Reads what the metadata of a file of --export say about the normalisation. */
+static enum status read_normalisation(const struct tensor_file *file, uint32_t channels,
+                                      struct checkpoint *checkpoint, bool *normalised)
+{
+    const char *scale = tensor_file_note(file, "scale"), *offset = tensor_file_note(file, "offset");
+    *normalised = tensor_file_note(file, "fdsl-bench") && scale && offset;
+    if (!*normalised)
+        return STATUS_OK;
+    TRY(read_list("scale", scale, channels, checkpoint->scale));
+    return read_list("offset", offset, channels, checkpoint->offset);
+}
+
+/* Builds the model for the number of classes in the file. */
+static enum status find_network(struct tensor_file *file, const struct init_request *request,
+                                const char *name, const struct data *data, struct model *model,
+                                struct checkpoint *checkpoint, bool *normalised)
+{
+    const struct model_table *table = NULL;
+    char prefix[PREFIX_BYTES];
+    TRY(find_table(file, name, &table));
+    TRY(read_normalisation(file, data->shape.channels, checkpoint, normalised));
+    TRY(model_build(table, data->shape, 1, model)); /* for the names of its tensors */
+    TRY(take_inner(file, model, request->ema, prefix));
+    const struct model_tensor *last = &model->tensors[model->tensor_count - 1];
+    const struct tensor *own = find(file, last->name);
+    if (!own || own->axes != 1 || own->shape[0] < 1 || own->shape[0] > INT32_MAX)
+        return status_set(STATUS_USAGE,
+                          "it lacks %s, the last layer of %s; use a file of a whole network, or the right "
+                          "--model",
+                          last->name, table->name);
+    return model_build(table, data->shape, (uint32_t)own->shape[0], model);
+}
+
+enum status init_network(const struct init_request *request, const char *name, const struct data *data,
+                         struct model *model, struct checkpoint *checkpoint, bool *normalised)
+{
+    uint64_t unused;
+    CLOSED_BY(tensor_file_close) struct tensor_file file;
+    enum status status = tensor_file_open(request->path, &file);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s", request->option);
+    status = find_network(&file, request, name, data, model, checkpoint, normalised);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s %s", request->option, request->path);
+    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
+    checkpoint->input = model->input;
+    checkpoint->classes = model->classes;
+    checkpoint->arena_values = model->arena_values;
+    TRY(ALLOCATED(train_state_new(model->arena_values, &checkpoint->state), "out of memory for the parameters"));
+    return init_take(request, model, checkpoint->state.parameters, &unused);
+}
+
 /* ---- --export, --export-data, --export-step ---- */
 
 /* Writes a file whose metadata have the text of the options, and the pairs in `others`, which ends with NULL.

@@ -6,10 +6,12 @@
 #ifndef FDSL_TRAIN_IMPORT_EXPORT_H
 #define FDSL_TRAIN_IMPORT_EXPORT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/portable.h"
 #include "core/status.h"
+#include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/option_values.h"
 
@@ -38,6 +40,14 @@ struct init_request {
  * unchanged. */
 enum status init_take(const struct init_request *request, const struct model *model, float *parameters,
                       uint64_t *hash);
+
+/* Reads the network in a file of tensors: builds `model` for samples of the shape of `data`, with the classes
+ * of the file, and fills `checkpoint` with its parameters as init_take() does. `name` is the model, or NULL
+ * for the one that a file of --export names. Sets `*normalised` to whether the file says how samples are
+ * normalised; checkpoint->scale and `offset` are then set. The caller frees the checkpoint, even after a
+ * failure. STATUS_USAGE also if the file names no model, or another one, or lacks the last layer. */
+enum status init_network(const struct init_request *request, const char *name, const struct data *data,
+                         struct model *model, struct checkpoint *checkpoint, bool *normalised);
 
 /* Writes the tensors "conv1.weight", "conv1.bias", ... The metadata holds, as JSON: "input" (the shape of a
  * sample), "classes", and "scale" and "offset" with one value per channel. A sample's value v enters the
