@@ -367,8 +367,7 @@ Test(train_init, rejects_unsuitable_initial_parameters)
     expect_refusal(2, FEW "--init none", "--init none: No such file");
     expect_refusal(2, FEW "--init empty", "--init empty: the folder has no checkpoint");
     expect_refusal(1, FEW "--init text",
-                   "text: this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
-                   "files of tensors");
+                   "text: this is not a checkpoint of fdsl-bench; the names of files of tensors must end in ");
     expect_refusal(2, FEW "--init last.pth.tar", "--init last.pth.tar: No such file");
     expect_refusal(2, FEW "--init x.npy", "--init x.npy: a .npy file holds one tensor; give a checkpoint");
     expect_refusal(2, FEW "--model lenet --init k",
