@@ -250,6 +250,7 @@ Test(train_init, starts_from_the_inner_tensors_of_a_file)
     } prefixes[] = {{"model", "optimizer"},
                     {"state_dict", "optimizer"},
                     {"state_dict_ema", "state_dict"},
+                 {"model_ema", "model"},
                     {"module", "optimizer"},
                     {"state_dict.module", "state_dict.optimizer"}};
     EXPECT(0, "$P " SMALL "--epochs 1 --export a.safetensors && tail -c 31400 a.safetensors >values");
