@@ -239,7 +239,7 @@ def check(options, model, optimizer, loss_name):
 
 
 # Options of the step before --export, whose parameters differ visibly from those before it
-STEP_OPTIONS = ["--classes", "10", "--epochs", "1", "--train-size", "8", "--test-size", "2", "--batch", "8", "--optimizer", "sgd", "--lr", "0.01", "--out-res"]
+STEP_OPTIONS = ["--classes", "10", "--epochs", "1", "--train-size", "4", "--test-size", "2", "--batch", "4", "--optimizer", "sgd", "--lr", "0.01", "--out-res"]
 
 
 def run(options, arguments):
@@ -251,7 +251,7 @@ def run(options, arguments):
 def write_images(folder, size):
     """Writes random images of two classes, and returns them as the network sees them, by their keys."""
     images, generator = {}, torch.Generator().manual_seed(5)
-    for number in range(16):
+    for number in range(6):
         path = pathlib.Path(folder, "images", str(number % 2), f"{number:02}.npy")
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = torch.randint(0, 256, (size, size), dtype=torch.uint8, generator=generator)
