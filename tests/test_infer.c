@@ -33,17 +33,20 @@ Test(infer, reads_exported_parameters)
     EXPECT(0, PREDICTIONS
            "p = [[float(r[\"probability_%%d\" %% k]) for k in range(1, 11)] for r in rows]; "
            "assert len(rows) == 50 and all(abs(sum(q) - 1) < 1e-7 and q == sorted(q)[::-1] for q in p); "
-           "assert all(sorted(int(r[\"class_%%d\" %% k]) for k in range(1, 11)) == list(range(10)) for r in rows); "
+           "assert all(sorted(int(r[\"class_%%d\" %% k]) for k in range(1, 11)) == list(range(10)) for r in "
+           "rows); "
            "assert [r[\"key\"] for r in rows] == [str(i) for i in range(50)]; import math; "
-           "print(sum(r[\"label\"] == r[\"class_1\"] for r in rows) / 50, -sum(math.log(q[[r[\"class_%%d\" %% k] "
+           "print(sum(r[\"label\"] == r[\"class_1\"] for r in rows) / 50, -sum(math.log(q[[r[\"class_%%d\" "
+           "%% k] "
            "for k in range(1, 11)].index(r[\"label\"])]) for r, q in zip(rows, p)) / 50)'");
     double share, mean;
     cr_assert_eq(sscanf(out, "%lf %lf", &share, &mean), 2);
     cr_expect_float_eq(share, accuracy, 1e-6);
     cr_expect_float_eq(mean, loss, 1e-6 * loss + 1e-7);
     EXPECT(0, RUN DATA "--checkpoint a.safetensors --predictions q.csv");
-    EXPECT_EXACTLY(0, "12 5\n", "head -1 q.csv | tr , '\\n' | wc -l | tr '\\n' ' '; cut -d, -f1-3 p.csv >x; "
-                                "cut -d, -f1-3 q.csv | cmp - x && head -1 q.csv | grep -o class | wc -l");
+    EXPECT_EXACTLY(0, "12 5\n",
+                   "head -1 q.csv | tr , '\\n' | wc -l | tr '\\n' ' '; cut -d, -f1-3 p.csv >x; "
+                   "cut -d, -f1-3 q.csv | cmp - x && head -1 q.csv | grep -o class | wc -l");
 }
 
 /* Each prediction has the key of its sample: in shards, in class folders, in files of records. */
@@ -53,7 +56,8 @@ Test(infer, predictions_have_the_keys_of_the_samples)
     EXPECT(0, "$P --prepare d --from digits --samples 100");
     EXPECT_PRINTS(0, "100 predictions written to p.csv",
                   RUN "--test-data d --checkpoint a.safetensors --predictions p.csv");
-    EXPECT(0, "cut -d, -f1,2 p.csv | tail -n +2 > keys; cut -d, -f1,2 d/samples.csv | tail -n +2 | cmp - keys");
+    EXPECT(0,
+           "cut -d, -f1,2 p.csv | tail -n +2 > keys; cut -d, -f1,2 d/samples.csv | tail -n +2 | cmp - keys");
     EXPECT_PRINTS(0, "only the held-out part of d is tested (10 samples)",
                   RUN "--data d --checkpoint a.safetensors --predictions p.csv");
     EXPECT(0, PREDICTIONS "own = {r[\"key\"]: r[\"label\"] for r in csv.DictReader(open(\"d/samples.csv\"), "
@@ -62,9 +66,10 @@ Test(infer, predictions_have_the_keys_of_the_samples)
     EXPECT(0, "$P --prepare f --from dataset --source d --store imagefolder && rm f/*.csv f/*.index f/*.txt; "
               "mv f/3 'f/3,\"x\"' 2>/dev/null; ls f");
     EXPECT(0, RUN "--test-data f --checkpoint a.safetensors --predictions p.csv");
-    EXPECT(0, PREDICTIONS "import os; assert len(rows) == 100 and len({r[\"key\"] for r in rows}) == 100; "
-                          "folders = sorted(next(os.walk(\"f\"))[1]); "
-                          "assert all(r[\"key\"].split(\"/\")[0] == folders[int(r[\"label\"])] for r in rows)'");
+    EXPECT(0,
+           PREDICTIONS "import os; assert len(rows) == 100 and len({r[\"key\"] for r in rows}) == 100; "
+                       "folders = sorted(next(os.walk(\"f\"))[1]); "
+                       "assert all(r[\"key\"].split(\"/\")[0] == folders[int(r[\"label\"])] for r in rows)'");
 }
 
 /* A broken sample that is skipped has no row, and the others keep their keys. */
@@ -90,7 +95,8 @@ Test(infer, reads_the_files_of_other_programs)
                   RUN DATA TIMM "--model vit-micro --mean 0.5 --std 0.25 --verify", root);
     cr_expect(number(out, 1, "wrong") == 0 && number(out, 1, "mean") == 0.5);
     EXPECT_PRINTS(0, "positions interpolated from 7x7 to 5x5",
-                  RUN "--data synth --res 20 --test-size 20 " TIMM "--model vit-micro --mean 0.5 --std 1", root);
+                  RUN "--data synth --res 20 --test-size 20 " TIMM "--model vit-micro --mean 0.5 --std 1",
+                  root);
     EXPECT_PRINTS(2, "it lacks head.bias, the last layer of vit-micro",
                   "sed 's/head.bias/heed.bias/' %s/tests/data/checkpoints/timm.pth.tar > x.pt; " RUN DATA
                   "--checkpoint x.pt --model vit-micro --mean 0.5 --std 0.25",

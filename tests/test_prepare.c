@@ -349,8 +349,9 @@ Test(prepare, invalid_options_of_synth_are_refused)
     expect_refusal(2, "a --from synth", "set the number of samples");
     expect_refusal(2, "a --instance 3",
                    "--instance is an option of --from synth; --prepare --help lists all options");
-    expect_refusal(2, "a --encode npy",
-                   "--encode is an option of --from synth, idx, cifar, dataset, digits, embeddings and cifar100; ");
+    expect_refusal(
+        2, "a --encode npy",
+        "--encode is an option of --from synth, idx, cifar, dataset, digits, embeddings and cifar100; ");
     expect_refusal(2, "a --verify",
                    "--verify does not apply to --prepare; --prepare --help lists the options that do");
     expect_refusal(2, "a --frobnicate", "unknown option '--frobnicate'");
@@ -438,13 +439,16 @@ Test(prepare, cifar_files_are_converted)
     static uint8_t two[2 + CIFAR_IMAGE_BYTES] = {17, 61};
     memcpy(two + 2, records + 1 + CIFAR_IMAGE_BYTES + 1, CIFAR_IMAGE_BYTES);
     write_file("two", two, sizeof two);
-    EXPECT(0, "$P --prepare f --from cifar100 --source two --store files && cat f/not-imagefolder/000/000000.cls");
+    EXPECT(
+        0,
+        "$P --prepare f --from cifar100 --source two --store files && cat f/not-imagefolder/000/000000.cls");
     cr_assert_str_eq(out + strlen(out) - 2, "61");
     expect_picture("f/not-imagefolder/000/000000.png", pixels, sizeof pixels);
     EXPECT(0, "$P --prepare c --from cifar100 --labels-of coarse --source two --store files && cat "
               "c/not-imagefolder/000/000000.cls");
     cr_assert_str_eq(out + strlen(out) - 2, "17");
-    expect_refusal(1, "b --from cifar100 --source one", "one: not a binary CIFAR-100 file: its size, 6146 bytes");
+    expect_refusal(1, "b --from cifar100 --source one",
+                   "one: not a binary CIFAR-100 file: its size, 6146 bytes");
     expect_refusal(2, "b --from cifar --labels-of fine --source one", "--labels-of");
 }
 #endif

@@ -445,12 +445,14 @@ Test(train_data, cifar_100_has_fine_and_coarse_labels)
         cr_expect_str_eq(out, rows);
     }
     expect_refusal(2, ON "--labels-of middle", "--labels-of: 'middle' is not one of fine, coarse");
-    expect_refusal(2, "--data digits --labels-of fine",
-                   "--labels-of needs --data with the binary files of CIFAR-100; add that, or drop --labels-of");
+    expect_refusal(
+        2, "--data digits --labels-of fine",
+        "--labels-of needs --data with the binary files of CIFAR-100; add that, or drop --labels-of");
     expect_refusal(2, ON "--classes 90", "give --classes 100 or more");
     records[3074 + 1] = 100;
     put("m/test.bin", records, 20 * 3074);
-    expect_refusal(1, ON "--labels-of coarse", "m/test.bin: not a binary CIFAR-100 file: record 1 has label 100");
+    expect_refusal(1, ON "--labels-of coarse",
+                   "m/test.bin: not a binary CIFAR-100 file: record 1 has label 100");
     put("m/test.bin", records, 20 * 3074 - 1);
     expect_refusal(1, ON, "not a binary CIFAR-100 file: its size, 61479 bytes, is not");
 }

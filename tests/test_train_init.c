@@ -137,10 +137,9 @@ Test(train_init, starts_from_a_checkpoint_of_timm)
     EXPECT_PRINTS(0, "timm.pth.tar (state_dict_ema.*)\n",
                   VIT "--data digits " KEEP "--export a.safetensors --init " GOLDEN "timm.pth.tar", root);
     expect_made("a.safetensors", 2);
-    EXPECT_PRINTS(0, "timm.pth.tar (state_dict.*)\n",
-                  VIT "--data digits " KEEP "--export b.safetensors --init-ema no --init " GOLDEN
-                      "timm.pth.tar",
-                  root);
+    EXPECT_PRINTS(
+        0, "timm.pth.tar (state_dict.*)\n",
+        VIT "--data digits " KEEP "--export b.safetensors --init-ema no --init " GOLDEN "timm.pth.tar", root);
     expect_made("b.safetensors", 1);
     expect_refusal(2, FEW "--model vit-micro --init b.safetensors --init-ema yes",
                    "--init b.safetensors: it has no moving average (state_dict_ema or model_ema)");
@@ -153,8 +152,9 @@ Test(train_init, chooses_the_average_of_a_checkpoint)
 #define LOGREG "$P " SMALL "--epochs 1 "
     EXPECT(0, LOGREG "--ema 0.9 --checkpoint k --export e.safetensors && " LOGREG "--checkpoint l "
                      "--export p.safetensors");
-    EXPECT(0, LOGREG KEEP "--init k --export a && " LOGREG KEEP "--init k --init-ema yes --export b && " LOGREG
-                          KEEP "--init k --init-ema no --export c");
+    EXPECT(0, LOGREG KEEP "--init k --export a && " LOGREG KEEP
+                          "--init k --init-ema yes --export b && " LOGREG KEEP
+                          "--init k --init-ema no --export c");
     EXPECT(0, "tail -c 31400 e.safetensors > v && tail -c 31400 a | cmp - v && tail -c 31400 b | cmp - v && "
               "tail -c 31400 p.safetensors > v && tail -c 31400 c | cmp - v");
     expect_refusal(2, FEW "--model logreg --init l --init-ema yes", "--init l: it has no moving average");
@@ -247,12 +247,9 @@ Test(train_init, starts_from_the_inner_tensors_of_a_file)
 {
     static const struct {
         const char *taken, *other;
-    } prefixes[] = {{"model", "optimizer"},
-                    {"state_dict", "optimizer"},
-                    {"state_dict_ema", "state_dict"},
-                 {"model_ema", "model"},
-                    {"module", "optimizer"},
-                    {"state_dict.module", "state_dict.optimizer"}};
+    } prefixes[] = {{"model", "optimizer"},           {"state_dict", "optimizer"},
+                    {"state_dict_ema", "state_dict"}, {"model_ema", "model"},
+                    {"module", "optimizer"},          {"state_dict.module", "state_dict.optimizer"}};
     EXPECT(0, "$P " SMALL "--epochs 1 --export a.safetensors && tail -c 31400 a.safetensors >values");
     for (size_t i = 0; i < COUNT_OF(prefixes); i++) {
         char header[1024];
@@ -367,8 +364,9 @@ Test(train_init, rejects_unsuitable_initial_parameters)
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
     expect_refusal(2, FEW "--init none", "--init none: No such file");
     expect_refusal(2, FEW "--init empty", "--init empty: the folder has no checkpoint");
-    expect_refusal(1, FEW "--init text",
-                   "text: this is not a checkpoint of fdsl-bench; the names of files of tensors must end in ");
+    expect_refusal(
+        1, FEW "--init text",
+        "text: this is not a checkpoint of fdsl-bench; the names of files of tensors must end in ");
     expect_refusal(2, FEW "--init last.pth.tar", "--init last.pth.tar: No such file");
     expect_refusal(2, FEW "--init x.npy", "--init x.npy: a .npy file holds one tensor; give a checkpoint");
     expect_refusal(2, FEW "--model lenet --init k",

@@ -72,9 +72,9 @@ struct cifar_layout {
     uint32_t own;                       /* the label that is read */
     uint32_t classes[CIFAR_LABELS_MAX]; /* of each label */
 };
-extern const struct cifar_layout cifar_layouts[];       /* indexed by enum cifar_kind */
-extern const char *const cifar_label_names[];           /* values of --labels-of, from CIFAR_100_FINE on */
-#define CIFAR_LABELS_HELP                                                                                \
+extern const struct cifar_layout cifar_layouts[]; /* indexed by enum cifar_kind */
+extern const char *const cifar_label_names[];     /* values of --labels-of, from CIFAR_100_FINE on */
+#define CIFAR_LABELS_HELP \
     "which labels of CIFAR-100 are the classes: the 100 fine or the 20 coarse ones. WHICH is one of"
 
 struct cifar {

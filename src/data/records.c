@@ -205,11 +205,13 @@ static enum status add_cifar(struct dataset *dataset, const struct record_format
 #define IDX_LACKS(set) \
     "there is no " set "-images-idx3-ubyte, plain or gzipped; add it, because MNIST has four files"
 
-#define CIFAR_100                                                                           \
-    "CIFAR-100", "cifar100", {(const char *const[]){"train.bin", NULL},                     \
-                              (const char *const[]){"test.bin", NULL}},                     \
-        add_cifar, {"there is no train.bin", "there is no test.bin; add this file, which has the test " \
-                                             "samples"}
+#define CIFAR_100                                                                                       \
+    "CIFAR-100", "cifar100",                                                                            \
+        {(const char *const[]){"train.bin", NULL}, (const char *const[]){"test.bin", NULL}}, add_cifar, \
+    {                                                                                                   \
+        "there is no train.bin", "there is no test.bin; add this file, which has the test "             \
+                                 "samples"                                                              \
+    }
 
 static const struct record_format coarse = {CIFAR_100, 20, CIFAR_100_COARSE, NULL};
 

@@ -322,7 +322,8 @@ static enum status do_global(struct parser *parser, size_t unused)
     return status_set(
         STATUS_FAILED,
         "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
-        "tuples, numbers, strings and a few plain objects are read, and nothing is executed; if you trust the file, save only its "
+        "tuples, numbers, strings and a few plain objects are read, and nothing is executed; if you trust "
+        "the file, save only its "
         "tensors with Python: x = torch.load('FILE', map_location='cpu', weights_only=False), then %s",
         module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1, advice);
 }
@@ -421,8 +422,7 @@ static enum status do_build(struct parser *parser, size_t unused)
     struct pickle_value *attributes, *target;
     TRY(pop(parser, &attributes));
     TRY(pop(parser, &target));
-    if (target->kind != PICKLE_OBJECT &&
-        (target->kind != PICKLE_DICT || attributes->kind != PICKLE_DICT))
+    if (target->kind != PICKLE_OBJECT && (target->kind != PICKLE_DICT || attributes->kind != PICKLE_DICT))
         return status_set(STATUS_FAILED, "its pickle sets attributes (BUILD) of a value that is not a dict");
     return push(parser, target);
 }

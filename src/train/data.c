@@ -849,7 +849,10 @@ static enum status open_sets(const struct data_request *request, struct data *da
     if (digit || clip || synth || records)
         TRY(check_no_test(request, records));
     if (data->classes == 0)
-        data->classes = clip ? CLIPS : digit ? DIGITS : records ? records->classes : 0; /* synth: fill_synth() */
+        data->classes = clip      ? CLIPS
+                        : digit   ? DIGITS
+                        : records ? records->classes
+                                  : 0; /* synth: fill_synth() */
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
     if (digit)

@@ -167,9 +167,9 @@ FDSL_C_BEGIN
 
 /* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Rows of
  * embeddings are named as for embeddings_open(). Any other name is a URL of tar shards, or a folder: MNIST's
- * four IDX files, binary files of CIFAR-10 or CIFAR-100, two data sets (train, test), or one data set. A single data set is
- * divided: a share of the samples of each class becomes the test set (hold_out() in data/dataset.c), unless
- * `test_name` names the test set. */
+ * four IDX files, binary files of CIFAR-10 or CIFAR-100, two data sets (train, test), or one data set. A
+ * single data set is divided: a share of the samples of each class becomes the test set (hold_out() in
+ * data/dataset.c), unless `test_name` names the test set. */
 struct data_request {
     const char *name;
     const char *url;                  /* of the data set, if `name` shows it without its secrets; or NULL */

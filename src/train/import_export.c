@@ -81,8 +81,7 @@ static void resample_values(const struct resample_axis *axis, size_t outer, size
         const double centre = (i + 0.5) * axis->in / axis->out;
         const double reach = axis->scale * resample_reach(axis->bicubic);
         const double low = centre - reach + 0.5, high = centre + reach + 0.5;
-        const uint32_t begin = low > 0 ? (uint32_t)low : 0,
-                       end = high < axis->in ? (uint32_t)high : axis->in;
+        const uint32_t begin = low > 0 ? (uint32_t)low : 0, end = high < axis->in ? (uint32_t)high : axis->in;
         double total = 0;
         for (uint32_t x = begin; x < end; x++)
             total += resample_filter(axis, x, centre);
@@ -207,7 +206,8 @@ static bool is_of(const struct model *model, const char *name)
 
 /* ---- Prefixes of names ----
  * Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
- * DistributedDataParallel, torch.compile() and modules that hold the network put a prefix before all names. */
+ * DistributedDataParallel, torch.compile() and modules that hold the network put a prefix before all names.
+ */
 
 /* Returns the length of the longest prefix of a name that consists of such keys and prefixes, in any order
  * and nesting. `*average` says whether it contains the key of a moving average of the parameters. */
@@ -246,8 +246,8 @@ static enum status list_prefixes(const struct tensor_file *file, const struct mo
         own.length = prefix_length(own.name, &own.average);
         if (!is_of(model, own.name + own.length))
             continue;
-        while (k < *count && (prefixes[k].length != own.length ||
-                              memcmp(prefixes[k].name, own.name, own.length) != 0))
+        while (k < *count &&
+               (prefixes[k].length != own.length || memcmp(prefixes[k].name, own.name, own.length) != 0))
             k++;
         if (k == PREFIXES_MAX || own.length >= PREFIX_BYTES)
             return status_set(STATUS_USAGE,
@@ -484,15 +484,14 @@ enum status init_take(const struct init_request *request, const struct model *mo
     char prefix[PREFIX_BYTES] = "";
     const bool tensors = tensor_file_named(request->path);
     if (text_ends_in(request->path, ".npy"))
-        return status_set(
-            STATUS_USAGE,
-            "%s %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
-            ".safetensors, .npz, .pt, .pth or .pth.tar",
-            request->option, request->path);
+        return status_set(STATUS_USAGE,
+                          "%s %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
+                          ".safetensors, .npz, .pt, .pth or .pth.tar",
+                          request->option, request->path);
     if (tensors && access(request->path, F_OK) != 0)
         return status_set(STATUS_USAGE, "%s %s: %s", request->option, request->path, strerror(errno));
-    enum status status = tensors ? read_file(request, model, &checkpoint, prefix)
-                                 : read_checkpoint(request, &checkpoint);
+    enum status status =
+        tensors ? read_file(request, model, &checkpoint, prefix) : read_checkpoint(request, &checkpoint);
     if (status == STATUS_OK) {
         status = take(&checkpoint, model, parameters, &theirs, &taken);
         if (status != STATUS_OK)
@@ -538,10 +537,11 @@ static enum status read_list(const char *key, const char *text, uint32_t count, 
         values[i] = strtof(begin, &end);
         good = end != begin && isfinite(values[i]) && *end == (i + 1 < count ? ',' : ']');
     }
-    return good ? STATUS_OK
-                : status_set(STATUS_USAGE,
-                             "its metadata \"%s\" are not %" PRIu32 " numbers, one per channel of the samples",
-                             key, count);
+    return good
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "its metadata \"%s\" are not %" PRIu32 " numbers, one per channel of the samples",
+                            key, count);
 }
 
 /* Reads what the metadata of a file of --export say about the normalisation. */
@@ -592,7 +592,8 @@ enum status init_network(const struct init_request *request, const char *name, c
     checkpoint->input = model->input;
     checkpoint->classes = model->classes;
     checkpoint->arena_values = model->arena_values;
-    TRY(ALLOCATED(train_state_new(model->arena_values, &checkpoint->state), "out of memory for the parameters"));
+    TRY(ALLOCATED(train_state_new(model->arena_values, &checkpoint->state),
+                  "out of memory for the parameters"));
     return init_take(request, model, checkpoint->state.parameters, &unused);
 }
 

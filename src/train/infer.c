@@ -106,8 +106,8 @@ static const struct option_spec options[] = {
     {"model", "NAME", OPTION_CHOICE, AT(model), .choices = model_names,
      .help = "the network in a file of tensors (default: the one that --export wrote into it). NAME is one "
              "of"},
-    MEAN_OPTIONS(AT(mean), AT(std), COLUMN, "that of the training, which checkpoints and files of --export have",
-                 "as for --mean"),
+    MEAN_OPTIONS(AT(mean), AT(std), COLUMN,
+                 "that of the training, which checkpoints and files of --export have", "as for --mean"),
     {"predictions", "FILE", OPTION_OUTPUT, AT(predictions),
      .help = "write a CSV file with one row per test sample: its key and label, then the most probable "
              "classes with their probabilities"},
@@ -116,18 +116,16 @@ static const struct option_spec options[] = {
 };
 
 static const struct option_section sections[] = {
-    {"network", "checkpoint"},
-    {"data", "data"},
-    {"network", "model"},
-    {"output", "predictions"},
-    {NULL, NULL},
+    {"network", "checkpoint"}, {"data", "data"}, {"network", "model"},
+    {"output", "predictions"}, {NULL, NULL},
 };
 static const char *const single[] = {"predictions", NULL};
 
 static const struct column columns[] = {
     {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"model", VALUE_WORD, COMBINE_FIRST, "", .about = "the network"},
-    {"epoch", VALUE_INTEGER, COMBINE_FIRST, "", .about = "epochs that the network was trained for; empty for a file of tensors"},
+    {"epoch", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "epochs that the network was trained for; empty for a file of tensors"},
     {"parameters", VALUE_INTEGER, COMBINE_FIRST, "", .about = "parameters of the network"},
     {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
     {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",

@@ -194,7 +194,8 @@ static const struct option_spec options[] = {
      .help = "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), .column = COLUMN,
      .help = "do not normalise samples with the training set's mean and standard deviation"},
-    MEAN_OPTIONS(AT(mean), AT(std), COLUMN, "the training set's mean", "the training set's standard deviation"),
+    MEAN_OPTIONS(AT(mean), AT(std), COLUMN, "the training set's mean",
+                 "the training set's standard deviation"),
     {"cudnn-benchmark", NULL, OPTION_FLAG, AT(cudnn_benchmark), .column = COLUMN,
      .help = "measure the algorithms of cuDNN and take the fastest (only train-cudnn and train-cudnn-tf32)"},
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
@@ -462,7 +463,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "formula",     "preset",       "preset-file", "class",          "train-size",
         "test-size",   "res",          "lr-scale",    "balance",        "parallel",
         "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
-        "labels-of",   NULL};
+        NULL};
     if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);

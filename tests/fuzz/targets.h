@@ -165,7 +165,7 @@ static inline void fuzz_cifar(const uint8_t *data, size_t size)
         if (cifar_parse((enum cifar_kind)kind, data, size, &cifar) == STATUS_OK &&
             (cifar_image(&cifar, cifar.count - 1) + CIFAR_IMAGE_BYTES != data + size ||
              cifar_label(&cifar, cifar.count - 1) >= cifar.layout->classes[cifar.layout->own]))
-        abort();
+            abort();
 }
 
 /* Corrects the checksums of all chunks, so that changes reach the decoder. */
