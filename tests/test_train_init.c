@@ -223,6 +223,9 @@ Test(train_init, starts_from_halves_and_nested_prefixes)
     EXPECT_PRINTS(0, "32 of 32 tensors taken from x.safetensors (model._orig_mod.module.*)",
                   VIT "--data digits " KEEP "--init x.safetensors --export b.safetensors");
     expect_made("b.safetensors", 2);
+    rewrite("\"model_ema.module.\" + n", "F32");
+    expect_refusal(2, FEW "--model vit-micro --init-ema no --init x.safetensors",
+                   "--init x.safetensors: it has only a moving average");
     rewrite("(\"module.\" if \"blocks.1\" in n else \"state_dict.model_ema.\") + n", "F32");
     expect_refusal(2, FEW "--model vit-micro --init x.safetensors", "it lacks 12 of the 32 tensors");
     rewrite("\"teacher.\" + n", "F32");

@@ -287,14 +287,19 @@ static enum status take_inner(struct tensor_file *file, const struct model *mode
     struct prefix prefixes[PREFIXES_MAX];
     const struct prefix *best = NULL, *equal = NULL;
     size_t count;
-    bool averages = false;
+    bool averages = false, plain = false;
     *prefix = '\0';
     TRY(list_prefixes(file, model, prefixes, &count));
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
         averages |= prefixes[i].average;
+        plain |= !prefixes[i].average;
+    }
     if (ema == INIT_EMA_YES && !averages)
         return status_set(STATUS_USAGE,
                           "it has no moving average (state_dict_ema or model_ema); drop --init-ema yes");
+    if (ema == INIT_EMA_NO && averages && !plain)
+        return status_set(STATUS_USAGE,
+                          "it has only a moving average (state_dict_ema or model_ema); drop --init-ema no");
     for (size_t i = 0; i < count; i++) {
         const struct prefix *own = &prefixes[i];
         if (own->average != (ema != INIT_EMA_NO && averages))
