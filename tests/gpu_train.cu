@@ -113,6 +113,7 @@ LAYERS(vit64, VIT(64, 1, 4, VIT_BLOCK(64, 1, 0.25f)));
 LAYERS(vit128, VIT(128, 4, 8, VIT_BLOCK(128, 4, 0), VIT_BLOCK(128, 4, 0.5f)));
 LAYERS(vit192, VIT(192, 3, 16, VIT_BLOCK(192, 3, 0), VIT_BLOCK(192, 3, 0)));
 LAYERS(vit200, VIT(400, 25, 16, VIT_BLOCK(400, 25, 0.1f)));
+LAYERS(vit1024, VIT(1024, 16, 8, VIT_BLOCK(1024, 16, 0.25f)));
 
 #define TABLE(name, deep)                                       \
     {                                                           \
@@ -122,7 +123,7 @@ static const struct model_table tables[] = {
     TABLE(linear, false), TABLE(relu, false),     TABLE(conv, false),     TABLE(conv_deep, true),
     TABLE(pool, false),   TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
     TABLE(add, false),    TABLE(add_pool, false), TABLE(add_rows, false), TABLE(vit64, false),
-    TABLE(vit128, false), TABLE(vit192, false),   TABLE(vit200, false),
+    TABLE(vit128, false), TABLE(vit192, false),   TABLE(vit200, false),   TABLE(vit1024, false),
 };
 
 static const struct model_table *find_table(const char *name)
@@ -234,8 +235,10 @@ static const struct trial trials[] = {
     {"vit64", {2, 1, 4, 800}, 3, 140, 200, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit192", {3, 1, 32, 48}, 10, 500, 700, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit200", {3, 1, 32, 32}, 3, 5, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit1024", {3, 1, 24, 40}, 5, 7, 17, 3, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
     {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit-large", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
 #define RECIPE "recipe" /* the argument that selects the cases below */

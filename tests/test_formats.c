@@ -310,17 +310,33 @@ Test(idx, gzip_bombs_are_not_unpacked)
 
 Test(cifar, records_are_read_and_invalid_ones_refused)
 {
-    static uint8_t bytes[2 * CIFAR_RECORD_BYTES] = {3};
+    static uint8_t bytes[2 * (1 + CIFAR_IMAGE_BYTES)] = {3};
     struct cifar cifar;
-    bytes[CIFAR_RECORD_BYTES] = 9;
-    bytes[CIFAR_RECORD_BYTES + 1] = 200;
-    cr_assert_eq(cifar_parse(bytes, sizeof bytes, &cifar), STATUS_OK);
+    bytes[(1 + CIFAR_IMAGE_BYTES)] = 9;
+    bytes[(1 + CIFAR_IMAGE_BYTES) + 1] = 200;
+    cr_assert_eq(cifar_parse(CIFAR_10, bytes, sizeof bytes, &cifar), STATUS_OK);
     cr_assert(cifar.count == 2 && cifar_label(&cifar, 1) == 9 && *cifar_image(&cifar, 1) == 200);
-    cr_assert_eq(cifar_parse(bytes, sizeof bytes - 1, &cifar), STATUS_FAILED);
-    cr_assert_eq(cifar_parse(bytes, 0, &cifar), STATUS_FAILED);
+    cr_assert_eq(cifar_parse(CIFAR_10, bytes, sizeof bytes - 1, &cifar), STATUS_FAILED);
+    cr_assert_eq(cifar_parse(CIFAR_10, bytes, 0, &cifar), STATUS_FAILED);
     bytes[0] = 10;
-    cr_assert_eq(cifar_parse(bytes, sizeof bytes, &cifar), STATUS_FAILED);
+    cr_assert_eq(cifar_parse(CIFAR_10, bytes, sizeof bytes, &cifar), STATUS_FAILED);
     expect_text("record 0 has label 10");
+    /* CIFAR-100: the coarse and the fine label of each record */
+    static uint8_t two[2 * (2 + CIFAR_IMAGE_BYTES)] = {19, 99, 7};
+    two[sizeof two / 2] = 5;
+    two[sizeof two / 2 + 1] = 41;
+    two[sizeof two - CIFAR_IMAGE_BYTES] = 201;
+    cr_assert_eq(cifar_parse(CIFAR_100_FINE, two, sizeof two, &cifar), STATUS_OK);
+    cr_assert(cifar.count == 2 && cifar_label(&cifar, 0) == 99 && cifar_label(&cifar, 1) == 41 &&
+              *cifar_image(&cifar, 0) == 7 && *cifar_image(&cifar, 1) == 201);
+    cr_assert_eq(cifar_parse(CIFAR_100_COARSE, two, sizeof two, &cifar), STATUS_OK);
+    cr_assert(cifar_label(&cifar, 0) == 19 && cifar_label(&cifar, 1) == 5);
+    two[1] = 100;
+    cr_assert_eq(cifar_parse(CIFAR_100_COARSE, two, sizeof two, &cifar), STATUS_FAILED);
+    expect_text("not a binary CIFAR-100 file: record 0 has label 100");
+    two[1] = 0;
+    two[0] = 20;
+    cr_assert_eq(cifar_parse(CIFAR_100_FINE, two, sizeof two, &cifar), STATUS_FAILED);
 }
 
 /* ---- The counter ---- */

@@ -364,8 +364,9 @@ Test(prepare, invalid_options_of_synth_are_refused)
     expect_refusal(2, "a --from synth", "set the number of samples");
     expect_refusal(2, "a --instance 3",
                    "--instance is an option of --from synth; --prepare --help lists all options");
-    expect_refusal(2, "a --encode npy",
-                   "--encode is an option of --from synth, idx, cifar, dataset, digits and embeddings; ");
+    expect_refusal(
+        2, "a --encode npy",
+        "--encode is an option of --from synth, idx, cifar, dataset, digits, embeddings and cifar100; ");
     expect_refusal(2, "a --verify",
                    "--verify does not apply to --prepare; --prepare --help lists the options that do");
     expect_refusal(2, "a --frobnicate", "unknown option '--frobnicate'");
@@ -426,14 +427,14 @@ Test(prepare, idx_files_are_converted)
 
 Test(prepare, cifar_files_are_converted)
 {
-    static uint8_t records[2 * CIFAR_RECORD_BYTES], pixels[CIFAR_IMAGE_BYTES];
+    static uint8_t records[2 * (1 + CIFAR_IMAGE_BYTES)], pixels[CIFAR_IMAGE_BYTES];
     for (size_t i = 0; i < sizeof records; i++)
         records[i] = (uint8_t)(i * 31);
     records[0] = 3;
-    records[CIFAR_RECORD_BYTES] = 9;
+    records[(1 + CIFAR_IMAGE_BYTES)] = 9;
     for (size_t i = 0; i < 1024; i++)
         for (size_t c = 0; c < 3; c++)
-            pixels[3 * i + c] = records[CIFAR_RECORD_BYTES + 1 + 1024 * c + i];
+            pixels[3 * i + c] = records[(1 + CIFAR_IMAGE_BYTES) + 1 + 1024 * c + i];
     write_file("one", records, sizeof records);
     EXPECT(0, "cp one two && $P --prepare a --from cifar --source one,two --store files && cat "
               "a/not-imagefolder/000/000003.cls");
@@ -449,6 +450,21 @@ Test(prepare, cifar_files_are_converted)
     EXPECT(0, "mkfifo pipe");
     expect_refusal(1, "b --from cifar --source pipe",
                    "pipe: not a regular file"); /* open() must not wait for a writer */
+    /* The same image as a record of CIFAR-100, after its coarse and its fine label. */
+    static uint8_t two[2 + CIFAR_IMAGE_BYTES] = {17, 61};
+    memcpy(two + 2, records + 1 + CIFAR_IMAGE_BYTES + 1, CIFAR_IMAGE_BYTES);
+    write_file("two", two, sizeof two);
+    EXPECT(
+        0,
+        "$P --prepare f --from cifar100 --source two --store files && cat f/not-imagefolder/000/000000.cls");
+    cr_assert_str_eq(out + strlen(out) - 2, "61");
+    expect_picture("f/not-imagefolder/000/000000.png", pixels, sizeof pixels);
+    EXPECT(0, "$P --prepare c --from cifar100 --labels-of coarse --source two --store files && cat "
+              "c/not-imagefolder/000/000000.cls");
+    cr_assert_str_eq(out + strlen(out) - 2, "17");
+    expect_refusal(1, "b --from cifar100 --source one",
+                   "one: not a binary CIFAR-100 file: its size, 6146 bytes");
+    expect_refusal(2, "b --from cifar --labels-of fine --source one", "--labels-of");
 }
 #endif
 

@@ -58,14 +58,14 @@ static void put_idx(const char *name, const char *set, uint8_t count)
 /* Writes a CIFAR file whose first image has number `first`. */
 static void put_cifar(const char *name, uint32_t first, uint32_t count)
 {
-    uint8_t *records = malloc(count * CIFAR_RECORD_BYTES);
+    uint8_t *records = malloc(count * (1 + CIFAR_IMAGE_BYTES));
     for (uint32_t i = 0; i < count; i++) {
-        uint8_t *record = records + i * CIFAR_RECORD_BYTES;
+        uint8_t *record = records + i * (1 + CIFAR_IMAGE_BYTES);
         record[0] = (uint8_t)((first + i) * 3 % 10);
         for (uint32_t at = 0; at < CIFAR_IMAGE_BYTES; at++)
             record[1 + at] = pixel(first + i, at);
     }
-    put(name, records, count * CIFAR_RECORD_BYTES);
+    put(name, records, count * (1 + CIFAR_IMAGE_BYTES));
     free(records);
 }
 

@@ -119,7 +119,15 @@ Test(torch_file, bad_pickles_are_refused)
     } files[] = {
 #define PICKLE(text) text, sizeof text - 1
         {PICKLE("cos\nsystem\nX\x07\0\0\0touch x\x85R."), "'os.system', which is refused"},
-        {PICKLE("cargparse\nNamespace\n)R."), "save only its tensors with Python: x = torch.load("},
+        {PICKLE("cmodels\nConfig\n)R."), "save only its tensors with Python: x = torch.load("},
+        {PICKLE("cargparse\nNamespaces\n)R."), "'argparse.Namespaces', which is refused"},
+        {PICKLE("cargparse\nName\n)R."), "'argparse.Name', which is refused"},
+        {PICKLE("c__builtin__\neval\n)R."), "'__builtin__.eval', which is refused"},
+        {PICKLE("c__builtin__\ngetattr\n)R."), "'__builtin__.getattr', which is refused"},
+        {PICKLE("cargparse\nNamespace\n)\x81}b."), "no tensors"},
+        {PICKLE("cargparse\nNamespace\nK\x01\x81."), "calls a value that is not a Python object"},
+        {PICKLE("ctorch._utils\n_rebuild_parameter\n(K\0\x89}tR."), "parameter is not described"},
+        {PICKLE("ctorch._utils\n_rebuild_parameter\n)R."), "parameter is not described"},
         {PICKLE("cbuiltins\neval\nX\x01\0\0\0001\x85R."), "'builtins.eval', which is refused"},
         {PICKLE("ctorch._utils\n_rebuild_tensor_v3\n."),
          "'torch._utils._rebuild_tensor_v3', which is refused"},
@@ -132,7 +140,8 @@ Test(torch_file, bad_pickles_are_refused)
         {PICKLE("(i__main__\nX\n."), "opcode INST"},
         {PICKLE("\x8c\x01x."), "opcode SHORT_BINUNICODE"},
         {PICKLE("\x82\x01."), "opcode EXT1"},
-        {PICKLE("}\x81."), "opcode NEWOBJ"},
+        {PICKLE("}\x81."), "empty stack"},
+        {PICKLE("})\x92."), "opcode NEWOBJ_EX"},
         {PICKLE("\xFF."), "unknown opcode 0xff"},
         {PICKLE("R."), "empty stack"},
         {PICKLE("(."), "empty stack"},
@@ -193,7 +202,7 @@ static void add_tensors(const char *key, int count)
 static void expect_advice(const char *words)
 {
     pickle_text(&blob, "args");
-    blob_text(&blob, "cargparse\nNamespace\n");
+    blob_text(&blob, "cmodels\nConfig\n");
     put_torch("bad.pt", 15);
     expect_bad("bad.pt", words);
 }

@@ -465,6 +465,44 @@ Test(train_data, cifar_files_are_read_and_their_faults_reported)
     expect_refusal(1, ON, "not a binary CIFAR-10 file: its size, 36875 bytes, is not");
 }
 
+/* Each record has a coarse label (n mod 20), a fine label (7 n mod 100) and an image. */
+Test(train_data, cifar_100_has_fine_and_coarse_labels)
+{
+    static uint8_t records[100 * 3074];
+    for (size_t i = 0; i < sizeof records; i++)
+        records[i] = i % 3074 > 1   ? (uint8_t)(i % 3074 + i / 3074 * 31)
+                     : i % 3074 > 0 ? (uint8_t)(i / 3074 * 7 % 100)
+                                    : (uint8_t)(i / 3074 % 20);
+    EXPECT(0, "mkdir m");
+    put("m/train.bin", records, sizeof records);
+    expect_refusal(2, ON, "--data m: there is no test.bin");
+    put("m/test.bin", records, 20 * 3074);
+    EXPECT(0, "$P --variant train-naive " ON "--format csv --checkpoint k");
+    cr_expect(number(out, 1, "train_samples") == 100 && number(out, 1, "test_samples") == 20);
+    cr_expect_str_eq(value(out, 1, "labels_of"), "fine");
+    EXPECT(0, "$P --variant infer-naive --loops 2 --checkpoint k --predictions fine.csv");
+    EXPECT(0, "$P --variant train-naive " ON "--format csv --checkpoint c --labels-of coarse");
+    cr_expect_str_eq(value(out, 1, "labels_of"), "coarse");
+    EXPECT(0, "$P --variant infer-naive --loops 2 --checkpoint c --predictions coarse.csv");
+    for (int n = 0; n < 20; n += 19) {
+        EXPECT(0, "sed -n %dp fine.csv | cut -d, -f1,2; sed -n %dp coarse.csv | cut -d, -f1,2", n + 2, n + 2);
+        char rows[64];
+        snprintf(rows, sizeof rows, "%06d,%d\n%06d,%d\n", n, n * 7 % 100, n, n);
+        cr_expect_str_eq(out, rows);
+    }
+    expect_refusal(2, ON "--labels-of middle", "--labels-of: 'middle' is not one of fine, coarse");
+    expect_refusal(
+        2, "--data digits --labels-of fine",
+        "--labels-of needs --data with the binary files of CIFAR-100; add that, or drop --labels-of");
+    expect_refusal(2, ON "--classes 90", "give --classes 100 or more");
+    records[3074 + 1] = 100;
+    put("m/test.bin", records, 20 * 3074);
+    expect_refusal(1, ON "--labels-of coarse",
+                   "m/test.bin: not a binary CIFAR-100 file: record 1 has label 100");
+    put("m/test.bin", records, 20 * 3074 - 1);
+    expect_refusal(1, ON, "not a binary CIFAR-100 file: its size, 61479 bytes, is not");
+}
+
 #ifdef HAVE_XXHASH
 /* Trains on data sets of --prepare: on one folder, of which a tenth of each class becomes the test set, and
  * on two folders, for training and testing. */

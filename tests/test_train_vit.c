@@ -10,7 +10,8 @@ static void build(const char *name, struct shape input, uint32_t classes, struct
     must(model_build(table_of(name), input, classes, model));
 }
 
-/* The numbers of timm's deit_tiny_patch16_224, deit_small_patch16_224 and deit_base_patch16_224. */
+/* The numbers of timm's deit_tiny_patch16_224, deit_small_patch16_224, deit_base_patch16_224 and
+ * vit_large_patch16_224. */
 Test(train_vit, parameters_are_those_of_timm)
 {
     struct model model;
@@ -21,6 +22,10 @@ Test(train_vit, parameters_are_those_of_timm)
     build("vit-base", picture, 1000, &model);
     cr_expect_eq(model.parameters, 86567656);
     cr_expect_eq(model.tensor_count, 152);
+    build("vit-large", picture, 1000, &model);
+    cr_expect_eq(model.parameters, 304326632);
+    cr_expect_eq(model.tensor_count, 296);
+    cr_expect_str_eq(model.tensors[291].name, "blocks.23.mlp.fc2.bias");
 }
 
 Test(train_vit, tensors_have_names_and_shapes_of_timm)

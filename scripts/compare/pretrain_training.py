@@ -214,7 +214,8 @@ class Recipe:
 
 CHECK_EVERY = 20  # steps between two checks of --seconds and --time-limit
 # fdsl-bench's names of networks, and timm's
-NETWORKS = {"vit-tiny": "deit_tiny_patch16_224", "vit-small": "deit_small_patch16_224", "vit-base": "deit_base_patch16_224"}
+NETWORKS = {"vit-tiny": "deit_tiny_patch16_224", "vit-small": "deit_small_patch16_224", "vit-base": "deit_base_patch16_224",
+            "vit-large": "vit_large_patch16_224"}
 RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
 
 

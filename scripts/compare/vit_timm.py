@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Compares one training step of the vision transformers of fdsl-bench with PyTorch, on networks of timm if it is installed.
+With --logits, compares the results of inference instead, with parameters that either program wrote.
 
   scripts/compare/vit_timm.py                                     # vit-micro and vit-tiny, train-omp
+  scripts/compare/vit_timm.py --logits --variant infer-vit --models vit-large,vit-tiny:160
   scripts/compare/vit_timm.py --variant train-naive --models vit-micro
 
 For each model, optimizer and loss, the script writes the network of timm (VisionTransformer, as in deit_*_patch16_224) with random
@@ -16,6 +18,11 @@ chooses. It does not apply to vectors, pos_embed and cls_token. "recipe" is adam
 PyTorch clips with clip_grad_norm_(), and timm's param_groups_layer_decay(), if installed, gives the learning rates. The biases of
 keys have zero gradients except for rounding, so the bound on updates excludes them. A NaN counts as a difference.
 
+--logits: timm's network is saved as timm's CheckpointSaver does, and `infer` computes its predictions on a few random images. Then
+fdsl-bench trains one step from the same file, and timm loads what it exports. Both programs must give the same logits for the same
+parameters, up to a constant per image: --bound is the largest difference relative to the largest logit. With MODEL:SIZE, the images
+have another size than the network in the file; both programs then interpolate its positions. Needs timm.
+
 Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch.
 """
 
@@ -29,6 +36,7 @@ import sys
 import tempfile
 
 try:
+    import numpy
     import torch
     from torch import nn
     from torch.nn import functional
@@ -40,9 +48,9 @@ except ImportError as error:
     print(f"compare/vit_timm.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
     sys.exit(4)
 try:
-    from timm.models.vision_transformer import VisionTransformer
+    from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 except ImportError:
-    VisionTransformer = None
+    VisionTransformer = checkpoint_filter_fn = None
 try:
     from timm.optim import param_groups_layer_decay
 except ImportError:  # timm is too old, or not installed
@@ -57,7 +65,9 @@ MODELS = {
     "vit-tiny": ((224, 1, 16, 192, 12, 3), PICTURES),
     "vit-small": ((224, 1, 16, 384, 12, 6), PICTURES),
     "vit-base": ((224, 1, 16, 768, 12, 12), PICTURES),
+    "vit-large": ((224, 1, 16, 1024, 24, 16), PICTURES),
 }
+SHAPE = ("img_size", "in_chans", "patch_size", "embed_dim", "depth", "num_heads")
 OPTIMIZERS = {"sgd": ["--optimizer", "sgd", "--lr", "0.01"],
               "adamw": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05"],
               "recipe": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05",
@@ -127,8 +137,7 @@ class Factors(nn.Module):
 
 def network(model, classes):
     """Returns the network with random parameters, large enough that an error in any layer shows."""
-    names = ("img_size", "in_chans", "patch_size", "embed_dim", "depth", "num_heads")
-    shape = dict(zip(names, MODELS[model][0]))
+    shape = dict(zip(SHAPE, MODELS[model][0]))
     net = (VisionTransformer or Vit)(**shape, num_classes=classes)
     with torch.no_grad():
         for name, tensor in net.named_parameters():
@@ -229,18 +238,101 @@ def check(options, model, optimizer, loss_name):
     return fine
 
 
+# Options of the step before --export, whose parameters differ visibly from those before it
+STEP_OPTIONS = ["--classes", "10", "--epochs", "1", "--train-size", "4", "--test-size", "2", "--batch", "4", "--optimizer", "sgd", "--lr", "0.01", "--out-res"]
+
+
+def run(options, arguments):
+    done = subprocess.run([options.bench, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        fail(done.stderr.strip())
+
+
+def write_images(folder, size):
+    """Writes random images of two classes, and returns them as the network sees them, by their keys."""
+    images, generator = {}, torch.Generator().manual_seed(5)
+    for number in range(6):
+        path = pathlib.Path(folder, "images", str(number % 2), f"{number:02}.npy")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (size, size), dtype=torch.uint8, generator=generator)
+        numpy.save(path, pixels.numpy())
+        images[f"{number % 2}/{number:02}.npy"] = (pixels.float() / 255 - 0.5) / 0.25
+    return images
+
+
+def logits_of(options, checkpoint, arguments, folder, images):
+    """Returns the logits of fdsl-bench up to a constant per image: the logarithms of the probabilities."""
+    run(options, ["--variant", options.variant, "--checkpoint", checkpoint, "--test-data", f"{folder}/images", "--loops", "1", "--top", "10",
+                  "--predictions", f"{folder}/predictions.csv", *arguments])
+    with open(f"{folder}/predictions.csv", encoding="utf-8", newline="") as file:
+        rows = {row["key"]: row for row in csv.DictReader(file)}
+    if set(rows) != set(images):
+        fail(f"the predictions are about {sorted(rows)[:3]}..., not {sorted(images)[:3]}...")
+    result = torch.zeros(len(images), 10, dtype=torch.float64)
+    for line, key in zip(result, images):
+        for number in range(1, 11):
+            line[int(rows[key][f"class_{number}"])] = math.log(float(rows[key][f"probability_{number}"]))
+    return result
+
+
+def logits_off(mine, net, images):
+    """Returns the largest difference of the logits from those of timm's network, relative to timm's largest."""
+    with torch.no_grad():
+        theirs = torch.cat([net(image[None, None]) for image in images.values()]).double()
+    if not torch.equal(mine.argmax(1), theirs.argmax(1)):
+        close = (theirs.topk(2).values.diff().abs() / theirs.abs().max()).squeeze(1)
+        print(f"  {int((mine.argmax(1) != theirs.argmax(1)).sum())} other classes, whose logits are {close.min():.1e} apart in timm")
+    centred = [each - each.mean(1, keepdim=True) for each in (mine, theirs)]
+    return ((centred[0] - centred[1]).abs().max() / centred[1].abs().max()).item()
+
+
+def check_logits(options, name):
+    """Compares the logits of a model in both directions. Returns whether all differences are within the bound."""
+    model, _, size = name.partition(":")
+    size = int(size or MODELS[model][0][0])
+    net = network(model, 10).eval()
+    shape = dict(zip(SHAPE, MODELS[model][0]), img_size=size)
+    with tempfile.TemporaryDirectory() as folder:
+        images = write_images(folder, size)
+        saved = {"epoch": 1, "arch": model, "state_dict": net.state_dict(), "version": 2, "args": argparse.Namespace(lr=0.1, path=pathlib.Path())}
+        torch.save(saved, f"{folder}/timm.pth.tar")
+        timm_net = VisionTransformer(**shape, num_classes=10).eval()
+        timm_net.load_state_dict(checkpoint_filter_fn(net.state_dict(), timm_net))
+        mine = logits_of(options, f"{folder}/timm.pth.tar", ["--model", model, "--mean", "0.5", "--std", "0.25"], folder, images)
+        if options.fault:
+            timm_net.pos_embed.data[0, 3, 0] += 0.1
+        theirs_off = logits_off(mine, timm_net, images)
+        run(options, ["--variant", options.variant.replace("infer", "train"), "--model", model, "--init", f"{folder}/timm.pth.tar",
+                      "--data", f"{folder}/images", "--mean", "0.5", "--std", "0.25", "--export", f"{folder}/ours.safetensors",
+                      *STEP_OPTIONS, str(size), "--channels", "1"])
+        timm_net.load_state_dict(read_safetensors(f"{folder}/ours.safetensors"))
+        ours_off = logits_off(logits_of(options, f"{folder}/ours.safetensors", [], folder, images), timm_net, images)
+    fine = theirs_off <= options.bound and ours_off <= options.bound
+    print(f"{options.variant:12} {name:13} logits of {len(images)} images, with parameters of timm {theirs_off:8.1e}, "
+          f"of fdsl-bench {ours_off:8.1e}  {'ok' if fine else 'DIFFERS'}")
+    return fine
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", default="train-omp", help="training variant of fdsl-bench (default train-omp)")
-    parser.add_argument("--models", default="vit-micro,vit-tiny", help="models, separated by commas (default vit-micro,vit-tiny)")
+    parser.add_argument("--variant", help="variant of fdsl-bench (default train-omp, with --logits infer-omp)")
+    parser.add_argument("--models", help="models, separated by commas (default vit-micro,vit-tiny, with --logits vit-large,vit-tiny:160)")
+    parser.add_argument("--logits", action="store_true", help="compare logits instead of a training step")
+    parser.add_argument("--bound", type=float, default=1e-4, help="bound of --logits (default 1e-4; for infer-vit, which computes in bf16, 0.05)")
     parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--fault", action="store_true", help="change one parameter in PyTorch, to see that the check fails")
     options = parser.parse_args()
-    unknown = [model for model in options.models.split(",") if model not in MODELS]
+    options.variant = options.variant or ("infer-omp" if options.logits else "train-omp")
+    options.models = options.models or ("vit-large,vit-tiny:160" if options.logits else "vit-micro,vit-tiny")
+    if options.logits and not VisionTransformer:
+        fail("--logits needs timm; install it (pip install timm)", 4)
+    unknown = [model for model in options.models.split(",") if (model.partition(":")[0] if options.logits else model) not in MODELS]
     if unknown:
         fail(f"--models {unknown[0]}: not one of {', '.join(MODELS)}", 2)
     print(f"PyTorch {torch.__version__}, " + ("networks of timm" if VisionTransformer else "timm is not installed: networks of this script")
           + (", without its param_groups_layer_decay()" if VisionTransformer and not param_groups_layer_decay else ""))
+    if options.logits:
+        return 0 if all([check_logits(options, name) for name in options.models.split(",")]) else 1
     results = [check(options, model, optimizer, loss) for model in options.models.split(",") for optimizer in OPTIMIZERS
                for loss in LOSSES]
     return 0 if all(results) else 1

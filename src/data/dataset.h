@@ -277,8 +277,12 @@ struct record_format {
     const char *source;         /* of --prepare, for messages */
     const char *const *sets[2]; /* names of the files of a training set and of a test set; NULL-terminated */
     /* Adds the files of a set, of which at least one exists, and their samples. Sets dataset->raw. */
-    enum status (*add)(struct dataset *dataset, const char *const files[]);
+    enum status (*add)(struct dataset *dataset, const struct record_format *format,
+                       const char *const files[]);
     const char *lacks[2]; /* message if a training set or a test set has none of its files */
+    uint32_t classes;
+    int kind;                           /* for add() */
+    const struct record_format *coarse; /* the same files with coarse labels; NULL: they have one label */
 };
 
 /* Returns the format of the files in a folder, or NULL if there are none of a known format. */

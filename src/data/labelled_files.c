@@ -150,32 +150,40 @@ void idx_free(struct idx *idx)
     *idx = (struct idx){0};
 }
 
-/* ---- CIFAR-10 ---- */
+/* ---- CIFAR-10 and CIFAR-100 ---- */
 
-enum status cifar_count(uint64_t size, uint64_t *count)
+const struct cifar_layout cifar_layouts[] = {[CIFAR_10] = {"CIFAR-10", 1, 0, {10}},
+                                             [CIFAR_100_FINE] = {"CIFAR-100", 2, 1, {20, 100}},
+                                             [CIFAR_100_COARSE] = {"CIFAR-100", 2, 0, {20, 100}}};
+const char *const cifar_label_names[] = {"fine", "coarse", NULL};
+
+enum status cifar_count(const struct cifar_layout *layout, uint64_t size, uint64_t *count)
 {
-    *count = size / CIFAR_RECORD_BYTES;
-    return size > 0 && size % CIFAR_RECORD_BYTES == 0
+    const uint32_t bytes = cifar_record_bytes(layout);
+    *count = size / bytes;
+    return size > 0 && size % bytes == 0
                ? STATUS_OK
                : status_set(STATUS_FAILED,
-                            "not a binary CIFAR-10 file: its size, %" PRIu64
-                            " bytes, is not a positive multiple of %d, the record size",
-                            size, CIFAR_RECORD_BYTES);
+                            "not a binary %s file: its size, %" PRIu64
+                            " bytes, is not a positive multiple of %" PRIu32 ", the record size",
+                            layout->name, size, bytes);
 }
 
-enum status cifar_check_label(uint64_t number, uint8_t label)
+enum status cifar_check_labels(const struct cifar_layout *layout, uint64_t number, const uint8_t *labels)
 {
-    return label < CIFAR_CLASSES
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "not a binary CIFAR-10 file: record %" PRIu64 " has label %u",
-                            number, label);
+    for (uint32_t i = 0; i < layout->labels; i++)
+        if (labels[i] >= layout->classes[i])
+            return status_set(STATUS_FAILED, "not a binary %s file: record %" PRIu64 " has label %u",
+                              layout->name, number, labels[i]);
+    return STATUS_OK;
 }
 
-enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar)
+enum status cifar_parse(enum cifar_kind kind, const uint8_t *bytes, size_t size, struct cifar *cifar)
 {
+    const struct cifar_layout *layout = cifar->layout = &cifar_layouts[kind];
     cifar->records = bytes;
-    TRY(cifar_count(size, &cifar->count));
+    TRY(cifar_count(layout, size, &cifar->count));
     for (uint64_t i = 0; i < cifar->count; i++)
-        TRY(cifar_check_label(i, cifar_label(cifar, i)));
+        TRY(cifar_check_labels(layout, i, bytes + i * cifar_record_bytes(layout)));
     return STATUS_OK;
 }

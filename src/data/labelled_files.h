@@ -1,5 +1,5 @@
 /* Files of labelled images: IDX, the format of MNIST and similar data sets, plain or gzipped, and the binary
- * format of CIFAR-10. */
+ * formats of CIFAR-10 and CIFAR-100. */
 #ifndef FDSL_DATA_LABELLED_FILES_H
 #define FDSL_DATA_LABELLED_FILES_H
 
@@ -54,42 +54,62 @@ enum status idx_take(uint8_t *bytes, size_t size, struct idx *idx);
 enum status idx_read(const char *path, struct idx *idx);
 void idx_free(struct idx *idx);
 
-/* ---- CIFAR-10 ----
- * Each record has one label byte and one RGB image of 32 x 32 pixels. */
+/* ---- CIFAR-10 and CIFAR-100 ----
+ * Each record has its labels, one byte each, and one RGB image of 32 x 32 pixels. CIFAR-100 has a coarse and
+ * a fine label. */
 
-#define CIFAR_SIDE         32
-#define CIFAR_CHANNELS     3
-#define CIFAR_IMAGE_BYTES  (CIFAR_CHANNELS * CIFAR_SIDE * CIFAR_SIDE)
-#define CIFAR_RECORD_BYTES (1 + CIFAR_IMAGE_BYTES)
-#define CIFAR_CLASSES      10
+#define CIFAR_SIDE        32
+#define CIFAR_CHANNELS    3
+#define CIFAR_IMAGE_BYTES (CIFAR_CHANNELS * CIFAR_SIDE * CIFAR_SIDE)
+#define CIFAR_LABELS_MAX  2
+
+/* Which labels are read. */
+enum cifar_kind { CIFAR_10, CIFAR_100_FINE, CIFAR_100_COARSE };
+
+struct cifar_layout {
+    const char *name;
+    uint32_t labels;                    /* per record */
+    uint32_t own;                       /* the label that is read */
+    uint32_t classes[CIFAR_LABELS_MAX]; /* of each label */
+};
+extern const struct cifar_layout cifar_layouts[]; /* indexed by enum cifar_kind */
+extern const char *const cifar_label_names[];     /* values of --labels-of, from CIFAR_100_FINE on */
+#define CIFAR_LABELS_HELP \
+    "which labels of CIFAR-100 are the classes: the 100 fine or the 20 coarse ones. WHICH is one of"
 
 struct cifar {
+    const struct cifar_layout *layout;
     uint64_t count;
-    const uint8_t *records; /* CIFAR_RECORD_BYTES each */
+    const uint8_t *records;
 };
+
+static inline uint32_t cifar_record_bytes(const struct cifar_layout *layout)
+{
+    return layout->labels + CIFAR_IMAGE_BYTES;
+}
 
 /* Returns the label of record `number`. */
 static inline uint8_t cifar_label(const struct cifar *cifar, uint64_t number)
 {
-    return cifar->records[number * CIFAR_RECORD_BYTES];
+    return cifar->records[number * cifar_record_bytes(cifar->layout) + cifar->layout->own];
 }
 
 /* Returns the image of record `number`: all red values, row by row, then all green and all blue values. */
 static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t number)
 {
-    return cifar->records + number * CIFAR_RECORD_BYTES + 1;
+    return cifar->records + number * cifar_record_bytes(cifar->layout) + cifar->layout->labels;
 }
 
 /* Sets `*count` to the number of records of a file of `size` bytes. STATUS_FAILED if it is not a positive
  * whole number. */
-enum status cifar_count(uint64_t size, uint64_t *count);
+enum status cifar_count(const struct cifar_layout *layout, uint64_t size, uint64_t *count);
 
-/* STATUS_FAILED if the label of record `number` is not a class. */
-enum status cifar_check_label(uint64_t number, uint8_t label);
+/* STATUS_FAILED if one of the labels of record `number` is not a class. */
+enum status cifar_check_labels(const struct cifar_layout *layout, uint64_t number, const uint8_t *labels);
 
 /* Parses a file in memory; `cifar->records` points into `bytes`. STATUS_FAILED if the file does not consist
- * of whole records with labels 0 to 9. CIFAR-100 fails, because its records have two labels. */
-enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar);
+ * of whole records whose labels are classes. */
+enum status cifar_parse(enum cifar_kind kind, const uint8_t *bytes, size_t size, struct cifar *cifar);
 
 FDSL_C_END
 

@@ -1,5 +1,5 @@
 /* Data sets in a few files of records: the IDX files of MNIST and similar sets, and the binary files of
- * CIFAR-10. To add a format, write add() and a line of the table `formats`. */
+ * CIFAR-10 and CIFAR-100. To add a format, write add() and a line of the table `formats`. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -118,8 +118,10 @@ static enum status find_labels(const struct dataset *dataset, const char *images
 }
 
 /* Adds the first of two files that exists: the images, plain or gzipped. */
-static enum status add_idx(struct dataset *dataset, const char *const files[])
+static enum status add_idx(struct dataset *dataset, const struct record_format *format,
+                           const char *const files[])
 {
+    (void)format;
     char paths[2][PATH_MAX];
     CLOSED_BY(idx_free) struct idx labels = {0};
     struct idx images;
@@ -140,25 +142,26 @@ static enum status add_idx(struct dataset *dataset, const char *const files[])
     return STATUS_OK;
 }
 
-/* ---- CIFAR-10 ---- */
+/* ---- CIFAR-10 and CIFAR-100 ---- */
 
 /* Adds the records of an open file, which was added last. Reads only their labels. */
-static enum status add_cifar_records(struct dataset *dataset, int fd)
+static enum status add_cifar_records(struct dataset *dataset, const struct cifar_layout *layout, int fd)
 {
     uint64_t count;
-    TRY(cifar_count(dataset->files[dataset->file_count - 1].bytes, &count));
+    TRY(cifar_count(layout, dataset->files[dataset->file_count - 1].bytes, &count));
     for (uint64_t i = 0; i < count; i++) {
-        const uint64_t at = i * CIFAR_RECORD_BYTES;
-        uint8_t label;
-        if (pread(fd, &label, 1, (off_t)at) != 1)
+        const uint64_t at = i * cifar_record_bytes(layout);
+        uint8_t labels[CIFAR_LABELS_MAX];
+        if (pread(fd, labels, layout->labels, (off_t)at) != (ssize_t)layout->labels)
             return status_set(STATUS_FAILED, "offset %llu: cannot be read", (unsigned long long)at);
-        TRY(cifar_check_label(i, label));
-        TRY(add_record(dataset, at + 1, CIFAR_IMAGE_BYTES, label));
+        TRY(cifar_check_labels(layout, i, labels));
+        TRY(add_record(dataset, at + layout->labels, CIFAR_IMAGE_BYTES, labels[layout->own]));
     }
     return STATUS_OK;
 }
 
-static enum status add_cifar_file(struct dataset *dataset, const char *name)
+static enum status add_cifar_file(struct dataset *dataset, const struct cifar_layout *layout,
+                                  const char *name)
 {
     char head[FILE_POINTER_BYTES];
     int fd;
@@ -167,7 +170,7 @@ static enum status add_cifar_file(struct dataset *dataset, const char *name)
         if (pread(fd, head, sizeof head, 0) == sizeof head)
             status = file_refuse_pointer(head, sizeof head);
         if (status == STATUS_OK)
-            status = add_cifar_records(dataset, fd);
+            status = add_cifar_records(dataset, layout, fd);
         if (status != STATUS_OK)
             status_prefix(status, "%s/%s", dataset->path, name);
     }
@@ -176,7 +179,8 @@ static enum status add_cifar_file(struct dataset *dataset, const char *name)
     return status;
 }
 
-static enum status add_cifar(struct dataset *dataset, const char *const files[])
+static enum status add_cifar(struct dataset *dataset, const struct record_format *format,
+                             const char *const files[])
 {
     const char *found[FILES_MAX] = {NULL};
     size_t count = 0;
@@ -187,7 +191,7 @@ static enum status add_cifar(struct dataset *dataset, const char *const files[])
     dataset->raw = (struct image){
         .channels = CIFAR_CHANNELS, .depth = 1, .height = CIFAR_SIDE, .width = CIFAR_SIDE, .type = DTYPE_U8};
     for (size_t i = 0; i < count; i++)
-        TRY(add_cifar_file(dataset, found[i]));
+        TRY(add_cifar_file(dataset, &cifar_layouts[format->kind], found[i]));
     return STATUS_OK;
 }
 
@@ -201,8 +205,25 @@ static enum status add_cifar(struct dataset *dataset, const char *const files[])
 #define IDX_LACKS(set) \
     "there is no " set "-images-idx3-ubyte, plain or gzipped; add it, because MNIST has four files"
 
+#define CIFAR_100                                                                                       \
+    "CIFAR-100", "cifar100",                                                                            \
+        {(const char *const[]){"train.bin", NULL}, (const char *const[]){"test.bin", NULL}}, add_cifar, \
+    {                                                                                                   \
+        "there is no train.bin", "there is no test.bin; add this file, which has the test "             \
+                                 "samples"                                                              \
+    }
+
+static const struct record_format coarse = {CIFAR_100, 20, CIFAR_100_COARSE, NULL};
+
 static const struct record_format formats[] = {
-    {"MNIST", "idx", {IDX_SET("train"), IDX_SET("t10k")}, add_idx, {IDX_LACKS("train"), IDX_LACKS("t10k")}},
+    {"MNIST",
+     "idx",
+     {IDX_SET("train"), IDX_SET("t10k")},
+     add_idx,
+     {IDX_LACKS("train"), IDX_LACKS("t10k")},
+     10,
+     0,
+     NULL},
     {"CIFAR-10",
      "cifar",
      {(const char *const[]){"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
@@ -210,7 +231,11 @@ static const struct record_format formats[] = {
       (const char *const[]){"test_batch.bin", NULL}},
      add_cifar,
      {"the folder has none of the files data_batch_1.bin to data_batch_5.bin",
-      "there is no test_batch.bin; add this file, which has the test samples"}},
+      "there is no test_batch.bin; add this file, which has the test samples"},
+     10,
+     CIFAR_10,
+     NULL},
+    {CIFAR_100, 100, CIFAR_100_FINE, &coarse},
 };
 
 static bool has_any(int directory, const char *const files[])
@@ -242,7 +267,7 @@ enum status dataset_add_records(struct dataset *dataset, const struct record_for
     dataset->shard_first = calloc(FILES_MAX + 1, sizeof *dataset->shard_first);
     if (!dataset->shard_first)
         return dataset_out_of_memory();
-    TRY(format->add(dataset, format->sets[test_set]));
+    TRY(format->add(dataset, format, format->sets[test_set]));
     for (uint32_t i = dataset->sample_count; i-- > 0;)
         dataset->shard_first[dataset->members[dataset->samples[i].member].file] = i;
     dataset->shard_first[dataset->file_count] = dataset->sample_count;

@@ -10,7 +10,7 @@
 #include "data/npy.h"
 
 extern const struct source source_counter, source_synth, source_idx, source_cifar, source_dataset,
-    source_digits, source_clips, source_embeddings, source_scenes;
+    source_digits, source_clips, source_embeddings, source_scenes, source_cifar100;
 
 const struct source *const source_table[] = {
     &source_counter,    /* generated tensors of known content */
@@ -22,6 +22,7 @@ const struct source *const source_table[] = {
     &source_clips,      /* generated clips of a moving blob */
     &source_embeddings, /* cleaned embeddings */
     &source_scenes,     /* point clouds of rooms with fractals */
+    &source_cifar100,   /* CIFAR-100 */
     NULL,
 };
 

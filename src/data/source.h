@@ -112,10 +112,11 @@ struct generated_values {
     int encoding; /* enum source_encoding */
 };
 
-/* The values of `idx` and `cifar`. */
+/* The values of `idx`, `cifar` and `cifar100`. */
 struct labelled_values {
-    const char *source; /* the file; for `cifar`, several files separated by commas */
+    const char *source; /* the file; for `cifar` and `cifar100`, several files separated by commas */
     const char *labels; /* only for `idx`: file of the labels; NULL: its name follows from `source` */
+    int labels_of;      /* only for `cifar100`: index in cifar_label_names */
     int encoding;       /* enum source_encoding */
 };
 
@@ -216,7 +217,8 @@ struct source {
     enum status (*multi_hot)(const void *state, uint64_t number, uint32_t *row);
 
     /* Prepends the location of a sample, such as its file and its key, to the message. Returns `status`. This
-     * pointer is NULL for sources whose samples have only a number: generated samples, `idx` and `cifar`. */
+     * pointer is NULL for sources whose samples have only a number: generated samples, `idx`, `cifar` and
+     * `cifar100`. */
     enum status (*locate)(const void *state, uint64_t number, enum status status);
 
     /* Writes the text of each column for a sample. NULL if the label is the only column. */

@@ -1,4 +1,4 @@
-/* The sources `idx` and `cifar`: read existing labelled image sets completely into memory. */
+/* The sources `idx`, `cifar` and `cifar100`: read existing labelled image sets completely into memory. */
 #include <fcntl.h>
 #include <limits.h>
 #include <stdbool.h>
@@ -22,7 +22,7 @@ struct labelled {
     struct png_shape shape;
     char npy_shape[NPY_SHAPE_MAX];
     struct idx images, labels; /* only for the source `idx` */
-    char *files[FILES_MAX];    /* only for the source `cifar`: contents of its files */
+    char *files[FILES_MAX];    /* only for `cifar` and `cifar100`: contents of their files */
     struct cifar parts[FILES_MAX];
     size_t part_count;
     bool planar; /* values are stored channel by channel, not interleaved */
@@ -170,8 +170,9 @@ static enum status next_path(const char *list, const char **rest, char path[PATH
     return STATUS_OK;
 }
 
-static enum status fill_cifar(struct labelled *labelled, const struct labelled_values *parameters,
-                              struct source_facts *facts)
+/* Reads the files of the list in --source. */
+static enum status fill_records(struct labelled *labelled, const struct labelled_values *parameters,
+                                enum cifar_kind kind, struct source_facts *facts)
 {
     char paths[FILES_MAX][PATH_MAX];
     const char *names[FILES_MAX];
@@ -185,7 +186,7 @@ static enum status fill_cifar(struct labelled *labelled, const struct labelled_v
         TRY(next_path(parameters->source, &rest, paths[labelled->part_count]));
         TRY(file_read(path, &labelled->files[labelled->part_count], &size));
         const uint8_t *bytes = (const uint8_t *)labelled->files[labelled->part_count];
-        enum status status = cifar_parse(bytes, size, part);
+        enum status status = cifar_parse(kind, bytes, size, part);
         if (status != STATUS_OK) {
             free(labelled->files[labelled->part_count]); /* this part is not counted yet */
             return status_prefix(status, "%s", path);
@@ -198,6 +199,19 @@ static enum status fill_cifar(struct labelled *labelled, const struct labelled_v
     labelled->shape = (struct png_shape){CIFAR_SIDE, CIFAR_SIDE, CIFAR_CHANNELS};
     fill_facts(labelled, samples, facts);
     return STATUS_OK;
+}
+
+static enum status fill_cifar(struct labelled *labelled, const struct labelled_values *parameters,
+                              struct source_facts *facts)
+{
+    return fill_records(labelled, parameters, CIFAR_10, facts);
+}
+
+static enum status fill_cifar100(struct labelled *labelled, const struct labelled_values *parameters,
+                                 struct source_facts *facts)
+{
+    return fill_records(labelled, parameters, (enum cifar_kind)(CIFAR_100_FINE + parameters->labels_of),
+                        facts);
 }
 
 typedef enum status filler(struct labelled *, const struct labelled_values *, struct source_facts *);
@@ -224,6 +238,12 @@ static enum status cifar_open(const struct source_request *request, struct sourc
     return open_with(fill_cifar, request, facts, state);
 }
 
+static enum status cifar100_open(const struct source_request *request, struct source_facts *facts,
+                                 void **state)
+{
+    return open_with(fill_cifar100, request, facts, state);
+}
+
 #define AT(field) offsetof(struct labelled_values, field)
 #define ENCODE                                                                     \
     {                                                                              \
@@ -242,6 +262,14 @@ static const struct option_spec idx_options[] = {
 static const struct option_spec cifar_options[] = {
     {"source", "FILE[,FILE]", OPTION_TEXT, AT(source), .help = "binary CIFAR-10 files, separated by commas"},
     ENCODE,
+};
+
+static const struct option_spec cifar100_options[] = {
+    {"source", "FILE[,FILE]", OPTION_TEXT, AT(source),
+     .help = "binary CIFAR-100 files (train.bin, test.bin), separated by commas"},
+    ENCODE,
+    {"labels-of", "WHICH", OPTION_CHOICE, AT(labels_of), .fallback = "fine", .choices = cifar_label_names,
+     .column = COLUMN, .help = CIFAR_LABELS_HELP},
 };
 
 const struct source source_idx = {
@@ -265,6 +293,19 @@ const struct source source_cifar = {
     .parameters_bytes = sizeof(struct labelled_values),
     .columns = source_label_columns,
     .open = cifar_open,
+    .close = labelled_close,
+    .make_one = make_one,
+    .label = labelled_label,
+};
+
+const struct source source_cifar100 = {
+    .name = "cifar100",
+    .summary = "CIFAR-100 in its binary format",
+    .options = cifar100_options,
+    .option_count = COUNT_OF(cifar100_options),
+    .parameters_bytes = sizeof(struct labelled_values),
+    .columns = source_label_columns,
+    .open = cifar100_open,
     .close = labelled_close,
     .make_one = make_one,
     .label = labelled_label,

@@ -163,9 +163,20 @@ void tensor_file_close(struct tensor_file *file)
     for (size_t i = 0; i < file->count; i++)
         free(file->tensors[i].name);
     free(file->tensors);
+    free(file->notes);
     if (file->fd >= 0)
         close(file->fd);
     *file = (struct tensor_file){.path = file->path, .fd = -1};
+}
+
+const char *tensor_file_note(const struct tensor_file *file, const char *key)
+{
+    const char *at = file->notes; /* keys and values, each with its zero; then an empty key */
+    while (at && *at && strcmp(at, key) != 0) {
+        at += strlen(at) + 1;
+        at += strlen(at) + 1;
+    }
+    return at && *at ? at + strlen(at) + 1 : NULL;
 }
 
 /* ---- Writing safetensors ---- */
@@ -386,8 +397,15 @@ static enum status read_metadata(const json_t *metadata, struct tensor_file *fil
     json_t *value;
     if (!json_is_object(metadata))
         return status_set(STATUS_FAILED, "its \"__metadata__\" is not an object");
+    size_t size;
     json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return status_set(
         STATUS_FAILED, "its \"__metadata__\" has a value that is not a string: '%.80s'", key);
+    FILE *stream = open_memstream(&file->notes, &size);
+    TRY(ALLOCATED(stream, "out of memory for its metadata"));
+    json_object_foreach((json_t *)metadata, key, value) if (*key)
+        fprintf(stream, "%s%c%s%c", key, '\0', json_string_value(value), '\0');
+    fputc('\0', stream);
+    TRY(ALLOCATED(text_close(stream), "out of memory for its metadata"));
     const char *ours = json_string_value(json_object_get(metadata, "fdsl-bench"));
     const char *columns = json_string_value(json_object_get(metadata, "columns"));
     file->prepared = ours && strcmp(ours, "embeddings") == 0;

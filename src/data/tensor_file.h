@@ -59,6 +59,7 @@ struct tensor_file {
     size_t count;
     bool prepared;           /* a .safetensors that --prepare --from embeddings wrote */
     uint64_t packed_columns; /* its values per row, if its metadata has them, else 0 */
+    char *notes;             /* owned; metadata of a .safetensors: for tensor_file_note() */
 };
 
 FDSL_C_BEGIN
@@ -71,6 +72,9 @@ bool tensor_file_named(const char *path);
  * the format needs. */
 enum status tensor_file_open(const char *path, struct tensor_file *file);
 void tensor_file_close(struct tensor_file *file);
+
+/* Returns the value of a key in the metadata of a .safetensors, or NULL. */
+const char *tensor_file_note(const struct tensor_file *file, const char *key);
 
 /* Returns whether the values are compressed, so that they must be read with tensor_read(). */
 bool tensor_is_packed(const struct tensor *tensor);
@@ -158,8 +162,9 @@ void npy_describe(const struct npy_header *header, struct tensor *tensor);
 /* Lists the tensors of an open file, in the order of the pickle. The file is a zip archive with a pickle and
  * one member per storage. The pickle may contain tensors, and nested dicts, lists and tuples of tensors. The
  * name of a tensor consists of the keys and indexes that lead to it, separated by dots: "layers.0". The name
- * is "" if the pickle is a single tensor. Nothing is executed: the reader of the pickle refuses everything
- * else. STATUS_FAILED with the reason. */
+ * is "" if the pickle is a single tensor. Nothing is executed. Plain objects that training scripts save
+ * beside tensors (argparse.Namespace, pathlib.Path and the others of `plain_objects`) are skipped with their
+ * contents; the reader of the pickle refuses everything else. STATUS_FAILED with the reason. */
 enum status torch_list(struct tensor_file *file);
 
 /* The second half of torch_list(), for tests: lists the tensors in a pickle. The members of the archive that

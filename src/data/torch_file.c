@@ -21,7 +21,8 @@ enum pickle_kind {
     PICKLE_TEXT,
     PICKLE_TUPLE,
     PICKLE_LIST,
-    PICKLE_DICT,       /* also collections.OrderedDict */
+    PICKLE_DICT,       /* also collections.OrderedDict and defaultdict */
+    PICKLE_OBJECT,     /* an object of `plain_objects`; its contents are not kept */
     PICKLE_GLOBAL,     /* a Python object that `allowed` accepts; its text is "module name" */
     PICKLE_PERSISTENT, /* a reference to data outside the pickle; its only item is the key */
     PICKLE_CALL        /* items: a global and the tuple of its arguments */
@@ -30,6 +31,7 @@ enum pickle_kind {
 struct pickle_value {
     enum pickle_kind kind;
     unsigned mark;    /* 0; for the caller, who may see a shared value more than once */
+    bool plain;       /* a global of `plain_objects` */
     int64_t number;   /* bool, int */
     const char *text; /* text, global: `length` bytes in the pickle, without a terminating zero */
     size_t length;
@@ -45,6 +47,7 @@ struct pickle {
 #define VALUES_MAX    8000000 /* maximum number of values per pickle: 450 MB, without the lists of items */
 #define BLOCK_VALUES  1000
 #define ORDERED_DICT  "collections OrderedDict"
+#define DEFAULT_DICT  "collections defaultdict"
 #define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for its pickle")
 #define TRUNCATED     status_set(STATUS_FAILED, "its pickle is truncated")
 
@@ -209,6 +212,45 @@ static enum status do_text(struct parser *parser, size_t unused)
     return STATUS_OK;
 }
 
+/* ---- Objects without tensors ----
+ * Training scripts save their arguments, paths and devices beside the tensors. None of these objects is
+ * created: a call of one becomes a value without contents, and what is stored in the object is dropped. So a
+ * tensor inside such an object is not listed. */
+
+static const struct {
+    const char *module, *names; /* names between blanks */
+} plain_objects[] = {
+    {"argparse", " Namespace "},
+    {"types", " SimpleNamespace "},
+    {"pathlib", " Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath "},
+    {"datetime", " date datetime time timedelta timezone "},
+    {"collections", " OrderedDict defaultdict deque Counter "},
+    {"torch", " device Size float16 bfloat16 float32 float64 uint8 int8 int16 int32 int64 bool "},
+    {"torch.torch_version", " TorchVersion "},
+    {"numpy", " dtype ndarray "},
+    {"numpy.core.multiarray", " scalar _reconstruct "},
+    {"numpy._core.multiarray", " scalar _reconstruct "},
+    {"_codecs", " encode "},
+    {"copy_reg", " _reconstructor "},
+    {"copyreg", " _reconstructor "},
+    {"__builtin__", " object dict list tuple set frozenset int long float complex str bool slice bytearray "},
+    {"builtins", " object dict list tuple set frozenset int float complex str bool slice bytearray "},
+};
+
+/* Returns whether a global, "module\nname" with these lengths, is in the table. */
+static bool is_plain(const char *text, size_t module, size_t name)
+{
+    for (size_t i = 0; i < COUNT_OF(plain_objects); i++) {
+        const char *own = plain_objects[i].names;
+        if (strlen(plain_objects[i].module) != module || memcmp(plain_objects[i].module, text, module) != 0)
+            continue;
+        for (; own[1]; own += 1 + strcspn(own + 1, " "))
+            if (strcspn(own + 1, " ") == name && memcmp(own + 1, text + module + 1, name) == 0)
+                return true;
+    }
+    return false;
+}
+
 /* ---- Opcodes ---- */
 
 /* Returns the number of tensors in a dict: values that are calls. */
@@ -271,15 +313,17 @@ static enum status do_global(struct parser *parser, size_t unused)
     value->text = (const char *)parser->at;
     value->length = (size_t)(name_end - parser->at);
     parser->at = name_end + 1;
-    if (pickle_is(value, ORDERED_DICT) || parser->allowed(value->text, value->length))
-        return STATUS_OK;
     int module = (int)(module_end - (const uint8_t *)value->text), name = (int)(name_end - module_end - 1);
+    value->plain = is_plain(value->text, (size_t)module, (size_t)name);
+    if (value->plain || parser->allowed(value->text, value->length))
+        return STATUS_OK;
     char advice[256];
     advise_saving(parser, advice, sizeof advice);
     return status_set(
         STATUS_FAILED,
         "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
-        "tuples, numbers and strings are read, and nothing is executed; if you trust the file, save only its "
+        "tuples, numbers, strings and a few plain objects are read, and nothing is executed; if you trust "
+        "the file, save only its "
         "tensors with Python: x = torch.load('FILE', map_location='cpu', weights_only=False), then %s",
         module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1, advice);
 }
@@ -319,10 +363,11 @@ static enum status do_marked(struct parser *parser, size_t kind)
         return STATUS_OK;
     }
     struct pickle_value *target = first > 1 ? stack->items[first - 2] : NULL;
-    if (!target || target->kind != kind || (kind == PICKLE_DICT && (stack->count - first) % 2 != 0))
+    if (!target || (target->kind != kind && target->kind != PICKLE_OBJECT) ||
+        (kind == PICKLE_DICT && (stack->count - first) % 2 != 0))
         return status_set(STATUS_FAILED, "its pickle adds items to a value that is not a %s",
                           kind == PICKLE_LIST ? "list" : "dict");
-    for (size_t i = first; i < stack->count; i++)
+    for (size_t i = first; i < stack->count && target->kind == kind; i++)
         TRY(add_item(target, stack->items[i]));
     stack->count = first - 1;
     return STATUS_OK;
@@ -336,6 +381,8 @@ static enum status do_item(struct parser *parser, size_t kind)
     if (kind == PICKLE_DICT)
         TRY(pop(parser, &key));
     TRY(pop(parser, &target));
+    if (target->kind == PICKLE_OBJECT)
+        return push(parser, target);
     if (target->kind != kind)
         return status_set(STATUS_FAILED, "its pickle adds an item to a value that is not a %s",
                           kind == PICKLE_LIST ? "list" : "dict");
@@ -345,8 +392,9 @@ static enum status do_item(struct parser *parser, size_t kind)
     return push(parser, target);
 }
 
-/* REDUCE: calls a global. A call of OrderedDict without arguments becomes an empty dict. */
-static enum status do_reduce(struct parser *parser, size_t unused)
+/* REDUCE and NEWOBJ: call a global. A call of OrderedDict without arguments, or of defaultdict, becomes an
+ * empty dict. */
+static enum status do_call(struct parser *parser, size_t unused)
 {
     (void)unused;
     struct pickle_value *callee, *arguments, *value;
@@ -354,9 +402,13 @@ static enum status do_reduce(struct parser *parser, size_t unused)
     TRY(pop(parser, &callee));
     if (callee->kind != PICKLE_GLOBAL || arguments->kind != PICKLE_TUPLE)
         return status_set(STATUS_FAILED, "its pickle calls a value that is not a Python object");
+    if (pickle_is(callee, DEFAULT_DICT)) /* its argument is the type of the values */
+        return push_new(parser, PICKLE_DICT, &value);
     if (pickle_is(callee, ORDERED_DICT))
         return arguments->count == 0 ? push_new(parser, PICKLE_DICT, &value)
                                      : status_set(STATUS_FAILED, "its OrderedDict has arguments");
+    if (callee->plain)
+        return push_new(parser, PICKLE_OBJECT, &value);
     TRY(push_new(parser, PICKLE_CALL, &value));
     TRY(add_item(value, callee));
     return add_item(value, arguments);
@@ -370,7 +422,7 @@ static enum status do_build(struct parser *parser, size_t unused)
     struct pickle_value *attributes, *target;
     TRY(pop(parser, &attributes));
     TRY(pop(parser, &target));
-    if (target->kind != PICKLE_DICT || attributes->kind != PICKLE_DICT)
+    if (target->kind != PICKLE_OBJECT && (target->kind != PICKLE_DICT || attributes->kind != PICKLE_DICT))
         return status_set(STATUS_FAILED, "its pickle sets attributes (BUILD) of a value that is not a dict");
     return push(parser, target);
 }
@@ -467,7 +519,8 @@ static const struct opcode {
     {'u', "SETITEMS", do_marked, PICKLE_DICT},
     {'a', "APPEND", do_item, PICKLE_LIST},
     {'s', "SETITEM", do_item, PICKLE_DICT},
-    {'R', "REDUCE", do_reduce, 0},
+    {'R', "REDUCE", do_call, 0},
+    {0x81, "NEWOBJ", do_call, 0},
     {'b', "BUILD", do_build, 0},
     {'Q', "BINPERSID", do_persistent, 0},
     {'h', "BINGET", do_get, 1},
@@ -494,7 +547,6 @@ static const struct opcode {
     {'o', "OBJ", NULL, 0},
     {'p', "PUT", NULL, 0},
     {0x80, "PROTO", NULL, 0},
-    {0x81, "NEWOBJ", NULL, 0},
     {0x82, "EXT1", NULL, 0},
     {0x83, "EXT2", NULL, 0},
     {0x84, "EXT4", NULL, 0},
@@ -590,6 +642,7 @@ static void pickle_free(struct pickle *pickle)
 #define REPEATS_MIN      1000 /* visits and tensors that every pickle may have in addition */
 #define NAME_MAX_BYTES   1024
 #define REBUILD          "torch._utils _rebuild_tensor_v2"
+#define REBUILD_OUTER    "torch._utils _rebuild_parameter" /* arguments: a tensor, requires_grad, hooks */
 
 /* ---- Types ---- */
 
@@ -623,7 +676,7 @@ static const struct storage_type *find_type(const struct pickle_value *value)
 static bool allowed(const char *text, size_t length)
 {
     const struct pickle_value value = {.kind = PICKLE_GLOBAL, .text = text, .length = length};
-    return pickle_is(&value, REBUILD) || find_type(&value);
+    return pickle_is(&value, REBUILD) || pickle_is(&value, REBUILD_OUTER) || find_type(&value);
 }
 
 /* ---- One tensor ---- */
@@ -755,6 +808,13 @@ static enum status refuse_repetition(void)
 static enum status add_tensor(struct search *search, const struct pickle_value *call)
 {
     struct tensor tensor = {.name = NULL};
+    const struct pickle_value *arguments = call->items[1];
+    if (pickle_is(call->items[0], REBUILD_OUTER)) {
+        if (arguments->count != 3 || arguments->items[0]->kind != PICKLE_CALL ||
+            arguments->items[2]->kind != PICKLE_DICT || arguments->items[2]->count > 0)
+            return status_set(STATUS_FAILED, "a parameter is not described in the format of torch.save()");
+        call = arguments->items[0];
+    }
     if (!pickle_is(call->items[0], REBUILD))
         return status_set(STATUS_FAILED, "its pickle calls a type of storage");
     if (search->file->count == search->tensors_max)

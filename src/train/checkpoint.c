@@ -446,8 +446,8 @@ static enum status check_header(struct header *header, const char *bytes, size_t
             "this checkpoint is truncated or damaged: its first bytes are not those of a checkpoint");
     if (!begins)
         return damaged(is_damaged,
-                       "this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
-                       "files of tensors, whose names must end in .safetensors, .npz, .pt, .pth or .pth.tar");
+                       "this is not a checkpoint of fdsl-bench; the names of files of tensors must end in "
+                       ".safetensors, .npz, .pt, .pth or .pth.tar");
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);

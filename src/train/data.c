@@ -45,7 +45,7 @@ static enum status data_read(const struct data_request *request, const char *sou
 
 /* ---- Opening ---- */
 
-#define DIGITS 10 /* number of classes, also of the formats of records */
+#define DIGITS 10 /* number of classes */
 #define CLIPS  8
 
 /* A source that stays open to generate or read samples during training. */
@@ -73,6 +73,9 @@ void data_close(struct data *data)
         free(data->sets[part].values);
         free(data->sets[part].labels);
         free(data->sets[part].multi_hot);
+        for (uint32_t i = 0; i < data->sets[part].key_count; i++)
+            free(data->sets[part].keys[i]);
+        free(data->sets[part].keys);
     }
     close_source(data);
     rows_close(data);
@@ -895,6 +898,8 @@ static enum status open_rows(const struct data_request *request, struct data *da
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
     const struct record_format *records = record_format_find(request->name);
+    if (records && request->coarse && records->coarse)
+        records = records->coarse;
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
     if (request->feed == DATA_LIVE && !synth)
@@ -910,7 +915,10 @@ static enum status open_sets(const struct data_request *request, struct data *da
     if (digit || clip || synth || records)
         TRY(check_no_test(request, records));
     if (data->classes == 0)
-        data->classes = clip ? CLIPS : digit || records ? DIGITS : 0; /* synth: fill_synth() */
+        data->classes = clip      ? CLIPS
+                        : digit   ? DIGITS
+                        : records ? records->classes
+                                  : 0; /* synth: fill_synth() */
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
     if (digit)
@@ -1012,6 +1020,7 @@ enum status data_open(const struct data_request *request, struct data *data)
                           .fit = request->fit,
                           .centre = request->centre || request->feed == DATA_LOAD,
                           .masks = request->mask,
+                          .keeps_keys = request->keys,
                           .lanes = request->lanes,
                           .shuffle = request->shuffle,
                           .ahead = request->ahead,

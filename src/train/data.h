@@ -53,6 +53,10 @@ struct data_set {
      * of the first sample that has it. */
     uint32_t largest;
     uint64_t largest_number;
+    /* Owned; of the test set, if request->keys: the keys of its samples, or of rows of embeddings their
+     * numbers. NULL: generated samples, whose keys are their indexes. */
+    char **keys;
+    uint32_t key_count;
 };
 
 struct data {
@@ -109,6 +113,7 @@ struct data {
     struct data_sums {
         double values, squares; /* of the values and their squares */
     } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */
+    bool keeps_keys;            /* as `keys` of the request */
 };
 
 /* Returns whether a sample with this label shows class `k`. `rows` are those of data_set.multi_hot. */
@@ -180,9 +185,9 @@ FDSL_C_BEGIN
 
 /* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Rows of
  * embeddings are named as for embeddings_open(). Any other name is a URL of tar shards, or a folder: MNIST's
- * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set. A single data set is
- * divided: a share of the samples of each class becomes the test set (hold_out() in data/dataset.c), unless
- * `test_name` names the test set. */
+ * four IDX files, binary files of CIFAR-10 or CIFAR-100, two data sets (train, test), or one data set. A
+ * single data set is divided: a share of the samples of each class becomes the test set (hold_out() in
+ * data/dataset.c), unless `test_name` names the test set. */
 struct data_request {
     const char *name;
     const char *url;                  /* of the data set, if `name` shows it without its secrets; or NULL */
@@ -228,6 +233,8 @@ struct data_request {
     bool test_only;                   /* read only the test set; the training set stays empty */
     bool mixed;                       /* a source of a mixture: --cache-dir may be for another source */
     bool train_only; /* read only the training set: the test set stays empty, and nothing is held out */
+    bool coarse;     /* of records with fine and coarse labels: the coarse ones */
+    bool keys;       /* keep the keys of the test samples */
     bool describe;   /* generate only the first sample of each generated set; data_open() then sets the
                         numbers of samples as if all were there */
     struct resources resources;

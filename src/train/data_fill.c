@@ -416,6 +416,8 @@ static enum status add_batch(struct intake *batch, bool known, struct room *room
         if (status == STATUS_OK) {
             data_note_label(set, set->labels[set->count + i], batch->numbers[i]);
             move_sample(batch, kept++, i);
+            if (data->keeps_keys && batch->part == DATA_TEST && batch->reader->source->locate)
+                TRY(data_keep_key(set, source_dataset_sample(batch->reader, batch->numbers[i])->key));
         } else
             TRY(skip(batch, name_sample(batch, i, status)));
     }

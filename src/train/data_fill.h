@@ -3,6 +3,10 @@
 #ifndef FDSL_TRAIN_DATA_FILL_H
 #define FDSL_TRAIN_DATA_FILL_H
 
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/array.h"
 #include "data/source.h"
 #include "train/data.h"
 
@@ -50,6 +54,18 @@ static inline void data_note_label(struct data_set *set, uint32_t label, uint64_
         return;
     set->largest = label;
     set->largest_number = number;
+}
+
+/* Appends the key of a sample to those of a set. STATUS_EXHAUSTED if memory runs out. */
+static inline enum status data_keep_key(struct data_set *set, const char *key)
+{
+    char *copy = strdup(key);
+    const bool kept = copy && array_grow(&set->keys, set->key_count, sizeof *set->keys);
+    if (kept)
+        set->keys[set->key_count++] = copy;
+    else
+        free(copy);
+    return ALLOCATED(kept, "out of memory for the keys of samples");
 }
 
 /* Returns the set that has the largest label. */

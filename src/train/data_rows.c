@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #ifdef HAVE_XXHASH
@@ -127,6 +128,7 @@ static enum status choose(struct data *data, enum data_part part, const struct e
 {
     struct data_set *into = &data->sets[part];
     uint32_t **numbers = &data->rows->numbers[part];
+    char key[24];
     *numbers = malloc((set->rows + 1) * sizeof **numbers);
     into->labels = malloc((set->rows + 1) * sizeof *into->labels);
     TRY(ALLOCATED(*numbers && into->labels, "out of memory for the list of rows"));
@@ -135,6 +137,9 @@ static enum status choose(struct data *data, enum data_part part, const struct e
             data_note_label(into, (uint32_t)labels[row], row);
             into->labels[into->count] = (uint32_t)labels[row];
             (*numbers)[into->count++] = (uint32_t)row;
+            snprintf(key, sizeof key, "%" PRIu64, row);
+            if (data->keeps_keys && part == DATA_TEST)
+                TRY(data_keep_key(into, key));
         }
     return STATUS_OK;
 }

@@ -11,9 +11,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/dtype.h"
 #include "core/file.h"
 #include "core/text.h"
 #include "data/image.h"
+#include "data/resample.h"
 #include "data/tensor_file.h"
 #include "train/checkpoint.h"
 #include "train/import_export.h"
@@ -21,7 +23,11 @@
 
 /* ---- --init ---- */
 
-#define PREFIX_BYTES 32 /* of a prefix of names, such as "state_dict.module." */
+#define PREFIX_BYTES 96   /* of a prefix of names, such as "state_dict.module." */
+#define PREFIXES_MAX 64   /* per file */
+#define SIDE_MAX     1000 /* patches along a side */
+
+const char *const init_ema_names[] = {"auto", "yes", "no", NULL};
 
 static bool same_shape(const struct model_tensor *a, const struct model_tensor *b)
 {
@@ -36,6 +42,80 @@ static void shape_text(const uint64_t *shape, uint32_t axes, char text[64])
         text_join(text, 64, "x", "%" PRIu64, shape[i]);
 }
 
+/* ---- Positions ----
+ * A transformer for images of another size has positions for another number of patches. They are interpolated
+ * as in timm (resample_abs_pos_embed: bicubic with a = -1/2, antialiased), here in double precision. */
+
+/* The patches of a network along each axis. */
+struct grid {
+    uint32_t rows, columns;
+};
+
+static struct grid grid_of(const struct model *model)
+{
+    const struct layer *patches = &model->layers[0];
+    return model->transformer ? (struct grid){patches->in.height / patches->spec.kernel[1],
+                                              patches->in.width / patches->spec.kernel[2]}
+                              : (struct grid){0, 0};
+}
+
+static bool is_positions(const struct model *model, const struct model_tensor *tensor)
+{
+    return model->transformer && tensor->first == model->layers[1].weight;
+}
+
+/* Returns whether a tensor must be interpolated. */
+static bool moves(const struct model *model, const struct model *theirs, uint32_t t)
+{
+    const struct grid here = grid_of(model), there = grid_of(theirs);
+    return is_positions(model, &model->tensors[t]) &&
+           (here.rows != there.rows || here.columns != there.columns);
+}
+
+/* Interpolates along one axis. An element of the array (outer, axis->in, inner) is followed by the next one
+ * along the innermost axis. */
+static void resample_values(const struct resample_axis *axis, size_t outer, size_t inner, const double *from,
+                            double *to)
+{
+    for (uint32_t i = 0; i < axis->out; i++) {
+        const double centre = (i + 0.5) * axis->in / axis->out;
+        const double reach = axis->scale * resample_reach(axis->bicubic);
+        const double low = centre - reach + 0.5, high = centre + reach + 0.5;
+        const uint32_t begin = low > 0 ? (uint32_t)low : 0, end = high < axis->in ? (uint32_t)high : axis->in;
+        double total = 0;
+        for (uint32_t x = begin; x < end; x++)
+            total += resample_filter(axis, x, centre);
+        for (size_t o = 0; o < outer; o++)
+            for (size_t k = 0; k < inner; k++) {
+                double sum = 0;
+                for (uint32_t x = begin; x < end; x++)
+                    sum += resample_filter(axis, x, centre) * from[(o * axis->in + x) * inner + k];
+                to[(o * axis->out + i) * inner + k] = sum / total;
+            }
+    }
+}
+
+/* Interpolates positions (1 + rows x columns, width). The first one is that of the class token. */
+static enum status resample_positions(const float *from, struct grid there, float *to, struct grid here,
+                                      size_t width)
+{
+    const struct resample_axis x = resample_axis_with(there.columns, here.columns, true),
+                               y = resample_axis_with(there.rows, here.rows, true);
+    const size_t first = (size_t)there.rows * there.columns * width,
+                 half = (size_t)there.rows * here.columns * width,
+                 last = (size_t)here.rows * here.columns * width;
+    FREED double *values = malloc((first + half + last) * sizeof *values);
+    TRY(ALLOCATED(values, "out of memory for the positions"));
+    for (size_t i = 0; i < first; i++)
+        values[i] = from[width + i];
+    resample_values(&x, there.rows, width, values, values + first);
+    resample_values(&y, 1, here.columns * width, values + first, values + first + half);
+    memcpy(to, from, width * sizeof *to);
+    for (size_t i = 0; i < last; i++)
+        to[width + i] = (float)values[first + half + i];
+    return STATUS_OK;
+}
+
 /* Sets `*taken` to the number of tensors to copy: all, or all except the two of the last layer. */
 static enum status fit(const struct model *model, const struct model *theirs, uint32_t *taken)
 {
@@ -43,7 +123,7 @@ static enum status fit(const struct model *model, const struct model *theirs, ui
     for (uint32_t t = 0; t < model->tensor_count; t++) {
         const struct model_tensor *here = &model->tensors[t], *there = &theirs->tensors[t];
         char ours[64], others[64];
-        if (same_shape(here, there))
+        if (same_shape(here, there) || moves(model, theirs, t))
             continue;
         if (t + 2 >= model->tensor_count) {
             *taken = model->tensor_count - 2;
@@ -78,21 +158,26 @@ static enum status check_finite(const struct model *model, const float *paramete
     return STATUS_OK;
 }
 
+/* Copies the parameters of a checkpoint. `*taken` is the number of tensors; `theirs` becomes the network of
+ * the checkpoint. */
 static enum status take(const struct checkpoint *checkpoint, const struct model *model, float *parameters,
-                        uint32_t *taken)
+                        struct model *theirs, uint32_t *taken)
 {
-    struct model theirs;
     if (strcmp(checkpoint->model, model->name) != 0)
         return status_set(STATUS_USAGE,
                           "its model is %.15s, but this is %s; use --model %.15s, or another checkpoint",
                           checkpoint->model, model->name, checkpoint->model);
-    TRY(checkpoint_model(checkpoint, &theirs));
-    TRY(fit(model, &theirs, taken));
-    TRY(check_finite(&theirs, checkpoint_parameters(checkpoint), *taken));
-    for (uint32_t t = 0; t < *taken; t++)
-        memcpy(parameters + model->tensors[t].first,
-               checkpoint_parameters(checkpoint) + theirs.tensors[t].first,
-               model->tensors[t].values * sizeof *parameters);
+    TRY(checkpoint_model(checkpoint, theirs));
+    TRY(fit(model, theirs, taken));
+    TRY(check_finite(theirs, checkpoint_parameters(checkpoint), *taken));
+    for (uint32_t t = 0; t < *taken; t++) {
+        const float *from = checkpoint_parameters(checkpoint) + theirs->tensors[t].first;
+        float *to = parameters + model->tensors[t].first;
+        if (moves(model, theirs, t))
+            TRY(resample_positions(from, grid_of(theirs), to, grid_of(model), model->tensors[t].shape[2]));
+        else
+            memcpy(to, from, model->tensors[t].values * sizeof *parameters);
+    }
     /* A last layer that is not copied starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16
      * words", 2021. After long training, features are large. Random weights in the last layer would send
      * large gradients back into the trained layers. */
@@ -119,14 +204,72 @@ static bool is_of(const struct model *model, const char *name)
     return false;
 }
 
-/* Drops the tensors whose names do not begin with `prefix`, and removes `prefix` from the other names. */
+/* ---- Prefixes of names ----
+ * Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
+ * DistributedDataParallel, torch.compile() and modules that hold the network put a prefix before all names.
+ */
+
+/* Returns the length of the longest prefix of a name that consists of such keys and prefixes, in any order
+ * and nesting. `*average` says whether it contains the key of a moving average of the parameters. */
+static size_t prefix_length(const char *name, bool *average)
+{
+    static const char *const parts[] = {"state_dict_ema.",   "model_ema.", "state_dict.", "model.",
+                                        "model_state_dict.", "module.",    "_orig_mod."};
+    size_t length = 0;
+    *average = false;
+    for (size_t i = 0; i < COUNT_OF(parts);) {
+        const size_t part = strlen(parts[i]);
+        const bool found = strncmp(name + length, parts[i], part) == 0;
+        *average |= found && i < 2;
+        length += found ? part : 0;
+        i = found ? 0 : i + 1;
+    }
+    return length;
+}
+
+/* A prefix that a file has. */
+struct prefix {
+    const char *name; /* a name that begins with it */
+    size_t length;
+    bool average;
+    uint32_t count; /* of the model's tensors */
+};
+
+/* Lists the prefixes of the tensors of the model that the file has. */
+static enum status list_prefixes(const struct tensor_file *file, const struct model *model,
+                                 struct prefix prefixes[PREFIXES_MAX], size_t *count)
+{
+    *count = 0;
+    for (size_t i = 0; i < file->count; i++) {
+        struct prefix own = {.name = file->tensors[i].name};
+        size_t k = 0;
+        own.length = prefix_length(own.name, &own.average);
+        if (!is_of(model, own.name + own.length))
+            continue;
+        while (k < *count &&
+               (prefixes[k].length != own.length || memcmp(prefixes[k].name, own.name, own.length) != 0))
+            k++;
+        if (k == PREFIXES_MAX || own.length >= PREFIX_BYTES)
+            return status_set(STATUS_USAGE,
+                              "it has the tensors of %s under too many or too long prefixes; save only one "
+                              "state_dict()",
+                              model->name);
+        if (k == *count)
+            prefixes[(*count)++] = own;
+        prefixes[k].count++;
+    }
+    return STATUS_OK;
+}
+
+/* Keeps only the tensors under a prefix, and removes it from their names. */
 static void keep_prefixed(struct tensor_file *file, const char *prefix)
 {
     const size_t length = strlen(prefix), count = file->count;
+    bool average;
     file->count = 0;
     for (size_t i = 0; i < count; i++) {
         char *name = file->tensors[i].name;
-        if (strncmp(name, prefix, length) != 0) {
+        if (prefix_length(name, &average) != length || strncmp(name, prefix, length) != 0) {
             free(name);
             continue;
         }
@@ -135,38 +278,47 @@ static void keep_prefixed(struct tensor_file *file, const char *prefix)
     }
 }
 
-/* Returns how many tensors of the model the file has under names that begin with `prefix`. */
-static uint32_t count_prefixed(const struct tensor_file *file, const struct model *model, const char *prefix)
+/* Sets `prefix` to the prefix under which the file has most tensors of the model, among those that `ema`
+ * allows, and keeps only the tensors under it. With INIT_EMA_AUTO, a moving average of the parameters is
+ * preferred to the parameters, as in timm. Two complete networks are refused: either could be meant. */
+static enum status take_inner(struct tensor_file *file, const struct model *model, enum init_ema ema,
+                              char prefix[PREFIX_BYTES])
 {
-    uint32_t count = 0;
-    char name[TENSOR_NAME_MAX + PREFIX_BYTES];
-    for (uint32_t t = 0; t < model->tensor_count; t++) {
-        snprintf(name, sizeof name, "%s%s", prefix, model->tensors[t].name);
-        count += find(file, name) != NULL;
-    }
-    return count;
-}
-
-/* Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
- * DistributedDataParallel and torch.compile() add a prefix to all names. Sets `prefix` to the combination of
- * key and prefix under which the file has most tensors of the model, and keeps only the tensors under this
- * combination. A moving average of the parameters is preferred to the parameters, as in timm. */
-static void take_inner(struct tensor_file *file, const struct model *model, char prefix[PREFIX_BYTES])
-{
-    static const char *const keys[] = {"state_dict_ema.", "model_ema.", "", "state_dict.", "model."};
-    static const char *const wrappers[] = {"", "module.", "_orig_mod."};
-    uint32_t most = 0;
+    struct prefix prefixes[PREFIXES_MAX];
+    const struct prefix *best = NULL, *equal = NULL;
+    size_t count;
+    bool averages = false, plain = false;
     *prefix = '\0';
-    for (size_t i = 0; i < COUNT_OF(keys) * COUNT_OF(wrappers); i++) {
-        char tried[PREFIX_BYTES];
-        snprintf(tried, sizeof tried, "%s%s", keys[i / COUNT_OF(wrappers)], wrappers[i % COUNT_OF(wrappers)]);
-        const uint32_t count = count_prefixed(file, model, tried);
-        if (count > most) {
-            most = count;
-            memcpy(prefix, tried, sizeof tried);
+    TRY(list_prefixes(file, model, prefixes, &count));
+    for (size_t i = 0; i < count; i++) {
+        averages |= prefixes[i].average;
+        plain |= !prefixes[i].average;
+    }
+    if (ema == INIT_EMA_YES && !averages)
+        return status_set(STATUS_USAGE,
+                          "it has no moving average (state_dict_ema or model_ema); drop --init-ema yes");
+    if (ema == INIT_EMA_NO && averages && !plain)
+        return status_set(STATUS_USAGE,
+                          "it has only a moving average (state_dict_ema or model_ema); drop --init-ema no");
+    for (size_t i = 0; i < count; i++) {
+        const struct prefix *own = &prefixes[i];
+        if (own->average != (ema != INIT_EMA_NO && averages))
+            continue;
+        if (best && own->count == best->count)
+            equal = own;
+        if (!best || own->count > best->count) {
+            best = own;
+            equal = NULL;
         }
     }
+    if (equal)
+        return status_set(STATUS_USAGE,
+                          "it has the tensors of %s twice, as %.*s* and %.*s*; save only one of them",
+                          model->name, (int)best->length, best->name, (int)equal->length, equal->name);
+    if (best)
+        snprintf(prefix, PREFIX_BYTES, "%.*s", (int)best->length, best->name);
     keep_prefixed(file, prefix);
+    return STATUS_OK;
 }
 
 /* Checks a tensor of a file, which has the name of the tensor `wanted` of a model. */
@@ -183,8 +335,9 @@ static enum status check_tensor(const struct tensor *tensor, const struct model 
                           wanted->name, others, model->name, ours);
     if (tensor->fault)
         return status_set(STATUS_USAGE, "its %s cannot be read: %s", wanted->name, tensor->fault);
-    if (tensor->code != TENSOR_PLAIN || tensor->dtype != DTYPE_F32)
-        return status_set(STATUS_USAGE, "its %s is of type %s; convert all tensors to 32-bit floats",
+    if (tensor->code != TENSOR_PLAIN)
+        return status_set(STATUS_USAGE,
+                          "its %s is of type %s; convert all tensors to floats of 32 or 16 bits",
                           wanted->name, tensor->type);
     return STATUS_OK;
 }
@@ -215,6 +368,36 @@ static enum status check_names(const struct tensor_file *file, const struct mode
     return STATUS_OK;
 }
 
+/* Sets `*input` to the shape of the samples for which the file has positions. A file that is not square, or
+ * that has as many positions as the model, counts as one for samples of the model's shape. */
+static void find_input(const struct tensor_file *file, const struct model *model, struct shape *input)
+{
+    *input = model->input;
+    if (!model->transformer)
+        return;
+    const struct layer *tokens = &model->layers[1];
+    const struct tensor *positions = find(file, "pos_embed");
+    const uint64_t count = positions && positions->axes == 3 ? positions->shape[1] : 0;
+    for (uint32_t side = 1; side <= SIDE_MAX && count != tokens->out.channels; side++)
+        if ((uint64_t)side * side + 1 == count) {
+            input->height = side * model->layers[0].spec.kernel[1];
+            input->width = side * model->layers[0].spec.kernel[2];
+        }
+}
+
+/* Reads the values of a tensor as floats. */
+static enum status read_floats(const struct tensor_file *file, const struct tensor *tensor, float *values)
+{
+    if (tensor->dtype == DTYPE_F32)
+        return tensor_read(file, tensor, values);
+    FREED uint16_t *halves = malloc(tensor->bytes + 1);
+    TRY(ALLOCATED(halves, "out of memory for its parameters"));
+    TRY(tensor_read(file, tensor, halves));
+    for (uint64_t i = 0; i < tensor->bytes / sizeof *halves; i++)
+        values[i] = tensor->dtype == DTYPE_F16 ? half_to_float(halves[i]) : bf16_to_float(halves[i]);
+    return STATUS_OK;
+}
+
 /* Reads the parameters of a network that has the layers of `model`. Its number of classes, which is the
  * length of the last tensor, may differ from that of `model`. A file without the last layer counts as one
  * with another number of classes. */
@@ -224,13 +407,15 @@ static enum status read_tensors(const struct tensor_file *file, const struct mod
     const struct model_table *table = model_tables;
     const struct tensor *last = find(file, model->tensors[model->tensor_count - 1].name);
     struct model theirs;
+    struct shape input;
     uint32_t count = 0;
     while (strcmp(table->name, model->name) != 0)
         table++;
     const bool usable = last && last->axes == 1 && last->shape[0] > 0 && last->shape[0] <= INT32_MAX;
     const uint32_t classes = usable ? (uint32_t)last->shape[0] : model->classes + !last;
     TRY(check_names(file, model, &count));
-    TRY(model_build(table, model->input, classes, &theirs));
+    find_input(file, model, &input);
+    TRY(model_build(table, input, classes, &theirs));
     snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
     checkpoint->input = theirs.input;
     checkpoint->classes = theirs.classes;
@@ -241,58 +426,180 @@ static enum status read_tensors(const struct tensor_file *file, const struct mod
                   "out of memory for its parameters"));
     for (uint32_t t = 0; t < count; t++) {
         const struct model_tensor *tensor = &theirs.tensors[t];
-        TRY(tensor_read(file, find(file, tensor->name), checkpoint->state.parameters + tensor->first));
+        TRY(read_floats(file, find(file, tensor->name), checkpoint->state.parameters + tensor->first));
     }
     return STATUS_OK;
 }
 
 /* Sets `prefix` as take_inner() does. */
-static enum status read_file(const char *path, const struct model *model, struct checkpoint *checkpoint,
-                             char prefix[PREFIX_BYTES])
+static enum status read_file(const struct init_request *request, const struct model *model,
+                             struct checkpoint *checkpoint, char prefix[PREFIX_BYTES])
 {
     CLOSED_BY(tensor_file_close) struct tensor_file file;
-    enum status status = tensor_file_open(path, &file);
+    enum status status = tensor_file_open(request->path, &file);
     if (status != STATUS_OK)
-        return status_prefix(status, "--init");
-    take_inner(&file, model, prefix);
-    status = read_tensors(&file, model, checkpoint);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--init %s", path);
+        return status_prefix(status, "%s", request->option);
+    status = take_inner(&file, model, request->ema, prefix);
+    if (status == STATUS_OK)
+        status = read_tensors(&file, model, checkpoint);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s %s", request->option, request->path);
 }
 
-enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash)
+/* Reads a checkpoint of this program. */
+static enum status read_checkpoint(const struct init_request *request, struct checkpoint *checkpoint)
+{
+    TRY(checkpoint_find(request->option, request->path, checkpoint));
+    if (request->ema == INIT_EMA_YES && !checkpoint->state.ema)
+        return status_set(STATUS_USAGE, "%s %s: it has no moving average; drop --init-ema yes",
+                          request->option, request->path);
+    if (request->ema == INIT_EMA_NO) {
+        free(checkpoint->state.ema);
+        checkpoint->state.ema = NULL;
+    }
+    return STATUS_OK;
+}
+
+/* Says what was taken. `prefix` is that of the names in a file of tensors; NULL: a checkpoint. */
+static void say_taken(const struct init_request *request, const struct checkpoint *checkpoint,
+                      const char *prefix, const struct model *model, const struct model *theirs,
+                      uint32_t taken)
+{
+    char after[PREFIX_BYTES + 128] = "";
+    const struct grid from = grid_of(theirs), to = grid_of(model);
+    if (!prefix)
+        snprintf(after, sizeof after, " after %" PRIu32 " epoch%s of %.64s", checkpoint->history.epochs,
+                 checkpoint->history.epochs == 1 ? "" : "s", checkpoint->data);
+    else if (*prefix)
+        snprintf(after, sizeof after, " (%s*)", prefix);
+    if (from.rows != to.rows || from.columns != to.columns)
+        text_append(after, sizeof after,
+                    "; positions interpolated from %" PRIu32 "x%" PRIu32 " to %" PRIu32 "x%" PRIu32,
+                    from.rows, from.columns, to.rows, to.columns);
+    status_say("%s: %" PRIu32 " of %" PRIu32 " tensors taken from %s%s%s", request->option, taken,
+               model->tensor_count, request->path, after,
+               taken < model->tensor_count ? "; the last layer starts with zeros" : "");
+}
+
+enum status init_take(const struct init_request *request, const struct model *model, float *parameters,
+                      uint64_t *hash)
 {
     struct checkpoint checkpoint = {0};
+    struct model theirs;
     uint32_t taken = 0;
     char prefix[PREFIX_BYTES] = "";
-    const bool tensors = tensor_file_named(path);
-    if (text_ends_in(path, ".npy"))
-        return status_set(
-            STATUS_USAGE,
-            "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
-            ".safetensors, .npz, .pt, .pth or .pth.tar",
-            path);
-    if (tensors && access(path, F_OK) != 0)
-        return status_set(STATUS_USAGE, "--init %s: %s", path, strerror(errno));
+    const bool tensors = tensor_file_named(request->path);
+    if (text_ends_in(request->path, ".npy"))
+        return status_set(STATUS_USAGE,
+                          "%s %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
+                          ".safetensors, .npz, .pt, .pth or .pth.tar",
+                          request->option, request->path);
+    if (tensors && access(request->path, F_OK) != 0)
+        return status_set(STATUS_USAGE, "%s %s: %s", request->option, request->path, strerror(errno));
     enum status status =
-        tensors ? read_file(path, model, &checkpoint, prefix) : checkpoint_find("--init", path, &checkpoint);
+        tensors ? read_file(request, model, &checkpoint, prefix) : read_checkpoint(request, &checkpoint);
     if (status == STATUS_OK) {
-        status = take(&checkpoint, model, parameters, &taken);
+        status = take(&checkpoint, model, parameters, &theirs, &taken);
         if (status != STATUS_OK)
-            status_prefix(status, "--init %s", path);
+            status_prefix(status, "%s %s", request->option, request->path);
     }
     if (status == STATUS_OK) {
         *hash = checkpoint_hash(&checkpoint);
-        char after[128] = "";
-        if (!tensors)
-            snprintf(after, sizeof after, " after %" PRIu32 " epoch%s of %.64s", checkpoint.history.epochs,
-                     checkpoint.history.epochs == 1 ? "" : "s", checkpoint.data);
-        else if (*prefix)
-            snprintf(after, sizeof after, " (%s*)", prefix);
-        status_say("--init: %" PRIu32 " of %" PRIu32 " tensors taken from %s%s%s", taken, model->tensor_count,
-                   path, after, taken < model->tensor_count ? "; the last layer starts with zeros" : "");
+        say_taken(request, &checkpoint, tensors ? prefix : NULL, model, &theirs, taken);
     }
     checkpoint_free(&checkpoint);
     return status;
+}
+
+/* ---- Networks for inference ---- */
+
+/* Finds the model that a file of --export names: "model=NAME" in the text of its options. */
+static enum status find_table(const struct tensor_file *file, const char *name,
+                              const struct model_table **table)
+{
+    const char *options = tensor_file_note(file, "fdsl-bench"), *own = options;
+    while (own && *own && strncmp(own, "model=", 6) != 0)
+        own = own[strcspn(own, " ")] ? own + strcspn(own, " ") + 1 : NULL;
+    char found[MODEL_NAME_MAX] = "";
+    if (own && *own)
+        snprintf(found, sizeof found, "%.*s", (int)strcspn(own + 6, " "), own + 6);
+    if (name && *found && strcmp(name, found) != 0)
+        return status_set(STATUS_USAGE, "its model is %s, not %s; drop --model", found, name);
+    if (!name && !*found)
+        return status_set(STATUS_USAGE, "it does not name its model; add --model NAME");
+    for (*table = model_tables; (*table)->name && strcmp((*table)->name, name ? name : found) != 0; ++*table)
+        continue;
+    return (*table)->name ? STATUS_OK
+                          : status_set(STATUS_USAGE, "its model %s is unknown; name it with --model", found);
+}
+
+/* Parses "[0.1, 0.2]": one value per channel. */
+static enum status read_list(const char *key, const char *text, uint32_t count, float *values)
+{
+    char *end = (char *)(uintptr_t)text; /* const cast: strtof() only reads */
+    bool good = *end == '[';
+    for (uint32_t i = 0; good && i < count; i++) {
+        const char *begin = end + 1;
+        values[i] = strtof(begin, &end);
+        good = end != begin && isfinite(values[i]) && *end == (i + 1 < count ? ',' : ']');
+    }
+    return good
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "its metadata \"%s\" are not %" PRIu32 " numbers, one per channel of the samples",
+                            key, count);
+}
+
+/* Reads what the metadata of a file of --export say about the normalisation. */
+static enum status read_normalisation(const struct tensor_file *file, uint32_t channels,
+                                      struct checkpoint *checkpoint, bool *normalised)
+{
+    const char *scale = tensor_file_note(file, "scale"), *offset = tensor_file_note(file, "offset");
+    *normalised = tensor_file_note(file, "fdsl-bench") && scale && offset;
+    if (!*normalised)
+        return STATUS_OK;
+    TRY(read_list("scale", scale, channels, checkpoint->scale));
+    return read_list("offset", offset, channels, checkpoint->offset);
+}
+
+/* Builds the model for the number of classes in the file. */
+static enum status find_network(struct tensor_file *file, const struct init_request *request,
+                                const char *name, const struct data *data, struct model *model,
+                                struct checkpoint *checkpoint, bool *normalised)
+{
+    const struct model_table *table = NULL;
+    char prefix[PREFIX_BYTES];
+    TRY(find_table(file, name, &table));
+    TRY(read_normalisation(file, data->shape.channels, checkpoint, normalised));
+    TRY(model_build(table, data->shape, 1, model)); /* for the names of its tensors */
+    TRY(take_inner(file, model, request->ema, prefix));
+    const struct model_tensor *last = &model->tensors[model->tensor_count - 1];
+    const struct tensor *own = find(file, last->name);
+    if (!own || own->axes != 1 || own->shape[0] < 1 || own->shape[0] > INT32_MAX)
+        return status_set(STATUS_USAGE,
+                          "it lacks %s, the last layer of %s; use a file of a whole network, or the right "
+                          "--model",
+                          last->name, table->name);
+    return model_build(table, data->shape, (uint32_t)own->shape[0], model);
+}
+
+enum status init_network(const struct init_request *request, const char *name, const struct data *data,
+                         struct model *model, struct checkpoint *checkpoint, bool *normalised)
+{
+    uint64_t unused;
+    CLOSED_BY(tensor_file_close) struct tensor_file file;
+    enum status status = tensor_file_open(request->path, &file);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s", request->option);
+    status = find_network(&file, request, name, data, model, checkpoint, normalised);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s %s", request->option, request->path);
+    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
+    checkpoint->input = model->input;
+    checkpoint->classes = model->classes;
+    checkpoint->arena_values = model->arena_values;
+    TRY(ALLOCATED(train_state_new(model->arena_values, &checkpoint->state),
+                  "out of memory for the parameters"));
+    return init_take(request, model, checkpoint->state.parameters, &unused);
 }
 
 /* ---- --export, --export-data, --export-step ---- */

@@ -6,23 +6,48 @@
 #ifndef FDSL_TRAIN_IMPORT_EXPORT_H
 #define FDSL_TRAIN_IMPORT_EXPORT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/portable.h"
 #include "core/status.h"
+#include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/option_values.h"
 
 FDSL_C_BEGIN
 
-/* Reads parameters into `parameters`, an arena of the model. `path` is a checkpoint file, a folder whose
- * latest checkpoint is used, or a file of tensors with the names and shapes of the model, as --export and
- * timm write it. The image size may differ if no weight tensor depends on it. If the file lacks the last
- * layer or has it in other shapes (another number of classes), that layer is set to zeros. Prints one line
- * that says what was copied. Sets `*hash` to checkpoint_hash() of the checkpoint. STATUS_USAGE if the
- * checkpoint belongs to another model, if other tensors differ in shape, if a value is not finite, or if
- * nothing could be copied. `parameters` are then unchanged. */
-enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash);
+/* Whether the moving average of the parameters is read: if there is one, always or never. */
+enum init_ema { INIT_EMA_AUTO, INIT_EMA_YES, INIT_EMA_NO };
+extern const char *const init_ema_names[]; /* values of --init-ema */
+
+struct init_request {
+    const char *option; /* that names the file, with its dashes, for messages */
+    /* A checkpoint file, a folder whose latest checkpoint is used, or a file of tensors with the names and
+     * shapes of the model, as --export and timm write it. */
+    const char *path;
+    enum init_ema ema;
+};
+
+/* Reads parameters into `parameters`, an arena of the model. Values of 16 bits become floats. In a file of
+ * tensors, keys and prefixes before the names (state_dict, model, module, _orig_mod, in any nesting) are
+ * skipped. The image size may differ if no weight tensor depends on it; the positions of a transformer are
+ * interpolated, within 1e-6 of timm's relative to the largest position. If the file lacks the last layer or
+ * has it in other shapes (another number of classes), that layer is set to zeros. Prints one line that says
+ * what was copied. Sets `*hash` to checkpoint_hash() of what was read, before the interpolation.
+ * STATUS_USAGE if the checkpoint belongs to another model, if other tensors differ in shape, if the file has
+ * two sets of the tensors, if a value is not finite, or if nothing could be copied. `parameters` are then
+ * unchanged. */
+enum status init_take(const struct init_request *request, const struct model *model, float *parameters,
+                      uint64_t *hash);
+
+/* Reads the network in a file of tensors: builds `model` for samples of the shape of `data`, with the classes
+ * of the file, and fills `checkpoint` with its parameters as init_take() does. `name` is the model, or NULL
+ * for the one that a file of --export names. Sets `*normalised` to whether the file says how samples are
+ * normalised; checkpoint->scale and `offset` are then set. The caller frees the checkpoint, even after a
+ * failure. STATUS_USAGE also if the file names no model, or another one, or lacks the last layer. */
+enum status init_network(const struct init_request *request, const char *name, const struct data *data,
+                         struct model *model, struct checkpoint *checkpoint, bool *normalised);
 
 /* Writes the tensors "conv1.weight", "conv1.bias", ... The metadata holds, as JSON: "input" (the shape of a
  * sample), "classes", and "scale" and "offset" with one value per channel. A sample's value v enters the

@@ -1,12 +1,19 @@
-/* The workload `infer`: runs a trained network over the test set, batch by batch. */
+/* The workload `infer`: runs a trained network over the test set, batch by batch, and writes its predictions.
+ */
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "core/file.h"
+#include "core/text.h"
 #include "core/workload.h"
 #include "data/remote.h"
+#include "data/tensor_file.h"
+#include "train/import_export.h"
 #include "train/trainer.h"
 #include "train/job.h"
 
@@ -73,14 +80,18 @@ uint64_t inferrer_memory_bytes(const void *state)
 
 struct infer_parameters {
     struct job_parameters job; /* must be the first member */
-    const char *checkpoint;
+    const char *checkpoint, *predictions, *mean, *std;
+    int model;    /* negative: not given */
+    uint64_t top; /* classes per row of --predictions; 0: not given */
 };
 
 #define AT(field) offsetof(struct infer_parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), .column = COLUMN,
      .help = "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options "
-             "that choose the samples keep their values from training unless they are given"},
+             "that choose the samples keep their values from training unless they are given. Or a file of "
+             "tensors that --export or another program wrote (.safetensors, .npz, .pt, .pth, .pth.tar), "
+             "which needs --data or --test-data"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct infer_parameters, NULL, "data to test on (default: " TRAINED ")",
@@ -92,18 +103,29 @@ static const struct option_spec options[] = {
      .choices = option_max, .column = COLUMN,
      .help =
          "samples per run, at most those of the test set. max finds the largest batch that fits into memory"},
+    {"model", "NAME", OPTION_CHOICE, AT(model), .choices = model_names,
+     .help = "the network in a file of tensors (default: the one that --export wrote into it). NAME is one "
+             "of"},
+    MEAN_OPTIONS(AT(mean), AT(std), COLUMN,
+                 "that of the training, which checkpoints and files of --export have", "as for --mean"),
+    {"predictions", "FILE", OPTION_OUTPUT, AT(predictions),
+     .help = "write a CSV file with one row per test sample: its key and label, then the most probable "
+             "classes with their probabilities"},
+    {"top", "N", OPTION_COUNT, AT(top), .minimum = 1, .maximum = 1 << 20,
+     .help = "classes per row of --predictions (default: 5, or all if there are fewer)"},
 };
 
 static const struct option_section sections[] = {
-    {"network", "checkpoint"},
-    {"data", "data"},
-    {NULL, NULL},
+    {"network", "checkpoint"}, {"data", "data"}, {"network", "model"},
+    {"output", "predictions"}, {NULL, NULL},
 };
+static const char *const single[] = {"predictions", NULL};
 
 static const struct column columns[] = {
     {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"model", VALUE_WORD, COMBINE_FIRST, "", .about = "the network"},
-    {"epoch", VALUE_INTEGER, COMBINE_FIRST, "", .about = "epochs that the network was trained for"},
+    {"epoch", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "epochs that the network was trained for; empty for a file of tensors"},
     {"parameters", VALUE_INTEGER, COMBINE_FIRST, "", .about = "parameters of the network"},
     {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
     {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",
@@ -136,7 +158,14 @@ struct opened {
     struct data data;
     struct checkpoint checkpoint; /* parameters point into its options */
     uint32_t probes;              /* batches tried for --batch max; 0: none */
+    bool tensors;                 /* the network is from a file of tensors, not from a checkpoint */
+    const char *predictions;      /* value of --predictions */
+    uint32_t top;
 };
+
+#define TOP 5 /* default of --top */
+/* Begins each file of predictions, so that no other file is replaced. */
+static const char predictions_begin[] = "key,label,class_1,probability_1";
 
 static void infer_close(void *input)
 {
@@ -191,6 +220,87 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     return STATUS_OK;
 }
 
+/* Rejects options that have no effect with the network that --checkpoint names, and files that cannot be
+ * read or written. */
+static enum status check_network(const struct options *given, const struct infer_parameters *parameters,
+                                 bool tensors)
+{
+    static const char *const of_tensors[] = {"model", "mean", "std"};
+    static const struct file_kind kind = {"file of predictions", 0, predictions_begin,
+                                          sizeof predictions_begin - 1};
+    for (size_t i = 0; !tensors && i < COUNT_OF(of_tensors); i++)
+        if (options_given(given, of_tensors[i]))
+            return status_option(STATUS_USAGE, of_tensors[i],
+                                 " is for files of tensors, such as .safetensors, but --checkpoint %s is a "
+                                 "checkpoint, which has the value; drop --%s",
+                                 parameters->checkpoint, of_tensors[i]);
+    if (!parameters->mean != !parameters->std)
+        return status_option(STATUS_USAGE, parameters->mean ? "mean" : "std", " needs --%s; add that",
+                             parameters->mean ? "std" : "mean");
+    if (parameters->top && !parameters->predictions)
+        return status_option(STATUS_USAGE, "top", " needs --predictions FILE; add that, or drop --top");
+    if (tensors && access(parameters->checkpoint, F_OK) != 0)
+        return status_set(STATUS_USAGE, "--checkpoint %s: %s", parameters->checkpoint, strerror(errno));
+    if (tensors && !parameters->job.data && !parameters->job.test_data)
+        return status_set(STATUS_USAGE,
+                          "--checkpoint %s: a file of tensors does not say with which samples to test; add "
+                          "--test-data, or --data for data with a test set",
+                          parameters->checkpoint);
+    if (!parameters->predictions)
+        return STATUS_OK;
+    enum status status = file_check_kind(parameters->predictions, &kind);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--predictions");
+}
+
+/* Sets options that were not given, and that a file of tensors does not have. */
+static void set_defaults(struct job_parameters *job)
+{
+    if (!job->data)
+        job->data = job->test_data; /* whose classes are those of --test-data */
+    if (job->fit < 0)
+        job->fit = FIT_RESIZE;
+    if (job->channels == 0)
+        job->channels = 3;
+}
+
+/* Reads the network in a file of tensors, for the samples of opened->data. */
+static enum status read_network(const struct infer_parameters *parameters, struct opened *opened)
+{
+    const struct init_request request = {"--checkpoint", parameters->checkpoint, INIT_EMA_AUTO};
+    double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
+    bool normalised;
+    TRY(init_network(&request, parameters->model < 0 ? NULL : model_names[parameters->model], &opened->data,
+                     &opened->model, &opened->checkpoint, &normalised));
+    if (normalised && parameters->mean)
+        return status_option(STATUS_USAGE, "mean",
+                             ": --checkpoint %s says how its samples are normalised; drop --mean and --std",
+                             parameters->checkpoint);
+    if (normalised)
+        return STATUS_OK;
+    if (!parameters->mean)
+        return status_set(STATUS_USAGE,
+                          "--checkpoint %s: it does not say how its samples are normalised; add --mean and "
+                          "--std with the values of its training",
+                          parameters->checkpoint);
+    TRY(job_read_mean(parameters->mean, parameters->std, opened->data.shape.channels, mean, std));
+    data_normalise_by(&opened->data, mean, std);
+    memcpy(opened->checkpoint.scale, opened->data.scale, sizeof opened->data.scale);
+    memcpy(opened->checkpoint.offset, opened->data.offset, sizeof opened->data.offset);
+    return STATUS_OK;
+}
+
+/* Sets opened->top: the number of classes per row of --predictions. */
+static enum status choose_top(const struct infer_parameters *parameters, struct opened *opened)
+{
+    const uint32_t classes = opened->model.classes;
+    if (parameters->top > classes)
+        return status_number(STATUS_USAGE, "top", (double)parameters->top,
+                             ": the network has %" PRIu32 " classes; give at most this number", classes);
+    opened->top = parameters->top ? (uint32_t)parameters->top : classes < TOP ? classes : TOP;
+    opened->predictions = parameters->predictions;
+    return STATUS_OK;
+}
+
 static enum status infer_open(const struct options *given, void *parameters_,
                               const struct partition *partition, void **input)
 {
@@ -202,9 +312,15 @@ static enum status infer_open(const struct options *given, void *parameters_,
                                         "--checkpoint DIR writes such files");
     if (partition->ranks > 1)
         return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
-    TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
+    const bool tensors = opened->tensors = tensor_file_named(parameters->checkpoint);
+    TRY(check_network(given, parameters, tensors));
+    if (!tensors)
+        TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     job_hide_secrets(&parameters->job);
-    TRY(job_take_samples(given, &opened->checkpoint, &parameters->job));
+    if (!tensors)
+        TRY(job_take_samples(given, &opened->checkpoint, &parameters->job));
+    if (tensors)
+        set_defaults(&parameters->job);
     if (parameters->job.on_error < 0)
         parameters->job.on_error = 0; /* "fail" */
     if (parameters->job.fit < 0 || parameters->job.channels == 0)
@@ -219,23 +335,32 @@ static enum status infer_open(const struct options *given, void *parameters_,
     const struct option_value *feed = option_values_find(&opened->checkpoint.identity, "feed");
     const bool words = feed && feed->kind == OPTION_VALUE_WORD,
                mixed = words && strcmp(feed->word, "mixed") == 0;
-    parameters->job.centre = mixed || (words && strcmp(feed->word, "load") == 0);
+    parameters->job.centre = tensors || mixed || (words && strcmp(feed->word, "load") == 0);
     if (mixed && !options_given(given, "classes"))
         parameters->job.classes = 0; /* training used --classes for its generated images only */
     if (options_given(given, "on-error") && parameters->job.on_error == ON_ERROR_MASK)
         return status_set(STATUS_USAGE, "--on-error mask is for training with --feed load; use --on-error "
                                         "skip, which omits broken test samples");
     parameters->job.test_only = true;
+    parameters->job.keys = parameters->predictions != NULL;
     if (parameters->job.batch == OPTION_MAX)
         parameters->job.batch = 1;
     TRY(job_open_data(&parameters->job, &opened->data));
     const bool batch_given = options_given(given, "batch");
     parameters->job.batch = job_limit_batch(parameters->job.batch, opened->data.sets[DATA_TEST].count,
                                             DATA_TEST, batch_given, batch_given);
+    if (tensors)
+        TRY(read_network(parameters, opened));
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
     TRY(rebuild(&opened->checkpoint, &opened->data, &opened->model));
-    TRY(warn_of_other_samples(&opened->checkpoint, &parameters->job, &opened->data));
+    TRY(choose_top(parameters, opened));
+    if (tensors && opened->data.split)
+        status_say("only the held-out part of %.200s is tested (%" PRIu32
+                   " samples); to test all of it, name it with --test-data",
+                   parameters->job.data, opened->data.sets[DATA_TEST].count);
+    if (!tensors)
+        TRY(warn_of_other_samples(&opened->checkpoint, &parameters->job, &opened->data));
     opened->job = (struct infer_job){.train = {.model = &opened->model,
                                                .data = &opened->data,
                                                .batch = (uint32_t)parameters->job.batch,
@@ -338,7 +463,84 @@ static enum status infer_verify(const void *input, const struct variant *variant
     return status;
 }
 
-/* Judges the whole test set; the last batch may be short. */
+/* ---- Predictions ---- */
+
+/* Writes the row of sample `n`: the most probable classes, and of equal ones the lower first. The probabilities
+ * are the softmax of the logits; with multi-hot labels, the sigmoid of each, and the label lists the classes that
+ * the sample shows. The logits are changed: each written class becomes -infinity. */
+static enum status write_row(FILE *stream, const char *key, const struct data_set *set, uint32_t n,
+                             uint32_t classes, uint32_t top, float *logits)
+{
+    double largest = -INFINITY, sum = 0;
+    for (uint32_t k = 0; k < classes; k++) {
+        if (!isfinite(logits[k]))
+            return status_set(STATUS_FAILED,
+                              "sample %.200s: the network's output for class %" PRIu32
+                              " is NaN or infinite, so there are no probabilities",
+                              key, k);
+        largest = logits[k] > largest ? logits[k] : largest;
+    }
+    for (uint32_t k = 0; k < classes; k++)
+        sum += exp(logits[k] - largest);
+    text_csv_field(stream, key);
+    if (!set->multi_hot)
+        fprintf(stream, ",%" PRIu32, set->labels[n]);
+    const char *before = ",";
+    for (uint32_t k = 0; set->multi_hot && k < classes; k++)
+        if (target_has(set->multi_hot, classes, set->labels[n], k)) {
+            fprintf(stream, "%s%" PRIu32, before, k);
+            before = " ";
+        }
+    if (set->multi_hot && *before == ',')
+        fputc(',', stream);
+    for (uint32_t i = 0; i < top; i++) {
+        uint32_t best = 0;
+        for (uint32_t k = 1; k < classes; k++)
+            if (logits[k] > logits[best])
+                best = k;
+        fprintf(stream, ",%" PRIu32 ",%.9g", best,
+                set->multi_hot ? 1 / (1 + exp(-logits[best])) : exp(logits[best] - largest) / sum);
+        logits[best] = -INFINITY;
+    }
+    fputc('\n', stream);
+    return STATUS_OK;
+}
+
+static enum status write_rows(const struct opened *opened, float *logits, FILE *stream)
+{
+    const struct data_set *set = &opened->data.sets[DATA_TEST];
+    fprintf(stream, "%s", predictions_begin);
+    for (uint32_t i = 1; i < opened->top; i++)
+        fprintf(stream, ",class_%" PRIu32 ",probability_%" PRIu32, i + 1, i + 1);
+    fputc('\n', stream);
+    for (uint32_t n = 0; n < set->count; n++) {
+        char number[16];
+        snprintf(number, sizeof number, "%" PRIu32, n);
+        TRY(write_row(stream, set->keys ? set->keys[n] : number, set, n, opened->model.classes, opened->top,
+                      logits + (size_t)n * opened->model.classes));
+    }
+    return STATUS_OK;
+}
+
+/* Writes the file of --predictions. Changes the logits. */
+static enum status write_predictions(const struct opened *opened, float *logits)
+{
+    FREED char *text = NULL;
+    size_t size;
+    FILE *stream = open_memstream(&text, &size);
+    TRY(ALLOCATED(stream, "--predictions: out of memory"));
+    enum status status = write_rows(opened, logits, stream);
+    const bool complete = text_close(stream);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--predictions");
+    TRY(ALLOCATED(complete, "--predictions: out of memory"));
+    TRY(file_write_atomic(opened->predictions, text, size));
+    status_say("%" PRIu32 " predictions written to %s", opened->data.sets[DATA_TEST].count,
+               opened->predictions);
+    return STATUS_OK;
+}
+
+/* Computes loss and accuracy over the whole test set; the last batch may be short. Writes the predictions. */
 static enum status judge(const struct opened *opened, void *state, struct judgement *judged)
 {
     const struct inferrer *inferrer = state;
@@ -346,7 +548,8 @@ static enum status judge(const struct opened *opened, void *state, struct judgem
     FREED float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
     TRY(ALLOCATED(logits, "out of memory for the logits of %" PRIu32 " samples", set->count));
     TRY(inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits));
-    return logits_judge(logits, set, opened->model.classes, judged);
+    TRY(logits_judge(logits, set, opened->model.classes, judged));
+    return opened->predictions ? write_predictions(opened, logits) : STATUS_OK;
 }
 
 static enum status infer_accepts(const void *input, const struct variant *variant)
@@ -364,7 +567,8 @@ static enum status infer_measure(const void *input, const struct variant *varian
     TRY(judge(opened, state, &judged));
     row_text(row, "timed_stages", "gather+forward");
     row_text(row, "model", opened->model.name);
-    row_count(row, "epoch", opened->checkpoint.history.epochs);
+    if (!opened->tensors)
+        row_count(row, "epoch", opened->checkpoint.history.epochs);
     row_count(row, "parameters", opened->model.parameters);
     row_count(row, "test_samples", opened->data.sets[DATA_TEST].count);
     job_put_skipped(&opened->data, row);
@@ -390,6 +594,7 @@ const struct workload workload_infer = {
     .shown = shown,
     .shows_p99 = true,
     .baselines = baselines,
+    .single = single,
     .open = infer_open,
     .close = infer_close,
     .repartition = job_stay,

@@ -77,10 +77,37 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .resident_bytes = parameters->resident_bytes,
                                          .resident_device_bytes = parameters->resident_device_bytes,
                                          .test_only = parameters->test_only,
+                                         .coarse = parameters->labels_of == 1,
+                                         .keys = parameters->keys,
                                          .describe = parameters->describe,
                                          .resources = job_all_threads()};
     *data = (struct data){0};
     return data_open(&request, data);
+}
+
+/* Returns the number of values in a list. */
+static uint32_t count_values(const char *text)
+{
+    uint32_t count = 1;
+    for (; (text = strchr(text, ',')); text++)
+        count++;
+    return count;
+}
+
+enum status job_read_mean(const char *mean, const char *std, uint32_t channels,
+                          double means[DATA_CHANNELS_MAX], double deviations[DATA_CHANNELS_MAX])
+{
+    const char *const texts[] = {mean, std};
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = channels ? channels : count_values(texts[i]);
+        double *values = i ? deviations : means;
+        if (count > PARSE_CHANNELS_MAX)
+            count = 1; /* lists have at most PARSE_CHANNELS_MAX values */
+        TRY(parse_channels(i ? "--std" : "--mean", texts[i], count, i ? 1e-6 : -1e6, 1e6, values));
+        for (uint32_t c = PARSE_CHANNELS_MAX; c < DATA_CHANNELS_MAX; c++)
+            values[c] = values[0];
+    }
+    return STATUS_OK;
 }
 
 void job_put_skipped(const struct data *data, struct row *row)
@@ -118,6 +145,10 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
     const bool orbits = strcmp(parameters->data, "synth") == 0 && strcmp(option, "cache-dir") == 0;
     if (is_one_of(option, of_shards) && data_is_generated(parameters->data) && !orbits)
         return "data at a URL or shards that are compressed";
+    if (strcmp(option, "labels-of") == 0) {
+        const struct record_format *records = record_format_find(parameters->data);
+        return records && records->coarse ? NULL : "--data with the binary files of CIFAR-100";
+    }
     if (strcmp(option, "cache-bytes") == 0 && !parameters->cache_dir)
         return "--cache-dir DIR";
     return NULL;

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/status.h"
 #include "data/dataset.h"
+#include "data/labelled_files.h"
 #include "data/members.h"
 #include "train/data_mixture.h"
 #include "train/option_values.h"
@@ -37,6 +38,8 @@ struct job_parameters {
     const char *cache_dir;     /* as in struct data_request */
     uint64_t cache_bytes;
     bool test_only, describe; /* set by the workload: as in struct data_request */
+    bool keys;                /* set by the workload: as in struct data_request */
+    int labels_of;            /* index in cifar_label_names */
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
@@ -46,7 +49,7 @@ struct job_parameters {
  * the defaults of these options; `fit_`, `channels_` and `on_error_` are defaults or NULL. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, test_shares, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
-    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; rows of embeddings, as files or a folder with .npy (with --labels), .safetensors or .pt files (for logreg and mlp); or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
+    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX), CIFAR-10 or CIFAR-100 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; rows of embeddings, as files or a folder with .npy (with --labels), .safetensors or .pt files (for logreg and mlp); or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), COLUMN), \
     {"tensor", "NAME", OPTION_TEXT, offsetof(parameters, job.tensor), .column = COLUMN, .help = "of rows of embeddings: the tensor of each file, or a pattern (default: as for the workload ops)"}, \
     {"labels", "FILE|TENSOR", OPTION_TEXT, offsetof(parameters, job.labels), .column = COLUMN, .help = "of images: a CSV file (.csv) with the columns name (key or file of a sample) and label (an integer, or in all lines a word), instead of --label. Of rows of embeddings: a file with one label per row, or the name of a tensor of integers in the files of the rows (default: the tensor labels)"}, \
@@ -67,8 +70,21 @@ struct job_parameters {
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample (with --feed load, in each epoch); random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized (with --feed load, until the shorter side has 256/224 of --out-res; then the centre is cut out). HOW is one of"},                                                                                         \
     {"exact-resize", NULL, OPTION_FLAG, offsetof(parameters, job.exact_resize), .column = COLUMN, .help = EXACT_RESIZE_HELP}, \
-    {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), .fallback = channels_, .minimum = 1, .maximum = 3, .column = COLUMN, .help = "number of channels of the images, if --out-res is given"}
+    {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), .fallback = channels_, .minimum = 1, .maximum = 3, .column = COLUMN, .help = "number of channels of the images, if --out-res is given"}, \
+    {"labels-of", "WHICH", OPTION_CHOICE, offsetof(parameters, job.labels_of), .fallback = "fine", .choices = cifar_label_names, .column = COLUMN, .help = CIFAR_LABELS_HELP}
 /* clang-format on */
+
+/* The rows for --mean and --std, two texts, with what their defaults are. */
+/* clang-format off */
+#define MEAN_OPTIONS(mean_, std_, column_, no_mean, no_std) \
+    {"mean", "M[,M,M]", OPTION_TEXT, mean_, .minimum = -1e6, .maximum = 1e6, .column = column_, .help = "normalise samples with this mean and the standard deviation of --std: one value, or one per channel; for bytes, both refer to values scaled to 0 to 1 (default: " no_mean ")"}, \
+    {"std", "S[,S,S]", OPTION_TEXT, std_, .minimum = 1e-6, .maximum = 1e6, .column = column_, .help = "normalise samples with this standard deviation and the mean of --mean: one value, or one per channel (default: " no_std ")"}
+/* clang-format on */
+
+/* Parses --mean and --std for samples of this many channels; 0: any number of them. STATUS_USAGE if a value
+ * is no number or out of range, or if there are too few or too many. */
+enum status job_read_mean(const char *mean, const char *std, uint32_t channels,
+                          double means[DATA_CHANNELS_MAX], double deviations[DATA_CHANNELS_MAX]);
 
 /* If an option of JOB_OPTIONS has no effect with these parameters, returns what it needs, such as "--data
  * synth". Otherwise returns NULL. */

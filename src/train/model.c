@@ -579,10 +579,11 @@ static const struct layer_spec cnn_deep[] = {
 
 /* Vision transformers (Dosovitskiy et al., "An image is worth 16x16 words", 2021), with the shapes of
  * deit_*_patch16_224 in timm (Touvron et al., "Training data-efficient image transformers & distillation
- * through attention", 2021): layer normalisation before attention and before the two linear layers of a
- * block, and a shortcut around both. VIT_BLOCK has 12 layers. With `drop`, the rate of stochastic depth rises
- * linearly from 0 in the first of 12 blocks to `drop` in the last. timm normalises all tokens before it
- * selects the class token; here the class token is selected first, which gives the same logits. */
+ * through attention", 2021) and of its vit_large_patch16_224: layer normalisation before attention and before
+ * the two linear layers of a block, and a shortcut around both. VIT_BLOCK has 12 layers. With `drop`, the
+ * rate of stochastic depth rises linearly from 0 in the first of 12 blocks to `drop` in the last. timm
+ * normalises all tokens before it selects the class token; here the class token is selected first, which
+ * gives the same logits. */
 #define VIT_BLOCK(n, width, heads, rate)                                                        \
     NORM("blocks." #n ".norm1"), TOKEN_LINEAR("blocks." #n ".attn.qkv", 3 * (width)),           \
         ATTENTION("blocks." #n ".attn", heads), TOKEN_LINEAR("blocks." #n ".attn.proj", width), \
@@ -600,6 +601,10 @@ static const struct layer_spec cnn_deep[] = {
         VIT_BLOCK(8, width, heads, (drop)*8 / 11), VIT_BLOCK(9, width, heads, (drop)*9 / 11),     \
         VIT_BLOCK(10, width, heads, (drop)*10 / 11), VIT_BLOCK(11, width, heads, drop), VIT_END
 
+/* Three blocks without stochastic depth. */
+#define VIT_3(a, b, c, width, heads) \
+    VIT_BLOCK(a, width, heads, 0), VIT_BLOCK(b, width, heads, 0), VIT_BLOCK(c, width, heads, 0)
+
 static const struct layer_spec vit_micro[] = {
     VIT_BEGIN(32, 4),
     VIT_BLOCK(0, 32, 2, 0),
@@ -609,6 +614,13 @@ static const struct layer_spec vit_micro[] = {
 static const struct layer_spec vit_tiny[] = {VIT_12(192, 3, 0.0f)};
 static const struct layer_spec vit_small[] = {VIT_12(384, 6, 0.0f)};
 static const struct layer_spec vit_base[] = {VIT_12(768, 12, 0.1f)};
+static const struct layer_spec vit_large[] = {
+    VIT_BEGIN(1024, 16),         VIT_3(0, 1, 2, 1024, 16),
+    VIT_3(3, 4, 5, 1024, 16),    VIT_3(6, 7, 8, 1024, 16),
+    VIT_3(9, 10, 11, 1024, 16),  VIT_3(12, 13, 14, 1024, 16),
+    VIT_3(15, 16, 17, 1024, 16), VIT_3(18, 19, 20, 1024, 16),
+    VIT_3(21, 22, 23, 1024, 16), VIT_END,
+};
 
 #define NAMED(name, symbol, deep, text)            \
     {                                              \
@@ -632,8 +644,10 @@ const struct model_table model_tables[] = {
     NAMED("vit-small", vit_small, false, "DeiT-Small: as vit-tiny, with width 384 and six heads"),
     NAMED("vit-base", vit_base, false,
           "DeiT-Base: as vit-tiny, with width 768, twelve heads and stochastic depth"),
+    NAMED("vit-large", vit_large, false, "ViT-Large: patches 16 x 16, 24 blocks of width 1024, 16 heads"),
     {0},
 };
 
-const char *const model_names[] = {"logreg", "lenet",     "cnn",      "cnn3d",     "cnn-fdsl", "cnn-deep",
-                                   "mlp",    "vit-micro", "vit-tiny", "vit-small", "vit-base", NULL};
+const char *const model_names[] = {"logreg",   "lenet",     "cnn",       "cnn3d",    "cnn-fdsl",
+                                   "cnn-deep", "mlp",       "vit-micro", "vit-tiny", "vit-small",
+                                   "vit-base", "vit-large", NULL};

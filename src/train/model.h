@@ -19,8 +19,8 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define MODEL_LAYERS_MAX   160
-#define MODEL_TENSORS_MAX  160
+#define MODEL_LAYERS_MAX   300
+#define MODEL_TENSORS_MAX  300
 #define MODEL_NAME_MAX     16 /* bytes of a model's name, with the terminating zero */
 #define LAYER_NAME_MAX     24 /* bytes of a layer's name, with the terminating zero */
 #define TENSOR_NAME_MAX    32 /* bytes of a tensor's name, with the terminating zero */
@@ -150,8 +150,8 @@ static inline uint32_t layer_rows(const struct layer *layer)
     return by_token ? layer->out.channels : 1;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base; the last
- * entry has a NULL name. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base, vit-large;
+ * the last entry has a NULL name. */
 extern const struct model_table model_tables[];
 
 /* The values of --model, in the order of model_tables, NULL-terminated. */

@@ -195,12 +195,8 @@ static const struct option_spec options[] = {
     JITTER_OPTIONS(AT(color), "training samples"),
     {"raw", NULL, OPTION_FLAG, AT(raw), .column = COLUMN,
      .help = "do not normalise samples with the training set's mean and standard deviation"},
-    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), .minimum = -1e6, .maximum = 1e6, .column = COLUMN,
-     .help = "normalise samples with this mean and the standard deviation of --std: one value, or one per "
-             "channel; for bytes, both refer to values scaled to 0 to 1 (default: the training set's mean)"},
-    {"std", "S[,S,S]", OPTION_TEXT, AT(std), .minimum = 1e-6, .maximum = 1e6, .column = COLUMN,
-     .help = "normalise samples with this standard deviation and the mean of --mean: one value, or one per "
-             "channel (default: the training set's standard deviation)"},
+    MEAN_OPTIONS(AT(mean), AT(std), COLUMN, "the training set's mean",
+                 "the training set's standard deviation"),
     {"cudnn-benchmark", NULL, OPTION_FLAG, AT(cudnn_benchmark), .column = COLUMN,
      .help = "measure the algorithms of cuDNN and take the fastest (only train-cudnn and train-cudnn-tf32)"},
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
@@ -239,7 +235,11 @@ static const struct option_spec options[] = {
      .help = "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
              "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
              ".pth or .pth.tar. The model must be the same. If the number of classes differs, or the file "
-             "has no last layer, that layer starts with zeros"},
+             "has no last layer, that layer starts with zeros. For another image size, the positions of a "
+             "transformer are interpolated"},
+    {"init-ema", "WHICH", OPTION_CHOICE, AT(init_ema), .fallback = "auto", .choices = init_ema_names,
+     .help = "whether --init takes the moving average of the parameters (state_dict_ema or model_ema in a "
+             "file of another program): auto takes it if there is one. WHICH is one of"},
     {"init-state", "FILE", OPTION_TEXT, AT(begin_path),
      .help =
          "begin with the batch at which this state of a stream was saved: by Loader.save_state() in "
@@ -335,33 +335,6 @@ static bool has_mean(const struct train_parameters *parameters)
     return !parameters->raw && parameters->mean && parameters->std;
 }
 
-/* Returns the number of values in a list. */
-static uint32_t count_values(const char *text)
-{
-    uint32_t count = 1;
-    for (; (text = strchr(text, ',')); text++)
-        count++;
-    return count;
-}
-
-/* Parses --mean and --std for samples of this many channels; 0: any number of them. Only if has_mean().
- * STATUS_USAGE if a value is no number or out of range, or if there are too few or too many. */
-static enum status read_mean(const struct train_parameters *parameters, uint32_t channels,
-                             double mean[DATA_CHANNELS_MAX], double std[DATA_CHANNELS_MAX])
-{
-    const char *const texts[] = {parameters->mean, parameters->std};
-    for (int i = 0; i < 2; i++) {
-        uint32_t count = channels ? channels : count_values(texts[i]);
-        double *values = i ? std : mean;
-        if (count > PARSE_CHANNELS_MAX)
-            count = 1; /* lists have at most PARSE_CHANNELS_MAX values */
-        TRY(parse_channels(i ? "--std" : "--mean", texts[i], count, i ? 1e-6 : -1e6, 1e6, values));
-        for (uint32_t c = PARSE_CHANNELS_MAX; c < DATA_CHANNELS_MAX; c++)
-            values[c] = values[0];
-    }
-    return STATUS_OK;
-}
-
 /* Returns true if the generator paints lines of different orbits in any order. Its images then differ in some
  * bits from those of the reference, and from run to run. */
 static bool draws_other_bits(const struct train_parameters *parameters)
@@ -440,6 +413,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {synth, "--data synth", {"res"}},
         {!(mixed && parameters->job.out_res), "--feed mixed without --out-res", {"res"}},
         {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
+        {parameters->init, "--init FILE", {"init-ema"}},
         {parameters->checkpoint, "--checkpoint DIR", {"resume", "keep", "checkpoint-steps"}},
         {parameters->log_path, "--log FILE", {"log-steps", "test-steps"}},
     };
@@ -675,8 +649,8 @@ static enum status check_given(const struct options *given, const struct train_p
     TRY(check_decoder(parameters));
     double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
     if (has_mean(parameters))
-        TRY(read_mean(parameters, parameters->job.out_res ? (uint32_t)parameters->job.channels : 0, mean,
-                      std));
+        TRY(job_read_mean(parameters->mean, parameters->std,
+                          parameters->job.out_res ? (uint32_t)parameters->job.channels : 0, mean, std));
     return parameters->largest ? check_largest(parameters) : STATUS_OK;
 }
 
@@ -1253,7 +1227,8 @@ static enum status begin(const struct train_parameters *parameters, struct opene
     model_initialise(&opened->model, parameters->seed, opened->initial);
     if (!parameters->init)
         return STATUS_OK;
-    TRY(init_take(parameters->init, &opened->model, opened->initial, &opened->init_hash));
+    const struct init_request from = {"--init", parameters->init, (enum init_ema)parameters->init_ema};
+    TRY(init_take(&from, &opened->model, opened->initial, &opened->init_hash));
     snprintf(opened->init, sizeof opened->init, "%016" PRIx64, opened->init_hash);
     return STATUS_OK;
 }
@@ -1280,7 +1255,7 @@ static enum status normalise(const struct train_parameters *all, struct data *da
     data_normalise(data, !all->raw);
     if (!has_mean(all))
         return STATUS_OK;
-    TRY(read_mean(all, data->shape.channels, mean, std));
+    TRY(job_read_mean(all->mean, all->std, data->shape.channels, mean, std));
     data_normalise_by(data, mean, std);
     return STATUS_OK;
 }

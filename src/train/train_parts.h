@@ -28,6 +28,7 @@ struct train_parameters {
     const char *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path,
         *data_path, *save_batch, *log_path, *begin_path, *state_path;
     bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
+    int init_ema; /* enum init_ema */
 };
 
 enum interpolation { INTERPOLATION_BILINEAR, INTERPOLATION_BICUBIC };

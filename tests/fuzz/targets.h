@@ -161,9 +161,11 @@ static inline void fuzz_idx(const uint8_t *data, size_t size)
 static inline void fuzz_cifar(const uint8_t *data, size_t size)
 {
     struct cifar cifar;
-    if (cifar_parse(data, size, &cifar) == STATUS_OK &&
-        cifar_image(&cifar, cifar.count - 1) + CIFAR_IMAGE_BYTES != data + size)
-        abort();
+    for (int kind = CIFAR_10; kind <= CIFAR_100_COARSE; kind++)
+        if (cifar_parse((enum cifar_kind)kind, data, size, &cifar) == STATUS_OK &&
+            (cifar_image(&cifar, cifar.count - 1) + CIFAR_IMAGE_BYTES != data + size ||
+             cifar_label(&cifar, cifar.count - 1) >= cifar.layout->classes[cifar.layout->own]))
+            abort();
 }
 
 /* Corrects the checksums of all chunks, so that changes reach the decoder. */

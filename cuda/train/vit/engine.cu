@@ -132,8 +132,8 @@ static enum status vit_accepts(const struct train *train)
     if (!is_vit(model))
         return status_set(
             STATUS_USAGE,
-            "it supports only vision transformers (vit-micro, vit-tiny, vit-small, vit-base), but "
-            "this is %s; use %s",
+            "it supports only vision transformers (vit-micro, vit-tiny, vit-small, vit-base, vit-large), "
+            "but this is %s; use %s",
             model->name, train->forward_only ? "infer-cuda" : "train-cuda");
     if (!has_sizes(model))
         return status_set(

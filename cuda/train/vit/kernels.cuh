@@ -14,10 +14,10 @@
 
 typedef __nv_bfloat16 bf16;
 
-#define VIT_PARTS        528 /* maximum number of partial sums per column, for norm.cu and columns.cu */
-#define VIT_HIDDEN_ROWS  128 /* rows per partial sum of vit_hidden_backward() */
-#define VIT_SAMPLE_PARTS 8   /* number of partial sums per column, for sums over samples instead of rows */
-#define VIT_WIDTH_MAX    768 /* maximum width of a token */
+#define VIT_PARTS        528  /* maximum number of partial sums per column, for norm.cu and columns.cu */
+#define VIT_HIDDEN_ROWS  128  /* rows per partial sum of vit_hidden_backward() */
+#define VIT_SAMPLE_PARTS 8    /* number of partial sums per column, for sums over samples instead of rows */
+#define VIT_WIDTH_MAX    1024 /* maximum width of a token */
 
 /* The rows of a batch. */
 struct vit_rows {

@@ -317,8 +317,10 @@ static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(co
             LAUNCH(3);            \
         else if ((width) <= 384)  \
             LAUNCH(6);            \
-        else                      \
+        else if ((width) <= 768)  \
             LAUNCH(12);           \
+        else                      \
+            LAUNCH(16);           \
     } while (0)
 
 template <enum source SOURCE> static enum status launch_forward(struct forward_plan plan, cudaStream_t stream)
@@ -358,8 +360,10 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
         norm_back_kernel<3, 1><<<blocks, BLOCK, 0, stream>>>(plan);
     else if (width <= 384)
         norm_back_kernel<3, 2><<<blocks, BLOCK, 0, stream>>>(plan);
-    else
+    else if (width <= 768)
         norm_back_kernel<3, 4><<<blocks, BLOCK, 0, stream>>>(plan);
+    else
+        norm_back_kernel<2, 8><<<blocks, BLOCK, 0, stream>>>(plan);
     CUDA_TRY_LAUNCH("norm_back_kernel");
     const struct vit_sum sum = {
         NULL, blocks, SUMS, width, {deltas->weight, deltas->bias, deltas->branch_bias}};
