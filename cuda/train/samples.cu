@@ -50,6 +50,7 @@ enum status batch_draw(const struct train *train, const struct device_set *set, 
     struct draw_order order = train_order(train, epoch);
     uint32_t entries = train_entries(train, (uint32_t)part->count);
     batch->mix = train_mix(train, epoch, step);
+    batch->erase_last = train->augment.erase_last && batch->mix.share < 1;
     draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,
                                                            train->augment, train->seed, epoch, set->labels,
                                                            *batch);
@@ -75,6 +76,7 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
                        uint32_t epoch, bool training, uint32_t count, cudaStream_t stream)
 {
     batch->mix = not_mixed;
+    batch->erase_last = false;
     pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
                                                          set->labels, *batch);
     return CUDA_LAUNCHED("pick_kernel");
@@ -95,6 +97,7 @@ enum status batch_list(const struct device_set *set, struct device_batch *batch,
                        uint32_t count, cudaStream_t stream)
 {
     batch->mix = not_mixed;
+    batch->erase_last = false;
     list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
     return CUDA_LAUNCHED("list_kernel");
 }
@@ -130,10 +133,14 @@ static __global__ void gather_kernel(const struct gather_plan plan, uint32_t cou
     uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
     auto value = [&](uint32_t entry) {
         return gathered(plan, stored_sample(plan, stored, batch, entry), batch.moves[entry],
-                        plane / plan.shape.depth, plane * plan.shape.height * plan.shape.width, y, x);
+                        !MIXES || !batch.erase_last, plane / plan.shape.depth,
+                        plane * plan.shape.height * plan.shape.width, y, x);
     };
     float own = value(j);
-    values[i] = MIXES ? mix_value(&batch.mix, y, x, own, value(plan.samples + j)) : own;
+    if (MIXES)
+        own = mix_value(&batch.mix, y, x, own, value(plan.samples + j));
+    values[i] =
+        MIXES && batch.erase_last ? box_erased(&batch.moves[j].erase, y, x, element, own) : own;
 }
 
 enum status batch_gather(const struct data *data, const struct device_set *set,
