@@ -1,6 +1,94 @@
 #include "data/rand_augment.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "core/options.h"
+
+/* ---- Policies ---- */
+
+#define PDP_MAGNITUDE 28
+#define PDP_FILL      128
+#define OPERATIONS_MAX 16
+
+/* A part of a policy: its key, the range of its number, and where the number goes. */
+struct part {
+    const char *key;
+    double minimum, maximum;
+    double *value;
+};
+
+/* Reads one part, such as "mstd0.5". */
+static enum status read_part(const char *name, const char *text, const char *part, const struct part *parts)
+{
+    const size_t length = strcspn(part, "0123456789.-");
+    for (; parts->key; parts++)
+        if (strlen(parts->key) == length && strncmp(part, parts->key, length) == 0)
+            return parse_real(name, part + length, parts->minimum, parts->maximum, parts->value);
+    return status_set(STATUS_USAGE,
+                      "%s: '%.80s' has the part '%.40s'; the parts of timm that are known here are m, n, mstd, "
+                      "mmax, inc and p",
+                      name, text, part);
+}
+
+/* Reads the parts after the first '-'. */
+static enum status read_parts(const char *name, const char *text, const struct part *parts)
+{
+    char copy[64], *rest = copy, *part;
+    if (strlen(text) >= sizeof copy)
+        return status_set(STATUS_USAGE, "%s: '%.40s...' is too long for a policy", name, text);
+    strcpy(copy, text);
+    strsep(&rest, "-");
+    while ((part = strsep(&rest, "-")))
+        TRY(read_part(name, text, part, parts));
+    return STATUS_OK;
+}
+
+static bool begins_with(const char *text, const char *word)
+{
+    const size_t length = strlen(word);
+    return strncmp(text, word, length) == 0 && (text[length] == '\0' || text[length] == '-');
+}
+
+enum status rand_augment_parse(const char *name, const char *text, struct rand_augment *rand)
+{
+    double magnitude = AUGMENT_TIMM_UNIT, layers = rand->operations, increasing = -1;
+    struct augment_policy policy = {
+        .kind = AUGMENT_TIMM, .probability = 0.5, .limit = AUGMENT_TIMM_UNIT};
+    if (begins_with(text, "pdp2026")) {
+        magnitude = PDP_MAGNITUDE;
+        const struct part parts[] = {{"m", 0, AUGMENT_MAGNITUDE_MAX, &magnitude}, {NULL, 0, 0, NULL}};
+        policy = (struct augment_policy){
+            .kind = AUGMENT_PDP2026, .fill = {PDP_FILL, PDP_FILL, PDP_FILL}, .probability = 0.5};
+        TRY(read_parts(name, text, parts));
+    } else if (begins_with(text, "rand")) {
+        const struct part parts[] = {{"m", 0, 1000, &magnitude},           {"n", 1, OPERATIONS_MAX, &layers},
+                                     {"mstd", 0, 1e9, &policy.deviation},  {"mmax", 1, 1000, &policy.limit},
+                                     {"inc", 0, 1, &increasing},           {"p", 0, 1, &policy.probability},
+                                     {NULL, 0, 0, NULL}};
+        TRY(read_parts(name, text, parts));
+        policy.increasing = increasing > 0;
+        if (increasing == 0)
+            return status_set(STATUS_USAGE, "%s: '%s' has inc0, which timm reads as inc1; leave inc out", name,
+                              text);
+        if (layers != (double)(uint32_t)layers)
+            return status_set(STATUS_USAGE, "%s: '%s' has no whole number of operations", name, text);
+    } else {
+        char *end;
+        policy = (struct augment_policy){.kind = AUGMENT_TORCHVISION};
+        (void)strtod(text, &end);
+        if (*end)
+            return status_set(STATUS_USAGE,
+                              "%s: '%.80s' is neither a magnitude from 0 to %d nor a policy; write 28, "
+                              "pdp2026-m28 or rand-m9-mstd0.5-inc1",
+                              name, text, AUGMENT_MAGNITUDE_MAX);
+        TRY(parse_real(name, text, 0, AUGMENT_MAGNITUDE_MAX, &magnitude));
+    }
+    *rand = (struct rand_augment){(uint32_t)layers, magnitude, policy};
+    return STATUS_OK;
+}
+
+/* ---- Images ---- */
 
 /* Counts how often each value occurs in each channel, and computes the statistics of the channels. */
 static void count_values(const struct shape *shape, const uint8_t *image, uint32_t counts[][AUGMENT_LEVELS],

@@ -12,6 +12,7 @@
 #include "core/batch.h"
 #include "core/philox.h"
 #include "core/portable.h"
+#include "core/status.h"
 #include "data/random_boxes.h"
 #include "data/random_draws.h"
 
@@ -455,6 +456,16 @@ FDSL_C_BEGIN
 /* Applies one operation to the image `from` of this shape. `to` must be another array. */
 void augment_apply(const struct shape *shape, enum augment_operation operation,
                    const struct augment_numbers *numbers, const uint8_t *from, uint8_t *to);
+
+/* Parses a policy of RandAugment:
+ *
+ *     28                              torchvision's operations at this magnitude
+ *     pdp2026, pdp2026-m28            those of the class in the PDP 2026 scripts (default: 28)
+ *     rand-m9-mstd0.5-inc1            timm's; the parts are m, n, mstd, mmax, inc and p, in any order
+ *
+ * Sets everything but the fill and the filter of timm's operations. Without n, does not change
+ * rand->operations. STATUS_USAGE if the text is no policy; the message begins with `name`. */
+enum status rand_augment_parse(const char *name, const char *text, struct rand_augment *rand);
 
 /* Applies the operations that rand_augment_draw() draws to an image. `other` has room for another image. */
 void rand_augment_apply(const struct rand_augment *rand, const struct shape *shape, uint64_t seed,
