@@ -111,10 +111,9 @@ static void compare_operations(void)
                         const struct shape shape = {kind < 3 ? 1u : 3u, 1, sizes[s][0], sizes[s][1]};
                         if (kind >= 6 && policy.fill[0] != policy.fill[1])
                             continue; /* the channels of a gray image would differ */
-                        same &= same_operation(
-                            &policy, &shape, kind >= 6, (enum augment_operation)operation,
-                            (enum augment_strength)(kind % 3),
-                            policy.kind == AUGMENT_TIMM ? magnitude / 3 : magnitude);
+                        same &= same_operation(&policy, &shape, kind >= 6, (enum augment_operation)operation,
+                                               (enum augment_strength)(kind % 3),
+                                               policy.kind == AUGMENT_TIMM ? magnitude / 3 : magnitude);
                     }
             char text[128];
             snprintf(text, sizeof text, "operation %d at %ux%u", operation, sizes[s][0], sizes[s][1]);
@@ -372,8 +371,9 @@ static void compare_batches(const struct trial *trial)
              trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
              trial->shape.channels, trial->shape.height, trial->shape.width, trial->gray, trial->augment.crop,
              trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
-             trial->augment.repeats, trial->augment.policy.kind, (double)trial->augment.erasing, trial->mixing.mixup,
-             trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
+             trial->augment.repeats, trial->augment.policy.kind, (double)trial->augment.erasing,
+             trial->mixing.mixup, trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1,
+             train_parts(&train));
     tell(same, text);
     feed_close(&feed);
     allocations_free(&device.allocations);

@@ -281,9 +281,9 @@ static void time_all(struct run *run)
 /* ---- Times of operations ---- */
 
 static const char *const operations[AUGMENT_OPERATIONS] = {
-    "identity", "shear x",  "shear y",   "translate x", "translate y", "rotate",       "brightness",
-    "color",    "contrast", "sharpness", "posterize",   "solarize",    "autocontrast", "equalize",
-    "invert",   "solarize-add"};
+    "identity",     "shear x",  "shear y",  "translate x", "translate y", "rotate",
+    "brightness",   "color",    "contrast", "sharpness",   "posterize",   "solarize",
+    "autocontrast", "equalize", "invert",   "solarize-add"};
 
 /* Prints the time per batch of each operation of a policy, if all images of the batch get it. The images are
  * those of the network without RandAugment, stored as gray and as RGB images. */

@@ -391,7 +391,8 @@ static void check_operation(enum augment_operation operation, bool negative, dou
 {
     size_t values = shape_values(shape);
     uint8_t *image = malloc(values), *mine = malloc(values);
-    struct augment_numbers numbers = augment_numbers(&torchvision, operation, negative ? AUGMENT_MINUS : AUGMENT_PLUS, magnitude, shape);
+    struct augment_numbers numbers =
+        augment_numbers(&torchvision, operation, negative ? AUGMENT_MINUS : AUGMENT_PLUS, magnitude, shape);
     fill(image, values, 2);
     augment_apply(shape, operation, &numbers, image, mine);
     for (uint32_t i = 0; i < values; i++) {
@@ -429,7 +430,8 @@ Test(augment, operations_of_magnitude_0_change_nothing)
     for (size_t i = 0; i < sizeof image; i++)
         image[i] = image[i] == 255 ? 254 : image[i];
     for (int operation = 0; operation < AUGMENT_AUTOCONTRAST; operation++) {
-        struct augment_numbers numbers = augment_numbers(&torchvision, (enum augment_operation)operation, AUGMENT_PLUS, 0, &shape);
+        struct augment_numbers numbers =
+            augment_numbers(&torchvision, (enum augment_operation)operation, AUGMENT_PLUS, 0, &shape);
         augment_apply(&shape, (enum augment_operation)operation, &numbers, image, mine);
         cr_expect_eq(memcmp(image, mine, sizeof image), 0, "%d", operation);
     }
@@ -439,7 +441,8 @@ static void expect_values(enum augment_operation operation, double magnitude, ui
                           const uint8_t *image, const uint8_t *right)
 {
     const struct shape shape = {1, 1, 1, width};
-    const struct augment_numbers numbers = augment_numbers(&torchvision, operation, AUGMENT_PLUS, magnitude, &shape);
+    const struct augment_numbers numbers =
+        augment_numbers(&torchvision, operation, AUGMENT_PLUS, magnitude, &shape);
     uint8_t mine[8];
     augment_apply(&shape, operation, &numbers, image, mine);
     for (uint32_t i = 0; i < width; i++)
@@ -477,10 +480,10 @@ Test(augment, the_class_of_pdp2026_gives_the_values_computed_by_hand)
         {AUGMENT_BRIGHTNESS, AUGMENT_OFF, 28, {1, 100, 200, 255}},
         {AUGMENT_INVERT, AUGMENT_OFF, 28, {254, 155, 55, 0}},
         {AUGMENT_POSTERIZE, AUGMENT_PLUS, 28, {0, 96, 192, 240}},
-        {AUGMENT_TRANSLATE_X, AUGMENT_PLUS, 30, {128, 1, 100, 200}},  /* 1.81 pixels, rounded to 1 */
+        {AUGMENT_TRANSLATE_X, AUGMENT_PLUS, 30, {128, 1, 100, 200}}, /* 1.81 pixels, rounded to 1 */
         {AUGMENT_TRANSLATE_X, AUGMENT_MINUS, 30, {100, 200, 255, 128}},
         {AUGMENT_TRANSLATE_X, AUGMENT_OFF, 30, {1, 100, 200, 255}},
-        {AUGMENT_TRANSLATE_Y, AUGMENT_PLUS, 30, {1, 100, 200, 255}},  /* 0.45 pixels, rounded to 0 */
+        {AUGMENT_TRANSLATE_Y, AUGMENT_PLUS, 30, {1, 100, 200, 255}}, /* 0.45 pixels, rounded to 0 */
     };
     const struct augment_policy policy = {
         .kind = AUGMENT_PDP2026, .fill = {128, 128, 128}, .probability = 0.5};
@@ -500,7 +503,8 @@ Test(augment, the_class_of_pdp2026_gives_the_values_computed_by_hand)
 Test(augment, equalize_gives_the_values_computed_by_hand)
 {
     const struct shape shape = {1, 1, 3, 256};
-    const struct augment_numbers numbers = augment_numbers(&torchvision, AUGMENT_EQUALIZE, AUGMENT_PLUS, 0, &shape);
+    const struct augment_numbers numbers =
+        augment_numbers(&torchvision, AUGMENT_EQUALIZE, AUGMENT_PLUS, 0, &shape);
     uint8_t image[768] = {0}, mine[768];
     memset(image + 512, 100, 256);
     augment_apply(&shape, AUGMENT_EQUALIZE, &numbers, image, mine);

@@ -80,8 +80,8 @@ Test(augment_batches, partners_are_the_augmented_samples_at_the_mirrored_index)
     }
 }
 
-/* With erase_last, samples are mixed before they are erased: the partner's noise is not in the result, and the
- * sample's own noise is not mixed. */
+/* With erase_last, samples are mixed before they are erased: the partner's noise is not in the result, and
+ * the sample's own noise is not mixed. */
 Test(augment_batches, samples_may_be_erased_after_they_are_mixed)
 {
     for (size_t i = 1; i < COUNT_OF(mixings); i++) {

@@ -81,7 +81,8 @@ Test(augment_cli, invalid_augmentation_options_are_refused)
     static const char *const policies[][2] = {
         {"31", "'31' is out of range; it must be 0 to 30"},
         {"rend-m9", "'rend-m9' is neither a magnitude from 0 to 30 nor a policy; write 28,"},
-        {"rand-m9-w0", "'rand-m9-w0' has the part 'w0'; the parts of timm that are known here are m, n, mstd"},
+        {"rand-m9-w0",
+         "'rand-m9-w0' has the part 'w0'; the parts of timm that are known here are m, n, mstd"},
         {"rand-m", "'' is not a number"},
         {"rand-n1.5", "'rand-n1.5' has no whole number of operations"},
         {"rand-m9-inc0", "'rand-m9-inc0' has inc0, which timm reads as inc1; leave inc out"},

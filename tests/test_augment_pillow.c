@@ -6,8 +6,8 @@
 
 #include "train/augment.h"
 
-#define FILE_NAME   "tests/data/augment/pillow.bin"
-#define RESIZED     (-1)
+#define FILE_NAME    "tests/data/augment/pillow.bin"
+#define RESIZED      (-1)
 #define RESULT_BYTES 2000
 
 /* The header of a record, as in the file. The level follows it as a double. */
@@ -87,10 +87,10 @@ static struct tally compare(FILE *file, int operation)
     return tally;
 }
 
-/* Moved pixels differ by one in a few places, where float and double round down differently. A position on the
- * border, as in a rotation by exactly 30 degrees, may be on either side of it. Blended values
- * differ by at most one, because Pillow rounds down, and rounds the other image first. The weights of a resize
- * have 14 bits here and 22 in Pillow. All other operations are equal. */
+/* Moved pixels differ by one in a few places, where float and double round down differently. A position on
+ * the border, as in a rotation by exactly 30 degrees, may be on either side of it. Blended values differ by
+ * at most one, because Pillow rounds down, and rounds the other image first. The weights of a resize have 14
+ * bits here and 22 in Pillow. All other operations are equal. */
 Test(augment_pillow, operations_of_timm_differ_from_pillow_by_at_most_one)
 {
     FILE *file = fopen(FILE_NAME, "rb");
@@ -103,8 +103,9 @@ Test(augment_pillow, operations_of_timm_differ_from_pillow_by_at_most_one)
         const struct tally tally = compare(file, operation);
         const double share = moves ? 0.01 : blends || operation == AUGMENT_AUTOCONTRAST ? 1 : 0;
         cr_expect(tally.records >= 5, "operation %d: %u records", operation, tally.records);
-        cr_expect(tally.more <= (operation == AUGMENT_ROTATE ? 0.001 : 0) * tally.values, "operation %d: %u of %u values differ by more than one", operation,
-                  tally.more, tally.values);
+        cr_expect(tally.more <= (operation == AUGMENT_ROTATE ? 0.001 : 0) * tally.values,
+                  "operation %d: %u of %u values differ by more than one", operation, tally.more,
+                  tally.values);
         cr_expect(tally.off_by_one <= (operation == RESIZED ? 0.05 : share) * tally.values,
                   "operation %d: %u of %u values differ by one", operation, tally.off_by_one, tally.values);
     }

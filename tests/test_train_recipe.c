@@ -33,7 +33,8 @@ Test(train_recipe, recipes_of_published_scripts_have_their_values)
          "--lr-warmup-updates 5000\n"},
         {"deit", "--epochs 300 --data synth --preset paper-1000 --train-size 100000",
          "--batch 1023 --repeats 3 --fit random-resized-crop --interpolation bicubic --flip --rand-augment "
-         "rand-m9-mstd0.5-inc1 --lr-schedule cosine --lr-min 1e-5 --lr-overlap --lr-warmup 5 --ema 0.99996\n"},
+         "rand-m9-mstd0.5-inc1 --lr-schedule cosine --lr-min 1e-5 --lr-overlap --lr-warmup 5 --ema "
+         "0.99996\n"},
     };
     for (size_t i = 0; i < COUNT_OF(recipes); i++) {
         EXPECT(0, "$P --variant train-omp --model vit-tiny --dry-run --recipe %s %s >line; cat line",
@@ -41,8 +42,9 @@ Test(train_recipe, recipes_of_published_scripts_have_their_values)
         cr_expect(strstr(out, recipes[i][2]), "%s: %s", recipes[i][0], out);
         EXPECT(0, "$P --variant train-omp --model vit-tiny --dry-run %s $(cat line)", recipes[i][1]);
     }
-    EXPECT(0, "$P --variant train-omp --recipe pdp2026 --epochs 1 --dry-run --lr-step-updates none --lr-step 3 "
-              "--lr-warmup-updates none --data digits --batch 8 --train-size 64 2>&1");
+    EXPECT(0,
+           "$P --variant train-omp --recipe pdp2026 --epochs 1 --dry-run --lr-step-updates none --lr-step 3 "
+           "--lr-warmup-updates none --data digits --batch 8 --train-size 64 2>&1");
     cr_expect(strstr(out, "--lr-step 3: the learning rate does not decay") && !strstr(out, "--data"), "%s",
               out);
     expect_refusal(2, "--recipe pdp2026 --lr-step 3",

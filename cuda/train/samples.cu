@@ -139,8 +139,7 @@ static __global__ void gather_kernel(const struct gather_plan plan, uint32_t cou
     float own = value(j);
     if (MIXES)
         own = mix_value(&batch.mix, y, x, own, value(plan.samples + j));
-    values[i] =
-        MIXES && batch.erase_last ? box_erased(&batch.moves[j].erase, y, x, element, own) : own;
+    values[i] = MIXES && batch.erase_last ? box_erased(&batch.moves[j].erase, y, x, element, own) : own;
 }
 
 enum status batch_gather(const struct data *data, const struct device_set *set,

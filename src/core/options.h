@@ -16,8 +16,8 @@ struct axes;
  * kind. A count without a default therefore needs a minimum of at least 1, unless its value 0 has the same
  * effect as not giving the option. The word "none" means "not given". It cancels a value of
  * options->defaults, for example one that a recipe sets. Real numbers accept "none" if they have no default
- * or the default 0. Texts of numbers and of words accept it if they have no default; so do counts and sizes whose minimum
- * is at least 1. */
+ * or the default 0. Texts of numbers and of words accept it if they have no default; so do counts and sizes
+ * whose minimum is at least 1. */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */

@@ -7,8 +7,8 @@
 
 /* ---- Policies ---- */
 
-#define PDP_MAGNITUDE 28
-#define PDP_FILL      128
+#define PDP_MAGNITUDE  28
+#define PDP_FILL       128
 #define OPERATIONS_MAX 16
 
 /* A part of a policy: its key, the range of its number, and where the number goes. */
@@ -25,10 +25,11 @@ static enum status read_part(const char *name, const char *text, const char *par
     for (; parts->key; parts++)
         if (strlen(parts->key) == length && strncmp(part, parts->key, length) == 0)
             return parse_real(name, part + length, parts->minimum, parts->maximum, parts->value);
-    return status_set(STATUS_USAGE,
-                      "%s: '%.80s' has the part '%.40s'; the parts of timm that are known here are m, n, mstd, "
-                      "mmax, inc and p",
-                      name, text, part);
+    return status_set(
+        STATUS_USAGE,
+        "%s: '%.80s' has the part '%.40s'; the parts of timm that are known here are m, n, mstd, "
+        "mmax, inc and p",
+        name, text, part);
 }
 
 /* Reads the parts after the first '-'. */
@@ -53,8 +54,7 @@ static bool begins_with(const char *text, const char *word)
 enum status rand_augment_parse(const char *name, const char *text, struct rand_augment *rand)
 {
     double magnitude = AUGMENT_TIMM_UNIT, layers = rand->operations, increasing = -1;
-    struct augment_policy policy = {
-        .kind = AUGMENT_TIMM, .probability = 0.5, .limit = AUGMENT_TIMM_UNIT};
+    struct augment_policy policy = {.kind = AUGMENT_TIMM, .probability = 0.5, .limit = AUGMENT_TIMM_UNIT};
     if (begins_with(text, "pdp2026")) {
         magnitude = PDP_MAGNITUDE;
         const struct part parts[] = {{"m", 0, AUGMENT_MAGNITUDE_MAX, &magnitude}, {NULL, 0, 0, NULL}};
@@ -62,15 +62,18 @@ enum status rand_augment_parse(const char *name, const char *text, struct rand_a
             .kind = AUGMENT_PDP2026, .fill = {PDP_FILL, PDP_FILL, PDP_FILL}, .probability = 0.5};
         TRY(read_parts(name, text, parts));
     } else if (begins_with(text, "rand")) {
-        const struct part parts[] = {{"m", 0, 1000, &magnitude},           {"n", 1, OPERATIONS_MAX, &layers},
-                                     {"mstd", 0, 1e9, &policy.deviation},  {"mmax", 1, 1000, &policy.limit},
-                                     {"inc", 0, 1, &increasing},           {"p", 0, 1, &policy.probability},
+        const struct part parts[] = {{"m", 0, 1000, &magnitude},
+                                     {"n", 1, OPERATIONS_MAX, &layers},
+                                     {"mstd", 0, 1e9, &policy.deviation},
+                                     {"mmax", 1, 1000, &policy.limit},
+                                     {"inc", 0, 1, &increasing},
+                                     {"p", 0, 1, &policy.probability},
                                      {NULL, 0, 0, NULL}};
         TRY(read_parts(name, text, parts));
         policy.increasing = increasing > 0;
         if (increasing == 0)
-            return status_set(STATUS_USAGE, "%s: '%s' has inc0, which timm reads as inc1; leave inc out", name,
-                              text);
+            return status_set(STATUS_USAGE, "%s: '%s' has inc0, which timm reads as inc1; leave inc out",
+                              name, text);
         if (layers != (double)(uint32_t)layers)
             return status_set(STATUS_USAGE, "%s: '%s' has no whole number of operations", name, text);
     } else {

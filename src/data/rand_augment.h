@@ -47,8 +47,8 @@ enum augment_operation {
 
 /* How shears, translations and rotations interpolate, and what a pixel gets that comes from outside. */
 enum augment_filter {
-    AUGMENT_BLEND,   /* bilinear, with `fill` around the image, as torchvision resamples tensors */
-    AUGMENT_NEAREST, /* the nearest pixel, or `fill` */
+    AUGMENT_BLEND,    /* bilinear, with `fill` around the image, as torchvision resamples tensors */
+    AUGMENT_NEAREST,  /* the nearest pixel, or `fill` */
     AUGMENT_BILINEAR, /* Pillow: `fill` if the position is outside; the border pixels continue outside */
     AUGMENT_BICUBIC   /* Pillow: the same, with the bicubic filter of a = -1 */
 };
@@ -91,8 +91,8 @@ FDSL_HD double augment_sine(double x, bool odd)
 FDSL_HD void augment_set_map(enum augment_operation operation, enum augment_policy_kind policy, double sign,
                              const struct shape *shape, float map[6])
 {
-    const double width = shape->width, height = shape->height, side =
-        operation == AUGMENT_TRANSLATE_X ? width : height;
+    const double width = shape->width, height = shape->height,
+                 side = operation == AUGMENT_TRANSLATE_X ? width : height;
     const double middle_x = (width - 1) / 2, middle_y = (height - 1) / 2;
     const double shear = 0.3 * sign, angle = -sign * 30 * 3.14159265358979323846 / 180;
     const double sine = augment_sine(angle, true), cosine = augment_sine(angle, false);
@@ -186,7 +186,7 @@ FDSL_HD enum augment_operation rand_augment_draw(const struct rand_augment *rand
     const struct philox_block block = philox(philox_key(seed), i, sample, epoch, DRAW_CHANGE);
     const enum augment_policy_kind kind = rand->policy.kind;
     const bool off = kind != AUGMENT_TORCHVISION && block.word[2] * 0x1p-32 >= rand->policy.probability;
-    const enum augment_strength strength = off                      ? AUGMENT_OFF
+    const enum augment_strength strength = off                   ? AUGMENT_OFF
                                            : block.word[1] >> 31 ? AUGMENT_MINUS
                                                                  : AUGMENT_PLUS;
     struct augment_policy policy = rand->policy;
@@ -196,8 +196,7 @@ FDSL_HD enum augment_operation rand_augment_draw(const struct rand_augment *rand
         operation = off ? AUGMENT_IDENTITY : operation == AUGMENT_IDENTITY ? AUGMENT_SOLARIZE_ADD : operation;
     if (policy.random_filter)
         policy.bicubic = block.word[1] >> 30 & 1u;
-    *numbers =
-        augment_numbers(&policy, operation, strength, augment_magnitude(rand, block.word[3]), shape);
+    *numbers = augment_numbers(&policy, operation, strength, augment_magnitude(rand, block.word[3]), shape);
     return operation;
 }
 
@@ -268,7 +267,8 @@ FDSL_HD bool augment_has_table(enum augment_operation operation)
 /* Returns whether the operation's table depends on how often each value occurs. */
 FDSL_HD bool augment_counts(enum augment_operation operation)
 {
-    return operation == AUGMENT_CONTRAST || operation == AUGMENT_AUTOCONTRAST || operation == AUGMENT_EQUALIZE;
+    return operation == AUGMENT_CONTRAST || operation == AUGMENT_AUTOCONTRAST ||
+           operation == AUGMENT_EQUALIZE;
 }
 
 /* Returns whether the operation moves pixels. */
@@ -400,9 +400,9 @@ FDSL_HD uint8_t augment_blended(const uint8_t *plane, uint32_t pitch, const stru
     const int32_t column = augment_nearest(left), row = augment_nearest(top);
     float line[2];
     for (int32_t r = 0; r < 2; r++)
-        line[r] = augment_between(
-            augment_float(augment_at(plane, pitch, shape, fill, row + r, column)),
-            augment_float(augment_at(plane, pitch, shape, fill, row + r, column + 1)), from_x - left);
+        line[r] = augment_between(augment_float(augment_at(plane, pitch, shape, fill, row + r, column)),
+                                  augment_float(augment_at(plane, pitch, shape, fill, row + r, column + 1)),
+                                  from_x - left);
     return (uint8_t)augment_nearest(augment_between(line[0], line[1], from_y - top));
 }
 

@@ -313,10 +313,10 @@ struct augment {
 
     /* With crop, RandAugment or repeats, new images are computed from the stored samples in every epoch
      * (train/augment.h). */
-    bool crop, bicubic;     /* random-resized-crop, and its filter */
-    bool random_filter;     /* each crop draws bilinear or bicubic */
-    uint32_t operations;    /* RandAugment: number of operations per sample; 0: off */
-    double magnitude;       /* RandAugment: see struct rand_augment */
+    bool crop, bicubic;  /* random-resized-crop, and its filter */
+    bool random_filter;  /* each crop draws bilinear or bicubic */
+    uint32_t operations; /* RandAugment: number of operations per sample; 0: off */
+    double magnitude;    /* RandAugment: see struct rand_augment */
     struct augment_policy policy;
     uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
     float erasing;          /* probability of random erasing */

@@ -19,14 +19,15 @@ struct train_parameters {
     double erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
     uint64_t lr_warmup_updates, lr_step_updates; /* 0: not given */
-    uint64_t checkpoint_steps, test_steps; /* 0: not given */
+    uint64_t checkpoint_steps, test_steps;       /* 0: not given */
     uint64_t log_steps;
     int loss, interpolation, generator, recipe;
     int decoder;         /* enum decoder */
     double device_share; /* NaN: not given */
-    const char *rand_augment, *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path,
-        *data_path, *save_batch, *log_path, *begin_path, *state_path;
-    bool drop_last, flip, erase_last, lr_overlap, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
+    const char *rand_augment, *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path,
+        *step_path, *data_path, *save_batch, *log_path, *begin_path, *state_path;
+    bool drop_last, flip, erase_last, lr_overlap, raw, resume, allow_nan, checkpoint_activations,
+        cudnn_benchmark;
 };
 
 enum interpolation { INTERPOLATION_BILINEAR, INTERPOLATION_BICUBIC, INTERPOLATION_RANDOM };

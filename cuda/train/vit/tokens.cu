@@ -16,7 +16,8 @@ struct patch_plan : gather_plan {
     struct divider size, row; /* `size`: pixels of a patch along an axis; `row`: pixels of a patch */
 };
 
-/* An entry of the batch: its stored sample, and how to move it; `erases`: and erase it, before it is mixed. */
+/* An entry of the batch: its stored sample, and how to move it; `erases`: and erase it, before it is mixed.
+ */
 struct patch_source {
     const uint8_t *sample;
     const struct draw_move *move;
@@ -72,8 +73,8 @@ erase_row(const struct patch_plan &plan, const struct draw_erase &erase, struct 
     }
 }
 
-/* Writes TAPS values of a row of an entry, from `at` on, moved, normalised and perhaps erased. If the image has u8
- * values and is not shifted, loads all TAPS values at once, and reverses their order if the image is
+/* Writes TAPS values of a row of an entry, from `at` on, moved, normalised and perhaps erased. If the image
+ * has u8 values and is not shifted, loads all TAPS values at once, and reverses their order if the image is
  * mirrored. */
 static __device__ __forceinline__ void
 row_at(const struct patch_plan &plan, const struct patch_source &source, struct pixel at, float values[TAPS])
@@ -142,8 +143,9 @@ static __global__ void patches_kernel(const __grid_constant__ struct patch_plan 
         if (mixes)
             values[t] = mix_value(&batch.mix, at.y, at.x, values[t], others[t]);
         if (erases_last && !ROWS)
-            values[t] = box_erased(&own.move->erase, at.y, at.x,
-                                   (at.channel * plan.shape.height + at.y) * plan.shape.width + at.x, values[t]);
+            values[t] =
+                box_erased(&own.move->erase, at.y, at.x,
+                           (at.channel * plan.shape.height + at.y) * plan.shape.width + at.x, values[t]);
     }
     if (erases_last && ROWS)
         erase_row(plan, own.move->erase, first, values);
