@@ -211,10 +211,10 @@ Test(augment, crops_are_resized_by_both_filters_at_any_size)
 }
 
 /* augment_image() must be bit-identical to the resizer of --out-res (data/resample.h). */
-Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
+static void compare_with_resizer(bool bicubic)
 {
     struct augment_plan plan =
-        plan_of((struct shape){1, 1, 90, 75}, (struct shape){1, 1, 40, 41}, true, false);
+        plan_of((struct shape){1, 1, 90, 75}, (struct shape){1, 1, 40, 41}, true, bicubic);
     uint8_t stored[90 * 75], mine[40 * 41], right[3 * 40 * 41 + RESAMPLE_SLACK_BYTES];
     uint8_t row[75 * RESAMPLE_PIXEL_BYTES + RESAMPLE_SLACK_BYTES] = {0};
     struct augment_scratch scratch = {0};
@@ -225,7 +225,7 @@ Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
     for (uint32_t sample = 0; sample < 20; sample++) {
         struct image_box box = augment_box(&plan, 0, sample);
         augment_image(&plan, stored, 0, sample, &scratch, mine);
-        must(resample_begin(&resampler, box.width, box.height, 41, 40));
+        must(resample_begin(&resampler, box.width, box.height, 41, 40, bicubic));
         for (uint32_t y = 0; y < box.height; y++) {
             for (uint32_t x = 0; x < box.width; x++)
                 memset(row + x * RESAMPLE_PIXEL_BYTES, stored[(box.top + y) * 75 + box.left + x], 3);
@@ -237,6 +237,12 @@ Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
     }
     augment_scratch_close(&scratch);
     resampler_close(&resampler);
+}
+
+Test(augment, both_filters_are_bit_identical_to_those_of_streams)
+{
+    compare_with_resizer(false);
+    compare_with_resizer(true);
 }
 
 /* The cropped boxes of a sample differ between epochs and between copies, except for a few coincidences. */

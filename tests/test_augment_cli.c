@@ -72,6 +72,32 @@ Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
 }
 #endif
 
+#if defined HAVE_PNG && defined HAVE_INIH
+/* An epoch of one step has the same samples in any order, so that the losses differ only by rounding. */
+Test(augment_cli, streams_crop_by_the_same_filters_as_stored_samples)
+{
+    static const char *const filters[] = {"bilinear", "bicubic", "random"};
+    double losses[3];
+    EXPECT(0, "$P --prepare set --from synth --samples 24 --classes 3 --res 40 --store imagefolder --encode "
+              "png --preset lowercompute");
+    for (size_t i = 0; i < COUNT_OF(filters); i++) {
+        double loss[2];
+        for (int load = 0; load < 2; load++) {
+            EXPECT(0,
+                   "$P --variant train-omp --model logreg --data set --test-data set --feed %s --out-res 16 "
+                   "--fit random-resized-crop --interpolation %s --mean 0.5 --std 0.5 --batch 24 --epochs 1 "
+                   "--format csv",
+                   load ? "load" : "stored", filters[i]);
+            loss[load] = strtod(value(out, 1, "train_loss"), NULL);
+        }
+        cr_expect_float_eq(loss[0], loss[1], 1e-6 * loss[0], "%s: %.9g, not %.9g", filters[i], loss[1],
+                           loss[0]);
+        losses[i] = loss[1];
+    }
+    cr_expect(losses[0] != losses[1] && losses[1] != losses[2] && losses[0] != losses[2]);
+}
+#endif
+
 Test(augment_cli, invalid_augmentation_options_are_refused)
 {
     expect_refusal(2, "--variant train-naive --interpolation bicubic",

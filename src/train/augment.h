@@ -42,12 +42,10 @@ FDSL_HD bool augment_flips(const struct augment_plan *plan, uint32_t epoch, uint
     return plan->flip && draw_flip(plan->seed, epoch, sample);
 }
 
-/* Returns whether a crop is resized by the bicubic filter. Counter: BOX_ATTEMPTS, sample, epoch. */
+/* Returns whether a crop is resized by the bicubic filter. */
 FDSL_HD bool augment_bicubic(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
 {
-    return plan->random_filter
-               ? philox(philox_key(plan->seed), BOX_ATTEMPTS, sample, epoch, DRAW_FIT).word[0] >> 31
-               : plan->bicubic;
+    return plan->random_filter ? box_bicubic(plan->seed, epoch, sample) : plan->bicubic;
 }
 
 /* Draws operation `i` of a sample, and computes its numbers. */

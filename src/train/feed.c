@@ -217,8 +217,9 @@ enum decoder feed_decoder_wanted(const struct train *train)
     const struct train_decoding *decoding = train->decoding;
     if (!reads || !decoding)
         return DECODER_CPU;
-    const bool chooses = decoding->decoder == DECODER_AUTO;
-    return chooses && (decoding->share == 0 || !data_stream_has_jpeg(data)) ? DECODER_CPU : decoding->decoder;
+    const bool chooses = decoding->decoder == DECODER_AUTO, bilinear = data->fit.filter == RESAMPLE_BILINEAR;
+    return chooses && (decoding->share == 0 || !bilinear || !data_stream_has_jpeg(data)) ? DECODER_CPU
+                                                                                         : decoding->decoder;
 }
 
 /* Decides which share of the samples `decoder` takes. */

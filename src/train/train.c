@@ -31,7 +31,8 @@ static const char *const mix_labels[] = {"joined", "offset", NULL}; /* in the or
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
                                         "polynomial", NULL};        /* in the order of enum schedule_kind */
 static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
-static const char *const interpolations[] = {"bilinear", "bicubic", "random", NULL};
+static const char *const interpolations[] = {"bilinear", "bicubic", "random",
+                                             NULL}; /* in the order of enum resample_choice */
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
 static const char *const recipe_names[] = {"none", "paper", "pdp2026", "cvpr2023", "deit", NULL};
 static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
@@ -180,8 +181,8 @@ static const struct option_spec options[] = {
              "and fill the gaps with zeros"},
     {"flip", NULL, OPTION_FLAG, AT(flip), .column = COLUMN,
      .help = "flip each training sample left to right with probability 1/2"},
-    {"interpolation", "HOW", OPTION_CHOICE, AT(interpolation), .fallback = "bilinear",
-     .choices = interpolations, .column = COLUMN,
+    {"interpolation", "HOW", OPTION_CHOICE, AT(job.filter), .fallback = "bilinear", .choices = interpolations,
+     .column = COLUMN,
      .help = "how --fit random-resized-crop resizes training samples, and how operations of --rand-augment "
              "rand-... move their pixels; random draws one of the two each time. HOW is one of"},
     {"rand-augment", "POLICY", OPTION_TEXT, AT(rand_augment), .choices = option_words, .column = COLUMN,
@@ -491,8 +492,8 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
-        {(crops(parameters) && !load) || interpolates(parameters),
-         load ? "--feed stored" : "--fit random-resized-crop",
+        {(crops(parameters) && !mixed) || interpolates(parameters),
+         mixed ? "another --feed than mixed" : "--fit random-resized-crop",
          {"interpolation"}},
         {parameters->erasing > 0, "--erasing P", {"erase-last"}},
         {parameters->mixup > 0 || parameters->cutmix > 0, "--mixup or --cutmix", {"erase-last"}},
@@ -1042,8 +1043,8 @@ static void fill_policy(const struct train_parameters *parameters, const struct 
         const double fill = known ? rint(255 * mean[shape->channels == 1 ? 0 : c]) : 128;
         policy->fill[c] = (uint8_t)(fill < 0 ? 0 : fill > 255 ? 255 : fill);
     }
-    policy->bicubic = parameters->interpolation == INTERPOLATION_BICUBIC;
-    policy->random_filter = parameters->interpolation == INTERPOLATION_RANDOM;
+    policy->bicubic = parameters->job.filter == RESAMPLE_BICUBIC;
+    policy->random_filter = parameters->job.filter == RESAMPLE_RANDOM;
 }
 
 static struct augment chosen_augment(const struct train_parameters *parameters, const struct shape *shape)
@@ -1055,8 +1056,8 @@ static struct augment chosen_augment(const struct train_parameters *parameters, 
     return (struct augment){.shift = (uint32_t)parameters->shift,
                             .flip = parameters->flip,
                             .crop = crops(parameters) && !loads(parameters),
-                            .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
-                            .random_filter = parameters->interpolation == INTERPOLATION_RANDOM,
+                            .bicubic = parameters->job.filter == RESAMPLE_BICUBIC,
+                            .random_filter = parameters->job.filter == RESAMPLE_RANDOM,
                             .operations = changes ? rand.operations : 0,
                             .magnitude = changes ? rand.magnitude : 0,
                             .policy = rand.policy,

@@ -21,7 +21,7 @@ struct train_parameters {
     uint64_t lr_warmup_updates, lr_step_updates; /* 0: not given */
     uint64_t checkpoint_steps, test_steps;       /* 0: not given */
     uint64_t log_steps;
-    int loss, interpolation, generator, recipe;
+    int loss, generator, recipe;
     int decoder;         /* enum decoder */
     double device_share; /* NaN: not given */
     const char *rand_augment, *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path,
@@ -30,7 +30,6 @@ struct train_parameters {
         cudnn_benchmark;
 };
 
-enum interpolation { INTERPOLATION_BILINEAR, INTERPOLATION_BICUBIC, INTERPOLATION_RANDOM };
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
 enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE };
