@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(BLOCK)
     const uint32_t first = down[begin].first, rows = down[end - 1].first + down[end - 1].count - first;
     const size_t sample = sample_of(augment, held, count, numbers, j);
     const size_t plane = (size_t)canvas.height * canvas.width;
-    const uint8_t *from = stored + (sample * canvas.channels + min(blockIdx.z, canvas.channels - 1)) * plane +
+    const uint8_t *from = stored + (sample * canvas.channels + blockIdx.z % canvas.channels) * plane +
                           (size_t)(part.box.top + first) * canvas.width + part.box.left;
     uint32_t bits = resample_axis_with(part.box.width, width, part.bicubic).bits;
     const uint32_t groups = (rows + RESIZE_ROWS - 1) / RESIZE_ROWS;

@@ -308,7 +308,6 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
                                struct set_stream_request *request)
 {
     static const double zeros[FDSL_CHANNELS_MAX] = {0}, ones[FDSL_CHANNELS_MAX] = {1, 1, 1};
-    const struct shape shape = {request->channels, 1, request->height, request->width};
     struct image_output *output = &self->output;
     if (!(config->rand_augment <= AUGMENT_MAGNITUDE_MAX)) /* rejects NaN, too */
         return status_set(STATUS_USAGE, "rand_augment: %g is out of range; it must be at most %d",
