@@ -62,13 +62,20 @@ static bool same_planes(const uint8_t *mine, const uint8_t *right, size_t bytes,
     return true;
 }
 
-static bool same_operation(const struct shape *shape, bool gray, enum augment_operation operation,
-                           bool negative, double magnitude)
+/* The policies whose operations are compared: each filter, and fills that differ between channels. */
+static const struct augment_policy policies[] = {
+    {.kind = AUGMENT_TORCHVISION},
+    {.kind = AUGMENT_PDP2026, .fill = {128, 128, 128}, .probability = 0.5},
+    {.kind = AUGMENT_TIMM, .fill = {124, 116, 104}, .probability = 0.5, .increasing = true},
+    {.kind = AUGMENT_TIMM, .fill = {9, 9, 9}, .probability = 0.5, .bicubic = true}};
+
+static bool same_operation(const struct augment_policy *policy, const struct shape *shape, bool gray,
+                           enum augment_operation operation, enum augment_strength strength, double magnitude)
 {
     const uint32_t count = 3;
     const size_t values = shape_values(shape), bytes = count * values;
     const size_t held = gray ? values / shape->channels : values; /* per image, on the device */
-    const struct augment_numbers numbers = augment_numbers(operation, negative, magnitude, shape);
+    const struct augment_numbers numbers = augment_numbers(policy, operation, strength, magnitude, shape);
     uint8_t *image = host<uint8_t>(bytes), *mine = host<uint8_t>(bytes), *right = host<uint8_t>(bytes);
     uint8_t *from = device<uint8_t>(bytes), *to = device<uint8_t>(bytes);
     bool same = true;
@@ -99,12 +106,16 @@ static void compare_operations(void)
     for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
         for (size_t s = 0; s < COUNT_OF(sizes) - (brief ? 3 : 0); s++) {
             bool same = true;
-            for (uint32_t kind = 0; kind < 6; kind++)
-                for (double magnitude : magnitudes) {
-                    const struct shape shape = {kind < 2 ? 1u : 3u, 1, sizes[s][0], sizes[s][1]};
-                    same &= same_operation(&shape, kind >= 4, (enum augment_operation)operation, kind & 1,
-                                           magnitude);
-                }
+            for (const struct augment_policy &policy : policies)
+                for (uint32_t kind = 0; kind < 9; kind++)
+                    for (double magnitude : magnitudes) {
+                        const struct shape shape = {kind < 3 ? 1u : 3u, 1, sizes[s][0], sizes[s][1]};
+                        if (kind >= 6 && policy.fill[0] != policy.fill[1])
+                            continue; /* the channels of a gray image would differ */
+                        same &= same_operation(&policy, &shape, kind >= 6, (enum augment_operation)operation,
+                                               (enum augment_strength)(kind % 3),
+                                               policy.kind == AUGMENT_TIMM ? magnitude / 3 : magnitude);
+                    }
             char text[128];
             snprintf(text, sizeof text, "operation %d at %ux%u", operation, sizes[s][0], sizes[s][1]);
             tell(same, text);
@@ -358,11 +369,11 @@ static void compare_batches(const struct trial *trial)
         text, sizeof text,
         "batches of %u from %ux%ux%ux%u to %ux%ux%ux%u: gray %d, crop %d, bicubic %d, flip %d, shift %u, "
         "operations %u, "
-        "copies %u, erasing %g, colours %g, blur %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
+        "copies %u, policy %d, erasing %g, colours %g, blur %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
         trial->batch, trial->canvas.channels, trial->canvas.depth, trial->canvas.height, trial->canvas.width,
         trial->shape.channels, trial->shape.depth, trial->shape.height, trial->shape.width, trial->gray,
         trial->augment.crop, trial->augment.bicubic, trial->augment.flip, trial->augment.shift,
-        trial->augment.operations, trial->augment.repeats, (double)trial->augment.erasing,
+        trial->augment.operations, trial->augment.repeats, trial->augment.policy.kind, (double)trial->augment.erasing,
         (double)trial->augment.color.probability, (double)trial->augment.color.blur, trial->mixing.mixup,
         trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
     tell(same, text);
@@ -389,7 +400,13 @@ static struct trial small_trial(uint32_t i)
     trial.augment.operations = i & 4 ? 3 : 2;
     trial.augment.magnitude = 28;
     trial.augment.repeats = i & 8 ? 3 : 1;
+    trial.augment.policy = policies[i % COUNT_OF(policies)];
+    trial.augment.policy.deviation = 0.5;
+    trial.augment.policy.limit = 10;
+    trial.augment.policy.random_filter = trial.augment.random_filter = i % 5 == 0;
+    trial.augment.magnitude = trial.augment.policy.kind == AUGMENT_TIMM ? 9 : 28;
     trial.augment.erasing = 0.5f;
+    trial.augment.erase_last = (i & 2) != 0;
     trial.gray = (i & 12) == 12;
     return trial;
 }

@@ -281,25 +281,28 @@ static void time_all(struct run *run)
 /* ---- Times of operations ---- */
 
 static const char *const operations[AUGMENT_OPERATIONS] = {
-    "identity", "shear x",  "shear y",   "translate x", "translate y", "rotate",       "brightness",
-    "color",    "contrast", "sharpness", "posterize",   "solarize",    "autocontrast", "equalize"};
+    "identity",     "shear x",  "shear y",  "translate x", "translate y", "rotate",
+    "brightness",   "color",    "contrast", "sharpness",   "posterize",   "solarize",
+    "autocontrast", "equalize", "invert",   "solarize-add"};
 
-/* Prints the time per batch of each operation, if all images of the batch get it. The images are those of the
- * network without RandAugment, stored as gray and as RGB images. */
-static void time_operations(struct run *run)
+/* Prints the time per batch of each operation of a policy, if all images of the batch get it. The images are
+ * those of the network without RandAugment, stored as gray and as RGB images. */
+static void time_operations(struct run *run, const char *name, const struct augment_policy *policy)
 {
     const struct shape *shape = &run->data.shape;
     const size_t bytes = BATCH * run->data.sample_bytes;
     uint8_t *to = device<uint8_t>(bytes);
-    const struct augment_numbers none = augment_numbers(AUGMENT_IDENTITY, false, 0, shape);
+    const double magnitude = policy->kind == AUGMENT_TIMM ? 9 : 28;
+    const struct augment_numbers none = augment_numbers(policy, AUGMENT_IDENTITY, AUGMENT_OFF, 0, shape);
     must(device_augment_apply(shape, false, AUGMENT_IDENTITY, &none, BATCH, run->stored[0], to, run->stream));
-    printf("operations of RandAugment: gray images, without and with the negative sign, then RGB images\n");
+    printf("operations of %s: gray images, without and with the negative sign, then RGB images\n", name);
     for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++) {
         float us[4];
         for (int kind = 0; kind < 4; kind++) {
-            const bool sign = kind & 1, gray = kind < 2;
+            const bool gray = kind < 2;
             const struct augment_numbers numbers =
-                augment_numbers((enum augment_operation)operation, sign, 28, shape);
+                augment_numbers(policy, (enum augment_operation)operation,
+                                kind & 1 ? AUGMENT_MINUS : AUGMENT_PLUS, magnitude, shape);
             must(cudaEventRecord(run->begin, run->stream));
             for (uint32_t step = 0; step < BATCHES; step++)
                 must(device_augment_apply(shape, gray, (enum augment_operation)operation, &numbers, BATCH,
@@ -309,6 +312,23 @@ static void time_operations(struct run *run)
         printf("    %8.1f  %8.1f  %8.1f  %8.1f  %s\n", us[0], us[1], us[2], us[3], operations[operation]);
     }
     must(cudaFree(to));
+}
+
+/* Times the operations of each policy. */
+static void time_policies(struct run *run)
+{
+    static const struct augment_policy torchvision = {.kind = AUGMENT_TORCHVISION},
+                                       pdp2026 = {.kind = AUGMENT_PDP2026, .fill = {128, 128, 128}},
+                                       timm = {.kind = AUGMENT_TIMM,
+                                               .fill = {128, 128, 128},
+                                               .probability = 0.5,
+                                               .deviation = 0,
+                                               .limit = 10,
+                                               .increasing = true,
+                                               .bicubic = true};
+    time_operations(run, "torchvision", &torchvision);
+    time_operations(run, "pdp2026", &pdp2026);
+    time_operations(run, "timm, bicubic", &timm);
 }
 
 int main(void)
@@ -329,7 +349,7 @@ int main(void)
         time_kernels(&run);
         time_all(&run);
         if (trial.augmented && !trial.crop)
-            time_operations(&run);
+            time_policies(&run);
         close_run(&run);
     }
     return 0;

@@ -282,9 +282,55 @@ def test_the_recipe_depends_on_seed_rank_and_step_only():
 
 
 def test_learning_rate():
-    options = argparse.Namespace(lr=1.0, lr_warmup=4)
+    options = argparse.Namespace(lr=1.0, lr_warmup=4, warmup_lr=None, schedule="cosine", min_lr=0.0, lr_overlap=False)
     rates = [pretrain_training.learning_rate(step, options, 8) for step in range(9)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1] and rates[6] == pytest.approx(0.5) and rates[8] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("recipe", ("pdp2026", "cvpr2023", "deit"))
+def test_learning_rates_of_recipes_are_those_of_timm(recipe):
+    """The schedulers that the published scripts create, updated in each step as the scripts of VisualAtom do."""
+    from timm.scheduler.cosine_lr import CosineLRScheduler
+    from timm.scheduler.step_lr import StepLRScheduler
+    options = pretrain.read_arguments(["--recipe", recipe, "--lr-warmup", "5", "--decay-steps", "7"])
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], options.lr)
+    warmup = {"warmup_t": 5, "warmup_lr_init": 1e-6, "t_in_epochs": False}
+    scheduler = (StepLRScheduler(optimizer, decay_t=7, decay_rate=0.5, **warmup) if recipe == "pdp2026"
+                 else CosineLRScheduler(optimizer, t_initial=30, lr_min=1e-5, **warmup))
+    for step in range(30):
+        scheduler.step_update(step)
+        assert pretrain_training.learning_rate(step, options, 30) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+
+
+@pytest.mark.parametrize("recipe", ("pdp2026", "cvpr2023", "deit"))
+def test_recipes_train_and_resume(recipe, tmp_path):
+    """A run that is continued has the losses of an uninterrupted run. The draws of a step depend only on the seed and the step."""
+    job = ("--recipe", recipe, "--source", "omp", "--order", "train", "--res", 48, "--preset", "uji", "--warmup-steps", 0, "--log-steps", 1,
+           "--drop-path", 0)
+    run(*job, "--steps", 6, "--step-log", tmp_path / "whole.csv")
+    for steps in (3, 6):
+        run(*job, "--steps", steps, "--step-log", tmp_path / "parts.csv", "--checkpoint", tmp_path / "c.pth", "--schedule-steps", 6, "--resume")
+    whole, parts = (rows_of(tmp_path / f"{name}.csv") for name in ("whole", "parts"))
+    assert [row["step"] for row in parts] == list("123456")
+    assert [row["lr"] for row in whole] == [row["lr"] for row in parts]
+    assert [float(row["loss"]) for row in parts] == pytest.approx([float(row["loss"]) for row in whole], rel=1e-6)
+    other = run(*job, "--steps", 9, "--seed", 5, "--checkpoint", tmp_path / "c.pth", "--schedule-steps", 6, "--resume", status=2)
+    assert "it was written with seed '0', not '5'; give the same, or drop --resume" in other.stderr
+    again = run(*job, "--steps", 6, "--checkpoint", tmp_path / "c.pth", "--schedule-steps", 6, "--resume", status=2)
+    assert "has seen all 6 steps; raise --steps, or drop --resume" in again.stderr
+
+
+def test_the_class_of_pdp2026_clears_posterized_images_at_magnitude_0():
+    """As in the published class: at magnitude 0, posterize keeps no bits, solarize inverts, and the others change nothing."""
+    import pretrain_recipes
+    change = pretrain_recipes.rand_augment_with_invert()(num_ops=1, magnitude=28, fill=128)
+    image = torch.randint(1, 255, (3, 9, 9), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    assert len(change._AUGMENTATION_SPACE) == 15
+    results = {"Posterize": image * 0, "Solarize": 255 - image, "Brightness": image, "TranslateX": image, "Rotate": image,
+               "Invert": 255 - image}
+    for name, expected in results.items():
+        changed = change._apply_image_or_video_transform(image, name, 0.0, interpolation=change.interpolation, fill=change._fill)
+        assert torch.equal(changed, expected), name
 
 
 @pytest.mark.parametrize("augment", ("none", "mix"))

@@ -211,10 +211,10 @@ Test(augment, crops_are_resized_by_both_filters_at_any_size)
 }
 
 /* augment_image() must be bit-identical to the resizer of --out-res (data/resample.h). */
-Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
+static void compare_with_resizer(bool bicubic)
 {
     struct augment_plan plan =
-        plan_of((struct shape){1, 1, 90, 75}, (struct shape){1, 1, 40, 41}, true, false);
+        plan_of((struct shape){1, 1, 90, 75}, (struct shape){1, 1, 40, 41}, true, bicubic);
     uint8_t stored[90 * 75], mine[40 * 41], right[3 * 40 * 41 + RESAMPLE_SLACK_BYTES];
     uint8_t row[75 * RESAMPLE_PIXEL_BYTES + RESAMPLE_SLACK_BYTES] = {0};
     struct augment_scratch scratch = {0};
@@ -225,7 +225,7 @@ Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
     for (uint32_t sample = 0; sample < 20; sample++) {
         struct image_box box = augment_box(&plan, 0, sample);
         augment_image(&plan, stored, 0, sample, &scratch, mine);
-        must(resample_begin(&resampler, box.width, box.height, 41, 40));
+        must(resample_begin(&resampler, box.width, box.height, 41, 40, bicubic));
         for (uint32_t y = 0; y < box.height; y++) {
             for (uint32_t x = 0; x < box.width; x++)
                 memset(row + x * RESAMPLE_PIXEL_BYTES, stored[(box.top + y) * 75 + box.left + x], 3);
@@ -237,6 +237,12 @@ Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
     }
     augment_scratch_close(&scratch);
     resampler_close(&resampler);
+}
+
+Test(augment, both_filters_are_bit_identical_to_those_of_streams)
+{
+    compare_with_resizer(false);
+    compare_with_resizer(true);
 }
 
 /* The cropped boxes of a sample differ between epochs and between copies, except for a few coincidences. */
@@ -262,6 +268,8 @@ Test(augment, crops_differ_and_have_the_expected_mean_area_and_centre)
 }
 
 /* ---- RandAugment ---- */
+
+static const struct augment_policy torchvision = {.kind = AUGMENT_TORCHVISION};
 
 static double gray_of(const struct shape *shape, const uint8_t *image, uint32_t i)
 {
@@ -389,7 +397,8 @@ static void check_operation(enum augment_operation operation, bool negative, dou
 {
     size_t values = shape_values(shape);
     uint8_t *image = malloc(values), *mine = malloc(values);
-    struct augment_numbers numbers = augment_numbers(operation, negative, magnitude, shape);
+    struct augment_numbers numbers =
+        augment_numbers(&torchvision, operation, negative ? AUGMENT_MINUS : AUGMENT_PLUS, magnitude, shape);
     fill(image, values, 2);
     augment_apply(shape, operation, &numbers, image, mine);
     for (uint32_t i = 0; i < values; i++) {
@@ -409,7 +418,7 @@ static void check_operation(enum augment_operation operation, bool negative, dou
 Test(augment, operations_follow_their_definitions_at_any_size)
 {
     static const double magnitudes[] = {0, 9, 15.5, 28, 30};
-    for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
+    for (int operation = 0; operation < AUGMENT_OLD; operation++)
         for (size_t m = 0; m < COUNT_OF(magnitudes); m++)
             for (size_t s = 0; s < COUNT_OF(sizes); s++)
                 for (int kind = 0; kind < 4; kind++)
@@ -427,7 +436,8 @@ Test(augment, operations_of_magnitude_0_change_nothing)
     for (size_t i = 0; i < sizeof image; i++)
         image[i] = image[i] == 255 ? 254 : image[i];
     for (int operation = 0; operation < AUGMENT_AUTOCONTRAST; operation++) {
-        struct augment_numbers numbers = augment_numbers((enum augment_operation)operation, false, 0, &shape);
+        struct augment_numbers numbers =
+            augment_numbers(&torchvision, (enum augment_operation)operation, AUGMENT_PLUS, 0, &shape);
         augment_apply(&shape, (enum augment_operation)operation, &numbers, image, mine);
         cr_expect_eq(memcmp(image, mine, sizeof image), 0, "%d", operation);
     }
@@ -437,7 +447,8 @@ static void expect_values(enum augment_operation operation, double magnitude, ui
                           const uint8_t *image, const uint8_t *right)
 {
     const struct shape shape = {1, 1, 1, width};
-    const struct augment_numbers numbers = augment_numbers(operation, false, magnitude, &shape);
+    const struct augment_numbers numbers =
+        augment_numbers(&torchvision, operation, AUGMENT_PLUS, magnitude, &shape);
     uint8_t mine[8];
     augment_apply(&shape, operation, &numbers, image, mine);
     for (uint32_t i = 0; i < width; i++)
@@ -457,6 +468,40 @@ Test(augment, operations_give_the_values_computed_by_hand)
     expect_values(AUGMENT_TRANSLATE_X, 30 * 331 / 300.0 * 2 / 4, 4, (const uint8_t[]){1, 2, 3, 4},
                   (const uint8_t[]){0, 1, 2, 3});
     expect_values(AUGMENT_EQUALIZE, 0, 2, (const uint8_t[]){3, 9}, (const uint8_t[]){3, 9});
+    expect_values(AUGMENT_INVERT, 0, 3, (const uint8_t[]){0, 100, 255}, (const uint8_t[]){255, 155, 0});
+}
+
+/* At magnitude 0, the published class clears all bits, and inverts all values; it moves by whole pixels, and
+ * fills with 128. */
+Test(augment, the_class_of_pdp2026_gives_the_values_computed_by_hand)
+{
+    static const struct {
+        enum augment_operation operation;
+        enum augment_strength strength;
+        double magnitude;
+        uint8_t right[4];
+    } cases[] = {
+        {AUGMENT_POSTERIZE, AUGMENT_OFF, 28, {0, 0, 0, 0}},
+        {AUGMENT_SOLARIZE, AUGMENT_OFF, 28, {254, 155, 55, 0}},
+        {AUGMENT_BRIGHTNESS, AUGMENT_OFF, 28, {1, 100, 200, 255}},
+        {AUGMENT_INVERT, AUGMENT_OFF, 28, {254, 155, 55, 0}},
+        {AUGMENT_POSTERIZE, AUGMENT_PLUS, 28, {0, 96, 192, 240}},
+        {AUGMENT_TRANSLATE_X, AUGMENT_PLUS, 30, {128, 1, 100, 200}}, /* 1.81 pixels, rounded to 1 */
+        {AUGMENT_TRANSLATE_X, AUGMENT_MINUS, 30, {100, 200, 255, 128}},
+        {AUGMENT_TRANSLATE_X, AUGMENT_OFF, 30, {1, 100, 200, 255}},
+        {AUGMENT_TRANSLATE_Y, AUGMENT_PLUS, 30, {1, 100, 200, 255}}, /* 0.45 pixels, rounded to 0 */
+    };
+    const struct augment_policy policy = {
+        .kind = AUGMENT_PDP2026, .fill = {128, 128, 128}, .probability = 0.5};
+    const struct shape shape = {1, 1, 1, 4};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const struct augment_numbers numbers =
+            augment_numbers(&policy, cases[i].operation, cases[i].strength, cases[i].magnitude, &shape);
+        uint8_t mine[4];
+        augment_apply(&shape, cases[i].operation, &numbers, (const uint8_t[]){1, 100, 200, 255}, mine);
+        cr_expect_arr_eq(mine, cases[i].right, 4, "case %zu: %d %d %d %d", i, mine[0], mine[1], mine[2],
+                         mine[3]);
+    }
 }
 
 /* The image has 512 values of 0 and 256 of 100, so the step of equalize is (768 - 256) / 255, rounded down to
@@ -464,25 +509,124 @@ Test(augment, operations_give_the_values_computed_by_hand)
 Test(augment, equalize_gives_the_values_computed_by_hand)
 {
     const struct shape shape = {1, 1, 3, 256};
-    const struct augment_numbers numbers = augment_numbers(AUGMENT_EQUALIZE, false, 0, &shape);
+    const struct augment_numbers numbers =
+        augment_numbers(&torchvision, AUGMENT_EQUALIZE, AUGMENT_PLUS, 0, &shape);
     uint8_t image[768] = {0}, mine[768];
     memset(image + 512, 100, 256);
     augment_apply(&shape, AUGMENT_EQUALIZE, &numbers, image, mine);
     cr_expect(mine[0] == 0 && mine[767] == 255, "%d %d", mine[0], mine[767]);
 }
 
-Test(augment, all_operations_and_both_signs_are_drawn)
+/* Counts how often a policy draws each operation, and with which strength. */
+static void count_draws(const struct rand_augment *rand, uint32_t drawn[AUGMENT_OPERATIONS][3])
 {
-    struct augment_plan plan = {.seed = 1};
-    uint32_t drawn[AUGMENT_OPERATIONS][2] = {{0}};
-    for (uint32_t sample = 0; sample < 2800; sample++)
+    const struct shape shape = {3, 1, 40, 40};
+    for (uint32_t sample = 0; sample < 3000; sample++)
         for (uint32_t i = 0; i < 2; i++) {
-            const struct augment_numbers *numbers;
-            enum augment_operation operation = augment_draw(&plan, 3, sample, i, &numbers);
-            drawn[operation][numbers - plan.rand.numbers[operation]]++;
+            struct augment_numbers numbers;
+            const enum augment_operation operation =
+                rand_augment_draw(rand, &shape, 1, 3, sample, i, &numbers);
+            drawn[operation][numbers.factor > 1   ? AUGMENT_PLUS
+                             : numbers.factor < 1 ? AUGMENT_MINUS
+                                                  : AUGMENT_OFF]++;
         }
-    for (int i = 0; i < 2 * AUGMENT_OPERATIONS; i++)
-        cr_expect(drawn[i / 2][i % 2] > 130 && drawn[i / 2][i % 2] < 270, "%d: %u", i, drawn[i / 2][i % 2]);
+}
+
+/* torchvision: 14 operations with two signs. PDP 2026: also invert, and half of them with the magnitude 0.
+ * timm: no identity but solarize-add; half of all are not applied. */
+Test(augment, policies_draw_their_operations_with_their_probabilities)
+{
+    uint32_t drawn[3][AUGMENT_OPERATIONS][3] = {{{0}}};
+    for (int kind = 0; kind < 3; kind++) {
+        const struct augment_policy policy = {
+            .kind = (enum augment_policy_kind)kind, .probability = 0.5, .increasing = true, .limit = 10};
+        count_draws(&(struct rand_augment){2, 9, policy}, drawn[kind]);
+    }
+    for (int i = 0; i < AUGMENT_OPERATIONS; i++) {
+        const uint32_t *old = drawn[AUGMENT_TORCHVISION][i], *pdp = drawn[AUGMENT_PDP2026][i],
+                       *timm = drawn[AUGMENT_TIMM][i];
+        for (int sign = 0; sign < 2; sign++)
+            cr_expect(i < AUGMENT_OLD ? old[sign] > 160 && old[sign] < 270 : old[sign] == 0, "%d: %u", i,
+                      old[sign]);
+        cr_expect(i == AUGMENT_SOLARIZE_ADD ? pdp[2] + pdp[0] == 0 : pdp[2] > 150 && pdp[2] < 250, "%d: %u",
+                  i, pdp[2]);
+        cr_expect(i == AUGMENT_SOLARIZE_ADD || (pdp[0] > 60 && pdp[0] < 145 && pdp[1] > 60), "%d", i);
+        cr_expect(i == AUGMENT_IDENTITY ? timm[0] + timm[1] == 0 : timm[0] > 60 && timm[1] < 145, "%d", i);
+        cr_expect(i == AUGMENT_IDENTITY ? timm[2] > 2800 && timm[2] < 3200 : timm[2] == 0, "%d", i);
+    }
+}
+
+/* The magnitudes of rand-m9-mstd0.5 are normal and cut off at 10; those of an infinite deviation are uniform.
+ * The factor of brightness has the magnitude: 1 + 0.09 times it. */
+Test(augment, magnitudes_have_the_distribution_of_timm)
+{
+    struct augment_policy policy = {
+        .kind = AUGMENT_TIMM, .probability = 1, .deviation = 0.5, .limit = 10, .increasing = true};
+    double sum = 0, squares = 0, uniform = 0;
+    uint32_t above = 0, cut = 0;
+    for (uint32_t i = 0; i < 20000; i++) {
+        const uint32_t word = philox(philox_key(9), i, 0, 0, 0).word[0];
+        const double level = augment_magnitude(&(struct rand_augment){2, 9, policy}, word);
+        sum += level;
+        squares += (level - 9) * (level - 9);
+        above += level > 9.5;
+        cut += level == 10;
+        policy.deviation = 101;
+        uniform += augment_magnitude(&(struct rand_augment){2, 9, policy}, word);
+        policy.deviation = 0.5;
+    }
+    cr_expect_float_eq(sum / 20000, 9, 0.02);
+    cr_expect_float_eq(sqrt(squares / 20000), 0.5, 0.02);
+    cr_expect_float_eq(above / 20000.0, 0.1587, 0.01);
+    cr_expect_float_eq(cut / 20000.0, 0.0228, 0.005);
+    cr_expect_float_eq(uniform / 20000, 4.5, 0.05);
+}
+
+/* torchvision: RandomResizedCrop draws an area and an aspect ratio up to ten times, then takes the largest
+ * box at the centre. Compares the distribution with that algorithm, in double, with its own random numbers.
+ */
+Test(augment, boxes_have_the_distribution_of_torchvision)
+{
+    static const uint32_t canvases[][2] = {{224, 224}, {60, 97}, {31, 200}, {5, 3}};
+    for (size_t k = 0; k < COUNT_OF(canvases); k++) {
+        const uint32_t height = canvases[k][0], width = canvases[k][1], count = 20000;
+        double mine[4] = {0}, theirs[4] = {0};
+        uint64_t state = 7;
+        for (uint32_t i = 0; i < count; i++) {
+            const struct image_box box = box_random_resized(3, width, height, 0, i);
+            double w = 0, h = 0, left = 0;
+            for (int attempt = 0; attempt < 10 && w == 0; attempt++) {
+                double u[3];
+                for (int j = 0; j < 3; j++) { /* Knuth's linear congruential generator */
+                    state = state * 6364136223846793005u + 1442695040888963407u;
+                    u[j] = (double)(state >> 11) * 0x1p-53;
+                }
+                const double area = height * width * (0.08 + 0.92 * u[0]);
+                const double ratio = exp(log(3.0 / 4) + u[1] * (log(4.0 / 3) - log(3.0 / 4)));
+                const double wide = rint(sqrt(area * ratio)), tall = rint(sqrt(area / ratio));
+                if (wide > 0 && wide <= width && tall > 0 && tall <= height) {
+                    w = wide;
+                    h = tall;
+                    left = floor(u[2] * (width - w + 1));
+                }
+            }
+            if (w == 0) {
+                const double ratio = (double)width / height;
+                w = ratio > 4.0 / 3 ? rint(height * 4.0 / 3) : width;
+                h = ratio < 3.0 / 4 ? rint(width / (3.0 / 4)) : height;
+                left = floor((width - w) / 2);
+            }
+            const double own[] = {box.width, box.height, (double)box.width * box.height, box.left};
+            const double other[] = {w, h, w * h, left};
+            for (int j = 0; j < 4; j++) {
+                mine[j] += own[j] / count;
+                theirs[j] += other[j] / count;
+            }
+        }
+        for (int j = 0; j < 4; j++)
+            cr_expect(fabs(mine[j] - theirs[j]) < 0.02 * theirs[j] + 0.02, "%ux%u, %d: %g, not %g", height,
+                      width, j, mine[j], theirs[j]);
+    }
 }
 
 Test(augment, a_gray_canvas_becomes_three_equal_channels_before_its_operations)

@@ -80,6 +80,33 @@ Test(augment_batches, partners_are_the_augmented_samples_at_the_mirrored_index)
     }
 }
 
+/* With erase_last, samples are mixed before they are erased: the partner's noise is not in the result, and
+ * the sample's own noise is not mixed. */
+Test(augment_batches, samples_may_be_erased_after_they_are_mixed)
+{
+    for (size_t i = 1; i < COUNT_OF(mixings); i++) {
+        struct net net;
+        float mixed[6 * 189], last[6 * 189];
+        uint32_t numbers[12], erased = 0;
+        open_augmented(&net, &engine_naive, mixings[i]);
+        net.train.augment.erase_last = true;
+        gather_step(&net.train, 2, 1, 2, last);
+        const struct augment augment = net.train.augment;
+        net.train.augment.erasing = 0;
+        gather_step(&net.train, 2, 1, 2, mixed);
+        const struct draw_order order = draw_order(net.train.seed, 1, 20);
+        cr_assert_eq(train_batch(&net.train, &order, 2, numbers), 6);
+        for (uint32_t n = 0; n < 6 * 189; n++) {
+            const struct draw_move move = box_move(&augment, net.train.seed, 1, numbers[n / 189]);
+            const uint32_t at = n % 189;
+            erased += move.erase.box.height > 0;
+            cr_assert_eq(last[n], box_erased(&move.erase, at / 7 % 9, at % 7, at, mixed[n]), "%u", n);
+        }
+        cr_expect(erased > 0 && erased < 6 * 189);
+        net_close(&net);
+    }
+}
+
 /* A step has 2 samples with 3 copies each. The last step has only 2 entries: two copies of one sample. */
 Test(augment_batches, a_step_has_copies_of_its_samples)
 {

@@ -24,9 +24,10 @@ static uint8_t *before_a_gap(size_t bytes)
     return memory + pages - bytes;
 }
 
-static void resample(struct resampler *resampler, const uint8_t *pixels, const uint32_t n[4], uint8_t *out)
+static void resample(struct resampler *resampler, const uint8_t *pixels, const uint32_t n[4], bool bicubic,
+                     uint8_t *out)
 {
-    must(resample_begin(resampler, n[0], n[1], n[2], n[3]));
+    must(resample_begin(resampler, n[0], n[1], n[2], n[3], bicubic));
     uint32_t half = n[1] / 2;
     resample_rows(resampler, 0, pixels, n[0] * 4, half);
     resample_rows(resampler, half, pixels + (size_t)half * n[0] * 4, n[0] * 4, n[1] - half);
@@ -64,7 +65,7 @@ Test(image, resampling_is_within_one_and_a_half_of_the_definition)
                 *out = malloc((size_t)n[2] * n[3] * 3 + RESAMPLE_SLACK_BYTES);
         for (size_t i = 0; i < (size_t)n[0] * n[1] * 4; i++)
             pixels[i] = (uint8_t)next();
-        resample(&resampler, pixels, n, out);
+        resample(&resampler, pixels, n, false, out);
         for (uint32_t y = 0; y < n[3]; y++)
             for (uint32_t x = 0; x < n[2]; x++)
                 for (uint32_t c = 0; c < 3; c++) {
@@ -88,8 +89,8 @@ Test(image, resampling_with_simd_is_bit_identical_to_the_reference)
                 *b = calloc(1, bytes + RESAMPLE_SLACK_BYTES);
         for (size_t j = 0; j < in; j++)
             pixels[j] = (uint8_t)(i % 3 ? next() : 255);
-        resample(&fast, pixels, n, a);
-        resample(&slow, pixels, n, b);
+        resample(&fast, pixels, n, i & 1, a);
+        resample(&slow, pixels, n, i & 1, b);
         cr_assert_arr_eq(a, b, bytes, "%ux%u to %ux%u", n[0], n[1], n[2], n[3]);
         for (size_t j = 0; i % 3 == 0 && j < bytes; j++)
             cr_assert_eq(a[j], 255, "a flat image changed");
@@ -445,7 +446,7 @@ static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t
                                      (image.channels == 1 ? 0 : c % 3)];
     scratch.resampler.plain = true;
     resample(&scratch.resampler, part, (const uint32_t[]){box.width, box.height, fit->res, fit->res},
-             resized);
+             false, resized);
     memcpy(out, resized, (size_t)fit->res * fit->res * 3);
     free(part);
     free(resized);

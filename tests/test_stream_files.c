@@ -224,7 +224,7 @@ static void fit(const struct set_stream_file *file, const uint8_t *pixels, uint3
     for (uint32_t y = 0; y < part.height; y++)
         memcpy(rows + (size_t)y * part.width * 4, pixels + 4 * ((size_t)(part.top + y) * width + part.left),
                (size_t)part.width * 4);
-    must(resample_begin(&resampler, part.width, part.height, RES, RES));
+    must(resample_begin(&resampler, part.width, part.height, RES, RES, false));
     resample_rows(&resampler, 0, rows, (size_t)part.width * 4, part.height);
     resample_end(&resampler, resized);
     orientation_turn(file->turn, resized, RES, RES, 3, upright);

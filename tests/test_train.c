@@ -150,6 +150,11 @@ Test(train, schedules_have_the_expected_rates)
                                     .warmup_steps = 4,
                                     .total_steps = 24,
                                     .cycles = 2},
+                          overlap = {.kind = SCHEDULE_COSINE,
+                                     .rate = 2,
+                                     .warmup_steps = 4,
+                                     .total_steps = 24,
+                                     .overlaps = true},
                           square = {.kind = SCHEDULE_POLYNOMIAL, .rate = 8, .total_steps = 4, .power = 2};
     const double squares[] = {8, 4.5, 2, 0.5, 0, 0}, twice[] = {2, 2, 1, 0.5};
     for (uint64_t i = 0; i < COUNT_OF(squares); i++)
@@ -166,6 +171,10 @@ Test(train, schedules_have_the_expected_rates)
     cr_expect_float_eq(schedule_rate(&cosine, 4), 2, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&cosine, 14), 1, 1e-15);
     cr_expect_float_eq(schedule_rate(&cosine, 24), 0, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&overlap, 3), 2, DBL_EPSILON);
+    cr_expect_float_eq(schedule_rate(&overlap, 4), 1 + sqrt(3) / 2, 1e-15); /* a sixth of half a turn */
+    cr_expect_float_eq(schedule_rate(&overlap, 12), 1, 1e-15);
+    cr_expect_float_eq(schedule_rate(&overlap, 24), 0, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&steps, 9), 2, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&steps, 10), 1, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&steps, 25), 0.5, DBL_EPSILON);

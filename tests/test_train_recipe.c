@@ -19,6 +19,43 @@ Test(train_recipe, a_recipe_replaces_defaults)
     expect_refusal(2, "--preset uji", "--preset needs --data synth; add that");
 }
 
+/* The recipes of published scripts; docs/recipes.md has all values. Their lines are accepted as options. */
+Test(train_recipe, recipes_of_published_scripts_have_their_values)
+{
+    static const char *const recipes[][3] = {
+        {"pdp2026", "--epochs 300",
+         "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --batch 1024 --fit random-resized-crop "
+         "--interpolation bicubic --rand-augment pdp2026-m28 --rand-augment-ops 2 --erase-last --lr-schedule "
+         "step --lr-gamma 0.5 --lr-step-updates 42000 --lr-warmup-updates 5000\n"},
+        {"cvpr2023", "--epochs 90",
+         "--batch 8190 --repeats 3 --fit random-resized-crop --interpolation random --rand-augment "
+         "rand-m9-mstd0.5-inc1 --erase-last --lr-schedule cosine --lr-min 1e-5 --lr-overlap "
+         "--lr-warmup-updates 5000\n"},
+        {"deit", "--epochs 300 --data synth --preset paper-1000 --train-size 100000",
+         "--batch 1023 --repeats 3 --fit random-resized-crop --interpolation bicubic --flip --rand-augment "
+         "rand-m9-mstd0.5-inc1 --lr-schedule cosine --lr-min 1e-5 --lr-overlap --lr-warmup 5 --ema "
+         "0.99996\n"},
+    };
+    for (size_t i = 0; i < COUNT_OF(recipes); i++) {
+        EXPECT(0, "$P --variant train-omp --model vit-tiny --dry-run --recipe %s %s >line; cat line",
+               recipes[i][0], recipes[i][1]);
+        cr_expect(strstr(out, recipes[i][2]), "%s: %s", recipes[i][0], out);
+        EXPECT(0, "$P --variant train-omp --model vit-tiny --dry-run %s $(cat line)", recipes[i][1]);
+    }
+    EXPECT(0,
+           "$P --variant train-omp --recipe pdp2026 --epochs 1 --dry-run --lr-step-updates none --lr-step 3 "
+           "--lr-warmup-updates none --data digits --batch 8 --train-size 64 2>&1");
+    cr_expect(strstr(out, "--lr-step 3: the learning rate does not decay") && !strstr(out, "--data"), "%s",
+              out);
+    expect_refusal(2, "--recipe pdp2026 --lr-step 3",
+                   "--lr-step needs --lr-step-updates none; add that, or drop --lr-step");
+    expect_refusal(2, "--lr-warmup-updates 3 --lr-warmup 1",
+                   "--lr-warmup needs --lr-warmup-updates none; add that, or drop --lr-warmup");
+    expect_refusal(2, "--lr-overlap", "--lr-overlap needs --lr-schedule cosine or polynomial");
+    expect_refusal(2, "--train-size 64 --batch 8 --epochs 2 --lr-schedule cosine --lr-warmup-updates 16",
+                   "--lr-warmup-updates 16 leaves none of the 2 epochs for the decay; lower --lr-warmup-up");
+}
+
 /* --dry-run prints only options that have an effect, so the line is accepted as options. */
 Test(train_recipe, dry_run_prints_options_that_are_accepted)
 {

@@ -29,12 +29,13 @@ static __global__ void weights_kernel(const __grid_constant__ struct device_augm
     if (threadIdx.x == 0) {
         part.box = augment_box(&augment.plan, epoch, numbers[blockIdx.x]);
         part.flip = augment_flips(&augment.plan, epoch, numbers[blockIdx.x]);
+        part.bicubic = augment_bicubic(&augment.plan, epoch, numbers[blockIdx.x]);
         augment.parts[blockIdx.x] = part;
     }
     __syncthreads();
-    const struct resample_axis across = resample_axis_with(part.box.width, width, augment.plan.bicubic);
+    const struct resample_axis across = resample_axis_with(part.box.width, width, part.bicubic);
     const struct resample_axis down =
-        resample_axis_with(part.box.height, augment.plan.shape.height, augment.plan.bicubic);
+        resample_axis_with(part.box.height, augment.plan.shape.height, part.bicubic);
     for (uint32_t i = threadIdx.x; i < outputs; i += blockDim.x) {
         const size_t at = (size_t)blockIdx.x * outputs + i;
         struct augment_entry_inputs inputs;
@@ -86,9 +87,10 @@ static __global__ void __launch_bounds__(BLOCK)
     const uint32_t first = down[begin].first, rows = down[end - 1].first + down[end - 1].count - first;
     const size_t sample = sample_of(augment, held, count, numbers, j);
     const size_t plane = (size_t)canvas.height * canvas.width;
-    const uint8_t *from = stored + (sample * canvas.channels * canvas.depth + blockIdx.z) * plane +
+    const uint32_t planes = canvas.channels * canvas.depth;
+    const uint8_t *from = stored + (sample * planes + blockIdx.z % planes) * plane +
                           (size_t)(part.box.top + first) * canvas.width + part.box.left;
-    uint32_t bits = resample_axis_with(part.box.width, width, augment.plan.bicubic).bits;
+    uint32_t bits = resample_axis_with(part.box.width, width, part.bicubic).bits;
     const uint32_t groups = (rows + RESIZE_ROWS - 1) / RESIZE_ROWS;
     for (uint32_t i = threadIdx.x; i < groups * width; i += BLOCK) {
         const uint32_t group = i / width, x = i - group * width;
@@ -96,7 +98,7 @@ static __global__ void __launch_bounds__(BLOCK)
                       across_weights + (size_t)x * augment.taps, across[x].count, bits, width, middle + x);
     }
     __syncthreads();
-    bits = resample_axis_with(part.box.height, shape.height, augment.plan.bicubic).bits;
+    bits = resample_axis_with(part.box.height, shape.height, part.bicubic).bits;
     const size_t area = (size_t)shape.height * width;
     uint8_t *to = augment.images + ((size_t)j * augment.change.shape.channels + blockIdx.z) * area;
     for (uint32_t i = threadIdx.x; i < (end - begin) * width; i += BLOCK) {
@@ -136,15 +138,17 @@ struct change_shared {
     uint32_t inside[TABLE_WARPS];        /* sums of the counts of LANES adjacent values */
     uint32_t least, most;                /* smallest and largest value of a channel */
     uint8_t table[AUGMENT_LEVELS];
+    enum augment_operation operation; /* that the block applies, and its numbers */
+    struct augment_numbers numbers;
 };
 
 /* ---- Words ---- */
 
 /* Returns word `i` of a plane, with the value of the leftmost pixel in its lowest byte. Values to the right
- * of the image are 0. With `flip`, the plane is mirrored. */
+ * of the image are those of `outside`. With `flip`, the plane is mirrored. */
 template <bool FITS>
 static __device__ __forceinline__ uint32_t load_word(const struct change_plan &plan, const uint8_t *plane,
-                                                     bool flip, uint32_t i)
+                                                     bool flip, uint32_t i, uint32_t outside = 0)
 {
     const uint32_t width = plan.shape.width, y = plan.across.quotient(i), x = 4 * (i - y * plan.across.by);
     const uint8_t *row = plane + y * width;
@@ -153,8 +157,9 @@ static __device__ __forceinline__ uint32_t load_word(const struct change_plan &p
         return flip ? __byte_perm(word, 0, 0x0123) : word;
     }
     uint32_t word = 0;
-    for (uint32_t k = 0; k < 4 && x + k < width; k++)
-        word |= (uint32_t)row[flip ? width - 1 - x - k : x + k] << 8 * k;
+    for (uint32_t k = 0; k < 4; k++)
+        word |= x + k < width ? (uint32_t)row[flip ? width - 1 - x - k : x + k] << 8 * k
+                              : outside & 255u << 8 * k;
     return word;
 }
 
@@ -331,28 +336,29 @@ static __device__ void change_color(const struct change_plan &plan, float factor
 
 /* ---- Neighbours ---- */
 
-/* Copies a plane to shared memory, with a border of zeros: a row above, a row below, and a word before each
- * row. This word is also the border to the right of the previous row. With pitch = plan.across.by + 1, word i
- * of the image, in row y, becomes word i + y + pitch + 1 of `staged`. */
+/* Copies a plane to shared memory, with a border of the value `fill`: a row above, a row below, and a word
+ * before each row. This word is also the border to the right of the previous row. With pitch =
+ * plan.across.by + 1, word i of the image, in row y, becomes word i + y + pitch + 1 of `staged`. */
 template <bool FITS>
-static __device__ void stage(const struct change_plan &plan, const uint8_t *plane, bool flip,
+static __device__ void stage(const struct change_plan &plan, const uint8_t *plane, bool flip, uint32_t fill,
                              uint32_t *staged)
 {
-    const uint32_t height = plan.shape.height, pitch = plan.across.by + 1;
+    const uint32_t height = plan.shape.height, pitch = plan.across.by + 1, outside = fill * 0x01010101u;
     for (uint32_t i = threadIdx.x; i < pitch; i += CHANGE_BLOCK)
-        staged[i] = staged[(height + 1) * pitch + 1 + i] = 0;
+        staged[i] = staged[(height + 1) * pitch + 1 + i] = outside;
     for (uint32_t y = threadIdx.x; y <= height; y += CHANGE_BLOCK)
-        staged[(y + 1) * pitch] = 0;
+        staged[(y + 1) * pitch] = outside;
     for_words(
-        height * plan.across.by, [=, &plan](uint32_t i) { return load_word<FITS>(plan, plane, flip, i); },
+        height * plan.across.by,
+        [=, &plan](uint32_t i) { return load_word<FITS>(plan, plane, flip, i, outside); },
         [=, &plan](uint32_t i, uint32_t word) { staged[i + plan.across.quotient(i) + pitch + 1] = word; });
     __syncthreads();
 }
 
 /* Returns the four values at row y from column x on of a sheared, translated or rotated plane. Without
  * ACROSS, pixels do not move along x; without DOWN, they do not move along y. Values are interpolated only in
- * the directions in which pixels move. A pixel from outside gets the four zeros at the top left corner of the
- * border. */
+ * the directions in which pixels move. A pixel from outside gets the four values at the top left corner of
+ * the border. */
 template <bool ACROSS, bool DOWN>
 static __device__ __forceinline__ uint32_t warped_word(const struct change_plan &plan, const uint8_t *staged,
                                                        const float *map, uint32_t y, uint32_t x)
@@ -386,6 +392,20 @@ static __device__ __forceinline__ uint32_t warped_word(const struct change_plan 
     return word;
 }
 
+/* Returns the four values at row y from column x on of a plane that is moved with another filter than
+ * AUGMENT_BLEND. */
+static __device__ __forceinline__ uint32_t sampled_word(const struct change_plan &plan, const uint8_t *staged,
+                                                        const struct augment_numbers &numbers, uint32_t c,
+                                                        uint32_t y, uint32_t x)
+{
+    const uint32_t pitch = 4 * (plan.across.by + 1);
+    uint32_t word = 0;
+    for (uint32_t k = 0; k < 4; k++)
+        word |= (uint32_t)augment_warped(staged + pitch + 4, pitch, &plan.shape, c, y, x + k, &numbers)
+                << 8 * k;
+    return word;
+}
+
 /* Returns the four values at row y from column x on of a sharpened plane. */
 static __device__ __forceinline__ uint32_t sharp_word(const struct change_plan &plan, const uint32_t *staged,
                                                       float factor, uint32_t y, uint32_t x)
@@ -415,11 +435,11 @@ static __device__ __forceinline__ uint32_t sharp_word(const struct change_plan &
     return result;
 }
 
-/* Applies a shear, translation, rotation or sharpness to a plane in `staged`. */
+/* Applies a shear, translation, rotation or sharpness to the plane of channel `c` in `staged`. */
 template <bool FITS>
 static __device__ void change_neighbours(const struct change_plan &plan, enum augment_operation operation,
-                                         const struct augment_numbers &numbers, const uint32_t *staged,
-                                         uint8_t *to)
+                                         const struct augment_numbers &numbers, uint32_t c,
+                                         const uint32_t *staged, uint8_t *to)
 {
     const uint8_t *bytes = reinterpret_cast<const uint8_t *>(staged);
     const auto store_words = [=, &plan](auto word_at) {
@@ -430,6 +450,8 @@ static __device__ void change_neighbours(const struct change_plan &plan, enum au
     };
     if (operation == AUGMENT_SHARPNESS)
         store_words([&](uint32_t y, uint32_t x) { return sharp_word(plan, staged, numbers.factor, y, x); });
+    else if (numbers.filter != AUGMENT_BLEND)
+        store_words([&](uint32_t y, uint32_t x) { return sampled_word(plan, bytes, numbers, c, y, x); });
     else if (operation == AUGMENT_ROTATE)
         store_words(
             [&](uint32_t y, uint32_t x) { return warped_word<true, true>(plan, bytes, numbers.map, y, x); });
@@ -459,8 +481,8 @@ static __device__ void change(const struct change_plan &plan, enum augment_opera
         for (uint32_t c = 0; c < plan.shape.channels; c++, from += plane, to += plane) {
             const auto load = [=, &plan](uint32_t i) { return load_word<FITS>(plan, from, flip, i); };
             if (augment_warps(operation) || operation == AUGMENT_SHARPNESS) {
-                stage<FITS>(plan, from, flip, staged);
-                change_neighbours<FITS>(plan, operation, numbers, staged, to);
+                stage<FITS>(plan, from, flip, numbers.fill[c], staged);
+                change_neighbours<FITS>(plan, operation, numbers, c, staged, to);
             } else if (augment_has_table(operation)) {
                 if (augment_counts(operation) && operation != AUGMENT_CONTRAST)
                     count_values<FITS>(plan, from, shared);
@@ -506,11 +528,13 @@ static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
         flip = augment_flips(&plan, epoch, number);
     }
     for (uint32_t i = 0; i < max(plan.rand.operations, 1); i++) {
-        const struct augment_numbers *chosen = &plan.rand.numbers[AUGMENT_IDENTITY][0];
-        const enum augment_operation operation =
-            i < plan.rand.operations ? augment_draw(&plan, epoch, number, i, &chosen) : AUGMENT_IDENTITY;
-        change<FITS>(augment.change, operation, *chosen, from, flip, image, own_plane<FITS>(augment.change),
-                     &shared);
+        if (threadIdx.x == 0)
+            shared.operation = i < plan.rand.operations
+                                   ? augment_draw(&plan, epoch, number, i, &shared.numbers)
+                                   : AUGMENT_IDENTITY;
+        __syncthreads();
+        change<FITS>(augment.change, shared.operation, shared.numbers, from, flip, image,
+                     own_plane<FITS>(augment.change), &shared);
         from = image;
         flip = false;
     }

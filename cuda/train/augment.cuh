@@ -7,10 +7,10 @@
 #include "train/augment.h"
 #include "train/network.cuh"
 
-/* The part of a stored sample that becomes the image, and whether it is mirrored. */
+/* The part of a stored sample that becomes the image, its filter, and whether it is mirrored. */
 struct augment_part {
     struct image_box box;
-    bool flip;
+    bool flip, bicubic;
 };
 
 /* The input pixels of one output pixel of a resize, along one axis. */

@@ -210,6 +210,7 @@ struct device_batch {
     const uint32_t *multi_hot; /* that of the set */
     struct draw_move *moves;
     struct mix mix;
+    bool erase_last; /* samples are erased after they are mixed (augment.erase_last); only with a mix */
 };
 
 /* Allocates the arrays for batches of up to `capacity` samples. */
@@ -256,17 +257,17 @@ static __device__ __forceinline__ const uint8_t *stored_sample(const struct gath
     return stored + stored_at(plan.held, batch, plan.samples, j) * plan.sample_bytes;
 }
 
-/* Returns the value at row y and column x of a plane of a sample, after moving, normalising and erasing the
- * image. `first` is the index of the plane's first value in the sample. */
+/* Returns the value at row y and column x of a plane of a sample, after moving and normalising the image, and
+ * with `erases` also after erasing it. `first` is the index of the plane's first value in the sample. */
 static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *sample,
-                                                 const struct draw_move &move, uint32_t channel,
+                                                 const struct draw_move &move, bool erases, uint32_t channel,
                                                  uint32_t first, uint32_t y, uint32_t x)
 {
     int32_t from = draw_moved(&move, plan.shape.height, plan.shape.width, y, x);
     const uint32_t equal = plan.gray ? channel * plan.shape.depth * plan.shape.height * plan.shape.width : 0;
     float value = from < 0 ? 0 : data_value(plan.type, sample, first - equal + (size_t)from);
     value = fmaf(value, plan.scale[channel], plan.offset[channel]);
-    return box_erased(&move.erase, y, x, first + y * plan.shape.width + x, value);
+    return erases ? box_erased(&move.erase, y, x, first + y * plan.shape.width + x, value) : value;
 }
 
 /* Writes the moved, normalised, erased and mixed values of a batch to `values`. The result is the same as

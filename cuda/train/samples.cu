@@ -55,6 +55,7 @@ enum status batch_draw(const struct train *train, const struct device_set *set, 
     uint32_t entries = train_entries(train, (uint32_t)part->count);
     batch->mix = train_mix(train, epoch, step);
     batch->multi_hot = set->multi_hot;
+    batch->erase_last = train->augment.erase_last && batch->mix.share < 1;
     draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,
                                                            train->augment, train->seed, epoch, set->labels,
                                                            *batch);
@@ -81,6 +82,7 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
 {
     batch->mix = not_mixed;
     batch->multi_hot = set->multi_hot;
+    batch->erase_last = false;
     pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
                                                          set->labels, *batch);
     return CUDA_LAUNCHED("pick_kernel");
@@ -102,6 +104,7 @@ enum status batch_list(const struct device_set *set, struct device_batch *batch,
 {
     batch->mix = not_mixed;
     batch->multi_hot = set->multi_hot;
+    batch->erase_last = false;
     list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
     return CUDA_LAUNCHED("list_kernel");
 }
@@ -137,10 +140,13 @@ static __global__ void gather_kernel(const struct gather_plan plan, uint32_t cou
     uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
     auto value = [&](uint32_t entry) {
         return gathered(plan, stored_sample(plan, stored, batch, entry), batch.moves[entry],
-                        plane / plan.shape.depth, plane * plan.shape.height * plan.shape.width, y, x);
+                        !MIXES || !batch.erase_last, plane / plan.shape.depth,
+                        plane * plan.shape.height * plan.shape.width, y, x);
     };
     float own = value(j);
-    values[i] = MIXES ? mix_value(&batch.mix, y, x, own, value(plan.samples + j)) : own;
+    if (MIXES)
+        own = mix_value(&batch.mix, y, x, own, value(plan.samples + j));
+    values[i] = MIXES && batch.erase_last ? box_erased(&batch.moves[j].erase, y, x, element, own) : own;
 }
 
 enum status batch_gather(const struct data *data, const struct device_set *set,

@@ -2,12 +2,15 @@
 """Trains the same network in fdsl-bench and in PyTorch with the same recipe, and compares the losses.
 
   scripts/compare/curves.py DIR --seconds 120 --pytorch-gpu 1 --compile        # vit-tiny, 1000 classes, two GPUs at once
+  scripts/compare/curves.py DIR --recipe pdp2026 --steps 200 --log-steps 10    # the transforms of the published script
   scripts/compare/curves.py DIR --cpu --steps 20 --log-steps 1 --augment none --drop-path 0 --first-bound 0.001
 
 pretrain.py trains in PyTorch and saves its initial weights, from which fdsl-bench starts. Both programs train on the same images
 in the same order, with the same learning rate and the same MixUp or CutMix in each step. For RandAugment, erasing and
 --drop-path, the programs draw different random numbers from the same distributions. With --augment mix or none, and
---drop-path 0, the programs differ only in rounding. docs/pretrain.md has more.
+--drop-path 0, the programs differ only in rounding. With --recipe pdp2026, PyTorch applies the transforms and the schedule of the
+published script, and fdsl-bench those of its own --recipe pdp2026; both begin with the same weights and images, and draw different
+random numbers. docs/pretrain.md has more.
 
 Each program ends after --seconds of training, or after --steps. Steps that only one program has reached do not count. The
 script prints each program's mean loss over the last tenth of the common steps. The two means may differ by at most --bound.
@@ -66,11 +69,13 @@ def read_arguments(arguments):
     add("--ours-gpu", type=int, default=0, help="GPU of fdsl-bench (default 0)")
     add("--pytorch-gpu", type=int, default=0, help="GPU of PyTorch (default 0)")
     add("--compile", action="store_true", help="compile the network in PyTorch")
-    add("--amp", choices=("bf16", "off"), help="PyTorch: bf16 with autocast, or fp32 without (off) (default bf16; with --cpu, off)")
+    add("--amp", choices=("bf16", "fp16", "off"), help="PyTorch: bf16 or fp16 with autocast, or fp32 without (off) (default bf16; with "
+        "--recipe, fp16; with --cpu, off)")
     add("--threads", type=int, help="CPU threads of each program (default: all)")
     add("--augment", choices=("recipe", "mix", "none"), default="recipe",
         help="recipe: RandAugment, erasing, MixUp and CutMix; mix: MixUp and CutMix alone (default recipe)")
-    add("--lr-warmup", type=int, help="steps of the linear warm-up (default: a tenth of --steps)")
+    add("--recipe", choices=("pdp2026",), help="compare this recipe of both programs, instead of --augment")
+    add("--lr-warmup", type=int, help="steps of the linear warm-up (default: a tenth of --steps; with --recipe, 5000)")
     for name, value in {"lr": 0.001, "weight-decay": 0.05, "label-smoothing": 0.1, "drop-path": 0.1}.items():
         add(f"--{name}", type=float, default=value, help=f"option of both programs (default {value})")
     for name in SMALL:
@@ -86,9 +91,10 @@ def read_arguments(arguments):
     for name, value in (SMALL if options.cpu else LARGE).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.amp = options.amp or ("off" if options.cpu else "bf16")
+    options.amp = options.amp or ("off" if options.cpu else "fp16" if options.recipe else "bf16")
     options.log_steps = options.log_steps or (10 if options.cpu else 50)
-    options.lr_warmup = options.steps // 10 if options.lr_warmup is None else options.lr_warmup
+    if options.lr_warmup is None:
+        options.lr_warmup = 5000 if options.recipe else options.steps // 10
     return options
 
 
@@ -104,23 +110,27 @@ def common(options):
 def pytorch_command(options):
     words = [sys.executable, str(HERE / "pretrain.py"), *common(options), "--order", "train", "--images",
              str(options.steps * options.batch), "--decay-of", "matrices", "--lr-warmup", str(options.lr_warmup),
-             "--schedule-steps", str(options.steps), *PYTORCH[options.augment], "--save-init",
+             "--schedule-steps", str(options.steps), *(["--recipe", options.recipe] if options.recipe else PYTORCH[options.augment]),
+             "--amp", options.amp, "--save-init",
              f"{options.folder}/init.safetensors", "--step-log", f"{options.folder}/pytorch.csv"]
     warmup = min(20, options.steps - 1)  # steps in which PyTorch compiles; --seconds does not count them
     words += ["--warmup-steps", str(warmup), "--steps", str(options.steps - warmup)]
     words += ["--seconds", str(options.seconds)] if options.seconds else []
     words += ["--compile"] if options.compile else []
-    return words + (["--no-amp"] if options.amp == "off" else []) + (["--device", "cpu"] if options.cpu else [])
+    return words + (["--device", "cpu"] if options.cpu else [])
 
 
 def ours_command(options):
     """Returns the command of fdsl-bench. All steps are one epoch, so the warm-up of `lr_warmup` steps is a part of it."""
     words = [options.bench, "--variant", options.variant, *common(options), "--data", "synth", "--train-size",
              str(options.steps * options.batch), "--test-size", str(min(1000, options.steps * options.batch)), "--epochs", "1",
-             "--drop-last", "--mean", "0.5", "--std", "0.5", "--optimizer", "adamw", "--lr-schedule", "cosine", "--lr-warmup",
-             f"{options.lr_warmup / options.steps:.12g}", "--init", f"{options.folder}/init.safetensors", "--log",
-             f"{options.folder}/ours.csv"]
-    return words + OURS[options.augment] + ([] if options.cpu else ["--device", str(options.ours_gpu)]) + options.more
+             "--init", f"{options.folder}/init.safetensors", "--log", f"{options.folder}/ours.csv"]
+    if options.recipe:  # --warmup-lr as in the published script
+        words += ["--recipe", options.recipe, "--lr-warmup-updates", str(options.lr_warmup), "--warmup-lr", "1e-6"]
+    else:
+        words += ["--drop-last", "--mean", "0.5", "--std", "0.5", "--optimizer", "adamw", "--lr-schedule", "cosine", "--lr-warmup",
+                  f"{options.lr_warmup / options.steps:.12g}", *OURS[options.augment]]
+    return words + ([] if options.cpu else ["--device", str(options.ours_gpu)]) + options.more
 
 
 # ---- Runs ----
@@ -259,7 +269,7 @@ def compare(ours, pytorch, bound, first_bound):
 def main(arguments):
     options = read_arguments(arguments)
     try:
-        if options.steps < 2 or options.lr_warmup >= options.steps:
+        if options.steps < 2 or (options.lr_warmup >= options.steps and not options.recipe):
             raise Failed(f"--steps {options.steps}: give at least 2, and more than --lr-warmup", 2)
         create_folder(options)
         run(options)

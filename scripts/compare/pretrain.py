@@ -12,7 +12,7 @@ bat, gbase, omp (fdsl with these generators), folder (PNG files in class folders
 Every source delivers uint8 images; the recipe is applied to them on the training device, identically for every source.
 docs/pretrain.md describes the rows.
 
-Training needs PyTorch and timm. Sources that generate images, and --evaluate, need the package fdsl (PYTHONPATH=python
+Training needs PyTorch and timm; scripts/compare/requirements.txt has the versions. Sources that generate images, and --evaluate, need the package fdsl (PYTHONPATH=python
 FDSL_LIBRARY=build/lib/libfdsl.so); folder needs torchvision, shards needs webdataset, and both need Pillow. Exit status: 0 done, 1 a failure, 2 usage, 4 a package or a GPU is
 missing, 130 interrupted. Under torchrun, the status is torchrun's.
 """
@@ -37,6 +37,14 @@ from pretrain_rows import COLUMNS, CURVE_COLUMNS, ROOT, STEP_COLUMNS, Refused  #
 SOURCES = ("constant", "live", "bat", "gbase", "omp", "folder", "shards")
 PRESETS = ("uji", "visualatom", "lowercompute", "paper-1000", "lowercompute-1000")
 PARTS = ("randaugment", "mixup", "cutmix", "erasing")
+# The defaults of options that a recipe replaces. `paper` approximates pdp2026 and has no random crops; docs/recipes.md has the others.
+RECIPES = {
+    "paper": {},
+    "pdp2026": {"amp": "fp16", "schedule": "step", "warmup_lr": 1e-6, "decay_of": "matrices"},
+    "cvpr2023": {"amp": "fp16", "warmup_lr": 1e-6, "min_lr": 1e-5, "lr_overlap": True, "decay_of": "matrices", "batch": 64,
+                 "model": "deit_base_patch16_224", "classes": 21000, "preset": "visualatom", "images": 21_000_000},
+    "deit": {"amp": "fp16", "warmup_lr": 1e-6, "min_lr": 1e-5, "lr_overlap": True, "decay_of": "matrices"},
+}
 PACKAGES = {"torch": "pip install torch", "timm": "pip install timm",
             "fdsl": "make lib, then PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so"}
 OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip install pillow"},
@@ -44,8 +52,8 @@ OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip in
 
 
 # Options that change the result of training and have no column of their own. Rows record them in the column `settings`.
-SETTINGS = ("order", "preset", "channels", "channels_last", "drop_path", "label_smoothing", "lr", "lr_warmup", "schedule_steps",
-            "weight_decay", "decay_of")
+SETTINGS = ("recipe", "order", "preset", "channels", "channels_last", "drop_path", "label_smoothing", "lr", "lr_warmup", "warmup_lr",
+            "schedule", "schedule_steps", "decay_steps", "decay_rate", "min_lr", "lr_overlap", "weight_decay", "decay_of")
 
 
 def limits(low, high):
@@ -88,7 +96,9 @@ def read_arguments(arguments):
     add("--warmup-steps", type=integer(0), default=20, help="number of untimed steps at the start (default 20)")
     add("--compile", action="store_true", help="compile the network with torch.compile")
     add("--channels-last", action="store_true", help="store inputs and weights in the format channels_last")
-    add("--no-amp", dest="amp", action="store_const", const="off", default="bf16", help="train in fp32, without autocast to bf16")
+    add("--amp", choices=("bf16", "fp16", "off"), default="bf16", help="precision of autocast: fp16 with a loss scale, as in the "
+        "published scripts; off: train in fp32 (default bf16)")
+    add("--no-amp", dest="amp", action="store_const", const="off", help="the same as --amp off")
     add("--threads", type=integer(1), help="CPU threads of the generator omp, and of PyTorch on a CPU, for all ranks "
                                           "of this host together (default: all)")
     add("--seed", type=integer(0, 2**32 - 1), default=0, help="seed of images, weights, order and augmentation (default 0)")
@@ -109,8 +119,9 @@ def read_arguments(arguments):
     add("--workers", type=integer(0), default=16, help="worker processes per rank, for --source folder and shards (default 16)")
     add("--make-data", metavar="DIR", help="write a data set of --images images for --source folder or shards, then end")
     add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench, for --make-data")
-    add_recipe(parser.add_argument_group("recipe (default: the published one)").add_argument)
+    add_recipe(parser.add_argument_group("recipe").add_argument)
     add_outputs(parser.add_argument_group("evaluation and output").add_argument)
+    parser.set_defaults(**RECIPES[parser.parse_args(arguments).recipe])
     options = parser.parse_args(arguments)
     changed = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) != parser.get_default(name)}
     options.settings = " ".join(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}" if isinstance(value, str)
@@ -119,6 +130,8 @@ def read_arguments(arguments):
 
 
 def add_recipe(add):
+    add("--recipe", choices=tuple(RECIPES), default="paper", help="pdp2026, cvpr2023, deit: the transforms and the defaults of these "
+        "published scripts (docs/recipes.md); paper: an approximation of pdp2026 that needs less time (default paper)")
     add("--augment", choices=("recipe", "none"), default="recipe", help="recipe: with RandAugment, MixUp, CutMix and erasing; "
                                                                   "none: without these four (default recipe)")
     for part in PARTS:
@@ -127,9 +140,16 @@ def add_recipe(add):
     add("--weight-decay", type=number(0), default=0.05, help="weight decay of AdamW (default 0.05)")
     add("--decay-of", choices=("all", "matrices"), default="all", help="what the weight decay applies to: all parameters; or "
         "matrices, as in fdsl-bench: neither biases, norms and positions nor the class token (default all)")
-    add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up; a cosine follows (default 5000)")
-    add("--schedule-steps", type=integer(1), help="step at which the learning rate is 0 (default: the last step; if "
+    add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up (default 5000)")
+    add("--warmup-lr", type=number(0), help="rate of the first step; the last step of the warm-up then is one before --lr, as in timm "
+        "(default: the first step has --lr / --lr-warmup)")
+    add("--schedule", choices=("cosine", "step"), default="cosine", help="how the rate falls after the warm-up (default cosine)")
+    add("--schedule-steps", type=integer(1), help="step at which the cosine ends (default: the last step; if "
                                                 "--seconds or --time-limit replaces --steps, the rate stays constant)")
+    add("--min-lr", type=number(0), default=0.0, help="rate at the end of the cosine (default 0)")
+    add("--lr-overlap", action="store_true", help="count the cosine from the first step, not from the end of the warm-up")
+    add("--decay-steps", type=integer(1), default=42000, help="steps between two decays of --schedule step (default 42000)")
+    add("--decay-rate", type=number(0, 1), default=0.5, help="factor of each decay (default 0.5)")
     add("--drop-path", type=number(0, 1), default=0.1, help="rate of stochastic depth (default 0.1)")
     add("--label-smoothing", type=number(0, 1), default=0.1, help="label smoothing (default 0.1)")
 
@@ -142,6 +162,11 @@ def add_outputs(add):
     add("--out", metavar="FILE", help="CSV file to append the row to")
     add("--step-log", metavar="FILE", help="CSV file to append rows about the steps to, with the columns of fdsl-bench --log")
     add("--log-steps", type=integer(1), default=100, help="steps between two rows of --step-log (default 100)")
+    add("--checkpoint", metavar="FILE", help="write weights, optimizer and step to this file at the end, for --resume and --init of "
+        "fdsl-bench")
+    add("--checkpoint-steps", type=integer(1), help="also write --checkpoint every N steps")
+    add("--resume", action="store_true", help="continue from --checkpoint if the file exists; needs --order train or same, or --source "
+        "constant")
     add("--save-init", metavar="FILE", help="write the initial weights as safetensors, for fdsl-bench --init FILE")
 
 
@@ -268,6 +293,9 @@ def set_defaults(options):
     """Fills in defaults that depend on other options."""
     options.parts = [part for part in PARTS if options.augment == "recipe" and not getattr(options, f"no_{part}")]
     options.augment = "recipe" if len(options.parts) == len(PARTS) else "+".join(options.parts) or "none"
+    options.whole = len(options.parts) == len(PARTS)
+    options.formula = "visualatom" if options.recipe == "cvpr2023" else "auto"
+    options.source_res = options.out_res if options.recipe == "paper" else options.res  # the others crop the canvas
     if not (options.steps or options.seconds or options.time_limit):
         options.steps = 100
     if options.tiny:
@@ -305,6 +333,14 @@ def refuse(options):
         (fault, fault),
         (f"--images {images}: fewer than the {options.batch * ranks} images of one step (the global batch)",
             options.source in ("live", "omp", "constant") and images < options.batch * ranks),
+        (f"--recipe {options.recipe} has all parts of its script; drop --augment none and --no-...",
+            options.recipe != "paper" and not options.whole),
+        (f"--recipe {options.recipe} has images of 3 channels; drop --channels 1", options.recipe != "paper" and options.channels != 3),
+        ("--amp fp16 needs a GPU; use --amp off", options.amp == "fp16" and options.device == "cpu"),
+        ("--resume and --checkpoint-steps need --checkpoint FILE",
+            (options.resume or options.checkpoint_steps) and not options.checkpoint),
+        ("--resume needs images that can begin at any step: --order train or same, or --source constant",
+            options.resume and options.order == "source" and options.source != "constant"),
         ("--curve needs --evaluate", options.curve and not options.evaluate),
         (f"--data is for --source folder and shards, and for --order same, not for {options.source}",
             options.data and not of_data and options.order != "same"),
@@ -327,6 +363,8 @@ def uses_fdsl(options):
 
 def need_packages(options):
     more = {"safetensors": "pip install safetensors"} if options.save_init else {}
+    more |= {"torchvision": "pip install torchvision"} if options.recipe == "pdp2026" else {}
+    more |= {"PIL": "pip install pillow"} if options.recipe in ("cvpr2023", "deit") else {}
     for package, remedy in {**PACKAGES, **OF_SOURCE.get(options.source, {}), **more}.items():
         if (package != "fdsl" or uses_fdsl(options)) and importlib.util.find_spec(package) is None:
             raise Refused(f"the Python package {package} is not installed; to get it: {remedy}", 4)

@@ -1,5 +1,5 @@
 """Sources of batches for scripts/compare/pretrain.py. Each yields (images, labels) on the training device without end: uint8
-images of shape (batch, channels, out_res, out_res), and int64 labels.
+images of shape (batch, channels, side, side), and int64 labels. The side is --out-res, or --res if the recipe crops the canvas.
 
 The stream of the training step waits for each batch. Copies to the GPU run on another stream.
 """
@@ -56,14 +56,14 @@ def threads_of(options):
     return max(1, (options.threads or len(os.sched_getaffinity(0))) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def generator_of(options, device, name):
-    """Opens a generator of the recipe's images. `name` is an argument of fdsl.Generator, such as "fused". The seed of images
+def generator_of(options, device, name, side=None):
+    """Opens a generator of the recipe's images, with `side` pixels (default: those that the recipe gets). `name` is an argument of fdsl.Generator, such as "fused". The seed of images
     in fdsl-bench's workload train is always 0."""
     import fdsl
     seed = 0 if options.order == "train" else options.seed
     try:
-        return fdsl.Generator(options.classes, preset=options.preset, seed=seed, res=options.res,
-                              out_res=options.out_res, channels=options.channels, generator=name,
+        return fdsl.Generator(options.classes, formula=options.formula, preset=options.preset, seed=seed, res=options.res,
+                              out_res=side or options.source_res, channels=options.channels, generator=name,
                               device="cpu" if name == "omp" else device, batch=options.batch,
                               threads=threads_of(options) if name == "omp" else None)
     except (ValueError, TypeError) as error:
@@ -111,7 +111,7 @@ def filled(generator, numbers, pinned):
 
 def held_out(options, device, rank, ranks):
     """Returns the held-out images of a rank and their labels on the device. Training never reaches their numbers."""
-    generator = generator_of(options, device, "fused" if device.type == "cuda" else "omp")
+    generator = generator_of(options, device, "fused" if device.type == "cuda" else "omp", options.out_res)
     numbers = (HELD_OUT_INSTANCE * options.classes + torch.arange(rank, options.held_out, ranks)).split(options.batch)
     return [torch.cat(parts) for parts in zip(*filled(generator, (batch.tolist() for batch in numbers), False))]
 
@@ -133,7 +133,7 @@ def resized(image, options):
     PIL's filter BOX, which takes less time, but counts a pixel at the border of an area entirely or not at all."""
     import numpy
     from PIL import Image
-    side = options.out_res
+    side = options.source_res
     if image.size == (side, side) or options.order != "same":
         image = image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BOX)
         return torch.from_numpy(numpy.array(image).reshape(side, side, -1)).movedim(-1, 0)
@@ -201,7 +201,7 @@ def without_traceback(batches):
         raise Refused(str(error).splitlines()[-1].removeprefix("pretrain_rows.Refused: "), 1) from None
 
 
-def from_folder(options, device, rank, ranks):
+def from_folder(options, device, rank, ranks, first):
     from torchvision.datasets import ImageFolder
     try:
         dataset = ImageFolder(options.data, loader=Reader(options))
@@ -211,7 +211,8 @@ def from_folder(options, device, rank, ranks):
         raise Refused(f"--data {options.data}: it has {len(dataset)} images, fewer than the {options.batch * ranks} images of one step "
                       "of all ranks")
     index = numbered_index(dataset)
-    batches = ([index[number] for number in batch] for batch in batch_numbers(len(dataset), options, rank, ranks))
+    batches = ([index[number] for number in batch] for batch in itertools.islice(
+        batch_numbers(len(dataset), options, rank, ranks), first, None))
     return loader_of(dataset, options, device, batch_sampler=batches)
 
 
@@ -258,10 +259,11 @@ def on_stream(batches, device):
         yield batch
 
 
-def batches_of(options, device, rank, ranks):
-    """Returns the iterator of a source."""
+def batches_of(options, device, rank, ranks, first=0):
+    """Returns the iterator of a source, from step `first` on; refuse() in pretrain.py allows others than 0 only for sources that
+    number their batches."""
     if options.source == "folder":
-        return on_stream(from_folder(options, device, rank, ranks), device)
+        return on_stream(from_folder(options, device, rank, ranks, first), device)
     if options.source == "shards":
         return on_stream(from_shards(options, device, rank), device)
     name = on_device(options, device)
@@ -274,4 +276,4 @@ def batches_of(options, device, rank, ranks):
     if options.order == "source" and not to_pinned:
         return loaded(generator, options, rank, ranks)
     numbers = batch_numbers(options.images, options, rank, ranks, fresh=options.order != "same")
-    return on_stream(filled(generator, numbers, to_pinned), device)
+    return on_stream(filled(generator, itertools.islice(numbers, first, None), to_pinned), device)

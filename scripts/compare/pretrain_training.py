@@ -14,6 +14,7 @@ import difflib
 import gc
 import math
 import os
+import pickle
 import random
 import time
 
@@ -34,13 +35,19 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def learning_rate(step, options, total):
-    """Returns the rate of a step: a linear warm-up, then a cosine to 0 at the step `total`; constant if `total` is None."""
+    """Returns the rate of a step: a linear warm-up, then steps, or a cosine to --min-lr at the step `total`; constant if `total` is
+    None. With --warmup-lr, the rates are those of timm's schedulers that are updated in each step."""
+    if step < options.lr_warmup and options.warmup_lr is not None:
+        return options.warmup_lr + (options.lr - options.warmup_lr) * step / options.lr_warmup
     if step < options.lr_warmup:
         return options.lr * (step + 1) / options.lr_warmup
+    if options.schedule == "step":
+        return options.lr * options.decay_rate ** (step // options.decay_steps)
     if total is None:
         return options.lr
-    share = (step - options.lr_warmup) / max(1, total - options.lr_warmup)
-    return options.lr * 0.5 * (1 + math.cos(math.pi * min(1, share)))
+    first = 0 if options.lr_overlap else options.lr_warmup
+    share = (step - first) / max(1, total - first)
+    return options.min_lr + (options.lr - options.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1, share)))
 
 
 # ---- RandAugment: each function takes float images with values from 0 to 255, and a row of numbers per image ----
@@ -136,11 +143,15 @@ class Recipe:
         draw = random.Random(f"{self.name} {step}")
         if "randaugment" in self.parts:
             images = self.augmented(images, draw)
-        inputs = ((images.float() / 255) - MEAN) / STD
+        inputs = self.normalised(images)
         if "erasing" in self.parts:
             inputs = self.erased(inputs, draw)
         inputs, targets = self.mixed(inputs, self.targets(labels), draw, step)
         return inputs.contiguous(memory_format=self.memory_format), targets
+
+    @staticmethod
+    def normalised(images):
+        return ((images.float() / 255) - MEAN) / STD
 
     def augmented(self, images, draw):
         """Applies one operation to each image, OPERATIONS times. Images with the same function are processed together."""
@@ -312,18 +323,24 @@ def optimizer_of(net, options, device):
     return torch.optim.AdamW(groups, options.lr, weight_decay=options.weight_decay, fused=device.type == "cuda")
 
 
-def save_weights(net, path):
-    """Writes the weights in fp32. The file is complete or absent."""
-    from safetensors.torch import save_file
+def whole_file(path, option, write):
+    """Calls write(draft) and renames the draft. The file is complete or absent."""
     draft = f"{path}.{os.getpid()}"
     try:
-        save_file({name: value.detach().float().contiguous() for name, value in net.state_dict().items()}, draft)
+        write(draft)
         os.replace(draft, path)
-    except OSError as error:
-        raise Refused(f"--save-init {path}: {error.strerror or error}; choose another path", 1) from None
+    except (OSError, RuntimeError) as error:  # torch.save() raises RuntimeError if it cannot write
+        raise Refused(f"{option} {path}: {getattr(error, 'strerror', None) or error}; choose another path", 1) from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
+
+
+def save_weights(net, path):
+    """Writes the weights in fp32."""
+    from safetensors.torch import save_file
+    weights = {name: value.detach().float().contiguous() for name, value in net.state_dict().items()}
+    whole_file(path, "--save-init", lambda draft: save_file(weights, draft))
 
 
 def wrapped(net, options, device, ranks):
@@ -365,7 +382,7 @@ class StepLog:
     def __init__(self, training):
         self.training = training
         self.loss, self.correct = (torch.zeros((), device=training.device) for _ in range(2))  # sums since the last row
-        self.step, self.seconds = 0, 0.0  # of the last row
+        self.step, self.seconds = training.first, 0.0  # of the last row
 
     def add(self, loss, outputs, labels):
         """Adds the results of a step. A mixed sample counts as correct if the network predicts its label before mixing."""
@@ -400,7 +417,13 @@ class Training:
         self.net = net.to(memory_format=torch.channels_last) if options.channels_last else net
         self.trained = wrapped(self.net, options, device, ranks)
         self.optimizer = optimizer_of(self.net, options, device)
-        self.recipe = Recipe(options, device, ranks.rank, ranks.count)
+        if options.recipe == "paper":
+            self.recipe = Recipe(options, device, ranks.rank, ranks.count)
+        else:
+            import pretrain_recipes
+            self.recipe = pretrain_recipes.published(options, device, ranks.rank)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=options.amp == "fp16")
+        self.first = self.resumed() if options.resume else 0  # number of the first step
         self.total = options.schedule_steps or (options.warmup_steps + options.steps if options.steps else None)
         self.marks, self.pending = Marks(device), collections.deque()  # per step: begin, batch received, end, whether it is timed
         self.step_s, self.stalled_s = [], 0.0  # of the timed steps
@@ -411,9 +434,46 @@ class Training:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.identity = identity(options, name, ranks.count)
         self.log = StepLog(self) if options.step_log else None
+        last = options.warmup_steps + options.steps if options.steps else math.inf  # steps in all
+        self.untimed = self.first + min(options.warmup_steps, max(0, last - self.first - 1))  # steps that are not timed end here
 
     def autocast(self):
-        return (torch.autocast(self.device.type, torch.bfloat16) if self.options.amp == "bf16" else contextlib.nullcontext())
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return (torch.autocast(self.device.type, kinds[self.options.amp]) if self.options.amp in kinds
+                else contextlib.nullcontext())
+
+    # ---- Checkpoints ----
+
+    def fixed(self):
+        """Returns what a resumed run must have in common with the run that wrote the checkpoint."""
+        return {name: str(getattr(self.options, name)) for name in ("model", "batch", "classes", "seed", "amp", "settings", "source")} | {
+            "ranks": str(self.ranks.count)}
+
+    def save(self, number):
+        """Writes the state after `number` steps."""
+        if self.ranks.rank == 0:
+            state = {"model": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(),
+                     "step": number, "fixed": self.fixed()}
+            whole_file(self.options.checkpoint, "--checkpoint", lambda draft: torch.save(state, draft))
+
+    def resumed(self):
+        """Loads the checkpoint, if there is one. Returns the number of steps that it has seen."""
+        path = self.options.checkpoint
+        if not os.path.exists(path):
+            return 0
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            other = {name: was for name, was in state["fixed"].items() if was != self.fixed()[name]}
+            if not other:
+                self.net.load_state_dict(state["model"])
+                self.optimizer.load_state_dict(state["optimizer"])
+                self.scaler.load_state_dict(state["scaler"])
+        except (OSError, EOFError, KeyError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            raise Refused(f"--checkpoint {path} cannot be read: {str(error).splitlines()[0]}; delete it, or drop --resume", 1) from None
+        for name, was in other.items():
+            raise Refused(f"--checkpoint {path}: it was written with {name} '{was}', not '{self.fixed()[name]}'; give the same, or "
+                          "drop --resume")
+        return state["step"]
 
     def synchronise(self):
         """Waits for the GPUs of all ranks."""
@@ -432,13 +492,14 @@ class Training:
         with self.autocast():
             outputs = self.trained(inputs)
         loss = -(targets * functional.log_softmax(outputs.float(), 1)).sum(1).mean()
-        loss.backward()
-        self.optimizer.step()
+        self.scaler.scale(loss).backward()  # without fp16, the scaler changes nothing
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         if self.log:
             self.log.add(loss.detach(), outputs.detach(), labels)
         self.loss_sum += loss.detach()
         self.loss_steps += 1
-        timed = number >= self.options.warmup_steps
+        timed = number >= self.untimed
         if timed:
             self.timed_loss += loss.detach()
         self.pending.append((begin, received, self.marks.now(), timed))
@@ -456,8 +517,10 @@ class Training:
 
     def run(self):
         """Trains until one of --steps, --seconds and --time-limit is reached. Returns the Result."""
-        options, number = self.options, 0
-        batches = batches_of(options, self.device, self.ranks.rank, self.ranks.count)
+        options, number = self.options, self.first
+        if options.steps and number >= options.warmup_steps + options.steps:
+            raise Refused(f"--checkpoint {options.checkpoint} has seen all {number} steps; raise --steps, or drop --resume")
+        batches = batches_of(options, self.device, self.ranks.rank, self.ranks.count, self.first)
         self.test = held_out(options, self.device, self.ranks.rank, self.ranks.count) if options.evaluate else None
         torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; the source also draws numbers
         self.net.train()
@@ -465,13 +528,15 @@ class Training:
         self.began = begin = time.perf_counter()
         images = options.batch * self.ranks.count
         while options.steps is None or number < options.warmup_steps + options.steps:
-            if number == options.warmup_steps:
+            if number == self.untimed:
                 begin = self.begin_timing()
             self.step(batches, number)
             number += 1
             if self.log and number % options.log_steps == 0:
                 self.log.write(number)
             self.check_numbers(number * images)
+            if options.checkpoint_steps and number % options.checkpoint_steps == 0:
+                self.save(number)
             if options.evaluate and number * images // options.evaluate_every > (number - 1) * images // options.evaluate_every:
                 self.evaluate(number * images)
             if number % CHECK_EVERY == 0 and self.is_over(begin, number):
@@ -482,6 +547,8 @@ class Training:
             self.log.write(number)
         if options.evaluate and self.evaluated_at != number * images:
             self.evaluate(number * images)
+        if options.checkpoint:
+            self.save(number)
         return self.result(seconds)
 
     def begin_timing(self):
@@ -500,7 +567,7 @@ class Training:
         includes the time of evaluations."""
         now = time.perf_counter()
         seconds = now - begin - self.evaluated_s
-        timed = number > self.options.warmup_steps and self.options.seconds and seconds >= self.options.seconds
+        timed = number > self.untimed and self.options.seconds and seconds >= self.options.seconds
         over = timed or (self.options.time_limit and now - self.began >= self.options.time_limit)
         progress(f"step {number}, {now - self.began:.0f} s")
         return self.ranks.reduce([float(bool(over) and self.ranks.rank == 0)])[0] > 0
@@ -515,7 +582,7 @@ class Training:
         loss = right = 0.0
         for pictures, labels in zip(self.test[0].split(self.options.batch), self.test[1].split(self.options.batch)):
             with self.autocast():
-                outputs = self.net(((pictures.float() / 255) - MEAN) / STD).float()
+                outputs = self.net(self.recipe.normalised(pictures)).float()
             loss += functional.cross_entropy(outputs, labels, reduction="sum").item()
             right += (outputs.argmax(1) == labels).sum().item()
         self.net.train()

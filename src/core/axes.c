@@ -20,7 +20,8 @@ static bool is_whole(const struct option_spec *spec)
 
 bool axes_accept(const struct option_spec *spec, const char *text)
 {
-    bool kind = is_whole(spec) || spec->kind == OPTION_REAL || spec->kind == OPTION_CHOICE;
+    bool kind = is_whole(spec) || spec->kind == OPTION_REAL || spec->kind == OPTION_CHOICE ||
+                spec->choices == option_words;
     return kind && spec->column && strpbrk(text, ",:");
 }
 
@@ -130,7 +131,7 @@ static enum status add_range(struct axis *axis, char *text)
     range.first = strsep(&rest, ":");
     range.last = strsep(&rest, ":");
     range.step = rest;
-    if (axis->spec->kind == OPTION_CHOICE)
+    if (axis->spec->kind == OPTION_CHOICE || axis->spec->kind == OPTION_TEXT)
         return refuse_range(axis, &range, "is a range, but only numbers have ranges; write a list: A,B");
     if (!range.step || strchr(range.step, ':'))
         return refuse_range(axis, &range,

@@ -10,7 +10,7 @@
 #include "core/options.h"
 
 #define AXES_MAX         16
-#define AXIS_TEXT_BYTES  32    /* room for any number, and for any word that an option accepts */
+#define AXIS_TEXT_BYTES  64    /* room for any number, and for any word that an option accepts */
 #define COMBINATIONS_MAX 10000 /* more combinations than this are probably a typing error */
 
 struct axis {

@@ -21,6 +21,7 @@
 
 const char *const option_max[] = {"max", NULL};
 const char *const option_all[] = {"all", NULL};
+const char *const option_words[] = {NULL};
 
 /* ---- Tables ---- */
 
@@ -220,7 +221,8 @@ bool option_takes_none(const struct option_spec *spec)
     const bool whole = spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES;
     if (spec->fallback)
         return spec->kind == OPTION_REAL && strcmp(spec->fallback, "0") == 0;
-    return spec->kind == OPTION_REAL || is_numbers(spec) || (whole && spec->minimum >= 1);
+    return spec->kind == OPTION_REAL || is_numbers(spec) || spec->choices == option_words ||
+           (whole && spec->minimum >= 1);
 }
 
 static enum status set_default(const struct option_spec *spec, void *values);

@@ -16,8 +16,8 @@ struct axes;
  * kind. A count without a default therefore needs a minimum of at least 1, unless its value 0 has the same
  * effect as not giving the option. The word "none" means "not given". It cancels a value of
  * options->defaults, for example one that a recipe sets. Real numbers accept "none" if they have no default
- * or the default 0. Texts of numbers accept it if they have no default; so do counts and sizes whose minimum
- * is at least 1. */
+ * or the default 0. Texts of numbers and of words accept it if they have no default; so do counts and sizes
+ * whose minimum is at least 1. */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
@@ -26,7 +26,8 @@ enum option_kind {
     OPTION_REAL,   /* double in [minimum, maximum] */
     OPTION_CHOICE, /* int: an index into `choices` */
     OPTION_TEXT,   /* const char *, never empty; points into argv or to the default. With maximum > minimum,
-                      it is a text of numbers in [minimum, maximum], for parse_channels() */
+                      it is a text of numbers in [minimum, maximum], for parse_channels(). With `choices`
+                      option_words, it is one word of a list, as a number is */
     OPTION_OUTPUT  /* a text that names an output file: no two options may name the same file */
 };
 
@@ -37,6 +38,9 @@ extern const char *const option_max[];
 /* `choices` of a size that also accepts "all", and the value that is stored for this word. */
 extern const char *const option_all[];
 #define OPTION_ALL UINT64_MAX
+
+/* `choices` of a text of which a list gives one combination for each word. */
+extern const char *const option_words[];
 
 /* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner or
  * the workload adds the column itself, for example with what a default turned out to be. Options that take a

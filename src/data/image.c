@@ -403,6 +403,14 @@ struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint
                               philox_below(block.word[3], height - fit->res + 1), fit->res, fit->res};
 }
 
+static bool is_bicubic(const struct image_fit *fit, uint32_t epoch, uint32_t sample)
+{
+    if (fit->how != FIT_RANDOM_RESIZED_CROP)
+        return false;
+    return fit->filter == RESAMPLE_RANDOM ? box_bicubic(fit->seed, epoch, sample)
+                                          : fit->filter == RESAMPLE_BICUBIC;
+}
+
 /* The size of the upright output. */
 struct output {
     uint32_t width, height;
@@ -496,10 +504,10 @@ static struct jpeg_window window_of(struct image_box box, const struct image_fit
 
 /* Decodes a window and resizes it, a few rows at a time, so that they stay in the cache. */
 static enum status resize_window(struct image_scratch *scratch, struct jpeg_window window, uint32_t width,
-                                 uint32_t height)
+                                 uint32_t height, bool bicubic)
 {
     size_t stride, skip;
-    TRY(resample_begin(&scratch->resampler, window.width, window.height, width, height));
+    TRY(resample_begin(&scratch->resampler, window.width, window.height, width, height, bicubic));
     TRY(jpeg_start(scratch->jpeg, window, JPEG_RGBX, &stride, &skip));
     TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, ROWS * stride + RESAMPLE_SLACK_BYTES));
     for (uint32_t y = 0; y < window.height; y += ROWS) {
@@ -553,7 +561,7 @@ static enum status fit_jpeg(const struct image_fit *fit, const uint8_t *data, si
         return STATUS_OK;
     TRY(image_fit_part(fit, &shape, epoch, sample, &box, &fitted->turn));
     return resize_window(scratch, window_of(box, fit), lying ? output.height : output.width,
-                         lying ? output.width : output.height);
+                         lying ? output.width : output.height, is_bicubic(fit, epoch, sample));
 }
 
 /* Copies `width` pixels of a decoded image, whose values are bytes, to pixels of PIXEL bytes. Of a clip,
@@ -594,7 +602,8 @@ static enum status fit_whole(const struct image_fit *fit, const struct image *im
     /* The rows cannot be in `turned`, which may hold the image. */
     TRY(image_room(&scratch->resized, &scratch->resized_bytes, 2 * stride + RESAMPLE_SLACK_BYTES));
     memset(scratch->resized, 0, 2 * stride + RESAMPLE_SLACK_BYTES);
-    TRY(resample_begin(&scratch->resampler, box.width, box.height, output.width, output.height));
+    TRY(resample_begin(&scratch->resampler, box.width, box.height, output.width, output.height,
+                       is_bicubic(fit, epoch, sample)));
     for (uint32_t y = 0; y < box.height; y += 2) {
         uint32_t count = box.height - y < 2 ? 1 : 2;
         for (uint32_t r = 0; r < count; r++)

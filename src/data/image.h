@@ -130,9 +130,10 @@ struct image_fit {
     uint32_t res;      /* 0: images keep their size, and the other fields are ignored */
     uint32_t channels; /* 1 or 3; 0: as stored */
     uint64_t seed;
-    bool unscaled;    /* decode every JPEG at its full size, as GPUs do */
-    bool whole;       /* decode every JPEG to its end, so that a broken file is found with every random part;
-                         otherwise the rows below the part are not read, which is faster */
+    bool unscaled; /* decode every JPEG at its full size, as GPUs do */
+    bool whole;    /* decode every JPEG to its end, so that a broken file is found with every random part;
+                      otherwise the rows below the part are not read, which is faster */
+    enum resample_choice filter; /* of FIT_RANDOM_RESIZED_CROP; the others are bilinear */
     struct image raw; /* the shape and the type of members that are values without a header; with 0 channels:
                          members have a header. Counts also if `res` is 0 */
 };

@@ -1,59 +1,97 @@
 #include "data/rand_augment.h"
 
-#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* Angles of rotations are positive counterclockwise. Shears leave the top left corner of the image in place.
- */
-struct augment_numbers augment_numbers(enum augment_operation operation, bool negative, double magnitude,
-                                       const struct shape *shape)
+#include "core/options.h"
+
+/* ---- Policies ---- */
+
+#define PDP_MAGNITUDE  28
+#define PDP_FILL       128
+#define OPERATIONS_MAX 16
+
+/* A part of a policy: its key, the range of its number, and where the number goes. */
+struct part {
+    const char *key;
+    double minimum, maximum;
+    double *value;
+};
+
+/* Reads one part, such as "mstd0.5". */
+static enum status read_part(const char *name, const char *text, const char *part, const struct part *parts)
 {
-    const double share = magnitude / AUGMENT_MAGNITUDE_MAX, sign = negative ? -share : share;
-    const double width = shape->width, height = shape->height;
-    const double shear = 0.3 * sign, move = -150.0 / 331 * sign, angle = -sign * 30 * acos(-1.0) / 180;
-    const double middle_x = (width - 1) / 2, middle_y = (height - 1) / 2;
-    struct augment_numbers numbers = {.map = {1, 0, 0, 0, 1, 0},
-                                      .factor = (float)(1 + 0.9 * sign),
-                                      .mask = 255u << lround(4 * share),
-                                      .at_least = (float)(255 * (1 - share))};
-    float *map = numbers.map;
-    switch (operation) {
-    case AUGMENT_SHEAR_X:
-        map[1] = (float)shear;
-        map[2] = (float)(shear / 2);
-        break;
-    case AUGMENT_SHEAR_Y:
-        map[3] = (float)shear;
-        map[5] = (float)(shear / 2);
-        break;
-    case AUGMENT_TRANSLATE_X:
-        map[2] = (float)(move * width);
-        break;
-    case AUGMENT_TRANSLATE_Y:
-        map[5] = (float)(move * height);
-        break;
-    case AUGMENT_ROTATE:
-        map[0] = map[4] = (float)cos(angle);
-        map[1] = (float)sin(angle);
-        map[3] = (float)-sin(angle);
-        map[2] = (float)(middle_x - cos(angle) * middle_x - sin(angle) * middle_y);
-        map[5] = (float)(middle_y + sin(angle) * middle_x - cos(angle) * middle_y);
-        break;
-    default:
-        break;
-    }
-    return numbers;
+    const size_t length = strcspn(part, "0123456789.-");
+    for (; parts->key; parts++)
+        if (strlen(parts->key) == length && strncmp(part, parts->key, length) == 0)
+            return parse_real(name, part + length, parts->minimum, parts->maximum, parts->value);
+    return status_set(
+        STATUS_USAGE,
+        "%s: '%.80s' has the part '%.40s'; the parts of timm that are known here are m, n, mstd, "
+        "mmax, inc and p",
+        name, text, part);
 }
 
-void rand_augment_set(struct rand_augment *rand, uint32_t operations, double magnitude,
-                      const struct shape *shape)
+/* Reads the parts after the first '-'. */
+static enum status read_parts(const char *name, const char *text, const struct part *parts)
 {
-    rand->operations = operations;
-    for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
-        for (int sign = 0; sign < 2; sign++)
-            rand->numbers[operation][sign] =
-                augment_numbers((enum augment_operation)operation, sign, magnitude, shape);
+    char copy[64], *rest = copy, *part;
+    if (strlen(text) >= sizeof copy)
+        return status_set(STATUS_USAGE, "%s: '%.40s...' is too long for a policy", name, text);
+    strcpy(copy, text);
+    strsep(&rest, "-");
+    while ((part = strsep(&rest, "-")))
+        TRY(read_part(name, text, part, parts));
+    return STATUS_OK;
 }
+
+static bool begins_with(const char *text, const char *word)
+{
+    const size_t length = strlen(word);
+    return strncmp(text, word, length) == 0 && (text[length] == '\0' || text[length] == '-');
+}
+
+enum status rand_augment_parse(const char *name, const char *text, struct rand_augment *rand)
+{
+    double magnitude = AUGMENT_TIMM_UNIT, layers = rand->operations, increasing = -1;
+    struct augment_policy policy = {.kind = AUGMENT_TIMM, .probability = 0.5, .limit = AUGMENT_TIMM_UNIT};
+    if (begins_with(text, "pdp2026")) {
+        magnitude = PDP_MAGNITUDE;
+        const struct part parts[] = {{"m", 0, AUGMENT_MAGNITUDE_MAX, &magnitude}, {NULL, 0, 0, NULL}};
+        policy = (struct augment_policy){
+            .kind = AUGMENT_PDP2026, .fill = {PDP_FILL, PDP_FILL, PDP_FILL}, .probability = 0.5};
+        TRY(read_parts(name, text, parts));
+    } else if (begins_with(text, "rand")) {
+        const struct part parts[] = {{"m", 0, 1000, &magnitude},
+                                     {"n", 1, OPERATIONS_MAX, &layers},
+                                     {"mstd", 0, 1e9, &policy.deviation},
+                                     {"mmax", 1, 1000, &policy.limit},
+                                     {"inc", 0, 1, &increasing},
+                                     {"p", 0, 1, &policy.probability},
+                                     {NULL, 0, 0, NULL}};
+        TRY(read_parts(name, text, parts));
+        policy.increasing = increasing > 0;
+        if (increasing == 0)
+            return status_set(STATUS_USAGE, "%s: '%s' has inc0, which timm reads as inc1; leave inc out",
+                              name, text);
+        if (layers != (double)(uint32_t)layers)
+            return status_set(STATUS_USAGE, "%s: '%s' has no whole number of operations", name, text);
+    } else {
+        char *end;
+        policy = (struct augment_policy){.kind = AUGMENT_TORCHVISION};
+        (void)strtod(text, &end);
+        if (*end)
+            return status_set(STATUS_USAGE,
+                              "%s: '%.80s' is neither a magnitude from 0 to %d nor a policy; write 28, "
+                              "pdp2026-m28 or rand-m9-mstd0.5-inc1",
+                              name, text, AUGMENT_MAGNITUDE_MAX);
+        TRY(parse_real(name, text, 0, AUGMENT_MAGNITUDE_MAX, &magnitude));
+    }
+    *rand = (struct rand_augment){(uint32_t)layers, magnitude, policy};
+    return STATUS_OK;
+}
+
+/* ---- Images ---- */
 
 /* Counts how often each value occurs in each channel, and computes the statistics of the channels. */
 static void count_values(const struct shape *shape, const uint8_t *image, uint32_t counts[][AUGMENT_LEVELS],
@@ -115,7 +153,7 @@ void augment_apply(const struct shape *shape, enum augment_operation operation,
                 const uint8_t *own = from + (size_t)c * plane;
                 uint8_t *out = to + (size_t)c * plane + y * width + x;
                 if (augment_warps(operation))
-                    *out = augment_warped(own, height, width, y, x, numbers->map);
+                    *out = augment_warped(own, width, shape, c, y, x, numbers);
                 else if (operation == AUGMENT_COLOR)
                     *out = augment_color(from, shape, c, y * width + x, numbers->factor);
                 else if (operation == AUGMENT_SHARPNESS)
@@ -129,9 +167,10 @@ void rand_augment_apply(const struct rand_augment *rand, const struct shape *sha
                         uint32_t epoch, uint32_t sample, uint8_t *image, uint8_t *other)
 {
     for (uint32_t i = 0; i < rand->operations; i++) {
-        const struct augment_numbers *numbers;
-        const enum augment_operation operation = rand_augment_draw(rand, seed, epoch, sample, i, &numbers);
-        augment_apply(shape, operation, numbers, image, other);
+        struct augment_numbers numbers;
+        const enum augment_operation operation =
+            rand_augment_draw(rand, shape, seed, epoch, sample, i, &numbers);
+        augment_apply(shape, operation, &numbers, image, other);
         memcpy(image, other, shape_values(shape));
     }
 }

@@ -85,6 +85,12 @@ FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint3
     return box_central(width, height);
 }
 
+/* Draws the filter of a crop: returns whether it is bicubic. Counter: BOX_ATTEMPTS, sample, epoch. */
+FDSL_HD bool box_bicubic(uint64_t seed, uint32_t epoch, uint32_t sample)
+{
+    return philox(philox_key(seed), BOX_ATTEMPTS, sample, epoch, DRAW_FIT).word[0] >> 31;
+}
+
 /* ---- Random erasing ---- */
 
 /* Draws the rectangle that is erased, as timm does. Its area is between 2 % and a third of the image, the

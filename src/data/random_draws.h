@@ -312,6 +312,27 @@ FDSL_HD bool jitter_on(const struct jitter *jitter)
     return jitter->probability > 0 || jitter->grayscale > 0 || jitter->blur > 0;
 }
 
+/* Which operations RandAugment draws, and what a magnitude means (data/rand_augment.h). */
+enum augment_policy_kind {
+    AUGMENT_TORCHVISION, /* torchvision's 14 operations, always applied; magnitudes 0 to 30 */
+    AUGMENT_PDP2026,     /* the class of the PDP 2026 scripts: these and invert; with 1 - probability, an
+                            operation gets the magnitude 0; nearest pixels; whole pixels of translation */
+    AUGMENT_TIMM         /* timm's 15 operations, each applied with `probability`; magnitudes 0 to 10 */
+};
+#define AUGMENT_TIMM_UNIT     10  /* the magnitude at which timm's operations are strongest */
+#define AUGMENT_DEVIATION_MAX 100 /* larger deviations mean uniform magnitudes, as in timm */
+
+struct augment_policy {
+    enum augment_policy_kind kind;
+    uint8_t fill[3];    /* per channel: the value outside of sheared, moved and rotated images */
+    double probability; /* not AUGMENT_TORCHVISION */
+
+    /* Only AUGMENT_TIMM */
+    double deviation, limit; /* of the magnitudes: standard deviation; upper limit */
+    bool increasing;         /* posterize, solarize and the enhancements become stronger with the magnitude */
+    bool bicubic, random_filter; /* the filter; random_filter: each operation draws bilinear or bicubic */
+};
+
 struct augment {
     uint32_t shift; /* largest shift in pixels, vertically and horizontally; equivalent to padding each
                        side with `shift` zeros before normalisation, and then cropping at random */
@@ -319,11 +340,14 @@ struct augment {
 
     /* With crop, RandAugment, changes of colour or repeats, new images are computed from the stored samples
      * in every epoch (train/augment.h). */
-    bool crop, bicubic;     /* random-resized-crop, and its filter */
-    uint32_t operations;    /* RandAugment: number of operations per sample; 0: off */
-    double magnitude;       /* RandAugment: 0 to 30 */
+    bool crop, bicubic;  /* random-resized-crop, and its filter */
+    bool random_filter;  /* each crop draws bilinear or bicubic */
+    uint32_t operations; /* RandAugment: number of operations per sample; 0: off */
+    double magnitude;    /* RandAugment: see struct rand_augment */
+    struct augment_policy policy;
     uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
     float erasing;          /* probability of random erasing */
+    bool erase_last;        /* random erasing follows the mixing of samples, and so does not mix its noise */
     uint32_t height, width; /* size of the images, for random erasing */
     struct jitter color;    /* zeros: none */
 };

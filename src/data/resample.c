@@ -28,12 +28,12 @@ static void make_weights(const struct resample_axis *axis, uint32_t taps, uint32
     *first -= shift;
 }
 
-/* Allocates and computes the weights of an axis. Does nothing if its lengths equal those of the latest
- * call. */
+/* Allocates and computes the weights of an axis. Does nothing if its lengths and its filter equal those of
+ * the latest call. */
 static enum status make_table(struct resample_axis wanted, struct resample_axis *axis, uint32_t *taps,
                               uint32_t **first, int16_t **weights, size_t *room)
 {
-    if (axis->in == wanted.in && axis->out == wanted.out)
+    if (axis->in == wanted.in && axis->out == wanted.out && axis->bicubic == wanted.bicubic)
         return STATUS_OK;
     *axis = (struct resample_axis){0};
     *taps = (wanted.taps + 1) / 2 * 2;
@@ -54,10 +54,10 @@ static enum status make_table(struct resample_axis wanted, struct resample_axis 
 }
 
 enum status resample_begin(struct resampler *resampler, uint32_t in_width, uint32_t in_height,
-                           uint32_t out_width, uint32_t out_height)
+                           uint32_t out_width, uint32_t out_height, bool bicubic)
 {
-    struct resample_axis across = resample_axis(in_width, out_width),
-                         down = resample_axis(in_height, out_height);
+    struct resample_axis across = resample_axis_with(in_width, out_width, bicubic),
+                         down = resample_axis_with(in_height, out_height, bicubic);
     TRY(make_table(across, &resampler->across, &resampler->taps_across, &resampler->first_across,
                    &resampler->weights_across, &resampler->across_room));
     TRY(make_table(down, &resampler->down, &resampler->taps_down, &resampler->first_down,
@@ -83,6 +83,13 @@ void resampler_close(struct resampler *resampler)
 
 /* ---- Without SIMD ---- */
 
+/* Rounds a weighted sum to a byte. Weights of the bicubic filter may be negative. */
+static uint8_t shifted(int32_t sum, uint32_t bits)
+{
+    const int32_t value = sum >> bits;
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
 /* Resizes a row. */
 static void resize_row(const struct resampler *resampler, const uint8_t *pixels, uint8_t *out)
 {
@@ -94,7 +101,7 @@ static void resize_row(const struct resampler *resampler, const uint8_t *pixels,
             int32_t sum = 1 << (axis->bits - 1);
             for (uint32_t t = 0; t < resampler->taps_across && resampler->first_across[i] + t < axis->in; t++)
                 sum += weights[t] * from[t * PIXEL + c];
-            out[i * PIXEL + c] = (uint8_t)(sum >> axis->bits);
+            out[i * PIXEL + c] = shifted(sum, axis->bits);
         }
     }
 }
@@ -118,7 +125,7 @@ static void down_ref(const struct resampler *resampler, uint32_t i, uint8_t *out
         for (uint32_t t = 0; t < resampler->taps_down && resampler->first_down[i] + t < axis->in; t++)
             sum += weights[t] * from[t * bytes + x];
         if (x % PIXEL < 3)
-            *out++ = (uint8_t)(sum >> axis->bits);
+            *out++ = shifted(sum, axis->bits);
     }
 }
 

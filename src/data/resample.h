@@ -17,6 +17,9 @@
 #include "core/portable.h"
 #include "core/status.h"
 
+/* The filters of resizes that draw one: RESAMPLE_RANDOM draws bilinear or bicubic for each image. */
+enum resample_choice { RESAMPLE_BILINEAR, RESAMPLE_BICUBIC, RESAMPLE_RANDOM };
+
 /* ---- Weights ---- */
 
 /* One axis of a resize. Weights are multiples of 2^-bits. The weights of an output add up to exactly 1, so a
@@ -144,9 +147,10 @@ struct resampler {
 };
 
 /* Begins an image of in_width x in_height pixels of RESAMPLE_PIXEL_BYTES, which becomes out_width x
- * out_height pixels of 3 bytes. STATUS_EXHAUSTED if memory runs out. */
+ * out_height pixels of 3 bytes, by the bilinear or the bicubic filter. STATUS_EXHAUSTED if memory runs out.
+ */
 enum status resample_begin(struct resampler *resampler, uint32_t in_width, uint32_t in_height,
-                           uint32_t out_width, uint32_t out_height);
+                           uint32_t out_width, uint32_t out_height, bool bicubic);
 
 /* Adds `count` rows of the image, the first of which is row `y`. They are `stride` bytes apart. Reads up to
  * RESAMPLE_SLACK_BYTES after the last pixel of each row, which may have any value. */

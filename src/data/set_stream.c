@@ -823,6 +823,10 @@ static enum status check_request(const struct set_stream_request *request)
                           "a stream of images of %u x %u pixels with %u channels cannot have another shape",
                           fit->res, fit->res, fit->channels);
     TRY(check_share(request));
+    if (fit->filter != RESAMPLE_BILINEAR && (request->device_share > 0 || request->device_bytes > 0))
+        return status_set(STATUS_USAGE,
+                          "a device crops images by the bilinear filter only; use --decoder cpu, "
+                          "and no --resident-device-bytes, or --interpolation bilinear");
     if (request->output && (request->type != DTYPE_U8 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX ||
                             (request->depth != 1 && request->output->rand.operations > 0)))
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",

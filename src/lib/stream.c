@@ -414,7 +414,7 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
     TRY(get_jitter(config, &shape, &output->color));
     if (config->rand_augment < 0)
         return STATUS_OK;
-    rand_augment_set(&output->rand, config->rand_augment_ops, config->rand_augment, &shape);
+    output->rand = (struct rand_augment){config->rand_augment_ops, config->rand_augment, {0}};
     if (self->device < 0)
         return STATUS_OK;
     self->changes = *output;

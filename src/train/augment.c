@@ -12,6 +12,12 @@ static bool is_image(const struct shape *shape)
     return shape->channels == 1 || shape->channels == 3;
 }
 
+/* Returns whether pixels from outside have equal channels. */
+static bool fills_gray(const struct augment_policy *policy)
+{
+    return policy->fill[0] == policy->fill[1] && policy->fill[0] == policy->fill[2];
+}
+
 enum status augment_plan(const struct train *train, struct augment_plan *plan)
 {
     const struct data *data = train->data;
@@ -32,11 +38,13 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
                                   .canvas = *canvas,
                                   .shape = data->shape,
                                   .crop = augment->crop,
-                                  .bicubic = augment->bicubic,
+                                  .bicubic = augment->bicubic || augment->random_filter,
+                                  .random_filter = augment->random_filter,
                                   .flip = augment->flip,
                                   .color = augment->color,
-                                  .gray = data->gray || canvas->channels < data->shape.channels};
-    rand_augment_set(&plan->rand, augment->operations, augment->magnitude, &data->shape);
+                                  .gray = (data->gray || canvas->channels < data->shape.channels) &&
+                                          (augment->operations == 0 || fills_gray(&augment->policy)),
+                                  .rand = {augment->operations, augment->magnitude, augment->policy}};
     return jitter_check(&plan->color, &data->shape, &jitter_options);
 }
 
@@ -107,14 +115,14 @@ static void resize_columns(const struct augment_scratch *scratch, const struct r
 
 /* Crops, resizes and flips each plane of an image. A canvas of one channel is resized once and copied to all
  * channels. */
-static void resize(const struct augment_plan *plan, const uint8_t *stored, struct image_box box, bool flip,
-                   const struct augment_scratch *scratch, uint8_t *image)
+static void resize(const struct augment_plan *plan, const uint8_t *stored, struct image_box box, bool bicubic,
+                   bool flip, const struct augment_scratch *scratch, uint8_t *image)
 {
     const struct shape *canvas = &plan->canvas, *shape = &plan->shape;
     const uint32_t there = canvas->channels * canvas->depth, planes = shape->channels * shape->depth;
     const size_t from = (size_t)canvas->height * canvas->width, to = (size_t)shape->height * shape->width;
-    const struct resample_axis across = resample_axis_with(box.width, shape->width, plan->bicubic);
-    const struct resample_axis down = resample_axis_with(box.height, shape->height, plan->bicubic);
+    const struct resample_axis across = resample_axis_with(box.width, shape->width, bicubic);
+    const struct resample_axis down = resample_axis_with(box.height, shape->height, bicubic);
     for (uint32_t x = 0; x < across.out; x++)
         scratch->count[x] =
             resample_weights(&across, x, &scratch->first[x], scratch->across + (size_t)x * across.taps);
@@ -130,8 +138,8 @@ static void resize(const struct augment_plan *plan, const uint8_t *stored, struc
 void augment_image(const struct augment_plan *plan, const uint8_t *stored, uint32_t epoch, uint32_t sample,
                    struct augment_scratch *scratch, uint8_t *image)
 {
-    resize(plan, stored, augment_box(plan, epoch, sample), augment_flips(plan, epoch, sample), scratch,
-           image);
+    resize(plan, stored, augment_box(plan, epoch, sample), augment_bicubic(plan, epoch, sample),
+           augment_flips(plan, epoch, sample), scratch, image);
     rand_augment_apply(&plan->rand, &plan->shape, plan->seed, epoch, sample, image, scratch->other);
     jitter_apply(&plan->color, &plan->shape, plan->seed, epoch, sample, image, scratch->other);
 }

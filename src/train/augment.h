@@ -25,8 +25,8 @@ struct augment_plan {
     uint64_t seed;
     uint32_t samples; /* size of the training set; sample numbers >= samples are copies (train_picked()) */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network, with the same depth */
-    bool crop, bicubic, flip;
-    bool gray; /* all channels of an image are equal; operations keep them equal */
+    bool crop, bicubic, random_filter, flip;
+    bool gray; /* all channels of an image are equal, and operations keep them equal */
     struct rand_augment rand;
     struct jitter color;
 };
@@ -45,11 +45,17 @@ FDSL_HD bool augment_flips(const struct augment_plan *plan, uint32_t epoch, uint
     return plan->flip && draw_flip(plan->seed, epoch, sample);
 }
 
-/* Draws operation `i` of a sample and its sign. */
-FDSL_HD enum augment_operation augment_draw(const struct augment_plan *plan, uint32_t epoch, uint32_t sample,
-                                            uint32_t i, const struct augment_numbers **numbers)
+/* Returns whether a crop is resized by the bicubic filter. */
+FDSL_HD bool augment_bicubic(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
 {
-    return rand_augment_draw(&plan->rand, plan->seed, epoch, sample, i, numbers);
+    return plan->random_filter ? box_bicubic(plan->seed, epoch, sample) : plan->bicubic;
+}
+
+/* Draws operation `i` of a sample, and computes its numbers. */
+FDSL_HD enum augment_operation augment_draw(const struct augment_plan *plan, uint32_t epoch, uint32_t sample,
+                                            uint32_t i, struct augment_numbers *numbers)
+{
+    return rand_augment_draw(&plan->rand, &plan->shape, plan->seed, epoch, sample, i, numbers);
 }
 
 /* ---- Resizing ---- */

@@ -288,6 +288,9 @@ const void *data_sample(const struct data *data, enum data_part part, uint32_t s
  * Pure and thread-safe. */
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
 
+/* Fills the rectangle of random erasing with noise, in the values of a sample in C order. */
+void data_erase(const struct shape *shape, const struct draw_erase *erase, float *values);
+
 struct data_stream_request {
     struct stream_plan plan; /* its numbers are those of training samples, or of their copies */
     uint64_t seed;           /* of the random crops; DATA_LOAD only */

@@ -136,6 +136,18 @@ void data_gather(const struct data *data, const void *stored, struct draw_move m
         }
 }
 
+FDSL_FMA_CLONES
+void data_erase(const struct shape *shape, const struct draw_erase *erase, float *values)
+{
+    const struct image_box box = erase->box;
+    for (uint32_t plane = 0; plane < shape->channels * shape->depth; plane++)
+        for (uint32_t y = box.top; y < box.top + box.height; y++)
+            for (uint32_t x = box.left; x < box.left + box.width; x++) {
+                const uint32_t i = (plane * shape->height + y) * shape->width + x;
+                values[i] = box_erased(erase, y, x, i, values[i]);
+            }
+}
+
 /* ---- The stream of a rank ---- */
 
 /* Lists the samples of steps. One thread at a time uses the memo; others do without it. */
@@ -205,8 +217,9 @@ enum decoder feed_decoder_wanted(const struct train *train)
     const struct train_decoding *decoding = train->decoding;
     if (!reads || !decoding)
         return DECODER_CPU;
-    const bool chooses = decoding->decoder == DECODER_AUTO;
-    return chooses && (decoding->share == 0 || !data_stream_has_jpeg(data)) ? DECODER_CPU : decoding->decoder;
+    const bool chooses = decoding->decoder == DECODER_AUTO, bilinear = data->fit.filter == RESAMPLE_BILINEAR;
+    return chooses && (decoding->share == 0 || !bilinear || !data_stream_has_jpeg(data)) ? DECODER_CPU
+                                                                                         : decoding->decoder;
 }
 
 /* Decides which share of the samples `decoder` takes. */
@@ -431,24 +444,34 @@ enum status feed_step(struct feed *feed, uint32_t epoch, uint32_t step, const ui
     return STATUS_OK;
 }
 
-/* Gathers sample number `sample`, which has index `j` in feed->samples and feed->images. */
-static void gather_alone(const struct feed *feed, uint32_t epoch, uint32_t sample, uint32_t j, float *values)
+/* Gathers a sample, which has index `j` in feed->samples and feed->images. */
+static void gather_alone(const struct feed *feed, struct draw_move move, uint32_t sample, uint32_t j,
+                         float *values)
 {
-    const struct train *train = feed->train;
-    data_gather(train->data, feed_sample(feed, sample, j),
-                box_move(&train->augment, train->seed, epoch, sample), values);
+    data_gather(feed->train->data, feed_sample(feed, sample, j), move, values);
 }
 
 void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch, const uint32_t *numbers,
                  uint32_t count, uint32_t j, float *partner, float *values)
 {
     const struct train *train = feed->train;
-    gather_alone(feed, epoch, numbers[j], j, values);
+    const bool last = train->augment.erase_last && mix->share < 1;
+    struct draw_move move = box_move(&train->augment, train->seed, epoch, numbers[j]);
+    const struct draw_erase erase = move.erase;
+    if (last)
+        move.erase = (struct draw_erase){0};
+    gather_alone(feed, move, numbers[j], j, values);
     if (mix->share >= 1)
         return;
     const struct train_held held = {true, train_generated(train, 1) > 1, count, 0};
-    gather_alone(feed, epoch, numbers[count + j], train_held_at(&held, count, count + j), partner);
+    const uint32_t other = numbers[count + j];
+    move = box_move(&train->augment, train->seed, epoch, other);
+    if (last)
+        move.erase = (struct draw_erase){0};
+    gather_alone(feed, move, other, train_held_at(&held, count, count + j), partner);
     mix_samples(mix, &train->data->shape, partner, values);
+    if (last)
+        data_erase(&train->data->shape, &erase, values);
 }
 
 uint64_t feed_memory_bytes(const struct feed *feed)

@@ -25,6 +25,7 @@ struct job_parameters {
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
     double test_share, min_lit; /* NaN: not given */
     int fit;                    /* enum fit_how */
+    int filter;                 /* enum resample_choice; set by the workload */
     /* The URLs with their secrets, if `data` and `test_data` show them without; set by job_hide_secrets() */
     const char *url, *test_url;
     const char *test_data; /* NULL: not given */

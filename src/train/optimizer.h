@@ -66,6 +66,7 @@ struct schedule {
                         means 1 */
     uint32_t milestone_count;
     uint64_t milestones[SCHEDULE_MILESTONES_MAX]; /* SCHEDULE_MULTISTEP: steps of the decays, ascending */
+    bool overlaps; /* cosine, polynomial: the decay counts from step 0, also during the warm-up */
 };
 
 /* Returns the number of arrays of state per parameter. */
@@ -88,7 +89,8 @@ FDSL_HD bool schedule_has_end(enum schedule_kind kind)
 FDSL_HD double schedule_decay(const struct schedule *schedule, uint64_t step)
 {
     const double pi = 3.14159265358979323846;
-    const uint64_t span = schedule->total_steps - schedule->warmup_steps, at = step - schedule->warmup_steps;
+    const uint64_t first = schedule->overlaps ? 0 : schedule->warmup_steps;
+    const uint64_t span = schedule->total_steps - first, at = step - first;
     const double cycle = (double)span / (schedule->cycles ? schedule->cycles : 1);
     const double done = fmod((double)at, cycle), range = schedule->rate - schedule->least;
     if (at >= span)

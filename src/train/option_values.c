@@ -96,10 +96,21 @@ const struct option_value *option_values_find(const struct option_values *list, 
     return NULL;
 }
 
+/* Returns whether a number and a word have the same text. Numbers of older checkpoints may be words today. */
+static bool same_text(const struct option_value *a, const struct option_value *b)
+{
+    char texts[2][64];
+    option_value_text(a, texts[0], sizeof texts[0]);
+    option_value_text(b, texts[1], sizeof texts[1]);
+    return (a->kind == OPTION_VALUE_WORD || b->kind == OPTION_VALUE_WORD) && strcmp(texts[0], texts[1]) == 0;
+}
+
 bool option_value_same(const struct option_value *a, const struct option_value *b)
 {
-    if (!a || !b || a->kind != b->kind)
+    if (!a || !b)
         return a == b;
+    if (a->kind != b->kind)
+        return same_text(a, b);
     return a->kind == OPTION_VALUE_WORD   ? strcmp(a->word, b->word) == 0
            : a->kind == OPTION_VALUE_REAL ? a->real == b->real
                                           : a->whole == b->whole;

@@ -31,9 +31,10 @@ static const char *const mix_labels[] = {"joined", "offset", NULL}; /* in the or
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
                                         "polynomial", NULL};        /* in the order of enum schedule_kind */
 static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
-static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
+static const char *const interpolations[] = {"bilinear", "bicubic", "random",
+                                             NULL}; /* in the order of enum resample_choice */
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
-static const char *const recipes[] = {"none", "paper", NULL};
+static const char *const recipe_names[] = {"none", "paper", "pdp2026", "cvpr2023", "deit", NULL};
 static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
 static const char *const parallels[] = {"data", "pipeline", NULL};       /* in the order of enum parallel */
 
@@ -45,9 +46,10 @@ static const struct option_spec options[] = {
         "all of a preset of synth that is a list or a published set; otherwise 10; 8 for clips; for class "
         "folders, data sets of --prepare and URLs, the largest label plus 1",
         "64", "", "uji", "as stored; synth: --res", "resize", "3", "fail"),
-    {"recipe", "NAME", OPTION_CHOICE, AT(recipe), .fallback = "none", .choices = recipes,
-     .help = "replace the defaults of other options: paper trains as in the published pre-training on "
-             "VisualAtom. Add --help or --dry-run to see the values. NAME is one of"},
+    {"recipe", "NAME", OPTION_CHOICE, AT(recipe), .fallback = "none", .choices = recipe_names,
+     .help = "replace the defaults of other options by those of published scripts (docs/recipes.md): pdp2026 "
+             "and cvpr2023 pre-train on VisualAtom, deit trains on ImageNet; paper is an earlier "
+             "approximation of pdp2026. Add --help or --dry-run to see the values. NAME is one of"},
     {"model", "NAME", OPTION_CHOICE, AT(model), .fallback = "cnn", .choices = model_names, .column = COLUMN,
      .help = "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
@@ -95,6 +97,13 @@ static const struct option_spec options[] = {
     {"lr-cycles", "N", OPTION_COUNT, AT(lr_cycles), .fallback = "1", .minimum = 1, .maximum = 1 << 20,
      .column = COLUMN,
      .help = "how often --lr-schedule cosine and polynomial repeat their decay, each time from --lr"},
+    {"lr-warmup-updates", "N", OPTION_COUNT, AT(lr_warmup_updates), .minimum = 1, .maximum = 1 << 30,
+     .column = COLUMN, .help = "length of the warm-up in steps, instead of --lr-warmup"},
+    {"lr-step-updates", "N", OPTION_COUNT, AT(lr_step_updates), .minimum = 1, .maximum = 1 << 30,
+     .column = COLUMN, .help = "steps between two decays of --lr-schedule step, instead of --lr-step"},
+    {"lr-overlap", NULL, OPTION_FLAG, AT(lr_overlap), .column = COLUMN,
+     .help = "count the decay of --lr-schedule cosine and polynomial from the first step, so that it goes on "
+             "during the warm-up, as in timm without --warmup-prefix"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), .fallback = "0", .maximum = 1,
      .column = COLUMN, .help = "share of the target probability that is spread evenly over all classes"},
     {"loss", "NAME", OPTION_CHOICE, AT(loss), .fallback = "cross-entropy", .choices = losses,
@@ -172,16 +181,20 @@ static const struct option_spec options[] = {
              "and fill the gaps with zeros"},
     {"flip", NULL, OPTION_FLAG, AT(flip), .column = COLUMN,
      .help = "flip each training sample left to right with probability 1/2"},
-    {"interpolation", "HOW", OPTION_CHOICE, AT(interpolation), .fallback = "bilinear",
-     .choices = interpolations, .column = COLUMN,
-     .help = "how --fit random-resized-crop resizes training samples. HOW is one of"},
-    {"rand-augment", "M", OPTION_REAL, AT(rand_augment), .maximum = 30, .column = COLUMN,
-     .help = "apply operations of RandAugment with this magnitude (0 to 30) to each training sample; none: "
-             "off (default: none)"},
+    {"interpolation", "HOW", OPTION_CHOICE, AT(job.filter), .fallback = "bilinear", .choices = interpolations,
+     .column = COLUMN,
+     .help = "how --fit random-resized-crop resizes training samples, and how operations of --rand-augment "
+             "rand-... move their pixels; random draws one of the two each time. HOW is one of"},
+    {"rand-augment", "POLICY", OPTION_TEXT, AT(rand_augment), .choices = option_words, .column = COLUMN,
+     .help = "apply operations of RandAugment to each training sample: those of torchvision with a magnitude "
+             "of 0 to 30, as in 28; those of timm, as in rand-m9-mstd0.5-inc1; or those of the PDP 2026 "
+             "scripts, as in pdp2026-m28; none: off (default: none)"},
     {"rand-augment-ops", "N", OPTION_COUNT, AT(rand_augment_ops), .fallback = "2", .minimum = 1,
      .maximum = 16, .column = COLUMN, .help = "number of operations that --rand-augment applies to a sample"},
     {"erasing", "P", OPTION_REAL, AT(erasing), .fallback = "0", .maximum = 1, .column = COLUMN,
      .help = "probability that a rectangle of a training sample is filled with noise"},
+    {"erase-last", NULL, OPTION_FLAG, AT(erase_last), .column = COLUMN,
+     .help = "fill the rectangles of --erasing after samples are mixed, so that noise is not mixed"},
     {"mixup", "ALPHA", OPTION_REAL, AT(mixup), .fallback = "0", .maximum = 1000, .column = COLUMN,
      .help = "mix pairs of training samples and their labels (MixUp), with weights drawn from Beta(ALPHA, "
              "ALPHA); 0: off"},
@@ -300,7 +313,9 @@ static const struct option_section sections[] = {
     {NULL, NULL},
 };
 
-/* The published pre-training (docs/pretrain.md). The warm-up is 5000 steps of 256 samples. */
+/* ---- Recipes (docs/recipes.md) ---- */
+
+/* The options of the recipe `paper`. The warm-up is 5000 steps of 256 samples. */
 static const char *const paper[] = {
     /* the samples; left out with other data than synth */
     "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
@@ -310,15 +325,57 @@ static const char *const paper[] = {
     "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
     "label-smoothing", "0.1", "drop-path", "0.1", "flip", "yes", "rand-augment", "28", "rand-augment-ops",
     "2", "erasing", "0.25", "mixup", "0.8", "cutmix", "1", NULL};
-#define PAPER_SAMPLES 12 /* entries of `paper` that describe the samples */
+/* pretrain/pretrain_cuda_optim/ of hpca-uji/fdsl-gpu-pipeline: 4 GPUs with 256 samples each. */
+static const char *const pdp2026[] = {
+    /* the samples; left out with other data than synth */
+    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
+    "res", "512",
+    /* how to train */
+    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
+    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
+    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1024", "fit",
+    "random-resized-crop", "interpolation", "bicubic", "rand-augment", "pdp2026-m28", "rand-augment-ops", "2",
+    "erase-last", "yes", "lr-schedule", "step", "lr-gamma", "0.5", "lr-step-updates", "42000",
+    "lr-warmup-updates", "5000", NULL};
+/* scripts/pretrain.sh of masora1030/CVPR2023-FDSL-on-VisualAtom: 128 GPUs with 64 samples each. */
+static const char *const cvpr2023[] = {
+    /* the samples; left out with other data than synth */
+    "data", "synth", "formula", "visualatom", "preset", "visualatom", "classes", "21000", "train-size",
+    "21000000", "res", "512",
+    /* how to train */
+    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
+    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
+    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "8190", "repeats", "3",
+    "fit", "random-resized-crop", "interpolation", "random", "rand-augment", "rand-m9-mstd0.5-inc1",
+    "erase-last", "yes", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup-updates",
+    "5000", NULL};
+/* main.py of facebookresearch/deit, with 1024 samples per step. */
+static const char *const deit[] = {
+    /* how to train */
+    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
+    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
+    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1023", "repeats", "3",
+    "fit", "random-resized-crop", "interpolation", "bicubic", "flip", "yes", "rand-augment",
+    "rand-m9-mstd0.5-inc1", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup", "5",
+    /* the average, which is tested, too */
+    "ema", "0.99996", NULL};
+
+/* Per recipe: its options, and how many entries at the start describe the samples; other --data than synth
+ * leave these out. */
+static const struct {
+    const char *const *options;
+    int samples;
+} recipes[] = {{NULL, 0}, {paper, 12}, {pdp2026, 12}, {cvpr2023, 12}, {deit, 0}};
 
 static const char *const *train_defaults(int argc, char *const argv[])
 {
     const char *recipe = options_peek(options, COUNT_OF(options), argc, argv, "recipe");
     const char *data = options_peek(options, COUNT_OF(options), argc, argv, "data");
-    if (!recipe || strcmp(recipe, "paper") != 0)
-        return NULL;
-    return !data || strcmp(data, "synth") == 0 ? paper : paper + PAPER_SAMPLES;
+    const bool others = data && strcmp(data, "synth") != 0;
+    for (size_t i = 1; recipe && i < COUNT_OF(recipes); i++)
+        if (strcmp(recipe, recipe_names[i]) == 0)
+            return recipes[i].options + (others ? recipes[i].samples : 0);
+    return NULL;
 }
 
 /* ---- Which options have an effect ---- */
@@ -327,6 +384,12 @@ static const char *const *train_defaults(int argc, char *const argv[])
 static bool crops(const struct train_parameters *parameters)
 {
     return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
+}
+
+/* Returns true if operations of timm's RandAugment interpolate as --interpolation says. */
+static bool interpolates(const struct train_parameters *parameters)
+{
+    return parameters->rand_augment && strncmp(parameters->rand_augment, "rand", 4) == 0;
 }
 
 /* Returns true if --mean and --std normalise the samples. */
@@ -388,18 +451,26 @@ static const char *lacking(const struct train_parameters *parameters, const char
         bool there;
         const char *needed, *options[10];
     } needs[] = {
-        {steps, "--lr-schedule step", {"lr-step"}},
+        {steps, "--lr-schedule step", {"lr-step", "lr-step-updates"}},
+        {!parameters->lr_step_updates, "--lr-step-updates none", {"lr-step"}},
+        {!parameters->lr_warmup_updates, "--lr-warmup-updates none", {"lr-warmup"}},
         {steps || multistep, "--lr-schedule step or multistep", {"lr-gamma"}},
         {multistep, "--lr-schedule multistep", {"lr-milestones"}},
         {schedule == SCHEDULE_POLYNOMIAL, "--lr-schedule polynomial", {"lr-power"}},
-        {schedule_has_end(schedule), "--lr-schedule cosine or polynomial", {"lr-min", "lr-cycles"}},
+        {schedule_has_end(schedule),
+         "--lr-schedule cosine or polynomial",
+         {"lr-min", "lr-cycles", "lr-overlap"}},
         {!parameters->raw, "samples without --raw", {"mean", "std"}},
         {parameters->std != NULL, "--std S", {"mean"}},
         {parameters->mean != NULL, "--mean M", {"std"}},
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
-        {crops(parameters) && !load, load ? "--feed stored" : "--fit random-resized-crop", {"interpolation"}},
+        {(crops(parameters) && !mixed) || interpolates(parameters),
+         mixed ? "another --feed than mixed" : "--fit random-resized-crop",
+         {"interpolation"}},
+        {parameters->erasing > 0, "--erasing P", {"erase-last"}},
+        {parameters->mixup > 0 || parameters->cutmix > 0, "--mixup or --cutmix", {"erase-last"}},
         {load,
          "--feed load",
          {"lanes", "shuffle", "prefetch", "resident-bytes", "resident-device-bytes", "decoder",
@@ -407,7 +478,10 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {load && !mixed, "--feed load", {"init-state", "export-state"}},
         {mixed, "--feed mixed", {"mix", "mix-epoch", "mix-labels", "mix-weights-at"}},
         {!mixed, "another --feed than mixed", {"repeats"}},
-        {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
+        {parameters->rand_augment != NULL, "--rand-augment POLICY", {"rand-augment-ops"}},
+        {!parameters->rand_augment || !strstr(parameters->rand_augment, "-n"),
+         "a policy without -n in --rand-augment",
+         {"rand-augment-ops"}},
         {parameters->color.jitter, "--color-jitter B,C,S,H", {"color-jitter-p"}},
         {parameters->color.blur > 0, "--blur P", {"blur-kernel", "blur-sigma"}},
         {synth, "--data synth", {"res"}},
@@ -651,6 +725,8 @@ static enum status check_given(const struct options *given, const struct train_p
     if (has_mean(parameters))
         TRY(job_read_mean(parameters->mean, parameters->std,
                           parameters->job.out_res ? (uint32_t)parameters->job.channels : 0, mean, std));
+    if (parameters->rand_augment)
+        TRY(rand_augment_parse("--rand-augment", parameters->rand_augment, &(struct rand_augment){0}));
     return parameters->largest ? check_largest(parameters) : STATUS_OK;
 }
 
@@ -803,7 +879,7 @@ static enum status check_rows(const struct train_parameters *all, const struct d
         const char *option;
     } others[] = {{all->shift > 0, "shift"},
                   {all->flip, "flip"},
-                  {!isnan(all->rand_augment), "rand-augment"},
+                  {all->rand_augment != NULL, "rand-augment"},
                   {all->erasing > 0, "erasing"},
                   {all->color.jitter, "color-jitter"},
                   {all->color.grayscale > 0, "grayscale"},
@@ -877,19 +953,22 @@ static void warn_of_schedule(const struct train_parameters *all, const struct sc
     const uint64_t total = schedule->total_steps;
     const uint32_t milestones = schedule->milestone_count;
     const char *plural = all->epochs == 1 ? "" : "s";
+    const char *option = all->lr_warmup_updates ? "lr-warmup-updates" : "lr-warmup";
     char value[32];
-    snprintf(value, sizeof value, "%g", all->lr_warmup);
+    snprintf(value, sizeof value, "%g",
+             all->lr_warmup_updates ? (double)all->lr_warmup_updates : all->lr_warmup);
     if (schedule->warmup_steps >= total && total > 0)
-        status_warn_value("lr-warmup", value,
+        status_warn_value(option, value,
                           ": the learning rate does not reach --lr within %" PRIu64
-                          " epoch%s; lower --lr-warmup, or raise --epochs",
-                          all->epochs, plural);
-    snprintf(value, sizeof value, "%" PRIu64, all->lr_step);
+                          " epoch%s; lower --%s, or raise --epochs",
+                          all->epochs, plural, option);
+    option = all->lr_step_updates ? "lr-step-updates" : "lr-step";
+    snprintf(value, sizeof value, "%" PRIu64, all->lr_step_updates ? all->lr_step_updates : all->lr_step);
     if (schedule->kind == SCHEDULE_STEP && schedule->decay_steps >= total)
-        status_warn_value("lr-step", value,
+        status_warn_value(option, value,
                           ": the learning rate does not decay within %" PRIu64
-                          " epoch%s; lower --lr-step, or raise --epochs",
-                          all->epochs, plural);
+                          " epoch%s; lower --%s, or raise --epochs",
+                          all->epochs, plural, option);
     if (schedule->kind == SCHEDULE_MULTISTEP && schedule->milestones[milestones - 1] >= total)
         status_warn_value("lr-milestones", all->lr_milestones,
                           ": the last one is not reached within %" PRIu64
@@ -906,10 +985,13 @@ static enum status check_schedule(const struct train_parameters *all, const stru
             warn_of_schedule(all, schedule);
         return STATUS_OK;
     }
-    if (schedule->warmup_steps >= schedule->total_steps)
-        return status_number(STATUS_USAGE, "lr-warmup", all->lr_warmup,
-                             " leaves none of the %" PRIu64 " epochs for the decay; lower --lr-warmup",
-                             all->epochs);
+    if (schedule->warmup_steps >= schedule->total_steps) {
+        const bool updates = all->lr_warmup_updates > 0;
+        const char *option = updates ? "lr-warmup-updates" : "lr-warmup";
+        return status_number(STATUS_USAGE, option, updates ? (double)all->lr_warmup_updates : all->lr_warmup,
+                             " leaves none of the %" PRIu64 " epochs for the decay; lower --%s", all->epochs,
+                             option);
+    }
     if (schedule->cycles > schedule->total_steps - schedule->warmup_steps)
         return status_number(STATUS_USAGE, "lr-cycles", (double)all->lr_cycles,
                              ": there are only %" PRIu64 " steps after the warm-up; lower --lr-cycles",
@@ -954,17 +1036,41 @@ static enum status read_state(const char *path, struct stream_state *state)
 
 /* ---- Whether a variant supports the options ---- */
 
+/* Sets the filter and the fill of timm's operations: the mean of the normalisation as bytes, as timm's
+ * transforms pass it on, else timm's default of 128. */
+static void fill_policy(const struct train_parameters *parameters, const struct shape *shape,
+                        struct augment_policy *policy)
+{
+    double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
+    if (policy->kind != AUGMENT_TIMM)
+        return;
+    const bool known = has_mean(parameters) && job_read_mean(parameters->mean, parameters->std, shape->channels,
+                                                             mean, std) == STATUS_OK;
+    for (uint32_t c = 0; c < COUNT_OF(policy->fill); c++) {
+        const double fill = known ? rint(255 * mean[shape->channels == 1 ? 0 : c]) : 128;
+        policy->fill[c] = (uint8_t)(fill < 0 ? 0 : fill > 255 ? 255 : fill);
+    }
+    policy->bicubic = parameters->job.filter == RESAMPLE_BICUBIC;
+    policy->random_filter = parameters->job.filter == RESAMPLE_RANDOM;
+}
+
 static struct augment chosen_augment(const struct train_parameters *parameters, const struct shape *shape)
 {
-    const bool changes = !isnan(parameters->rand_augment);
+    struct rand_augment rand = {(uint32_t)parameters->rand_augment_ops, 0, {0}};
+    const bool changes = parameters->rand_augment &&
+                         rand_augment_parse("--rand-augment", parameters->rand_augment, &rand) == STATUS_OK;
+    fill_policy(parameters, shape, &rand.policy);
     struct jitter color;
     (void)jitter_read(&parameters->color, &color); /* succeeds: check_options() has called it */
     return (struct augment){.shift = (uint32_t)parameters->shift,
                             .flip = parameters->flip,
                             .crop = crops(parameters) && !loads(parameters),
-                            .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
-                            .operations = changes ? (uint32_t)parameters->rand_augment_ops : 0,
-                            .magnitude = changes ? parameters->rand_augment : 0,
+                            .bicubic = parameters->job.filter == RESAMPLE_BICUBIC,
+                            .random_filter = parameters->job.filter == RESAMPLE_RANDOM,
+                            .operations = changes ? rand.operations : 0,
+                            .magnitude = changes ? rand.magnitude : 0,
+                            .policy = rand.policy,
+                            .erase_last = parameters->erase_last,
                             .repeats = (uint32_t)parameters->repeats,
                             .erasing = (float)parameters->erasing,
                             .height = shape->height,
@@ -1105,9 +1211,13 @@ static struct schedule chosen_schedule(const struct train_parameters *parameters
 {
     return (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
                              .rate = parameters->lr,
-                             .warmup_steps = (uint64_t)llround(parameters->lr_warmup * (double)steps),
+                             .warmup_steps = parameters->lr_warmup_updates
+                                                 ? parameters->lr_warmup_updates
+                                                 : (uint64_t)llround(parameters->lr_warmup * (double)steps),
                              .total_steps = parameters->epochs * steps,
-                             .decay_steps = parameters->lr_step * steps,
+                             .decay_steps = parameters->lr_step_updates ? parameters->lr_step_updates
+                                                                        : parameters->lr_step * steps,
+                             .overlaps = parameters->lr_overlap,
                              .gamma = parameters->lr_gamma,
                              .least = parameters->lr_min,
                              .power = parameters->lr_power,

@@ -17,21 +17,22 @@ struct train_parameters {
     uint64_t epochs, seed, lr_step, lr_cycles, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, lr_power, lr_min;
     double label_smoothing, clip_norm, ema, layer_decay, drop_path;
-    double rand_augment, erasing, mixup, cutmix;
+    double erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
     struct jitter_parameters color;
-    uint64_t checkpoint_steps, test_steps; /* 0: not given */
+    uint64_t lr_warmup_updates, lr_step_updates; /* 0: not given */
+    uint64_t checkpoint_steps, test_steps;       /* 0: not given */
     uint64_t log_steps;
-    int loss, interpolation, generator, recipe;
+    int loss, generator, recipe;
     int decoder;         /* enum decoder */
     double device_share; /* NaN: not given */
-    const char *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path,
-        *data_path, *save_batch, *log_path, *begin_path, *state_path;
-    bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
+    const char *rand_augment, *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path,
+        *step_path, *data_path, *save_batch, *log_path, *begin_path, *state_path;
+    bool drop_last, flip, erase_last, lr_overlap, raw, resume, allow_nan, checkpoint_activations,
+        cudnn_benchmark;
     int init_ema; /* enum init_ema */
 };
 
-enum interpolation { INTERPOLATION_BILINEAR, INTERPOLATION_BICUBIC };
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
 enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE };

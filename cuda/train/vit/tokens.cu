@@ -16,16 +16,18 @@ struct patch_plan : gather_plan {
     struct divider size, row; /* `size`: pixels of a patch along an axis; `row`: pixels of a patch */
 };
 
-/* An entry of the batch: its stored sample, and how to move and erase it. */
+/* An entry of the batch: its stored sample, and how to move it; `erases`: and erase it, before it is mixed.
+ */
 struct patch_source {
     const uint8_t *sample;
     const struct draw_move *move;
+    bool erases;
 };
 
 static __device__ __forceinline__ struct patch_source
 source_of(const struct patch_plan &plan, const uint8_t *stored, const struct device_batch &batch, uint32_t j)
 {
-    return {stored_sample(plan, stored, batch, j), &batch.moves[j]};
+    return {stored_sample(plan, stored, batch, j), &batch.moves[j], !batch.erase_last};
 }
 
 /* The position in the image of one value of a patch. */
@@ -44,11 +46,11 @@ static __device__ __forceinline__ struct pixel pixel_of(const struct patch_plan 
             (patch - down * plan.across.by) * plan.size.by + in_plane - line * plan.size.by};
 }
 
-/* Returns the value of an entry at a position, after moving, normalising and erasing the image. */
+/* Returns the value of an entry at a position, after moving, normalising and perhaps erasing the image. */
 static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
                                                  const struct patch_source &source, struct pixel at)
 {
-    return gathered(plan, source.sample, *source.move, at.channel,
+    return gathered(plan, source.sample, *source.move, source.erases, at.channel,
                     at.channel * plan.shape.height * plan.shape.width, at.y, at.x);
 }
 
@@ -71,8 +73,8 @@ erase_row(const struct patch_plan &plan, const struct draw_erase &erase, struct 
     }
 }
 
-/* Writes TAPS values of a row of an entry, from `at` on, moved, normalised and erased. If the image has u8
- * values and is not shifted, loads all TAPS values at once, and reverses their order if the image is
+/* Writes TAPS values of a row of an entry, from `at` on, moved, normalised and perhaps erased. If the image
+ * has u8 values and is not shifted, loads all TAPS values at once, and reverses their order if the image is
  * mirrored. */
 static __device__ __forceinline__ void
 row_at(const struct patch_plan &plan, const struct patch_source &source, struct pixel at, float values[TAPS])
@@ -98,7 +100,8 @@ row_at(const struct patch_plan &plan, const struct patch_source &source, struct 
 #pragma unroll
     for (uint32_t t = 0; t < TAPS; t++)
         values[t] = fmaf(values[t], plan.scale[at.channel], plan.offset[at.channel]);
-    erase_row(plan, move.erase, at, values);
+    if (source.erases)
+        erase_row(plan, move.erase, at, values);
 }
 
 /* Returns whether mixing changes any of the TAPS values from `at` on. */
@@ -128,6 +131,7 @@ static __global__ void patches_kernel(const __grid_constant__ struct patch_plan 
         if (mixes)
             row_at(plan, partner, first, others);
     }
+    const bool erases_last = MIXES && batch.erase_last;
 #pragma unroll
     for (uint32_t t = 0; t < TAPS; t++) {
         struct pixel at = {first.channel, first.y, first.x + t};
@@ -138,7 +142,13 @@ static __global__ void patches_kernel(const __grid_constant__ struct patch_plan 
         }
         if (mixes)
             values[t] = mix_value(&batch.mix, at.y, at.x, values[t], others[t]);
+        if (erases_last && !ROWS)
+            values[t] =
+                box_erased(&own.move->erase, at.y, at.x,
+                           (at.channel * plan.shape.height + at.y) * plan.shape.width + at.x, values[t]);
     }
+    if (erases_last && ROWS)
+        erase_row(plan, own.move->erase, first, values);
     __nv_bfloat162 pairs[TAPS / 2];
 #pragma unroll
     for (uint32_t t = 0; t < TAPS; t += 2)
