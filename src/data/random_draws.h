@@ -30,6 +30,7 @@
 #define DRAW_NOISE   0x545D0000u
 #define DRAW_MIX     0x545E0000u /* data/mixing.h */
 #define DRAW_LANES   0x545F0000u
+#define DRAW_RATE    0x54620000u /* train/optimizer.h */
 
 /* ---- Initial parameters ---- */
 

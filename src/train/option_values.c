@@ -98,8 +98,13 @@ const struct option_value *option_values_find(const struct option_values *list, 
 
 bool option_value_same(const struct option_value *a, const struct option_value *b)
 {
-    if (!a || !b || a->kind != b->kind)
+    if (!a || !b)
         return a == b;
+    /* Checkpoints of earlier versions have whole numbers where an option now accepts real ones. */
+    if (a->kind == OPTION_VALUE_WHOLE && b->kind == OPTION_VALUE_REAL)
+        return (double)a->whole == b->real;
+    if (a->kind != b->kind)
+        return a->kind == OPTION_VALUE_REAL && b->kind == OPTION_VALUE_WHOLE && option_value_same(b, a);
     return a->kind == OPTION_VALUE_WORD   ? strcmp(a->word, b->word) == 0
            : a->kind == OPTION_VALUE_REAL ? a->real == b->real
                                           : a->whole == b->whole;
