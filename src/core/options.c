@@ -379,7 +379,6 @@ static const struct foreign {
     {"decay-epochs", "lr-step", NULL},
     {"decay-milestones", "lr-milestones", NULL},
     {"decay-rate", "lr-gamma", NULL},
-    {"drop", "dropout", NULL},
     {"grad-accum", "accumulate", NULL},
     {"grad-accum-steps", "accumulate", NULL},
     {"grad-checkpointing", "checkpoint-activations", NULL},
@@ -389,6 +388,7 @@ static const struct foreign {
     {"log-interval", "log-steps", NULL},
     {"lr-cycle-limit", "lr-cycles", NULL},
     {"lr-noise-pct", "lr-noise-limit", NULL},
+    {"lr-noise-std", NULL, NULL},
     {"min-lr", "lr-min", NULL},
     {"model-ema", "ema", NULL},
     {"model-ema-decay", "ema", NULL},
@@ -406,7 +406,6 @@ static const struct foreign {
     {"train-interpolation", "interpolation", NULL},
     {"val", "data", "DIR, with the folders DIR/train and DIR/val"},
     {"warmup-epochs", "lr-warmup", NULL},
-    {"warmup-lr", NULL, NULL},
     {"wd", "weight-decay", NULL},
     {"workers", "threads", NULL},
 };
@@ -415,11 +414,23 @@ static const struct foreign {
 static const struct {
     const char *name, *value;
 } examples[] = {
-    {"clip-norm", "1"},       {"cutmix", "1"},       {"drop-path", "0.1"},
-    {"ema", "0.9999"},        {"erasing", "0.25"},   {"label-smoothing", "0.1"},
-    {"lr-warmup", "5"},       {"mean", "0.5"},       {"mixup", "0.8"},
-    {"out-res", "224"},       {"rand-augment", "9"}, {"std", "0.25"},
-    {"weight-decay", "0.05"}, {"shift", "2"},        {"lr-milestones", "30:60:80"},
+    {"clip-norm", "1"},
+    {"clip-value", "1"},
+    {"clip-adaptive", "0.01"},
+    {"cutmix", "1"},
+    {"drop-path", "0.1"},
+    {"ema", "0.9999"},
+    {"erasing", "0.25"},
+    {"label-smoothing", "0.1"},
+    {"lr-warmup", "5"},
+    {"mean", "0.5"},
+    {"mixup", "0.8"},
+    {"out-res", "224"},
+    {"rand-augment", "9"},
+    {"std", "0.25"},
+    {"weight-decay", "0.05"},
+    {"shift", "2"},
+    {"lr-milestones", "30:60:80"},
 };
 
 /* Extracts the name from "--name=value" or "-name". */
