@@ -165,7 +165,11 @@ lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --interpolation 
 lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
 lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --accumulate 7
 lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored $augmented --accumulate 3 --clip-norm 1
-lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored --shift 2 $augmented"
+lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored --shift 2 $augmented
+lenet digits 16 100 --optimizer lamb --lr 0.01 --weight-decay 0.02 --clip-norm 1 --ema 0.9 --ema-warmup
+cnn digits 16 100 --optimizer muon --weight-decay 0.02 --clip-adaptive 0.05 --ema 0.9 --dropout 0.1
+cnn3d clips 7 40 --optimizer muon --momentum 0.95 --accumulate 3
+lenet digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce --bce-sum --bce-threshold 0.2 --bce-pos-weight 2"
 [[ $engine != vit ]] || grid="vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
@@ -184,7 +188,11 @@ vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --interpolat
 vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
 vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --accumulate 7
 vit-micro synth 16 100 --res 60 --out-res 32 --feed stored $augmented --accumulate 3 --clip-norm 1
-vit-micro synth 16 100 --res 60 --out-res 32 --feed stored --shift 2 $augmented"
+vit-micro synth 16 100 --res 60 --out-res 32 --feed stored --shift 2 $augmented
+vit-micro digits 16 100 --optimizer lamb --lr 0.01 --weight-decay 0.05 --clip-norm 1 --layer-decay 0.8
+vit-micro digits 16 100 --optimizer muon --weight-decay 0.05 --ema 0.9 --layer-decay 0.8
+vit-tiny synth 3 9 --res 32 --optimizer muon --clip-adaptive 0.05
+vit-micro digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce --bce-sum --bce-pos-weight 2"
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
