@@ -240,16 +240,12 @@ def torch_optimizers(torch, case, parameters):
         from timm.optim import Lamb
 
         return [Lamb(parameters, max_grad_norm=None, **adam)]
+    if not hasattr(torch.optim, "Muon"):  # since PyTorch 2.9
+        return None
     hidden = [p for p, tensor in zip(parameters, TENSORS) if tensor[2]]
     others = [p for p, tensor in zip(parameters, TENSORS) if not tensor[2]]
-    return [muon(torch, hidden, decay), torch.optim.AdamW(others, **adam)] if muon(torch, hidden, decay) else None
-
-
-def muon(torch, hidden, decay):
-    """Muon of PyTorch (since 2.9; matrices only), in float64, or None."""
-    if not hasattr(torch.optim, "Muon"):
-        return None
-    return torch.optim.Muon(hidden, lr=RATE * MATRIX_RATE, weight_decay=decay, momentum=0.9, nesterov=True, adjust_lr_fn="original")
+    matrices = {"lr": RATE * MATRIX_RATE, "weight_decay": decay, "momentum": 0.9, "nesterov": True, "adjust_lr_fn": "original"}
+    return [torch.optim.Muon(hidden, **matrices), torch.optim.AdamW(others, **adam)]
 
 
 def torch_train(torch, case):
