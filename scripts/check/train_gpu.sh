@@ -245,6 +245,9 @@ check 'the same seed gives the same weights, resumed or not' same_weights part "
 recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3) # with --ema, exports contain the average of the weights
 [[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
 check 'clipping, averages and parts: the same weights, resumed or not' same_weights recipe "${train[@]}" "${recipe[@]}"
+check 'lamb: the same weights, resumed or not' same_weights lamb "${train[@]}" --optimizer lamb --weight-decay 0.02 --ema 0.9 \
+    --ema-warmup
+check 'muon: the same weights, resumed or not' same_weights muon "${train[@]}" --optimizer muon --clip-adaptive 0.05
 latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
@@ -271,6 +274,12 @@ columns() { # file, names: prints these columns of a CSV file
     awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
         { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
 }
+scaled() { # the scale grows by a factor of 4 after steps 3 and 6 of 8
+    "$bench" --variant train-amp --model lenet --data digits --train-size 80 --test-size 9 --batch 10 --epochs 1 \
+        --loss-scale 1024 --loss-scale-growth 4 --loss-scale-backoff 0.25 --loss-scale-interval 3 --out "$work/scaled.csv" &&
+        [[ $(columns "$work/scaled.csv" 'loss_scale skipped_steps') == '16384 0 ' ]]
+}
+[[ $engine != amp ]] || check 'loss scaling with other constants' scaled
 within=(--data digits --train-size 5000 --test-size 100 --batch 16 --shift 2)
 killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" "${within[@]}" --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
