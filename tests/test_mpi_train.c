@@ -58,6 +58,29 @@ static void put_rows(const char *path)
                  STATUS_OK, "%s", status_text());
 }
 
+/* Rules that need whole tensors take the gradients of all ranks. In a pipeline, a stage has whole tensors. */
+Test(mpi_train, ranks_update_whole_tensors_as_one_rank_does)
+{
+    static const char *const cases[] = {"--optimizer lamb --weight-decay 0.02 --verify --verify-steps 3",
+                                        "--optimizer muon --clip-adaptive 0.05 --verify --verify-steps 3",
+                                        "--optimizer muon --clip-adaptive 0.05 --parallel pipeline "
+                                        "--microbatches 3 --verify --verify-steps 3"};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double one = 0;
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            char line[512];
+            snprintf(line, sizeof line, DIVIDE "%s", cases[ranks == 1 && i == 2 ? 1 : i]);
+            run_well(ranks, line);
+            const size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+            const double loss = number(out, last, "test_loss");
+            one = ranks == 1 ? loss : one;
+            cr_expect(loss > 0 && fabs(loss - one) < 1e-4 * one, "%s, %d ranks: %.9g instead of %.9g",
+                      cases[i], ranks, loss, one);
+            cr_expect_str_eq(value(out, last, "wrong"), "0");
+        }
+    }
+}
+
 /* Ranks divide rows of embeddings like other samples, with both feeds and in a pipeline. */
 Test(mpi_train, any_number_of_ranks_trains_on_the_same_rows)
 {

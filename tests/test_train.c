@@ -388,6 +388,19 @@ static void path_of(uint32_t epochs, char path[PATH_MAX])
     snprintf(path, PATH_MAX, "%s/epoch-%06u.ckpt", folder, epochs);
 }
 
+/* Earlier versions stored whole numbers of options that now accept real ones, such as --lr-step. */
+Test(checkpoint, whole_numbers_equal_real_ones)
+{
+    const struct option_value whole = {"lr-step", OPTION_VALUE_WHOLE, 10, 0, NULL},
+                              real = {"lr-step", OPTION_VALUE_REAL, 0, 10, NULL},
+                              other = {"lr-step", OPTION_VALUE_REAL, 0, 10.75, NULL},
+                              flag = {"lr-step", OPTION_VALUE_FLAG, 10, 10, NULL};
+    cr_expect(option_value_same(&whole, &real) && option_value_same(&real, &whole));
+    cr_expect(!option_value_same(&whole, &other) && !option_value_same(&other, &whole));
+    cr_expect(!option_value_same(&flag, &real) && !option_value_same(&flag, &whole));
+    cr_expect(!option_value_same(&whole, NULL) && option_value_same(NULL, NULL));
+}
+
 Test(checkpoint, a_written_checkpoint_is_read_back)
 {
     struct checkpoint back;

@@ -612,7 +612,7 @@ Test(train_cli, a_batch_larger_than_the_set_takes_the_whole_set)
 
 Test(train_cli, rejects_invalid_options)
 {
-    expect_refusal(2, "--momentum 0.5", "--momentum needs --optimizer sgd; add that");
+    expect_refusal(2, "--momentum 0.5", "--momentum needs --optimizer sgd or muon; add that");
     expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma needs --lr-schedule step");
     expect_refusal(2, "--res 32", "--res needs --data synth");
     expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need no folder\n");
@@ -672,8 +672,14 @@ Test(train_cli, rejects_sets_larger_than_memory)
 #ifdef HAVE_CUDA
 Test(train_cli, single_network_engine_rejects_others)
 {
-    expect_refusal(2, "--variant train-graph --model lenet " FEW, "supports only cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model lenet " FEW,
+                   "supports only cnn with its own dropout rates on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --classes 33 " FEW, "at most 32 classes");
+    expect_refusal(2, "--variant train-graph --model cnn --dropout 0.1 " FEW, "its own dropout rates");
+    expect_refusal(2, "--variant train-graph --model cnn --optimizer lamb " FEW,
+                   "so it does not support --optimizer lamb or muon; use train-bf16");
+    expect_refusal(2, "--variant train-graph --model cnn --clip-adaptive 1 " FEW,
+                   "so it does not support --clip-adaptive; use train-bf16");
     expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28 " FEW,
                    "supports only --feed stored and load");
     EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "

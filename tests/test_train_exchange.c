@@ -97,7 +97,8 @@ Test(train_exchange, exchanges_that_update_refuse_clipping_and_averages)
 {
     struct engine engine = engine_naive;
     const struct optimizer plain = {.layer_decay = 0.75}, clips = {.clip_norm = 1},
-                           averages = {.average = 0.9};
+                           averages = {.average = 0.9}, adapts = {.clip_adaptive = 0.01},
+                           lamb = {.kind = OPTIMIZER_LAMB}, muon = {.kind = OPTIMIZER_MUON};
     int peer = 0, fused = 0;
     while (strcmp(exchange_names[peer], "peer") != 0)
         peer++;
@@ -116,4 +117,10 @@ Test(train_exchange, exchanges_that_update_refuse_clipping_and_averages)
     cr_expect_not_null(strstr(status_text(), "use --sync peer, or drop --clip-norm"), "%s", status_text());
     cr_expect_eq(exchange_probe(fused, &engine, &averages), STATUS_USAGE);
     cr_expect_not_null(strstr(status_text(), "use --sync peer, or drop --ema"), "%s", status_text());
+    must(exchange_probe(peer, &engine, &lamb));
+    cr_expect_eq(exchange_probe(fused, &engine, &adapts), STATUS_USAGE);
+    cr_expect_not_null(strstr(status_text(), "or drop --clip-adaptive"), "%s", status_text());
+    cr_expect_eq(exchange_probe(fused, &engine, &lamb), STATUS_USAGE);
+    cr_expect_eq(exchange_probe(fused, &engine, &muon), STATUS_USAGE);
+    cr_expect_not_null(strstr(status_text(), "lamb and muon need whole tensors"), "%s", status_text());
 }

@@ -105,6 +105,106 @@ Test(train_optim, gradients_are_clipped_to_the_norm)
     for_networks(check_clip);
 }
 
+/* Expects that a step of plain SGD with a rate of 1 changes the values of a unit by their gradients, times
+ * `clip`, within +-`most`. Counts values that clipping changes. */
+static uint32_t expect_unit(const struct net *net, const struct engine *engine, const struct train_state *end,
+                            const float *gradients, size_t first, size_t count, double clip, double most)
+{
+    uint32_t changed = 0;
+    for (size_t i = first; i < first + count; i++) {
+        const double clipped = fmax(-most, fmin(most, gradients[i] * clip));
+        cr_assert_float_eq(net->initial[i] - end->parameters[i], clipped, 3e-7, "%s: %zu", engine->name, i);
+        changed += clipped != gradients[i];
+    }
+    return changed;
+}
+
+/* Clips in another way, and compares each unit. engine->gradients() are those before clipping. */
+static void check_units(struct net *net, const struct engine *engine, const struct optimizer *optimizer)
+{
+    const size_t values = net->model.arena_values;
+    const double most = optimizer->clip_value > 0 ? optimizer->clip_value : INFINITY;
+    float *gradients = malloc(values * sizeof *gradients);
+    uint32_t changed = 0;
+    net->train.schedule.rate = 1;
+    net->train.optimizer = *optimizer;
+    struct train_state end = train_steps_of(net, engine, 1);
+    must(engine->gradients(net->state, gradients));
+    for (uint32_t t = 0; t < net->model.tensor_count; t++) {
+        const struct model_tensor *tensor = &net->model.tensors[t];
+        const size_t rows = train_rows_of(tensor), columns = tensor->values / rows;
+        for (size_t r = 0; r < rows; r++) {
+            const size_t first = tensor->first + r * columns;
+            const double of = pow(distance(net->initial + first, NULL, columns), 2),
+                         norm = pow(distance(gradients + first, NULL, columns), 2);
+            const double clip = optimizer->clip_adaptive > 0 && !tensor->head
+                                    ? optimizer_clip_unit(optimizer->clip_adaptive, of, norm)
+                                    : 1;
+            changed += expect_unit(net, engine, &end, gradients, first, columns, clip, most);
+        }
+    }
+    cr_expect_gt(changed, 100, "%s: clipping changed %u values", engine->name, changed);
+    train_state_free(&end);
+    free(gradients);
+}
+
+static void check_adaptive(struct net *net, const struct engine *engine)
+{
+    check_units(net, engine, &(struct optimizer){.clip_adaptive = 0.001});
+}
+
+static void check_value(struct net *net, const struct engine *engine)
+{
+    check_units(net, engine, &(struct optimizer){.clip_value = 0.0003});
+}
+
+Test(train_optim, gradients_are_clipped_per_unit)
+{
+    for_networks(check_adaptive);
+}
+
+Test(train_optim, gradients_are_clipped_to_the_value)
+{
+    for_networks(check_value);
+}
+
+/* The second step of Muon must be that which follows from the momenta, in any precision of the gradients. A
+ * change that is 5 % too large must be found. */
+static void check_matrices(struct net *net, const struct engine *engine)
+{
+    net->train.schedule = (struct schedule){.rate = 0.001};
+    net->train.optimizer = (struct optimizer){.kind = OPTIMIZER_MUON,
+                                              .momentum = 0.9,
+                                              .beta1 = 0.9,
+                                              .beta2 = 0.99,
+                                              .epsilon = 1e-8,
+                                              .weight_decay = 0.1,
+                                              .matrix_rate = 20,
+                                              .average = 0.5};
+    struct train_state begin = train_steps_of(net, engine, 1), end = train_steps_of(net, engine, 2);
+    uint32_t matrices = 0;
+    for (uint32_t t = 0; t < net->model.tensor_count; t++) {
+        const struct model_tensor *tensor = &net->model.tensors[t];
+        if (!tensor->hidden)
+            continue;
+        const double drift = oracle_matrix_drift(&net->train, tensor, 1, &begin, &end);
+        cr_expect(drift <= engine->bounds.drift, "%s: %s: %g", engine->name, tensor->name, drift);
+        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++)
+            end.parameters[i] += 0.05f * (end.parameters[i] - begin.parameters[i]);
+        const double wrong = oracle_matrix_drift(&net->train, tensor, 1, &begin, &end);
+        cr_expect(wrong > 0.03 && wrong > drift, "%s: %s: %g", engine->name, tensor->name, wrong);
+        matrices++;
+    }
+    cr_expect_gt(matrices, 2);
+    train_state_free(&begin);
+    train_state_free(&end);
+}
+
+Test(train_optim, matrices_follow_their_momenta)
+{
+    for_networks(check_matrices);
+}
+
 /* Clipping to a norm that no gradient reaches must not change a bit. Without clipping, no norm is
  * computed. */
 static void check_no_clip(struct net *net, const struct engine *engine)

@@ -169,7 +169,74 @@ Test(train_recipe, reports_schedules_without_effect)
     EXPECT(0, FEW "--lr-schedule step --lr-step 2,3 --epochs 2 2>&1");
     cr_expect(says("warning: --lr-step 2: the learning") && says("warning: --lr-step 3: the learning"), "%s",
               out);
-    EXPECT_EXACTLY(0, "", FEW "--lr-warmup 1 --epochs 2 --lr-schedule step --lr-step 1");
+    EXPECT_EXACTLY(0, "", FEW "--lr-warmup 1 --epochs 2 --lr-schedule step --lr-step 1.75");
+    expect_refusal(
+        2, "--train-size 64 --batch 8 --lr-schedule tanh --epochs 2 --lr-cooldown 1.5 --lr-warmup 0.5",
+        "--lr-cooldown 1.5 leaves none of the 2 epochs for the decay; lower --lr-cooldown or");
+}
+
+/* Options of optimizers, schedules and losses that have no effect, or exclude each other. */
+Test(train_recipe, options_without_effect_are_refused)
+{
+    static const char *const refused[][2] = {
+        {"--muon-lr 0.1", "--muon-lr needs --optimizer muon"},
+        {"--optimizer lamb --momentum 0.8", "--momentum needs --optimizer sgd or muon"},
+        {"--optimizer muon --lr 0",
+         "--lr 0: --muon-lr follows the schedule of --lr; give a --lr of more than 0"},
+        {"--warmup-lr 0", "--warmup-lr needs --lr-warmup EPOCHS"},
+        {"--lr-cooldown 1", "--lr-cooldown needs --lr-schedule cosine, polynomial or tanh"},
+        {"--lr-k-decay 2", "--lr-k-decay needs --lr-schedule cosine, polynomial or tanh"},
+        {"--lr-schedule cosine --lr-cycle-decay 0.5", "--lr-cycle-decay needs --lr-cycles N"},
+        {"--lr-noise-limit 0.5", "--lr-noise-limit needs --lr-noise EPOCH"},
+        {"--lr-step 0", "--lr-step"},
+        {"--ema-warmup", "--ema-warmup needs --ema DECAY"},
+        {"--bce-sum", "--bce-sum needs --loss bce"},
+        {"--bce-threshold 0.2", "--bce-threshold needs --loss bce"},
+        {"--bce-pos-weight 2", "--bce-pos-weight needs --loss bce"},
+        {"--clip-norm 1 --clip-value 1",
+         "--clip-value: gradients are clipped in one way, and --clip-norm is"},
+        {"--clip-value 1 --clip-adaptive 1", "--clip-adaptive: gradients are clipped in one way"},
+        {"--loss-scale 1024", "--loss-scale works only with train-amp; drop it"},
+        {"--loss-scale-growth 3", "--loss-scale-growth works only with train-amp; drop it"},
+        {"--loss-scale-backoff 0.25", "--loss-scale-backoff works only with train-amp; drop it"},
+        {"--loss-scale-interval 9", "--loss-scale-interval works only with train-amp; drop it"},
+        {"--model lenet --dropout 0.1", "--dropout: lenet has no dropout layers; use --model cnn or cnn3d"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        char options[160];
+        snprintf(options, sizeof options, "--train-size 20 --test-size 9 --batch 5 %s", refused[i][0]);
+        expect_refusal(2, options, refused[i][1]);
+    }
+}
+
+/* The last layer begins as its options say, also with the parameters of a file. */
+Test(train_recipe, initialises_the_last_layer)
+{
+#define HEAD \
+    "$P --variant train-naive --model lenet --train-size 20 --test-size 9 --batch 5 --lr 0 --epochs 1 "
+    EXPECT(0, HEAD "--export a.safetensors");
+    EXPECT(0, HEAD "--export b.safetensors --head-init-scale 0.5 --head-init-bias -3");
+    EXPECT(0, HEAD "--export c.safetensors --init a.safetensors --head-init-scale 0.5 --head-init-bias -3");
+    /* The files end with the 84 * 10 weights and the 10 biases of the last layer. */
+    EXPECT(0,
+           "for f in a b c; do tail -c 3400 $f.safetensors | od -An -v -t f4 -w4 | awk '{ print $1 }' > $f; "
+           "done; cmp b c; paste a b | awk '$2 == -3 { bias++ } ($1 / 2 - $2) ^ 2 < 1e-14 { half++ } "
+           "END { print bias, half }'");
+    cr_expect_str_eq(out, "10 840\n", "%s", out);
+}
+
+Test(train_recipe, dropout_changes_the_rate_of_the_network)
+{
+#define CNN \
+    "$P --variant train-naive --model cnn --train-size 20 --test-size 9 --batch 5 --epochs 1 --format csv "
+    char loss[3][64];
+    static const char *const rates[] = {"", "--dropout 0", "--dropout 0.9"};
+    for (size_t i = 0; i < COUNT_OF(rates); i++) {
+        EXPECT(0, CNN "%s", rates[i]);
+        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
+    }
+    cr_expect(strcmp(loss[0], loss[1]) != 0 && strcmp(loss[1], loss[2]) != 0, "%s %s %s", loss[0], loss[1],
+              loss[2]);
 }
 
 Test(train_recipe, misleading_output_names_are_refused)
@@ -201,6 +268,10 @@ Test(train_recipe, option_names_of_other_programs_get_a_suggestion)
                                            {"model-ema-decay", "ema"},
                                            {"warmup-epochs", "lr-warmup"},
                                            {"clip-grad", "clip-norm"},
+                                           {"clip-mode", "clip-adaptive"},
+                                           {"cooldown-epochs", "lr-cooldown"},
+                                           {"bce-target-thresh", "bce-threshold"},
+                                           {"model-ema-warmup", "ema-warmup"},
                                            {"grad-accum", "accumulate"},
                                            {"grad-accum-steps", "accumulate"},
                                            {"hflip", "flip"},
@@ -218,7 +289,7 @@ Test(train_recipe, option_names_of_other_programs_get_a_suggestion)
                  names[i][1]);
         expect_refusal(2, options, words);
     }
-    expect_refusal(2, "--warmup-lr 0", "'--warmup-lr': this option of timm has no equivalent here");
+    expect_refusal(2, "--lr-noise-std 1", "'--lr-noise-std': this option of timm has no equivalent here");
     expect_refusal(2, "--sched cosine", "did you mean '--lr-schedule cosine'?");
     expect_refusal(2, "--variant all --train-size 5", "workloads train and infer; add --workload train");
     EXPECT_PRINTS(2, "its options: --workload train --help", "$P train --help");

@@ -11,16 +11,18 @@ static const struct shape small = {1, 1, 8, 8};
 
 /* ---- The rule ---- */
 
+static const struct loss_scale_rule rule; /* the default */
+
 static struct loss_scale after(struct loss_scale state, uint32_t steps, bool overflowed)
 {
     for (uint32_t i = 0; i < steps; i++)
-        loss_scale_step(&state, overflowed);
+        loss_scale_step(&rule, &state, overflowed);
     return state;
 }
 
 Test(loss_scale, grows_only_after_good_steps)
 {
-    struct loss_scale state = after(loss_scale_begin(), LOSS_SCALE_GROWTH - 1, false);
+    struct loss_scale state = after(loss_scale_begin(&rule), LOSS_SCALE_GROWTH - 1, false);
     cr_expect(state.scale == 65536 && state.good_steps == LOSS_SCALE_GROWTH - 1);
     struct loss_scale grown = after(state, 1, false), broken = after(state, 1, true);
     cr_expect(grown.scale == 2 * 65536 && grown.good_steps == 0);
@@ -31,11 +33,22 @@ Test(loss_scale, grows_only_after_good_steps)
 
 Test(loss_scale, has_a_minimum_and_a_maximum)
 {
-    struct loss_scale state = after(loss_scale_begin(), 1000, true);
+    struct loss_scale state = after(loss_scale_begin(&rule), 1000, true);
     cr_expect(state.scale == LOSS_SCALE_LEAST && state.good_steps == 0);
     cr_expect(after(state, LOSS_SCALE_GROWTH, false).scale == 2 * LOSS_SCALE_LEAST);
     state = after(state, 100 * LOSS_SCALE_GROWTH, false);
     cr_expect(state.scale == LOSS_SCALE_MOST && state.good_steps == 0);
+}
+
+Test(loss_scale, follows_other_rules)
+{
+    const struct loss_scale_rule other = {.begin = 1024, .growth = 1.5f, .backoff = 0.25f, .steps = 3};
+    struct loss_scale state = loss_scale_begin(&other);
+    for (uint32_t i = 0; i < 3; i++)
+        loss_scale_step(&other, &state, false);
+    cr_expect(state.scale == 1536 && state.good_steps == 0, "%g", state.scale);
+    loss_scale_step(&other, &state, true);
+    cr_expect(state.scale == 384 && state.good_steps == 0, "%g", state.scale);
 }
 
 /* ---- The trainer ---- */
@@ -51,7 +64,7 @@ static struct {
 static enum status set_scaled(void *state, const struct train_state *from)
 {
     scaling.given = from->scale;
-    scaling.now = from->scale.scale > 0 ? from->scale : loss_scale_begin();
+    scaling.now = from->scale.scale > 0 ? from->scale : loss_scale_begin(&rule);
     return engine_naive.set(state, from);
 }
 
@@ -65,7 +78,7 @@ static enum status steps_scaled(void *state, uint32_t epoch, uint32_t first, uin
 {
     for (uint32_t i = first; i < first + count; i++) {
         bool overflows = scaling.left > 0;
-        loss_scale_step(&scaling.now, overflows);
+        loss_scale_step(&rule, &scaling.now, overflows);
         scaling.left -= overflows;
         scaling.skipped += overflows;
         if (!overflows)

@@ -301,6 +301,39 @@ Test(train_steps, recipes_resume_within_an_epoch)
     }
 }
 
+/* Optimizers, schedules and losses: the engine agrees with the oracle, also after the run; a run that resumes
+ * within an epoch has the bits of one that does not; and the number of threads changes no bit. */
+Test(train_steps, optimizers_agree_and_resume_bit_exactly)
+{
+    static const char *const cases[] = {
+        "--model lenet --optimizer lamb --lr 0.01 --weight-decay 0.02 --clip-norm 1",
+        "--model vit-micro --optimizer lamb --weight-decay 0.05 --ema 0.9 --ema-warmup --lr-schedule tanh "
+        "--lr-cooldown 0.5 --lr-warmup 0.5 --warmup-lr 1e-5",
+        "--model lenet --optimizer muon --momentum 0.95 --weight-decay 0.02 --lr-schedule cosine --lr-cycles "
+        "2 "
+        "--lr-cycle-decay 0.5 --lr-k-decay 1.5 --lr-noise 0.5",
+        "--model vit-micro --optimizer muon --clip-adaptive 0.05 --ema 0.9 --layer-decay 0.8 --accumulate 2",
+        "--model cnn --optimizer sgd --clip-value 0.01 --dropout 0.1 --loss bce --bce-sum --bce-threshold "
+        "0.2 "
+        "--bce-pos-weight 2 --mixup 0.8 --head-init-scale 0.1 --head-init-bias -2 --lr-schedule step "
+        "--lr-step 0.75",
+    };
+#define UPDATED "$P --variant " TRAINED " --train-size 50 --test-size 20 --batch 8 --epochs 2 %s "
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        EXPECT(0, "rm -rf whole parts [abc].safetensors");
+        EXPECT(0, UPDATED "--threads 2 --verify --export a.safetensors --format csv", cases[i]);
+        expect_cells(out, 2, "wrong=0");
+        EXPECT(0, UPDATED "--threads 2 --checkpoint whole --checkpoint-steps 3 --keep 99", cases[i]);
+        EXPECT(0, "mkdir parts && cp whole/epoch-000001.step-0000000002.ckpt parts");
+        EXPECT(0,
+               UPDATED "--threads 2 --checkpoint parts --checkpoint-steps 3 --resume --export b.safetensors",
+               cases[i]);
+        EXPECT(0, "cmp a.safetensors b.safetensors");
+        EXPECT(0, UPDATED "--threads 3 --export c.safetensors", cases[i]);
+        EXPECT(0, "cmp a.safetensors c.safetensors");
+    }
+}
+
 /* A resumed run does not have the state at the beginning of its first epoch. So --verify repeats only the
  * steps after the checkpoint. */
 Test(train_steps, a_resumed_epoch_passes_verification)

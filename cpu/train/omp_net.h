@@ -141,10 +141,13 @@ struct worker {
 
 #define NET_PART ((size_t)16384) /* parameters that one thread updates at a time */
 
-/* A part of the net's arenas that is updated in one way. */
+/* A part of the net's arenas that is updated in one way. If tensors differ (train_needs_tensors()), a span is
+ * one tensor: `rows` rows of `columns` values, `pitch` values apart, with zeros between them. */
 struct span {
-    size_t first, count;
+    size_t first, count, rows, columns, pitch;
     struct tensor_update how;
+    bool head;   /* of the last layer */
+    float trust; /* update.trust of the step */
 };
 
 struct net {
@@ -166,6 +169,9 @@ struct net {
     float *parameters, *gradients, *m, *v;
     float *ema;      /* moving average of the parameters; NULL: none */
     double *squares; /* sums of squares of NET_PART gradients each, to clip them; NULL: not clipped */
+    /* Unless train_needs_tensors(), these are NULL. `adjusted`: gradients as they enter the rule. `muon`:
+     * room for two squares and a matrix. */
+    float *adjusted, *muon;
     struct span spans[2 * NET_BLOCKS_MAX]; /* all of an arena */
     uint32_t span_count;
     float *common; /* room for an arena in the layout of model.h; NULL: the exchange does not need it */

@@ -175,10 +175,162 @@ static float clip(struct net *net)
     return (float)optimizer_clip(clip_norm, sqrt(squares));
 }
 
+/* ---- Updates that need whole tensors. Every value is computed by one thread, so the results do not depend
+ * on the number of threads ---- */
+
+/* Copies the gradients of a tensor to net->adjusted, and clips each unit (optimizer_clip_unit()). */
+static void adjust_units(struct net *net, const struct span *span)
+{
+    const double factor = span->head ? 0 : net->train->optimizer.clip_adaptive;
+    const size_t pitch = span->pitch;
+#pragma omp for nowait
+    for (size_t r = 0; r < span->rows; r++) {
+        const size_t first = span->first + r * pitch;
+        const float clip =
+            factor > 0 ? (float)optimizer_clip_unit(factor, sum_squares(net->parameters + first, pitch),
+                                                    sum_squares(net->gradients + first, pitch))
+                       : 1;
+        for (size_t i = first; i < first + pitch; i++)
+            net->adjusted[i] = net->gradients[i] * clip;
+    }
+}
+
+/* LAMB: updates the moments of a tensor, and sets the factor of its step. */
+static void find_trust(struct net *net, const struct update *update, struct span *span)
+{
+    double parameters = 0, directions = 0;
+    for (size_t i = span->first; i < span->first + span->count; i++) {
+        optimizer_moments_step(update, optimizer_clipped(update, net->adjusted[i]), &net->m[i], &net->v[i]);
+        const double at = net->parameters[i],
+                     way = optimizer_direction(update, net->parameters[i], net->m[i], net->v[i]);
+        parameters += at * at;
+        directions += way * way;
+    }
+    span->trust = (float)optimizer_trust(update->decay, parameters, directions);
+}
+
+static float dot(const float *a, const float *b, size_t count)
+{
+    enum { LANES = 16 };
+    float sums[LANES] = {0}, sum = 0;
+    for (size_t i = 0; i + LANES <= count; i += LANES)
+        for (size_t lane = 0; lane < LANES; lane++)
+            sums[lane] += a[i + lane] * b[i + lane];
+    for (size_t i = count - count % LANES; i < count; i++)
+        sum += a[i] * b[i];
+    for (size_t lane = 0; lane < LANES; lane++)
+        sum += sums[lane];
+    return sum;
+}
+
+static void add_scaled(float factor, const float *restrict from, float *restrict to, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] += factor * from[i];
+}
+
+/* Sets to[0 .. count) to `factor` times these values of `from`. */
+static void scale(float factor, const float *restrict from, float *restrict to, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = factor * from[i];
+}
+
+/* Sets `gram` to the products of all pairs of rows of the matrix x or, if it is tall, of all pairs of its
+ * columns, of which there are `count`. */
+static void find_gram(const struct span *span, const float *x, size_t count, float *gram)
+{
+    const bool tall = span->rows > span->columns;
+#pragma omp for nowait
+    for (size_t i = 0; i < count; i++) {
+        float *row = gram + i * count;
+        for (size_t j = 0; !tall && j < count; j++)
+            row[j] = dot(x + i * span->pitch, x + j * span->pitch, span->columns);
+        for (size_t r = 0; tall && r < span->rows; r++)
+            if (r == 0)
+                scale(x[i], x, row, count);
+            else
+                add_scaled(x[r * span->pitch + i], x + r * span->pitch, row, count);
+    }
+}
+
+/* Muon: replaces the matrix of a span in net->adjusted by the result of the Newton-Schulz iteration. */
+static void orthogonalise(struct net *net, const struct span *span)
+{
+    const size_t pitch = span->pitch, tall = span->rows > span->columns;
+    const size_t count = tall ? span->columns : span->rows;
+    float *x = net->adjusted + span->first, *gram = net->muon, *factors = gram + count * count,
+          *next = factors + count * count;
+    const float norm =
+        (float)(1 / (sqrt(sum_squares(x, span->rows * pitch)) + MUON_EPSILON)); /* same in all threads */
+#pragma omp for nowait
+    for (size_t r = 0; r < span->rows; r++)
+        scale(norm, x + r * pitch, next + r * pitch, pitch);
+    barrier_wait(&net->barrier);
+    for (int iteration = 0; iteration < MUON_ITERATIONS; iteration++) {
+        const float *from = iteration % 2 ? x : next;
+        float *to = iteration % 2 ? next : x;
+        find_gram(span, from, count, gram);
+        barrier_wait(&net->barrier);
+#pragma omp for nowait
+        for (size_t i = 0; i < count; i++) {
+            scale((float)MUON_B, gram + i * count, factors + i * count, count);
+            for (size_t j = 0; j < count; j++)
+                add_scaled((float)MUON_C * gram[i * count + j], gram + j * count, factors + i * count, count);
+        }
+        barrier_wait(&net->barrier);
+#pragma omp for nowait
+        for (size_t r = 0; r < span->rows; r++) {
+            scale((float)MUON_A, from + r * pitch, to + r * pitch, pitch);
+            for (size_t j = 0; j < count; j++)
+                if (tall)
+                    add_scaled(from[r * pitch + j], factors + j * count, to + r * pitch, count);
+                else
+                    add_scaled(factors[r * count + j], from + j * pitch, to + r * pitch, pitch);
+        }
+        barrier_wait(&net->barrier);
+    }
+}
+_Static_assert(MUON_ITERATIONS % 2 == 1, "the last iteration of orthogonalise() writes net->adjusted");
+
+/* Muon: the pass over a hidden matrix. */
+static void find_matrix(struct net *net, const struct update *update, const struct span *span)
+{
+#pragma omp for nowait
+    for (size_t r = 0; r < span->rows; r++)
+        for (size_t i = span->first + r * span->pitch; i < span->first + (r + 1) * span->pitch; i++)
+            net->adjusted[i] =
+                optimizer_momentum(update, optimizer_clipped(update, net->adjusted[i]), &net->m[i]);
+    barrier_wait(&net->barrier);
+    orthogonalise(net, span);
+}
+
+/* The pass over whole tensors before the update of their parameters. */
+static void adjust(struct net *net, const struct update *update)
+{
+    for (uint32_t s = 0; s < net->span_count; s++)
+        adjust_units(net, &net->spans[s]);
+    barrier_wait(&net->barrier);
+    if (update->kind == OPTIMIZER_LAMB) {
+#pragma omp for schedule(dynamic) nowait
+        for (uint32_t s = 0; s < net->span_count; s++) {
+            const struct update of = optimizer_of(update, net->spans[s].how);
+            find_trust(net, &of, &net->spans[s]);
+        }
+        barrier_wait(&net->barrier);
+    }
+    for (uint32_t s = 0; update->kind == OPTIMIZER_MUON && s < net->span_count; s++)
+        if (net->spans[s].how.hidden)
+            find_matrix(net, update, &net->spans[s]);
+}
+
+/* ---- The update ---- */
+
 /* Updates `count` parameters from index `i` on. */
 static void update_part(struct net *net, const struct update *update, size_t i, size_t count)
 {
-    net->kernel->update(update, net->gradients + i, net->parameters + i, net->m + i, net->v + i, count);
+    const float *gradients = net->adjusted ? net->adjusted : net->gradients;
+    net->kernel->update(update, gradients + i, net->parameters + i, net->m + i, net->v + i, count);
     for (size_t end = i + count; net->ema && i < end; i++)
         net->ema[i] = optimizer_average(update, net->ema[i], net->parameters[i]);
 }
@@ -189,9 +341,13 @@ void net_update(struct net *net, uint64_t number)
     struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
     RANGE(UPDATE);
     update.clip = clip(net);
+    if (net->adjusted)
+        adjust(net, &update);
     for (uint32_t s = 0; s < net->span_count; s++) {
         const struct span *span = &net->spans[s];
-        const struct update of = optimizer_of(&update, span->how);
+        struct update of = optimizer_of(&update, span->how);
+        of.trust = of.kind == OPTIMIZER_MUON ? (float)optimizer_matrix_scale(span->rows, span->columns)
+                                             : span->trust;
         const size_t end = span->first + span->count;
 #pragma omp for nowait
         for (size_t i = span->first; i < end; i += NET_PART)

@@ -167,20 +167,30 @@ static void lay_out_rows(const struct model *model, struct block *block)
     }
 }
 
-/* Appends a part of the arenas: the tensor that begins at `tensor_first` in the model's arena. If the last
- * span is updated in the same way, extends that span instead. */
-static void add_span(struct net *net, size_t first, size_t end, size_t tensor_first)
+/* Appends a part of the arenas: the tensor that begins at `tensor_first` in the model's arena, whose rows are
+ * `pitch` values apart (0: as in the model). If the last span is updated in the same way, extends that span
+ * instead. */
+static void add_span(struct net *net, size_t first, size_t end, size_t tensor_first, size_t pitch)
 {
     const struct model_tensor *tensor = net->train->model->tensors;
     struct span *last = &net->spans[net->span_count];
     while (tensor->first != tensor_first)
         tensor++;
     const struct tensor_update how = train_update_of(net->train, tensor);
-    if (net->span_count > 0 && last[-1].how.decays == how.decays && last[-1].how.share == how.share) {
+    if (net->span_count > 0 && last[-1].how.decays == how.decays && last[-1].how.share == how.share &&
+        !train_needs_tensors(net->train)) {
         last[-1].count += end - first;
         return;
     }
-    *last = (struct span){first, end - first, how};
+    const size_t rows = train_rows_of(tensor), columns = tensor->values / rows;
+    *last = (struct span){.first = first,
+                          .count = end - first,
+                          .rows = rows,
+                          .columns = columns,
+                          .pitch = pitch ? pitch : columns,
+                          .how = how,
+                          .head = tensor->head,
+                          .trust = 1};
     net->span_count++;
 }
 
@@ -193,8 +203,9 @@ static void lay_out_parameters(struct net *net, struct block *block)
     block->weight = net->arena_values;
     block->bias = block->weight + round_up(values, LINE);
     net->arena_values = block->bias + round_up(layer->bias_values, LINE) + LINE;
-    add_span(net, block->weight, block->bias, layer->weight);
-    add_span(net, block->bias, net->arena_values, layer->bias);
+    add_span(net, block->weight, block->bias, layer->weight,
+             block->kind == BLOCK_LINEAR ? block->in_pitch : 0);
+    add_span(net, block->bias, net->arena_values, layer->bias, 0);
 }
 
 /* Sets pitches and the offsets of parameters and kept data. */
@@ -455,6 +466,18 @@ static void plan_deltas(struct net *net)
     }
 }
 
+/* Returns the values that net->muon needs: two squares, and a matrix. */
+static size_t muon_values(const struct net *net)
+{
+    size_t most = 0;
+    for (const struct span *span = net->spans; span < net->spans + net->span_count; span++) {
+        const size_t count = span->rows < span->columns ? span->rows : span->columns;
+        const size_t values = 2 * count * count + span->rows * span->pitch;
+        most = span->how.hidden && values > most ? values : most;
+    }
+    return most;
+}
+
 static void plan_arenas(struct net *net)
 {
     float **const arenas[] = {&net->parameters, &net->gradients, &net->m, &net->v};
@@ -467,6 +490,10 @@ static void plan_arenas(struct net *net)
         net->ema = take(net, net->arena_values, sizeof(float));
     if (!net->train->forward_only && net->train->optimizer.clip_norm > 0)
         net->squares = take(net, net->arena_values / NET_PART + 1, sizeof *net->squares);
+    if (train_needs_tensors(net->train))
+        net->adjusted = take(net, net->arena_values, sizeof(float));
+    if (train_needs_tensors(net->train) && net->train->optimizer.kind == OPTIMIZER_MUON)
+        net->muon = take(net, muon_values(net), sizeof(float));
     if (net->train->exchange && net->train->exchange->mixed)
         net->common = take(net, net->train->model->arena_values, sizeof(float));
 }

@@ -429,11 +429,11 @@ static void update(const struct update *update, const float *restrict gradients,
                    float *restrict m, float *restrict v, size_t count)
 {
     struct update of = *update;
-#define UPDATE(which, ...)                                                   \
-    case OPTIMIZER_##which:                                                  \
-        of.kind = OPTIMIZER_##which;                                         \
-        for (size_t i = 0; i < count; i++)                                   \
-            optimizer_step(&of, gradients[i], &parameters[i], &m[i], &v[i]); \
+#define UPDATE(which, ...)                                                    \
+    case OPTIMIZER_##which:                                                   \
+        of.kind = OPTIMIZER_##which;                                          \
+        for (size_t i = 0; i < count; i++)                                    \
+            optimizer_apply(&of, gradients[i], &parameters[i], &m[i], &v[i]); \
         return;
     switch (update->kind) {
         OPTIMIZERS(UPDATE)

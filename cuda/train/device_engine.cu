@@ -86,6 +86,10 @@ enum status device_engine_open_learning(struct device_engine *engine)
     if (train_averages(train))
         TRY(allocate(&engine->allocations, &engine->state.ema, values));
     TRY(clip_open(train, &engine->allocations, &engine->clip));
+    if (train->model->transformer || train_needs_tensors(train))
+        TRY(groups_open(train, &engine->allocations, &engine->groups, engine->stream));
+    TRY(tensors_open(train, &engine->allocations, &engine->tensors, engine->stream));
+    engine->shared.groups = engine->groups;
     TRY(allocate_zeros(&engine->allocations, &engine->gradients, values, engine->stream));
     engine->shared.gradients = engine->gradients;
     engine->shared.parameters = engine->state.parameters;
@@ -193,7 +197,8 @@ enum status device_engine_set(void *state, const struct train_state *from)
     struct device_engine *engine = engine_of(state);
     CUDA_TRY(cudaSetDevice(engine->device));
     TRY(state_set(engine->train, &engine->state, from, engine->stream));
-    const struct loss_scale scale = from->scale.scale > 0 ? from->scale : loss_scale_begin();
+    const struct loss_scale scale =
+        from->scale.scale > 0 ? from->scale : loss_scale_begin(&engine->train->scaling);
     return engine->losses.scale ? copy_scale(engine, &engine->losses.scale->now, &scale) : STATUS_OK;
 }
 
@@ -211,6 +216,25 @@ enum status device_engine_gradients(void *state, float *gradients)
     CUDA_TRY(cudaSetDevice(engine->device));
     TRY(arena_copy(engine->train, gradients, engine->gradients, engine->stream));
     return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
+}
+
+/* ---- The update ---- */
+
+enum status device_engine_update(struct device_engine *engine, const struct update *update,
+                                 __nv_bfloat16 *rounded)
+{
+    const struct train *train = engine->train;
+    const size_t values = train->model->arena_values;
+    const struct device_scale *scale = engine->losses.scale;
+    const float *gradients = engine->gradients;
+    struct update_extras extras = {
+        .scale = scale, .clip = engine->clip, .groups = engine->groups, .rounded = rounded};
+    TRY(clip_find(&train->optimizer, values, gradients, scale, engine->clip, engine->losses.totals,
+                  engine->stream));
+    if (train_needs_tensors(train))
+        TRY(tensors_adjust(train, update, &engine->tensors, &engine->state, &extras, &gradients,
+                           engine->stream));
+    return parameters_update(update, values, gradients, &extras, &engine->state, engine->stream);
 }
 
 /* ---- Exchanging gradients ---- */

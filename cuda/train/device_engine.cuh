@@ -45,7 +45,10 @@ struct device_engine {
     struct device_augment augment;
     struct device_batch *batch; /* the current batch */
     struct device_losses losses;
-    struct device_clip *clip; /* NULL: gradients are not clipped */
+    struct device_clip *clip; /* NULL: gradients are not scaled to a norm */
+    /* Per MODEL_ALIGNMENT parameters: how to update them. NULL: all in the same way. */
+    struct tensor_update *groups;
+    struct device_tensors tensors;
     struct device_progress progress;
     /* Events before and after the gather of one step: the middle step of the latest call of steps(). By then,
      * launches are queued, so the measured time contains no launch latency. */
@@ -83,8 +86,13 @@ enum status device_engine_open(struct device_engine *engine);
 /* Opens the samples: the data sets in device memory, the augmentation, and the feed. */
 enum status device_engine_open_data(struct device_engine *engine);
 /* Opens the arrays for training, the progress and the totals. The parameters must be allocated. The engine
- * may have set shared.rounded, shared.groups and losses.scale. */
+ * may have set shared.rounded, losses.scale and tensors.tensor_cores. */
 enum status device_engine_open_learning(struct device_engine *engine);
+
+/* Clips the gradients and updates the parameters. If `rounded` is not NULL, it gets the new parameters in
+ * bf16. Losses that are scaled must be unscaled before. */
+enum status device_engine_update(struct device_engine *engine, const struct update *update,
+                                 __nv_bfloat16 *rounded);
 
 /* device_engine_stop() makes the device current and waits for the engine's stream. The engine then releases
  * its own resources, and calls device_engine_close(), which does not free the state. Both functions ignore

@@ -184,6 +184,7 @@ static enum status open_learning(struct network *network)
                            network->stream));
     if (network->precision == PRECISION_FP16)
         TRY(allocate_zeros(&network->allocations, &network->losses.scale, 1, network->stream));
+    network->tensors.tensor_cores = network->precision != PRECISION_FP32;
     return device_engine_open_learning(network);
 }
 
@@ -337,11 +338,8 @@ static enum status network_update(struct device_engine *network, const struct up
     RANGE(UPDATE);
     if (scale)
         TRY(scaling_unscale(scale, values, network->gradients, network->stream));
-    TRY(clip_find(&train->optimizer, values, network->gradients, scale, network->clip, network->losses.totals,
-                  network->stream));
-    const struct update_extras extras = {.scale = scale, .clip = network->clip};
-    TRY(parameters_update(update, values, network->gradients, &extras, &network->state, network->stream));
-    return scale ? scaling_step(scale, network->stream) : STATUS_OK;
+    TRY(device_engine_update(network, update, nullptr));
+    return scale ? scaling_step(&train->scaling, scale, network->stream) : STATUS_OK;
 }
 
 static enum status infer(struct device_engine *engine, uint32_t count, const float **logits)

@@ -33,6 +33,7 @@ struct loss_plan {
     uint32_t classes, count, total; /* see struct pass for `count` and `total` */
     float smoothing, share;         /* see struct target for `share` */
     const uint32_t *multi_hot;      /* of the samples; NULL: each has one class */
+    struct binary_loss binary;
 };
 
 /* Returns this lane's part of the softmax cross-entropy of a sample. Writes the gradients of the sample's
@@ -62,14 +63,14 @@ static __device__ __forceinline__ float binary_cross_entropy(const struct loss_p
                                                              const struct target &target, float factor,
                                                              float *deltas)
 {
-    const float weight = target_weight(&target);
+    const float weight = target_weight(&target), divisor = loss_binary_divisor(&plan.binary, plan.classes);
     float loss = 0, delta;
     for (uint32_t k = threadIdx.x % 32; k < plan.classes; k += 32) {
         const float wanted = target_of(&target, plan.multi_hot, plan.smoothing, plan.classes, k);
-        loss += loss_binary_weighted(own[k], wanted, weight, &delta);
-        deltas[k] = delta / ((float)plan.classes * (float)plan.total) * factor;
+        loss += loss_binary_class(&plan.binary, own[k], wanted, weight, &delta);
+        deltas[k] = delta / (divisor * (float)plan.total) * factor;
     }
-    return loss / (float)plan.classes;
+    return loss / divisor;
 }
 
 /* Warp j computes sample j. A NaN never becomes the best candidate, but it propagates to the loss through the
@@ -144,7 +145,8 @@ enum status loss_take(const struct train *train, const float *logits, const stru
                                    .total = pass->total,
                                    .smoothing = train->smoothing,
                                    .share = batch->mix.share,
-                                   .multi_hot = batch->multi_hot};
+                                   .multi_hot = batch->multi_hot,
+                                   .binary = train->binary};
     auto *kernel = train->loss == LOSS_BINARY ? loss_kernel<LOSS_BINARY> : loss_kernel<LOSS_CROSS_ENTROPY>;
     kernel<<<blocks_for((size_t)pass->count * 32), BLOCK, 0, pass->stream>>>(
         plan, logits, batch->labels, losses->scale, deltas, losses->losses, losses->right);

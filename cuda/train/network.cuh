@@ -309,7 +309,7 @@ enum status loss_take(const struct train *train, const float *logits, const stru
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream);
 
 /* Call after the optimizer. Counts the step if it was skipped, updates the scale, and clears `overflowed`. */
-enum status scaling_step(struct device_scale *scale, cudaStream_t stream);
+enum status scaling_step(const struct loss_scale_rule *rule, struct device_scale *scale, cudaStream_t stream);
 
 /* Clipping of gradients (optimizer.cu); in device memory. The host never waits for the norm. The order of the
  * sums depends only on the number of gradients, so all ranks get the same bits. */
@@ -325,6 +325,34 @@ enum status clip_find(const struct optimizer *optimizer, size_t values, const fl
                       const struct device_scale *scale, struct device_clip *clip, struct train_totals *totals,
                       cudaStream_t stream);
 
+/* Copies train_update_of() of all tensors to the device. An entry is for MODEL_ALIGNMENT parameters of one
+ * tensor, because tensors begin at multiples of this number. */
+enum status groups_open(const struct train *train, struct allocations *allocations,
+                        struct tensor_update **groups, cudaStream_t stream);
+
+/* What updates that need whole tensors keep (train_needs_tensors()), in device memory. Pointers that the
+ * optimizer does not need are NULL. */
+struct device_tensors {
+    bool tensor_cores; /* the engine sets it: Muon may round the factors of its GEMMs to TF32 */
+    float *adjusted;   /* an arena: with clip_adaptive the clipped gradients, with Muon the directions */
+    struct tensor_unit *units; /* of optimizer_clip_unit() */
+    uint32_t unit_count;
+    /* Parts of the tensors whose values are added up: with LAMB of all tensors, with Muon of hidden matrices.
+     * `ends`: per tensor, the number of parts of this tensor and those before. */
+    struct tensor_part *parts;
+    uint32_t part_count, *ends;
+    double2 *sums;      /* per part: sums of squares */
+    float *trust;       /* per tensor: update.trust */
+    float *norms;       /* Muon, per tensor: the factor that divides a matrix by its norm */
+    float *squares;     /* Muon: room for two squares and a matrix */
+    float *workspace;   /* Muon: WORKSPACE_VALUES floats */
+    size_t square_most; /* Muon: room of a square */
+};
+
+/* Allocates the arrays. Does nothing unless train_needs_tensors(). */
+enum status tensors_open(const struct train *train, struct allocations *allocations,
+                         struct device_tensors *tensors, cudaStream_t stream);
+
 /* What the update of parameters may need beyond the optimizer. Each pointer may be NULL. */
 struct update_extras {
     const struct device_scale *scale; /* nothing is updated if scale->overflowed is set */
@@ -332,10 +360,18 @@ struct update_extras {
     const struct tensor_update *groups; /* groups[i] applies to the MODEL_ALIGNMENT parameters from
                                            MODEL_ALIGNMENT * i on */
     __nv_bfloat16 *rounded;             /* gets the new parameters, rounded to bf16 */
+    const float *trust, *directions;    /* set by tensors_adjust() */
 };
 
-/* Runs optimizer_step() on all parameters, and updates their moving average, if there is one. The arrays have
- * `values` elements, and room for a multiple of 4. */
+/* Call before parameters_update() if train_needs_tensors(): the pass over whole tensors (optimizer.h). Sets
+ * extras->trust and extras->directions, and `*gradients` to the clipped gradients. extras->groups must be
+ * set. */
+enum status tensors_adjust(const struct train *train, const struct update *update,
+                           const struct device_tensors *tensors, const struct train_state *state,
+                           struct update_extras *extras, const float **gradients, cudaStream_t stream);
+
+/* Runs optimizer_apply() on all parameters, and updates their moving average, if there is one. The arrays
+ * have `values` elements, and room for a multiple of 4. */
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
                               const struct update_extras *extras, const struct train_state *state,
                               cudaStream_t stream);

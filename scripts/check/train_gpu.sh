@@ -181,7 +181,11 @@ lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --interpolation 
 lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
 lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --accumulate 7
 lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored $augmented --accumulate 3 --clip-norm 1
-lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored --shift 2 $augmented"
+lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored --shift 2 $augmented
+lenet digits 16 100 --optimizer lamb --lr 0.01 --weight-decay 0.02 --clip-norm 1 --ema 0.9 --ema-warmup
+cnn digits 16 100 --optimizer muon --weight-decay 0.02 --clip-adaptive 0.05 --ema 0.9 --dropout 0.1
+cnn3d clips 7 40 --optimizer muon --momentum 0.95 --accumulate 3
+lenet digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce --bce-sum --bce-threshold 0.2 --bce-pos-weight 2"
 [[ $engine != vit ]] || grid="vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
@@ -200,7 +204,11 @@ vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --interpolat
 vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
 vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --accumulate 7
 vit-micro synth 16 100 --res 60 --out-res 32 --feed stored $augmented --accumulate 3 --clip-norm 1
-vit-micro synth 16 100 --res 60 --out-res 32 --feed stored --shift 2 $augmented"
+vit-micro synth 16 100 --res 60 --out-res 32 --feed stored --shift 2 $augmented
+vit-micro digits 16 100 --optimizer lamb --lr 0.01 --weight-decay 0.05 --clip-norm 1 --layer-decay 0.8
+vit-micro digits 16 100 --optimizer muon --weight-decay 0.05 --ema 0.9 --layer-decay 0.8
+vit-tiny synth 3 9 --res 32 --optimizer muon --clip-adaptive 0.05
+vit-micro digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce --bce-sum --bce-pos-weight 2"
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
@@ -253,6 +261,9 @@ check 'the same seed gives the same weights, resumed or not' same_weights part "
 recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3) # with --ema, exports contain the average of the weights
 [[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
 check 'clipping, averages and parts: the same weights, resumed or not' same_weights recipe "${train[@]}" "${recipe[@]}"
+check 'lamb: the same weights, resumed or not' same_weights lamb "${train[@]}" --optimizer lamb --weight-decay 0.02 --ema 0.9 \
+    --ema-warmup
+check 'muon: the same weights, resumed or not' same_weights muon "${train[@]}" --optimizer muon --clip-adaptive 0.05
 latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
@@ -279,6 +290,12 @@ columns() { # file, names: prints these columns of a CSV file
     awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
         { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
 }
+scaled() { # the scale grows by a factor of 4 after steps 3 and 6 of 8
+    "$bench" --variant train-amp --model lenet --data digits --train-size 80 --test-size 9 --batch 10 --epochs 1 \
+        --loss-scale 1024 --loss-scale-growth 4 --loss-scale-backoff 0.25 --loss-scale-interval 3 --out "$work/scaled.csv" &&
+        [[ $(columns "$work/scaled.csv" 'loss_scale skipped_steps') == '16384 0 ' ]]
+}
+[[ $engine != amp ]] || check 'loss scaling with other constants' scaled
 within=(--data digits --train-size 5000 --test-size 100 --batch 16 --shift 2)
 killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" "${within[@]}" --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3

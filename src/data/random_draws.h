@@ -31,6 +31,7 @@
 #define DRAW_MIX     0x545E0000u /* data/mixing.h */
 #define DRAW_LANES   0x545F0000u
 #define DRAW_JITTER  0x54600000u /* data/jitter.h */
+#define DRAW_RATE    0x54620000u /* train/optimizer.h */
 
 /* ---- Initial parameters ---- */
 

@@ -65,6 +65,8 @@ struct train {
     struct schedule schedule;
     enum loss_kind loss;
     float smoothing;
+    struct binary_loss binary;      /* LOSS_BINARY only */
+    struct loss_scale_rule scaling; /* only for engines with `scales_loss` */
     /* Number of parts into which this rank divides its samples of a step, to save memory. It computes the
      * gradients of one part after another, which changes only the order of sums. 0 means 1. */
     uint32_t accumulate;
@@ -145,7 +147,22 @@ static inline struct tensor_update train_update_of(const struct train *train,
     struct tensor_update of;
     of.share = optimizer_share(&train->optimizer, train->model->depth - tensor->depth);
     of.decays = tensor->decays;
+    of.hidden = tensor->hidden;
+    of.index = (uint16_t)(tensor - train->model->tensors);
     return of;
+}
+
+/* Returns the number of rows of a tensor: the units of optimizer_clip_unit(), and the rows of Muon. */
+static inline size_t train_rows_of(const struct model_tensor *tensor)
+{
+    return tensor->axes > 1 ? (size_t)tensor->shape[0] : 1;
+}
+
+/* Returns whether the update needs whole tensors: by the rule of the optimizer, or to clip gradients. */
+static inline bool train_needs_tensors(const struct train *train)
+{
+    return !train->forward_only &&
+           (optimizer_needs_tensors(train->optimizer.kind) || train->optimizer.clip_adaptive > 0);
 }
 
 /* Returns the number of steps per epoch. */
@@ -572,6 +589,12 @@ extern const struct engine engine_naive, engine_oracle;
 /* Returns the sum over the samples of all steps since the last call: the Euclidean norm of the derivatives of
  * the step's mean loss by the logits of the sample. `oracle` is a state of engine_oracle. */
 double oracle_slopes(void *oracle);
+
+/* Muon: returns the error of a hidden matrix's change, and of the change of its moving average, in one step
+ * from state `begin` to state `end` of an engine, relative to the change that follows from the momenta of
+ * these states. NaN if memory runs out. */
+double oracle_matrix_drift(const struct train *train, const struct model_tensor *tensor, uint64_t step,
+                           const struct train_state *begin, const struct train_state *end);
 
 /* Runs the reference's forward pass with the parameters of `from` over the samples of a step. Sets `*layer`
  * to the name of the first layer that outputs a non-finite value, or to "the loss" if none does. */

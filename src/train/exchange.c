@@ -182,6 +182,17 @@ static enum status check_updates(const struct exchange_method *method, const str
                              ": --sync %s updates parameters before all gradients are known; use "
                              "--sync peer, or drop --clip-norm",
                              method->name);
+    if (method->updates && optimizer->clip_adaptive > 0)
+        return status_option(STATUS_USAGE, "clip-adaptive",
+                             ": --sync %s updates parameters before all gradients are known; use "
+                             "--sync peer, or drop --clip-adaptive",
+                             method->name);
+    if (method->updates && optimizer_needs_tensors(optimizer->kind))
+        return status_option(
+            STATUS_USAGE, "optimizer",
+            ": --sync %s updates parts of tensors, but lamb and muon need whole tensors; use "
+            "--sync peer, or another optimizer",
+            method->name);
     if (method->updates && optimizer->average > 0)
         return status_option(STATUS_USAGE, "ema",
                              ": --sync %s computes no average of the parameters; use --sync peer, or drop "

@@ -16,13 +16,14 @@ static inline train_real sample_loss_binary(const struct train *train, const tra
     uint32_t classes = train->model->classes;
     const train_real weight = target_weight(target);
     const uint32_t *const rows = train->data->sets[DATA_TRAIN].multi_hot;
+    const train_real divisor = loss_binary_divisor(&train->binary, classes);
     train_real loss = 0;
     for (uint32_t k = 0; k < classes; k++) {
         const train_real wanted = target_of(target, rows, train->smoothing, classes, k);
-        loss += loss_binary_weighted(logits[k], wanted, weight, &delta[k]);
-        delta[k] /= (train_real)classes * (train_real)count;
+        loss += loss_binary_class(&train->binary, logits[k], wanted, weight, &delta[k]);
+        delta[k] /= divisor * (train_real)count;
     }
-    return loss / (train_real)classes;
+    return loss / divisor;
 }
 
 /* Sets the loss and the gradient of a sample whose weight is 0. */

@@ -28,6 +28,14 @@ enum loss_kind {
     LOSS_BINARY         /* mean over the classes of the binary cross-entropy of sigmoid(logit) */
 };
 
+/* Properties of LOSS_BINARY, as in timm. All zero: none. */
+struct binary_loss {
+    bool sums;       /* the loss of a sample is the sum over the classes instead of the mean */
+    bool thresholds; /* targets greater than `threshold` become 1, the others 0 */
+    float threshold;
+    float positive_extra; /* weight of the positive part of each target, minus 1 */
+};
+
 /* Returns the weight of a sample in the loss: 1, or less if a part of the sample is masked. The loss of the
  * sample is the weighted sum of the losses of its parts. */
 FDSL_HD train_real target_weight(const struct target *target)
@@ -61,6 +69,23 @@ FDSL_HD train_real loss_binary_weighted(train_real logit, train_real wanted, tra
     return weight * (logit > 0 ? logit : 0) - logit * wanted + weight * TRAIN_LOG1P(tail);
 }
 
+/* Returns loss_binary_weighted() with the properties of `binary`. The positive part of the loss is
+ * wanted * log(1 + exp(-x)); a larger weight of it is a larger target and a larger weight of the sample. */
+FDSL_HD train_real loss_binary_class(const struct binary_loss *binary, train_real logit, train_real wanted,
+                                     train_real weight, train_real *delta)
+{
+    const train_real extra = binary->positive_extra;
+    if (binary->thresholds)
+        wanted = wanted > (train_real)binary->threshold * weight ? weight : 0;
+    return loss_binary_weighted(logit, wanted + extra * wanted, weight + extra * wanted, delta);
+}
+
+/* Returns the number by which the sum over the classes is divided. */
+FDSL_HD train_real loss_binary_divisor(const struct binary_loss *binary, uint32_t classes)
+{
+    return binary->sums ? 1 : (train_real)classes;
+}
+
 /* The same for a sample of weight 1. */
 FDSL_HD train_real loss_binary(train_real logit, train_real wanted, train_real *delta)
 {
@@ -75,35 +100,44 @@ FDSL_HD train_real loss_binary(train_real logit, train_real wanted, train_real *
  * its constants are those of torch.amp.GradScaler, plus a minimum and a maximum. Host and device share this
  * definition. */
 
-/* Powers of two, so that scaling causes no rounding. */
+/* By default, scales are powers of two, so that scaling causes no rounding. */
 #define LOSS_SCALE_BEGIN 65536.0f
 #define LOSS_SCALE_LEAST 1.0f
 /* Without this limit, the scale would grow forever if all gradients were zero. */
 #define LOSS_SCALE_MOST   16777216.0f
-#define LOSS_SCALE_GROWTH 2000 /* steps without overflow before the scale doubles */
+#define LOSS_SCALE_GROWTH 2000 /* steps without overflow before the scale grows */
+
+/* How the scale changes; 0 means the default. */
+struct loss_scale_rule {
+    float begin;    /* first scale, LOSS_SCALE_LEAST to LOSS_SCALE_MOST; default LOSS_SCALE_BEGIN */
+    float growth;   /* factor after `interval` steps without overflow, more than 1; default 2 */
+    float backoff;  /* factor after an overflow, less than 1; default 1/2 */
+    uint32_t steps; /* interval of the growth; default LOSS_SCALE_GROWTH */
+};
 
 struct loss_scale {
     float scale;         /* 0: not set yet */
     uint32_t good_steps; /* steps without overflow since the scale last changed */
 };
 
-static inline struct loss_scale loss_scale_begin(void)
+static inline struct loss_scale loss_scale_begin(const struct loss_scale_rule *rule)
 {
-    struct loss_scale begin = {LOSS_SCALE_BEGIN, 0};
+    struct loss_scale begin = {rule->begin > 0 ? rule->begin : LOSS_SCALE_BEGIN, 0};
     return begin;
 }
 
-/* Updates the scale after a step: halves it on overflow, doubles it after LOSS_SCALE_GROWTH steps without
- * overflow. */
-FDSL_HD void loss_scale_step(struct loss_scale *state, bool overflowed)
+/* Updates the scale after a step. */
+FDSL_HD void loss_scale_step(const struct loss_scale_rule *rule, struct loss_scale *state, bool overflowed)
 {
-    if (!overflowed && ++state->good_steps < LOSS_SCALE_GROWTH)
+    const float grown = state->scale * (rule->growth > 0 ? rule->growth : 2);
+    const float shrunk = state->scale * (rule->backoff > 0 ? rule->backoff : 0.5f);
+    if (!overflowed && ++state->good_steps < (rule->steps ? rule->steps : LOSS_SCALE_GROWTH))
         return;
     state->good_steps = 0;
     if (overflowed)
-        state->scale = state->scale / 2 < LOSS_SCALE_LEAST ? LOSS_SCALE_LEAST : state->scale / 2;
-    else if (state->scale * 2 <= LOSS_SCALE_MOST)
-        state->scale *= 2;
+        state->scale = shrunk < LOSS_SCALE_LEAST ? LOSS_SCALE_LEAST : shrunk;
+    else if (grown <= LOSS_SCALE_MOST)
+        state->scale = grown;
 }
 
 #endif

@@ -262,6 +262,21 @@ static void mark_idle(struct model *model, const struct layer *attention)
     bias->idle_values = attention->out.width;
 }
 
+/* Sets model_tensor.hidden and model_tensor.head. */
+static void mark_roles(struct model *model)
+{
+    const struct layer *layer = model->layers, *last = &model->layers[model->layer_count - 1];
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        struct model_tensor *tensor = &model->tensors[t];
+        tensor->head = tensor->first >= last->weight;
+        while (layer < last && (layer->weight_values == 0 || layer->bias < tensor->first))
+            layer++;
+        const enum layer_kind kind = layer->spec.kind;
+        tensor->hidden = t > 0 && !tensor->head && tensor->first == layer->weight &&
+                         (kind == LAYER_CONV || kind == LAYER_LINEAR || kind == LAYER_TOKEN_LINEAR);
+    }
+}
+
 /* ---- FLOP counts ---- */
 
 /* Returns the number of pairs (output position, kernel tap) along an axis that read inside the image. The
@@ -394,6 +409,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
     }
     for (uint32_t i = 0; i < model->layer_count; i++)
         mark_idle(model, &model->layers[i]);
+    mark_roles(model);
     if (shape_values(&shape) != classes)
         return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
                           table->name);
@@ -411,6 +427,20 @@ enum status model_set_drop_path(struct model *model, double rate)
                                       ": %s has no blocks with stochastic depth; use one of the "
                                       "networks vit-*, or drop --drop-path",
                                       model->name);
+}
+
+enum status model_set_dropout(struct model *model, double rate)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].spec.kind == LAYER_DROPOUT) {
+            model->layers[i].spec.rate = (float)(round(256 * rate) / 256);
+            any = true;
+        }
+    return any ? STATUS_OK
+               : status_option(STATUS_USAGE, "dropout",
+                               ": %s has no dropout layers; use --model cnn or cnn3d, or drop --dropout",
+                               model->name);
 }
 
 /* ---- Slices ---- */
@@ -500,6 +530,18 @@ void model_initialise(const struct model *model, uint64_t seed, float *parameter
     for (uint32_t t = 0; t < model->tensor_count; t++)
         for (size_t i = 0; i < model->tensors[t].values; i++)
             parameters[model->tensors[t].first + i] = initial_value(&model->tensors[t], seed, i);
+}
+
+void model_initialise_head(const struct model *model, double scale, double bias, float *parameters)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        const bool constant = !isnan(bias) && tensor->axes == 1;
+        for (size_t i = tensor->first; tensor->head && i < tensor->first + tensor->values; i++)
+            parameters[i] = constant       ? (float)bias
+                            : isnan(scale) ? parameters[i]
+                                           : (float)(scale * parameters[i]);
+    }
 }
 
 /* ---- The networks ---- */

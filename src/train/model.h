@@ -102,6 +102,10 @@ struct model_tensor {
     /* Values of the tensor whose gradients would be zero without rounding errors: biases of keys. They add
      * the same number to all scores of a query, and softmax cancels it. */
     size_t idle_first, idle_values;
+    /* Weights of convolutions and linear layers between the first and the last layer with weights. Muon
+     * updates them as matrices of shape[0] rows. */
+    bool hidden;
+    bool head; /* belongs to the last layer */
 };
 
 struct model {
@@ -170,6 +174,10 @@ enum status model_refuse_transformer(const struct model *model);
  * STATUS_USAGE if the network has no blocks with stochastic depth. */
 enum status model_set_drop_path(struct model *model, double rate);
 
+/* Sets the rate of all dropout layers to the multiple of 1/256 that is nearest to `rate`. STATUS_USAGE if the
+ * network has none. */
+enum status model_set_dropout(struct model *model, double rate);
+
 /* Returns whether the network may be cut before this layer. A transformer may not be cut. A slice begins with
  * a convolution or a linear layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no
  * earlier layer. */
@@ -196,6 +204,10 @@ double model_flops(const struct model *model, const struct model_savings *saving
  * 0; norms have weight 1 and bias 0; LAYER_PATCHES is initialised like a Conv2d. (timm truncates the normal
  * distribution at +-2, which is 100 standard deviations.) */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
+
+/* Multiplies the parameters of the last layer by `scale`, then sets its biases to `bias`. Both may be NaN,
+ * and then have no effect. */
+void model_initialise_head(const struct model *model, double scale, double bias, float *parameters);
 
 FDSL_C_END
 

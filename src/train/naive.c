@@ -3,6 +3,7 @@
  * and `infer-naive`, which use one thread, and by naive_double.c in double for --verify. The latter, the
  * oracle, uses several threads, but adds up in the same order: its results do not depend on the number of
  * threads. */
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 typedef train_real real;
 
 #include "train/naive_layers.h"
+#include "train/naive_optimizer.h"
 
 /* The number of samples that are computed at the same time: all samples of a step in the oracle, else one. */
 #ifdef FDSL_DOUBLE
@@ -33,8 +35,9 @@ struct naive {
     int threads;    /* of the oracle */
     uint32_t batch; /* capacity in samples: maximum per step or, in a pipeline, maximum kept at a time */
     real *parameters, *gradients, *m, *v;
-    real *ema;     /* moving average of the parameters; NULL: none */
-    real *inputs;  /* batch x input_values */
+    real *ema;                /* moving average of the parameters; NULL: none */
+    real *adjusted, *squares; /* for naive_update(); NULL unless train_needs_tensors() */
+    real *inputs;             /* batch x input_values */
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
     real *deltas;  /* gradients of `outputs` */
     float *sample, *partner; /* scratch: one gathered sample, and the sample that is mixed into it */
@@ -144,7 +147,8 @@ static void naive_close(void *state)
 {
     struct naive *naive = state;
     real *const arenas[] = {naive->parameters, naive->gradients, naive->m,       naive->v,
-                            naive->ema,        naive->inputs,    naive->outputs, naive->deltas};
+                            naive->ema,        naive->inputs,    naive->outputs, naive->deltas,
+                            naive->adjusted,   naive->squares};
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
     free(naive->sample);
@@ -183,6 +187,10 @@ static bool allocate(struct naive *naive)
     naive->v = zeros(naive, learning, sizeof(real));
     if (train_averages(naive->train))
         naive->ema = zeros(naive, model->arena_values, sizeof(real));
+    if (train_needs_tensors(naive->train)) {
+        naive->adjusted = zeros(naive, model->arena_values, sizeof(real));
+        naive->squares = zeros(naive, naive_optimizer_scratch(naive->train) + 1, sizeof(real));
+    }
     naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
@@ -193,7 +201,8 @@ static bool allocate(struct naive *naive)
     naive->numbers = zeros(naive, train_entries(naive->train, naive->batch), sizeof *naive->numbers);
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
            naive->deltas && naive->sample && naive->partner && naive->scratch && naive->numbers &&
-           (naive->ema || !train_averages(naive->train));
+           (naive->ema || !train_averages(naive->train)) &&
+           ((naive->adjusted && naive->squares) || !train_needs_tensors(naive->train));
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -441,15 +450,13 @@ static void update_parameters(struct naive *naive, uint64_t step)
     RANGE(UPDATE);
     struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
     update.clip = clip(naive);
-    for (uint32_t t = 0; t < train->model->tensor_count; t++) {
-        const struct model_tensor *tensor = &train->model->tensors[t];
-        const struct update of = optimizer_of(&update, train_update_of(train, tensor));
-        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
-            optimizer_step(&of, naive->gradients[i], &naive->parameters[i], &naive->m[i], &naive->v[i]);
-            if (naive->ema)
-                naive->ema[i] = optimizer_average(&of, naive->ema[i], naive->parameters[i]);
-        }
-    }
+    const struct naive_arenas arenas = {.parameters = naive->parameters,
+                                        .gradients = naive->gradients,
+                                        .m = naive->m,
+                                        .v = naive->v,
+                                        .ema = naive->ema,
+                                        .adjusted = naive->adjusted};
+    naive_update(train, &update, &arenas, naive->squares);
 }
 
 static void take_batch(struct naive *naive, uint32_t epoch, uint32_t count)
@@ -691,6 +698,47 @@ double oracle_slopes(void *oracle)
     const double slopes = naive->slopes;
     naive->slopes = 0;
     return slopes;
+}
+
+/* Returns the norm of mine - right, without what rounding to floats adds to it, divided by the norm of
+ * right - begin. */
+static double relative_drift(const real *right, const float *begin, const float *mine, size_t count)
+{
+    double off = 0, way = 0;
+    for (size_t i = 0; i < count; i++) {
+        off += (mine[i] - right[i]) * (mine[i] - right[i]);
+        way += (right[i] - begin[i]) * (right[i] - begin[i]);
+    }
+    const double error = sqrt(off) - FLT_EPSILON * sqrt(naive_squares(right, count));
+    return error <= 0 ? 0 : error / sqrt(way);
+}
+
+/* The direction that enters the iteration follows from the momenta before and after the step:
+ * (1 + momentum) * after - momentum * before. */
+double oracle_matrix_drift(const struct train *train, const struct model_tensor *tensor, uint64_t step,
+                           const struct train_state *begin, const struct train_state *end)
+{
+    const struct update all = optimizer_at(&train->optimizer, &train->schedule, step);
+    struct update of = optimizer_of(&all, train_update_of(train, tensor));
+    const size_t first = tensor->first, count = tensor->values, rows = train_rows_of(tensor);
+    real *right = malloc((count + naive_optimizer_scratch(train)) * sizeof *right);
+    if (!right)
+        return NAN;
+    for (size_t i = 0; i < count; i++)
+        right[i] = (1 + of.momentum) * end->m[first + i] - of.momentum * begin->m[first + i];
+    naive_orthogonalise(right, rows, count / rows, right + count);
+    of.trust = optimizer_matrix_scale(rows, count / rows);
+    for (size_t i = 0; i < count; i++) {
+        real value = begin->parameters[first + i];
+        optimizer_apply(&of, right[i], &value, NULL, NULL);
+        right[i] = value;
+    }
+    const double drift = relative_drift(right, begin->parameters + first, end->parameters + first, count);
+    for (size_t i = 0; end->ema && i < count; i++)
+        right[i] = optimizer_average(&of, begin->ema[first + i], right[i]);
+    const double average = end->ema ? relative_drift(right, begin->ema + first, end->ema + first, count) : 0;
+    free(right);
+    return average <= drift || isnan(drift) ? drift : average; /* NaN if one of them is */
 }
 
 #else

@@ -109,6 +109,11 @@ bool option_value_same(const struct option_value *a, const struct option_value *
 {
     if (!a || !b)
         return a == b;
+    /* Whole numbers of older checkpoints may be real ones today. */
+    if (a->kind == OPTION_VALUE_WHOLE && b->kind == OPTION_VALUE_REAL)
+        return (double)a->whole == b->real;
+    if (a->kind == OPTION_VALUE_REAL && b->kind == OPTION_VALUE_WHOLE)
+        return option_value_same(b, a);
     if (a->kind != b->kind)
         return same_text(a, b);
     return a->kind == OPTION_VALUE_WORD   ? strcmp(a->word, b->word) == 0

@@ -29,8 +29,8 @@ static const char *const feeds[] = {"stored", "live",  "constant",
                                     "load",   "mixed", NULL};       /* in the order of enum data_feed */
 static const char *const mix_labels[] = {"joined", "offset", NULL}; /* in the order of enum data_mix_labels */
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
-                                        "polynomial", NULL};        /* in the order of enum schedule_kind */
-static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
+                                        "polynomial", "tanh", NULL}; /* in the order of enum schedule_kind */
+static const char *const losses[] = {"cross-entropy", "bce", NULL};  /* in the order of enum loss_kind */
 static const char *const interpolations[] = {"bilinear", "bicubic", "random",
                                              NULL}; /* in the order of enum resample_choice */
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
@@ -63,7 +63,8 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "epochs; one row per epoch"},
     {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), .fallback = "adam", .choices = optimizers,
      .column = COLUMN,
-     .help = "the update rule, as torch.optim defines it. Options of other rules are refused"},
+     .help = "the update rule, as torch.optim defines it; lamb as in timm, muon as its author describes it "
+             "(with adamw for all but hidden matrices). Options of other rules are refused"},
     {"lr", "RATE", OPTION_REAL, AT(lr), .fallback = "0.001", .maximum = 1e38, .column = COLUMN,
      .help = "learning rate after the warm-up"},
     {"momentum", "M", OPTION_REAL, AT(momentum), .fallback = "0.9", .maximum = 1, .column = COLUMN,
@@ -82,10 +83,10 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "how the learning rate changes over the steps"},
     {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), .fallback = "0", .maximum = 1e6, .column = COLUMN,
      .help = "epochs over which the learning rate rises linearly to --lr"},
-    {"lr-step", "EPOCHS", OPTION_COUNT, AT(lr_step), .fallback = "10", .minimum = 1, .maximum = 1 << 20,
+    {"lr-step", "EPOCHS", OPTION_REAL, AT(lr_step), .fallback = "10", .minimum = 1e-3, .maximum = 1 << 20,
      .column = COLUMN,
-     .help = "epochs between two decays of --lr-schedule step, counted from the start of training, including "
-             "the warm-up"},
+     .help = "epochs between two decays of --lr-schedule step, as in 10.75, counted from the start of "
+             "training, including the warm-up"},
     {"lr-milestones", "E1:E2:...", OPTION_TEXT, AT(lr_milestones), .column = COLUMN,
      .help = "epochs after which --lr-schedule multistep decays, ascending, at most 8"},
     {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), .fallback = "0.1", .maximum = 1, .column = COLUMN,
@@ -93,16 +94,16 @@ static const struct option_spec options[] = {
     {"lr-power", "P", OPTION_REAL, AT(lr_power), .fallback = "1", .maximum = 100, .column = COLUMN,
      .help = "power of --lr-schedule polynomial; 1 is a linear decay"},
     {"lr-min", "RATE", OPTION_REAL, AT(lr_min), .fallback = "0", .maximum = 1e38, .column = COLUMN,
-     .help = "learning rate at the end of --lr-schedule cosine and polynomial"},
+     .help = "learning rate at the end of --lr-schedule cosine, polynomial and tanh"},
     {"lr-cycles", "N", OPTION_COUNT, AT(lr_cycles), .fallback = "1", .minimum = 1, .maximum = 1 << 20,
      .column = COLUMN,
-     .help = "how often --lr-schedule cosine and polynomial repeat their decay, each time from --lr"},
+     .help = "how often --lr-schedule cosine, polynomial and tanh repeat their decay, each time from --lr"},
     {"lr-warmup-updates", "N", OPTION_COUNT, AT(lr_warmup_updates), .minimum = 1, .maximum = 1 << 30,
      .column = COLUMN, .help = "length of the warm-up in steps, instead of --lr-warmup"},
     {"lr-step-updates", "N", OPTION_COUNT, AT(lr_step_updates), .minimum = 1, .maximum = 1 << 30,
      .column = COLUMN, .help = "steps between two decays of --lr-schedule step, instead of --lr-step"},
     {"lr-overlap", NULL, OPTION_FLAG, AT(lr_overlap), .column = COLUMN,
-     .help = "count the decay of --lr-schedule cosine and polynomial from the first step, so that it goes on "
+     .help = "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, so that it goes on "
              "during the warm-up, as in timm without --warmup-prefix"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), .fallback = "0", .maximum = 1,
      .column = COLUMN, .help = "share of the target probability that is spread evenly over all classes"},
@@ -122,12 +123,61 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help =
          "multiply the learning rate of each block of a transformer by D, relative to the block after it"},
+    {"muon-lr", "RATE", OPTION_REAL, AT(muon_lr), .fallback = "0.02", .maximum = 1e38, .column = COLUMN,
+     .help = "learning rate of the hidden matrices of --optimizer muon after the warm-up. It follows the "
+             "schedule of --lr, which is for the other parameters"},
+    {"warmup-lr", "RATE", OPTION_REAL, AT(warmup_lr), .maximum = 1e38, .column = COLUMN,
+     .help = "learning rate of the first step of --lr-warmup (default: --lr divided by the steps of the "
+             "warm-up)"},
+    {"lr-cooldown", "EPOCHS", OPTION_REAL, AT(lr_cooldown), .maximum = 1e6, .column = COLUMN,
+     .help = "epochs at the end of training, after the decay, with the learning rate --lr-min"},
+    {"lr-cycle-decay", "G", OPTION_REAL, AT(lr_cycle_decay), .minimum = 1e-6, .maximum = 1, .column = COLUMN,
+     .help = "factor of the first learning rate from one of --lr-cycles to the next (default: 1)"},
+    {"lr-k-decay", "K", OPTION_REAL, AT(lr_k_decay), .minimum = 1e-3, .maximum = 100, .column = COLUMN,
+     .help = "exponent of the part of a decay that is done (k-decay); with more than 1, the learning rate "
+             "stays high for longer (default: 1)"},
+    {"lr-noise", "EPOCH", OPTION_REAL, AT(lr_noise), .maximum = 1e6, .column = COLUMN,
+     .help = "from this epoch on, multiply the learning rate by 1 + n, where n is normal noise with standard "
+             "deviation 1, drawn anew in each epoch"},
+    {"lr-noise-limit", "L", OPTION_REAL, AT(lr_noise_limit), .fallback = "0.67", .minimum = 0.01,
+     .maximum = 1, .column = COLUMN,
+     .help = "limit of the noise of --lr-noise: larger values are drawn again"},
+    {"clip-value", "V", OPTION_REAL, AT(clip_value), .minimum = 1e-30, .maximum = 1e30, .column = COLUMN,
+     .help = "limit each gradient to the range from -V to V"},
+    {"clip-adaptive", "F", OPTION_REAL, AT(clip_adaptive), .minimum = 1e-6, .maximum = 1e6, .column = COLUMN,
+     .help = "adaptive gradient clipping (AGC): scale the gradients of each output's weights down if their "
+             "norm is larger than F times that of the weights, as in 0.01; not in the last layer"},
+    {"ema-warmup", NULL, OPTION_FLAG, AT(ema_warmup), .column = COLUMN,
+     .help = "let the decay of --ema rise: it is at most 1 - (1 + steps)^(-2/3)"},
+    {"bce-sum", NULL, OPTION_FLAG, AT(bce_sum), .column = COLUMN,
+     .help = "add up the losses of all classes with --loss bce, instead of their mean"},
+    {"bce-threshold", "T", OPTION_REAL, AT(bce_threshold), .maximum = 1, .column = COLUMN,
+     .help = "replace the targets of --loss bce, which --label-smoothing, --mixup and --cutmix change, by 1 "
+             "if they are more than T, and by 0 otherwise"},
+    {"bce-pos-weight", "W", OPTION_REAL, AT(bce_pos_weight), .minimum = 1e-6, .maximum = 1e6,
+     .column = COLUMN, .help = "weight of the right class in --loss bce (default: 1)"},
+    {"loss-scale", "S", OPTION_REAL, AT(loss_scale), .minimum = LOSS_SCALE_LEAST, .maximum = LOSS_SCALE_MOST,
+     .column = COLUMN, .help = "first scale of the loss (only train-amp; default: 65536)"},
+    {"loss-scale-growth", "G", OPTION_REAL, AT(loss_scale_growth), .minimum = 1.0001, .maximum = 1024,
+     .column = COLUMN,
+     .help = "factor of the loss scale after --loss-scale-interval steps without overflow (default: 2)"},
+    {"loss-scale-backoff", "B", OPTION_REAL, AT(loss_scale_backoff), .minimum = 1e-3, .maximum = 0.9,
+     .column = COLUMN, .help = "factor of the loss scale after a step that overflowed (default: 0.5)"},
+    {"loss-scale-interval", "N", OPTION_COUNT, AT(loss_scale_interval), .minimum = 1, .maximum = 1 << 30,
+     .column = COLUMN, .help = "steps without overflow after which the loss scale grows (default: 2000)"},
     {"drop-path", "RATE", OPTION_REAL, AT(drop_path), .maximum = 0.99, .column = COLUMN,
      .help = "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the "
              "first block (default: the network's own rate)"},
     {"checkpoint-activations", NULL, OPTION_FLAG, AT(checkpoint_activations), .column = COLUMN,
      .help =
          "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
+    {"dropout", "RATE", OPTION_REAL, AT(dropout), .maximum = 0.99, .column = COLUMN,
+     .help = "rate of the network's dropout layers, rounded to a multiple of 1/256 (default: the network's "
+             "own rates)"},
+    {"head-init-scale", "S", OPTION_REAL, AT(head_init_scale), .maximum = 1e6, .column = COLUMN,
+     .help = "multiply the initial parameters of the last layer by this"},
+    {"head-init-bias", "B", OPTION_REAL, AT(head_init_bias), .minimum = -1e6, .maximum = 1e6,
+     .column = COLUMN, .help = "initial biases of the last layer"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), .choices = feeds, .column = COLUMN,
      .help =
          "where training samples come from. stored reads or generates all samples before training "
@@ -458,8 +508,14 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {multistep, "--lr-schedule multistep", {"lr-milestones"}},
         {schedule == SCHEDULE_POLYNOMIAL, "--lr-schedule polynomial", {"lr-power"}},
         {schedule_has_end(schedule),
-         "--lr-schedule cosine or polynomial",
-         {"lr-min", "lr-cycles", "lr-overlap"}},
+         "--lr-schedule cosine, polynomial or tanh",
+         {"lr-min", "lr-cycles", "lr-cooldown", "lr-cycle-decay", "lr-k-decay", "lr-overlap"}},
+        {parameters->lr_warmup > 0 || parameters->lr_warmup_updates > 0, "--lr-warmup EPOCHS", {"warmup-lr"}},
+        {parameters->lr_cycles > 1, "--lr-cycles N", {"lr-cycle-decay"}},
+        {!isnan(parameters->lr_noise), "--lr-noise EPOCH", {"lr-noise-limit"}},
+        {parameters->optimizer == OPTIMIZER_MUON, "--optimizer muon", {"muon-lr"}},
+        {!isnan(parameters->ema), "--ema DECAY", {"ema-warmup"}},
+        {parameters->loss == LOSS_BINARY, "--loss bce", {"bce-sum", "bce-threshold", "bce-pos-weight"}},
         {!parameters->raw, "samples without --raw", {"mean", "std"}},
         {parameters->std != NULL, "--std S", {"mean"}},
         {parameters->mean != NULL, "--mean M", {"std"}},
@@ -530,6 +586,10 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         return parameters->color.grayscale <= 0;
     if (strcmp(option, "blur") == 0)
         return parameters->color.blur <= 0;
+    if (strcmp(option, "ema-warmup") == 0)
+        return !parameters->ema_warmup;
+    if (strcmp(option, "bce-sum") == 0)
+        return !parameters->bce_sum;
     if (strcmp(option, "draw") == 0)
         return !parameters->job.draw || strcmp(parameters->job.draw, "patches") == 0;
     if (strcmp(option, "min-lit") == 0) /* the data's hashes do not cover all orbits */
@@ -702,6 +762,22 @@ static enum status check_decoder(const struct train_parameters *parameters)
                          on_device ? "decoder" : "device-share");
 }
 
+/* Rejects more than one way to clip gradients. */
+static enum status check_clip(const struct train_parameters *parameters)
+{
+    static const char *const names[] = {"clip-norm", "clip-value", "clip-adaptive"};
+    const double values[] = {parameters->clip_norm, parameters->clip_value, parameters->clip_adaptive};
+    const char *first = NULL;
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        if (first && !isnan(values[i]))
+            return status_option(STATUS_USAGE, names[i],
+                                 ": gradients are clipped in one way, and --%s is given; drop one of the two",
+                                 first);
+        first = isnan(values[i]) ? first : names[i];
+    }
+    return STATUS_OK;
+}
+
 /* Rejects options that have no effect with the other options, and wrong values of --mean and --std. */
 static enum status check_given(const struct options *given, const struct train_parameters *parameters)
 {
@@ -721,6 +797,7 @@ static enum status check_given(const struct options *given, const struct train_p
     TRY(check_samples(given, parameters));
     TRY(check_mix(given, parameters));
     TRY(check_decoder(parameters));
+    TRY(check_clip(parameters));
     double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
     if (has_mean(parameters))
         TRY(job_read_mean(parameters->mean, parameters->std,
@@ -816,6 +893,9 @@ static enum status check_plan(const struct train_parameters *all)
     if (schedule_has_end((enum schedule_kind)all->schedule) && all->lr_min > all->lr)
         return status_number(STATUS_USAGE, "lr-min", all->lr_min,
                              " is more than the learning rate %g; lower --lr-min", all->lr);
+    if (all->optimizer == OPTIMIZER_MUON && !(all->lr > 0))
+        return status_number(STATUS_USAGE, "lr", all->lr,
+                             ": --muon-lr follows the schedule of --lr; give a --lr of more than 0");
     return all->parallel != PARALLEL_PIPELINE || model->layers[0].kind != LAYER_PATCHES
                ? STATUS_OK
                : status_value(STATUS_USAGE, "parallel", "pipeline",
@@ -963,8 +1043,8 @@ static void warn_of_schedule(const struct train_parameters *all, const struct sc
                           " epoch%s; lower --%s, or raise --epochs",
                           all->epochs, plural, option);
     option = all->lr_step_updates ? "lr-step-updates" : "lr-step";
-    snprintf(value, sizeof value, "%" PRIu64, all->lr_step_updates ? all->lr_step_updates : all->lr_step);
-    if (schedule->kind == SCHEDULE_STEP && schedule->decay_steps >= total)
+    snprintf(value, sizeof value, "%g", all->lr_step_updates ? (double)all->lr_step_updates : all->lr_step);
+    if (schedule->kind == SCHEDULE_STEP && schedule->decay_steps >= (double)total)
         status_warn_value(option, value,
                           ": the learning rate does not decay within %" PRIu64
                           " epoch%s; lower --%s, or raise --epochs",
@@ -985,6 +1065,11 @@ static enum status check_schedule(const struct train_parameters *all, const stru
             warn_of_schedule(all, schedule);
         return STATUS_OK;
     }
+    if (schedule->warmup_steps >= schedule->total_steps && !isnan(all->lr_cooldown))
+        return status_number(STATUS_USAGE, "lr-cooldown", all->lr_cooldown,
+                             " leaves none of the %" PRIu64
+                             " epochs for the decay; lower --lr-cooldown or --lr-warmup",
+                             all->epochs);
     if (schedule->warmup_steps >= schedule->total_steps) {
         const bool updates = all->lr_warmup_updates > 0;
         const char *option = updates ? "lr-warmup-updates" : "lr-warmup";
@@ -1137,11 +1222,15 @@ static enum status train_suits(const struct options *given, const void *paramete
     const struct train_parameters *parameters = parameters_;
     const struct engine *engine = variant->traits;
     const enum data_feed feed = chosen_feed(parameters);
-    (void)given;
     if (parameters->checkpoint_activations && !engine->recomputes)
         return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
     TRY(check_generator(parameters, variant));
     TRY(check_decoding(parameters, variant));
+    static const char *const scaling[] = {"loss-scale", "loss-scale-growth", "loss-scale-backoff",
+                                          "loss-scale-interval"};
+    for (size_t i = 0; !engine->scales_loss && i < COUNT_OF(scaling); i++)
+        if (options_given(given, scaling[i]))
+            return status_set(STATUS_USAGE, "--%s works only with train-amp; drop it", scaling[i]);
     if (parameters->cudnn_benchmark && !engine->benchmarks)
         return status_set(STATUS_USAGE,
                           "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
@@ -1195,29 +1284,43 @@ static double or_zero(double value)
 
 static struct optimizer chosen_optimizer(const struct train_parameters *parameters)
 {
-    return (struct optimizer){.kind = (enum optimizer_kind)parameters->optimizer,
-                              .momentum = parameters->momentum,
-                              .beta1 = parameters->beta1,
-                              .beta2 = parameters->beta2,
-                              .epsilon = parameters->epsilon,
-                              .weight_decay = parameters->weight_decay,
-                              .clip_norm = or_zero(parameters->clip_norm),
-                              .average = or_zero(parameters->ema),
-                              .layer_decay = parameters->layer_decay};
+    return (struct optimizer){
+        .kind = (enum optimizer_kind)parameters->optimizer,
+        .momentum = parameters->momentum,
+        .beta1 = parameters->beta1,
+        .beta2 = parameters->beta2,
+        .epsilon = parameters->epsilon,
+        .weight_decay = parameters->weight_decay,
+        .clip_norm = or_zero(parameters->clip_norm),
+        .average = or_zero(parameters->ema),
+        .layer_decay = parameters->layer_decay,
+        .clip_value = or_zero(parameters->clip_value),
+        .clip_adaptive = or_zero(parameters->clip_adaptive),
+        .matrix_rate = parameters->optimizer == OPTIMIZER_MUON ? parameters->muon_lr / parameters->lr : 0,
+        .average_warms = parameters->ema_warmup};
 }
 
 /* `steps` is the number of steps of an epoch. */
 static struct schedule chosen_schedule(const struct train_parameters *parameters, uint64_t steps)
 {
+    const double decayed = fmax((double)parameters->epochs - or_zero(parameters->lr_cooldown), 0);
     return (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
                              .rate = parameters->lr,
                              .warmup_steps = parameters->lr_warmup_updates
                                                  ? parameters->lr_warmup_updates
                                                  : (uint64_t)llround(parameters->lr_warmup * (double)steps),
-                             .total_steps = parameters->epochs * steps,
-                             .decay_steps = parameters->lr_step_updates ? parameters->lr_step_updates
-                                                                        : parameters->lr_step * steps,
+                             .total_steps = (uint64_t)llround(decayed * (double)steps),
+                             .decay_steps = parameters->lr_step_updates ? (double)parameters->lr_step_updates
+                                                                        : parameters->lr_step * (double)steps,
                              .overlaps = parameters->lr_overlap,
+                             .warmup_begins = !isnan(parameters->warmup_lr),
+                             .warmup_rate = or_zero(parameters->warmup_lr),
+                             .cycle_decay = or_zero(parameters->lr_cycle_decay),
+                             .k_decay = or_zero(parameters->lr_k_decay),
+                             .noise_limit = isnan(parameters->lr_noise) ? 0 : parameters->lr_noise_limit,
+                             .noise_step = (uint64_t)llround(or_zero(parameters->lr_noise) * (double)steps),
+                             .epoch_steps = steps,
+                             .seed = parameters->seed,
                              .gamma = parameters->lr_gamma,
                              .least = parameters->lr_min,
                              .power = parameters->lr_power,
@@ -1240,6 +1343,16 @@ static enum status fill_train(const struct train_parameters *parameters, const s
                             .optimizer = chosen_optimizer(parameters),
                             .loss = (enum loss_kind)parameters->loss,
                             .smoothing = (float)parameters->label_smoothing,
+                            .binary = {.sums = parameters->bce_sum,
+                                       .thresholds = !isnan(parameters->bce_threshold),
+                                       .threshold = (float)or_zero(parameters->bce_threshold),
+                                       .positive_extra = isnan(parameters->bce_pos_weight)
+                                                             ? 0
+                                                             : (float)(parameters->bce_pos_weight - 1)},
+                            .scaling = {.begin = (float)or_zero(parameters->loss_scale),
+                                        .growth = (float)or_zero(parameters->loss_scale_growth),
+                                        .backoff = (float)or_zero(parameters->loss_scale_backoff),
+                                        .steps = (uint32_t)parameters->loss_scale_interval},
                             .mixing = {parameters->mixup, parameters->cutmix},
                             .accumulate = (uint32_t)parameters->accumulate,
                             .checkpoint_activations = parameters->checkpoint_activations,
@@ -1335,11 +1448,13 @@ static enum status begin(const struct train_parameters *parameters, struct opene
     opened->initial = malloc(opened->model.arena_values * sizeof *opened->initial);
     TRY(ALLOCATED(opened->initial, "out of memory for the parameters"));
     model_initialise(&opened->model, parameters->seed, opened->initial);
-    if (!parameters->init)
-        return STATUS_OK;
-    const struct init_request from = {"--init", parameters->init, (enum init_ema)parameters->init_ema};
-    TRY(init_take(&from, &opened->model, opened->initial, &opened->init_hash));
-    snprintf(opened->init, sizeof opened->init, "%016" PRIx64, opened->init_hash);
+    if (parameters->init) {
+        const struct init_request from = {"--init", parameters->init, (enum init_ema)parameters->init_ema};
+        TRY(init_take(&from, &opened->model, opened->initial, &opened->init_hash));
+        snprintf(opened->init, sizeof opened->init, "%016" PRIx64, opened->init_hash);
+    }
+    model_initialise_head(&opened->model, parameters->head_init_scale, parameters->head_init_bias,
+                          opened->initial);
     return STATUS_OK;
 }
 
@@ -1351,10 +1466,11 @@ static struct train_parameters of_all_ranks(const struct train_parameters *param
     struct train_parameters all = *parameters;
     all.job.batch = partition_share(partition, parameters->job.batch).total;
     double factor = (double)all.job.batch / (double)parameters->job.batch;
-    if (parameters->lr_scale == LR_SCALE_LINEAR)
-        all.lr *= factor;
-    if (parameters->lr_scale == LR_SCALE_SQRT)
-        all.lr *= sqrt(factor);
+    factor = parameters->lr_scale == LR_SCALE_LINEAR ? factor
+             : parameters->lr_scale == LR_SCALE_SQRT ? sqrt(factor)
+                                                     : 1;
+    all.lr *= factor;
+    all.muon_lr *= factor;
     return all;
 }
 
@@ -1389,6 +1505,8 @@ static enum status open_all(const struct options *given, struct train_parameters
     TRY(check_model(all, partition, &opened->model));
     if (!isnan(all->drop_path) && opened->model.transformer) /* --recipe sets it for any network */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
+    if (!isnan(all->dropout))
+        TRY(model_set_dropout(&opened->model, all->dropout));
     TRY(begin(all, opened));
     TRY(job_samples(&all->job, &opened->samples));
     TRY(plan(all, partition, opened));

@@ -121,14 +121,21 @@ const struct column train_columns[] = {
 };
 
 /* Returns the bytes of the parameters, their moving average and their optimizer state, which every step must
- * read and write. */
+ * read and write. Muon has only the momentum of hidden matrices. */
 static double updated_bytes(const struct train *train)
 {
     const struct optimizer *optimizer = &train->optimizer;
     const bool plain = optimizer->kind == OPTIMIZER_SGD && optimizer->momentum == 0;
-    const int moments = plain ? 0 : optimizer_moments(optimizer->kind);
-    const int arrays = 1 + moments + train_averages(train);
-    return (double)train->model->parameters * arrays * sizeof(float);
+    double values = 0;
+    for (uint32_t t = 0; t < train->model->tensor_count; t++) {
+        const struct model_tensor *tensor = &train->model->tensors[t];
+        const int moments = plain ? 0
+                            : optimizer->kind == OPTIMIZER_MUON && tensor->hidden
+                                ? 1
+                                : optimizer_moments(optimizer->kind);
+        values += (double)tensor->values * (1 + moments + train_averages(train));
+    }
+    return values * sizeof(float);
 }
 
 /* Returns how many samples this rank trains in `epochs` epochs, the first of which begins with step

@@ -14,8 +14,14 @@ struct train_parameters {
     bool several_ranks, largest; /* largest: --batch max */
     bool reduced_batch;      /* --batch of all ranks is larger than the training set, so job.batch is less */
     uint64_t stages, micros; /* --stages is 0 if not given */
-    uint64_t epochs, seed, lr_step, lr_cycles, shift, keep, verify_steps;
-    double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, lr_power, lr_min;
+    uint64_t epochs, seed, lr_cycles, shift, keep, verify_steps;
+    double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_step, lr_gamma, lr_power, lr_min;
+    /* NaN: not given, except for muon_lr and lr_noise_limit */
+    double muon_lr, warmup_lr, lr_cooldown, lr_cycle_decay, lr_k_decay, lr_noise, lr_noise_limit;
+    double clip_value, clip_adaptive, bce_threshold, bce_pos_weight;
+    double loss_scale, loss_scale_growth, loss_scale_backoff;
+    double dropout, head_init_scale, head_init_bias;
+    uint64_t loss_scale_interval; /* 0: not given */
     double label_smoothing, clip_norm, ema, layer_decay, drop_path;
     double erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
@@ -31,6 +37,7 @@ struct train_parameters {
     bool drop_last, flip, erase_last, lr_overlap, raw, resume, allow_nan, checkpoint_activations,
         cudnn_benchmark;
     int init_ema; /* enum init_ema */
+    bool ema_warmup, bce_sum;
 };
 
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };

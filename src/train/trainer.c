@@ -81,6 +81,12 @@ static enum status find_mixture(const struct trainer *trainer, const struct mode
                ? status_set(STATUS_USAGE,
                             "CPUs cannot train together with a variant that scales the loss; use train-cuda, "
                             "train-tf32 or train-bf16")
+           : *mixed && train_needs_tensors(&trainer->train)
+               ? status_set(
+                     STATUS_USAGE,
+                     "CPUs and GPUs add up the values of a tensor in different orders, so their parameters "
+                     "would differ with --optimizer lamb and muon and --clip-adaptive; use another "
+                     "optimizer, or drop --rank-device")
            : *mixed && trainer->train.optimizer.clip_norm > 0
                ? status_option(STATUS_USAGE, "clip-norm",
                                ": CPUs and GPUs add up the norm in different orders, so "
@@ -1141,11 +1147,12 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
 
 /* ---- Verification: an engine trains as the oracle (engine_oracle) does ---- */
 
-/* Number of steps compared before the oracle's state is copied to the engine; docs/train.md explains why. */
+/* Number of steps compared before the oracle's state is copied to the engine; docs/train.md explains why.
+ * With Muon, it is 1: oracle_matrix_drift() compares single steps. */
 #define STRETCH 5
 /* Maximum number of attempts at a step that overflows. More than enough: the loss scale reaches its minimum
- * sooner. */
-#define VERIFY_TRIES  32
+ * sooner, also with the largest --loss-scale-backoff. */
+#define VERIFY_TRIES  160
 #define HALF_ULP      (FLT_EPSILON / 2) /* largest relative error of rounding to a float */
 #define ASTRAY_LISTED 8                 /* maximum number of wrong tensors in a warning */
 
@@ -1200,9 +1207,14 @@ static double drift_of(const struct model_tensor *tensor, uint32_t steps, bool s
  * although its gradients may differ by only 1 %. The moments are linear in the gradients, so their error
  * shows whether the gradients are right. If it is within the bound, the values of which not even the sign of
  * the moment is certain do not count. A wrong gradient exceeds the bound of the moments; a wrong update
- * exceeds that of the remaining values. */
-static void note_astray(struct trainer *trainer, uint32_t steps, double most, const struct train_state *begin,
-                        const struct train_state *mine, const struct train_state *theirs)
+ * exceeds that of the remaining values.
+ *
+ * Muon makes all singular values of a matrix equal, so rounding decides the direction of those that would be
+ * zero. If the moments are within the bound, the change is compared with that which follows from the engine's
+ * own moments. `number` is the number of the step, the first of `steps`. */
+static void note_astray(struct trainer *trainer, uint64_t number, uint32_t steps, double most,
+                        const struct train_state *begin, const struct train_state *mine,
+                        const struct train_state *theirs)
 {
     const struct train *train = &trainer->job->train;
     const bool skips = optimizer_moments(train->optimizer.kind) > 1;
@@ -1214,10 +1226,13 @@ static void note_astray(struct trainer *trainer, uint32_t steps, double most, co
         const struct model_tensor *tensor = &train->model->tensors[t];
         const double drift = drift_of(tensor, steps, skips, &parameters, NULL);
         const double moved = drift_of(tensor, steps, skips, &moments, NULL);
+        const bool matrix = train->optimizer.kind == OPTIMIZER_MUON && tensor->hidden && steps == 1;
         bool astray = !(drift <= most);
-        if (astray && skips)
+        if (matrix && (astray || mine->ema))
+            astray = !(moved <= most) || !(oracle_matrix_drift(train, tensor, number, begin, mine) <= most);
+        else if (astray && skips)
             astray = !(moved <= most) || !(drift_of(tensor, steps, skips, &parameters, &moments) <= most);
-        if (!astray && mine->ema)
+        if (!astray && mine->ema && !matrix)
             astray = !(drift_of(tensor, steps, skips, &averages, NULL) <= most);
         if (astray && !(found->drift[t] > drift)) {
             found->drift[t] = drift;
@@ -1251,7 +1266,7 @@ static double drift_bound(const struct trainer *trainer, uint32_t steps, double 
 }
 
 /* Runs one step of the engine. If the engine skipped the step because of overflow, runs it again with the
- * halved loss scale, because a skipped step cannot be compared. At the minimum scale, the step stays
+ * reduced loss scale, because a skipped step cannot be compared. At the minimum scale, the step stays
  * skipped. */
 static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
                              struct train_totals *totals)
@@ -1297,7 +1312,8 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
     }
     TRY(trainer_get(trainer, mine));
     TRY(engine_oracle.get(oracle, theirs));
-    note_astray(trainer, count, drift_bound(trainer, count, oracle_slopes(oracle)), begin, mine, theirs);
+    note_astray(trainer, (uint64_t)epoch * steps + first, count,
+                drift_bound(trainer, count, oracle_slopes(oracle)), begin, mine, theirs);
     return trainer_combine_found(&trainer->found);
 }
 
@@ -1307,11 +1323,12 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
 static enum status compare_steps(struct trainer *trainer, void *oracle, struct train_state *states)
 {
     const uint32_t count = trainer->job->verify_steps, done = trainer->now.partial.steps;
+    const uint32_t stretch = trainer->train.optimizer.kind == OPTIMIZER_MUON ? 1 : STRETCH;
     const struct train_state *begin = &trainer->now.state;
-    for (uint32_t first = 0; first < count; first += STRETCH) {
+    for (uint32_t first = 0; first < count; first += stretch) {
         uint32_t left = count - first;
-        struct train_state *theirs = &states[1 + first / STRETCH % 2];
-        TRY(compare_stretch(trainer, oracle, done + first, left < STRETCH ? left : STRETCH, begin, &states[0],
+        struct train_state *theirs = &states[1 + first / stretch % 2];
+        TRY(compare_stretch(trainer, oracle, done + first, left < stretch ? left : stretch, begin, &states[0],
                             theirs));
         begin = theirs;
     }

@@ -114,10 +114,12 @@ static const char *other_variant(const struct train *train)
 /* Refuses options that do not work with kernels that update parameters while they compute gradients. */
 static enum status accepts_recipe(const struct train *train)
 {
-    const char *option = train->optimizer.clip_norm > 0 ? "--clip-norm"
-                         : train->optimizer.average > 0 ? "--ema"
-                         : train_parts(train) > 1       ? "--accumulate"
-                                                        : NULL;
+    const char *option = train->optimizer.clip_norm > 0       ? "--clip-norm"
+                         : train->optimizer.average > 0       ? "--ema"
+                         : train->optimizer.clip_adaptive > 0 ? "--clip-adaptive"
+                         : train_needs_tensors(train)         ? "--optimizer lamb or muon"
+                         : train_parts(train) > 1             ? "--accumulate"
+                                                              : NULL;
     return option ? status_set(STATUS_USAGE,
                                "it updates the parameters while it computes the gradients, so it "
                                "does not support %s; use train-bf16, or drop %s",
@@ -134,12 +136,14 @@ static enum status graph_accepts(const struct train *train)
                                         "these options, or use train-bf16");
     if (is_cnn(model) && shape && train->data->type == DTYPE_U8 && model->classes <= GRAPH_CLASSES)
         return accepts_recipe(train);
-    return status_set(
-        STATUS_USAGE,
-        "supports only cnn on bytes of 1x28x28 or 3x32x32 with at most %d classes, but this is %s on "
-        "%s of %ux%ux%u with %u classes; %s supports all models and shapes",
-        GRAPH_CLASSES, model->name, train->data->type == DTYPE_U8 ? "bytes" : "halves", model->input.channels,
-        model->input.height, model->input.width, model->classes, other_variant(train));
+    return status_set(STATUS_USAGE,
+                      "supports only cnn with its own dropout rates on bytes of 1x28x28 or 3x32x32 with at "
+                      "most %d classes, "
+                      "but this is %s on "
+                      "%s of %ux%ux%u with %u classes; %s supports all models and shapes",
+                      GRAPH_CLASSES, model->name, train->data->type == DTYPE_U8 ? "bytes" : "halves",
+                      model->input.channels, model->input.height, model->input.width, model->classes,
+                      other_variant(train));
 }
 
 /* Checks that the device has bf16 tensor cores and enough shared memory. Sets plan.overlap. */
