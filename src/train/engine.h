@@ -145,6 +145,7 @@ static inline struct tensor_update train_update_of(const struct train *train,
     struct tensor_update of;
     of.share = optimizer_share(&train->optimizer, train->model->depth - tensor->depth);
     of.decays = tensor->decays;
+    of.statistic = tensor->is_statistic ? (float)BATCH_NORM_MOMENTUM : 0;
     return of;
 }
 
@@ -515,6 +516,7 @@ struct engine {
     bool recomputes;  /* supports train->checkpoint_activations */
     bool benchmarks;  /* supports train->cudnn_benchmark */
     bool augments;    /* supports all of struct augment; if false, only shift and flip */
+    bool normalises;  /* supports LAYER_BATCH_NORM */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* Supports an exchange that updates the parameters (exchange_method.updates). */

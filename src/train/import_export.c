@@ -119,6 +119,13 @@ static bool is_of(const struct model *model, const char *name)
     return false;
 }
 
+/* Returns whether a tensor is a number of steps that PyTorch's BatchNorm saves and does not use if it has a
+ * momentum. */
+static bool is_step_counter(const struct model *model, const char *name)
+{
+    return model->normalises && text_ends_in(name, ".num_batches_tracked");
+}
+
 /* Drops the tensors whose names do not begin with `prefix`, and removes `prefix` from the other names. */
 static void keep_prefixed(struct tensor_file *file, const char *prefix)
 {
@@ -207,7 +214,7 @@ static enum status check_names(const struct tensor_file *file, const struct mode
                           "use the right --model, or another file",
                           missing, model->tensor_count, model->name, tensors[first].name);
     for (size_t i = 0; i < file->count; i++)
-        if (!is_of(model, file->tensors[i].name))
+        if (!is_of(model, file->tensors[i].name) && !is_step_counter(model, file->tensors[i].name))
             return status_set(
                 STATUS_USAGE,
                 "it also has a tensor %.48s, which %s does not have; use another --model, or remove it",

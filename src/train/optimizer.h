@@ -125,6 +125,7 @@ struct update {
     train_real scale2;                     /* 1 / sqrt(1 - beta2^t), with t = step + 1 */
     train_real epsilon;
     train_real clip;          /* factor of the gradients, from optimizer_clip() */
+    train_real statistic;     /* of a running statistic: weight of the new value; 0: a parameter */
     train_real average, rest; /* of optimizer_average(): decay, and 1 - decay */
 };
 
@@ -146,6 +147,7 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     update.scale2 = (train_real)(1 / sqrt(1 - pow(optimizer->beta2, t)));
     update.epsilon = (train_real)optimizer->epsilon;
     update.clip = 1;
+    update.statistic = 0;
     update.average = (train_real)optimizer->average;
     update.rest = (train_real)(1 - optimizer->average);
     return update;
@@ -161,8 +163,9 @@ FDSL_HD double optimizer_clip(double clip_norm, double norm)
 
 /* The properties of a tensor's update that can differ between tensors. */
 struct tensor_update {
-    float share; /* factor of the learning rate */
-    bool decays; /* whether weight decay applies */
+    float share;     /* factor of the learning rate */
+    bool decays;     /* whether weight decay applies */
+    float statistic; /* see struct update */
 };
 
 /* Returns the factor of the learning rate for a tensor whose depth (model_tensor.depth) is `above` less than
@@ -179,15 +182,21 @@ FDSL_HD struct update optimizer_of(const struct update *update, struct tensor_up
     of.decay = tensor.decays ? of.decay : 0;
     of.rate *= tensor.share;
     of.rate1 *= tensor.share;
+    of.statistic = tensor.statistic;
     return of;
 }
 
-/* Updates one parameter. `m` is its momentum or first moment, and `v` is its second moment, which SGD does
- * not access. Both start at zero. If all gradients of a parameter are 0 and it starts at 0, it stays 0. */
+/* Updates one parameter. For a running statistic, `gradient` is the new value. `m` is its momentum or first
+ * moment, and `v` is its second moment, which SGD does not access. Both start at zero. If all gradients of a
+ * parameter are 0 and it starts at 0, it stays 0. */
 FDSL_HD void optimizer_step(const struct update *update, train_real gradient, train_real *parameter,
                             train_real *m, train_real *v)
 {
     train_real value = *parameter;
+    if (update->statistic > 0) {
+        *parameter = value + update->statistic * (gradient - value);
+        return;
+    }
     gradient *= update->clip; /* 1 if nothing is clipped, so the gradient keeps its bits */
     if (update->kind == OPTIMIZER_ADAMW)
         value -= update->rate * update->decay * value;

@@ -1044,6 +1044,8 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const struct engine *engine = variant->traits;
     if (engine->accepts)
         TRY(engine->accepts(train));
+    if (!engine->normalises)
+        TRY(model_refuse_batch_norm(train->model));
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (train->ranks > 1)
