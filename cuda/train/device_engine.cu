@@ -99,6 +99,27 @@ enum status device_engine_open_learning(struct device_engine *engine)
     return clear_totals(engine);
 }
 
+/* Each entry is for MODEL_ALIGNMENT parameters of one tensor, because tensors begin at multiples of this
+ * number. */
+enum status device_engine_open_groups(struct device_engine *engine, struct tensor_update **groups)
+{
+    const struct model *model = engine->train->model;
+    const size_t entries = model->arena_values / MODEL_ALIGNMENT, bytes = entries * sizeof **groups;
+    struct tensor_update *all = static_cast<struct tensor_update *>(calloc(1, bytes));
+    TRY(ALLOCATED(all, "cuda: out of memory"));
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *tensor = &model->tensors[i];
+        const size_t end = (tensor->first + tensor->values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT;
+        for (size_t entry = tensor->first / MODEL_ALIGNMENT; entry < end; entry++)
+            all[entry] = train_update_of(engine->train, tensor);
+    }
+    enum status status = allocate_copy(&engine->allocations, groups, all, bytes, engine->stream);
+    if (status == STATUS_OK)
+        status = CUDA_STATUS(cudaStreamSynchronize(engine->stream));
+    free(all);
+    return status;
+}
+
 void device_engine_stop(struct device_engine *engine)
 {
     (void)cudaSetDevice(engine->device);

@@ -86,6 +86,9 @@ enum status device_engine_open_data(struct device_engine *engine);
  * may have set shared.rounded, shared.groups and losses.scale. */
 enum status device_engine_open_learning(struct device_engine *engine);
 
+/* Allocates and fills update_extras.groups. */
+enum status device_engine_open_groups(struct device_engine *engine, struct tensor_update **groups);
+
 /* device_engine_stop() makes the device current and waits for the engine's stream. The engine then releases
  * its own resources, and calls device_engine_close(), which does not free the state. Both functions ignore
  * errors, because nothing depends on them. */

@@ -51,7 +51,7 @@ struct vit : device_engine {
      * parts. */
     float *added;
     struct vit_sums sums;
-    struct tensor_update *groups; /* per MODEL_ALIGNMENT parameters: how to update them */
+    struct tensor_update *groups; /* see update_extras.groups */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
@@ -293,27 +293,6 @@ static enum status open_paths(struct vit *vit)
                                                 vit->path_count * sizeof *paths, vit->stream);
 }
 
-/* Sets vit->groups. Each entry is for MODEL_ALIGNMENT parameters of one tensor, because tensors begin at
- * multiples of this number. */
-static enum status open_groups(struct vit *vit)
-{
-    const struct model *model = vit->train->model;
-    const size_t entries = model->arena_values / MODEL_ALIGNMENT, bytes = entries * sizeof *vit->groups;
-    struct tensor_update *groups = static_cast<struct tensor_update *>(calloc(1, bytes));
-    TRY(ALLOCATED(groups, "vit: out of memory"));
-    for (uint32_t i = 0; i < model->tensor_count; i++) {
-        const struct model_tensor *tensor = &model->tensors[i];
-        const size_t end = (tensor->first + tensor->values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT;
-        for (size_t entry = tensor->first / MODEL_ALIGNMENT; entry < end; entry++)
-            groups[entry] = train_update_of(vit->train, tensor);
-    }
-    enum status status = allocate_copy(&vit->allocations, &vit->groups, groups, bytes, vit->stream);
-    if (status == STATUS_OK)
-        status = CUDA_STATUS(cudaStreamSynchronize(vit->stream));
-    free(groups);
-    return status;
-}
-
 /* Returns the largest number of partial sums that a kernel writes. */
 static size_t partial_values(const struct vit *vit)
 {
@@ -336,7 +315,7 @@ static enum status open_learning(struct vit *vit)
 {
     const size_t values = vit->train->model->arena_values;
     TRY(allocate(&vit->allocations, &vit->sums.room, VIT_SUMS_MAX * partial_values(vit)));
-    TRY(open_groups(vit));
+    TRY(device_engine_open_groups(vit, &vit->groups));
     vit->shared.rounded = vit->parameters;
     vit->shared.groups = vit->groups;
     TRY(device_engine_open_learning(vit));
