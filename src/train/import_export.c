@@ -331,7 +331,7 @@ static void describe_arena(const struct model *model, const char *prefix, const 
                                          .axes = of->axes,
                                          .values = arena + of->first,
                                          .bytes = of->values * sizeof *arena};
-        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.31s", prefix, of->name);
+        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.47s", prefix, of->name);
         memcpy(tensors[t].shape, of->shape, sizeof of->shape);
     }
 }

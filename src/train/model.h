@@ -23,7 +23,7 @@
 #define MODEL_TENSORS_MAX   320
 #define MODEL_NAME_MAX      16 /* bytes of a model's name, with the terminating zero */
 #define LAYER_NAME_MAX      24 /* bytes of a layer's name, with the terminating zero */
-#define TENSOR_NAME_MAX     32 /* bytes of a tensor's name, with the terminating zero */
+#define TENSOR_NAME_MAX     48 /* bytes of a tensor's name, with the terminating zero */
 #define MODEL_ALIGNMENT     32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
 #define LAYER_NORM_EPSILON  1e-6
 #define BATCH_NORM_EPSILON  1e-5
