@@ -260,7 +260,7 @@ static const struct trial trials[] = {
     {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
     {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     /* Residual networks with batch normalisation. */
-    {"resnet-micro", {3, 1, 32, 32}, 10, 16, 40, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"resnet-micro", {3, 1, 32, 32}, 10, 16, 40, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"resnet-micro", picture, 10, 33, 99, 10, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still},
     {"resnet-micro", {4, 1, 31, 45}, 7, 17, 34, 10, OPTIMIZER_SGD, DTYPE_F16, 0, moved},
     {"resnet-micro",
@@ -277,7 +277,6 @@ static const struct trial trials[] = {
      FAULT_NONE,
      both},
     {"residual", {3, 1, 40, 24}, 10, 17, 51, 5, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
-    {"resnet50", {3, 1, 64, 64}, 10, 16, 32, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
 #define RECIPE "recipe" /* the argument that selects the cases below */

@@ -516,7 +516,6 @@ struct engine {
     bool recomputes;  /* supports train->checkpoint_activations */
     bool benchmarks;  /* supports train->cudnn_benchmark */
     bool augments;    /* supports all of struct augment; if false, only shift and flip */
-    bool normalises;  /* supports LAYER_BATCH_NORM */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* Supports an exchange that updates the parameters (exchange_method.updates). */

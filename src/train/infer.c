@@ -349,8 +349,6 @@ static enum status infer_accepts(const void *input, const struct variant *varian
 {
     const struct engine *engine = variant->traits;
     const struct train *train = &((const struct opened *)input)->job.train;
-    if (!engine->normalises)
-        TRY(model_refuse_batch_norm(train->model));
     return engine->accepts ? engine->accepts(train) : STATUS_OK;
 }
 

@@ -790,7 +790,6 @@ const struct engine
 #endif
         .feeds = true,
         .augments = true,
-        .normalises = true,
         .open = naive_open,
         .close = naive_close,
         .set = naive_set,

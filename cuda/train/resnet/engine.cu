@@ -712,10 +712,9 @@ const struct engine engine_resnet = {
     /* Rounding to bf16 changes the sign of inputs of ReLU and the maxima of the pooling. The changed masks make
      * most of the error of the gradients, which grows from layer to layer on the way back. With fp16, which has
      * three bits more, the errors are a third: they are in proportion to the root of the rounding. */
-    .bounds = {.loss = 5e-2, .floor = 1, .drift = 0.8, .logits = 5e-2},
+    .bounds = {.loss = 5e-2, .floor = 1, .drift = 0.9, .logits = 5e-2},
     .feeds = true,
     .augments = true,
-    .normalises = true,
     .gradients_in = GRADIENTS_IN_GRAPH,
     .shares_update = true,
     .unit = UNIT_HALF,
