@@ -260,17 +260,12 @@ static void check_conv(const struct trial &trial)
     });
     const reals kept = doubles(in_deltas);
     for (int s = 0; s < 2; s++) {
-        const array<float> &of = s ? more : values;
         const array<bf16> &with = s ? second : first;
-        check_sums(title(s ? "sums of the second norm" : "sums of the first norm"), s ? sums1 : sums0,
-                   in_parts, shape.channels,
-                   sums_of(
-                       kept,
-                       [&](size_t i, uint32_t c) {
-                           return ((double)(float)with.host[i] - of.host[NORM_MEAN * shape.channels + c]) *
-                                  of.host[NORM_INVERSE * shape.channels + c];
-                       },
-                       shape.channels));
+        check_sums(
+            title(s ? "sums of the second norm" : "sums of the first norm"), s ? sums1 : sums0, in_parts,
+            shape.channels,
+            sums_of(
+                kept, [&](size_t i, uint32_t) { return (double)(float)with.host[i]; }, shape.channels));
     }
     failures += in_parts != most || in_rows == 0;
 
@@ -442,8 +437,11 @@ static void check_norm(uint32_t channels, size_t rows)
     /* Backward: the gradients of the outputs have two sums per channel, here in one part. */
     const reals sums = sums_of(
         delta, [&](size_t i, uint32_t) { return one.x[i]; }, channels);
+    const reals raw = doubles(one.inputs);
+    const reals given = sums_of(
+        delta, [&](size_t i, uint32_t) { return raw[i]; }, channels);
     for (uint32_t i = 0; i < 2 * channels; i++)
-        one.partial.host[i] = (float)sums[i];
+        one.partial.host[i] = (float)given[i];
     one.partial.up();
     must(resnet_slopes(&one.norm, 1, rows, one.gradients.device, one.gradients.device + channels, 0));
     reals in_delta(rows * channels), gradients(2 * channels);
@@ -517,7 +515,7 @@ static void check_pool(uint32_t samples, uint32_t height, uint32_t width, uint32
     const reals kept = doubles(in_deltas);
     check_sums("pooling: sums of the norm", before.partial, parts, channels,
                sums_of(
-                   kept, [&](size_t i, uint32_t) { return before.x[i]; }, channels));
+                   kept, [&](size_t i, uint32_t) { return (double)(float)before.inputs.host[i]; }, channels));
 }
 
 static void check_mean(uint32_t samples, uint32_t pixels, uint32_t channels)
@@ -548,9 +546,10 @@ static void check_mean(uint32_t samples, uint32_t pixels, uint32_t channels)
     });
     const reals kept = doubles(in_deltas);
     for (struct norm_case *each : {&first, &second})
-        check_sums("mean: sums of a norm", each->partial, parts, channels,
-                   sums_of(
-                       kept, [&](size_t i, uint32_t) { return each->x[i]; }, channels));
+        check_sums(
+            "mean: sums of a norm", each->partial, parts, channels,
+            sums_of(
+                kept, [&](size_t i, uint32_t) { return (double)(float)each->inputs.host[i]; }, channels));
 }
 
 /* ---- Weights ---- */

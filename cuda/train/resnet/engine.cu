@@ -709,9 +709,10 @@ static enum status resnet_set(void *state, const struct train_state *from)
 extern "C" {
 const struct engine engine_resnet = {
     .name = "resnet",
-    /* Rounding to bf16 changes the sign of inputs of ReLU and the maxima of the pooling. The changed masks make
-     * most of the error of the gradients, which grows from layer to layer on the way back. With fp16, which has
-     * three bits more, the errors are a third: they are in proportion to the root of the rounding. */
+    /* Rounding to bf16 changes the sign of inputs of ReLU and the maxima of the pooling. The changed masks
+     * make most of the error of the gradients, which grows from layer to layer on the way back. With fp16,
+     * which has three bits more, the errors are a third: they are in proportion to the root of the rounding.
+     */
     .bounds = {.loss = 5e-2, .floor = 1, .drift = 0.9, .logits = 5e-2},
     .feeds = true,
     .augments = true,

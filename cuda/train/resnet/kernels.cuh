@@ -100,7 +100,7 @@ enum status resnet_norm_backward(const struct resnet_norm *norm, size_t rows, co
 /* ---- Convolutions (conv.cu, conv_weights.cu) ---- */
 
 /* A normalisation whose gradients a convolution's backward pass prepares: it writes the partial sums of the
- * gradients and of their products with the normalised `inputs` to norm->partial. */
+ * gradients and of their products with the normalisation's `inputs` to norm->partial. */
 struct resnet_summed {
     const struct resnet_norm *norm; /* NULL: none */
     const bf16 *inputs;

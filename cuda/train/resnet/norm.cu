@@ -6,6 +6,7 @@
 #define SUM_CHANNELS 8  /* channels per block of the sums */
 #define SUM_LANES    64 /* threads per channel */
 #define ROWS_EACH    8  /* rows per thread */
+#define BATCH        4  /* rows whose values a thread loads before it stores the first of them */
 
 /* ---- Sums over the batch ---- */
 
@@ -91,8 +92,9 @@ static __global__ void __launch_bounds__(SUM_CHANNELS *SUM_LANES) slopes_kernel(
         return;
     float *values = plan.norm.values + channel;
     const double scale = values[NORM_SCALE * channels], inverse = values[NORM_INVERSE * channels];
-    const double bend = -scale * inverse * sums.second / plan.rows;
-    plan.first[channel] = (float)sums.second;
+    const double products = inverse * (sums.second - values[NORM_MEAN * channels] * sums.first); /* g x */
+    const double bend = -scale * inverse * products / plan.rows;
+    plan.first[channel] = (float)products;
     plan.second[channel] = (float)sums.first;
     values[NORM_SLOPE * channels] = (float)scale;
     values[NORM_BEND * channels] = (float)bend;
@@ -147,22 +149,36 @@ static __global__ void __launch_bounds__(BLOCK)
         other_scale = load8(other_values + NORM_SCALE * channels + own.channel);
         other_shift = load8(other_values + NORM_SHIFT * channels + own.channel);
     }
-#pragma unroll 4
-    for (size_t row = own.first; row < own.end; row += own.step) {
-        const size_t at = row * channels + own.channel;
-        struct eight value = load8(inputs + at), added = {};
-        if (SHORTCUT != SHORTCUT_NONE)
-            added = load8(shortcut + at);
+    for (size_t first = own.first; first < own.end; first += BATCH * own.step) {
+        uint4 words[BATCH], added_words[BATCH];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float sum = fmaf(value.value[i], scale.value[i], shift.value[i]);
-            if (SHORTCUT == SHORTCUT_PLAIN)
-                sum += added.value[i];
-            if (SHORTCUT == SHORTCUT_NORM)
-                sum += fmaf(added.value[i], other_scale.value[i], other_shift.value[i]);
-            value.value[i] = sum <= 0 ? 0 : sum; /* NaN passes through */
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            words[k] = *reinterpret_cast<const uint4 *>(inputs + at);
+            if (SHORTCUT != SHORTCUT_NONE)
+                added_words[k] = *reinterpret_cast<const uint4 *>(shortcut + at);
         }
-        *reinterpret_cast<uint4 *>(outputs + at) = pack8(value);
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            struct eight value = unpack8(words[k]), added = {};
+            if (SHORTCUT != SHORTCUT_NONE)
+                added = unpack8(added_words[k]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float sum = fmaf(value.value[i], scale.value[i], shift.value[i]);
+                if (SHORTCUT == SHORTCUT_PLAIN)
+                    sum += added.value[i];
+                if (SHORTCUT == SHORTCUT_NORM)
+                    sum += fmaf(added.value[i], other_scale.value[i], other_shift.value[i]);
+                value.value[i] = sum <= 0 ? 0 : sum; /* NaN passes through */
+            }
+            *reinterpret_cast<uint4 *>(outputs + at) = pack8(value);
+        }
     }
 }
 
@@ -190,16 +206,29 @@ static __global__ void __launch_bounds__(BLOCK)
     const struct eight slope = load8(values + NORM_SLOPE * channels + own.channel);
     const struct eight bend = load8(values + NORM_BEND * channels + own.channel);
     const struct eight rest = load8(values + NORM_REST * channels + own.channel);
-#pragma unroll 4
-    for (size_t row = own.first; row < own.end; row += own.step) {
-        const size_t at = row * channels + own.channel;
-        struct eight delta = load8(deltas + at);
-        const struct eight input = load8(inputs + at);
+    for (size_t first = own.first; first < own.end; first += BATCH * own.step) {
+        uint4 words[BATCH], input_words[BATCH];
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            delta.value[i] =
-                fmaf(delta.value[i], slope.value[i], fmaf(input.value[i], bend.value[i], rest.value[i]));
-        *reinterpret_cast<uint4 *>(in_deltas + at) = pack8(delta);
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            words[k] = *reinterpret_cast<const uint4 *>(deltas + at);
+            input_words[k] = *reinterpret_cast<const uint4 *>(inputs + at);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            struct eight delta = unpack8(words[k]);
+            const struct eight input = unpack8(input_words[k]);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                delta.value[i] =
+                    fmaf(delta.value[i], slope.value[i], fmaf(input.value[i], bend.value[i], rest.value[i]));
+            *reinterpret_cast<uint4 *>(in_deltas + at) = pack8(delta);
+        }
     }
 }
 

@@ -163,8 +163,6 @@ static __global__ void __launch_bounds__(BLOCK)
     const uint32_t channel = own.idle ? 0 : own.channel;
     const struct eight scale = load8(plan.values + NORM_SCALE * plan.channels + channel);
     const struct eight shift = load8(plan.values + NORM_SHIFT * plan.channels + channel);
-    const struct eight mean = load8(plan.values + NORM_MEAN * plan.channels + channel);
-    const struct eight inverse = load8(plan.values + NORM_INVERSE * plan.channels + channel);
     float sums[8] = {}, products[8] = {};
     for (size_t row = own.first; row < own.end; row += own.step) {
         const struct pool_pixel to = pixel_of(plan, (uint32_t)row);
@@ -194,7 +192,7 @@ static __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             sums[i] += delta.value[i];
-            products[i] += delta.value[i] * ((input.value[i] - mean.value[i]) * inverse.value[i]);
+            products[i] = fmaf(delta.value[i], input.value[i], products[i]);
         }
         *reinterpret_cast<uint4 *>(in_deltas + at) = words;
     }
@@ -251,7 +249,6 @@ struct mean_plan {
     struct divider sample;
     size_t rows;
     const bf16 *relu, *inputs[2]; /* inputs of normalisations; NULL: none */
-    const float *values[2];
     float *partial[2];
 };
 
@@ -260,16 +257,8 @@ static __global__ void __launch_bounds__(BLOCK)
 {
     __shared__ float scratch[8 * BLOCK];
     const struct spread own = spread_of(plan.rows, plan.channels);
-    const uint32_t channel = own.idle ? 0 : own.channel;
     const float factor = 1 / (float)plan.pixels;
-    struct eight mean[2] = {}, inverse[2] = {};
     float sums[8] = {}, products[2][8] = {};
-#pragma unroll
-    for (int s = 0; s < 2; s++)
-        if (plan.inputs[s]) {
-            mean[s] = load8(plan.values[s] + NORM_MEAN * plan.channels + channel);
-            inverse[s] = load8(plan.values[s] + NORM_INVERSE * plan.channels + channel);
-        }
     for (size_t row = own.first; row < own.end; row += own.step) {
         const size_t at = row * plan.channels + own.channel;
         struct eight delta =
@@ -289,8 +278,7 @@ static __global__ void __launch_bounds__(BLOCK)
                 const struct eight input = load8(plan.inputs[s] + at);
 #pragma unroll
                 for (int i = 0; i < 8; i++)
-                    products[s][i] +=
-                        delta.value[i] * ((input.value[i] - mean[s].value[i]) * inverse[s].value[i]);
+                    products[s][i] = fmaf(delta.value[i], input.value[i], products[s][i]);
             }
         *reinterpret_cast<uint4 *>(in_deltas + at) = words;
     }
@@ -311,7 +299,6 @@ enum status resnet_mean_backward(uint32_t samples, uint32_t pixels, uint32_t cha
     for (int s = 0; s < 2; s++)
         if (after->summed[s].norm) {
             plan.inputs[s] = after->summed[s].inputs;
-            plan.values[s] = after->summed[s].norm->values;
             plan.partial[s] = after->summed[s].norm->partial;
         }
     *parts = spread_blocks(plan.rows, channels, ROWS_EACH, RESNET_PARTS);
