@@ -173,7 +173,7 @@ C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter
              mpi/launcher.c $(if $(call on,MPI),mpi/comm_mpi.c,mpi/comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
-CU_SOURCES := $(filter-out $(if $(call on,CUFILE),,cuda/load/gds.cu) $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
+CU_SOURCES := $(filter-out $(if $(call on,CUFILE),,cuda/load/gds.cu) $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/% cuda/train/resnet/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu cuda/train/resnet/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_backward.cu train/conv.cu train/conv_weights.cu load/unpack.cu \
                   train/linear.cu common/cub.cu ops/write.cu synth/fused_formula.cu \
@@ -194,7 +194,7 @@ RDC_SOURCES := $(filter cuda/synth/bat.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
 $(BUILD)/cuda/ops/%.cu.o: private CXX_STANDARD := c++20
-$(BUILD)/cuda/train/vit/%_hopper.cu.o: private GENCODE := -gencode arch=compute_90a,code=sm_90a
+$(BUILD)/cuda/train/vit/%_hopper.cu.o $(BUILD)/cuda/train/resnet/%_hopper.cu.o: private GENCODE := -gencode arch=compute_90a,code=sm_90a
 
 OBJECTS := $(CU_SOURCES:%=$(BUILD)/%.o) $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)
@@ -227,7 +227,7 @@ report-parts:
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index, no signed requests to S3)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
-	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit and infer-vit are left out)' \
+	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit, train-resnet and their infer-* are left out)' \
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
 	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,methods and variants named nccl are left out)' \
 	  '$(call mark,NVJPEG) nvJPEG    $(if $(call on,NVJPEG),,shards-gpu decodes JPEG files on the CPU)' \
@@ -435,7 +435,7 @@ check-gpu: all lib $(GPU_TESTS)
 	@scripts/check/gpu.sh
 	@scripts/check/profile_gpu.sh
 	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py python/tests/test_gpu_loader.py
-	@for engine in cuda tf32 bf16 amp vit; do scripts/check/train_gpu.sh --engine $$engine || exit; done
+	@for engine in cuda tf32 bf16 amp vit resnet; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
 # Runs only the tests of the Python package, with the interpreter PYTHON. If it has no PyTorch 2.1 or newer, installs one in
 # build/python.

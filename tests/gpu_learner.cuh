@@ -268,8 +268,11 @@ static inline void plant(enum fault fault, const struct model *model, float *par
         plant_transformer(fault, model, parameters);
     if (fault == FAULT_NONE || fault == FAULT_MASK || model->transformer)
         return;
-    const struct layer *conv1 = layer_named(model, "conv1"), *conv2 = layer_named(model, "conv2"),
-                       *fc1 = layer_named(model, "fc1"), *last = &model->layers[model->layer_count - 1];
+    const bool normed = model->normalises; /* biases are those of normalisations, which begin with zeros */
+    const struct layer *conv1 = layer_named(model, normed ? "bn1" : "conv1"),
+                       *conv2 = layer_named(model, normed ? "layer1.0.conv2" : "conv2"),
+                       *fc1 = layer_named(model, normed ? "fc" : "fc1"),
+                       *last = &model->layers[model->layer_count - 1];
     size_t taps = conv2->weight_values / ((size_t)conv2->in.channels * conv2->out.channels);
     float *weights = parameters + conv2->weight;
     if (fault == FAULT_TAP)
@@ -282,8 +285,8 @@ static inline void plant(enum fault fault, const struct model *model, float *par
                 weights[i + tap] = weights[i + taps + tap];
                 weights[i + taps + tap] = first;
             }
-    if (fault == FAULT_BIAS)
-        memset(parameters + conv1->bias, 0, conv1->bias_values * sizeof(float));
+    for (size_t i = 0; fault == FAULT_BIAS && i < conv1->bias_values; i++)
+        parameters[conv1->bias + i] = normed ? 0.5f : 0;
     if (fault == FAULT_LAST_BIAS)
         memset(parameters + last->bias, 0, last->bias_values * sizeof(float));
     if (fault == FAULT_CHANNEL)

@@ -4,7 +4,7 @@
  * oracle's state. Also checks that the same seed gives the same bits, even if a second engine runs half of
  * the steps. Each planted fault must exceed one of the error bounds. make check-gpu runs this program.
  *
- *     gpu_train [--engine cuda|tf32|bf16|amp|vit] [--short] [--seed N] [NAME ...]
+ *     gpu_train [--engine cuda|tf32|bf16|amp|vit|resnet] [--short] [--seed N] [NAME ...]
  *
  * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults,
  * "recipe" the cases with clipping, averages and parts, "masked" those with masked samples, and "multi-hot"
@@ -109,6 +109,31 @@ LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
         TOKEN_LINEAR(4 * (width)), GELU, TOKEN_LINEAR(width), DROP_PATH(drop), ADD(6)
 #define VIT(width, heads, size, ...) PATCHES(width, size), TOKENS, __VA_ARGS__, SELECT, NORM, LINEAR(0)
 
+/* Residual networks with numbers of channels that no tile divides. */
+#define NORMED(out, size, step, back)        \
+    {.kind = LAYER_CONV,                     \
+     .channels = (out),                      \
+     .kernel = {1, size, size},              \
+     .padding = {0, (size) / 2, (size) / 2}, \
+     .stride = (step),                       \
+     .no_bias = true,                        \
+     .skipped = (back)},                     \
+    {                                        \
+        .kind = LAYER_BATCH_NORM             \
+    }
+#define RESIDUAL_BEGIN(width)                                                      \
+    NORMED(width, 7, 2, 0), RELU,                                                  \
+    {                                                                              \
+        .kind = LAYER_POOL, .kernel = {1, 3, 3}, .padding = {0, 1, 1}, .stride = 2 \
+    }
+#define RESIDUAL_FIRST(width, out, step)                                                 \
+    NORMED(width, 1, 1, 0), RELU, NORMED(width, 3, step, 0), RELU, NORMED(out, 1, 1, 0), \
+        NORMED(out, 1, step, 8), ADD(3), RELU
+#define RESIDUAL(width, out) \
+    NORMED(width, 1, 1, 0), RELU, NORMED(width, 3, 1, 0), RELU, NORMED(out, 1, 1, 0), ADD(9), RELU
+LAYERS(residual, RESIDUAL_BEGIN(24), RESIDUAL_FIRST(40, 136, 1), RESIDUAL(72, 136),
+       RESIDUAL_FIRST(72, 264, 2), RESIDUAL(8, 264), MEAN, LINEAR(0));
+
 LAYERS(vit64, VIT(64, 1, 4, VIT_BLOCK(64, 1, 0.25f)));
 LAYERS(vit128, VIT(128, 4, 8, VIT_BLOCK(128, 4, 0), VIT_BLOCK(128, 4, 0.5f)));
 LAYERS(vit192, VIT(192, 3, 16, VIT_BLOCK(192, 3, 0), VIT_BLOCK(192, 3, 0)));
@@ -124,6 +149,7 @@ static const struct model_table tables[] = {
     TABLE(pool, false),   TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
     TABLE(add, false),    TABLE(add_pool, false), TABLE(add_rows, false), TABLE(vit64, false),
     TABLE(vit128, false), TABLE(vit192, false),   TABLE(vit200, false),   TABLE(vit1024, false),
+    TABLE(residual, false),
 };
 
 static const struct model_table *find_table(const char *name)
@@ -239,6 +265,24 @@ static const struct trial trials[] = {
     {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
     {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit-large", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    /* Residual networks with batch normalisation. */
+    {"resnet-micro", {3, 1, 32, 32}, 10, 16, 40, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"resnet-micro", picture, 10, 33, 99, 10, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still},
+    {"resnet-micro", {4, 1, 31, 45}, 7, 17, 34, 10, OPTIMIZER_SGD, DTYPE_F16, 0, moved},
+    {"resnet-micro",
+     {3, 1, 64, 64},
+     10,
+     257,
+     514,
+     2,
+     OPTIMIZER_SGD,
+     DTYPE_U8,
+     0,
+     still,
+     false,
+     FAULT_NONE,
+     both},
+    {"residual", {3, 1, 40, 24}, 10, 17, 51, 5, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
 };
 
 #define RECIPE "recipe" /* the argument that selects the cases below */
@@ -281,6 +325,21 @@ static const struct trial recipes[] = {
     {"cnn3d", clip, 2, 7, 17, 10, OPTIMIZER_MUON, DTYPE_F16, 0, moved, false, FAULT_NONE, {}, {}, 1},
     {"cnn-fdsl", picture, 10, 5, 13, 10, OPTIMIZER_MUON, DTYPE_U8, 0, still, false, FAULT_NONE, {}, {}, 5},
     {"mlp", row, 5, 7, 17, 20, OPTIMIZER_MUON, DTYPE_F32, 0, still, false, FAULT_NONE, {}, {}, 1},
+    {"resnet-micro",
+     picture,
+     10,
+     32,
+     64,
+     10,
+     OPTIMIZER_SGD,
+     DTYPE_U8,
+     0,
+     moved,
+     false,
+     FAULT_NONE,
+     both,
+     {},
+     1},
 };
 
 #define MASKED "masked" /* the argument that selects the cases below */
@@ -397,6 +456,7 @@ static const struct trial multi_hot[] = {
 static const struct trial planted[] = {
     {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
     {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0.3f, moved},
+    {"resnet-micro", picture, 10, 32, 64, 10, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DTYPE_U8, 0.3f, moved},
     {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
@@ -418,7 +478,7 @@ static const struct contender contenders[] = {
     {&engine_cuda, 1e-4, 1e-4, 1e-4}, {&engine_tf32, 1.5e-2, 0.2, 1.5e-2},
     {&engine_bf16, 5e-2, 0.4, 4e-2},  {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
 #ifdef HAVE_CUBLAS
-    {&engine_vit, 5e-2, 5e-2, 4e-2},
+    {&engine_vit, 5e-2, 5e-2, 4e-2},  {&engine_resnet, 5e-2, 0.8, 5e-2},
 #endif
 };
 static const struct contender *contender = &contenders[0];
@@ -769,7 +829,7 @@ static bool choose(const char *name)
             contender = &each;
             return true;
         }
-    fprintf(stderr, "gpu_train: unknown engine '%s'; give cuda, tf32, bf16, amp or vit\n", name);
+    fprintf(stderr, "gpu_train: unknown engine '%s'; give cuda, tf32, bf16, amp, vit or resnet\n", name);
     return false;
 }
 
@@ -781,11 +841,15 @@ static bool precise(const struct trial *trial)
     return trial->optimizer != OPTIMIZER_MUON || contender->engine->bounds.drift < 0.1;
 }
 
-/* Returns whether the engine supports the network: `vit` computes transformers, and the others all other
- * networks. */
+/* Returns whether the engine supports the network: `vit` computes transformers, `resnet` residual networks
+ * with batch normalisation, and the others all other networks. */
 static bool supports(const char *table)
 {
-    return (strncmp(contender->engine->name, "vit", 3) == 0) == (strncmp(table, "vit", 3) == 0);
+    const char *engine = strncmp(table, "vit", 3) == 0   ? "vit"
+                         : strncmp(table, "res", 3) == 0 ? "resnet"
+                                                         : NULL;
+    const char *name = contender->engine->name;
+    return engine ? strcmp(name, engine) == 0 : strcmp(name, "vit") != 0 && strcmp(name, "resnet") != 0;
 }
 
 /* Runs each case of `planted` without and with each fault. Returns the number of failed cases. */

@@ -53,11 +53,12 @@ static inline const struct model_tensor *tensor_of(const struct model *model, co
     return NULL;
 }
 
-/* Returns whether the network is a large transformer. Tests of all networks leave out these transformers,
- * because vit-micro has the same kinds of layers. */
-static inline bool is_large_transformer(const struct model_table *table)
+/* Returns whether the network is large. Tests of all networks leave out these networks, because vit-micro and
+ * resnet-micro have the same kinds of layers. */
+static inline bool is_large_network(const struct model_table *table)
 {
-    return table->layers[0].kind == LAYER_PATCHES && table->layers[0].channels > 32;
+    return (table->layers[0].kind == LAYER_PATCHES && table->layers[0].channels > 32) ||
+           strcmp(table->name, "resnet50") == 0;
 }
 
 /* For a transformer, rounds the height and width up to multiples of the patch size. For other networks,

@@ -548,13 +548,18 @@ static uint64_t omp_memory_bytes(const void *state)
     return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-#define ENGINE(name_, open_)                                                                          \
-    {                                                                                                 \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .augments = true,                \
-        .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .open = open_,      \
-        .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals, \
-        .progress = omp_progress, .gradients = omp_gradients, .evaluate = omp_evaluate,               \
-        .memory_bytes = omp_memory_bytes, .stages = &stages                                           \
+static enum status omp_accepts(const struct train *train)
+{
+    return model_refuse_batch_norm(train->model);
+}
+
+#define ENGINE(name_, open_)                                                                              \
+    {                                                                                                     \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .augments = true,                    \
+        .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .accepts = omp_accepts, \
+        .open = open_, .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps,            \
+        .totals = omp_totals, .progress = omp_progress, .gradients = omp_gradients,                       \
+        .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes, .stages = &stages                     \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

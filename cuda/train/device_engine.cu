@@ -86,7 +86,7 @@ enum status device_engine_open_learning(struct device_engine *engine)
     if (train_averages(train))
         TRY(allocate(&engine->allocations, &engine->state.ema, values));
     TRY(clip_open(train, &engine->allocations, &engine->clip));
-    if (train->model->transformer || train_needs_tensors(train))
+    if (train->model->transformer || train->model->normalises || train_needs_tensors(train))
         TRY(groups_open(train, &engine->allocations, &engine->groups, engine->stream));
     TRY(tensors_open(train, &engine->allocations, &engine->tensors, engine->stream));
     engine->shared.groups = engine->groups;
@@ -229,8 +229,8 @@ enum status device_engine_update(struct device_engine *engine, const struct upda
     const float *gradients = engine->gradients;
     struct update_extras extras = {
         .scale = scale, .clip = engine->clip, .groups = engine->groups, .rounded = rounded};
-    TRY(clip_find(&train->optimizer, values, gradients, scale, engine->clip, engine->losses.totals,
-                  engine->stream));
+    TRY(clip_find(&train->optimizer, train->model->trained_values, gradients, scale, engine->clip,
+                  engine->losses.totals, engine->stream));
     if (train_needs_tensors(train))
         TRY(tensors_adjust(train, update, &engine->tensors, &engine->state, &extras, &gradients,
                            engine->stream));

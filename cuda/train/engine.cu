@@ -489,6 +489,7 @@ static enum status cuda_open(const struct train *train, const struct resources *
 
 static enum status cuda_accepts(const struct train *train)
 {
+    TRY(model_refuse_batch_norm(train->model));
     return model_refuse_transformer(train->model);
 }
 

@@ -21,6 +21,9 @@ extern "C" const struct engine engine_graph;
  * (vit/engine.cu). */
 extern "C" const struct engine engine_vit;
 
+/* Residual networks in bf16 on tensor cores, with the same parts in fp32 (resnet/engine.cu). */
+extern "C" const struct engine engine_resnet;
+
 /* Set if a CUDA kernel of engine_graph may overlap the end of the previous kernel. A change applies to
  * engines that are opened afterwards. Only a test sets this variable to false. That test requires the same
  * bits with and without overlap, because no sanitizer detects races between kernels. */

@@ -158,7 +158,8 @@ static enum status units_open(const struct model *model, struct allocations *all
         const struct model_tensor *tensor = &model->tensors[t];
         const size_t rows = train_rows_of(tensor), columns = tensor->values / rows;
         for (size_t r = 0; r < rows; r++)
-            *unit++ = {(uint32_t)(tensor->first + r * columns), (uint32_t)columns, !tensor->head};
+            *unit++ = {(uint32_t)(tensor->first + r * columns), (uint32_t)columns,
+                       !tensor->head && !tensor->is_statistic};
     }
     tensors->unit_count = (uint32_t)count;
     enum status status = allocate_copy(allocations, &tensors->units, units, bytes, stream);
@@ -174,7 +175,7 @@ static uint32_t parts_of(const struct train *train, const struct model_tensor *t
 {
     const size_t end = (tensor->values + 3) / 4, step = PART_VALUES / 4;
     uint32_t count = 0;
-    if (train->optimizer.kind == OPTIMIZER_MUON && !tensor->hidden)
+    if (tensor->is_statistic || (train->optimizer.kind == OPTIMIZER_MUON && !tensor->hidden))
         return 0;
     for (size_t at = 0; at < end; at += step, count++)
         if (parts)

@@ -3,12 +3,12 @@
 # odd sizes. Checks that repeated and resumed runs are bit-identical, that samples generated during training (live) equal
 # stored ones, that samples read during training (--feed load; ONLY='^load:') give the reference's losses with any number of
 # threads, and that the trainer continues from a checkpoint of train-naive. With --sanitize, runs layers, short training
-# runs and inference under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of
+# runs and inference under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp, train-vit or train-resnet instead of
 # train-cuda. For tf32, bf16 and amp, the gemms on tensor cores are also checked bit for bit. The tests of the kernels for live
 # samples, streams and augmentation, of cuDNN and of train-graph run only with --engine cuda, the default. Processes block each
 # other in the JPEG engines of a GPU, so checks of the engines run alone, and the other checks decode by CPU threads.
 #
-#   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit] [--sanitize]
+#   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit|resnet] [--sanitize]
 #
 # Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if the trainer is not
 # available. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
@@ -33,8 +33,8 @@ while (($#)); do
     case $1 in
     --engine)
         engine=${2:-}
-        [[ $engine =~ ^(cuda|tf32|bf16|amp|vit)$ ]] ||
-            refuse "--engine '$engine': the engines are cuda, tf32, bf16, amp and vit"
+        [[ $engine =~ ^(cuda|tf32|bf16|amp|vit|resnet)$ ]] ||
+            refuse "--engine '$engine': the engines are cuda, tf32, bf16, amp, vit and resnet"
         shift
         ;;
     --sanitize) sanitize=1 ;;
@@ -56,6 +56,12 @@ if [[ $engine == vit ]]; then
     nets='vit-micro vit64 vit128 vit192 vit200 vit1024 vit-tiny vit-base vit-large' sanitized='vit-micro vit64 vit128 vit200 vit1024'
     # cuBLASLt's kernels (nvjet_*) copy through TMA, and initcheck does not see what they write.
     tools='memcheck racecheck synccheck'
+fi
+
+if [[ $engine == resnet ]]; then
+    small=resnet-micro model=resnet-micro infer=infer-resnet
+    nets='resnet-micro residual' sanitized='resnet-micro residual'
+    tools='memcheck racecheck synccheck' # initcheck: as for vit
 fi
 
 work=$(mktemp -d)
@@ -88,7 +94,7 @@ if ((sanitize)); then
             # initcheck would also check memory that nvJPEG's own kernels write.
             [[ $tool == initcheck ]] || alone check "$tool: streams that decode on the device" under "$tool" \
                 "$streams" --short hardware hybrid
-        elif [[ $engine != vit ]]; then
+        elif [[ ! $engine =~ ^(vit|resnet)$ ]]; then
             check "$tool: gemms" under "$tool" "$products" --short
         fi
         check "$tool: an epoch, a test, a checkpoint" under "$tool" \
@@ -99,7 +105,8 @@ if ((sanitize)); then
             "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 --train-size 20 \
             --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1
         # shellcheck disable=SC2086  # several words on purpose
-        check "$tool: an epoch of augmented and mixed samples, in parts" under "$tool" \
+        [[ $engine == resnet ]] || # it has no parts
+            check "$tool: an epoch of augmented and mixed samples, in parts" under "$tool" \
             "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 \
             --train-size 20 --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1 --accumulate 3
         [[ $engine == cuda ]] || continue
@@ -209,13 +216,17 @@ vit-micro digits 16 100 --optimizer lamb --lr 0.01 --weight-decay 0.05 --clip-no
 vit-micro digits 16 100 --optimizer muon --weight-decay 0.05 --ema 0.9 --layer-decay 0.8
 vit-tiny synth 3 9 --res 32 --optimizer muon --clip-adaptive 0.05
 vit-micro digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce --bce-sum --bce-pos-weight 2"
+[[ $engine != resnet ]] || grid="resnet-micro digits 32 96 --optimizer sgd --lr 0.01
+resnet-micro digits 257 600 --shift 2 --flip --optimizer sgd --lr 0.01
+resnet-micro synth 33 99 --res 40 --classes 7 --shift 2 --flip --optimizer sgd --lr 0.01 --clip-norm 1 --ema 0.9
+resnet-micro synth 33 99 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --optimizer sgd --lr 0.01"
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
         --verify-steps 50 --model "$net" --data "$data" --batch "$batch" --train-size "$size" \
         --test-size "$batch" --epochs 1 $extra
 done <<<"$grid"
-[[ $engine =~ ^(cuda|vit)$ ]] || check 'gemms on tensor cores, bit for bit' "$products"
+[[ $engine =~ ^(cuda|vit|resnet)$ ]] || check 'gemms on tensor cores, bit for bit' "$products"
 
 cudnn() {
     if ! grep -q 'train-cudnn  *available' <<<"$list"; then
@@ -260,6 +271,7 @@ same_weights() { # name, command: compares two runs of three epochs, and a run t
 check 'the same seed gives the same weights, resumed or not' same_weights part "${train[@]}"
 recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3) # with --ema, exports contain the average of the weights
 [[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
+[[ $engine != resnet ]] || recipe=(--clip-norm 0.5 --ema 0.99)
 check 'clipping, averages and parts: the same weights, resumed or not' same_weights recipe "${train[@]}" "${recipe[@]}"
 check 'lamb: the same weights, resumed or not' same_weights lamb "${train[@]}" --optimizer lamb --weight-decay 0.02 --ema 0.9 \
     --ema-warmup

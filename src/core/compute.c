@@ -10,7 +10,10 @@ static enum status refuse_training(const char *text)
                         ": give the time of a step in milliseconds. To train on batches while they are read "
                         "or generated, run --workload train --variant %s --model %.40s with --data DIR "
                         "--feed load or --data synth --feed live",
-                        strncmp(model, "vit-", 4) == 0 ? "train-vit" : "train-cuda", model);
+                        strncmp(model, "vit-", 4) == 0     ? "train-vit"
+                        : strncmp(model, "resnet", 6) == 0 ? "train-resnet"
+                                                           : "train-cuda",
+                        model);
 }
 
 enum status compute_read(struct compute *compute)

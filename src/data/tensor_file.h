@@ -101,7 +101,7 @@ bool tensor_values(const uint64_t *shape, uint32_t axes, uint64_t *values);
 
 /* A tensor in C order. Names and strings must not need JSON escapes. */
 struct safetensor {
-    char name[48];
+    char name[64];
     const char *type; /* "F32", "I64", "U8" */
     uint32_t axes;    /* 0: a scalar */
     uint64_t shape[5];

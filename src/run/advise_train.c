@@ -52,9 +52,13 @@ enum status advise_choose_engine(struct situation *situation)
     int model = 0;
     while (strcmp(model_names[model], question->model) != 0)
         model++;
-    bool transformer = model_tables[model].layers[0].kind == LAYER_PATCHES;
-    const char *const engines[] = {transformer ? "train-vit" : "train-bf16", "train-cuda", "train-omp",
-                                   "train-naive"};
+    const struct layer_spec *layers = model_tables[model].layers;
+    const bool normed = layers[0].kind == LAYER_CONV && layers[1].kind == LAYER_BATCH_NORM;
+    const char *fastest = layers[0].kind == LAYER_PATCHES ? "train-vit"
+                          : normed                        ? "train-resnet"
+                                                          : "train-bf16";
+    const char *const engines[] = {fastest, normed ? fastest : "train-cuda",
+                                   normed ? "train-naive" : "train-omp", "train-naive"};
     enum status status = STATUS_UNAVAILABLE;
     for (size_t i = 0; status != STATUS_OK && i < COUNT_OF(engines); i++) {
         const struct variant_entry *entry = variant_find(engines[i]);

@@ -149,6 +149,7 @@ static inline struct tensor_update train_update_of(const struct train *train,
     of.decays = tensor->decays;
     of.hidden = tensor->hidden;
     of.index = (uint16_t)(tensor - train->model->tensors);
+    of.statistic = tensor->is_statistic ? (float)BATCH_NORM_MOMENTUM : 0;
     return of;
 }
 

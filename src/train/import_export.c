@@ -204,6 +204,13 @@ static bool is_of(const struct model *model, const char *name)
     return false;
 }
 
+/* Returns whether a tensor is a number of steps that PyTorch's BatchNorm saves and does not use if it has a
+ * momentum. */
+static bool is_step_counter(const struct model *model, const char *name)
+{
+    return model->normalises && text_ends_in(name, ".num_batches_tracked");
+}
+
 /* ---- Prefixes of names ----
  * Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
  * DistributedDataParallel, torch.compile() and modules that hold the network put a prefix before all names.
@@ -360,7 +367,7 @@ static enum status check_names(const struct tensor_file *file, const struct mode
                           "use the right --model, or another file",
                           missing, model->tensor_count, model->name, tensors[first].name);
     for (size_t i = 0; i < file->count; i++)
-        if (!is_of(model, file->tensors[i].name))
+        if (!is_of(model, file->tensors[i].name) && !is_step_counter(model, file->tensors[i].name))
             return status_set(
                 STATUS_USAGE,
                 "it also has a tensor %.48s, which %s does not have; use another --model, or remove it",
@@ -631,7 +638,7 @@ static void describe_arena(const struct model *model, const char *prefix, const 
                                          .axes = of->axes,
                                          .values = arena + of->first,
                                          .bytes = of->values * sizeof *arena};
-        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.31s", prefix, of->name);
+        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.47s", prefix, of->name);
         memcpy(tensors[t].shape, of->shape, sizeof of->shape);
     }
 }

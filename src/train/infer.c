@@ -555,7 +555,8 @@ static enum status judge(const struct opened *opened, void *state, struct judgem
 static enum status infer_accepts(const void *input, const struct variant *variant)
 {
     const struct engine *engine = variant->traits;
-    return engine->accepts ? engine->accepts(&((const struct opened *)input)->job.train) : STATUS_OK;
+    const struct train *train = &((const struct opened *)input)->job.train;
+    return engine->accepts ? engine->accepts(train) : STATUS_OK;
 }
 
 static enum status infer_measure(const void *input, const struct variant *variant, void *state,

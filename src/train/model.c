@@ -20,14 +20,20 @@ static enum status too_small(const struct layer *layer)
         layer->name, layer->in.depth, layer->in.height, layer->in.width);
 }
 
+uint32_t layer_stride(const struct layer *layer, int axis)
+{
+    const struct layer_spec *spec = &layer->spec;
+    return spec->stride == 0 ? (spec->kind == LAYER_POOL ? spec->kernel[axis] : 1)
+           : axis == 0       ? 1
+                             : spec->stride;
+}
+
 /* Returns the output length along an axis; 0 if the kernel does not fit. */
 static uint32_t windows(const struct layer *layer, uint32_t length, int axis)
 {
-    uint32_t kernel = layer->spec.kernel[axis];
-    if (layer->spec.kind == LAYER_POOL)
-        return length / kernel;
-    uint64_t padded = length + 2 * (uint64_t)layer->spec.padding[axis];
-    return padded < kernel ? 0 : (uint32_t)(padded - kernel + 1);
+    const uint32_t kernel = layer->spec.kernel[axis];
+    const uint64_t padded = length + 2 * (uint64_t)layer->spec.padding[axis];
+    return padded < kernel ? 0 : (uint32_t)((padded - kernel) / layer_stride(layer, axis) + 1);
 }
 
 /* Sets the output shape of a layer of a transformer. */
@@ -105,6 +111,21 @@ static enum status find_output(struct layer *layer, uint32_t classes)
     return STATUS_OK;
 }
 
+/* Sets the input of a layer that does not use the output of the previous layer. Marks the layer whose output
+ * it uses. */
+static enum status branch(struct model *model, struct layer *layer)
+{
+    const uint32_t skipped = layer->spec.skipped;
+    if (skipped == 0)
+        return STATUS_OK;
+    if (skipped >= layer->number)
+        return status_set(STATUS_FAILED, "%s: its input is not the output of an earlier layer", layer->name);
+    struct layer *from = &model->layers[layer->number - 1 - skipped];
+    from->is_branched = true;
+    layer->in = from->out;
+    return STATUS_OK;
+}
+
 /* Marks the earlier layer whose output the layer `add` uses. Checks that the addition is possible. */
 static enum status join(struct model *model, const struct layer *add)
 {
@@ -136,13 +157,18 @@ static uint32_t count_blocks(const struct model *model, uint32_t end)
     return count;
 }
 
-/* Appends a tensor to the arena and returns it. */
+static size_t aligned(size_t values)
+{
+    return (values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT * MODEL_ALIGNMENT;
+}
+
+/* Appends a tensor to the table and returns it. Its place in the arena follows the parameters so far. */
 static struct model_tensor *add_tensor(struct model *model, const struct layer *layer, const char *what,
                                        size_t values)
 {
     struct model_tensor *tensor = &model->tensors[model->tensor_count];
     *tensor = (struct model_tensor){
-        .first = model->arena_values, .values = values, .stream = model->tensor_count, .decays = true};
+        .first = model->trained_values, .values = values, .stream = model->tensor_count, .decays = true};
     char name[sizeof tensor->name] = "";
     if (layer->spec.kind == LAYER_TOKENS)
         snprintf(name, sizeof name, "%s", what);
@@ -152,8 +178,16 @@ static struct model_tensor *add_tensor(struct model *model, const struct layer *
     bool head = model->transformer && layer->spec.kind == LAYER_LINEAR;
     tensor->depth = model->depth = count_blocks(model, model->layer_count) + head;
     model->tensor_count++;
+    return tensor;
+}
+
+/* Appends a parameter tensor to the arena and returns it. */
+static struct model_tensor *add_parameter(struct model *model, const struct layer *layer, const char *what,
+                                          size_t values)
+{
+    struct model_tensor *tensor = add_tensor(model, layer, what, values);
     model->parameters += values;
-    model->arena_values += (values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT * MODEL_ALIGNMENT;
+    model->trained_values += aligned(values);
     return tensor;
 }
 
@@ -172,7 +206,7 @@ static void shape_weight(const struct model *model, const struct layer *layer, s
         add_axis(tensor, layer->out.width);
         return;
     }
-    add_axis(tensor, layer->bias_values);
+    add_axis(tensor, kind == LAYER_CONV ? layer->out.channels : layer->bias_values);
     if (kind == LAYER_LINEAR || kind == LAYER_TOKEN_LINEAR)
         add_axis(tensor, layer->weight_values / layer->bias_values);
     if (kind != LAYER_CONV && kind != LAYER_PATCHES)
@@ -182,12 +216,28 @@ static void shape_weight(const struct model *model, const struct layer *layer, s
         add_axis(tensor, layer->spec.kernel[i]);
 }
 
-/* Sets the initial distribution of a layer's parameters, and whether weight decay applies to them. */
+/* Describes the parameters of a network with LAYER_BATCH_NORM; see model_initialise(). */
+static void describe_normalised(const struct layer *layer, struct model_tensor *weight,
+                                struct model_tensor *bias)
+{
+    if (layer->spec.kind == LAYER_CONV) {
+        weight->initial = INITIAL_NORMAL;
+        weight->spread = sqrtf(2 / ((float)layer->weight_values / (float)layer->in.channels));
+    } else if (layer->spec.kind == LAYER_BATCH_NORM) {
+        weight->initial = INITIAL_ONES;
+        bias->initial = INITIAL_ZEROS;
+    }
+}
+
+/* Sets the initial distribution of a layer's parameters, and whether weight decay applies to them. `bias` is
+ * not in the table if the layer has none. */
 static void describe_values(const struct model *model, const struct layer *layer, uint64_t fan_in,
                             struct model_tensor *weight, struct model_tensor *bias)
 {
     enum layer_kind kind = layer->spec.kind;
     weight->spread = bias->spread = 1 / sqrtf((float)fan_in);
+    if (model->normalises)
+        describe_normalised(layer, weight, bias);
     if (!model->transformer)
         return;
     bias->decays = false;
@@ -215,36 +265,77 @@ static uint64_t weights_per_bias(const struct layer *layer)
     case LAYER_TOKENS:
         return layer->out.channels;
     case LAYER_NORM:
+    case LAYER_BATCH_NORM:
         return 1;
     default:
         return 0;
     }
 }
 
+/* Adds the running statistics of a layer. Their places in the arena are behind all parameters; see
+ * place_statistics(). */
+static void add_statistics(struct model *model, const struct layer *layer)
+{
+    static const char *const names[] = {"running_mean", "running_var"};
+    for (int i = 0; i < 2; i++) {
+        struct model_tensor *tensor = add_tensor(model, layer, names[i], layer->out.channels);
+        tensor->initial = i == 0 ? INITIAL_ZEROS : INITIAL_ONES;
+        tensor->is_statistic = true;
+        tensor->decays = false;
+        add_axis(tensor, tensor->values);
+    }
+}
+
 static enum status add_parameters(struct model *model, struct layer *layer)
 {
     uint64_t fan_in = weights_per_bias(layer);
-    bool spatial = layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
+    bool norm = layer->spec.kind == LAYER_BATCH_NORM;
+    bool spatial = layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR || norm;
     bool tokens = layer->spec.kind == LAYER_TOKENS;
     if (fan_in == 0)
         return STATUS_OK;
-    layer->bias_values = spatial ? layer->out.channels : layer->out.width;
-    if (fan_in > VALUES_MAX / layer->bias_values)
+    const size_t outputs = spatial ? layer->out.channels : layer->out.width;
+    layer->bias_values = layer->spec.no_bias ? 0 : outputs;
+    if (fan_in > VALUES_MAX / outputs)
         return status_set(STATUS_USAGE,
                           "%s: it would have more than 2^31 weights; use smaller samples, or lower --classes",
                           layer->name);
-    layer->weight_values = layer->bias_values * fan_in;
+    layer->weight_values = outputs * fan_in;
+    struct model_tensor none = {0}, *bias = &none;
     struct model_tensor *weight =
-        add_tensor(model, layer, tokens ? "pos_embed" : "weight", layer->weight_values);
+        add_parameter(model, layer, tokens ? "pos_embed" : "weight", layer->weight_values);
     shape_weight(model, layer, weight);
-    struct model_tensor *bias = add_tensor(model, layer, tokens ? "cls_token" : "bias", layer->bias_values);
-    for (int i = 0; tokens && i < 2; i++)
-        add_axis(bias, 1);
-    add_axis(bias, layer->bias_values);
+    if (!layer->spec.no_bias) {
+        bias = add_parameter(model, layer, tokens ? "cls_token" : "bias", layer->bias_values);
+        for (int i = 0; tokens && i < 2; i++)
+            add_axis(bias, 1);
+        add_axis(bias, layer->bias_values);
+    }
     describe_values(model, layer, fan_in, weight, bias);
     layer->weight = weight->first;
     layer->bias = bias->first;
+    if (norm)
+        add_statistics(model, layer);
     return STATUS_OK;
+}
+
+/* Gives the running statistics their places in the arena, behind all parameters. */
+static void place_statistics(struct model *model)
+{
+    uint32_t t = 0;
+    model->arena_values = model->trained_values;
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        struct layer *layer = &model->layers[i];
+        if (layer->spec.kind != LAYER_BATCH_NORM)
+            continue;
+        while (!model->tensors[t].is_statistic)
+            t++;
+        layer->mean = model->arena_values;
+        layer->variance = layer->mean + aligned(layer->out.channels);
+        model->tensors[t++].first = layer->mean;
+        model->tensors[t++].first = layer->variance;
+        model->arena_values = layer->variance + aligned(layer->out.channels);
+    }
 }
 
 /* Marks the biases of the keys of an attention layer as idle values (model.h), unless another layer also uses
@@ -286,8 +377,8 @@ static double inner_taps(const struct layer *layer, uint32_t in, uint32_t out, i
     double taps = 0;
     for (uint32_t tap = 0; tap < layer->spec.kernel[axis]; tap++)
         for (uint32_t position = 0; position < out; position++)
-            taps += position + tap >= layer->spec.padding[axis] &&
-                    position + tap - layer->spec.padding[axis] < in;
+            taps += position * layer_stride(layer, axis) + tap >= layer->spec.padding[axis] &&
+                    position * layer_stride(layer, axis) + tap - layer->spec.padding[axis] < in;
     return taps;
 }
 
@@ -346,9 +437,9 @@ double model_flops(const struct model *model, const struct model_savings *saving
  * kind, as usual for PyTorch modules: "conv1", "conv2", "relu1". */
 static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
 {
-    static const char *const kinds[LAYER_KINDS] = {"conv",   "relu",      "pool",    "dropout",   "fc",
-                                                   "add",    "mean",      "patches", "tokens",    "norm",
-                                                   "linear", "attention", "gelu",    "drop_path", "select"};
+    static const char *const kinds[LAYER_KINDS] = {
+        "conv",    "relu",   "pool", "dropout", "fc",        "add",  "mean",      "bn",
+        "patches", "tokens", "norm", "linear",  "attention", "gelu", "drop_path", "select"};
     if (layer->spec.name)
         snprintf(layer->name, sizeof layer->name, "%s", layer->spec.name);
     else
@@ -361,9 +452,10 @@ static uint32_t count_tensors(const struct model_table *table)
     uint32_t count = 0;
     for (uint32_t i = 0; i < table->layer_count; i++) {
         enum layer_kind kind = table->layers[i].kind;
-        count += kind == LAYER_CONV || kind == LAYER_LINEAR || kind == LAYER_PATCHES ||
+        count += kind == LAYER_BATCH_NORM ? 4
+                 : kind == LAYER_CONV || kind == LAYER_LINEAR || kind == LAYER_PATCHES ||
                          kind == LAYER_TOKENS || kind == LAYER_NORM || kind == LAYER_TOKEN_LINEAR
-                     ? 2
+                     ? 2 - table->layers[i].no_bias
                      : 0;
     }
     return count;
@@ -390,12 +482,16 @@ enum status model_build(const struct model_table *table, struct shape input, uin
                           "%s: cannot build a model of %" PRIu32 " layers for %" PRIu32 " classes",
                           table->name, table->layer_count, classes);
     struct shape shape = input;
+    for (uint32_t i = 0; i < table->layer_count; i++)
+        model->normalises |= table->layers[i].kind == LAYER_BATCH_NORM;
     for (uint32_t i = 0; i < table->layer_count; i++) {
         struct layer *layer = &model->layers[model->layer_count++];
         *layer = (struct layer){
             .spec = table->layers[i], .number = i, .in = shape, .output = model->output_values};
         name_layer(layer, counts);
-        enum status status = check_kind(model, layer);
+        enum status status = branch(model, layer);
+        if (status == STATUS_OK)
+            status = check_kind(model, layer);
         if (status == STATUS_OK)
             status = find_output(layer, classes);
         if (status != STATUS_OK)
@@ -407,6 +503,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         model->output_values += layer->out_values;
         shape = layer->out;
     }
+    place_statistics(model);
     for (uint32_t i = 0; i < model->layer_count; i++)
         mark_idle(model, &model->layers[i]);
     mark_roles(model);
@@ -448,7 +545,8 @@ enum status model_set_dropout(struct model *model, double rate)
 bool model_may_cut(const struct model *model, uint32_t layer)
 {
     enum layer_kind kind = model->layers[layer].spec.kind;
-    bool may = layer > 0 && !model->transformer && (kind == LAYER_CONV || kind == LAYER_LINEAR);
+    bool may = layer > 0 && !model->transformer && !model->normalises &&
+               (kind == LAYER_CONV || kind == LAYER_LINEAR);
     for (uint32_t i = layer; i < model->layer_count; i++)
         may &= model->layers[i].spec.kind != LAYER_ADD || i - model->layers[i].spec.back + 1 >= layer;
     return may;
@@ -507,6 +605,17 @@ enum status model_refuse_transformer(const struct model *model)
                             "it cannot train or run %s, a transformer; use train-vit, infer-vit, train-omp, "
                             "infer-omp, train-naive or infer-naive, or another --model",
                             model->name)
+               : STATUS_OK;
+}
+
+enum status model_refuse_batch_norm(const struct model *model)
+{
+    return model->normalises
+               ? status_set(
+                     STATUS_USAGE,
+                     "it cannot train or run %s, a network with batch normalisation; use train-resnet, "
+                     "infer-resnet, train-naive or infer-naive, or another --model",
+                     model->name)
                : STATUS_OK;
 }
 
@@ -578,6 +687,15 @@ void model_initialise_head(const struct model *model, double scale, double bias,
 #define NAMED_ADD(layer, layers) LAYER(ADD, .back = (layers), .name = (layer))
 #define SELECT                   LAYER(SELECT)
 #define HEAD                     LAYER(LINEAR, .channels = CLASSES, .name = "head")
+
+/* Layers of a residual network; `layer` is the name of the layer in torchvision. NORMED is a convolution
+ * without bias and the batch normalisation after it. */
+#define NORMED(conv, norm, out, size, step, back)                                                     \
+    LAYER(CONV, .channels = (out), .kernel = {1, size, size}, .padding = {0, (size) / 2, (size) / 2}, \
+          .stride = (step), .no_bias = true, .skipped = (back), .name = (conv)),                      \
+        LAYER(BATCH_NORM, .name = (norm))
+#define POOL_STRIDED(size, step) \
+    LAYER(POOL, .kernel = {1, size, size}, .padding = {0, (size) / 2, (size) / 2}, .stride = (step))
 
 static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
 
@@ -664,6 +782,35 @@ static const struct layer_spec vit_large[] = {
     VIT_3(21, 22, 23, 1024, 16), VIT_END,
 };
 
+/* Residual networks with bottlenecks (He et al., "Deep residual learning for image recognition", 2016), with
+ * the stride in the 3 x 3 convolution, as torchvision's resnet50 ("ResNet v1.5"). RESIDUAL is a block with
+ * 10 layers. RESIDUAL_FIRST, the first block of a stage, has a convolution on its shortcut. */
+#define RESIDUAL(n, width)                                                                                  \
+    NORMED(n ".conv1", n ".bn1", width, 1, 1, 0), RELU, NORMED(n ".conv2", n ".bn2", width, 3, 1, 0), RELU, \
+        NORMED(n ".conv3", n ".bn3", 4 * (width), 1, 1, 0), ADD(9), RELU
+#define RESIDUAL_FIRST(n, width, step)                                                                   \
+    NORMED(n ".conv1", n ".bn1", width, 1, 1, 0), RELU, NORMED(n ".conv2", n ".bn2", width, 3, step, 0), \
+        RELU, NORMED(n ".conv3", n ".bn3", 4 * (width), 1, 1, 0),                                        \
+        NORMED(n ".downsample.0", n ".downsample.1", 4 * (width), 1, step, 8), ADD(3), RELU
+#define RESNET_BEGIN(width) NORMED("conv1", "bn1", width, 7, 2, 0), RELU, POOL_STRIDED(3, 2)
+#define RESNET_END          MEAN, LAYER(LINEAR, .channels = CLASSES, .name = "fc")
+
+static const struct layer_spec resnet_micro[] = {
+    RESNET_BEGIN(8),
+    RESIDUAL_FIRST("layer1.0", 8, 1),
+    RESIDUAL("layer1.1", 8),
+    RESIDUAL_FIRST("layer2.0", 16, 2),
+    RESNET_END,
+};
+static const struct layer_spec resnet50[] = {
+    RESNET_BEGIN(64),          RESIDUAL_FIRST("layer1.0", 64, 1),  RESIDUAL("layer1.1", 64),
+    RESIDUAL("layer1.2", 64),  RESIDUAL_FIRST("layer2.0", 128, 2), RESIDUAL("layer2.1", 128),
+    RESIDUAL("layer2.2", 128), RESIDUAL("layer2.3", 128),          RESIDUAL_FIRST("layer3.0", 256, 2),
+    RESIDUAL("layer3.1", 256), RESIDUAL("layer3.2", 256),          RESIDUAL("layer3.3", 256),
+    RESIDUAL("layer3.4", 256), RESIDUAL("layer3.5", 256),          RESIDUAL_FIRST("layer4.0", 512, 2),
+    RESIDUAL("layer4.1", 512), RESIDUAL("layer4.2", 512),          RESNET_END,
+};
+
 #define NAMED(name, symbol, deep, text)            \
     {                                              \
         name, text, deep, symbol, COUNT_OF(symbol) \
@@ -687,9 +834,12 @@ const struct model_table model_tables[] = {
     NAMED("vit-base", vit_base, false,
           "DeiT-Base: as vit-tiny, with width 768, twelve heads and stochastic depth"),
     NAMED("vit-large", vit_large, false, "ViT-Large: patches 16 x 16, 24 blocks of width 1024, 16 heads"),
+    NAMED("resnet-micro", resnet_micro, false,
+          "residual network with batch normalisation: three bottlenecks of 8 and 16 channels; for tests"),
+    NAMED("resnet50", resnet50, false, "ResNet-50 v1.5, as in torchvision: 25.6 million parameters"),
     {0},
 };
 
-const char *const model_names[] = {"logreg",   "lenet",     "cnn",       "cnn3d",    "cnn-fdsl",
-                                   "cnn-deep", "mlp",       "vit-micro", "vit-tiny", "vit-small",
-                                   "vit-base", "vit-large", NULL};
+const char *const model_names[] = {"logreg",   "lenet",     "cnn",          "cnn3d",    "cnn-fdsl",
+                                   "cnn-deep", "mlp",       "vit-micro",    "vit-tiny", "vit-small",
+                                   "vit-base", "vit-large", "resnet-micro", "resnet50", NULL};

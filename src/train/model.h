@@ -19,14 +19,16 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define MODEL_LAYERS_MAX   300
-#define MODEL_TENSORS_MAX  300
-#define MODEL_NAME_MAX     16 /* bytes of a model's name, with the terminating zero */
-#define LAYER_NAME_MAX     24 /* bytes of a layer's name, with the terminating zero */
-#define TENSOR_NAME_MAX    32 /* bytes of a tensor's name, with the terminating zero */
-#define MODEL_ALIGNMENT    32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
-#define LAYER_NORM_EPSILON 1e-6
-#define MODEL_AXES         3 /* kernel axes: depth, height, width */
+#define MODEL_LAYERS_MAX    320
+#define MODEL_TENSORS_MAX   320
+#define MODEL_NAME_MAX      16 /* bytes of a model's name, with the terminating zero */
+#define LAYER_NAME_MAX      24 /* bytes of a layer's name, with the terminating zero */
+#define TENSOR_NAME_MAX     48 /* bytes of a tensor's name, with the terminating zero */
+#define MODEL_ALIGNMENT     32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
+#define LAYER_NORM_EPSILON  1e-6
+#define BATCH_NORM_EPSILON  1e-5
+#define BATCH_NORM_MOMENTUM 0.1 /* weight of a step's statistics in the running statistics */
+#define MODEL_AXES          3   /* kernel axes: depth, height, width */
 
 enum layer_kind {
     LAYER_CONV,
@@ -34,8 +36,10 @@ enum layer_kind {
     LAYER_POOL,
     LAYER_DROPOUT,
     LAYER_LINEAR,
-    LAYER_ADD,  /* sum of the outputs of the previous layer and of an earlier layer of the same shape */
-    LAYER_MEAN, /* mean of each channel over all positions */
+    LAYER_ADD,        /* sum of the outputs of the previous layer and of an earlier layer of the same shape */
+    LAYER_MEAN,       /* mean of each channel over all positions */
+    LAYER_BATCH_NORM, /* normalises each channel over the samples and positions of a batch (Ioffe and Szegedy,
+                         "Batch normalization", 2015); inference uses running statistics instead */
 
     /* Only in transformers, which otherwise have only LAYER_ADD and LAYER_LINEAR. */
     LAYER_PATCHES,      /* cuts an image into patches without overlap; a linear layer makes a token of each */
@@ -55,15 +59,20 @@ struct layer_spec {
     enum layer_kind kind;
     uint32_t channels; /* output channels of a convolution or linear layer, width of tokens; 0: number of
                           classes */
-    uint32_t kernel[MODEL_AXES]; /* kernel of a convolution (stride 1); window and stride of max-pooling; size
-                                    of a patch */
-    uint32_t padding[MODEL_AXES]; /* zero padding on each side of a convolution's input */
+    uint32_t kernel[MODEL_AXES];  /* kernel of a convolution; window of max-pooling; size of a patch */
+    uint32_t padding[MODEL_AXES]; /* on each side of the input: zeros before a convolution, nothing that can
+                                     be the maximum before max-pooling */
     float rate;       /* dropout rate: a multiple of 1/256, see draw_kept(); or rate of LAYER_DROP_PATH */
     uint32_t back;    /* LAYER_ADD: the earlier layer is `back` layers before this one. No ReLU, dropout or
                          LAYER_DROP_PATH may directly follow the earlier layer, because engines run them in
                          place */
     uint32_t heads;   /* LAYER_ATTENTION */
     const char *name; /* NULL: named by kind and number */
+    uint32_t stride;  /* convolution, max-pooling: along height and width. 0: 1 for a convolution, and the
+                         window for max-pooling */
+    bool no_bias;     /* convolution without bias */
+    uint32_t skipped; /* the input is the output of the layer that is this number of layers before the
+                         previous one; 0: of the previous layer */
 };
 
 struct layer {
@@ -73,12 +82,14 @@ struct layer {
     uint32_t number;           /* index in the table; selects the random stream of a dropout layer. In a slice
                                 * (model_slice()), the index in the whole network */
     bool is_added;             /* a later LAYER_ADD uses the output of this layer */
+    bool is_branched;          /* a later layer has skipped to the output of this layer */
     struct shape in, out;
     size_t in_values, out_values; /* values per sample */
     /* Start offsets in a parameter arena. LAYER_TOKENS has the positions as weights, and the class token as
      * bias. */
     size_t weight, bias;
     size_t weight_values, bias_values; /* 0 if this kind of layer has none */
+    size_t mean, variance;             /* LAYER_BATCH_NORM: start offsets of the running statistics */
     size_t output; /* start offset of its output in an array with the outputs of all layers for one sample */
 };
 
@@ -99,6 +110,9 @@ struct model_tensor {
     /* For --layer-decay: 0 before the blocks, i + 1 in block i, and one more than the last block in the head,
      * as in timm. The norm after the last block counts as a part of that block. */
     uint32_t depth;
+    /* A running statistic of LAYER_BATCH_NORM. Its "gradient" is the statistic of the step's samples, so that
+     * an exchange averages it over the ranks; the update moves the tensor towards it (optimizer_step()). */
+    bool is_statistic;
     /* Values of the tensor whose gradients would be zero without rounding errors: biases of keys. They add
      * the same number to all scores of a query, and softmax cancels it. */
     size_t idle_first, idle_values;
@@ -112,15 +126,18 @@ struct model {
     const char *name, *summary;
     bool volumetric; /* samples have a depth axis */
     bool transformer;
+    bool normalises; /* has LAYER_BATCH_NORM: the samples of a batch are not independent */
     struct shape input;
     uint32_t classes;
     struct layer layers[MODEL_LAYERS_MAX];
     uint32_t layer_count;
     struct model_tensor tensors[MODEL_TENSORS_MAX];
     uint32_t tensor_count;
-    uint32_t depth;      /* model_tensor.depth of the last tensor */
-    size_t parameters;   /* number of parameters */
-    size_t arena_values; /* size of an arena, alignment gaps included; the gaps are always zero */
+    uint32_t depth;        /* model_tensor.depth of the last tensor */
+    size_t parameters;     /* number of parameters, without running statistics */
+    size_t arena_values;   /* size of an arena, alignment gaps included; the gaps are always zero */
+    size_t trained_values; /* size of the first part of an arena, which has all tensors but the running
+                              statistics */
     size_t input_values, output_values; /* per sample; output_values sums the outputs of all layers */
     double multiplications;             /* multiply-adds of one sample's forward pass */
     /* In a slice: its first layer in the whole network, and the offset of its arena in the whole network's
@@ -154,8 +171,8 @@ static inline uint32_t layer_rows(const struct layer *layer)
     return by_token ? layer->out.channels : 1;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base, vit-large;
- * the last entry has a NULL name. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base, vit-large,
+ * resnet-micro, resnet50; the last entry has a NULL name. */
 extern const struct model_table model_tables[];
 
 /* The values of --model, in the order of model_tables, NULL-terminated. */
@@ -170,6 +187,13 @@ enum status model_build(const struct model_table *table, struct shape input, uin
  * the engine "it". */
 enum status model_refuse_transformer(const struct model *model);
 
+/* For engines without LAYER_BATCH_NORM: returns STATUS_USAGE if the network has such layers. The reason calls
+ * the engine "it". */
+enum status model_refuse_batch_norm(const struct model *model);
+
+/* Returns the stride of a convolution or of max-pooling along an axis (0: depth, 1: height, 2: width). */
+uint32_t layer_stride(const struct layer *layer, int axis);
+
 /* Sets the rates of stochastic depth: they rise linearly from 0 in the first block to `rate` in the last.
  * STATUS_USAGE if the network has no blocks with stochastic depth. */
 enum status model_set_drop_path(struct model *model, double rate);
@@ -178,7 +202,8 @@ enum status model_set_drop_path(struct model *model, double rate);
  * network has none. */
 enum status model_set_dropout(struct model *model, double rate);
 
-/* Returns whether the network may be cut before this layer. A transformer may not be cut. A slice begins with
+/* Returns whether the network may be cut before this layer. A transformer may not be cut, and neither may a
+ * network with LAYER_BATCH_NORM, because a stage never has a whole batch. A slice begins with
  * a convolution or a linear layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no
  * earlier layer. */
 bool model_may_cut(const struct model *model, uint32_t layer);
@@ -202,7 +227,11 @@ double model_flops(const struct model *model, const struct model_savings *saving
  * A transformer is initialised as in timm (VisionTransformer.init_weights). Weights of linear layers and
  * positions are normal with a standard deviation of 0.02, and the class token is normal with 1e-6. Biases are
  * 0; norms have weight 1 and bias 0; LAYER_PATCHES is initialised like a Conv2d. (timm truncates the normal
- * distribution at +-2, which is 100 standard deviations.) */
+ * distribution at +-2, which is 100 standard deviations.)
+ *
+ * A network with LAYER_BATCH_NORM is initialised as torchvision's resnet50. Weights of convolutions are
+ * normal with a standard deviation of sqrt(2 / (out channels * kernel values)). Norms have weight 1 and bias
+ * 0, with running mean 0 and running variance 1. The linear layer is initialised like PyTorch's Linear. */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 /* Multiplies the parameters of the last layer by `scale`, then sets its biases to `bias`. Both may be NaN,

@@ -41,6 +41,7 @@ struct naive {
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
     real *deltas;  /* gradients of `outputs` */
     float *sample, *partner; /* scratch: one gathered sample, and the sample that is mixed into it */
+    real *moments;           /* of LAYER_BATCH_NORM, see struct passing: an arena. NULL: no such layer */
     real *scratch;           /* of LAYER_ATTENTION: AT_ONCE x scratch_values, two values per token */
     size_t scratch_values;
     uint32_t *numbers; /* of the samples of the step, and of their partners */
@@ -63,10 +64,16 @@ static real *output_of(const struct naive *naive, real *arena, uint32_t layer, u
     return arena + of->output * naive->batch + j * of->out_values;
 }
 
-/* Returns the input of a layer: the previous layer's output, or the sample itself. */
+/* Returns the number of the layer whose output is the input of `layer`, which is not the first layer. */
+static uint32_t before(const struct naive *naive, uint32_t layer)
+{
+    return layer - 1 - naive->train->model->layers[layer].spec.skipped;
+}
+
+/* Returns the input of a layer: an earlier layer's output, or the sample itself. */
 static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
 {
-    return layer ? output_of(naive, naive->outputs, layer - 1, j)
+    return layer ? output_of(naive, naive->outputs, before(naive, layer), j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
@@ -88,11 +95,13 @@ static struct passing passing_at(const struct naive *naive, const struct passing
     return at;
 }
 
-static void forward(struct naive *naive, const struct passing *passing, uint32_t j)
+/* Runs the layers begin .. end - 1. */
+static void forward_layers(struct naive *naive, const struct passing *passing, uint32_t j, uint32_t begin,
+                           uint32_t end)
 {
     const struct model *model = naive->train->model;
     RANGE(FORWARD);
-    for (uint32_t i = 0; i < model->layer_count; i++) {
+    for (uint32_t i = begin; i < end; i++) {
         const struct passing at = passing_at(naive, passing, i, j, NULL);
         kinds[model->layers[i].spec.kind].forward(&model->layers[i], &at, naive->parameters,
                                                   input_of(naive, i, j),
@@ -100,22 +109,34 @@ static void forward(struct naive *naive, const struct passing *passing, uint32_t
     }
 }
 
-/* Computes the gradients of all outputs but the last and, unless in_delta is NULL, of the input. The gradient
- * of an output is the sum over all layers that use it, so the gradients start at zero. */
-static void backward_inputs(struct naive *naive, const struct passing *passing, uint32_t j, real *in_delta)
+static void forward(struct naive *naive, const struct passing *passing, uint32_t j)
+{
+    forward_layers(naive, passing, j, 0, naive->train->model->layer_count);
+}
+
+/* Runs the backward pass of the layers begin .. end - 1. */
+static void backward_layers(struct naive *naive, const struct passing *passing, uint32_t j, uint32_t begin,
+                            uint32_t end, real *in_delta)
 {
     RANGE(BACKWARD);
     const struct model *model = naive->train->model;
-    for (uint32_t i = 0; i + 1 < model->layer_count; i++)
+    for (uint32_t i = 0; end == model->layer_count && i + 1 < end; i++)
         memset(output_of(naive, naive->deltas, i, j), 0, model->layers[i].out_values * sizeof(real));
-    for (uint32_t i = model->layer_count; i-- > 0;) {
+    for (uint32_t i = end; i-- > begin;) {
         const struct passing at = passing_at(naive, passing, i, j, in_delta);
-        real *to = i ? output_of(naive, naive->deltas, i - 1, j) : in_delta;
+        real *to = i ? output_of(naive, naive->deltas, before(naive, i), j) : in_delta;
         if (to)
             kinds[model->layers[i].spec.kind].backward(&model->layers[i], &at, naive->parameters,
                                                        input_of(naive, i, j),
                                                        output_of(naive, naive->deltas, i, j), to);
     }
+}
+
+/* Computes the gradients of all outputs but the last and, unless in_delta is NULL, of the input. The gradient
+ * of an output is the sum over all layers that use it, so the gradients start at zero. */
+static void backward_inputs(struct naive *naive, const struct passing *passing, uint32_t j, real *in_delta)
+{
+    backward_layers(naive, passing, j, 0, naive->train->model->layer_count, in_delta);
 }
 
 /* Copies naive->sample into index `j` of the batch. */
@@ -148,7 +169,7 @@ static void naive_close(void *state)
     struct naive *naive = state;
     real *const arenas[] = {naive->parameters, naive->gradients, naive->m,       naive->v,
                             naive->ema,        naive->inputs,    naive->outputs, naive->deltas,
-                            naive->adjusted,   naive->squares};
+                            naive->adjusted,   naive->squares,    naive->moments};
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
     free(naive->sample);
@@ -191,6 +212,8 @@ static bool allocate(struct naive *naive)
         naive->adjusted = zeros(naive, model->arena_values, sizeof(real));
         naive->squares = zeros(naive, naive_optimizer_scratch(naive->train) + 1, sizeof(real));
     }
+    if (model->normalises)
+        naive->moments = zeros(naive, model->arena_values, sizeof(real));
     naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
@@ -202,7 +225,8 @@ static bool allocate(struct naive *naive)
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
            naive->deltas && naive->sample && naive->partner && naive->scratch && naive->numbers &&
            (naive->ema || !train_averages(naive->train)) &&
-           ((naive->adjusted && naive->squares) || !train_needs_tensors(naive->train));
+           ((naive->adjusted && naive->squares) || !train_needs_tensors(naive->train)) &&
+           (naive->moments || !model->normalises);
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -290,25 +314,29 @@ static void add_totals(struct naive *naive, uint64_t step, double loss)
 /* Returns what the layers need to know about the sample at index `j` of a training step. */
 static struct passing passing_of(const struct naive *naive, uint32_t epoch, uint32_t j)
 {
-    return (struct passing){
-        .seed = naive->train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
+    return (struct passing){.seed = naive->train->seed,
+                            .epoch = epoch,
+                            .sample = naive->numbers[j],
+                            .training = true,
+                            .moments = naive->moments,
+                            .sums = naive->gradients,
+                            .batch = naive->count};
 }
 
-#ifdef FDSL_DOUBLE
-
-/* ---- A step of the oracle on several threads. Each value is the sum of the same terms in the same order.
- * ---- */
+/* ---- A step of the oracle on several threads, and of networks with LAYER_BATCH_NORM. Each value is the sum
+ * of the same terms in the same order. ---- */
 
 #define SHARED_MIN 8 /* with fewer samples, starting threads takes longer than it saves */
 
 static int threads_for(const struct naive *naive, uint32_t samples)
 {
-    return samples < SHARED_MIN ? 1 : naive->threads;
+    return AT_ONCE(naive) == 1 || samples < SHARED_MIN ? 1 : naive->threads;
 }
 
 struct lesson {
     struct naive *naive;
-    uint32_t epoch, count; /* of the step's samples */
+    uint32_t epoch, count, total; /* `count`: samples of the step on this rank; `total`: on all ranks */
+    uint32_t begin, end;          /* the layers to compute */
 };
 
 static void sample_forward(void *context, uint64_t j, int thread)
@@ -316,7 +344,7 @@ static void sample_forward(void *context, uint64_t j, int thread)
     const struct lesson *lesson = context;
     const struct passing passing = passing_of(lesson->naive, lesson->epoch, (uint32_t)j);
     (void)thread;
-    forward(lesson->naive, &passing, (uint32_t)j);
+    forward_layers(lesson->naive, &passing, (uint32_t)j, lesson->begin, lesson->end);
 }
 
 static void sample_backward(void *context, uint64_t j, int thread)
@@ -324,7 +352,95 @@ static void sample_backward(void *context, uint64_t j, int thread)
     const struct lesson *lesson = context;
     const struct passing passing = passing_of(lesson->naive, lesson->epoch, (uint32_t)j);
     (void)thread;
-    backward_inputs(lesson->naive, &passing, (uint32_t)j, NULL);
+    backward_layers(lesson->naive, &passing, (uint32_t)j, lesson->begin, lesson->end, NULL);
+}
+
+/* Computes the statistics of a channel of the LAYER_BATCH_NORM lesson->begin over the batch. The running
+ * variance takes the unbiased variance, as in PyTorch. */
+static void channel_moments(void *context, uint64_t channel, int thread)
+{
+    const struct lesson *lesson = context;
+    struct naive *naive = lesson->naive;
+    const struct layer *layer = &naive->train->model->layers[lesson->begin];
+    const size_t plane = layer->out_values / layer->out.channels, first = channel * plane;
+    const double values = (double)plane * lesson->count, share = (double)lesson->count / lesson->total;
+    double sum = 0, squares = 0;
+    (void)thread;
+    if (lesson->count == 0)
+        return;
+    for (uint32_t j = 0; j < lesson->count; j++)
+        for (size_t i = first; i < first + plane; i++)
+            sum += input_of(naive, lesson->begin, j)[i];
+    const double mean = sum / values;
+    for (uint32_t j = 0; j < lesson->count; j++)
+        for (size_t i = first; i < first + plane; i++)
+            squares +=
+                (input_of(naive, lesson->begin, j)[i] - mean) * (input_of(naive, lesson->begin, j)[i] - mean);
+    naive->moments[layer->mean + channel] = (real)mean;
+    naive->moments[layer->variance + channel] = (real)(1 / sqrt(squares / values + BATCH_NORM_EPSILON));
+    if (naive->train->forward_only)
+        return;
+    naive->gradients[layer->mean + channel] = (real)(share * mean);
+    naive->gradients[layer->variance + channel] = (real)(share * squares / (values > 1 ? values - 1 : 1));
+}
+
+/* Computes the gradients of weight and bias of a channel of the LAYER_BATCH_NORM lesson->end - 1. */
+static void channel_sums(void *context, uint64_t channel, int thread)
+{
+    const struct lesson *lesson = context;
+    struct naive *naive = lesson->naive;
+    const uint32_t i = lesson->end - 1;
+    const struct layer *layer = &naive->train->model->layers[i];
+    const size_t plane = layer->out_values / layer->out.channels, first = channel * plane;
+    const real mean = naive->moments[layer->mean + channel],
+               inverse = naive->moments[layer->variance + channel];
+    double sum = 0, products = 0;
+    (void)thread;
+    for (uint32_t j = 0; j < lesson->count; j++)
+        for (size_t v = first; v < first + plane; v++) {
+            const double delta = output_of(naive, naive->deltas, i, j)[v];
+            sum += delta;
+            products += delta * (input_of(naive, i, j)[v] - mean) * inverse;
+        }
+    naive->gradients[layer->bias + channel] = (real)sum;
+    naive->gradients[layer->weight + channel] = (real)products;
+}
+
+static bool is_batch_norm(const struct model *model, uint32_t layer)
+{
+    return model->layers[layer].spec.kind == LAYER_BATCH_NORM;
+}
+
+/* Runs the forward pass of a batch: all samples up to a LAYER_BATCH_NORM, then its statistics, and so on. */
+static void batch_forward(struct lesson *lesson)
+{
+    struct naive *naive = lesson->naive;
+    const struct model *model = naive->train->model;
+    const int threads = threads_for(naive, lesson->count);
+    for (lesson->begin = 0; lesson->begin < model->layer_count; lesson->begin = lesson->end) {
+        lesson->end = lesson->begin + 1;
+        while (lesson->end < model->layer_count && !is_batch_norm(model, lesson->end))
+            lesson->end++;
+        if (is_batch_norm(model, lesson->begin))
+            parallel_for(threads, model->layers[lesson->begin].out.channels, channel_moments, lesson);
+        parallel_for(threads, lesson->count, sample_forward, lesson);
+    }
+}
+
+/* Computes the gradients of all outputs, and of the parameters of LAYER_BATCH_NORM. */
+static void batch_backward(struct lesson *lesson)
+{
+    struct naive *naive = lesson->naive;
+    const struct model *model = naive->train->model;
+    const int threads = threads_for(naive, lesson->count);
+    for (lesson->end = model->layer_count; lesson->end > 0; lesson->end = lesson->begin) {
+        lesson->begin = lesson->end - 1;
+        while (lesson->begin > 0 && !is_batch_norm(model, lesson->begin - 1))
+            lesson->begin--;
+        if (is_batch_norm(model, lesson->end - 1))
+            parallel_for(threads, model->layers[lesson->end - 1].out.channels, channel_sums, lesson);
+        parallel_for(threads, lesson->count, sample_backward, lesson);
+    }
 }
 
 /* Returns the number of parts of a layer that share no weight: the output channels of a convolution, the
@@ -362,26 +478,30 @@ static void part_weights(void *context, uint64_t task, int thread)
                                       naive->gradients);
 }
 
-static double learn_samples(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
+static double learn_batch(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
 {
-    struct lesson lesson = {naive, epoch, count};
+    struct lesson lesson = {.naive = naive, .epoch = epoch, .count = count, .total = total};
     const struct model *model = naive->train->model;
     const int threads = threads_for(naive, count);
     double loss = 0;
     uint64_t parts = 0;
     for (uint32_t i = 0; i < model->layer_count; i++)
         parts += parts_of(&model->layers[i]);
-    parallel_for(threads, count, sample_forward, &lesson);
+    batch_forward(&lesson);
     for (uint32_t j = 0; j < count; j++) {
         const struct target target = train_target(naive->train, &naive->mix, naive->numbers, count, j);
         take_loss(naive, &target, j, total, &loss);
     }
-    parallel_for(threads, count, sample_backward, &lesson);
+    batch_backward(&lesson);
     parallel_for(threads, parts, part_weights, &lesson);
     return loss;
 }
 
+#ifdef FDSL_DOUBLE
+#define LEARNS_BATCHES(model) ((void)(model), true)
 #else
+#define LEARNS_BATCHES(model) ((model)->normalises)
+#endif
 
 /* Adds the gradients of the weights. Call backward_inputs() first. */
 static void backward_weights(struct naive *naive, uint32_t j)
@@ -398,6 +518,8 @@ static void backward_weights(struct naive *naive, uint32_t j)
 static double learn_samples(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
 {
     double loss = 0;
+    if (LEARNS_BATCHES(naive->train->model))
+        return learn_batch(naive, epoch, count, total);
     for (uint32_t j = 0; j < count; j++) {
         const struct passing passing = passing_of(naive, epoch, j);
         const struct target target = train_target(naive->train, &naive->mix, naive->numbers, count, j);
@@ -408,8 +530,6 @@ static double learn_samples(struct naive *naive, uint32_t epoch, uint32_t count,
     }
     return loss;
 }
-
-#endif
 
 /* Runs forward pass, loss and backward pass on the `count` gathered samples of a step that has `total`
  * samples on all ranks. Returns the sum of the losses. */
@@ -437,7 +557,7 @@ static real clip(struct naive *naive)
     double squares = 0;
     if (train->optimizer.clip_norm == 0)
         return 1;
-    for (size_t i = 0; i < train->model->arena_values; i++)
+    for (size_t i = 0; i < train->model->trained_values; i++)
         squares += (double)naive->gradients[i] * naive->gradients[i];
     naive->totals.norms += sqrt(squares);
     naive->totals.normed++;
@@ -775,10 +895,10 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
     const uint32_t count = naive->count;
     if (status == STATUS_OK)
         status = feed_step(&naive->feed, epoch, step, naive->numbers, count);
-    for (uint32_t j = 0; status == STATUS_OK && j < count; j++) {
-        const struct passing passing = passing_of(naive, epoch, j);
-        take_to_learn(naive, epoch, naive->numbers, j, j);
-        forward(naive, &passing, j);
+    if (status == STATUS_OK) {
+        struct lesson lesson = {.naive = naive, .epoch = epoch, .count = count, .total = count};
+        take_batch(naive, epoch, count);
+        batch_forward(&lesson);
     }
     uint32_t bad = bad_layer(naive, count); /* meaningless after a failure; callers check the status */
     *layer = bad < train->model->layer_count ? train->model->layers[bad].name : "the loss";

@@ -19,20 +19,34 @@ struct passing {
     const real *added; /* LAYER_ADD only: the output of the earlier layer, and the gradient of that output */
     real *added_delta;
     real *scratch; /* LAYER_ATTENTION only: two values per token */
+    /* LAYER_BATCH_NORM only, in training. At the offsets of the running statistics: mean, and 1 /
+     * sqrt(variance
+     * + epsilon), over the batch. At the offsets of weight and bias: sums over the batch of the gradients of
+     * the outputs times the normalised inputs, and of the gradients alone. */
+    const real *moments, *sums;
+    uint32_t batch; /* samples of the batch */
 };
 
-/* ---- Convolution: stride 1, zero padding ---- */
+/* ---- Convolution: zero padding ---- */
 
 /* The range of outputs along one axis, begin <= i < end, for which a kernel tap reads inside the input. */
 struct reach {
-    int64_t begin, end, shift; /* output i reads input i + shift */
+    int64_t begin, end, stride, shift; /* output i reads input i * stride + shift */
 };
 
 static struct reach reach(const struct layer *layer, int axis, uint32_t offset, uint32_t in, uint32_t out)
 {
     int64_t shift = (int64_t)offset - layer->spec.padding[axis];
-    int64_t begin = shift < 0 ? -shift : 0, end = (int64_t)in - shift;
-    return (struct reach){begin, end < out ? end : out, shift};
+    int64_t stride = layer_stride(layer, axis);
+    int64_t begin = shift < 0 ? (-shift + stride - 1) / stride : 0;
+    int64_t end = in > shift ? (in - shift + stride - 1) / stride : 0;
+    return (struct reach){begin, end < out ? end : out, stride, shift};
+}
+
+/* Returns the input that output `i` reads. */
+static int64_t reached(const struct reach *reach, int64_t i)
+{
+    return i * reach->stride + reach->shift;
 }
 
 /* The outputs that one kernel tap contributes to, per axis. */
@@ -58,10 +72,10 @@ static void tap_forward(const struct layer *layer, const struct tap *tap, uint32
 {
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *from = in + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            const real *from = in + row_at(&layer->in, c, reached(&tap->depth, t), reached(&tap->height, y));
             real *to = out + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
-                to[x] += weight * from[x + tap->width.shift];
+                to[x] += weight * from[reached(&tap->width, x)];
         }
 }
 
@@ -72,10 +86,10 @@ static real tap_weight(const struct layer *layer, const struct tap *tap, uint32_
     double sum = 0; /* double, because rounding errors of a long float sum would accumulate over the steps */
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *from = in + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            const real *from = in + row_at(&layer->in, c, reached(&tap->depth, t), reached(&tap->height, y));
             const real *delta = out_delta + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
-                sum += (double)delta[x] * from[x + tap->width.shift];
+                sum += (double)delta[x] * from[reached(&tap->width, x)];
         }
     return (real)sum;
 }
@@ -86,9 +100,9 @@ static void tap_backward(const struct layer *layer, const struct tap *tap, uint3
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
             const real *delta = out_delta + row_at(&layer->out, o, t, y);
-            real *to = in_delta + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            real *to = in_delta + row_at(&layer->in, c, reached(&tap->depth, t), reached(&tap->height, y));
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
-                to[x + tap->width.shift] += weight * delta[x];
+                to[reached(&tap->width, x)] += weight * delta[x];
         }
 }
 
@@ -100,7 +114,7 @@ static void conv_forward(const struct layer *layer, const struct passing *passin
     size_t plane = layer->out_values / layer->out.channels;
     (void)passing;
     for (size_t i = 0; i < layer->out_values; i++)
-        out[i] = parameters[layer->bias + i / plane];
+        out[i] = layer->spec.no_bias ? 0 : parameters[layer->bias + i / plane];
     for (uint32_t o = 0; o < layer->out.channels; o++)
         for (uint32_t c = 0; c < layer->in.channels; c++)
             for (uint32_t t = 0; t < kernel[0]; t++)
@@ -132,7 +146,7 @@ static void conv_weights(const struct layer *layer, const real *in, const real *
     const uint32_t *kernel = layer->spec.kernel;
     real *gradient = gradients + layer->weight;
     size_t plane = layer->out_values / layer->out.channels;
-    for (size_t i = 0; i < layer->out_values; i++)
+    for (size_t i = 0; i < layer->out_values && !layer->spec.no_bias; i++)
         gradients[layer->bias + i / plane] += out_delta[i];
     for (uint32_t o = 0; o < layer->out.channels; o++)
         for (uint32_t c = 0; c < layer->in.channels; c++)
@@ -206,19 +220,29 @@ static void relu_backward(const struct layer *layer, const struct passing *passi
 
 /* ---- Max-pooling: drops incomplete windows at the end of an axis; the first of equal values wins ---- */
 
+/* Returns the inputs along an axis, begin <= i < end, in the window of an output. */
+static struct reach window(const struct layer *layer, int axis, uint32_t output, uint32_t in)
+{
+    const int64_t first = (int64_t)output * layer_stride(layer, axis) - layer->spec.padding[axis];
+    const int64_t end = first + layer->spec.kernel[axis];
+    return (struct reach){first < 0 ? 0 : first, end < in ? end : in, 1, 0};
+}
+
 /* Returns the index of the input element that pooling copies to output `at`: the maximum of the output's
  * window. */
 static size_t largest(const struct layer *layer, const real *in, size_t at)
 {
-    const uint32_t *kernel = layer->spec.kernel;
     uint32_t x = (uint32_t)(at % layer->out.width), y = (uint32_t)(at / layer->out.width % layer->out.height);
     size_t plane = at / layer->out.width / layer->out.height; /* channel * depth + t */
     uint32_t t = (uint32_t)(plane % layer->out.depth), c = (uint32_t)(plane / layer->out.depth);
-    size_t best = row_at(&layer->in, c, t * kernel[0], y * kernel[1]) + x * kernel[2];
-    for (uint32_t i = 0; i < kernel[0]; i++)
-        for (uint32_t j = 0; j < kernel[1]; j++)
-            for (uint32_t k = 0; k < kernel[2]; k++) {
-                size_t from = row_at(&layer->in, c, t * kernel[0] + i, y * kernel[1] + j) + x * kernel[2] + k;
+    const struct reach depth = window(layer, 0, t, layer->in.depth);
+    const struct reach height = window(layer, 1, y, layer->in.height);
+    const struct reach width = window(layer, 2, x, layer->in.width);
+    size_t best = row_at(&layer->in, c, depth.begin, height.begin) + (size_t)width.begin;
+    for (int64_t i = depth.begin; i < depth.end; i++)
+        for (int64_t j = height.begin; j < height.end; j++)
+            for (int64_t k = width.begin; k < width.end; k++) {
+                size_t from = row_at(&layer->in, c, i, j) + (size_t)k;
                 if (in[from] > in[best] || isnan(in[from]))
                     best = from;
             }
@@ -312,6 +336,56 @@ static void mean_backward(const struct layer *layer, const struct passing *passi
     (void)passing, (void)parameters, (void)in;
     for (size_t i = 0; i < layer->in_values; i++)
         in_delta[i] += out_delta[i / positions] / (real)positions;
+}
+
+/* ---- Batch normalisation. The engine computes what depends on the whole batch ---- */
+
+/* The factor and the summand of a channel: the output is factor * (input - mean) + summand. */
+struct channel_norm {
+    real mean, inverse; /* `inverse`: 1 / sqrt(variance + epsilon) */
+    real factor, summand;
+};
+
+static struct channel_norm channel_norm(const struct layer *layer, const struct passing *passing,
+                                        const real *parameters, uint32_t channel)
+{
+    struct channel_norm norm;
+    const real variance = parameters[layer->variance + channel];
+    norm.mean =
+        passing->training ? passing->moments[layer->mean + channel] : parameters[layer->mean + channel];
+    norm.inverse = passing->training ? passing->moments[layer->variance + channel]
+                                     : 1 / TRAIN_SQRT(variance + (real)BATCH_NORM_EPSILON);
+    norm.factor = norm.inverse * parameters[layer->weight + channel];
+    norm.summand = parameters[layer->bias + channel];
+    return norm;
+}
+
+static void batch_norm_forward(const struct layer *layer, const struct passing *passing,
+                               const real *parameters, const real *in, real *out)
+{
+    const size_t plane = layer->out_values / layer->out.channels;
+    for (uint32_t c = 0; c < layer->out.channels; c++) {
+        const struct channel_norm norm = channel_norm(layer, passing, parameters, c);
+        for (size_t i = c * plane; i < (c + 1) * plane; i++)
+            out[i] = (in[i] - norm.mean) * norm.factor + norm.summand;
+    }
+}
+
+/* With the normalised input x and n values per channel, the gradient of an input is factor * (delta -
+ * mean(delta)
+ * - x * mean(delta * x)) (Ioffe and Szegedy, 2015, section 3). */
+static void batch_norm_backward(const struct layer *layer, const struct passing *passing,
+                                const real *parameters, const real *in, const real *out_delta, real *in_delta)
+{
+    const size_t plane = layer->out_values / layer->out.channels;
+    const real count = (real)plane * (real)passing->batch;
+    for (uint32_t c = 0; c < layer->out.channels; c++) {
+        const struct channel_norm norm = channel_norm(layer, passing, parameters, c);
+        const real mean = passing->sums[layer->bias + c] / count;
+        const real slope = passing->sums[layer->weight + c] / count * norm.inverse;
+        for (size_t i = c * plane; i < (c + 1) * plane; i++)
+            in_delta[i] += norm.factor * (out_delta[i] - mean - (in[i] - norm.mean) * slope);
+    }
 }
 
 /* ---- Transformers. Tokens are rows of `width` values ---- */
@@ -647,6 +721,7 @@ static const struct {
     [LAYER_LINEAR] = {linear_forward, linear_backward, linear_weights},
     [LAYER_ADD] = {add_forward, add_backward, NULL},
     [LAYER_MEAN] = {mean_forward, mean_backward, NULL},
+    [LAYER_BATCH_NORM] = {batch_norm_forward, batch_norm_backward, NULL},
     [LAYER_PATCHES] = {patches_forward, patches_backward, patches_weights},
     [LAYER_TOKENS] = {tokens_forward, tokens_backward, tokens_weights},
     [LAYER_NORM] = {norm_forward, norm_backward, norm_weights},

@@ -29,7 +29,7 @@ static void naive_clip_units(const struct train *train, const struct model_tenso
 {
     const double factor = train->optimizer.clip_adaptive;
     const size_t rows = train_rows_of(tensor), columns = tensor->values / rows;
-    for (size_t r = 0; factor > 0 && !tensor->head && r < rows; r++) {
+    for (size_t r = 0; factor > 0 && !tensor->head && !tensor->is_statistic && r < rows; r++) {
         const size_t first = tensor->first + r * columns;
         const double clip = optimizer_clip_unit(factor, naive_squares(arenas->parameters + first, columns),
                                                 naive_squares(arenas->gradients + first, columns));

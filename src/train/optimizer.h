@@ -187,6 +187,7 @@ struct update {
     train_real scale2;                     /* 1 / sqrt(1 - beta2^t), with t = step + 1 */
     train_real epsilon;
     train_real clip;          /* factor of the gradients, from optimizer_clip() */
+    train_real statistic;     /* of a running statistic: weight of the new value; 0: a parameter */
     train_real average, rest; /* of optimizer_average(): decay, and 1 - decay */
     train_real most;          /* largest absolute value of a gradient, after `clip`; may be infinite */
     train_real correct1;      /* 1 / (1 - beta1^t), with t = step + 1 */
@@ -221,6 +222,7 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     update.scale2 = (train_real)(1 / sqrt(1 - pow(optimizer->beta2, t)));
     update.epsilon = (train_real)optimizer->epsilon;
     update.clip = 1;
+    update.statistic = 0;
     update.average = (train_real)average;
     update.rest = (train_real)(1 - average);
     update.most = optimizer->clip_value > 0 ? (train_real)optimizer->clip_value : (train_real)INFINITY;
@@ -278,6 +280,7 @@ struct tensor_update {
     bool decays;    /* whether weight decay applies */
     bool hidden;    /* a hidden matrix (model_tensor.hidden) */
     uint16_t index; /* of the tensor in the model */
+    float statistic; /* see struct update */
 };
 
 /* Returns the factor of the learning rate for a tensor whose depth (model_tensor.depth) is `above` less than
@@ -298,6 +301,9 @@ FDSL_HD struct update optimizer_of(const struct update *update, struct tensor_up
         of.kind = OPTIMIZER_ADAMW;
     else if (of.kind == OPTIMIZER_MUON)
         of.rate *= of.matrix_rate;
+    of.statistic = tensor.statistic;
+    if (tensor.statistic > 0) /* no rule applies */
+        of.kind = OPTIMIZER_SGD;
     return of;
 }
 
@@ -317,12 +323,17 @@ FDSL_HD void optimizer_moments_step(const struct update *update, train_real grad
     *v = update->beta2 * *v + update->rest2 * gradient * gradient;
 }
 
-/* Updates one parameter. `m` is its momentum or first moment, and `v` is its second moment, which SGD does
- * not access. Both start at zero. If all gradients of a parameter are 0 and it starts at 0, it stays 0. */
+/* Updates one parameter. For a running statistic, `gradient` is the new value. `m` is its momentum or first
+ * moment, and `v` is its second moment, which SGD does not access. Both start at zero. If all gradients of a
+ * parameter are 0 and it starts at 0, it stays 0. */
 FDSL_HD void optimizer_step(const struct update *update, train_real gradient, train_real *parameter,
                             train_real *m, train_real *v)
 {
     train_real value = *parameter;
+    if (update->statistic > 0) {
+        *parameter = value + update->statistic * (gradient - value);
+        return;
+    }
     gradient = optimizer_clipped(update, gradient);
     if (update->kind == OPTIMIZER_ADAMW)
         value -= update->rate * update->decay * value;

@@ -1242,6 +1242,21 @@ static enum status train_suits(const struct options *given, const void *paramete
                             engine->loads ? " and load" : "");
 }
 
+/* Refuses what would change the batches over which LAYER_BATCH_NORM normalises, or cannot be verified. */
+static enum status check_batch_norm(const struct opened *opened)
+{
+    const struct train *train = &opened->job.train;
+    if (!train->model->normalises)
+        return STATUS_OK;
+    if (train->accumulate > 1)
+        return status_option(
+            STATUS_USAGE, "accumulate",
+            ": %s normalises over the samples of a batch, which parts of a batch would change; "
+            "lower --batch instead",
+            train->model->name);
+    return STATUS_OK;
+}
+
 static enum status train_accepts(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
@@ -1249,6 +1264,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const struct engine *engine = variant->traits;
     if (engine->accepts)
         TRY(engine->accepts(train));
+    TRY(check_batch_norm(opened));
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (train->ranks > 1)

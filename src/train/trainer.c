@@ -1445,6 +1445,11 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     struct train_state states[4] = {{0}};
     bool room = true;
     void *oracle = NULL;
+    if (train->model->normalises && train->ranks > 1)
+        return status_set(
+            STATUS_USAGE,
+            "--verify: the ranks normalise over their own samples, but the reference over those of "
+            "all ranks; verify on one rank, or drop --verify");
     trainer->found = (struct found){0};
     trainer->drawn = UINT32_MAX;
     alone.rank = alone.ranks = alone.share_max = 0;

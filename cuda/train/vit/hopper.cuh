@@ -76,9 +76,12 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define WGMMA(n, sums, a, b, add, flags)                 \
     "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" sums "}, " a ", " b ", add, " flags ";\n}"
-#define SUMS8    "%0, %1, %2, %3, %4, %5, %6, %7"
-#define SUMS16   SUMS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define SUMS32   SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS8  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS16 SUMS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS32 SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS64                                                                                            \
+    SUMS32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+           "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define OUT4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT8(i)  OUT4(i), OUT4(i + 4)
 #define OUT16(i) OUT8(i), OUT8(i + 8)
@@ -90,14 +93,18 @@ static __device__ __forceinline__ void wgmma_publish(void)
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {
-    static_assert(N == 16 || N == 32 || N == 64, "no wrapper for this number of columns");
+    static_assert(N == 16 || N == 32 || N == 64 || N == 128, "no wrapper for this number of columns");
     if constexpr (N == 16)
         asm volatile(WGMMA("16", SUMS8, "%8", "%9", "%10", "1, 1, %11, %12") : OUT8(0) : A_TILE);
     else if constexpr (N == 32)
         asm volatile(WGMMA("32", SUMS16, "%16", "%17", "%18", "1, 1, %19, %20") : OUT16(0) : A_TILE);
-    else
+    else if constexpr (N == 64)
         asm volatile(WGMMA("64", SUMS32, "%32", "%33", "%34", "1, 1, %35, %36")
                      : OUT16(0), OUT16(16)
+                     : A_TILE);
+    else
+        asm volatile(WGMMA("128", SUMS64, "%64", "%65", "%66", "1, 1, %67, %68")
+                     : OUT16(0), OUT16(16), OUT16(32), OUT16(48)
                      : A_TILE);
 }
 
@@ -115,6 +122,7 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (
 #undef SUMS8
 #undef SUMS16
 #undef SUMS32
+#undef SUMS64
 #undef OUT4
 #undef OUT8
 #undef OUT16

@@ -1,0 +1,241 @@
+/* Batch normalisation with its neighbours: ReLU and the addition of a shortcut. The convolutions write the
+ * partial sums over the batch; the kernels here add them up, and visit each tensor once per pass. */
+#include "common/check.cuh"
+#include "train/resnet/spread.cuh"
+
+#define SUM_CHANNELS 8  /* channels per block of the sums */
+#define SUM_LANES    64 /* threads per channel */
+#define ROWS_EACH    8  /* rows per thread */
+#define BATCH        4  /* rows whose values a thread loads before it stores the first of them */
+
+/* ---- Sums over the batch ---- */
+
+struct sums_plan {
+    struct resnet_norm norm;
+    uint32_t parts;
+    double rows;
+    float share;           /* forward only */
+    float *first, *second; /* forward: mean and variance; backward: gradients of weight and bias */
+};
+
+/* The two sums of a channel. */
+struct channel_sums {
+    double first, second;
+};
+
+/* Adds up the partial sums of a channel in order. The result is valid in the threads of lane 0. */
+static __device__ struct channel_sums add_up(const struct sums_plan &plan, uint32_t channel, uint32_t lane)
+{
+    __shared__ struct channel_sums all[SUM_LANES][SUM_CHANNELS];
+    const uint32_t own = threadIdx.x % SUM_CHANNELS, channels = plan.norm.channels;
+    struct channel_sums sums = {0, 0};
+    if (channel < channels)
+#pragma unroll 4
+        for (uint32_t part = lane; part < plan.parts; part += SUM_LANES) {
+            sums.first += plan.norm.partial[(size_t)part * 2 * channels + channel];
+            sums.second += plan.norm.partial[((size_t)part * 2 + 1) * channels + channel];
+        }
+    all[lane][own] = sums;
+    for (uint32_t half = SUM_LANES / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (lane < half) {
+            all[lane][own].first += all[lane + half][own].first;
+            all[lane][own].second += all[lane + half][own].second;
+        }
+    }
+    return all[0][own];
+}
+
+static __device__ __forceinline__ void set_forward(const struct resnet_norm &norm, uint32_t channel,
+                                                   double mean, double variance)
+{
+    float *values = norm.values + channel;
+    const uint32_t channels = norm.channels;
+    const float inverse = (float)(1 / sqrt(variance + BATCH_NORM_EPSILON));
+    const float scale = norm.weight[channel] * inverse;
+    values[NORM_SCALE * channels] = scale;
+    values[NORM_SHIFT * channels] = (float)(norm.bias[channel] - mean * scale);
+    values[NORM_MEAN * channels] = (float)mean;
+    values[NORM_INVERSE * channels] = inverse;
+}
+
+static __global__ void __launch_bounds__(SUM_CHANNELS *SUM_LANES) moments_kernel(const struct sums_plan plan)
+{
+    const uint32_t lane = threadIdx.x / SUM_CHANNELS;
+    const uint32_t channel = blockIdx.x * SUM_CHANNELS + threadIdx.x % SUM_CHANNELS;
+    const struct channel_sums sums = add_up(plan, channel, lane);
+    if (lane > 0 || channel >= plan.norm.channels)
+        return;
+    const double mean = sums.first / plan.rows, squares = sums.second / plan.rows - mean * mean;
+    const double variance = squares < 0 ? 0 : squares; /* keeps NaN */
+    set_forward(plan.norm, channel, mean, variance);
+    plan.first[channel] = (float)(plan.share * mean);
+    plan.second[channel] = (float)(plan.share * variance * plan.rows / (plan.rows > 1 ? plan.rows - 1 : 1));
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    running_kernel(const struct resnet_norm norm, const float *mean, const float *variance)
+{
+    const uint32_t channel = own_element();
+    if (channel < norm.channels)
+        set_forward(norm, channel, mean[channel], variance[channel]);
+}
+
+/* With the normalised input x, the gradient of the input is scale * (g - mean(g) - x * mean(g x)) (Ioffe and
+ * Szegedy, "Batch normalization", 2015). */
+static __global__ void __launch_bounds__(SUM_CHANNELS *SUM_LANES) slopes_kernel(const struct sums_plan plan)
+{
+    const uint32_t lane = threadIdx.x / SUM_CHANNELS, channels = plan.norm.channels;
+    const uint32_t channel = blockIdx.x * SUM_CHANNELS + threadIdx.x % SUM_CHANNELS;
+    const struct channel_sums sums = add_up(plan, channel, lane);
+    if (lane > 0 || channel >= channels)
+        return;
+    float *values = plan.norm.values + channel;
+    const double scale = values[NORM_SCALE * channels], inverse = values[NORM_INVERSE * channels];
+    const double products = inverse * (sums.second - values[NORM_MEAN * channels] * sums.first); /* g x */
+    const double bend = -scale * inverse * products / plan.rows;
+    plan.first[channel] = (float)products;
+    plan.second[channel] = (float)sums.first;
+    values[NORM_SLOPE * channels] = (float)scale;
+    values[NORM_BEND * channels] = (float)bend;
+    values[NORM_REST * channels] =
+        (float)(-scale * sums.first / plan.rows - bend * values[NORM_MEAN * channels]);
+}
+
+static uint32_t sum_blocks(const struct resnet_norm *norm)
+{
+    return (norm->channels + SUM_CHANNELS - 1) / SUM_CHANNELS;
+}
+
+enum status resnet_moments(const struct resnet_norm *norm, uint32_t parts, size_t rows, float share,
+                           float *mean, float *variance, cudaStream_t stream)
+{
+    const struct sums_plan plan = {*norm, parts, (double)rows, share, mean, variance};
+    moments_kernel<<<sum_blocks(norm), SUM_CHANNELS * SUM_LANES, 0, stream>>>(plan);
+    return CUDA_LAUNCHED("moments_kernel");
+}
+
+enum status resnet_running(const struct resnet_norm *norm, const float *mean, const float *variance,
+                           cudaStream_t stream)
+{
+    running_kernel<<<blocks_for(norm->channels), BLOCK, 0, stream>>>(*norm, mean, variance);
+    return CUDA_LAUNCHED("running_kernel");
+}
+
+enum status resnet_slopes(const struct resnet_norm *norm, uint32_t parts, size_t rows, float *weight,
+                          float *bias, cudaStream_t stream)
+{
+    const struct sums_plan plan = {*norm, parts, (double)rows, 1, weight, bias};
+    slopes_kernel<<<sum_blocks(norm), SUM_CHANNELS * SUM_LANES, 0, stream>>>(plan);
+    return CUDA_LAUNCHED("slopes_kernel");
+}
+
+/* ---- Forward ---- */
+
+enum shortcut { SHORTCUT_NONE, SHORTCUT_PLAIN, SHORTCUT_NORM };
+
+template <enum shortcut SHORTCUT>
+static __global__ void __launch_bounds__(BLOCK)
+    apply_kernel(size_t rows, uint32_t channels, const float *values, const bf16 *inputs,
+                 const float *other_values, const bf16 *shortcut, bf16 *outputs)
+{
+    const struct spread own = spread_of(rows, channels);
+    if (own.idle)
+        return;
+    const struct eight scale = load8(values + NORM_SCALE * channels + own.channel);
+    const struct eight shift = load8(values + NORM_SHIFT * channels + own.channel);
+    struct eight other_scale = {}, other_shift = {};
+    if (SHORTCUT == SHORTCUT_NORM) {
+        other_scale = load8(other_values + NORM_SCALE * channels + own.channel);
+        other_shift = load8(other_values + NORM_SHIFT * channels + own.channel);
+    }
+    for (size_t first = own.first; first < own.end; first += BATCH * own.step) {
+        uint4 words[BATCH], added_words[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            words[k] = *reinterpret_cast<const uint4 *>(inputs + at);
+            if (SHORTCUT != SHORTCUT_NONE)
+                added_words[k] = *reinterpret_cast<const uint4 *>(shortcut + at);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            struct eight value = unpack8(words[k]), added = {};
+            if (SHORTCUT != SHORTCUT_NONE)
+                added = unpack8(added_words[k]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float sum = fmaf(value.value[i], scale.value[i], shift.value[i]);
+                if (SHORTCUT == SHORTCUT_PLAIN)
+                    sum += added.value[i];
+                if (SHORTCUT == SHORTCUT_NORM)
+                    sum += fmaf(added.value[i], other_scale.value[i], other_shift.value[i]);
+                value.value[i] = sum <= 0 ? 0 : sum; /* NaN passes through */
+            }
+            *reinterpret_cast<uint4 *>(outputs + at) = pack8(value);
+        }
+    }
+}
+
+enum status resnet_apply(const struct resnet_norm *norm, size_t rows, const bf16 *inputs,
+                         const struct resnet_norm *other, const bf16 *shortcut, bf16 *outputs,
+                         cudaStream_t stream)
+{
+    auto *kernel = !shortcut ? apply_kernel<SHORTCUT_NONE>
+                   : other   ? apply_kernel<SHORTCUT_NORM>
+                             : apply_kernel<SHORTCUT_PLAIN>;
+    kernel<<<spread_blocks(rows, norm->channels, ROWS_EACH, UINT32_MAX), BLOCK, 0, stream>>>(
+        rows, norm->channels, norm->values, inputs, other ? other->values : nullptr, shortcut, outputs);
+    return CUDA_LAUNCHED("apply_kernel");
+}
+
+/* ---- Backward ---- */
+
+static __global__ void __launch_bounds__(BLOCK)
+    norm_backward_kernel(size_t rows, uint32_t channels, const float *values, const bf16 *deltas,
+                         const bf16 *inputs, bf16 *in_deltas)
+{
+    const struct spread own = spread_of(rows, channels);
+    if (own.idle)
+        return;
+    const struct eight slope = load8(values + NORM_SLOPE * channels + own.channel);
+    const struct eight bend = load8(values + NORM_BEND * channels + own.channel);
+    const struct eight rest = load8(values + NORM_REST * channels + own.channel);
+    for (size_t first = own.first; first < own.end; first += BATCH * own.step) {
+        uint4 words[BATCH], input_words[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            words[k] = *reinterpret_cast<const uint4 *>(deltas + at);
+            input_words[k] = *reinterpret_cast<const uint4 *>(inputs + at);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const size_t at = (first + k * own.step) * channels + own.channel;
+            if (first + k * own.step >= own.end)
+                continue;
+            struct eight delta = unpack8(words[k]);
+            const struct eight input = unpack8(input_words[k]);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                delta.value[i] =
+                    fmaf(delta.value[i], slope.value[i], fmaf(input.value[i], bend.value[i], rest.value[i]));
+            *reinterpret_cast<uint4 *>(in_deltas + at) = pack8(delta);
+        }
+    }
+}
+
+enum status resnet_norm_backward(const struct resnet_norm *norm, size_t rows, const bf16 *deltas,
+                                 const bf16 *inputs, bf16 *in_deltas, cudaStream_t stream)
+{
+    norm_backward_kernel<<<spread_blocks(rows, norm->channels, ROWS_EACH, UINT32_MAX), BLOCK, 0, stream>>>(
+        rows, norm->channels, norm->values, deltas, inputs, in_deltas);
+    return CUDA_LAUNCHED("norm_backward_kernel");
+}

@@ -1,0 +1,196 @@
+/* Tests residual networks with batch normalisation: parameters and names of torchvision, running statistics,
+ * steps of train-naive, resumed runs, parameters of other programs, and refusals. Their gradients are tested
+ * by test_train_net.c, and train-resnet by gpu_resnet and gpu_train. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train_support.h"
+#include "train_cli.h"
+
+TestSuite(train_resnet, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+static const struct shape picture = {3, 1, 224, 224};
+
+/* The numbers of torchvision's resnet50. Multiplications by padding zeros do not count here, so there are a
+ * few less than the 4.09e9 that torchvision names. */
+Test(train_resnet, parameters_are_those_of_torchvision)
+{
+    struct model model;
+    must(model_build(table_of("resnet50"), picture, 1000, &model));
+    cr_expect_eq(model.parameters, 25557032, "%zu", model.parameters);
+    cr_expect_eq(model.tensor_count, 161 + 106);
+    cr_expect(model.multiplications > 3.9e9 && model.multiplications < 4.09e9, "%g", model.multiplications);
+}
+
+Test(train_resnet, tensors_have_names_and_shapes_of_torchvision)
+{
+    static const struct {
+        const char *name;
+        uint32_t axes;
+        uint64_t shape[4];
+        bool is_statistic;
+    } known[] = {{"conv1.weight", 4, {64, 3, 7, 7}, false},
+                 {"bn1.weight", 1, {64}, false},
+                 {"bn1.running_mean", 1, {64}, true},
+                 {"layer1.0.conv1.weight", 4, {64, 64, 1, 1}, false},
+                 {"layer1.0.downsample.0.weight", 4, {256, 64, 1, 1}, false},
+                 {"layer1.0.downsample.1.running_mean", 1, {256}, true},
+                 {"layer2.0.conv2.weight", 4, {128, 128, 3, 3}, false},
+                 {"layer2.3.bn3.bias", 1, {512}, false},
+                 {"layer4.0.downsample.0.weight", 4, {2048, 1024, 1, 1}, false},
+                 {"layer4.2.bn3.running_var", 1, {2048}, true},
+                 {"fc.weight", 2, {10, 2048}, false},
+                 {"fc.bias", 1, {10}, false}};
+    struct model model;
+    must(model_build(table_of("resnet50"), picture, 10, &model));
+    for (size_t i = 0; i < COUNT_OF(known); i++) {
+        const struct model_tensor *tensor = tensor_of(&model, known[i].name);
+        cr_expect_eq(tensor->axes, known[i].axes, "%s", known[i].name);
+        cr_expect_eq(memcmp(tensor->shape, known[i].shape, known[i].axes * sizeof(uint64_t)), 0, "%s",
+                     known[i].name);
+        cr_expect_eq(tensor->is_statistic, known[i].is_statistic, "%s", known[i].name);
+        cr_expect_eq(tensor->decays, !known[i].is_statistic, "%s", known[i].name);
+        cr_expect_eq(tensor->first >= model.trained_values, known[i].is_statistic, "%s", known[i].name);
+    }
+}
+
+/* Sizes after each stage, also for images whose size is no multiple of 32. */
+Test(train_resnet, stages_halve_the_image)
+{
+    static const uint32_t sizes[][3] = {{224, 56, 7}, {225, 57, 8}, {33, 9, 2}, {1, 1, 1}};
+    struct model model;
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        must(model_build(table_of("resnet50"), (struct shape){3, 1, sizes[i][0], sizes[i][0]}, 10, &model));
+        cr_expect_eq(model.layers[3].out.height, sizes[i][1], "%u: %u", sizes[i][0],
+                     model.layers[3].out.height);
+        const struct layer *mean = &model.layers[model.layer_count - 2];
+        cr_expect_eq(mean->in.height, sizes[i][2], "%u: %u", sizes[i][0], mean->in.height);
+        cr_expect_eq(mean->in.channels, 2048);
+    }
+}
+
+static const struct layer_spec norm_layers[] = {{.kind = LAYER_BATCH_NORM}, {.kind = LAYER_LINEAR}};
+static const struct model_table norm_only = {"norm", "", false, norm_layers, 2};
+
+/* One channel has the values 1 to 6 in three samples: the mean is 3.5, and the unbiased variance is 3.5.
+ * After a step, the running statistics are 0.1 * 3.5 and 0.9 * 1 + 0.1 * 3.5. Inference uses them. */
+Test(train_resnet, running_statistics_match_hand_computed_values)
+{
+    const struct engine *const engines[] = {&engine_naive, &engine_oracle};
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        float logit;
+        net_open(&net, engines[e], &norm_only, (struct shape){1, 1, 1, 2}, 1, 3, 3, 0);
+        data_normalise(&net.data, false);
+        net.data.scale[0] = 1; /* raw bytes */
+        for (int i = 0; i < 6; i++)
+            ((uint8_t *)net.data.sets[DATA_TRAIN].values)[i] = (uint8_t)(i + 1);
+        ((uint8_t *)net.data.sets[DATA_TEST].values)[0] = 2;
+        ((uint8_t *)net.data.sets[DATA_TEST].values)[1] = 5;
+        struct train_state end;
+        cr_assert(train_state_for(&net.train, &end));
+        must(engines[e]->steps(net.state, 0, 0, 1));
+        must(engines[e]->get(net.state, &end));
+        const struct layer *norm = &net.model.layers[0], *linear = &net.model.layers[1];
+        cr_expect_float_eq(end.parameters[norm->mean], 0.35f, 1e-6f, "%g", end.parameters[norm->mean]);
+        cr_expect_float_eq(end.parameters[norm->variance], 1.25f, 1e-6f, "%g",
+                           end.parameters[norm->variance]);
+        must(engines[e]->evaluate(net.state, DATA_TEST, 0, 1, &logit));
+        const double factor = end.parameters[norm->weight] / sqrt(1.25 + 1e-5);
+        double wanted = end.parameters[linear->bias];
+        for (int i = 0; i < 2; i++)
+            wanted += end.parameters[linear->weight + (size_t)i] *
+                      (((i ? 5 : 2) - 0.35) * factor + end.parameters[norm->bias]);
+        cr_expect_float_eq(logit, wanted, 1e-5, "%g, not %g", logit, wanted);
+        train_state_free(&end);
+        net_close(&net);
+    }
+}
+
+/* The reference in float against the reference in double, over full and short batches. */
+Test(train_resnet, float_and_double_take_the_same_steps)
+{
+    struct net net;
+    net_open(&net, &engine_oracle, table_of("resnet-micro"), (struct shape){3, 1, 33, 30}, 5, 40, 16, 0.1f);
+    net.train.optimizer.weight_decay = 1e-2;
+    net.train.optimizer.clip_norm = 0.5;
+    struct train_state ends[2];
+    for (int i = 0; i < 2; i++) {
+        cr_assert(train_state_for(&net.train, &ends[i]));
+        net_reopen(&net, i ? &engine_naive : &engine_oracle);
+        must(net.engine->steps(net.state, 0, 0, 3));
+        must(net.engine->get(net.state, &ends[i]));
+    }
+    for (uint32_t t = 0; t < net.model.tensor_count; t++) {
+        const struct model_tensor *tensor = &net.model.tensors[t];
+        double off = 0, way = 0;
+        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+            off += pow((double)ends[1].parameters[i] - ends[0].parameters[i], 2);
+            way += pow((double)ends[0].parameters[i] - net.initial[i], 2);
+        }
+        cr_expect(way > 0 && sqrt(off / way) < 1e-3, "%s: off by %g", tensor->name, sqrt(off / way));
+    }
+    for (int i = 0; i < 2; i++)
+        train_state_free(&ends[i]);
+    net_close(&net);
+}
+
+/* ---- The program ---- */
+
+#define MICRO  "$P --variant train-naive --model resnet-micro --train-size 60 --test-size 9 --batch 20 "
+
+#define VALUES "41000" /* bytes of the values in a file, at most */
+
+Test(train_resnet, resumed_runs_are_bit_identical)
+{
+    EXPECT(0, MICRO "--epochs 3 --ema 0.9 --export whole");
+    EXPECT(0, MICRO "--epochs 1 --ema 0.9 --checkpoint c");
+    EXPECT(0, MICRO "--epochs 3 --ema 0.9 --checkpoint c --resume --export parts");
+    EXPECT(0, "tail -c " VALUES " whole >v && tail -c " VALUES " parts | cmp v -");
+    EXPECT(0,
+           MICRO "--epochs 3 --ema 0.9 --seed 2 --export other && ! tail -c " VALUES " other | cmp -s v -");
+}
+
+Test(train_resnet, steps_equal_those_of_the_reference)
+{
+    EXPECT(0, MICRO "--epochs 2 --verify --verify-steps 7");
+}
+
+#ifdef HAVE_JANSSON
+/* PyTorch saves the number of batches of each normalisation, which has no effect with a momentum. */
+Test(train_resnet, starts_from_tensors_with_numbers_of_batches)
+{
+    EXPECT(0, MICRO "--epochs 1 --export a.safetensors");
+    EXPECT_PRINTS(0, "--init: 62 of 62 tensors taken from a.safetensors\n",
+                  MICRO "--epochs 1 --optimizer sgd --lr 0 --init a.safetensors");
+    EXPECT(0, "python3 - <<'END'\n"
+              "import json\n"
+              "raw = open('a.safetensors', 'rb').read()\n"
+              "size = int.from_bytes(raw[:8], 'little')\n"
+              "header, values = json.loads(raw[8:8 + size]), raw[8 + size:]\n"
+              "header['bn1.num_batches_tracked'] = {'dtype': 'I64', 'shape': [],\n"
+              "                                     'data_offsets': [len(values), len(values) + 8]}\n"
+              "header['other'] = {'dtype': 'I64', 'shape': [], 'data_offsets': [len(values) + 8, len(values) "
+              "+ 16]}\n"
+              "for name in 'bc':\n"
+              "    text = json.dumps(header).encode()\n"
+              "    open(name + '.safetensors', 'wb').write(len(text).to_bytes(8, 'little') + text + values + "
+              "bytes(8 if name == 'c' else 16))\n"
+              "    header.pop('other', None)\n"
+              "END");
+    EXPECT_PRINTS(0, "--init: 62 of 62 tensors taken from c.safetensors\n",
+                  MICRO "--epochs 1 --init c.safetensors");
+    EXPECT_PRINTS(2, "it also has a tensor other", MICRO "--epochs 1 --init b.safetensors");
+}
+#endif
+
+Test(train_resnet, what_it_cannot_do_is_refused)
+{
+    EXPECT_PRINTS(2, "--accumulate: resnet-micro normalises over the samples of a batch",
+                  MICRO "--accumulate 2");
+    EXPECT_PRINTS(2, "cannot train or run resnet-micro, a network with batch normalisation",
+                  "$P --variant train-omp --model resnet-micro --train-size 60 --test-size 9 --batch 20");
+}
