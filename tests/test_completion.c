@@ -56,7 +56,7 @@ Test(completion, values_are_those_of_the_help)
         {"--prepare x --from id", "idx\n"},
         {"compare a.csv b.csv --format j", "json\n"},
         {"compare a.csv b.csv --measure t",
-         "time_per_item\ntime_cv\ntrain_loss\ntrain_acc\ntest_loss\ntest_acc\n"},
+         "time_per_item\ntime_cv\ntrain_loss\ntrain_acc\ntest_loss\ntest_acc\ntest_map\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         complete(cases[i].words);
