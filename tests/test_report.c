@@ -88,7 +88,7 @@ Test(report, commands_of_loading_have_the_options_of_their_rows)
              "samples[^<]*\\|^<pre>[^<]*\\|^[.s][^<]*\\|^<p [^<]*' $D/report.html");
     EXPECT_OUT(
         "<pre>test -e data/2048-shards || ./fdsl-bench --prepare data/2048-shards --store shards --shards 10 "
-        "--samples 10000 --sample-shape 1920 --dtype u8\n"
+        "--samples 10000 --sample-shape 1920 --dtype u8 --classes 0\n"
         "./fdsl-bench --variant shards,shards-mmap,shards-uring,shards-omp --data "
         "data/2048-shards --shuffle 0 --threads 1 --verify\n");
     EXPECT_OUT("--variant files,files-uring --data data/2048-files --cache cold --verify\n");
@@ -152,7 +152,8 @@ Test(report, commands_repeat_their_rows)
 
 Test(report, commands_repeat_their_rows_of_loading)
 {
-    shell("$B --prepare $D/set --store shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype u8");
+    shell("$B --prepare $D/set --store shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype u8 "
+          "--classes 0");
     if (status == 4) /* this build cannot prepare data sets */
         cr_skip_test("%s", out);
     cr_assert_eq(status, 0, "%s", out);

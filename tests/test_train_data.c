@@ -530,7 +530,7 @@ Test(train_data, data_sets_are_read_and_their_faults_reported)
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");
     cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
     EXPECT(0, "mkdir f && tar xf m/digits-000000.tar -C f");
-    EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --samples 20");
+    EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --classes 0 --samples 20");
     expect_refusal(
         1, "--model cnn3d --data odd",
         "sample '000000': it has no member for --label cls;json:label;txt;folder; its members are: npy;");

@@ -871,8 +871,9 @@ static bool has_file(void *context, const char *name)
     return !dataset->remote && faccessat(dataset->directory, name, F_OK, 0) == 0;
 }
 
-/* Adds the samples of an MDS set. Sets `*found` to false if the index is one of another program. */
-static enum status open_mds(struct dataset *dataset, bool *found)
+/* Adds the samples of an MDS set. Sets `*found` to false if the index is one of another program. Not inlined:
+ * small stacks must suffice for other sets. */
+static __attribute__((noinline)) enum status open_mds(struct dataset *dataset, bool *found)
 {
     char path[2 * PATH_MAX], *text;
     size_t size;

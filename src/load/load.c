@@ -557,8 +557,8 @@ static enum status load_accepts(const void *input, const struct variant *variant
     if (load->dataset->raw.channels && !traits->streams)
         return status_set(
             STATUS_USAGE,
-            "reads single files or tar shards, but %s has images without a header, as MNIST, CIFAR-10 and "
-            "arrays of MDS have; use the variant stream",
+            "reads single files or tar shards, but %s has files of records, as MNIST and CIFAR-10 "
+            "have, or arrays of MDS; use the variant stream",
             load->dataset->path);
     if (traits->files && !traits->streams && !load->dataset->shards &&
         load->dataset->sample_bytes_max >= INT32_MAX)
