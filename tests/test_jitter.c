@@ -323,7 +323,7 @@ Test(jitter, gray_images_stay_gray)
         struct jitter wrong = everything();                                                       \
         wrong.member = value;                                                                     \
         cr_expect_eq(jitter_check(&wrong, &(struct shape)shape_, &jitter_options), STATUS_USAGE); \
-        cr_expect(strstr(status_text(), text), "%s", status_text());                        \
+        cr_expect(strstr(status_text(), text), "%s", status_text());                              \
     } while (0)
 #define RGB        \
     {              \
