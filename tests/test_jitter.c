@@ -116,6 +116,13 @@ Test(jitter, gray_is_that_of_pillow)
     jitter_apply(&jitter, &shape, 1, 2, 3, image, other);
     for (size_t i = 0; i < sizeof image; i++)
         cr_assert_eq(image[i], byte_at(gray_hex, i % PLANE), "value %zu", i);
+    for (uint32_t i = 0; i < 1000000; i++) { /* the integers of Pillow's Convert.c */
+        const uint32_t word = philox(philox_key(6), i, 0, 0, 0).word[0];
+        const uint32_t r = word & 255, g = word >> 8 & 255, b = word >> 16 & 255;
+        const struct jitter_pixel pixel = {{(float)r, (float)g, (float)b}};
+        cr_assert_eq((uint32_t)jitter_gray(&pixel, 3), (19595 * r + 38470 * g + 7471 * b + 32768) >> 16,
+                     "%u %u %u", r, g, b);
+    }
 }
 
 Test(jitter, blur_is_that_of_torchvision)
@@ -323,7 +330,7 @@ Test(jitter, gray_images_stay_gray)
         struct jitter wrong = everything();                                                       \
         wrong.member = value;                                                                     \
         cr_expect_eq(jitter_check(&wrong, &(struct shape)shape_, &jitter_options), STATUS_USAGE); \
-        cr_expect(strstr(status_text(), text), "%s", status_text());                        \
+        cr_expect(strstr(status_text(), text), "%s", status_text());                              \
     } while (0)
 #define RGB        \
     {              \

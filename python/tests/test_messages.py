@@ -158,8 +158,8 @@ def test_images(files: Files) -> None:
         (folder("e", one__a_webp=b"RIFF1234WEBP"), {"transforms": small}, "a.webp"),
         (folder("g", one__a_bmp=b"BM"), {"transforms": small}, "a.bmp"),
         (tar("h/a.tar", a_npy=npy("<f2", 3, 8, 8), a_cls=b"0").parent, {"transforms": small}, "as bytes"),
-        (tar("i/a.tar", a_npy=npy("<f4", 3, 8, 8), a_cls=b"0").parent, {}, "streams deliver images of bytes"),
-        (tar("j/a.tar", a_npy=npy("|u1", 3, 8, 8, 2), a_cls=b"0").parent, {"transforms": small}, "as bytes"),
+        (tar("i/a.tar", a_npy=npy("<f4", 3, 8, 8), a_cls=b"0").parent, {}, "streams deliver images and clips of bytes"),
+        (tar("j/a.tar", a_npy=npy("<f2", 3, 8, 8, 2), a_cls=b"0").parent, {"transforms": small}, "as bytes"),
         (tar("k/a.tar", a_npy=npy("|u1", 5, 8, 8), a_cls=b"0").parent, {"transforms": small}, "channels"),
         (folder("m", one__a_png=png(8, 8)), {"drop_last": True, "transforms": small, "batch_size": 9}, "batch_size"),
     ):  # fmt: skip

@@ -676,7 +676,7 @@ static enum status fit_clip(const struct image_fit *fit, uint32_t epoch, uint32_
                             struct image_scratch *scratch, struct image *image)
 {
     const size_t plane = (size_t)image->height * image->width, depth = image->depth;
-    struct image from = *image, frame;
+    struct image from = *image, frame = *image;
     for (size_t d = 0; d < depth; d++) {
         struct fitted fitted = {.same = false};
         from.pixels = image->pixels + d * plane;
