@@ -202,6 +202,64 @@ Test(advise, the_noise_of_all_ways_counts)
               equal.high);
 }
 
+/* Returns a normally distributed random number (Box and Muller). */
+static double normal(uint32_t *state)
+{
+    double unit[2];
+    for (int i = 0; i < 2; i++) {
+        *state = *state * UINT32_C(1664525) + UINT32_C(1013904223);
+        unit[i] = (*state + 0.5) / 4294967296.0;
+    }
+    return sqrt(-2 * log(unit[0])) * cos(2 * 3.14159265358979 * unit[1]);
+}
+
+/* Simulates advise with a network: 3 to 5 rounds, with looks after 3, 4 and 5, and the best way. */
+static size_t simulate(const double *rates, size_t count, double noise, uint32_t *state)
+{
+    struct advice_question question = five_ms;
+    struct advice advice[8];
+    question.estimated = false;
+    question.model = "cnn";
+    for (size_t i = 0; i < count; i++)
+        advice[i] =
+            (struct advice){.name = "a", .variant = "v", .place = (enum advise_place)(ADVISE_GENERATED + i)};
+    for (size_t round = 0; round < 5; round++) {
+        const double load = 0.1 * normal(state);
+        for (size_t i = 0; i < count; i++)
+            if (!advice[i].dropped)
+                advise_add(&question, &advice[i], NAN, rates[i] * exp(load + noise * normal(state)), 0);
+        if (round < 2)
+            continue;
+        advise_note_noise(&question, advice, count);
+        advise_drop(&question, advice, count);
+        const struct advice_decision decision = advise_decide(&question, advice, count);
+        if (decision.decided)
+            return decision.best;
+    }
+    advise_conclude(&question, advice, count);
+    const struct advice_decision decision = advise_decide(&question, advice, count);
+    return decision.decided ? decision.best : count;
+}
+
+/* Ways whose rates are not just at the margin give the same verdict again and again. */
+Test(advise, verdicts_repeat)
+{
+    static const struct {
+        double rates[5], noise;
+        size_t best;
+    } cases[] = {{{80, 50, 82, 84, 85}, 0.03, 0},
+                 {{80, 60, 100, 101, 103}, 0.03, 2},
+                 {{40, 42, 90, 120, 122}, 0.05, 3},
+                 {{100, 20, 101, 100, 99}, 0.02, 0}};
+    uint32_t state = 1;
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int wrong = 0;
+        for (int run = 0; run < 500; run++)
+            wrong += simulate(cases[i].rates, 5, cases[i].noise, &state) != cases[i].best;
+        cr_expect(wrong <= 5, "case %zu: %d of 500 verdicts differ", i, wrong);
+    }
+}
+
 Test(advise, too_few_or_too_different_rounds_are_undecided)
 {
     struct advice once[] = {repeated("generating", ADVISE_GENERATED, 20000, 0, 1),

@@ -10,8 +10,10 @@ the rate of reading, and the share of the time that the steps waited.
 
 The share is right if the mixture reads at least 90 % of the known rate, or at least 95 % of all samples, and steps wait for at
 most 5 % of their time. Needs a C compiler. FDSL_BENCH is the program (default: ./fdsl-bench). Exit status: 0 if all shares are
-right, 1 if not, 2 for wrong usage. On a busy machine, steps take longer in one second than in the
-next, and there is no best share: --sleep 20000 with --model logreg makes them as long as they sleep.
+right, 1 if not, 2 for wrong usage.
+
+On a busy machine, steps take longer in one second than in the next, and there is no best share. There, --model logreg
+--sleep 20000 --rates 0.1 0.2 0.3 0.4 0.47 --threads 1 makes steps of the CPU as long as they sleep.
 """
 
 import argparse

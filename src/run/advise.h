@@ -114,7 +114,7 @@ void advise_note_noise(struct advice_question *question, const struct advice *ad
 /* Returns the ratio of `b` to `a`, of images that steps consume. Compares values of the same round, so slow
  * changes of the machine's load do not matter. If the noise is known, the variance of these ratios is
  * moderated by it (Smyth, "Linear models and empirical Bayes methods", 2004), and the interval is at least as
- * wide as training runs differ that are started one after the other. */
+ * wide as consecutive training runs differ. */
 struct ratio advise_ratio(const struct advice_question *question, const struct advice *a,
                           const struct advice *b);
 

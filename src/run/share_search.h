@@ -16,8 +16,7 @@
 #include "core/portable.h"
 
 #define SHARE_PROBES 9
-#define SHARE_STALL  0.02 /* steps that wait for less than this share of their time do not count as waiting \
-                           */
+#define SHARE_STALL  0.02 /* steps that wait for at most this share of their time do not count as waiting */
 
 /* What was measured with a share. */
 struct share_probe {
