@@ -445,8 +445,8 @@ static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t
                 *at++ = image.pixels[((size_t)(box.top + y) * image.width + box.left + x) * image.channels +
                                      (image.channels == 1 ? 0 : c % 3)];
     scratch.resampler.plain = true;
-    resample(&scratch.resampler, part, (const uint32_t[]){box.width, box.height, fit->res, fit->res},
-             false, resized);
+    resample(&scratch.resampler, part, (const uint32_t[]){box.width, box.height, fit->res, fit->res}, false,
+             resized);
     memcpy(out, resized, (size_t)fit->res * fit->res * 3);
     free(part);
     free(resized);

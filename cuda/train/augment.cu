@@ -481,7 +481,7 @@ static __device__ void change(const struct change_plan &plan, enum augment_opera
         for (uint32_t c = 0; c < plan.shape.channels; c++, from += plane, to += plane) {
             const auto load = [=, &plan](uint32_t i) { return load_word<FITS>(plan, from, flip, i); };
             if (augment_warps(operation) || operation == AUGMENT_SHARPNESS) {
-                stage<FITS>(plan, from, flip, numbers.fill[c], staged);
+                stage<FITS>(plan, from, flip, augment_fill(&numbers, c), staged);
                 change_neighbours<FITS>(plan, operation, numbers, c, staged, to);
             } else if (augment_has_table(operation)) {
                 if (augment_counts(operation) && operation != AUGMENT_CONTRAST)

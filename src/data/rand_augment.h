@@ -65,7 +65,7 @@ struct augment_numbers {
     float at_least; /* solarize: this and larger values are inverted */
     uint32_t add;   /* solarize-add: this is added to values below AUGMENT_ADD_BELOW */
     enum augment_filter filter;
-    uint8_t fill[AUGMENT_CHANNELS_MAX]; /* per channel; see augment_filter */
+    uint32_t fill; /* one byte per channel, that of channel 0 lowest; see augment_filter */
 };
 
 struct rand_augment {
@@ -73,6 +73,11 @@ struct rand_augment {
     double magnitude;    /* 0 to 30; AUGMENT_TIMM: 0 to policy.limit */
     struct augment_policy policy;
 };
+
+FDSL_HD uint32_t augment_fill(const struct augment_numbers *numbers, uint32_t channel)
+{
+    return numbers->fill >> 8 * channel & 255u;
+}
 
 /* ---- Draws ---- */
 
@@ -149,8 +154,7 @@ FDSL_HD struct augment_numbers augment_numbers(const struct augment_policy *poli
     const bool timm = policy->kind == AUGMENT_TIMM, off = strength == AUGMENT_OFF;
     const double share = off ? 0 : magnitude / (timm ? AUGMENT_TIMM_UNIT : AUGMENT_MAGNITUDE_MAX);
     const double sign = strength == AUGMENT_MINUS ? -share : share;
-    struct augment_numbers numbers = {{1, 0, 0, 0, 1, 0}, (float)(1 + 0.9 * sign), 0, 0, 0, AUGMENT_BLEND,
-                                      {0, 0, 0}};
+    struct augment_numbers numbers = {{1, 0, 0, 0, 1, 0}, (float)(1 + 0.9 * sign), 0, 0, 0, AUGMENT_BLEND, 0};
     numbers.mask = off && policy->kind == AUGMENT_PDP2026 ? 0 : 255u << (uint32_t)(4 * share + 0.5);
     numbers.at_least = off && policy->kind == AUGMENT_PDP2026 ? 0 : (float)(255 * (1 - share));
     if (timm)
@@ -158,7 +162,7 @@ FDSL_HD struct augment_numbers augment_numbers(const struct augment_policy *poli
     if (policy->kind != AUGMENT_TORCHVISION)
         numbers.filter = timm ? policy->bicubic ? AUGMENT_BICUBIC : AUGMENT_BILINEAR : AUGMENT_NEAREST;
     for (uint32_t c = 0; c < AUGMENT_CHANNELS_MAX; c++)
-        numbers.fill[c] = policy->fill[c];
+        numbers.fill |= (uint32_t)policy->fill[c] << 8 * c;
     augment_set_map(operation, policy->kind, sign, shape, numbers.map);
     return numbers;
 }
@@ -439,7 +443,7 @@ FDSL_HD uint8_t augment_warped(const uint8_t *plane, uint32_t pitch, const struc
     const float *map = numbers->map;
     const float from_x = fmaf(map[0], (float)x, fmaf(map[1], (float)y, map[2]));
     const float from_y = fmaf(map[3], (float)x, fmaf(map[4], (float)y, map[5]));
-    const uint32_t fill = numbers->fill[c];
+    const uint32_t fill = augment_fill(numbers, c);
     if (numbers->filter == AUGMENT_BLEND)
         return augment_blended(plane, pitch, shape, fill, from_y, from_x);
     if (numbers->filter == AUGMENT_NEAREST)
