@@ -215,9 +215,9 @@ class Trainer:
 
 def our_rate(options):
     """Returns the images per second of fdsl-bench: the median of the epochs after the first one."""
-    rows = run(options, ["--data", "synth", "--res", str(options.res), "--classes", "1000", "--train-size", str(options.batch * STEPS),
-                         "--test-size", "1", "--batch", str(options.batch), "--feed", "constant", "--epochs", "4", "--optimizer", "sgd",
-                         "--lr", "0.1", "--weight-decay", "1e-4"])
+    rows = run(options, ["--data", "synth", "--res", str(options.res), "--out-res", str(options.res), "--channels", "3", "--classes", "1000",
+                         "--train-size", str(options.batch * STEPS), "--test-size", "1", "--batch", str(options.batch), "--feed", "constant",
+                         "--epochs", "4", "--optimizer", "sgd", "--lr", "0.1", "--weight-decay", "1e-4"])
     return statistics.median(float(row["items_per_s"]) for row in rows[1:])
 
 
