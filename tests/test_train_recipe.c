@@ -26,15 +26,15 @@ Test(train_recipe, recipes_of_published_scripts_have_their_values)
         {"pdp2026", "--epochs 300",
          "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --batch 1024 --fit random-resized-crop "
          "--interpolation bicubic --rand-augment pdp2026-m28 --rand-augment-ops 2 --erase-last --lr-schedule "
-         "step --lr-gamma 0.5 --lr-step-updates 42000 --lr-warmup-updates 5000\n"},
+         "step --lr-gamma 0.5 --lr-step-updates 42000 --lr-warmup-updates 5000 --warmup-lr 1e-6\n"},
         {"cvpr2023", "--epochs 90",
          "--batch 8190 --repeats 3 --fit random-resized-crop --interpolation random --rand-augment "
          "rand-m9-mstd0.5-inc1 --erase-last --lr-schedule cosine --lr-min 1e-5 --lr-overlap "
-         "--lr-warmup-updates 5000\n"},
+         "--lr-warmup-updates 5000 --warmup-lr 1e-6\n"},
         {"deit", "--epochs 300 --data synth --preset paper-1000 --train-size 100000",
          "--batch 1023 --repeats 3 --fit random-resized-crop --interpolation bicubic --flip --rand-augment "
-         "rand-m9-mstd0.5-inc1 --lr-schedule cosine --lr-min 1e-5 --lr-overlap --lr-warmup 5 --ema "
-         "0.99996\n"},
+         "rand-m9-mstd0.5-inc1 --lr-schedule cosine --lr-min 1e-5 --lr-overlap --lr-warmup 5 --warmup-lr "
+         "1e-6 --ema 0.99996\n"},
     };
     for (size_t i = 0; i < COUNT_OF(recipes); i++) {
         EXPECT(0, "$P --variant train-omp --model vit-tiny --dry-run --recipe %s %s >line; cat line",
@@ -51,7 +51,7 @@ Test(train_recipe, recipes_of_published_scripts_have_their_values)
                    "--lr-step needs --lr-step-updates none; add that, or drop --lr-step");
     expect_refusal(2, "--lr-warmup-updates 3 --lr-warmup 1",
                    "--lr-warmup needs --lr-warmup-updates none; add that, or drop --lr-warmup");
-    expect_refusal(2, "--lr-overlap", "--lr-overlap needs --lr-schedule cosine or polynomial");
+    expect_refusal(2, "--lr-overlap", "--lr-overlap needs --lr-schedule cosine, polynomial or tanh");
     expect_refusal(2, "--train-size 64 --batch 8 --epochs 2 --lr-schedule cosine --lr-warmup-updates 16",
                    "--lr-warmup-updates 16 leaves none of the 2 epochs for the decay; lower --lr-warmup-up");
 }
@@ -183,7 +183,7 @@ Test(train_recipe, options_without_effect_are_refused)
         {"--optimizer lamb --momentum 0.8", "--momentum needs --optimizer sgd or muon"},
         {"--optimizer muon --lr 0",
          "--lr 0: --muon-lr follows the schedule of --lr; give a --lr of more than 0"},
-        {"--warmup-lr 0", "--warmup-lr needs --lr-warmup EPOCHS"},
+        {"--warmup-lr 0", "--warmup-lr needs --lr-warmup EPOCHS or --lr-warmup-updates N"},
         {"--lr-cooldown 1", "--lr-cooldown needs --lr-schedule cosine, polynomial or tanh"},
         {"--lr-k-decay 2", "--lr-k-decay needs --lr-schedule cosine, polynomial or tanh"},
         {"--lr-schedule cosine --lr-cycle-decay 0.5", "--lr-cycle-decay needs --lr-cycles N"},

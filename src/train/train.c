@@ -103,7 +103,8 @@ static const struct option_spec options[] = {
     {"lr-step-updates", "N", OPTION_COUNT, AT(lr_step_updates), .minimum = 1, .maximum = 1 << 30,
      .column = COLUMN, .help = "steps between two decays of --lr-schedule step, instead of --lr-step"},
     {"lr-overlap", NULL, OPTION_FLAG, AT(lr_overlap), .column = COLUMN,
-     .help = "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, so that it goes on "
+     .help = "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, so that it "
+             "goes on "
              "during the warm-up, as in timm without --warmup-prefix"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), .fallback = "0", .maximum = 1,
      .column = COLUMN, .help = "share of the target probability that is spread evenly over all classes"},
@@ -386,7 +387,7 @@ static const char *const pdp2026[] = {
     "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1024", "fit",
     "random-resized-crop", "interpolation", "bicubic", "rand-augment", "pdp2026-m28", "rand-augment-ops", "2",
     "erase-last", "yes", "lr-schedule", "step", "lr-gamma", "0.5", "lr-step-updates", "42000",
-    "lr-warmup-updates", "5000", NULL};
+    "lr-warmup-updates", "5000", "warmup-lr", "1e-6", NULL};
 /* scripts/pretrain.sh of masora1030/CVPR2023-FDSL-on-VisualAtom: 128 GPUs with 64 samples each. */
 static const char *const cvpr2023[] = {
     /* the samples; left out with other data than synth */
@@ -398,7 +399,7 @@ static const char *const cvpr2023[] = {
     "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "8190", "repeats", "3",
     "fit", "random-resized-crop", "interpolation", "random", "rand-augment", "rand-m9-mstd0.5-inc1",
     "erase-last", "yes", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup-updates",
-    "5000", NULL};
+    "5000", "warmup-lr", "1e-6", NULL};
 /* main.py of facebookresearch/deit, with 1024 samples per step. */
 static const char *const deit[] = {
     /* how to train */
@@ -407,6 +408,7 @@ static const char *const deit[] = {
     "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1023", "repeats", "3",
     "fit", "random-resized-crop", "interpolation", "bicubic", "flip", "yes", "rand-augment",
     "rand-m9-mstd0.5-inc1", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup", "5",
+    "warmup-lr", "1e-6",
     /* the average, which is tested, too */
     "ema", "0.99996", NULL};
 
@@ -510,7 +512,9 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {schedule_has_end(schedule),
          "--lr-schedule cosine, polynomial or tanh",
          {"lr-min", "lr-cycles", "lr-cooldown", "lr-cycle-decay", "lr-k-decay", "lr-overlap"}},
-        {parameters->lr_warmup > 0 || parameters->lr_warmup_updates > 0, "--lr-warmup EPOCHS", {"warmup-lr"}},
+        {parameters->lr_warmup > 0 || parameters->lr_warmup_updates > 0,
+         "--lr-warmup EPOCHS or --lr-warmup-updates N",
+         {"warmup-lr"}},
         {parameters->lr_cycles > 1, "--lr-cycles N", {"lr-cycle-decay"}},
         {!isnan(parameters->lr_noise), "--lr-noise EPOCH", {"lr-noise-limit"}},
         {parameters->optimizer == OPTIMIZER_MUON, "--optimizer muon", {"muon-lr"}},
@@ -1129,8 +1133,8 @@ static void fill_policy(const struct train_parameters *parameters, const struct 
     double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
     if (policy->kind != AUGMENT_TIMM)
         return;
-    const bool known = has_mean(parameters) && job_read_mean(parameters->mean, parameters->std, shape->channels,
-                                                             mean, std) == STATUS_OK;
+    const bool known = has_mean(parameters) && job_read_mean(parameters->mean, parameters->std,
+                                                             shape->channels, mean, std) == STATUS_OK;
     for (uint32_t c = 0; c < COUNT_OF(policy->fill); c++) {
         const double fill = known ? rint(255 * mean[shape->channels == 1 ? 0 : c]) : 128;
         policy->fill[c] = (uint8_t)(fill < 0 ? 0 : fill > 255 ? 255 : fill);
