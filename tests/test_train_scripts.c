@@ -81,11 +81,12 @@ Test(train_scripts, rejects_impossible_comparisons)
         "mkdir -p bin && ln -sf \"$(python3 -c 'import sys; print(sys.executable)')\" bin/python3 && "
         "PATH=$PWD/bin " COMPARE "--ranks 1,2",
         root);
-    EXPECT_EXACTLY(2,
-                   "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
-                   "cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base, vit-large; did you mean "
-                   "'lenet'?\n",
-                   COMPARE "--model lenett", root);
+    EXPECT_EXACTLY(
+        2,
+        "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
+        "cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base, vit-large, resnet-micro, resnet50; did "
+        "you mean 'lenet'?\n",
+        COMPARE "--model lenett", root);
     EXPECT_PRINTS(2, "none: No such file or directory; build it", COMPARE "--bench none", root);
 }
 

@@ -409,6 +409,7 @@ static void omp_close(void *state)
 enum status omp_net_open(const struct train *train, const struct resources *resources,
                          struct gemm_kernels gemm, void **state)
 {
+    TRY(model_refuse_batch_norm(train->model));
     struct net *net = *state = calloc(1, sizeof *net);
     TRY(ALLOCATED(net, "omp: out of memory"));
     net->train = train;

@@ -562,7 +562,7 @@ static void take_tensors(const struct model *whole, struct model *slice)
         if (tensor.first < slice->arena_first || tensor.first >= slice->arena_first + slice->arena_values)
             continue;
         tensor.first -= slice->arena_first;
-        slice->parameters += tensor.values;
+        slice->parameters += tensor.is_statistic ? 0 : tensor.values;
         slice->tensors[slice->tensor_count++] = tensor;
     }
 }
