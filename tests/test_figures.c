@@ -54,8 +54,9 @@ Test(figures, figures_of_generating_need_only_reference_rows)
  * do not belong to the figure. One note names the rows that are missing. */
 Test(figures, formulas_are_drawn_beside_their_scripts)
 {
-    shell("cp " FIXTURES "/formulas.csv $D/results && " FIGURES
-          "--work $D/work formulas && cat $D/work/formulas.*");
+    shell("mkdir $D/scripts && cp results/reference/published_*.csv $D/scripts && cp " FIXTURES
+          "/formulas.csv $D/results && " FIGURES
+          "--reference $D/scripts --work $D/work formulas && cat $D/work/formulas.*");
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("50.0 µs") && says("× 1.24 k") && says("× 124 k") && says("× 8.5 M") && says("3.40 s"),
               "%s", out);
@@ -64,7 +65,7 @@ Test(figures, formulas_are_drawn_beside_their_scripts)
              "paper-1000 (fused); to measure them: scripts/sweep/reference.sh"),
         "%s", out);
     shell("sed -i 's/,fused,/,bat,/; s/,rcdb-1k,/,rcdb,/' $D/results/formulas.csv && " FIGURES
-          "--work $D/work formulas && cat $D/work/formulas.dat");
+          "--reference $D/scripts --work $D/work formulas && cat $D/work/formulas.dat");
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("(no rows of rcdb-1k (omp), fused; to measure them") && !says("50.0 µs") &&
                   says("62.0 ms"),

@@ -690,7 +690,7 @@ Test(unpack, copies_and_inference_read_compressed_shards)
                "END",
                folders[i], folders[i], i, i);
     }
-    EXPECT_PRINTS(2, "--cache-dir needs data at a URL or shards that are compressed",
+    EXPECT_PRINTS(2, "--cache-dir needs data at a URL, images of FractalDB or shards that are compressed",
                   "$P --variant infer-omp --checkpoint k --data p --test-data p --cache-dir c");
     EXPECT_PRINTS(2, "--cache-bytes needs --cache-dir DIR",
                   "$P --variant infer-omp --checkpoint k --data p --test-data p --cache-bytes 1M");

@@ -8,12 +8,12 @@ import pathlib
 import shutil
 from typing import Any, Iterator
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import fdsl
 
+np = pytest.importorskip("numpy")
+Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 streaming = pytest.importorskip("streaming", reason="needs mosaicml-streaming")
 
 COUNT = 60

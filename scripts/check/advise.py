@@ -75,7 +75,7 @@ def lengthen(way, epoch_images, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1].strip(), description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--tolerance", type=float, default=0.10)

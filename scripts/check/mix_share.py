@@ -82,7 +82,7 @@ void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsig
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1].strip(), description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.15, 0.3, 0.5, 0.7, 0.9])
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--batch", type=int, default=64)

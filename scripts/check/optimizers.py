@@ -9,7 +9,7 @@ A network of six tensors takes STEPS updates with the gradients of gradient(). T
 tensor, the index in the tensor, and the value after the last update. With ema, the value is that of the moving average. Lines
 of the tensor "rate" are learning rates of steps; those of "loss" and "delta" are losses and their derivatives by the logits.
 
-Exit status: 0 all values agree, 1 some differ, 2 usage, 4 PyTorch or timm is missing.
+Exit status: 0 all values agree, 1 some differ, 2 usage, 4 NumPy, PyTorch or timm is missing.
 """
 
 import argparse
@@ -18,7 +18,14 @@ import math
 import pathlib
 import sys
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as error:
+    if {"-h", "--help"}.intersection(sys.argv[1:]):
+        print(__doc__.strip())
+        sys.exit()
+    print(f"check/optimizers.py: {error}; install NumPy (python3-numpy)", file=sys.stderr)
+    sys.exit(4)
 
 FILE = pathlib.Path(__file__).resolve().parents[2] / "tests/data/train/updates.csv"
 STEPS = 4

@@ -465,9 +465,9 @@ static enum status infer_verify(const void *input, const struct variant *variant
 
 /* ---- Predictions ---- */
 
-/* Writes the row of sample `n`: the most probable classes, and of equal ones the lower first. The probabilities
- * are the softmax of the logits; with multi-hot labels, the sigmoid of each, and the label lists the classes that
- * the sample shows. The logits are changed: each written class becomes -infinity. */
+/* Writes the row of sample `n`: the most probable classes, and of equal ones the lower first. The
+ * probabilities are the softmax of the logits; with multi-hot labels, the sigmoid of each, and the label
+ * lists the classes that the sample shows. The logits are changed: each written class becomes -infinity. */
 static enum status write_row(FILE *stream, const char *key, const struct data_set *set, uint32_t n,
                              uint32_t classes, uint32_t top, float *logits)
 {
