@@ -167,7 +167,7 @@ static void close_run(struct run *run)
 static void gather(struct run *run, uint32_t step, struct device_set *set)
 {
     const struct share share = train_share(&run->train, step);
-    *set = {run->stored[step], run->labels, {true, false, BATCH, 0}};
+    *set = {run->stored[step], run->labels, nullptr, {true, false, BATCH, 0}};
     must(batch_draw(&run->train, set, &run->batch, 0, step, &share, run->stream));
     must(device_augment_run(&run->augment, 0, run->batch.numbers, BATCH, set, run->stream));
     must(vit_patches(&run->data, set, &run->batch, BATCH, PATCH, run->patches, run->stream));

@@ -986,8 +986,9 @@ static __attribute__((noinline)) enum status read_labels_and_samples(struct data
     return status;
 }
 
-/* Sets dataset->multi_hot_classes: from the first label that can be read, because others may be broken. */
-static enum status count_multi_hot(struct dataset *dataset)
+/* Sets dataset->multi_hot_classes: from the first label that can be read, because others may be broken. Not
+ * inlined: as find_candidates(). */
+static __attribute__((noinline)) enum status count_multi_hot(struct dataset *dataset)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     enum status status = STATUS_FAILED;
