@@ -29,15 +29,20 @@ static __global__ void __launch_bounds__(BLOCK)
     const uint32_t plane = plan.shape.height * plan.shape.width;
     const uint8_t *own = stored_sample(plan, stored, batch, j);
     const uint8_t *partner = MIXES ? stored_sample(plan, stored, batch, plan.samples + j) : own;
+    const bool erases = !MIXES || !batch.erase_last;
     float values[IMAGE_CHANNELS] = {};
 #pragma unroll
     for (uint32_t c = 0; c < IMAGE_CHANNELS; c++) {
         if (c >= plan.shape.channels)
             continue;
-        values[c] = gathered(plan, own, batch.moves[j], c, c * plane, y, x);
+        values[c] = gathered(plan, own, batch.moves[j], erases, c, c * plane, y, x);
         if (MIXES)
-            values[c] = mix_value(&batch.mix, y, x, values[c],
-                                  gathered(plan, partner, batch.moves[plan.samples + j], c, c * plane, y, x));
+            values[c] = mix_value(
+                &batch.mix, y, x, values[c],
+                gathered(plan, partner, batch.moves[plan.samples + j], erases, c, c * plane, y, x));
+        if (!erases)
+            values[c] =
+                box_erased(&batch.moves[j].erase, y, x, c * plane + y * plan.shape.width + x, values[c]);
     }
     bf16 *to =
         images + j * plan.image + (size_t)(y + STEM_PADDING) * plan.row + (x + STEM_PADDING) * plan.pixel;
