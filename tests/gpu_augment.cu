@@ -364,7 +364,7 @@ static void compare_batches(const struct trial *trial)
     for (uint32_t epoch = 0; epoch < 2; epoch++)
         for (uint32_t step = 0; step < train_steps(&train); step++)
             same &= same_step(&train, &feed, &device, epoch, step);
-    char text[256];
+    char text[512];
     snprintf(
         text, sizeof text,
         "batches of %u from %ux%ux%ux%u to %ux%ux%ux%u: gray %d, crop %d, bicubic %d, flip %d, shift %u, "
@@ -373,9 +373,10 @@ static void compare_batches(const struct trial *trial)
         trial->batch, trial->canvas.channels, trial->canvas.depth, trial->canvas.height, trial->canvas.width,
         trial->shape.channels, trial->shape.depth, trial->shape.height, trial->shape.width, trial->gray,
         trial->augment.crop, trial->augment.bicubic, trial->augment.flip, trial->augment.shift,
-        trial->augment.operations, trial->augment.repeats, trial->augment.policy.kind, (double)trial->augment.erasing,
-        (double)trial->augment.color.probability, (double)trial->augment.color.blur, trial->mixing.mixup,
-        trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
+        trial->augment.operations, trial->augment.repeats, trial->augment.policy.kind,
+        (double)trial->augment.erasing, (double)trial->augment.color.probability,
+        (double)trial->augment.color.blur, trial->mixing.mixup, trial->mixing.cutmix, trial->rank,
+        trial->ranks ? trial->ranks : 1, train_parts(&train));
     tell(same, text);
     feed_close(&feed);
     allocations_free(&device.allocations);

@@ -145,10 +145,10 @@ LAYERS(vit1024, VIT(1024, 16, 8, VIT_BLOCK(1024, 16, 0.25f)));
 #name, "", deep, name##_layers, COUNT_OF(name##_layers) \
     }
 static const struct model_table tables[] = {
-    TABLE(linear, false), TABLE(relu, false),     TABLE(conv, false),     TABLE(conv_deep, true),
-    TABLE(pool, false),   TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
-    TABLE(add, false),    TABLE(add_pool, false), TABLE(add_rows, false), TABLE(vit64, false),
-    TABLE(vit128, false), TABLE(vit192, false),   TABLE(vit200, false),   TABLE(vit1024, false),
+    TABLE(linear, false),   TABLE(relu, false),     TABLE(conv, false),     TABLE(conv_deep, true),
+    TABLE(pool, false),     TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
+    TABLE(add, false),      TABLE(add_pool, false), TABLE(add_rows, false), TABLE(vit64, false),
+    TABLE(vit128, false),   TABLE(vit192, false),   TABLE(vit200, false),   TABLE(vit1024, false),
     TABLE(residual, false),
 };
 

@@ -177,8 +177,13 @@ Test(train_resnet, rules_and_clipping_leave_running_statistics_alone)
         {.kind = OPTIMIZER_SGD, .clip_adaptive = 1e-3},
         {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1},
         {.kind = OPTIMIZER_LAMB, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1},
-        {.kind = OPTIMIZER_MUON, .momentum = 0.9, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8,
-         .weight_decay = 0.1, .matrix_rate = 20}};
+        {.kind = OPTIMIZER_MUON,
+         .momentum = 0.9,
+         .beta1 = 0.9,
+         .beta2 = 0.99,
+         .epsilon = 1e-8,
+         .weight_decay = 0.1,
+         .matrix_rate = 20}};
     struct net net;
     struct train_state ends[COUNT_OF(others)];
     net_open(&net, &engine_naive, table_of("resnet-micro"), (struct shape){1, 1, 17, 19}, 3, 8, 8, 0);

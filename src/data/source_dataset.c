@@ -153,9 +153,8 @@ static enum status add_label(const struct copy *copy, const struct dataset_sampl
         return source_add_label(made, (uint64_t)sample->class_folder);
     const bool column = copy->dataset.columns && sample->rule;
     made->in_folder = column;
-    if (!column &&
-        (!copy->for_target || !copy->dataset.choice.label.given || copy->dataset.multi_hot ||
-         reads_chosen(made, sample->rule)))
+    if (!column && (!copy->for_target || !copy->dataset.choice.label.given || copy->dataset.multi_hot ||
+                    reads_chosen(made, sample->rule)))
         return STATUS_OK;
     const struct source_member *member = &made->members[sample->label];
     enum status status = members_label(sample->rule, member->bytes, member->size, &label);

@@ -181,8 +181,8 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     if (status != STATUS_OK)
         return status_prefix(status, "--checkpoint");
     const struct shape *in = &checkpoint->input, *is = &data->shape;
-    const bool fits = data->multi_hot ? data->classes == checkpoint->classes
-                                      : data->classes <= checkpoint->classes;
+    const bool fits =
+        data->multi_hot ? data->classes == checkpoint->classes : data->classes <= checkpoint->classes;
     if (memcmp(in, is, sizeof *in) != 0 || !fits)
         return status_set(
             STATUS_USAGE,
@@ -467,9 +467,9 @@ static enum status infer_verify(const void *input, const struct variant *variant
 
 /* ---- Predictions ---- */
 
-/* Writes the row of sample `n`: the most probable classes, and of equal ones the lower first. The probabilities
- * are the softmax of the logits; with multi-hot labels, the sigmoid of each, and the label lists the classes that
- * the sample shows. The logits are changed: each written class becomes -infinity. */
+/* Writes the row of sample `n`: the most probable classes, and of equal ones the lower first. The
+ * probabilities are the softmax of the logits; with multi-hot labels, the sigmoid of each, and the label
+ * lists the classes that the sample shows. The logits are changed: each written class becomes -infinity. */
 static enum status write_row(FILE *stream, const char *key, const struct data_set *set, uint32_t n,
                              uint32_t classes, uint32_t top, float *logits)
 {

@@ -305,9 +305,9 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     struct model_tensor *weight =
         add_parameter(model, layer, tokens ? "pos_embed" : "weight", layer->weight_values);
     shape_weight(model, layer, weight);
-    weight->hidden = weight != model->tensors && (layer->spec.kind == LAYER_CONV ||
-                                                  layer->spec.kind == LAYER_LINEAR ||
-                                                  layer->spec.kind == LAYER_TOKEN_LINEAR);
+    weight->hidden =
+        weight != model->tensors && (layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR ||
+                                     layer->spec.kind == LAYER_TOKEN_LINEAR);
     if (!layer->spec.no_bias) {
         bias = add_parameter(model, layer, tokens ? "cls_token" : "bias", layer->bias_values);
         for (int i = 0; tokens && i < 2; i++)

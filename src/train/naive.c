@@ -169,7 +169,7 @@ static void naive_close(void *state)
     struct naive *naive = state;
     real *const arenas[] = {naive->parameters, naive->gradients, naive->m,       naive->v,
                             naive->ema,        naive->inputs,    naive->outputs, naive->deltas,
-                            naive->adjusted,   naive->squares,    naive->moments};
+                            naive->adjusted,   naive->squares,   naive->moments};
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
     free(naive->sample);

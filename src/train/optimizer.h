@@ -276,10 +276,10 @@ FDSL_HD double optimizer_matrix_scale(uint64_t rows, uint64_t columns)
 
 /* The properties of a tensor's update that can differ between tensors. */
 struct tensor_update {
-    float share;    /* factor of the learning rate */
-    bool decays;    /* whether weight decay applies */
-    bool hidden;    /* a hidden matrix (model_tensor.hidden) */
-    uint16_t index; /* of the tensor in the model */
+    float share;     /* factor of the learning rate */
+    bool decays;     /* whether weight decay applies */
+    bool hidden;     /* a hidden matrix (model_tensor.hidden) */
+    uint16_t index;  /* of the tensor in the model */
     float statistic; /* see struct update */
 };
 

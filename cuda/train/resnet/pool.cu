@@ -1,4 +1,4 @@
-/* What is before, between and after the blocks of a residual network: the images of a batch, max-pooling, the
+/* Kernels before, between and after the blocks of a residual network: the images of a batch, max-pooling, the
  * mean of each channel, and the weights of the convolutions in 16 bits. */
 #include "common/check.cuh"
 #include "train/augment.h"
@@ -37,9 +37,9 @@ static __global__ void __launch_bounds__(BLOCK)
             continue;
         values[c] = gathered(plan, own, batch.moves[j], erases, c, c * plane, y, x);
         if (MIXES)
-            values[c] = mix_value(
-                &batch.mix, y, x, values[c],
-                gathered(plan, partner, batch.moves[plan.samples + j], erases, c, c * plane, y, x));
+            values[c] =
+                mix_value(&batch.mix, y, x, values[c],
+                          gathered(plan, partner, batch.moves[plan.samples + j], erases, c, c * plane, y, x));
         if (!erases)
             values[c] =
                 box_erased(&batch.moves[j].erase, y, x, c * plane + y * plan.shape.width + x, values[c]);
