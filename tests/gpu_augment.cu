@@ -364,7 +364,7 @@ static void compare_batches(const struct trial *trial)
     for (uint32_t epoch = 0; epoch < 2; epoch++)
         for (uint32_t step = 0; step < train_steps(&train); step++)
             same &= same_step(&train, &feed, &device, epoch, step);
-    char text[256];
+    char text[512];
     snprintf(
         text, sizeof text,
         "batches of %u from %ux%ux%ux%u to %ux%ux%ux%u: gray %d, crop %d, bicubic %d, flip %d, shift %u, "

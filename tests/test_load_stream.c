@@ -555,7 +555,7 @@ Test(load_stream, batches_on_a_device_are_waited_for_and_compared)
     "--decode --batch 60 --out-res 24 --color-jitter 0.4,0.4,0.4,0.1 --grayscale 0.2 --blur 1 " \
     "--blur-kernel 5"
 
-/* What a device has decoded may differ a little; how it then changes this must be exact. */
+/* Pixels that a device has decoded may differ a little; their changes of colour must be exact. */
 Test(load_stream, changes_on_a_device_are_compared_exactly)
 {
     make_digits();

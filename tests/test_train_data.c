@@ -143,6 +143,14 @@ Test(train_data, trains_on_multi_hot_labels)
     EXPECT_PRINTS(0, "1 training sample has no label",
                   "$P --variant train-naive --model logreg --loss bce "
                   "--data broken.tar --feed load --on-error mask --epochs 1");
+    /* A sample that is left out does not change those after it. */
+#define SKIPPED                                                                                      \
+    "$P --variant train-naive --model logreg --loss bce --test-data set --epochs 1 --on-error skip " \
+    "--export "
+    EXPECT(0, "cd two && rm 000003.* && tar cf ../fewer.tar --sort=name * && echo >000003.npy && "
+              "cp 000004.multihot.npy 000003.multihot.npy && tar cf ../skipped.tar --sort=name *");
+    EXPECT(0, SKIPPED "c.safetensors --data fewer.tar && " SKIPPED "d.safetensors --data skipped.tar && "
+                      "tail -c 1000 c.safetensors >c && tail -c 1000 d.safetensors | cmp c -");
 }
 
 /* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the

@@ -172,7 +172,7 @@ Test(train_mix, binary_cross_entropy_matches_hand_computed_values)
         {-200, 1, 200, -1},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        float delta, loss = loss_binary(cases[i].logit, cases[i].wanted, &delta);
+        float delta, loss = loss_binary_weighted(cases[i].logit, cases[i].wanted, 1, &delta);
         cr_expect(fabsf(loss - cases[i].loss) < 1e-6f && fabsf(delta - cases[i].delta) < 1e-6f,
                   "%zu: loss %.8g, derivative %.8g", i, loss, delta);
     }

@@ -138,6 +138,77 @@ Test(train_resnet, float_and_double_take_the_same_steps)
     net_close(&net);
 }
 
+/* Muon updates the convolutions between the first and the last layer as matrices. Running statistics belong
+ * to no layer, so options of the last layer do not change them. */
+Test(train_resnet, tensors_have_the_roles_of_their_layers)
+{
+    struct model model;
+    uint32_t hidden = 0, head = 0;
+    must(model_build(table_of("resnet50"), picture, 10, &model));
+    for (uint32_t t = 0; t < model.tensor_count; t++) {
+        const struct model_tensor *tensor = &model.tensors[t];
+        cr_expect_eq(tensor->hidden, t > 0 && tensor->axes == 4, "%s", tensor->name);
+        cr_expect_eq(tensor->head, strncmp(tensor->name, "fc.", 3) == 0, "%s", tensor->name);
+        hidden += tensor->hidden;
+        head += tensor->head;
+    }
+    cr_expect_eq(hidden, 52);
+    cr_expect_eq(head, 2);
+    float *values = malloc(model.arena_values * sizeof *values);
+    model_initialise(&model, 0, values);
+    model_initialise_head(&model, 0, -3, values);
+    const struct model_tensor *mean = tensor_of(&model, "layer4.2.bn3.running_mean"),
+                              *variance = tensor_of(&model, "layer4.2.bn3.running_var");
+    cr_expect_eq(values[mean->first], 0);
+    cr_expect_eq(values[variance->first], 1);
+    cr_expect_eq(values[tensor_of(&model, "fc.bias")->first], -3);
+    cr_expect_eq(values[tensor_of(&model, "fc.weight")->first], 0);
+    free(values);
+}
+
+/* Whatever changes the parameters, running statistics move to those of the step by their momentum. Their
+ * moving average follows that of parameters. */
+Test(train_resnet, rules_and_clipping_leave_running_statistics_alone)
+{
+    static const struct optimizer others[] = {
+        {.kind = OPTIMIZER_SGD},
+        {.kind = OPTIMIZER_SGD, .momentum = 0.9, .weight_decay = 0.1, .clip_norm = 1e-3},
+        {.kind = OPTIMIZER_SGD, .clip_value = 1e-5},
+        {.kind = OPTIMIZER_SGD, .clip_adaptive = 1e-3},
+        {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1},
+        {.kind = OPTIMIZER_LAMB, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1},
+        {.kind = OPTIMIZER_MUON,
+         .momentum = 0.9,
+         .beta1 = 0.9,
+         .beta2 = 0.99,
+         .epsilon = 1e-8,
+         .weight_decay = 0.1,
+         .matrix_rate = 20}};
+    struct net net;
+    struct train_state ends[COUNT_OF(others)];
+    net_open(&net, &engine_naive, table_of("resnet-micro"), (struct shape){1, 1, 17, 19}, 3, 8, 8, 0);
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        net.train.optimizer = others[i];
+        net.train.optimizer.average = 0.75;
+        cr_assert(train_state_for(&net.train, &ends[i]));
+        net_reopen(&net, &engine_naive);
+        must(net.engine->steps(net.state, 0, 0, 1));
+        must(net.engine->get(net.state, &ends[i]));
+        for (size_t k = net.model.trained_values; k < net.model.arena_values; k++) {
+            cr_assert_eq(ends[i].parameters[k], ends[0].parameters[k], "optimizer %zu: %zu", i, k);
+            cr_assert_float_eq(ends[i].ema[k], 0.75 * net.initial[k] + 0.25 * ends[i].parameters[k], 1e-6,
+                               "optimizer %zu: %zu", i, k);
+            cr_assert_eq(ends[i].m[k], 0);
+            cr_assert_eq(ends[i].v[k], 0);
+        }
+        const struct model_tensor *weight = tensor_of(&net.model, "layer1.0.conv2.weight");
+        cr_expect_neq(ends[i].parameters[weight->first], net.initial[weight->first]);
+    }
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        train_state_free(&ends[i]);
+    net_close(&net);
+}
+
 /* ---- The program ---- */
 
 #define MICRO  "$P --variant train-naive --model resnet-micro --train-size 60 --test-size 9 --batch 20 "
@@ -152,11 +223,20 @@ Test(train_resnet, resumed_runs_are_bit_identical)
     EXPECT(0, "tail -c " VALUES " whole >v && tail -c " VALUES " parts | cmp v -");
     EXPECT(0,
            MICRO "--epochs 3 --ema 0.9 --seed 2 --export other && ! tail -c " VALUES " other | cmp -s v -");
+    static const char *const rules[] = {"--optimizer muon --ema 0.9 --ema-warmup",
+                                        "--optimizer lamb --clip-adaptive 0.01"};
+    for (size_t i = 0; i < COUNT_OF(rules); i++) {
+        EXPECT(0, MICRO "--epochs 2 %s --export whole", rules[i]);
+        EXPECT(0, MICRO "--epochs 1 %s --checkpoint k%zu", rules[i], i);
+        EXPECT(0, MICRO "--epochs 2 %s --checkpoint k%zu --resume --export parts", rules[i], i);
+        EXPECT(0, "tail -c " VALUES " whole >v && tail -c " VALUES " parts | cmp v -");
+    }
 }
 
 Test(train_resnet, steps_equal_those_of_the_reference)
 {
     EXPECT(0, MICRO "--epochs 2 --verify --verify-steps 7");
+    EXPECT(0, MICRO "--epochs 1 --optimizer muon --verify --verify-steps 3");
 }
 
 #ifdef HAVE_JANSSON

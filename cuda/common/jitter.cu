@@ -148,7 +148,7 @@ static __device__ __forceinline__ struct target target_of(const struct jitter_ba
     return batch.order == JITTER_FRAMES ? target{begin, pixels, 1} : target{begin, 1, shape.channels};
 }
 
-/* What all threads of a block read. */
+/* Values that all threads of a block read. */
 struct block_changes {
     struct jitter_drawn drawn;
     float mean; /* the mean gray of the frame, if its contrast changes */

@@ -21,7 +21,7 @@ enum jitter_order {
     JITTER_INTERLEAVED /* (frames, height, width, channels) */
 };
 
-/* What all batches have in common, and memory for one batch. */
+/* The settings of all batches, and memory for one batch. */
 struct jitter_batch {
     struct jitter jitter;
     struct shape shape; /* of an image, with one or three channels */
@@ -41,9 +41,8 @@ enum status jitter_batch_open(const struct jitter *jitter, const struct shape *s
                               uint32_t count, void *memory, struct jitter_batch *batch);
 
 /* Enqueues the changes of `count` images, whose numbers are in device memory, with at most three kernels. All
- * arrays are aligned to 4 bytes. `to` may be `from` without blur and with JITTER_PLANES, and
- * must otherwise be another array.
- * Launches nothing if `count` is 0. */
+ * arrays are aligned to 4 bytes. `to` may be `from` without blur and with JITTER_PLANES, and must otherwise
+ * be another array. Launches nothing if `count` is 0. */
 enum status jitter_batch_run(const struct jitter_batch *batch, uint32_t epoch, const uint32_t *numbers,
                              uint32_t count, const uint8_t *from, uint8_t *to, cudaStream_t stream);
 

@@ -1,8 +1,8 @@
-/* Computes the images of a batch from its stored samples, with at most three kernels, after which those of
- * common/jitter.cu change their colours. With crops, the first
+/* Computes the images of a batch from its stored samples, with at most three kernels. With crops, the first
  * computes the weights of each resize, and the second crops, resizes and flips. The last kernel has one block
  * per image, which applies the operations of RandAugment. Without crops, this last kernel is the only one: it
- * reads the stored samples, and also flips them. For gray images, the kernels compute only one channel. */
+ * reads the stored samples, and also flips them. For gray images, the kernels compute only one channel. The
+ * kernels of common/jitter.cu then change the colours. */
 #include "common/check.cuh"
 #include "train/augment.cuh"
 

@@ -330,7 +330,7 @@ enum status clip_find(const struct optimizer *optimizer, size_t values, const fl
 enum status groups_open(const struct train *train, struct allocations *allocations,
                         struct tensor_update **groups, cudaStream_t stream);
 
-/* What updates that need whole tensors keep (train_needs_tensors()), in device memory. Pointers that the
+/* The memory of updates that need whole tensors (train_needs_tensors()), on the device. Pointers that the
  * optimizer does not need are NULL. */
 struct device_tensors {
     bool tensor_cores; /* the engine sets it: Muon may round the factors of its GEMMs to TF32 */

@@ -114,7 +114,7 @@ struct ratio advise_ratio(const struct advice_question *question, const struct a
 #define NOISE_WAYS 16
 #define FITS       50 /* passes in which the means of ways and rounds converge */
 
-/* What remains of the logarithms of all rates without the means of ways and rounds. */
+/* Residuals: the logarithms of all rates minus the means of ways and rounds. */
 struct remains {
     double of[NOISE_WAYS][ADVISE_ROUNDS_MAX]; /* NaN: not measured */
     size_t ways, rounds, count;

@@ -18,7 +18,7 @@
 #define SHARE_PROBES 9
 #define SHARE_STALL  0.02 /* steps that wait for at most this share of their time do not count as waiting */
 
-/* What was measured with a share. */
+/* The measurement of a share. */
 struct share_probe {
     uint32_t share;
     double stall;  /* share of the time in which steps waited for samples */

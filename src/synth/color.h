@@ -523,8 +523,8 @@ void color_draw(const struct color_rules *rules, const struct color_system *syst
 void color_draw_plain(const struct color_rules *rules, const struct color_system *systems,
                       struct philox_key key, uint32_t class_index, void *scratch, uint8_t *canvas);
 
-/* What an image shows: per object, the share of the cells of its raster that it visits; and the share of the
- * pixels of the canvas that show an object instead of clouds. */
+/* The contents of an image: per object, the share of the cells of its raster that it visits; and the share of
+ * the pixels of the canvas that show an object instead of clouds. */
 struct color_look {
     uint32_t objects;
     float fill[COLOR_OBJECTS_MAX], lit;

@@ -9,10 +9,10 @@
  * place in the step, but has weight 0: it changes neither loss nor gradients, and is not counted. Each sample
  * is augmented (augment.h), shifted and flipped (draw_move), normalised (data.h), erased (box_erase), mixed
  * with another one (struct mix), and passed forward with dropout (draw_dropout). The loss is softmax
- * cross-entropy, -sum t log p for probabilities p and the target t (loss.h), or the mean of loss_binary()
- * over the classes. Gradients are those of the mean loss of the batch. If their norm is too large,
- * optimizer_clip() scales them down. optimizer_step() then updates every parameter; it counts steps over all
- * epochs. optimizer_average() updates the moving average of the parameters, if there is one.
+ * cross-entropy, -sum t log p for probabilities p and the target t (loss.h), or the mean of
+ * loss_binary_class() over the classes. Gradients are those of the mean loss of the batch. If their norm is
+ * too large, optimizer_clip() scales them down. optimizer_apply() then updates every parameter; it counts
+ * steps over all epochs. optimizer_average() updates the moving average of the parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.

@@ -181,7 +181,9 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     if (status != STATUS_OK)
         return status_prefix(status, "--checkpoint");
     const struct shape *in = &checkpoint->input, *is = &data->shape;
-    if (memcmp(in, is, sizeof *in) != 0 || data->classes > checkpoint->classes)
+    const bool fits =
+        data->multi_hot ? data->classes == checkpoint->classes : data->classes <= checkpoint->classes;
+    if (memcmp(in, is, sizeof *in) != 0 || !fits)
         return status_set(
             STATUS_USAGE,
             "--checkpoint: the network is for samples of %ux%ux%ux%u (channels, depth, height, width) and %u "

@@ -86,12 +86,6 @@ FDSL_HD train_real loss_binary_divisor(const struct binary_loss *binary, uint32_
     return binary->sums ? 1 : (train_real)classes;
 }
 
-/* The same for a sample of weight 1. */
-FDSL_HD train_real loss_binary(train_real logit, train_real wanted, train_real *delta)
-{
-    return loss_binary_weighted(logit, wanted, 1, delta);
-}
-
 /* ---- Loss scaling ----
  *
  * Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018). The gradient of the loss is

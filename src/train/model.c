@@ -272,7 +272,7 @@ static uint64_t weights_per_bias(const struct layer *layer)
     }
 }
 
-/* Adds the running statistics of a layer. Their places in the arena are behind all parameters; see
+/* Adds the running statistics of a layer. Their places in the arena are after all parameters; see
  * place_statistics(). */
 static void add_statistics(struct model *model, const struct layer *layer)
 {
@@ -305,6 +305,9 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     struct model_tensor *weight =
         add_parameter(model, layer, tokens ? "pos_embed" : "weight", layer->weight_values);
     shape_weight(model, layer, weight);
+    weight->hidden =
+        weight != model->tensors && (layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR ||
+                                     layer->spec.kind == LAYER_TOKEN_LINEAR);
     if (!layer->spec.no_bias) {
         bias = add_parameter(model, layer, tokens ? "cls_token" : "bias", layer->bias_values);
         for (int i = 0; tokens && i < 2; i++)
@@ -319,7 +322,7 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     return STATUS_OK;
 }
 
-/* Gives the running statistics their places in the arena, behind all parameters. */
+/* Gives the running statistics their places in the arena, after all parameters. */
 static void place_statistics(struct model *model)
 {
     uint32_t t = 0;
@@ -353,18 +356,14 @@ static void mark_idle(struct model *model, const struct layer *attention)
     bias->idle_values = attention->out.width;
 }
 
-/* Sets model_tensor.hidden and model_tensor.head. */
-static void mark_roles(struct model *model)
+/* Marks the tensors of the last layer, which Muon does not update as matrices. */
+static void mark_head(struct model *model)
 {
-    const struct layer *layer = model->layers, *last = &model->layers[model->layer_count - 1];
+    const size_t first = model->layers[model->layer_count - 1].weight;
     for (uint32_t t = 0; t < model->tensor_count; t++) {
         struct model_tensor *tensor = &model->tensors[t];
-        tensor->head = tensor->first >= last->weight;
-        while (layer < last && (layer->weight_values == 0 || layer->bias < tensor->first))
-            layer++;
-        const enum layer_kind kind = layer->spec.kind;
-        tensor->hidden = t > 0 && !tensor->head && tensor->first == layer->weight &&
-                         (kind == LAYER_CONV || kind == LAYER_LINEAR || kind == LAYER_TOKEN_LINEAR);
+        tensor->head = tensor->first >= first && !tensor->is_statistic;
+        tensor->hidden &= !tensor->head;
     }
 }
 
@@ -506,7 +505,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
     place_statistics(model);
     for (uint32_t i = 0; i < model->layer_count; i++)
         mark_idle(model, &model->layers[i]);
-    mark_roles(model);
+    mark_head(model);
     if (shape_values(&shape) != classes)
         return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
                           table->name);

@@ -19,10 +19,9 @@ struct passing {
     const real *added; /* LAYER_ADD only: the output of the earlier layer, and the gradient of that output */
     real *added_delta;
     real *scratch; /* LAYER_ATTENTION only: two values per token */
-    /* LAYER_BATCH_NORM only, in training. At the offsets of the running statistics: mean, and 1 /
-     * sqrt(variance
-     * + epsilon), over the batch. At the offsets of weight and bias: sums over the batch of the gradients of
-     * the outputs times the normalised inputs, and of the gradients alone. */
+    /* LAYER_BATCH_NORM only, in training. `moments`, at the offsets of the running statistics: mean of the
+     * batch, and 1 / sqrt(variance + epsilon). `sums`, at the offsets of weight and bias: sums over the batch
+     * of the gradients of the outputs times the normalised inputs, and of these gradients alone. */
     const real *moments, *sums;
     uint32_t batch; /* samples of the batch */
 };
@@ -371,9 +370,8 @@ static void batch_norm_forward(const struct layer *layer, const struct passing *
     }
 }
 
-/* With the normalised input x and n values per channel, the gradient of an input is factor * (delta -
- * mean(delta)
- * - x * mean(delta * x)) (Ioffe and Szegedy, 2015, section 3). */
+/* With the normalised input x, the gradient of an input is factor * (delta - mean(delta) - x *
+ * mean(delta * x)), with means over a channel of the batch (Ioffe and Szegedy, 2015, section 3). */
 static void batch_norm_backward(const struct layer *layer, const struct passing *passing,
                                 const real *parameters, const real *in, const real *out_delta, real *in_delta)
 {

@@ -70,7 +70,7 @@ static void naive_gram(const train_real *a, size_t count, size_t across, size_t 
 
 /* Runs the Newton-Schulz iteration on a matrix with `rows` rows, stored row by row. Works on the rows of the
  * matrix or of its transpose, whichever are fewer: their products need less memory. `scratch` has room for
- * three squares of this count, minus the last one, for which a vector of this length suffices. */
+ * two squares of this number, and a vector of this length. */
 static void naive_orthogonalise(train_real *matrix, size_t rows, size_t columns, train_real *scratch)
 {
     const bool tall = rows > columns;

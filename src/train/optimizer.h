@@ -84,7 +84,7 @@ struct schedule {
     uint64_t noise_step, epoch_steps, seed;
     uint32_t milestone_count;
     uint64_t milestones[SCHEDULE_MILESTONES_MAX]; /* SCHEDULE_MULTISTEP: steps of the decays, ascending */
-    bool overlaps; /* cosine, polynomial: the decay counts from step 0, also during the warm-up */
+    bool overlaps; /* schedule_has_end(): the decay counts from step 0, also during the warm-up */
 };
 
 /* Returns the number of arrays of state per parameter. */

@@ -103,9 +103,9 @@ static const struct option_spec options[] = {
     {"lr-step-updates", "N", OPTION_COUNT, AT(lr_step_updates), .minimum = 1, .maximum = 1 << 30,
      .column = COLUMN, .help = "steps between two decays of --lr-schedule step, instead of --lr-step"},
     {"lr-overlap", NULL, OPTION_FLAG, AT(lr_overlap), .column = COLUMN,
-     .help = "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, so that it "
-             "goes on "
-             "during the warm-up, as in timm without --warmup-prefix"},
+     .help =
+         "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, including the "
+         "warm-up, as in timm without --warmup-prefix"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), .fallback = "0", .maximum = 1,
      .column = COLUMN, .help = "share of the target probability that is spread evenly over all classes"},
     {"loss", "NAME", OPTION_CHOICE, AT(loss), .fallback = "cross-entropy", .choices = losses,
@@ -1211,13 +1211,13 @@ static enum status check_augments(const struct train_parameters *parameters, con
     const bool crops = augment.crop && !pipeline && strcmp(parameters->job.data, "synth") != 0;
     return simple || (engine->augments && !pipeline)
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "it augments samples only by --shift and --flip; drop --fit "
-                            "random-resized-crop, --rand-augment, --color-jitter, --grayscale, --blur, "
-                            "--erasing and "
-                            "--repeats, or use train-cuda, train-vit, train-omp or train-naive with "
-                            "--parallel data%s",
-                            crops ? "; with --feed load, images are cropped for every variant" : "");
+               : status_set(
+                     STATUS_USAGE,
+                     "it augments samples only by --shift and --flip; drop --fit "
+                     "random-resized-crop, --rand-augment, --color-jitter, --grayscale, --blur, "
+                     "--erasing and --repeats, or use train-cuda, train-vit, train-omp or train-naive with "
+                     "--parallel data%s",
+                     crops ? "; with --feed load, images are cropped for every variant" : "");
 }
 
 static enum status train_suits(const struct options *given, const void *parameters_,

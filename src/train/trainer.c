@@ -961,7 +961,7 @@ struct probe {
     uint32_t stretch; /* steps of a call of the engine */
 };
 
-/* What was measured in some steps. */
+/* A measurement of some steps. */
 struct probed {
     double took_s, stall_s;
     uint32_t steps;

@@ -64,7 +64,7 @@ struct train_job {
 struct judgement {
     double loss; /* mean cross-entropy, without smoothing; of multi-hot labels, mean binary cross-entropy */
     double accuracy; /* share of samples that show the class of their largest logit */
-    /* Of multi-hot labels, the mean average precision over the classes that a sample shows (else NaN). The
+    /* With multi-hot labels: the mean average precision over the classes that a sample shows; else NaN. The
      * average precision of a class is the sum over its distinct logits, largest first, of precision times the
      * increase of recall, as in scikit-learn's average_precision_score(). */
     double precision;

@@ -17,7 +17,7 @@
 #define BATCH   4
 #define OUTSIDE (-(1 << 29)) /* coordinate of rows beyond the last one: outside of every source */
 
-/* What the end of a block does. */
+/* The work at the end of a block. */
 enum ending {
     ENDING_PLAIN,
     ENDING_SQUARES, /* forward: partial sums of the results and of their squares */

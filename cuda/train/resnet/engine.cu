@@ -359,6 +359,7 @@ static enum status open_learning(struct resnet *resnet)
     TRY(allocate(allocations, &resnet->logit_rounded, (size_t)resnet->capacity * resnet->logit_apart));
     TRY(allocate(allocations, &resnet->mean_deltas, (size_t)resnet->capacity * resnet->mean->out_values));
     resnet->shared.rounded = resnet->parameters;
+    resnet->tensors.tensor_cores = true;
     return device_engine_open_learning(resnet);
 }
 

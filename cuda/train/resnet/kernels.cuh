@@ -117,7 +117,7 @@ static inline uint32_t resnet_parts(size_t rows)
 enum status resnet_forward(const struct conv_shape *shape, uint32_t samples, const bf16 *inputs,
                            const bf16 *weights, bf16 *outputs, float *partial, cudaStream_t stream);
 
-/* What happens to the gradients of a convolution's inputs before they are stored. */
+/* Changes of the gradients of a convolution's inputs before they are stored. */
 struct resnet_after {
     const bf16 *added; /* is added, in the layout of the inputs; NULL: nothing. May be the result's array */
     const bf16 *relu;  /* outputs of a ReLU, whose mask is then applied; NULL: none */

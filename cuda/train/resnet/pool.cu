@@ -1,4 +1,4 @@
-/* What is before, between and after the blocks of a residual network: the images of a batch, max-pooling, the
+/* Kernels before, between and after the blocks of a residual network: the images of a batch, max-pooling, the
  * mean of each channel, and the weights of the convolutions in 16 bits. */
 #include "common/check.cuh"
 #include "train/augment.h"
@@ -29,18 +29,17 @@ static __global__ void __launch_bounds__(BLOCK)
     const uint32_t plane = plan.shape.height * plan.shape.width;
     const uint8_t *own = stored_sample(plan, stored, batch, j);
     const uint8_t *partner = MIXES ? stored_sample(plan, stored, batch, plan.samples + j) : own;
+    const bool erases = !MIXES || !batch.erase_last;
     float values[IMAGE_CHANNELS] = {};
 #pragma unroll
     for (uint32_t c = 0; c < IMAGE_CHANNELS; c++) {
         if (c >= plan.shape.channels)
             continue;
-        const bool erases = !MIXES || !batch.erase_last;
         values[c] = gathered(plan, own, batch.moves[j], erases, c, c * plane, y, x);
-        if (!MIXES)
-            continue;
-        values[c] =
-            mix_value(&batch.mix, y, x, values[c],
-                      gathered(plan, partner, batch.moves[plan.samples + j], erases, c, c * plane, y, x));
+        if (MIXES)
+            values[c] =
+                mix_value(&batch.mix, y, x, values[c],
+                          gathered(plan, partner, batch.moves[plan.samples + j], erases, c, c * plane, y, x));
         if (!erases)
             values[c] =
                 box_erased(&batch.moves[j].erase, y, x, c * plane + y * plan.shape.width + x, values[c]);
