@@ -286,7 +286,7 @@ def torch_train(torch, case):
 
 
 def torch_rates(torch, case):
-    """The schedules of timm, in steps. Its cycles and its decay include the warm-up unless warmup_prefix is set."""
+    """The schedules of timm, in steps. With warmup_prefix, they count from the end of the warm-up. Ours do, but `step` does not."""
     from timm import scheduler
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=TOP)
@@ -306,7 +306,9 @@ def torch_rates(torch, case):
     elif case["kind"] == "tanh":
         schedule = scheduler.TanhLRScheduler(optimizer, lb=-7.0, ub=3.0, **cycle, **warm)
     else:
-        schedule = scheduler.StepLRScheduler(optimizer, decay_t=case["decay"], decay_rate=case["gamma"], **warm)
+        schedule = scheduler.StepLRScheduler(
+            optimizer, decay_t=case["decay"], decay_rate=case["gamma"], warmup_prefix=False, **warm
+        )
     rates = []
     for step in range(RATE_STEPS):
         schedule.step_update(step)
