@@ -322,3 +322,14 @@ Test(train_recipe, refused_resumption_says_which_option_to_give)
 #endif
 }
 #endif
+
+/* A mixture has no copies of samples, which a recipe asks for. */
+Test(train_recipe, recipes_train_on_mixtures)
+{
+    EXPECT(0, "$P --prepare set --from synth --formula rcdb --classes 3 --res 32 --samples 60 --encode png");
+#define MIXED                                                                                    \
+    "$P --variant train-omp --model vit-micro --data set --feed mixed --mix load:0.5,synth:0.5 " \
+    "--formula rcdb --classes 3 --out-res 28 --batch 12 --epochs 1 --lr-warmup none --test-share 0.2 "
+    EXPECT_PRINTS(0, "--recipe deit: a mixture resizes crops by the bilinear filter", MIXED "--recipe deit");
+    EXPECT_PRINTS(2, "--repeats", MIXED "--recipe deit --repeats 3");
+}

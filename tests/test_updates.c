@@ -227,7 +227,7 @@ Test(updates, losses_are_those_of_the_formulas)
     static const float logits[3][4] = {{-30, -1.25f, 0.5f, 8}, {2.5f, 40, -0.75f, 0}, {0, 1, -1, 3}};
     static const struct target targets[3] = {{1, 2, 0.75f}, {3, 3, 0.75f}, {0, 1, 0.75f}};
     const struct model model = {.classes = 4};
-    const struct data data = {.classes = 4};
+    struct data data = {.classes = 4}; /* each sample has one class */
     struct train train = {.model = &model, .data = &data, .loss = LOSS_BINARY, .smoothing = 0.1f};
     for (size_t c = 0; c < COUNT_OF(losses); c++) {
         double values[3], slopes[12];

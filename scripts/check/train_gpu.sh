@@ -219,7 +219,10 @@ vit-micro digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce -
 [[ $engine != resnet ]] || grid="resnet-micro digits 32 96 --optimizer sgd --lr 0.01
 resnet-micro digits 257 600 --shift 2 --flip --optimizer sgd --lr 0.01
 resnet-micro synth 33 99 --res 40 --classes 7 --shift 2 --flip --optimizer sgd --lr 0.01 --clip-norm 1 --ema 0.9
-resnet-micro synth 33 99 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --optimizer sgd --lr 0.01"
+resnet-micro synth 33 99 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --optimizer sgd --lr 0.01
+resnet-micro synth 33 99 --res 40 --classes 7 --erasing 0.9 --erase-last --mixup 0.8 --cutmix 1 --optimizer sgd --lr 0.01
+resnet-micro digits 32 96 --optimizer sgd --lr 0.01 --clip-adaptive 0.05 --ema 0.9
+resnet-micro digits 32 96 --optimizer muon --clip-value 0.01 --ema 0.9"
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \

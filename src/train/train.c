@@ -1506,6 +1506,14 @@ static enum status normalise(const struct train_parameters *all, struct data *da
     return STATUS_OK;
 }
 
+/* Warns about options of a recipe that a mixture does not follow. */
+static void warn_of_mixture(const struct train_parameters *all)
+{
+    if (all->recipe > 0 && crops(all) && all->job.filter != RESAMPLE_BILINEAR)
+        status_warn_value("recipe", recipe_names[all->recipe],
+                          ": a mixture resizes crops by the bilinear filter, and has no copies of samples");
+}
+
 /* Opens the data, the model and the initial parameters of the whole training run. Limits its batch to the
  * training set. */
 static enum status open_all(const struct options *given, struct train_parameters *all,
@@ -1518,6 +1526,8 @@ static enum status open_all(const struct options *given, struct train_parameters
     TRY(job_open_data(&job, &opened->data));
     if (!opened->data.mixture)
         data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
+    else if (partition->rank == 0)
+        warn_of_mixture(all);
     TRY(limit_batch(given, all, partition, &opened->data));
     TRY(check_data(all, partition, &opened->data));
     TRY(normalise(all, &opened->data));
@@ -1584,6 +1594,8 @@ static enum status read_parameters(const struct options *given, const struct par
                                    struct train_parameters *parameters, struct train_parameters *all)
 {
     parameters->job.feed = chosen_feed(parameters);
+    if (parameters->job.feed == DATA_MIXED)
+        parameters->repeats = 1; /* a recipe may set it; --repeats is refused */
     TRY(name_mixed_data(&parameters->job));
     /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
     parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
