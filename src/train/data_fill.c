@@ -381,8 +381,8 @@ static void move_sample(const struct intake *batch, uint64_t to, uint64_t from)
     if (data->multi_hot)
         memcpy(data_multi_hot(data, set, set->count + to), data_multi_hot(data, set, set->count + from),
                multi_hot_words(data->classes) * sizeof *set->multi_hot);
-    else
-        set->labels[set->count + to] = set->labels[set->count + from];
+    set->labels[set->count + to] =
+        data->multi_hot ? (uint32_t)(set->count + to) : set->labels[set->count + from];
 }
 
 /* Sets the shape of both sets, if it is not known yet. Removes broken samples from the batch. */
