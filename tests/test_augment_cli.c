@@ -28,10 +28,12 @@ Test(augment_cli, runs_on_the_cpu_equal_the_reference)
 /* The policies of other programs, with fills that differ between channels. */
 Test(augment_cli, policies_on_the_cpu_equal_the_reference)
 {
-    EXPECT(0, "$P --variant train-naive,train-omp " SYNTH "--interpolation random --epochs 1 --verify "
-              "--verify-steps 3 --format csv --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 "
-              "--rand-augment pdp2026,rand-m9-mstd0.5-inc1,rand-m3-n3-p0.9-mmax5 2>/dev/null");
-    for (size_t row = 1; row <= 6; row++)
+    EXPECT(
+        0,
+        "$P --variant train-naive,train-omp " SYNTH "--interpolation random --epochs 1 --verify "
+        "--verify-steps 3 --format csv --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 "
+        "--rand-augment pdp2026,rand-m9-mstd0.5-inc1,rand-m3-n3-p0.9-mmax5,rand-m100-mmax100-p1 2>/dev/null");
+    for (size_t row = 1; row <= 8; row++)
         expect_cells(out, row, "wrong=0;items=40;interpolation=random");
     expect_cells(out, 1, "rand_augment=pdp2026");
     expect_cells(out, 3, "rand_augment=rand-m9-mstd0.5-inc1");
@@ -110,6 +112,7 @@ Test(augment_cli, invalid_augmentation_options_are_refused)
         {"rand-m9-w0",
          "'rand-m9-w0' has the part 'w0'; the parts of timm that are known here are m, n, mstd"},
         {"rand-m", "'' is not a number"},
+        {"rand-m9-mmax101", "'101' is out of range; it must be 1 to 100"},
         {"rand-n1.5", "'rand-n1.5' has no whole number of operations"},
         {"rand-m9-inc0", "'rand-m9-inc0' has inc0, which timm reads as inc1; leave inc out"},
         {"pdp2026-m31", "'31' is out of range; it must be 0 to 30"},

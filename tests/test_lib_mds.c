@@ -172,6 +172,13 @@ Test(mds, programs_read_the_samples_of_tar_shards)
     expect_same(open_stream("p", NULL), open_stream("cq", NULL));
     expect_same(open_stream("p", NULL), open_stream("cz", NULL));
     expect_same(open_stream("p", NULL), open_stream("ca", NULL));
+    /* The name of a column is that of no folder. */
+    PYTHON("write('s', {'o/x': ('png', None), 'y': ('int', 8)}, [[b'png', one(2) + bytes(7)]])\n"
+           "write('e', {'x': ('png', None), '/../../../e': ('bytes', None)}, [[b'png', b'1']])");
+    EXPECT_PRINTS(1, "'/../../../e.bin' contains a slash, so it cannot be the extension of a file",
+                  "$P --prepare ce --from dataset --source e");
+    EXPECT(0, "test ! -e ce");
+    EXPECT(0, "$P --prepare cs --from dataset --source s --store files && test -e cs/*/*/000000.png");
 }
 
 /* Labels: integers of each size and sign, and a field of JSON. */

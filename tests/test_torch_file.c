@@ -107,6 +107,26 @@ Test(torch_file, archives_with_bad_records_are_refused)
     expect_bad_patch(28, 0xFFFF, 2, "reaches beyond the end of the members"); /* length of the extra field */
 }
 
+/* ---- Objects that are not read ---- */
+
+/* A list of a tensor, a Namespace that holds another one, and an array of NumPy. */
+Test(torch_file, tensors_in_objects_are_counted)
+{
+    struct tensor_file file;
+    pickle_begin(&blob);
+    blob_text(&blob, "](");
+    pickle_tensor(&blob, &(struct written){"FloatStorage", "0", 15, 0, 3, 5});
+    blob_text(&blob, "cargparse\nNamespace\n)\x81}");
+    blob_add(&blob, "X\x01\0\0\0a", 6);
+    pickle_tensor(&blob, &(struct written){"FloatStorage", "0", 15, 0, 3, 5});
+    blob_text(&blob, "sbcnumpy.core.multiarray\n_reconstruct\n)Re.");
+    put_torch("some.pt", 15);
+    cr_assert_eq(tensor_file_open("some.pt", &file), STATUS_OK, "%s", status_text());
+    cr_expect_eq(file.count, 1);
+    cr_expect_eq(file.skipped, 2);
+    tensor_file_close(&file);
+}
+
 /* ---- Bad pickles ---- */
 
 /* The test writes the protocol opcode in front of each pickle. The error message must contain `words`. */

@@ -140,6 +140,16 @@ Test(train_data, trains_on_multi_hot_labels)
     EXPECT_PRINTS(1, "it has no multi-hot label",
                   "$P --variant train-naive --model logreg --loss bce "
                   "--data broken.tar");
+    /* Each label stays with its sample if broken samples before it are omitted. */
+    EXPECT(0,
+           "cd two && printf x >000002.npy && "
+           "printf x >000003.npy && printf x >000003.multihot.npy && tar cf ../broken.tar --sort=name * && "
+           "rm 000002.* 000003.* && tar cf ../clean.tar --sort=name *");
+    EXPECT(0, "for d in broken clean; do $P --variant train-naive --model logreg --loss bce --data $d.tar "
+              "--test-data $d.tar --on-error skip --epochs 2 --batch 16 --export $d || exit 1; done && cmp "
+              "broken clean");
+    EXPECT(0, "cd two && tar xf ../set/synth-000000.tar && rm 000003.multihot.npy && "
+              "tar cf ../broken.tar --sort=name *");
     EXPECT_PRINTS(0, "1 training sample has no label",
                   "$P --variant train-naive --model logreg --loss bce "
                   "--data broken.tar --feed load --on-error mask --epochs 1");

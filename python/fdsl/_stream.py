@@ -387,6 +387,7 @@ def _range(name: str, value: Any, least: float, most: float) -> list[float]:
 
 
 def _set_jitter(c: StreamConfigStruct, transform: ColorJitter) -> None:
+    changes = False
     for field, middle, least, most in (
         ("brightness", 1, 0, 10), ("contrast", 1, 0, 10), ("saturation", 1, 0, 10), ("hue", 0, -0.5, 0.5),
     ):  # fmt: skip
@@ -394,9 +395,11 @@ def _set_jitter(c: StreamConfigStruct, transform: ColorJitter) -> None:
         if not isinstance(value, (list, tuple)):
             strength = number(f"transforms: {field}", value, 0, most - middle)
             value = max(least, middle - strength), middle + strength
-        getattr(c, field)[:] = _range(f"transforms: {field}", value, least, most)
+        ends = _range(f"transforms: {field}", value, least, most)
+        getattr(c, field)[:] = ends
+        changes |= ends != [middle, middle]
     c.color_jitter_p = number("transforms: p", transform.p, 0, 1)
-    if not (transform.brightness or transform.contrast or transform.saturation or transform.hue):
+    if not changes:
         raise ValueError("transforms: ColorJitter changes nothing; give it brightness, contrast, saturation or hue")
 
 

@@ -729,10 +729,11 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"transforms": [CROP, fdsl.RandAugment(2, 31)]}, ValueError, "transforms: magnitude: 31 is out of range"),
         ({"transforms": [CROP, fdsl.RandAugment(2, "9")]}, TypeError, "transforms: magnitude: "),  # type: ignore[arg-type]
         ({"transforms": [CROP, fdsl.ColorJitter()]}, ValueError, "transforms: ColorJitter changes nothing"),
+        ({"transforms": [CROP, fdsl.ColorJitter((1, 1), hue=(0, 0))]}, ValueError, "transforms: ColorJitter changes nothing"),
         ({"transforms": [CROP, fdsl.ColorJitter(hue=0.6)]}, ValueError, "transforms: hue: 0.6 is out of range"),
         ({"transforms": [CROP, fdsl.ColorJitter((2, 1))]}, ValueError, "transforms: brightness: 2 is larger than 1"),
-        ({"transforms": [CROP, fdsl.GaussianBlur(4)]}, ValueError, "blur_kernel: 4 is even"),
-        ({"transforms": [CROP, fdsl.GaussianBlur(63)]}, ValueError, "blur_kernel: a kernel of 63 pixels is too large"),
+        ({"transforms": [CROP, fdsl.GaussianBlur(4)]}, ValueError, "transforms: kernel_size: 4 is even"),
+        ({"transforms": [CROP, fdsl.GaussianBlur(63)]}, ValueError, "transforms: kernel_size: a kernel of 63 pixels is too large"),
         ({"transforms": [CROP, fdsl.GaussianBlur(3, (0, 1))]}, ValueError, "transforms: sigma: 0 is out of range"),
         ({"transforms": [fdsl.RandomGrayscale(), CROP]}, ValueError, "transforms: give one size or crop"),
         ({"transforms": [CROP, fdsl.RandomGrayscale()], "channels": 1}, ValueError, "grayscale_p: it has no effect on images of one channel"),

@@ -489,6 +489,11 @@ static enum status add_file(struct embeddings *set, const char *path, const char
     CLOSED_BY(tensor_file_close) struct tensor_file file;
     TRY(tensor_file_open(entry->path, &file));
     entry->info = file.info; /* of the size that was parsed, which is that of the mapping */
+    if (file.skipped)
+        status_warn(
+            "%s: %" PRIu64 " tensors or NumPy arrays are in Python objects that are not read, such as "
+            "ndarray, deque or Namespace, so their rows are missing; save them as tensors in a dict or list",
+            path, file.skipped);
     enum status status = add_tensors(set, &file, pattern, entry);
     if (status != STATUS_OK)
         return status_prefix(status, "%s", path);

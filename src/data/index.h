@@ -84,8 +84,8 @@ struct index_extensions {
     size_t count;
 };
 
-/* Adds an extension unless it is already listed. STATUS_FAILED if index_check_name() refuses it or the list
- * is full. */
+/* Adds an extension unless it is already listed. STATUS_FAILED if index_check_name() refuses it, if it
+ * contains a slash, or if the list is full. */
 enum status index_extensions_add(struct index_extensions *extensions, const char *extension);
 
 /* Text of an index that is being written. Call order: begin, add units and samples, end, free. */

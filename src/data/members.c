@@ -260,8 +260,8 @@ enum status members_multi_hot(const uint8_t *bytes, uint64_t size, uint32_t *cla
         header.values == 0 || header.values > UINT32_MAX)
         return status_set(STATUS_FAILED,
                           "a multi-hot label is an array of uint8 with one axis, but this one "
-                          "has the type %s and %u axes",
-                          header.type, header.axes);
+                          "has the type %s, %u axes and %llu values",
+                          header.type, header.axes, (unsigned long long)header.values);
     if (*classes == 0)
         *classes = (uint32_t)header.values;
     if (header.values != *classes)

@@ -65,7 +65,7 @@ enum status rand_augment_parse(const char *name, const char *text, struct rand_a
         const struct part parts[] = {{"m", 0, 1000, &magnitude},
                                      {"n", 1, OPERATIONS_MAX, &layers},
                                      {"mstd", 0, 1e9, &policy.deviation},
-                                     {"mmax", 1, 1000, &policy.limit},
+                                     {"mmax", 1, AUGMENT_TIMM_MAX, &policy.limit},
                                      {"inc", 0, 1, &increasing},
                                      {"p", 0, 1, &policy.probability},
                                      {NULL, 0, 0, NULL}};

@@ -21,6 +21,9 @@
 #define AUGMENT_LEVELS        256
 #define AUGMENT_ADD_BELOW     128 /* solarize-add changes smaller values */
 #define AUGMENT_SINE_TERMS    12
+#define AUGMENT_TIMM_MAX                                                              \
+    100 /* largest magnitude of timm's operations: rotates by 5.2, see augment_sine() \
+         */
 
 /* The operations of RandAugment. AUGMENT_TORCHVISION draws the first AUGMENT_OLD of them, each with the same
  * probability; augment_policy says what the other policies draw. */
@@ -81,7 +84,8 @@ FDSL_HD uint32_t augment_fill(const struct augment_numbers *numbers, uint32_t ch
 
 /* ---- Draws ---- */
 
-/* The sine (`odd`) or the cosine of |x| <= 1, by its series. */
+/* The sine (`odd`) or the cosine, by its series. The error is below 1e-16 for |x| <= 2, and 2e-8 for |x| <=
+ * 5.3. */
 FDSL_HD double augment_sine(double x, bool odd)
 {
     double sum = 1;
@@ -155,10 +159,12 @@ FDSL_HD struct augment_numbers augment_numbers(const struct augment_policy *poli
     const double share = off ? 0 : magnitude / (timm ? AUGMENT_TIMM_UNIT : AUGMENT_MAGNITUDE_MAX);
     const double sign = strength == AUGMENT_MINUS ? -share : share;
     struct augment_numbers numbers = {{1, 0, 0, 0, 1, 0}, (float)(1 + 0.9 * sign), 0, 0, 0, AUGMENT_BLEND, 0};
-    numbers.mask = off && policy->kind == AUGMENT_PDP2026 ? 0 : 255u << (uint32_t)(4 * share + 0.5);
-    numbers.at_least = off && policy->kind == AUGMENT_PDP2026 ? 0 : (float)(255 * (1 - share));
-    if (timm)
+    if (timm) {
         augment_set_levels(policy->increasing, share, sign, &numbers);
+    } else {
+        numbers.mask = off && policy->kind == AUGMENT_PDP2026 ? 0 : 255u << (uint32_t)(4 * share + 0.5);
+        numbers.at_least = off && policy->kind == AUGMENT_PDP2026 ? 0 : (float)(255 * (1 - share));
+    }
     if (policy->kind != AUGMENT_TORCHVISION)
         numbers.filter = timm ? policy->bicubic ? AUGMENT_BICUBIC : AUGMENT_BILINEAR : AUGMENT_NEAREST;
     for (uint32_t c = 0; c < AUGMENT_CHANNELS_MAX; c++)

@@ -502,7 +502,9 @@ static enum status check_extensions(const struct dataset *dataset)
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         for (uint32_t m = 0; m < dataset->samples[i].members; m++) {
             const struct dataset_member *member = &dataset->members[dataset->samples[i].member + m];
-            enum status status = index_extensions_add(&extensions, member->extension);
+            const bool named = dataset->columns && m == dataset->samples[i].image; /* see name_image() */
+            enum status status = index_extensions_add(&extensions, named ? members_format(member->extension)
+                                                                         : member->extension);
             if (status != STATUS_OK)
                 return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
         }

@@ -60,6 +60,7 @@ struct tensor_file {
     bool prepared;           /* a .safetensors that --prepare --from embeddings wrote */
     uint64_t packed_columns; /* its values per row, if its metadata has them, else 0 */
     char *notes;             /* owned; metadata of a .safetensors: for tensor_file_note() */
+    uint64_t skipped;        /* of a file of torch.save(): tensors and arrays in objects that are not read */
 };
 
 FDSL_C_BEGIN

@@ -42,12 +42,15 @@ struct pickle_value {
 struct pickle {
     struct pickle_value *root;
     struct pickle_block *blocks; /* owned; the values */
+    uint64_t arrays;             /* of NumPy, which are not read */
 };
 
 #define VALUES_MAX    8000000 /* maximum number of values per pickle: 450 MB, without the lists of items */
 #define BLOCK_VALUES  1000
 #define ORDERED_DICT  "collections OrderedDict"
 #define DEFAULT_DICT  "collections defaultdict"
+#define NUMPY_ARRAY   "numpy.core.multiarray _reconstruct"
+#define NUMPY_2_ARRAY "numpy._core.multiarray _reconstruct"
 #define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for its pickle")
 #define TRUNCATED     status_set(STATUS_FAILED, "its pickle is truncated")
 
@@ -407,6 +410,7 @@ static enum status do_call(struct parser *parser, size_t unused)
     if (pickle_is(callee, ORDERED_DICT))
         return arguments->count == 0 ? push_new(parser, PICKLE_DICT, &value)
                                      : status_set(STATUS_FAILED, "its OrderedDict has arguments");
+    parser->pickle->arrays += pickle_is(callee, NUMPY_ARRAY) || pickle_is(callee, NUMPY_2_ARRAY);
     if (callee->plain)
         return push_new(parser, PICKLE_OBJECT, &value);
     TRY(push_new(parser, PICKLE_CALL, &value));
@@ -793,7 +797,7 @@ static enum status read_tensor(const struct search *search, const struct pickle_
 
 /* ---- The search for tensors ---- */
 
-/* State of a list, tuple or dict that was visited before: the `mark` of struct pickle_value. */
+/* State of a list, tuple, dict or call that was visited before: the `mark` of struct pickle_value. */
 enum mark { MARK_NEW, MARK_CHECKED, MARK_NO_TENSORS };
 
 static enum status visit(struct search *search, struct pickle_value *value, unsigned depth);
@@ -805,15 +809,17 @@ static enum status refuse_repetition(void)
                       "save only its tensors with torch.save(), each under one name");
 }
 
-static enum status add_tensor(struct search *search, const struct pickle_value *call)
+static enum status add_tensor(struct search *search, struct pickle_value *call)
 {
     struct tensor tensor = {.name = NULL};
     const struct pickle_value *arguments = call->items[1];
+    call->mark = MARK_CHECKED;
     if (pickle_is(call->items[0], REBUILD_OUTER)) {
         if (arguments->count != 3 || arguments->items[0]->kind != PICKLE_CALL ||
             arguments->items[2]->kind != PICKLE_DICT || arguments->items[2]->count > 0)
             return status_set(STATUS_FAILED, "a parameter is not described in the format of torch.save()");
         call = arguments->items[0];
+        call->mark = MARK_CHECKED;
     }
     if (!pickle_is(call->items[0], REBUILD))
         return status_set(STATUS_FAILED, "its pickle calls a type of storage");
@@ -919,6 +925,20 @@ static enum status visit(struct search *search, struct pickle_value *value, unsi
     return STATUS_OK;
 }
 
+/* Returns the number of tensors and arrays that were not listed, because they are in objects that are not
+ * read. */
+static uint64_t count_skipped(const struct pickle *pickle)
+{
+    uint64_t count = pickle->arrays;
+    for (const struct pickle_block *block = pickle->blocks; block; block = block->next)
+        for (size_t i = 0; i < BLOCK_VALUES; i++) {
+            const struct pickle_value *value = &block->values[i];
+            count +=
+                value->kind == PICKLE_CALL && value->mark == MARK_NEW && pickle_is(value->items[0], REBUILD);
+        }
+    return count;
+}
+
 enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zip *zip, const char *prefix,
                               struct tensor_file *file)
 {
@@ -929,7 +949,9 @@ enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zi
                             .tensors_max = REPEATS_MIN + size / BYTES_PER_TENSOR};
     CLOSED_BY(pickle_free) struct pickle pickle;
     TRY(pickle_parse(bytes, size, allowed, &pickle));
-    return visit(&search, pickle.root, 0);
+    TRY(visit(&search, pickle.root, 0));
+    file->skipped = count_skipped(&pickle);
+    return STATUS_OK;
 }
 
 /* ---- The archive ---- */

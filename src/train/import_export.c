@@ -565,6 +565,10 @@ static enum status read_normalisation(const struct tensor_file *file, uint32_t c
     if (!*normalised)
         return STATUS_OK;
     TRY(read_list("scale", scale, channels, checkpoint->scale));
+    for (uint32_t c = 0; c < channels; c++)
+        if (checkpoint->scale[c] <= 0) /* all samples would look alike, or be negatives */
+            return status_set(STATUS_USAGE, "its metadata \"scale\" have %g, which is not above 0",
+                              (double)checkpoint->scale[c]);
     return read_list("offset", offset, channels, checkpoint->offset);
 }
 

@@ -27,6 +27,7 @@
 #include "data/s3.h"
 #include "data/labelled_files.h"
 #include "data/index.h"
+#include "data/mds.h"
 #include "data/members.h"
 #include "data/npy.h"
 #include "data/image_formats.h"
@@ -561,6 +562,49 @@ static inline void fuzz_objects(const uint8_t *data, size_t size)
     free(text);
 }
 
+/* A set in the format MDS, and its shard. */
+struct fuzz_mds {
+    const struct mds *mds;
+    uint64_t size;
+};
+
+static inline bool fuzz_exists(void *context, const char *name)
+{
+    return strlen(name) & *(const size_t *)context;
+}
+
+/* All values must be inside of the shard. */
+static inline enum status fuzz_columns(void *context, const struct mds_sample *sample)
+{
+    const struct fuzz_mds *fuzzed = context;
+    for (uint32_t c = 0; c < fuzzed->mds->count; c++)
+        if (sample->offsets[c] > fuzzed->size || sample->sizes[c] > fuzzed->size - sample->offsets[c])
+            abort();
+    return STATUS_OK;
+}
+
+/* Parses the first line as the index of a set, and the remaining bytes as its first shard. */
+static inline void fuzz_mds(const uint8_t *data, size_t size)
+{
+    const uint8_t *end = memchr(data, '\n', size);
+    size_t length = end ? (size_t)(end - data) : size;
+    struct members choice;
+    struct mds mds;
+    struct fuzz_mds fuzzed = {&mds, size - length - (end != NULL)};
+    char path[64];
+    int fd = -1;
+    bool found = false;
+    if (mds_parse((const char *)data, length, fuzz_exists, &length, &mds, &found) == STATUS_OK && found &&
+        members_parse(NULL, NULL, NULL, &choice) == STATUS_OK && mds_choose(&mds, &choice) == STATUS_OK &&
+        fuzz_file(data + size - fuzzed.size, fuzzed.size, &fd, path) &&
+        mds_list(&mds, 0, fd, fuzzed.size, fuzz_columns, &fuzzed) == STATUS_OK && mds.raw.channels > 0 &&
+        (mds.raw.height == 0 || mds.raw.width == 0 || mds.raw.depth == 0))
+        abort();
+    if (fd >= 0)
+        close(fd);
+    mds_free(&mds);
+}
+
 /* Input of a target that builds a file: each call takes one byte; 0 at the end. */
 struct fuzz_bytes {
     const uint8_t *at, *end;
@@ -869,6 +913,7 @@ static const struct {
                     {"pickle", fuzz_pickle},
                     {"npz", fuzz_npz},
                     {"embeddings", fuzz_embeddings},
+                    {"mds", fuzz_mds},
                     {"members", fuzz_members},
                     {"objects", fuzz_objects},
                     {"jpeg", fuzz_jpeg},
