@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/array.h"
 #include "core/text.h"
@@ -1552,6 +1553,10 @@ static enum status open_all(const struct options *given, struct train_parameters
     if (all->largest) /* --feed constant holds one batch in memory; its size is not known yet, so hold all
                          samples */
         job.batch = UINT32_MAX;
+    if (partition->rank == 0 && options_given(given, "data") && data_is_generated(job.data) &&
+        access(job.data, F_OK) == 0)
+        status_warn_value("data", job.data,
+                          " names generated data; for the folder of this name, give --data ./%s", job.data);
     TRY(job_open_data(&job, &opened->data));
     if (!opened->data.mixture)
         data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
