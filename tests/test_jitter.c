@@ -357,7 +357,7 @@ Test(jitter, values_out_of_range_are_refused)
     REFUSED("--blur-kernel: a kernel of 17 pixels is too large for images of 9x8", kernel, 17, RGB);
     REFUSED("--blur-sigma: ", sigma_min, 0, RGB);
     REFUSED("--blur-sigma: ", sigma_max, 0.05f, RGB);
-    REFUSED("--color-jitter: it has no effect on images of one channel", blur, 0, GRAY);
+    REFUSED("--color-jitter: images of one channel have neither saturation nor hue", blur, 0, GRAY);
 }
 
 Test(jitter, options_are_read)

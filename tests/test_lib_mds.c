@@ -167,6 +167,12 @@ Test(mds, programs_read_the_samples_of_tar_shards)
         "for d in q z; do $P --variant shards-mmap,shards-omp,stream --data $d --decode --verify --batch 8 "
         "--cache any --min-samples 1 --max-time 0 || exit 1; done");
     EXPECT_PRINTS(2, "finds samples by tar headers", "$P --variant shards --data q");
+    /* Labels that are words. */
+    PYTHON(
+        "write('w', {'x': ('png', None), 'y': ('str', None)}, [[image, b'dog'] for _, image in of('p')])\n");
+    EXPECT(0, "$P --variant shards-mmap --data w --cache any --min-samples 1 --max-time 0");
+    EXPECT_PRINTS(1, "its png is not a label: neither an integer of 32 bits nor a word",
+                  "$P --variant shards-mmap --data p --label png");
     /* A copy has the members that readers look for. */
     EXPECT(0, "for d in q a z; do $P --prepare c$d --from dataset --source $d || exit 1; done");
     expect_same(open_stream("p", NULL), open_stream("cq", NULL));

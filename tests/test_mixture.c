@@ -484,6 +484,12 @@ Test(mixture, training_verifies_that_each_sample_is_read_once)
     EXPECT_PRINTS(0, ",yes",
                   MIXED "--mix b=b/:0.3,load:0.5,synth:0.2 --mix-labels offset --mix-epoch b "
                         "--epochs 3 --verify --mix-weights-at 3:0.3,0.2,0.5");
+    EXPECT_PRINTS(0, "--mix-weights-at 3:1,2,1/90:1,1,2: the last weights are not reached within the",
+                  MIXED "--mix load:1,b=b/:1,synth:2 --epochs 1 --dry-run --mix-weights-at 3:1,2,1/90:1,1,2");
+    /* --repeats of a recipe has no effect. */
+    EXPECT(0, MIXED "--mix load:0.5,synth:0.5 --recipe deit --epochs 2 --lr-warmup 1 --std none --verify");
+    EXPECT(0, MIXED "--mix load:0.5,synth:0.5 --recipe deit --epochs 2 --lr-warmup 1 --std none --dry-run | "
+                    "{ ! grep -e --repeats; }");
 }
 
 /* Tests the network on the test set of the training: cut out in the same way, and with all its classes, which

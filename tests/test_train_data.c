@@ -524,6 +524,16 @@ Test(train_data, cifar_100_has_fine_and_coarse_labels)
 #ifdef HAVE_XXHASH
 /* Trains on data sets of --prepare: on one folder, of which a tenth of each class becomes the test set, and
  * on two folders, for training and testing. */
+Test(train_data, a_folder_with_the_name_of_generated_data_is_warned_of)
+{
+#define NAMED \
+    "mkdir -p digits; $P --variant train-naive --model logreg --train-size 64 --test-size 100 --dry-run "
+    EXPECT_EXACTLY(0, "", NAMED);
+    EXPECT_PRINTS(0,
+                  "warning: --data digits names generated data; for the folder of this name, give --data ./",
+                  NAMED "--data digits");
+}
+
 Test(train_data, data_sets_are_read_and_their_faults_reported)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");

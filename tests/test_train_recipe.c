@@ -165,6 +165,17 @@ Test(train_recipe, reports_schedules_without_effect)
                   FEW "--lr-schedule multistep --lr-milestones 1:2 --epochs 2");
     EXPECT_PRINTS(0, "--lr-warmup 1: the learning rate does not reach --lr within 1 epoch;",
                   FEW "--lr-warmup 1 --epochs 1");
+    EXPECT_PRINTS(0, "--lr-noise 2: there is no noise within 2 epochs;",
+                  FEW "--lr-schedule cosine --epochs 2 --lr-noise 2");
+    EXPECT_EXACTLY(0, "", FEW "--epochs 2 --lr-noise 1.75");
+    /* Targets of ten classes are from 0.01 to 0.91. */
+    expect_refusal(2, "--train-size 64 --loss bce --label-smoothing 0.1 --bce-threshold 0.92",
+                   "--bce-threshold 0.92 would make all targets equal, because they are from 0.01 to 0.91;");
+    expect_refusal(2, "--train-size 64 --loss bce --label-smoothing 0.1 --bce-threshold 0.005",
+                   "--bce-threshold 0.005 would make all targets equal");
+    expect_refusal(2, "--train-size 64 --loss bce --bce-threshold 1", "--bce-threshold 1 would make");
+    EXPECT_EXACTLY(0, "", FEW "--loss bce --label-smoothing 0.1 --bce-threshold 0.9");
+    EXPECT_EXACTLY(0, "", FEW "--loss bce --bce-threshold 0");
     /* With a list, too, each warning names the option once. */
     EXPECT(0, FEW "--lr-schedule step --lr-step 2,3 --epochs 2 2>&1");
     cr_expect(says("warning: --lr-step 2: the learning") && says("warning: --lr-step 3: the learning"), "%s",

@@ -623,13 +623,18 @@ static enum status hold_out(struct dataset *dataset, struct dataset_candidate *c
 
 /* ---- Checking the samples ---- */
 
-/* Reads a label, if --label was given, so that a wrong --label fails before the run. */
+/* Reads a label, if --label was given, so that a wrong --label fails before the run. It may be a word, also
+ * where words are not numbered, because nothing needs the labels. */
 static enum status try_label(struct plain *plain, const struct dataset_sample *sample)
 {
     int32_t label;
+    char text[LABEL_BYTES_MAX + 1];
+    bool number;
     if (!plain->dataset->choice.label.given || plain->dataset->incomplete)
         return STATUS_OK;
-    enum status status = plain_label(plain, sample, 0, &label);
+    const bool words = !plain->dataset->needs_labels && sample->label < sample->members;
+    enum status status =
+        words ? plain_label_text(plain, sample, text, &number) : plain_label(plain, sample, 0, &label);
     if (status == STATUS_FAILED && plain->dataset->streamed)
         dataset_advise_mask(status);
     return status == STATUS_OK ? status

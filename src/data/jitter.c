@@ -43,7 +43,8 @@ enum status jitter_check(const struct jitter *jitter, const struct shape *shape,
         TRY(check_range(names->steps[step], jitter->low[step], jitter->high[step], hue ? -JITTER_HUE_MAX : 0,
                         hue ? JITTER_HUE_MAX : JITTER_FACTOR_MAX));
         if (step >= JITTER_SATURATION && shape->channels == 1 && jitter_step_on(jitter, step))
-            return status_set(STATUS_USAGE, "%s: it has no effect on images of one channel; leave it out",
+            return status_set(STATUS_USAGE,
+                              "%s: images of one channel have neither saturation nor hue; give 0 for both",
                               names->steps[step]);
     }
     TRY(check_range(names->grayscale, jitter->grayscale, jitter->grayscale, 0, 1));

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/array.h"
 #include "core/text.h"
@@ -1060,10 +1061,33 @@ static void warn_of_schedule(const struct train_parameters *all, const struct sc
                           all->epochs, plural);
 }
 
+/* As warn_of_schedule(), for options that also change other schedules: --lr-noise and --mix-weights-at. */
+static void warn_of_late_changes(const struct train_parameters *all, const struct train *train)
+{
+    const uint64_t steps = all->epochs * train->schedule.epoch_steps;
+    const struct data_mixture *mixture = train->data->mixture;
+    const char *plural = all->epochs == 1 ? "" : "s";
+    char value[32];
+    snprintf(value, sizeof value, "%g", all->lr_noise);
+    if (train->schedule.noise_limit > 0 && train->schedule.noise_step >= steps)
+        status_warn_value("lr-noise", value,
+                          ": there is no noise within %" PRIu64
+                          " epoch%s; lower --lr-noise, or raise --epochs",
+                          all->epochs, plural);
+    if (mixture && mixture->mix.phase_count > 1 &&
+        mixture->mix.phases[mixture->mix.phase_count - 1].step >= steps)
+        status_warn_value("mix-weights-at", all->job.mix.weights_at,
+                          ": the last weights are not reached within the %" PRIu64 " steps of %" PRIu64
+                          " epoch%s; lower the step, or raise --epochs",
+                          steps, all->epochs, plural);
+}
+
 /* Rejects schedules that leave no steps for the decay, or that would raise the rate. */
 static enum status check_schedule(const struct train_parameters *all, const struct train *train)
 {
     const struct schedule *schedule = &train->schedule;
+    if (train->rank == 0)
+        warn_of_late_changes(all, train);
     if (!schedule_has_end(schedule->kind)) {
         if (train->rank == 0)
             warn_of_schedule(all, schedule);
@@ -1086,6 +1110,19 @@ static enum status check_schedule(const struct train_parameters *all, const stru
                              ": there are only %" PRIu64 " steps after the warm-up; lower --lr-cycles",
                              schedule->total_steps - schedule->warmup_steps);
     return STATUS_OK;
+}
+
+/* Rejects a --bce-threshold with which all targets are equal, whatever samples --mixup and --cutmix mix. */
+static enum status check_threshold(const struct train_parameters *all, const struct data *data)
+{
+    const double least = all->label_smoothing / data->classes, most = 1 - all->label_smoothing + least;
+    if (isnan(all->bce_threshold) || data->classes < 2 ||
+        (all->bce_threshold >= least && all->bce_threshold < most))
+        return STATUS_OK;
+    return status_number(STATUS_USAGE, "bce-threshold", all->bce_threshold,
+                         " would make all targets equal, because they are from %g to %g; give a number "
+                         "between them, or drop --bce-threshold",
+                         least, most);
 }
 
 /* Rejects augmentation that is impossible with these samples. */
@@ -1113,6 +1150,7 @@ static enum status check_augment(const struct train_parameters *all, const struc
 static enum status check_steps(const struct train_parameters *all, const struct train *train)
 {
     TRY(check_schedule(all, train));
+    TRY(check_threshold(all, train->data));
     return check_augment(all, train);
 }
 
@@ -1523,6 +1561,10 @@ static enum status open_all(const struct options *given, struct train_parameters
     if (all->largest) /* --feed constant holds one batch in memory; its size is not known yet, so hold all
                          samples */
         job.batch = UINT32_MAX;
+    if (partition->rank == 0 && options_given(given, "data") && data_is_generated(job.data) &&
+        access(job.data, F_OK) == 0)
+        status_warn_value("data", job.data,
+                          " names generated data; for the folder of this name, give --data ./%s", job.data);
     TRY(job_open_data(&job, &opened->data));
     if (!opened->data.mixture)
         data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
