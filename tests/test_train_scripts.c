@@ -83,7 +83,8 @@ Test(train_scripts, rejects_impossible_comparisons)
         root);
     EXPECT_EXACTLY(2,
                    "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
-                   "cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base, vit-large; did you mean "
+                   "cnn-deep, mlp, vit-micro, vit-tiny, vit-small, vit-base, vit-large, resnet-micro, "
+                   "resnet50; did you mean "
                    "'lenet'?\n",
                    COMPARE "--model lenett", root);
     EXPECT_PRINTS(2, "none: No such file or directory; build it", COMPARE "--bench none", root);
