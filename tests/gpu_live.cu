@@ -503,8 +503,7 @@ static void provoke_mixing(const struct files *files, enum order_fault fault)
 {
     const std::string set = write_files(files);
     const struct resources resources = {.threads = THREADS, .device = 0};
-    const struct data_mix_texts texts = {"load:0.4,synth:0.6", nullptr, "2:0.4,0.6/3:2,3", DATA_MIX_OFFSET,
-                                         0};
+    const struct data_mix_texts texts = {"load:0.4,synth:0.6", nullptr, nullptr, DATA_MIX_OFFSET, 0};
     struct data_request request = {};
     struct data data;
     struct allocations allocations = {};
