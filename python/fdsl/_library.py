@@ -339,7 +339,7 @@ _WORDS = {
     "classes: the targets of mixup and cutmix need": "transforms: the targets of MixUp and CutMix need",
     "the data set does not name its classes; set it": "the data set does not name its classes; set num_classes",
     "lower out_res": "lower the size of transforms",
-    "blur_kernel: ": "transforms: kernel_size: ",
+    "blur_kernel": "transforms: kernel_size",
     "sample: only": "n: only",
     "fdsl_stream_seek()": "set_epoch()",
 }
