@@ -123,7 +123,7 @@ def test_threads_share_a_generator() -> None:
 
 def test_other_threads_run_during_a_call() -> None:
     """A call releases the GIL."""
-    with fdsl.Generator(5, res=512, batch=64, threads=1) as g:
+    with fdsl.Generator(5, res=512, batch=512, threads=1) as g:
         thread = threading.Thread(target=g.generate)
         thread.start()
         steps = 0
