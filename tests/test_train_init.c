@@ -86,7 +86,7 @@ Test(train_init, starts_from_a_file_of_tensors)
     EXPECT_EXACTLY(0, "0\n", "tail -c 396 c | tr -d '\\0' | wc -c");
 }
 
-/* Opens a file, in the test's folder unless its path begins with a slash. */
+/* Opens a file. A path without a slash at its beginning is relative to the folder of the test. */
 static void open_tensors(const char *name, struct tensor_file *file)
 {
     static char path[PATH_MAX];

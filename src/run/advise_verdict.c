@@ -344,6 +344,19 @@ static double reached(const struct advice *advice)
     return advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value;
 }
 
+/* Appends the disk, the memory and the energy that this number of images needs. */
+static void append_costs(char *text, size_t size, const struct advice *chosen, double images)
+{
+    append_bytes(text, size, chosen->disk_bytes, "disk");
+    text_append(text, size, ", ");
+    append_bytes(text, size, chosen->memory_bytes, "memory");
+    if (isnan(chosen->joules_per_image))
+        text_append(text, size, " and an unknown amount of energy.");
+    else
+        text_append(text, size, " and %.3g kJ of the GPU's energy.",
+                    1e-3 * chosen->joules_per_image * images);
+}
+
 /* Like append_rates(), of a way that was measured by training. */
 static void append_training(char *text, size_t size, const struct advice_question *question,
                             const struct advice *chosen)
@@ -359,14 +372,7 @@ static void append_training(char *text, size_t size, const struct advice_questio
                 (unsigned long long)question->samples);
     append_time(text, size, (double)question->samples / reached(chosen));
     text_append(text, size, ", ");
-    append_bytes(text, size, chosen->disk_bytes, "disk");
-    text_append(text, size, ", ");
-    append_bytes(text, size, chosen->memory_bytes, "memory");
-    if (isnan(chosen->joules_per_image))
-        text_append(text, size, " and an unknown amount of energy.");
-    else
-        text_append(text, size, " and %.3g kJ of the GPU's energy.",
-                    1e-3 * chosen->joules_per_image * (double)question->samples);
+    append_costs(text, size, chosen, (double)question->samples);
 }
 
 static void append_rates(char *text, size_t size, const struct advice_question *question,
@@ -389,13 +395,7 @@ static void append_rates(char *text, size_t size, const struct advice_question *
     text_append(text, size, ". A million images take ");
     append_time(text, size, 1e6 / reached(chosen));
     text_append(text, size, ", ");
-    append_bytes(text, size, chosen->disk_bytes, "disk");
-    text_append(text, size, ", ");
-    append_bytes(text, size, chosen->memory_bytes, "memory");
-    if (isnan(chosen->joules_per_image))
-        text_append(text, size, " and an unknown amount of energy.");
-    else
-        text_append(text, size, " and %.3g kJ of the GPU's energy.", 1e3 * chosen->joules_per_image);
+    append_costs(text, size, chosen, 1e6);
 }
 
 /* Says so if data seemed to come faster from a slower place. */

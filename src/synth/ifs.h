@@ -323,8 +323,8 @@ static inline size_t ifs_map_stride(bool points, uint32_t res)
 void ifs_bank_adopt(struct ifs_bank *bank, int fd, struct timespec time, void *file, size_t bytes,
                     const uint8_t *maps, const uint32_t *facts, double seconds);
 
-/* Checks that nobody has written to the file of the bank, or truncated it, since it was verified: maps that
- * were read before are then right. STATUS_FAILED otherwise. A file that was replaced or removed is unchanged.
+/* Checks that the file of the bank is the one that was verified. If so, the maps that were read until now are
+ * right. STATUS_FAILED if it was changed or truncated. A file that was replaced or removed is unchanged.
  * Without a file, returns STATUS_OK. */
 enum status ifs_bank_check(const struct ifs_bank *bank);
 

@@ -1,7 +1,7 @@
 /* Batch normalisation with its neighbours: ReLU and the addition of a shortcut. The convolutions write the
  * partial sums over the batch; the kernels here add them up, and visit each tensor once per pass. */
 #include "common/check.cuh"
-#include "train/resnet/spread.cuh"
+#include "train/resnet/kernels.cuh"
 
 #define SUM_CHANNELS 8  /* channels per block of the sums */
 #define SUM_LANES    64 /* threads per channel */

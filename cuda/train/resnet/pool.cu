@@ -2,7 +2,7 @@
  * mean of each channel, and the weights of the convolutions in 16 bits. */
 #include "common/check.cuh"
 #include "train/augment.h"
-#include "train/resnet/spread.cuh"
+#include "train/resnet/kernels.cuh"
 
 #define WINDOW    3 /* of the max-pooling, with stride 2 and padding 1 */
 #define ROWS_EACH 4 /* rows per thread */

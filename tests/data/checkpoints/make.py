@@ -29,7 +29,7 @@ with torch.no_grad():
     net.head.bias.copy_((((31 * len("head.bias") + 7 * torch.arange(10)) % 61 - 30) / 64))
 state = net.state_dict()
 
-# What training scripts put into their arguments: nothing of it is a parameter.
+# Training scripts store these values as their arguments. None of them is a parameter.
 args = argparse.Namespace(
     lr=1e-3, betas=(0.9, 0.95), data_dir=pathlib.Path("data/images"), device=torch.device("cuda:0"), dtype=torch.bfloat16,
     model_kwargs=collections.defaultdict(list, {"depth": [2]}), tags={"vit", "micro"}, resume=None, seed=2**70,
