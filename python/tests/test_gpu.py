@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gc
 import itertools
+import os
 import pathlib
 import statistics
 import subprocess
@@ -46,8 +47,9 @@ def expected(first: int, count: int, **changes: Any) -> tuple[Any, Any]:
 
 
 def free_bytes() -> int:
-    """Returns the free memory of GPU 0 that nvidia-smi reports, in bytes."""
-    words = "nvidia-smi --id=0 --query-gpu=memory.free --format=csv,noheader,nounits".split()
+    """Returns the free memory of the first visible GPU that nvidia-smi reports, in bytes."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    words = f"nvidia-smi --id={first} --query-gpu=memory.free --format=csv,noheader,nounits".split()
     return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
 
 
