@@ -106,10 +106,10 @@ Test(train_recipe, each_part_can_be_switched_off)
 Test(train_recipe, help_has_one_default_per_option)
 {
     EXPECT_PRINTS(0, "--drop-path RATE rate of stochastic depth",
-                  "$P --workload train --recipe paper --help | tr -s '\\n ' ' '");
+                  "$P --workload train --recipe paper --help -v | tr -s '\\n ' ' '");
     EXPECT_OUT("in the first block (default 0.1) --", "as --fit says; none: keep their size (default 224)");
     EXPECT_PRINTS(0, "in the first block (default: the network's own rate) --",
-                  "$P --workload train --help | tr -s '\\n ' ' '");
+                  "$P --workload train --help -v | tr -s '\\n ' ' '");
 }
 
 Test(train_recipe, mean_and_std_belong_together)

@@ -20,6 +20,7 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
+    const char *topic; /* the argument of --help; NULL: none */
     const char *variant_names, *workload_name, *out, *samples, *prepare, *verify_set, *config;
     const char *table, *task; /* --table runs the rows of a table */
     uint64_t scale;           /* 0: not given */
@@ -104,9 +105,10 @@ const struct option_spec *settings_option(size_t index);
 /* Returns whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);
 
-/* Prints the help of the workload if --workload or --variant is given, else the common help. With --verbose,
- * the common help includes the options of all workloads. */
-void settings_help(const struct settings *settings, FILE *stream);
+/* Prints one page of help: on settings->topic if it is set, else on the workload of --workload or --variant,
+ * else an overview. With --verbose, describes all options of the workload, or of all workloads. STATUS_USAGE
+ * for an unknown topic. */
+enum status settings_help(const struct settings *settings, FILE *stream);
 
 /* ---- The choice of devices ---- */
 

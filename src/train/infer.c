@@ -116,8 +116,15 @@ static const struct option_spec options[] = {
 };
 
 static const struct option_section sections[] = {
-    {"network", "checkpoint"}, {"data", "data"}, {"network", "model"},
-    {"output", "predictions"}, {NULL, NULL},
+    {"network", "checkpoint"},
+    {"data", "data"},
+    {"training and test set", "train-size"},
+    {"generated images", "classes"},
+    {"image format", "out-res"},
+    {"loading", "cache-dir"},
+    {"network", "model"},
+    {"output", "predictions"},
+    {NULL, NULL},
 };
 static const char *const single[] = {"predictions", NULL};
 
