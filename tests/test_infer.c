@@ -132,6 +132,12 @@ Test(infer, rejects_unsuitable_options_and_files)
     EXPECT(2, "$P --variant infer-naive,infer-naive --checkpoint k --predictions p");
     EXPECT(0, "cat mine.csv");
     cr_expect_str_eq(out, "mine\n");
+    /* - is stdout, and the rows go to stderr. */
+    EXPECT(0, RUN "--checkpoint k --predictions p.csv");
+    EXPECT(0, RUN "--checkpoint k --predictions - 2>rows >q.csv && cmp p.csv q.csv && ! test -e ./- && grep "
+                  "infer-naive, rows");
+    EXPECT_PRINTS(1, "stdout could not be written", RUN "--checkpoint k --predictions - >/dev/full");
+    EXPECT_PRINTS(2, "--out: it does not write to stdout; name a file, or ./-", RUN "--checkpoint k --out -");
     /* An earlier file of predictions is replaced. */
     EXPECT(0, RUN "--checkpoint k --predictions p.csv && " RUN "--checkpoint k --predictions p.csv");
 }

@@ -22,6 +22,7 @@
 const char *const option_max[] = {"max", NULL};
 const char *const option_all[] = {"all", NULL};
 const char *const option_words[] = {NULL};
+const char *const option_stdout[] = {"-", NULL};
 
 /* ---- Tables ---- */
 

@@ -42,6 +42,9 @@ extern const char *const option_all[];
 /* `choices` of a text of which a list gives one combination for each word. */
 extern const char *const option_words[];
 
+/* `choices` of an output that "-" sends to stdout. The option's user then calls file_take_stdout(). */
+extern const char *const option_stdout[];
+
 /* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner or
  * the workload adds the column itself, for example with what a default turned out to be. Options that take a
  * number or a word and have a column accept lists and ranges (core/axes.h). */

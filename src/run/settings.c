@@ -457,7 +457,7 @@ static enum status check_outputs_differ(const struct options *options)
 }
 
 /* Refuses an output file that is named like an element type, because "--out f16" may be meant as "--dtype
- * f16". */
+ * f16", and the file "-" for options that do not write to stdout. */
 static enum status check_no_slip(const struct options *options)
 {
     const char *path, *name;
@@ -465,6 +465,10 @@ static enum status check_no_slip(const struct options *options)
         for (size_t t = 0; t < options->table_count; t++)
             for (size_t j = 0; j < options->tables[t].count; j++) {
                 const struct option_spec *spec = &options->tables[t].specs[j];
+                if (strcmp(spec->name, name) == 0 && strcmp(path, "-") == 0 && spec->choices != option_stdout)
+                    return status_option(STATUS_USAGE, name,
+                                         ": it does not write to stdout; name a file, or ./- for a file of "
+                                         "this name");
                 if (strcmp(spec->name, "dtype") == 0 && options_is_choice(spec, path) &&
                     !options_given(options, spec->name))
                     return status_set(STATUS_USAGE,
