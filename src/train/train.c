@@ -268,11 +268,12 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "seed of the initial parameters, order, dropout and augmentation"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), .fallback = "auto", .choices = exchange_names,
      .column = COLUMN,
-     .help = "how ranks add up their gradients. mpi adds them up in host memory. The other methods are for "
-             "GPU variants: nccl uses NVIDIA's library; with peer, GPUs of one machine read each other's "
-             "memory; peer-bf16 is peer with gradients sent as bf16; peer-fused is peer that also updates "
-             "the parameters, and each rank holds only the moments of its share. auto takes the first of "
-             "peer, nccl and mpi that works. METHOD is one of"},
+     .help =
+         "how ranks add up their gradients. mpi adds them up in host memory. The other methods are for "
+         "GPU variants: nccl uses NVIDIA's library; with peer, GPUs of one machine read each other's "
+         "memory; peer-bf16 is peer with gradients sent as bf16; peer-fused is peer that also updates "
+         "the parameters, and each rank holds only the moments of its share; mpi-cuda passes GPU addresses "
+         "to MPI_Allreduce. auto takes the first of peer, nccl and mpi that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), .fallback = "none", .choices = lr_scales,
      .column = COLUMN,
      .help = "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the "
