@@ -11,6 +11,7 @@
 #include "core/variant.h"
 #include "core/workload.h"
 #include "run/bench.h"
+#include "run/gpu_others.h"
 #include "run/formats.h"
 
 #define SETTINGS_RANKS_MAX 1000000 /* more ranks than any machine can run */
@@ -33,6 +34,7 @@ struct settings {
     struct bench_limits limits; /* max_median_error is derived; --loops changes min_samples and max_time_s */
     double lock_timeout_s, rank_timeout_s;
     int format, scaling, binding;
+    int gpu_others_action; /* enum gpu_others_action */
     bool verify, dry_run, best_gpu, list, columns, environment, help, version, verbose;
 
     /* Derived */
@@ -57,8 +59,9 @@ struct settings {
     } given; /* owned; copies from before the first combination, because each combination changes the
                 originals */
     struct resources resources;
-    int allowed_threads; /* hardware threads that this process may use */
-    char *monitor_file;  /* owned; the text that `monitor` points to */
+    struct gpu_others gpu_others; /* set before the first combination */
+    int allowed_threads;          /* hardware threads that this process may use */
+    char *monitor_file;           /* owned; the text that `monitor` points to */
     uint64_t monitor_period_ms;
 };
 
