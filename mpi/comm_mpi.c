@@ -1,6 +1,7 @@
 /* Implements machine/comm.h with MPI. */
 #include "machine/comm.h"
 
+#include <dlfcn.h>
 #include <limits.h>
 #include <math.h>
 #include <mpi.h>
@@ -742,6 +743,53 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
     MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, reducer->counts, reducer->offsets, MPI_FLOAT,
                             MPI_COMM_WORLD, &request));
     return wait_briefly(&request);
+}
+
+/* Returns whether a variable of the environment is "1", which enables CUDA in some builds of MPI. */
+static bool is_enabled(const char *variable)
+{
+    const char *value = getenv(variable);
+    return value && strcmp(value, "1") == 0;
+}
+
+/* Open MPI, MPICH and MVAPICH 3 have one or both functions, depending on their version and build, so they are
+ * looked up at run time. MVAPICH2 and Cray MPICH document the variables. */
+enum status comm_cuda_probe(void)
+{
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length, supported = 0;
+    int (*cuda)(void) = (int (*)(void))(uintptr_t)dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support");
+    int (*gpu)(int, int *) = (int (*)(int, int *))(uintptr_t)dlsym(RTLD_DEFAULT, "MPIX_GPU_query_support");
+    if (cuda)
+        supported = cuda();
+    if (joined && !supported && gpu && gpu(0 /* MPIX_GPU_SUPPORT_CUDA */, &supported) != MPI_SUCCESS)
+        supported = 0;
+    (void)MPI_Get_library_version(version, &length);
+    if ((strstr(version, "MVAPICH2") && is_enabled("MV2_USE_CUDA")) ||
+        (strstr(version, "CRAY MPICH") && is_enabled("MPICH_GPU_SUPPORT_ENABLED")))
+        supported = 1;
+    version[strcspn(version, ",\n")] = '\0';
+    return supported
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE,
+                            "%s does not take pointers to GPU memory; use --sync mpi, or an MPI with CUDA "
+                            "support that is enabled",
+                            *version ? version : "this MPI");
+}
+
+enum status comm_cuda_sum(enum status status, float *values, size_t count)
+{
+    static int failed; /* MPI may still write to it after a failure */
+    MPI_Request statuses, request;
+    if (size == 1 || broken)
+        return broken ? STATUS_FAILED : status;
+    TRY(check_message(count));
+    failed = status != STATUS_OK;
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &statuses));
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, values, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
+    TRY(wait_briefly(&statuses));
+    TRY(wait_briefly(&request));
+    return failed ? comm_agree(status) : STATUS_OK;
 }
 
 enum status comm_share_parts(float *values, const size_t *begins)

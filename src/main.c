@@ -75,7 +75,9 @@ static enum status write_alone(struct settings *settings, const struct workload_
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
-        settings->prepare ? prepare_help(stdout) : settings_help(settings, stdout);
+        if (!settings->prepare)
+            return settings_help(settings, stdout);
+        prepare_help(stdout);
         return STATUS_OK;
     }
     if (settings->version) {

@@ -15,6 +15,7 @@
  *   BUSY        computes for 2 ms per reading of the utilisation
  *   SLOW        waits for 30 ms per reading of the utilisation
  *   UNSTEADY    returns a different SM clock at every third reading
+ *   BUSY_GPU    lists two processes on the GPU
  *   GENERATION  generation of the GPU's PCIe link (default: 5) */
 static const char fake_nvml[] =
     "#include <stdio.h>\n"
@@ -94,6 +95,17 @@ static const char fake_nvml[] =
     "    clock_gettime(CLOCK_MONOTONIC, &now);\n"
     "    unsigned long long ms = now.tv_sec * 1000ull + now.tv_nsec / 1000000;\n"
     "    *millijoules = ms / 100 * 100 * 250; return 0; }\n"
+    "#endif\n"
+    "#ifdef BUSY_GPU\n"
+    "struct process { unsigned pid; unsigned long long bytes; unsigned instances[2]; };\n"
+    "int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *list) {\n"
+    "    REFUSE_UNLESS(*count >= 2);\n"
+    "    list[0] = (struct process){4711, 2300000000, {0, 0}};\n"
+    "    list[1] = (struct process){4712, -1, {0, 0}};\n"
+    "    *count = 2; return 0; }\n"
+    "int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned length) {\n"
+    "    if (pid != 4711) return 6;\n"
+    "    return snprintf(text, length, \"/usr/bin/python3 train.py\") >= (int)length ? 7 : 0; }\n"
     "#endif\n"
     "#ifdef OLD\n"
     "int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { (void)device, (void)mw; return 3; }\n"

@@ -36,7 +36,7 @@
 /* The documented order of the columns, which scripts depend on. */
 static const char header[] =
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,"
-    "ranks_per_device,"
+    "ranks_per_device,gpu_others,"
     "batch,res,vertices,orbits,formula,draw,min_lit,random,seed,instance,classes,preset,preset_file,class,"
     "noise,line_width,radius,oval_x,oval_y,freq1,freq2,dtype,channels,layout,out_res,fit,mean,std,"
     "compute,"

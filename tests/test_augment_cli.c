@@ -112,6 +112,8 @@ Test(augment_cli, invalid_augmentation_options_are_refused)
         {"rand-m9-w0",
          "'rand-m9-w0' has the part 'w0'; the parts of timm that are known here are m, n, mstd"},
         {"rand-m", "'' is not a number"},
+        {"rand-m9-m5", "'rand-m9-m5' has the part 'm' twice; drop one"},
+        {"pdp2026-m9-m9", "'pdp2026-m9-m9' has the part 'm' twice; drop one"},
         {"rand-m9-mmax101", "'101' is out of range; it must be 1 to 100"},
         {"rand-n1.5", "'rand-n1.5' has no whole number of operations"},
         {"rand-m9-inc0", "'rand-m9-inc0' has inc0, which timm reads as inc1; leave inc out"},

@@ -60,7 +60,7 @@ Test(cli, help_names_every_option_and_exit_status)
     for (size_t w = 0; workload_table[w]; w++)
         cr_expect(strstr(out, workload_table[w]->summary));
     for (size_t w = 0; workload_table[w]; w++) {
-        run("--workload %s --help", workload_table[w]->name);
+        run("--workload %s --help --verbose", workload_table[w]->name);
         cr_expect(status == 0 && strstr(out, workload_table[w]->summary));
         for (size_t i = 0; i < COUNT_OF(shared); i++)
             expect_help_names(shared[i]);
@@ -94,12 +94,62 @@ Test(cli, the_short_help_fits_on_two_screens)
     free(all);
 }
 
+static void expect_page(const char *topic)
+{
+    run("--help %s", topic);
+    cr_expect(status == 0 && *out && count_of(out, "\n") <= 50, "--help %s: %d lines; divide its section",
+              topic, (int)count_of(out, "\n"));
+}
+
+/* Every workload and every section is a page of at most 50 lines. The page of a workload names all options.
+ */
+Test(cli, the_help_of_a_topic_is_one_page)
+{
+    static const char *const of_all[] = {"what-to-run", "output",      "CPU-and-GPU", "ranks",
+                                         "timing",      "information", "lists"};
+    char topic[128];
+    for (size_t i = 0; i < COUNT_OF(of_all); i++)
+        expect_page(of_all[i]);
+    for (size_t w = 0; workload_table[w]; w++) {
+        const struct workload *workload = workload_table[w];
+        expect_page(workload->name);
+        for (size_t i = 0; i < workload->option_count; i++) {
+            snprintf(topic, sizeof topic, " --%s", workload->options[i].name);
+            const char *found = strstr(out, topic);
+            while (found && !strchr(" \n", found[strlen(topic)]))
+                found = strstr(found + 1, topic);
+            cr_expect(found, "--help %s lacks%s", workload->name, topic);
+        }
+        for (const struct option_section *section = workload->option_sections; section->title; section++) {
+            snprintf(topic, sizeof topic, "%s/%s", workload->name, section->title);
+            for (char *at = topic; (at = strchr(at, ' '));)
+                *at = '-';
+            expect_page(topic);
+            snprintf(topic, sizeof topic, "  --%s ", section->first);
+            cr_expect(strstr(out, topic), "%s", out);
+        }
+    }
+    run_well("--help train/loss");
+    char *page = strdup(out);
+    run_well("--workload train --help loss");
+    cr_expect_str_eq(out, page);
+    run_well("--variant train-naive --help train/loss");
+    cr_expect_str_eq(out, page);
+    free(page);
+    expect_prints("  --lr RATE", "--help train/lr");
+    expect_prints("(default 0.1)", "--recipe paper --help train/label-smoothing");
+    expect_failure(2, "no topic or option is named 'optimiser'; did you mean 'optimizer'?",
+                   "--help train/optimiser");
+    expect_failure(2, "--help and --workload NAME --help list the topics", "--help xyzzyplugh");
+    expect_failure(2, "unexpected argument 'loss'", "--variant naive loss");
+}
+
 /* Every option is in exactly one section, because the first section begins with the first option. */
 Test(cli, the_help_of_a_workload_has_sections)
 {
-    static const char *const of_train[] = {"\ndata:\n  --data",        "\nnetwork:\n  --model",
-                                           "\noptimizer:\n  --recipe", "\naugmentation:\n  --shift",
-                                           "\nranks:\n  --sync",       "\noutput:\n  --checkpoint"};
+    static const char *const of_train[] = {
+        "\ndata:\n  --data",          "\nnetwork:\n  --model",          "\ntraining:\n  --recipe",
+        "\naugmentation:\n  --shift", "\nparallel training:\n  --sync", "\noutput:\n  --checkpoint"};
     for (size_t w = 0; workload_table[w]; w++) {
         const struct workload *workload = workload_table[w];
         const struct option_section *section = workload->option_sections;
@@ -108,7 +158,7 @@ Test(cli, the_help_of_a_workload_has_sections)
         for (; section->title; section++)
             cr_expect(option_in_table(workload->options, workload->option_count, section->first), "%s: %s",
                       workload->name, section->first);
-        run("--workload %s --help", workload->name);
+        run("--workload %s --help -v", workload->name);
         for (size_t i = 0; i < workload->option_count; i++) {
             char option[80];
             snprintf(option, sizeof option, "\n  --%s", workload->options[i].name);
@@ -118,7 +168,7 @@ Test(cli, the_help_of_a_workload_has_sections)
             cr_expect_eq(count, 1, "%s --%s", workload->name, workload->options[i].name);
         }
     }
-    run_well("--workload train --help");
+    run_well("--workload train --help --verbose");
     const char *at = out; /* the sections have this order */
     for (size_t i = 0; i < COUNT_OF(of_train); i++) {
         const char *found = strstr(at, of_train[i]);

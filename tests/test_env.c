@@ -3,6 +3,7 @@
 #include "machine/env.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
+#include "run/gpu_others.h"
 
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
@@ -253,6 +254,21 @@ Test(nvml, reads_a_gpu)
     cr_expect(eq(str, tiny, ""));
 }
 
+Test(nvml, names_the_processes_on_a_gpu)
+{
+    struct gpu_process processes[2];
+    size_t count;
+    char text[256];
+    load_fake_nvml(folder, "-DBUSY_GPU");
+    cr_assert(nvml_gpu_processes("0000:17:00.0", processes, 2, &count) == STATUS_OK, "%s", status_text());
+    cr_expect(eq(sz, count, 2));
+    gpu_others_text(processes, count, text, sizeof text);
+    cr_expect(eq(str, text, "pid 4711 (python3, 2.3 GB), pid 4712 (name unknown)"));
+    cr_assert(nvml_gpu_processes("0000:17:00.0", processes, 1, &count) == STATUS_OK);
+    cr_expect(eq(sz, count, 2));
+    cr_expect(nvml_gpu_processes("0000:18:00.0", processes, 2, &count) == STATUS_UNAVAILABLE && count == 0);
+}
+
 Test(nvml, reads_the_traffic_on_the_bus)
 {
     struct gpu_traffic traffic;
@@ -320,6 +336,8 @@ Test(nvml, accepts_a_driver_without_readings)
 Test(nvml, accepts_a_gpu_that_refuses_readings)
 {
     load_fake_nvml(folder, "-DMUTE");
+    size_t processes;
+    cr_expect(nvml_gpu_processes("0000:17:00.0", NULL, 0, &processes) == STATUS_UNAVAILABLE);
     expect_nothing_known();
 }
 

@@ -29,6 +29,10 @@ Test(infer, reads_exported_parameters)
     cr_expect_str_eq(value(out, 1, "epoch"), "");
     cr_expect_str_eq(value(out, 1, "model"), "logreg");
     EXPECT(0, "cmp p.csv q.csv");
+    /* A folder whose name looks like an option does not change the model. */
+    EXPECT(0, "$P --prepare 'a model=cnn' --from digits --samples 60 && $P --variant train-naive --data 'a "
+              "model=cnn' --model logreg --batch 8 --epochs 1 --export b.safetensors >/dev/null && " RUN
+              "--data 'a model=cnn' --checkpoint b.safetensors");
     /* the probabilities sum to 1, are sorted, and have the accuracy and the loss of the row */
     EXPECT(0, PREDICTIONS
            "p = [[float(r[\"probability_%%d\" %% k]) for k in range(1, 11)] for r in rows]; "
@@ -132,6 +136,12 @@ Test(infer, rejects_unsuitable_options_and_files)
     EXPECT(2, "$P --variant infer-naive,infer-naive --checkpoint k --predictions p");
     EXPECT(0, "cat mine.csv");
     cr_expect_str_eq(out, "mine\n");
+    /* - is stdout, and the rows go to stderr. */
+    EXPECT(0, RUN "--checkpoint k --predictions p.csv");
+    EXPECT(0, RUN "--checkpoint k --predictions - 2>rows >q.csv && cmp p.csv q.csv && ! test -e ./- && grep "
+                  "infer-naive, rows");
+    EXPECT_PRINTS(1, "stdout could not be written", RUN "--checkpoint k --predictions - >/dev/full");
+    EXPECT_PRINTS(2, "--out: it does not write to stdout; name a file, or ./-", RUN "--checkpoint k --out -");
     /* An earlier file of predictions is replaced. */
     EXPECT(0, RUN "--checkpoint k --predictions p.csv && " RUN "--checkpoint k --predictions p.csv");
 }

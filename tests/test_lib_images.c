@@ -953,6 +953,8 @@ Test(lib_images, fields_of_streams_are_checked)
     REFUSED(resident_bytes, 1, FDSL_INVALID, "resident_bytes: it has no effect on generated images");
     REFUSED(rand_augment, 9, FDSL_INVALID, "rand_augment: it has no effect on generated images");
     REFUSED(rand_augment_ops, 3, FDSL_INVALID, "rand_augment_ops: it has no effect on generated images");
+    REFUSED(rand_augment_policy, "rand-m9", FDSL_INVALID,
+            "rand_augment_policy: it has no effect on generated images");
     REFUSED(erasing, 0.5, FDSL_INVALID, "erasing: it has no effect on generated images");
     REFUSED(brightness[1], 2, FDSL_INVALID, "brightness: it has no effect on generated images");
     REFUSED(hue[0], -0.5, FDSL_INVALID, "hue: it has no effect on generated images");

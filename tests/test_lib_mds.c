@@ -231,6 +231,9 @@ Test(mds, columns_are_refused_by_name)
         {"n", NULL, NULL, "its column 'n' has the encoding str_int, which is no image"},
         {NULL, "meta", NULL, "its column 'meta' has JSON: name a field, as in --label meta:FIELD"},
         {"c", "n", NULL, "its column 'c' has arrays of int8 with 2 axes, but images are arrays of uint8"},
+        {NULL, "cls", NULL,
+         "--label: the set has no such column; its columns are p, g, k, f, n, meta, c, v, big"},
+        {"left", "n", NULL, "--image: the set has no such column"},
         {NULL, NULL, NULL, "its column 'p' has the encoding pil"},
         {"v", "n", NULL, "has another shape or type than that of the first sample"},
         {NULL, "big", NULL, "its big.uint64 is not an integer of 32 bits"}};

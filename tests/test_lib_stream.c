@@ -171,6 +171,8 @@ static void set_jitter(const struct jitter *jitter, struct fdsl_stream_config *c
     config->blur_sigma[1] = (double)jitter->sigma_max;
 }
 
+#define POLICY "rand-m9-n3-mstd0.5-inc1"
+
 /* Random crops, flips and normalised floats, on one to five ranks, over the end of an epoch; with `augment`,
  * also what it describes. */
 static void expect_training(const struct augment *augment, struct mixing mixing)
@@ -189,6 +191,10 @@ static void expect_training(const struct augment *augment, struct mixing mixing)
     memcpy(config.std, (double[]){0.229, 0.224, 0.225}, sizeof config.std);
     config.rand_augment = augment->operations ? augment->magnitude : -1;
     config.rand_augment_ops = augment->operations ? augment->operations : 2;
+    if (augment->policy.kind == AUGMENT_TIMM) {
+        config.rand_augment = -1;
+        config.rand_augment_policy = POLICY;
+    }
     config.erasing = augment->erasing;
     config.mixup = mixing.mixup;
     config.cutmix = mixing.cutmix;
@@ -254,6 +260,18 @@ Test(lib_stream, randaugment_and_erasing_are_those_of_the_trainer)
     expect_training(
         &(struct augment){
             .flip = true, .operations = 3, .magnitude = 25, .erasing = 0.5f, .height = SIDE, .width = SIDE},
+        (struct mixing){0});
+}
+
+/* Outside of an image is the mean, as timm fills. */
+Test(lib_stream, policies_of_timm_are_those_of_the_trainer)
+{
+    struct rand_augment rand;
+    must(rand_augment_parse("", POLICY, &rand));
+    memcpy(rand.policy.fill, (uint8_t[]){124, 116, 104}, sizeof rand.policy.fill);
+    expect_training(
+        &(struct augment){
+            .flip = true, .operations = rand.operations, .magnitude = rand.magnitude, .policy = rand.policy},
         (struct mixing){0});
 }
 
@@ -1353,6 +1371,8 @@ Test(lib_stream, every_field_is_checked)
     REFUSED(grayscale_p, -0.1);
     REFUSED(color_jitter_p, 0.5); /* there is nothing to apply */
     REFUSED(rand_augment, NAN);
+    REFUSED(rand_augment_policy, "rand-m9-m5");
+    REFUSED(rand_augment_policy, "9");
     REFUSED(rand_augment_ops, 0);
     REFUSED(rand_augment_ops, 17);
     REFUSED(erasing, 0.5); /* of bytes */

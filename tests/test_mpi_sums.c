@@ -8,6 +8,7 @@
 #ifdef _OPENMP
 #include "../cpu/train/omp_kernel.h"
 #endif
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include "core/array.h"
@@ -195,6 +196,75 @@ __attribute__((constructor)) static void be_rank(void)
 Test(mpi_sums, arrays_are_added_up_in_rank_order)
 {
     run_as_ranks(COUNTED, 1, 5);
+}
+
+/* ---- Device memory ---- */
+
+#define ON_DEVICE   "FDSL_TEST_DEVICE" /* variable of the ranks that pass pointers to device memory to MPI */
+#define FAKE_DEVICE 0x600000000000     /* as in mpi_cuda.c */
+#define FAKE_BYTES  ((size_t)1 << 20)
+
+/* The values are in memory that the host cannot access, so a copy or a sum on the host ends the rank. */
+static int add_up_on_device(size_t count)
+{
+    float *values = mmap((void *)FAKE_DEVICE, FAKE_BYTES, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (values == MAP_FAILED)
+        return 1;
+    for (size_t i = 0; i < count; i++)
+        values[i] = (float)((size_t)comm_rank() * 1000 + i % 977);
+    int wrong =
+        mprotect(values, FAKE_BYTES, PROT_NONE) || comm_cuda_sum(STATUS_OK, values, count) != STATUS_OK;
+    const enum status mine = comm_rank() == 1 ? status_set(STATUS_WRONG, "planted") : STATUS_OK;
+    wrong |= mprotect(values, FAKE_BYTES, PROT_READ);
+    for (size_t i = 0; !wrong && i < count; i++)
+        wrong = values[i] != (float)((size_t)comm_size() * (1000 * ((size_t)comm_size() - 1) / 2 + i % 977));
+    return wrong || comm_cuda_sum(mine, values, count) != STATUS_WRONG ||
+           strcmp(status_text(), "rank 1: planted") != 0;
+}
+
+__attribute__((constructor)) static void be_rank_with_device(void)
+{
+    static const size_t counts[] = {1, 3, 7, 1009, 131073};
+    const char *ranks = getenv(ON_DEVICE);
+    if (!ranks)
+        return;
+    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(ranks);
+    if (getenv("MPI_CUDA_OFF"))
+        wrong |= comm_cuda_probe() != STATUS_UNAVAILABLE ||
+                 !strstr(status_text(), "does not take pointers to GPU memory; use --sync mpi");
+    else
+        wrong |= comm_cuda_probe() != STATUS_OK;
+    for (size_t i = 0; !wrong && !getenv("MPI_CUDA_OFF") && i < COUNT_OF(counts); i++)
+        wrong = add_up_on_device(counts[i]);
+    comm_close();
+    _exit(wrong);
+}
+
+static char root[PATH_MAX]; /* the folder in which the tests were started */
+__attribute__((constructor)) static void keep_root(void)
+{
+    if (!getcwd(root, sizeof root))
+        *root = '\0';
+}
+
+Test(mpi_sums, mpi_gets_pointers_to_device_memory)
+{
+    char self[PATH_MAX] = "";
+    shell("mpicc -shared -fPIC -o mpi_cuda.so %s/tests/mpi_cuda.c -ldl", root);
+    if (status != 0)
+        cr_skip_test("mpicc cannot build the stand-in: %s", err);
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        shell("timeout 100 mpirun --bind-to none -x LD_PRELOAD=$PWD/mpi_cuda.so -x " ON_DEVICE "=%d -n %d %s",
+              ranks, ranks, self);
+        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+        cr_expect_not_null(strstr(err, "mpi_cuda: 10 sums of 1056744 bytes in device memory"), "%s", err);
+    }
+    shell("timeout 100 mpirun --bind-to none -x LD_PRELOAD=$PWD/mpi_cuda.so -x MPI_CUDA_OFF=1 -x " ON_DEVICE
+          "=2 -n 2 %s",
+          self);
+    cr_expect_eq(status, 0, "exit %d: %s", status, err);
 }
 
 /* ---- Warnings ---- */

@@ -548,10 +548,41 @@ Test(mpi_train, options_that_ranks_cannot_use_are_refused)
         run(3, line);
         cr_expect(status == 2 && strstr(err, cases[i].message), "%s: %d: %s", cases[i].options, status, err);
     }
-    run(2, "--workload infer --variant infer-naive --checkpoint k");
-    cr_expect(status == 2 && strstr(err, "inference runs on one rank"), "%d: %s", status, err);
     run(2, LEARN "--variant train-cuda");
     cr_expect(status == 4 && strstr(err, "variant 'train-cuda' cannot"), "%d: %s", status, err);
+}
+
+/* ---- Inference ---- */
+
+/* Three ranks divide 20 samples unevenly, and give the predictions and the accuracy of one rank, in its
+ * order. */
+Test(mpi_train, ranks_divide_the_test_set_of_inference)
+{
+    char one[8][64];
+    run_well(0, LEARN "--checkpoint k");
+    if (strstr(err, "xxHash"))
+        cr_skip_test("this build writes no checkpoints");
+#define INFER "--variant infer-naive --checkpoint k --batch 3 --loops 10 --format csv "
+    static const char *const columns[] = {"test_loss", "test_acc", "test_samples"};
+    run_well(0, INFER "--predictions one.csv");
+    for (size_t i = 0; i < COUNT_OF(columns); i++)
+        snprintf(one[i], sizeof one[i], "%s", value(out, 1, columns[i]));
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        run_well(ranks, INFER "--verify --predictions all.csv");
+        for (size_t i = 0; i < COUNT_OF(columns); i++)
+            cr_expect_str_eq(value(out, 1, columns[i]), one[i], "%d ranks: %s", ranks, columns[i]);
+        cr_expect(same_files("one.csv", "all.csv"), "%d ranks", ranks);
+        run_well(ranks, INFER "--predictions -");
+        read_text("one.csv", err);
+        cr_expect_str_eq(out, err, "%d ranks", ranks);
+    }
+    run(2, INFER "--scaling strong");
+    cr_expect(status == 2 && strstr(err, "--scaling strong: the ranks of infer have a whole batch"), "%s",
+              err);
+    shell("cp -r k k1 && timeout 50 mpirun --bind-to none -n 2 sh -c '$PROGRAM " INFER
+          "--test-size $((19 + OMPI_COMM_WORLD_RANK))'");
+    cr_expect(status == 2 && strstr(err, "differ from those of rank 0"), "%d: %s", status, err);
+#undef INFER
 }
 
 /* ---- Faults ---- */

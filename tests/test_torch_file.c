@@ -200,8 +200,77 @@ Test(torch_file, bad_pickles_are_refused)
     blob_add(&blob, "\x80\x04N.", 4);
     put_torch("bad.pt", 15);
     expect_bad("bad.pt", "protocol 4");
-    put("bad.pt", "\x80\x02\x8A\x0A....", 8);
-    expect_bad("bad.pt", "before 1.6");
+}
+
+/* ---- The format before version 1.6 ---- */
+
+/* Reads a file of tests/data/checkpoints/, and writes the first `count` bytes to bad.pt; all if `count` is 0.
+ */
+static size_t copy_checkpoint(const char *name, size_t count, size_t at, int change)
+{
+    char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/tests/data/checkpoints/%s", root, name);
+    FILE *file = fopen(path, "rb");
+    cr_assert_not_null(file, "%s", path);
+    blob.count = fread(blob.bytes, 1, sizeof blob.bytes, file);
+    fclose(file);
+    blob.bytes[at] ^= (uint8_t)change;
+    put("bad.pt", blob.bytes, count ? count : blob.count);
+    return blob.count;
+}
+
+/* make.py wrote both files from the same object: views, several types, an empty tensor, and plain objects. */
+Test(torch_file, older_files_have_the_tensors_of_new_ones)
+{
+    struct tensor_file older, newer;
+    copy_checkpoint("legacy.pt", 0, 0, 0);
+    cr_assert_eq(tensor_file_open("bad.pt", &older), STATUS_OK, "%s", status_text());
+    rename("bad.pt", "old.pt");
+    copy_checkpoint("legacy_zip.pt", 0, 0, 0);
+    cr_assert_eq(tensor_file_open("bad.pt", &newer), STATUS_OK, "%s", status_text());
+    cr_assert(older.count == newer.count && older.count == 8, "%zu", older.count);
+    for (size_t i = 0; i < older.count; i++) {
+        const struct tensor *one = &older.tensors[i], *other = &newer.tensors[i];
+        unsigned char read[2][256];
+        cr_expect_str_eq(one->name, other->name);
+        cr_expect_str_eq(one->type, other->type, "%s", one->name);
+        cr_assert(one->axes == other->axes && one->bytes == other->bytes && one->bytes <= sizeof read[0]);
+        cr_expect_arr_eq(one->shape, other->shape, one->axes * sizeof *one->shape, "%s", one->name);
+        cr_assert_eq(tensor_read(&older, one, read[0]), STATUS_OK);
+        cr_assert_eq(tensor_read(&newer, other, read[1]), STATUS_OK);
+        cr_expect_arr_eq(read[0], read[1], one->bytes, "%s", one->name);
+    }
+    tensor_file_close(&older);
+    tensor_file_close(&newer);
+}
+
+Test(torch_file, broken_older_files_are_refused)
+{
+    const size_t bytes = copy_checkpoint("legacy.pt", 0, 0, 0);
+    struct tensor_file file;
+    for (size_t count = 16; count < bytes; count += 7) {
+        copy_checkpoint("legacy.pt", count, 0, 0);
+        cr_expect_eq(tensor_file_open("bad.pt", &file), STATUS_FAILED, "%zu bytes", count);
+        tensor_file_close(&file);
+    }
+    /* any changed byte gives an error or a list of tensors, but no invalid access */
+    for (size_t at = 0; at < bytes; at++) {
+        copy_checkpoint("legacy.pt", 0, at, 0x41);
+        (void)tensor_file_open("bad.pt", &file);
+        tensor_file_close(&file);
+    }
+    copy_checkpoint("legacy.pt", 0, 0, 0);
+    blob_add(&blob, "x", 1);
+    put("bad.pt", blob.bytes, blob.count);
+    expect_bad("bad.pt", "it has 1 bytes after its last storage");
+    uint8_t *little = memmem(blob.bytes, blob.count, "little_endian", 13);
+    for (little += 13; *little != 0x88; little++) /* NEWTRUE */
+        ;
+    *little = 0x89;
+    put("bad.pt", blob.bytes, bytes);
+    expect_bad("bad.pt", "it does not say that its values are little-endian");
+    copy_checkpoint("legacy.pt", bytes - 1, 0, 0);
+    expect_bad("bad.pt", "or the file is truncated");
 }
 
 /* Adds an entry of a dict whose value is a dict of so many tensors. */

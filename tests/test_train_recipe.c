@@ -106,10 +106,10 @@ Test(train_recipe, each_part_can_be_switched_off)
 Test(train_recipe, help_has_one_default_per_option)
 {
     EXPECT_PRINTS(0, "--drop-path RATE rate of stochastic depth",
-                  "$P --workload train --recipe paper --help | tr -s '\\n ' ' '");
+                  "$P --workload train --recipe paper --help -v | tr -s '\\n ' ' '");
     EXPECT_OUT("in the first block (default 0.1) --", "as --fit says; none: keep their size (default 224)");
     EXPECT_PRINTS(0, "in the first block (default: the network's own rate) --",
-                  "$P --workload train --help | tr -s '\\n ' ' '");
+                  "$P --workload train --help -v | tr -s '\\n ' ' '");
 }
 
 Test(train_recipe, mean_and_std_belong_together)
@@ -198,6 +198,9 @@ Test(train_recipe, options_without_effect_are_refused)
         {"--lr-cooldown 1", "--lr-cooldown needs --lr-schedule cosine, polynomial or tanh"},
         {"--lr-k-decay 2", "--lr-k-decay needs --lr-schedule cosine, polynomial or tanh"},
         {"--lr-schedule cosine --lr-cycle-decay 0.5", "--lr-cycle-decay needs --lr-cycles N"},
+        {"--lr-schedule cosine --lr-cycle-mul 2", "--lr-cycle-mul needs --lr-cycles N"},
+        {"--lr-schedule cosine --lr-cycles 8 --lr-cycle-mul 100",
+         "--lr-cycle-mul 100: the first of 8 cycles would have less than one step"},
         {"--lr-noise-limit 0.5", "--lr-noise-limit needs --lr-noise EPOCH"},
         {"--lr-step 0", "--lr-step"},
         {"--ema-warmup", "--ema-warmup needs --ema DECAY"},

@@ -52,6 +52,8 @@ static const struct {
     {"cosine", {.kind = SCHEDULE_COSINE}},
     {"cosine-k", {.kind = SCHEDULE_COSINE, .k_decay = 1.5}},
     {"cosine-cycles", {.kind = SCHEDULE_COSINE, .cycles = 2, .cycle_decay = 0.5}},
+    {"cosine-mul", {.kind = SCHEDULE_COSINE, .cycles = 2, .cycle_decay = 0.5, .cycle_mul = 3}},
+    {"polynomial-mul", {.kind = SCHEDULE_POLYNOMIAL, .power = 2, .k_decay = 1, .cycles = 2, .cycle_mul = 3}},
     {"polynomial-k", {.kind = SCHEDULE_POLYNOMIAL, .power = 2, .k_decay = 0.7}},
     {"tanh", {.kind = SCHEDULE_TANH}},
     {"step", {.kind = SCHEDULE_STEP, .decay_steps = 10.75, .gamma = 0.5}},

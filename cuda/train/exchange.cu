@@ -1,7 +1,8 @@
 /* Exchanges of gradients in device memory. `peer` and `nccl` add them up on the device (allreduce.cuh), on a
  * separate stream, while the engine computes the remaining gradients. `mpi` copies them to pinned host
  * memory, adds them up over MPI, and copies the sums back. While the host adds up one piece, the device
- * copies the next one and computes the remaining gradients. */
+ * copies the next one and computes the remaining gradients. `mpi-cuda` passes the addresses of the gradients
+ * to MPI, which adds up one part while the device computes the remaining gradients. */
 #include "train/exchange.h"
 
 #include <math.h>
@@ -205,16 +206,16 @@ const struct exchange_method exchange_peer_fused = {.name = "peer-fused",
 const struct exchange_method exchange_nccl = on_device<&allreduce_nccl>("nccl");
 }
 
-/* ---- mpi ---- */
+/* ---- mpi and mpi-cuda ---- */
 
 struct piece {
-    float *gradients, *host; /* device memory; pinned host memory */
+    float *gradients, *host; /* device memory; pinned host memory, or NULL with mpi-cuda */
     size_t count;
-    cudaEvent_t copied; /* recorded after the copy to the host */
+    cudaEvent_t copied; /* recorded after the copy to the host; with mpi-cuda, when the gradients are final */
 };
 
 struct staged {
-    float *host; /* room for all gradients */
+    float *host; /* room for all gradients; NULL with mpi-cuda */
     struct piece *pieces;
     struct exchange_pieces sums;
     size_t piece_max, piece_count; /* piece_count: pieces of the current step */
@@ -232,14 +233,21 @@ static enum status staged_probe(const struct engine *engine)
     return on_device_probe(engine);
 }
 
-static enum status open_staged(struct staged *self, int device, size_t count)
+static enum status mpi_cuda_probe(const struct engine *engine)
+{
+    TRY(staged_probe(engine));
+    return comm_cuda_probe();
+}
+
+static enum status open_staged(struct staged *self, int device, size_t count, bool copies)
 {
     /* Each part of the gradients begins a new piece, so there may be one additional piece per layer. */
     self->piece_max = count / EXCHANGE_PIECE_VALUES + 1 + MODEL_LAYERS_MAX;
     self->pieces = static_cast<struct piece *>(calloc(self->piece_max, sizeof *self->pieces));
     TRY(ALLOCATED(self->pieces, "out of memory for the exchange"));
     CUDA_TRY(cudaSetDevice(device));
-    CUDA_TRY(cudaHostAlloc(&self->host, count * sizeof *self->host, cudaHostAllocDefault));
+    if (copies)
+        CUDA_TRY(cudaHostAlloc(&self->host, count * sizeof *self->host, cudaHostAllocDefault));
     TRY(stream_open(&self->out));
     TRY(stream_open(&self->in));
     for (cudaEvent_t *event : {&self->ready, &self->done})
@@ -249,11 +257,11 @@ static enum status open_staged(struct staged *self, int device, size_t count)
     return waits_open(&self->waits);
 }
 
-static enum status staged_open(struct exchange *exchange)
+template <bool COPIES> static enum status staged_open(struct exchange *exchange)
 {
     struct staged *self = static_cast<struct staged *>(calloc(1, sizeof *self));
     exchange->state = self;
-    return comm_agree(self ? open_staged(self, exchange->device, exchange->count)
+    return comm_agree(self ? open_staged(self, exchange->device, exchange->count, COPIES)
                            : status_set(STATUS_EXHAUSTED, "out of memory"));
 }
 
@@ -278,16 +286,17 @@ static void staged_close(struct exchange *exchange)
     free(self);
 }
 
-/* Enqueues the copy of a piece to the host. */
+/* Enqueues the copy of a piece to the host, unless MPI reads it in device memory. */
 static enum status take_piece(struct staged *self, float *gradients, size_t count)
 {
     struct piece *piece = &self->pieces[self->piece_count++];
     piece->gradients = gradients;
-    piece->host = self->host + self->used;
+    piece->host = self->host ? self->host + self->used : NULL;
     piece->count = count;
     self->used += count;
-    CUDA_TRY(cudaMemcpyAsync(piece->host, gradients, count * sizeof *gradients, cudaMemcpyDeviceToHost,
-                             self->out));
+    if (piece->host)
+        CUDA_TRY(cudaMemcpyAsync(piece->host, gradients, count * sizeof *gradients, cudaMemcpyDeviceToHost,
+                                 self->out));
     return CUDA_STATUS(cudaEventRecord(piece->copied, self->out));
 }
 
@@ -296,17 +305,19 @@ static enum status staged_begin(struct exchange *exchange, float *gradients, siz
     struct staged *self = static_cast<struct staged *>(exchange->state);
     CUDA_TRY(cudaEventRecord(self->ready, static_cast<cudaStream_t>(stream)));
     CUDA_TRY(cudaStreamWaitEvent(self->out, self->ready, 0));
-    for (size_t done = 0; done < count; done += EXCHANGE_PIECE_VALUES)
-        TRY(take_piece(self, gradients + done,
-                       count - done < EXCHANGE_PIECE_VALUES ? count - done : EXCHANGE_PIECE_VALUES));
+    const size_t most = self->host ? EXCHANGE_PIECE_VALUES : count; /* MPI divides the others itself */
+    for (size_t done = 0; done < count; done += most)
+        TRY(take_piece(self, gradients + done, count - done < most ? count - done : most));
     return STATUS_OK;
 }
 
 /* Waits until a piece is in host memory, adds it up over all ranks, and enqueues the copy of the sums to the
- * device. */
+ * device. With mpi-cuda, waits until it is final; MPI adds it up. */
 static enum status add_up_piece(struct staged *self, struct piece *piece)
 {
     const enum status copied = CUDA_STATUS(cudaEventSynchronize(piece->copied));
+    if (!piece->host)
+        return comm_cuda_sum(copied, piece->gradients, piece->count);
     TRY(exchange_piece_sum(&self->sums, (size_t)(piece - self->pieces), copied, piece->host, piece->count));
     return CUDA_STATUS(cudaMemcpyAsync(piece->gradients, piece->host, piece->count * sizeof *piece->host,
                                        cudaMemcpyHostToDevice, self->in));
@@ -330,10 +341,21 @@ static enum status staged_settle(struct exchange *exchange)
     return waits_settle(&self->waits, &exchange->spent_s);
 }
 
-extern "C" const struct exchange_method exchange_staged = {.name = "mpi",
-                                                           .probe = staged_probe,
-                                                           .open = staged_open,
-                                                           .close = staged_close,
-                                                           .begin = staged_begin,
-                                                           .end = staged_end,
-                                                           .settle = staged_settle};
+template <bool COPIES>
+static constexpr struct exchange_method over_mpi(const char *name,
+                                                 enum status (*probe)(const struct engine *))
+{
+    return {.name = name,
+            .named = !COPIES,
+            .probe = probe,
+            .open = staged_open<COPIES>,
+            .close = staged_close,
+            .begin = staged_begin,
+            .end = staged_end,
+            .settle = staged_settle};
+}
+
+extern "C" {
+const struct exchange_method exchange_staged = over_mpi<true>("mpi", staged_probe);
+const struct exchange_method exchange_mpi_cuda = over_mpi<false>("mpi-cuda", mpi_cuda_probe);
+}

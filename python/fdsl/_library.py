@@ -156,7 +156,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("resident", c_int), ("wait_s", c_double),
         ("brightness", c_double * 2), ("contrast", c_double * 2), ("saturation", c_double * 2), ("hue", c_double * 2),
         ("color_jitter_p", c_double), ("grayscale_p", c_double), ("blur_p", c_double), ("blur_sigma", c_double * 2),
-        ("blur_kernel", c_uint32), ("axes", c_char_p),
+        ("blur_kernel", c_uint32), ("axes", c_char_p), ("rand_augment_policy", c_char_p),
     ]  # fmt: skip
 
 

@@ -261,10 +261,11 @@ class RandomResizedCrop(NamedTuple):
 
 class RandAugment(NamedTuple):
     """Changes each image by num_ops random operations, after the crop and the flip. magnitude: 0 to 30, as in RandAugment of
-    torchvision. The operations are those of fdsl-bench --rand-augment, with the same bits; the CPU applies them."""
+    torchvision; or a policy as text: timm's, such as "rand-m9-mstd0.5-inc1", or "pdp2026-m28". The part n of a policy replaces
+    num_ops. The operations are those of fdsl-bench --rand-augment, with the same bits; the CPU applies them."""
 
     num_ops: int = 2
-    magnitude: float = 9
+    magnitude: Union[float, str] = 9
 
 
 class ColorJitter(NamedTuple):
@@ -344,7 +345,10 @@ def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
             _set_fit(c, transform)
         elif kind is RandAugment:
             c.rand_augment_ops = integer("transforms: num_ops", transform.num_ops, 1, 16)
-            c.rand_augment = number("transforms: magnitude", transform.magnitude, 0, 30)
+            if isinstance(transform.magnitude, str) and transform.magnitude.startswith(("rand", "pdp2026")):
+                c.rand_augment_policy = transform.magnitude.encode()
+            else:
+                c.rand_augment = number("transforms: magnitude", transform.magnitude, 0, 30)
         elif kind is ColorJitter:
             _set_jitter(c, transform)
         elif kind is RandomGrayscale:

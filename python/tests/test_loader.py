@@ -203,6 +203,7 @@ def test_changes_of_images(digits: pathlib.Path) -> None:
     assert (0.01 < different).all() and (different < 0.4).all()
     assert abs(float(erased.numpy()[plain.numpy() != erased.numpy()].std()) - 1) < 0.1
     wanted = None
+    assert batches_of(opened(digits, transforms=[CROP, fdsl.RandAugment(2, "rand-m9-mstd0.5-inc1")])) != batches_of(opened(digits))
     for name, threads in (("f", 1), ("m", 2), ("m", 3)):
         loader = opened(digits, name, transforms=[CROP, fdsl.RandAugment(2, 20)], num_threads=threads)
         epochs = [batches_of(loader), batches_of(loader)]
@@ -727,7 +728,8 @@ def test_every_argument_is_checked(digits: pathlib.Path) -> None:
         ({"transforms": [fdsl.RandAugment(), CROP]}, ValueError, "transforms: give one size or crop"),
         ({"transforms": [CROP, fdsl.RandAugment(0)]}, ValueError, "transforms: num_ops: 0 is out of range"),
         ({"transforms": [CROP, fdsl.RandAugment(2, 31)]}, ValueError, "transforms: magnitude: 31 is out of range"),
-        ({"transforms": [CROP, fdsl.RandAugment(2, "9")]}, TypeError, "transforms: magnitude: "),  # type: ignore[arg-type]
+        ({"transforms": [CROP, fdsl.RandAugment(2, "9")]}, TypeError, "transforms: magnitude: "),
+        ({"transforms": [CROP, fdsl.RandAugment(2, "rand-m9-m5")]}, ValueError, "'rand-m9-m5' has the part 'm' twice"),
         ({"transforms": [CROP, fdsl.ColorJitter()]}, ValueError, "transforms: ColorJitter changes nothing"),
         ({"transforms": [CROP, fdsl.ColorJitter((1, 1), hue=(0, 0))]}, ValueError, "transforms: ColorJitter changes nothing"),
         ({"transforms": [CROP, fdsl.ColorJitter(hue=0.6)]}, ValueError, "transforms: hue: 0.6 is out of range"),

@@ -144,6 +144,16 @@ assert abs(saved - wanted) < 0.02 * wanted + 4096, (saved, wanted)
 END
 }
 
+# With mpi-cuda, MPI gets the addresses of the gradients in GPU memory. tests/mpi_cuda.c stands in for an MPI that takes them.
+# On two ranks, a sum has only one order, so the parameters must be bit-identical to those with mpi.
+device_addresses() { # variant, model
+    local name=$work/device-$1
+    on_ranks 2 --data digits --variant "$1" --model "$2" --sync mpi --train-size 500 --batch 16 --epochs 2 --export "$name-1" &&
+        LD_PRELOAD=$work/mpi_cuda.so on_ranks 2 --data digits --variant "$1" --model "$2" --sync mpi-cuda --train-size 500 --batch 16 \
+            --epochs 2 --verify --export "$name-2" 2>"$name.err" && cat "$name.err" &&
+        grep -q 'mpi_cuda: [1-9][0-9]* sums of [1-9][0-9]* bytes in device memory' "$name.err" && cmp "$name-1" "$name-2"
+}
+
 augmented=(--data synth --classes 5 --res 40 --out-res 32 --train-size 90 --fit random-resized-crop --flip
     --rand-augment 28 --erasing 0.25 --repeats 2 --mixup 0.8 --cutmix 1)
 for method in $methods; do
@@ -193,6 +203,10 @@ for method in $methods; do
     [[ $method == mpi || ! $vit ]] || check "$method: train-vit, augmented and mixed samples" on_ranks "$ranks" --epochs 1 \
         --variant train-vit --model vit-micro --sync "$method" --verify --batch 8 --optimizer adamw "${augmented[@]}"
 done
+if mpicc -shared -fPIC -o "$work/mpi_cuda.so" tests/mpi_cuda.c -ldl 2>/dev/null; then
+    check 'mpi-cuda: MPI gets addresses in GPU memory, train-cuda' device_addresses train-cuda cnn
+    check 'mpi-cuda: MPI gets addresses in GPU memory, train-bf16' device_addresses train-bf16 lenet
+fi
 for variant in train-cuda train-bf16; do
     check "peer-fused: $variant is bit-identical to peer" same_as_peer "$variant"
     check "peer-fused: $variant resumes" resumes "$variant"

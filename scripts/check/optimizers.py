@@ -63,6 +63,8 @@ SCHEDULES = {
     "cosine": {"kind": "cosine"},
     "cosine-k": {"kind": "cosine", "k": 1.5},
     "cosine-cycles": {"kind": "cosine", "cycles": 2, "cycle-decay": 0.5},
+    "cosine-mul": {"kind": "cosine", "cycles": 2, "cycle-decay": 0.5, "cycle-mul": 3},
+    "polynomial-mul": {"kind": "polynomial", "power": 2.0, "k": 1.0, "cycles": 2, "cycle-mul": 3},
     "polynomial-k": {"kind": "polynomial", "power": 2.0, "k": 0.7},
     "tanh": {"kind": "tanh"},
     "step": {"kind": "step", "decay": 10.75, "gamma": 0.5},
@@ -179,11 +181,14 @@ def rate(case, step):
         return WARM_FROM + step * (TOP - WARM_FROM) / WARM
     if kind == "step":
         return TOP * case["gamma"] ** (step // case["decay"])
-    at, cycle = step - WARM, (END - WARM) / case.get("cycles", 1)
+    at, cycles, factor, number = step - WARM, case.get("cycles", 1), case.get("cycle-mul", 1), 0
+    cycle = (END - WARM) / sum(factor**i for i in range(cycles))
     if step >= END:
         return LEAST
-    done = (at % cycle / cycle) ** case.get("k", 1)
-    top = TOP * case.get("cycle-decay", 1) ** (at // cycle)
+    while at >= cycle and number + 1 < cycles:
+        at, cycle, number = at - cycle, cycle * factor, number + 1
+    done = (at / cycle) ** case.get("k", 1)
+    top = TOP * case.get("cycle-decay", 1) ** number
     part = {
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "polynomial": (1 - done) ** case.get("power", 1),
@@ -291,9 +296,10 @@ def torch_rates(torch, case):
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=TOP)
     warm = {"warmup_t": WARM, "warmup_lr_init": WARM_FROM, "t_in_epochs": False}
-    cycles = case.get("cycles", 1)
+    cycles, factor = case.get("cycles", 1), case.get("cycle-mul", 1)
     cycle = {
-        "t_initial": (END - WARM) // cycles,
+        "t_initial": (END - WARM) // sum(factor**i for i in range(cycles)),
+        "cycle_mul": float(factor),
         "lr_min": LEAST,
         "cycle_limit": cycles,
         "cycle_decay": case.get("cycle-decay", 1.0),

@@ -43,7 +43,7 @@ RECIPES = {
     "pdp2026": {"amp": "fp16", "schedule": "step", "warmup_lr": 1e-6, "decay_of": "matrices"},
     "cvpr2023": {"amp": "fp16", "warmup_lr": 1e-6, "min_lr": 1e-5, "lr_overlap": True, "decay_of": "matrices", "batch": 64,
                  "model": "deit_base_patch16_224", "classes": 21000, "preset": "visualatom", "images": 21_000_000},
-    "deit": {"amp": "fp16", "warmup_lr": 1e-6, "min_lr": 1e-5, "lr_overlap": True, "decay_of": "matrices"},
+    "deit": {"amp": "fp16", "warmup_lr": 1e-6, "min_lr": 1e-5, "lr_overlap": True, "decay_of": "matrices", "lr_warmup": None},
 }
 PACKAGES = {"torch": "pip install torch", "timm": "pip install timm",
             "fdsl": "make lib, then PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so"}
@@ -140,7 +140,8 @@ def add_recipe(add):
     add("--weight-decay", type=number(0), default=0.05, help="weight decay of AdamW (default 0.05)")
     add("--decay-of", choices=("all", "matrices"), default="all", help="what the weight decay applies to: all parameters; or "
         "matrices, as in fdsl-bench: neither biases, norms and positions nor the class token (default all)")
-    add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up (default 5000)")
+    add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up (default 5000; --recipe deit: those of 5 epochs "
+        "of --images)")
     add("--warmup-lr", type=number(0), help="rate of the first step; the last step of the warm-up then is one before --lr, as in timm "
         "(default: the first step has --lr / --lr-warmup)")
     add("--schedule", choices=("cosine", "step"), default="cosine", help="how the rate falls after the warm-up (default cosine)")
@@ -304,6 +305,8 @@ def set_defaults(options):
         options.images = 1_000_000
     elif options.images is None and options.data:
         options.images = len(images_of(options.data))
+    if options.lr_warmup is None:  # DeiT's 5 epochs
+        options.lr_warmup = 5 * (options.images or 0) // (options.batch * int(os.environ.get("WORLD_SIZE", 1)))
 
 
 def nearest(name, known):

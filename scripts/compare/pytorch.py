@@ -12,7 +12,8 @@ The options of this script are listed below, if PyTorch is installed. All others
 run each variant, then PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have the columns of
 fdsl-bench and are appended to the same --out. Their variant is torch-MODE; for mode resident it is torch-cpu or torch-cuda.
 Set-up is not part of the epochs' time. PyTorch's set-up starts when the samples are in host memory. The set-up of fdsl-bench is
-everything except the epochs: program start, reading the samples, and tests.
+everything except the epochs: program start, reading the samples, and tests. With a GPU, `GPU %` is the share of time in which a kernel
+ran, by NVML: during the epochs of fdsl-bench (--monitor), and during the epochs and tests of PyTorch (nvidia-smi).
 
 With --ranks, each variant and each mode trains on each of these numbers of ranks, on this machine. --batch is the number of
 samples per rank and step (--scaling strong: the global batch). On several ranks, mpirun starts fdsl-bench, and torchrun
@@ -43,6 +44,7 @@ import tempfile
 import time
 import traceback
 
+import gpu_use
 import torch_ranks
 
 try:
@@ -195,35 +197,42 @@ def append(path, rows):
 
 
 def print_table(results):
-    """Prints one line per run. `results` has pairs (set-up in seconds, rows of the epochs). The ratio is the speed relative
-    to the fastest PyTorch mode."""
-    speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
-    fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
+    """Prints one line per run. `results` has triples (set-up in seconds, rows of the epochs, use of the GPU in percent). The ratio is
+    the speed relative to the fastest PyTorch mode."""
+    speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows, _ in results]
+    fastest = max((speed for speed, (_, rows, _) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
                   default=math.nan)
     print(f"{'variant':14} {'threads':>7} {'set-up s':>8} {'epochs':>6} {'epoch s':>9} {'samples/s':>12} {'ratio':>6} "
-          f"{'loss':>8} {'acc 1':>7} {'acc end':>7} {'to 98% s':>8} {'to 99% s':>8}")
-    for speed, (setup_s, rows) in zip(speeds, results):
+          f"{'GPU %':>6} {'loss':>8} {'acc 1':>7} {'acc end':>7} {'to 98% s':>8} {'to 99% s':>8}")
+    for speed, (setup_s, rows, use) in zip(speeds, results):
         last = rows[-1]
         print(f"{last['variant']:14} {last['threads']:>7} {setup_s:8.2f} {len(rows):6} "
               f"{statistics.median(float(row['time_median_s']) for row in rows):9.4f} {speed:12.1f} {speed / fastest:6.2f} "
-              f"{float(last['train_loss'] or 'nan'):8.4f} {float(rows[0]['test_acc']):7.4f} {float(last['test_acc']):7.4f} "
+              f"{gpu_use.shown(use):>6} {float(last['train_loss'] or 'nan'):8.4f} {float(rows[0]['test_acc']):7.4f} {float(last['test_acc']):7.4f} "
               f"{last['to_98_s'][:8] or '-':>8} {last['to_99_s'][:8] or '-':>8}")
 
 
-def run_ours(variant, arguments):
-    """Runs a variant in its own process. Returns its set-up time in seconds and its rows."""
-    begin = time.perf_counter()
-    rows = rows_of(run(["--variant", variant, "--format", "csv"] + arguments))
-    return time.perf_counter() - begin - sum(float(row["wall_s"]) for row in rows), rows
+def run_ours(variant, arguments, device):
+    """Runs a variant in its own process. Returns its set-up time in seconds, its rows, and the use of the GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        watched = device.type == "cuda" and not passes_on(arguments, "monitor", 3)
+        monitor = ["--monitor", f"{folder}/monitor.csv:100"] if watched else []
+        begin = time.perf_counter()
+        rows = rows_of(run(["--variant", variant, "--format", "csv"] + monitor + arguments))
+        setup_s = time.perf_counter() - begin - sum(float(row["wall_s"]) for row in rows)
+        return setup_s, rows, gpu_use.of_monitor(f"{folder}/monitor.csv")
 
 
 def run_torch(mode, options, data, ours, device, threads):
-    """Runs a mode of PyTorch for one epoch per row of fdsl-bench. Returns its set-up time in seconds and its rows."""
+    """Runs a mode of PyTorch for one epoch per row of fdsl-bench. Returns its set-up time in seconds, its rows, and the use of the
+    GPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     print(f"compare/pytorch.py: {mode} ...", file=sys.stderr)
-    training = trained(training_of(mode, ours[0], data, device, options.precision, options.workers), len(ours))
-    return training["setup_s"], torch_rows(training, mode, ours, device, threads)
+    prepared = training_of(mode, ours[0], data, device, options.precision, options.workers)
+    with gpu_use.GpuUse(gpu_use.smi_id(device)) as use:
+        training = trained(prepared, len(ours))
+    return training["setup_s"], torch_rows(training, mode, ours, device, threads), use.percent
 
 
 def export_data(path, variant, arguments):
@@ -251,7 +260,7 @@ def compare(options, arguments):
         export_data(f"{folder}/data", variants[0], more)
         data = read_data(f"{folder}/data")
     out = ["--out", options.out] if options.out else []
-    results = [run_ours(variant, out + more) for variant in variants]
+    results = [run_ours(variant, out + more, device) for variant in variants]
     failed = 0
     for mode in options.modes:
         try:

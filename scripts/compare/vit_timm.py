@@ -87,8 +87,8 @@ class Attention(nn.Module):
     def forward(self, tokens):
         batch, count, width = tokens.shape
         query, key, value = self.qkv(tokens).reshape(batch, count, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-2, -1) / math.sqrt(width // self.heads)
-        return self.proj((scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, count, width))
+        values = functional.scaled_dot_product_attention(query, key, value)
+        return self.proj(values.transpose(1, 2).reshape(batch, count, width))
 
 
 class Block(nn.Module):

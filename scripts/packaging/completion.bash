@@ -24,9 +24,9 @@ _fdsl_bench_help()
         "$1" "${COMP_WORDS[1]}" --help
     elif [[ $words == *' --prepare '* ]]; then
         "$1" --prepare --help
-        [[ $words != *' --from synth '* ]] || "$1" --workload synth --help
+        [[ $words != *' --from synth '* ]] || "$1" --workload synth --help --verbose
     else
-        "$1" ${variant:+--variant "$variant"} ${workload:+--workload "$workload"} --help
+        "$1" ${variant:+--variant "$variant"} ${workload:+--workload "$workload"} --help --verbose
     fi 2>/dev/null
 }
 
@@ -97,7 +97,7 @@ _fdsl_bench_suggest()
         ;;
     --compute)
         [[ ${COMP_WORDS[1]} == advise ]] || return
-        words=$("$program" --workload train --help 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')
+        words=$("$program" --workload train --help --verbose 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')
         ;;
     --data)
         kind=folders words='digits clips synth'

@@ -381,6 +381,29 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
     return file_end(&writer);
 }
 
+enum status file_take_stdout(int *stdout_fd)
+{
+    *stdout_fd = -1;
+    if (fflush(stdout) != 0 || (*stdout_fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3)) < 0 ||
+        dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
+        return status_set(STATUS_FAILED, "stdout: %s", strerror(errno));
+    return STATUS_OK;
+}
+
+enum status file_write_stdout(int stdout_fd, const char *bytes, size_t count)
+{
+    enum status status = STATUS_OK;
+    for (size_t done = 0; status == STATUS_OK && done < count;) {
+        const ssize_t written = write(stdout_fd, bytes + done, count - done);
+        if (written < 0 && errno != EINTR)
+            status = status_set(STATUS_FAILED, "stdout could not be written: %s", strerror(errno));
+        done += written > 0 ? (size_t)written : 0;
+    }
+    if (close(stdout_fd) != 0 && status == STATUS_OK)
+        status = status_set(STATUS_FAILED, "stdout could not be written: %s", strerror(errno));
+    return status;
+}
+
 /* ---- Reading ---- */
 
 /* Reads `*size` bytes, or fewer if the file has become shorter since fstat(). Sets `*size` to the number of

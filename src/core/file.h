@@ -92,6 +92,11 @@ void file_abandon(struct file_writer *writer);
  * and the reason. */
 enum status file_write_atomic(const char *path, const void *bytes, size_t count);
 
+/* Reserves stdout for the content of a file: what the program prints to stdout from now on goes to stderr.
+ * `*stdout_fd` becomes the former stdout, which file_write_stdout() writes to and closes. */
+enum status file_take_stdout(int *stdout_fd);
+enum status file_write_stdout(int stdout_fd, const char *bytes, size_t count);
+
 /* Installs handlers so that SIGHUP, SIGINT and SIGTERM remove all temporary files before they end the
  * program. Signals that are ignored stay ignored. */
 void file_remove_on_signals(void);

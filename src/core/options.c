@@ -22,6 +22,7 @@
 const char *const option_max[] = {"max", NULL};
 const char *const option_all[] = {"all", NULL};
 const char *const option_words[] = {NULL};
+const char *const option_stdout[] = {"-", NULL};
 
 /* ---- Tables ---- */
 
@@ -1001,6 +1002,7 @@ void config_free(struct config *config)
 
 #define HELP_COLUMN 26 /* column of the descriptions in --help */
 #define HELP_WIDTH  80
+#define BRIEF_WIDTH 100
 
 /* Returns the default of an option: the value in `defaults` if there is one, else the value in the option
  * table. `defaults` may be NULL. */
@@ -1085,6 +1087,17 @@ static bool is_printed(const struct option_group *groups, const struct option_se
         }
 }
 
+#define TOPIC_BYTES 64
+#define TOPICS_MAX  64
+
+/* Writes the topic of --help that names a section: its title with '-' instead of ' '. */
+static void topic_of(const struct option_section *section, char topic[TOPIC_BYTES])
+{
+    snprintf(topic, TOPIC_BYTES, "%s", section->title);
+    for (char *at = topic; (at = strchr(at, ' '));)
+        *at = '-';
+}
+
 void options_help_sections(FILE *stream, const struct option_group *groups, size_t count,
                            const char *const *defaults, bool brief)
 {
@@ -1099,10 +1112,45 @@ void options_help_sections(FILE *stream, const struct option_group *groups, size
                 print_section(stream, &groups[i], section->title, defaults, brief ? names : NULL,
                               sizeof names);
             if (brief) {
-                fprintf(stream, "  %-*s", HELP_COLUMN - 2, section->title);
-                text_print_wrapped(stream, names, HELP_COLUMN, HELP_WIDTH);
+                char topic[TOPIC_BYTES];
+                topic_of(section, topic);
+                fprintf(stream, "  %-*s", HELP_COLUMN - 2, topic);
+                text_print_wrapped(stream, names, HELP_COLUMN, BRIEF_WIDTH);
             }
         }
+}
+
+enum status options_help_topic(FILE *stream, const struct option_group *groups, size_t count,
+                               const char *const *defaults, const char *topic)
+{
+    char topics[TOPICS_MAX][TOPIC_BYTES];
+    const char *known[TOPICS_MAX];
+    size_t known_count = 0;
+    for (size_t g = 0; g < count; g++)
+        for (const struct option_section *section = groups[g].sections; section->title; section++) {
+            char own[TOPIC_BYTES];
+            topic_of(section, own);
+            if (known_count < TOPICS_MAX) {
+                known[known_count] = strcpy(topics[known_count], own);
+                known_count++;
+            }
+            if (strcmp(topic, own) != 0)
+                continue;
+            fprintf(stream, "%s:\n", section->title);
+            for (size_t i = g; i < count; i++)
+                print_section(stream, &groups[i], section->title, defaults, NULL, 0);
+            return STATUS_OK;
+        }
+    for (size_t g = 0; g < count; g++)
+        for (size_t i = 0; i < groups[g].count; i++)
+            if (strcmp(topic, groups[g].specs[i].name) == 0) {
+                print_option(stream, &groups[g].specs[i], defaults);
+                return STATUS_OK;
+            }
+    const char *nearest = nearest_word(topic, known, known_count);
+    return status_set(STATUS_USAGE, "--help: no topic or option is named '%.80s'%s%s%s", topic,
+                      nearest ? "; did you mean '" : "; --help and --workload NAME --help list the topics",
+                      nearest ? nearest : "", nearest ? "'?" : "");
 }
 
 bool options_is_default(const struct options *options, const struct option_spec *spec, const void *values)

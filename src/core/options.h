@@ -42,6 +42,9 @@ extern const char *const option_all[];
 /* `choices` of a text of which a list gives one combination for each word. */
 extern const char *const option_words[];
 
+/* `choices` of an output that "-" sends to stdout. The option's user then calls file_take_stdout(). */
+extern const char *const option_stdout[];
+
 /* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner or
  * the workload adds the column itself, for example with what a default turned out to be. Options that take a
  * number or a word and have a column accept lists and ranges (core/axes.h). */
@@ -189,9 +192,14 @@ uint64_t options_hash(const struct options *options, const char *const *besides)
 void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults);
 
 /* Prints the options of several tables for --help, section by section. With `brief`, prints only the names,
- * and one paragraph per section. */
+ * and one paragraph per section, which begins with the topic of the section. */
 void options_help_sections(FILE *stream, const struct option_group *groups, size_t count,
                            const char *const *defaults, bool brief);
+
+/* Prints the options of one topic. A topic is the title of a section, in which '-' stands for ' ', or the
+ * name of an option. STATUS_USAGE for an unknown topic (suggests the nearest one). */
+enum status options_help_topic(FILE *stream, const struct option_group *groups, size_t count,
+                               const char *const *defaults, const char *topic);
 
 /* Returns whether the value of an option is its default, which options->defaults may replace. `values` is the
  * struct of the option's table. */

@@ -103,16 +103,16 @@ static const struct array_type *type_of(const char *name, size_t length, uint8_t
 }
 
 /* The shape of an array. */
-struct shape {
+struct array_shape {
     const struct array_type *type; /* NULL: each array has its own */
     uint32_t axes;                 /* 0: each array has its own */
     uint64_t sizes[AXES_MAX];
 };
 
 /* Parses the type and the shape in "ndarray[:TYPE[:SIZE,...]]". Returns false if they are wrong. */
-static bool read_shape(const char *encoding, struct shape *shape)
+static bool read_shape(const char *encoding, struct array_shape *shape)
 {
-    *shape = (struct shape){.type = NULL};
+    *shape = (struct array_shape){.type = NULL};
     const char *at = encoding + strlen("ndarray");
     if (!*at)
         return true;
@@ -132,7 +132,7 @@ static bool read_shape(const char *encoding, struct shape *shape)
 }
 
 /* Returns the number of bytes, or UINT64_MAX if it does not fit into a sample. */
-static uint64_t shape_bytes(const struct shape *shape)
+static uint64_t shape_bytes(const struct array_shape *shape)
 {
     uint64_t bytes = shape->type->bytes;
     for (uint32_t i = 0; i < shape->axes; i++)
@@ -143,7 +143,7 @@ static uint64_t shape_bytes(const struct shape *shape)
 
 /* Describes an array as an image: (height, width), (channels, height, width), (height, width, 1 or 3) or
  * (channels, depth, height, width). STATUS_USAGE if it is none. */
-static enum status image_of(const char *column, const struct shape *shape, struct image *image)
+static enum status image_of(const char *column, const struct array_shape *shape, struct image *image)
 {
     const uint64_t *size = shape->sizes;
     const uint32_t axes = shape->axes;
@@ -197,7 +197,7 @@ void mds_free(struct mds *mds)
 static enum status read_column(const char *name, const char *text, const json_t *size,
                                struct mds_column *column)
 {
-    struct shape shape;
+    struct array_shape shape;
     const struct encoding *encoding = text ? encoding_of(text) : NULL;
     const uint64_t bytes = json_is_integer(size) ? (uint64_t)json_integer_value(size) : 0;
     if (!name || !*name || strlen(name) > NAME_MAX_)
@@ -437,7 +437,7 @@ static const struct mds_column *usual_label(const struct mds *mds)
 static enum status take_image(struct mds *mds, struct mds_column *column, struct member_rule *rule)
 {
     const struct encoding *encoding = encoding_of(column->encoding);
-    struct shape shape;
+    struct array_shape shape;
     if (encoding->kind == KIND_BYTES) { /* the first bytes of a file tell its format */
         column->member[strlen(column->member) - strlen("bin")] = '\0';
         memcpy(column->member + strlen(column->member), "jpg", sizeof "jpg");
@@ -468,6 +468,18 @@ static enum status take_label(const struct mds_column *column, struct member_rul
                : refuse_column(column, "label");
 }
 
+/* Refuses an option that names no column. Class folders, which an entry may also name, do not exist. */
+static enum status check_names(const struct mds *mds, const struct member_list *list, const char *option)
+{
+    char names[512] = "";
+    for (uint32_t c = 0; c < mds->count; c++)
+        text_join(names, sizeof names, ", ", "%s", mds->columns[c].name);
+    return list->preset || !list->count
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s%s: the set has no such column; its columns are %s",
+                            OPTION_DASHES, option, names);
+}
+
 enum status mds_choose(struct mds *mds, struct members *choice)
 {
     struct member_rule *rule;
@@ -485,12 +497,11 @@ enum status mds_choose(struct mds *mds, struct members *choice)
     if (choice->only.count)
         return STATUS_OK;
     found = find_named(mds, &choice->image, &rule);
-    if (found)
-        TRY(take_image(mds, found, rule));
+    TRY(found ? take_image(mds, found, rule) : check_names(mds, &choice->image, "image"));
     if (choice->label.preset && label && found)
         choose_column(label, &choice->label);
     found = find_named(mds, &choice->label, &rule);
-    return found ? take_label(found, rule) : STATUS_OK;
+    return found ? take_label(found, rule) : check_names(mds, &choice->label, "label");
 }
 
 /* ---- Shards ---- */
@@ -557,7 +568,7 @@ static enum status strip_array(struct mds *mds, int fd, struct mds_sample *sampl
     uint64_t *offset = &sample->offsets[mds->image];
     uint32_t *size = &sample->sizes[mds->image], used = 0;
     const uint32_t most = *size < sizeof head ? *size : (uint32_t)sizeof head;
-    struct shape shape;
+    struct array_shape shape;
     struct image image;
     if (column->bytes)
         return STATUS_OK;

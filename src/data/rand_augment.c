@@ -18,13 +18,20 @@ struct part {
     double *value;
 };
 
-/* Reads one part, such as "mstd0.5". */
-static enum status read_part(const char *name, const char *text, const char *part, const struct part *parts)
+/* Reads one part, such as "mstd0.5". `*seen` has a bit for each part that was read. */
+static enum status read_part(const char *name, const char *text, const char *part, const struct part *parts,
+                             uint32_t *seen)
 {
     const size_t length = strcspn(part, "0123456789.-");
-    for (; parts->key; parts++)
-        if (strlen(parts->key) == length && strncmp(part, parts->key, length) == 0)
-            return parse_real(name, part + length, parts->minimum, parts->maximum, parts->value);
+    for (uint32_t bit = 1; parts->key; parts++, bit <<= 1) {
+        if (strlen(parts->key) != length || strncmp(part, parts->key, length) != 0)
+            continue;
+        if (*seen & bit)
+            return status_set(STATUS_USAGE, "%s: '%.80s' has the part '%s' twice; drop one", name, text,
+                              parts->key);
+        *seen |= bit;
+        return parse_real(name, part + length, parts->minimum, parts->maximum, parts->value);
+    }
     return status_set(
         STATUS_USAGE,
         "%s: '%.80s' has the part '%.40s'; the parts of timm that are known here are m, n, mstd, "
@@ -36,12 +43,13 @@ static enum status read_part(const char *name, const char *text, const char *par
 static enum status read_parts(const char *name, const char *text, const struct part *parts)
 {
     char copy[64], *rest = copy, *part;
+    uint32_t seen = 0;
     if (strlen(text) >= sizeof copy)
         return status_set(STATUS_USAGE, "%s: '%.40s...' is too long for a policy", name, text);
     strcpy(copy, text);
     strsep(&rest, "-");
     while ((part = strsep(&rest, "-")))
-        TRY(read_part(name, text, part, parts));
+        TRY(read_part(name, text, part, parts, &seen));
     return STATUS_OK;
 }
 

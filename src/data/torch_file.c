@@ -1,5 +1,5 @@
-/* Reads the tensors of files that PyTorch's torch.save() writes (version 1.6 and newer): a zip archive with a
- * pickle and one member per storage. */
+/* Reads the tensors of files that PyTorch's torch.save() writes: a zip archive with a pickle and one member
+ * per storage, or the older format, pickles followed by the storages. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -603,22 +603,27 @@ static enum status parse(struct parser *parser)
         if (status != STATUS_OK)
             return status_prefix(status, "offset %zu of its pickle", (size_t)(code - parser->bytes));
     }
-    return parser->at == parser->end && parser->stack.count == 0
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "its pickle has values or bytes after its end");
+    return parser->stack.count == 0 ? STATUS_OK
+                                    : status_set(STATUS_FAILED, "its pickle has values after its end");
 }
 
 /* Parses a pickle. The values point into `bytes`. `allowed` returns whether a global, such as
  * "torch FloatStorage", may occur. Every other global, and every opcode that is not needed for plain values,
  * is refused by name. Shared values may occur more than once in the tree, and lists and dicts may contain
- * themselves. The caller frees `pickle`, even after a failure. STATUS_FAILED with the reason. */
+ * themselves. `*used` becomes the number of bytes of the pickle; NULL: it has all bytes. The caller frees
+ * `pickle`, even after a failure. STATUS_FAILED with the reason. */
 static enum status pickle_parse(const uint8_t *bytes, size_t size,
-                                bool (*allowed)(const char *text, size_t length), struct pickle *pickle)
+                                bool (*allowed)(const char *text, size_t length), size_t *used,
+                                struct pickle *pickle)
 {
     struct parser parser = {
         .bytes = bytes, .at = bytes, .end = bytes + size, .allowed = allowed, .pickle = pickle};
     *pickle = (struct pickle){0};
     enum status status = parse(&parser);
+    if (used)
+        *used = (size_t)(parser.at - bytes);
+    else if (status == STATUS_OK && parser.at != parser.end)
+        status = status_set(STATUS_FAILED, "its pickle has bytes after its end");
     free(parser.stack.items);
     free(parser.memo.items);
     return status;
@@ -699,19 +704,27 @@ static bool is_count(const struct pickle_value *value)
     return value->kind == PICKLE_INT && value->number >= 0;
 }
 
-/* Finds the archive member that holds the values of a tensor. The pickle refers to this storage by the
- * persistent id ('storage', type, key, device, values), where `values` is a count. Checks that the member
+/* Returns whether a value is a persistent id ('storage', type, key, device, values), where `values` is a
+ * count. In the older format, it also has the description of a part of a storage, which must be None. */
+static bool is_storage(const struct pickle_value *value, const struct storage_type **type)
+{
+    const struct pickle_value *id = value->kind == PICKLE_PERSISTENT ? value->items[0] : value;
+    return value->kind == PICKLE_PERSISTENT && id->kind == PICKLE_TUPLE &&
+           (id->count == 5 || (id->count == 6 && id->items[5]->kind == PICKLE_NONE)) &&
+           pickle_is(id->items[0], "storage") && (*type = find_type(id->items[1])) &&
+           id->items[2]->kind == PICKLE_TEXT && is_count(id->items[4]);
+}
+
+/* Finds the archive member that holds the values of a tensor. Checks that the member
  * named by the key has the size of this many values. */
 static enum status find_storage(const struct search *search, const struct pickle_value *value,
                                 const struct storage_type **type, const struct zip_member **member,
                                 uint64_t *values)
 {
     char name[NAME_MAX_BYTES];
-    const struct pickle_value *id = value->kind == PICKLE_PERSISTENT ? value->items[0] : value;
-    if (value->kind != PICKLE_PERSISTENT || id->kind != PICKLE_TUPLE || id->count != 5 ||
-        !pickle_is(id->items[0], "storage") || !(*type = find_type(id->items[1])) ||
-        id->items[2]->kind != PICKLE_TEXT || !is_count(id->items[4]))
+    if (!is_storage(value, type))
         return status_set(STATUS_FAILED, "its storage is not described in the format of torch.save()");
+    const struct pickle_value *id = value->items[0];
     *values = (uint64_t)id->items[4]->number;
     snprintf(name, sizeof name, "%.500sdata/%.*s", search->prefix,
              id->items[2]->length < 100 ? (int)id->items[2]->length : 100, id->items[2]->text);
@@ -939,19 +952,25 @@ static uint64_t count_skipped(const struct pickle *pickle)
     return count;
 }
 
-enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zip *zip, const char *prefix,
-                              struct tensor_file *file)
+static enum status list_tensors(struct pickle *pickle, size_t size, const struct zip *zip, const char *prefix,
+                                struct tensor_file *file)
 {
     struct search search = {.zip = zip,
                             .prefix = prefix,
                             .file = file,
                             .visits_max = REPEATS_MIN + VISITS_PER_BYTE * (uint64_t)size,
                             .tensors_max = REPEATS_MIN + size / BYTES_PER_TENSOR};
-    CLOSED_BY(pickle_free) struct pickle pickle;
-    TRY(pickle_parse(bytes, size, allowed, &pickle));
-    TRY(visit(&search, pickle.root, 0));
-    file->skipped = count_skipped(&pickle);
+    TRY(visit(&search, pickle->root, 0));
+    file->skipped = count_skipped(pickle);
     return STATUS_OK;
+}
+
+enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zip *zip, const char *prefix,
+                              struct tensor_file *file)
+{
+    CLOSED_BY(pickle_free) struct pickle pickle;
+    TRY(pickle_parse(bytes, size, allowed, NULL, &pickle));
+    return list_tensors(&pickle, size, zip, prefix, file);
 }
 
 /* ---- The archive ---- */
@@ -1005,21 +1024,188 @@ static enum status list_archive(struct tensor_file *file, const struct zip *zip)
     return torch_list_pickle(bytes, member->bytes, zip, prefix, file);
 }
 
-/* Returns whether the file begins like a file of torch.save() before version 1.6: with the pickle of a long
- * integer of ten bytes. */
+/* ---- The format before version 1.6, and of torch.save(_use_new_zipfile_serialization=False) ----
+ * Five pickles: a magic number, the version of the format, a dict about the machine, the object, and the list
+ * of the storages' keys. Then the storages follow in the order of this list. Each one begins with its number
+ * of values, in 8 bytes. */
+
+#define LEGACY_MAGIC   "\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19."
+#define LEGACY_VERSION 1001
+#define LEGACY_WINDOW  65536 /* bytes in which the pickles are first looked for */
+
 static bool is_legacy(const struct tensor_file *file)
 {
-    uint8_t start[4];
+    uint8_t start[sizeof LEGACY_MAGIC - 1];
     return file->bytes > sizeof start && tensor_file_read(file, 0, start, sizeof start) == STATUS_OK &&
-           memcmp(start, "\x80\x02\x8A\x0A", sizeof start) == 0;
+           memcmp(start, LEGACY_MAGIC, sizeof start) == 0;
+}
+
+static bool no_global(const char *text, size_t length)
+{
+    (void)text, (void)length;
+    return false;
+}
+
+/* The pickles of a file in this format, from the version on. */
+struct legacy {
+    struct pickle version, machine, object, keys;
+    size_t object_bytes;
+    uint64_t end; /* offset of the first storage */
+};
+
+static void legacy_free(struct legacy *legacy)
+{
+    pickle_free(&legacy->version);
+    pickle_free(&legacy->machine);
+    pickle_free(&legacy->object);
+    pickle_free(&legacy->keys);
+}
+
+/* Parses the pickles in the first `size` bytes of the file. */
+static enum status read_pickles(const uint8_t *bytes, size_t size, struct legacy *legacy)
+{
+    struct pickle *const pickles[] = {&legacy->version, &legacy->machine, &legacy->object, &legacy->keys};
+    size_t at = sizeof LEGACY_MAGIC - 1, used;
+    for (size_t i = 0; i < COUNT_OF(pickles); i++, at += used) {
+        TRY(pickle_parse(bytes + at, size - at, pickles[i] == &legacy->object ? allowed : no_global, &used,
+                         pickles[i]));
+        if (pickles[i] == &legacy->object)
+            legacy->object_bytes = used;
+    }
+    legacy->end = at;
+    return STATUS_OK;
+}
+
+static enum status check_machine(const struct legacy *legacy)
+{
+    const struct pickle_value *version = legacy->version.root, *machine = legacy->machine.root;
+    bool little = false;
+    if (version->kind != PICKLE_INT || version->number != LEGACY_VERSION)
+        return status_set(STATUS_FAILED, "its format before PyTorch 1.6 does not have the version %d",
+                          LEGACY_VERSION);
+    for (size_t i = 0; machine->kind == PICKLE_DICT && i < machine->count; i += 2)
+        little |= pickle_is(machine->items[i], "little_endian") &&
+                  machine->items[i + 1]->kind == PICKLE_BOOL && machine->items[i + 1]->number;
+    return little
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "it does not say that its values are little-endian: load it with "
+                                           "torch.load() and save it again on such a machine");
+}
+
+static int compare_members(const void *a, const void *b)
+{
+    return strcmp(((const struct zip_member *)a)->name, ((const struct zip_member *)b)->name);
+}
+
+/* Lists the storages to which the pickle refers, sorted by key. A storage that occurs several times must have
+ * the same size. The names point into `names`. */
+static enum status list_storages(const struct pickle *pickle, struct zip *zip)
+{
+    for (const struct pickle_block *block = pickle->blocks; block; block = block->next)
+        for (size_t i = 0; i < BLOCK_VALUES; i++) {
+            const struct storage_type *type;
+            const struct pickle_value *value = &block->values[i];
+            if (!is_storage(value, &type))
+                continue;
+            const struct pickle_value *key = value->items[0]->items[2];
+            const uint64_t values = (uint64_t)value->items[0]->items[4]->number;
+            char *name = NULL;
+            if (!array_grow(&zip->members, zip->count, sizeof *zip->members) ||
+                asprintf(&name, "data/%.*s", key->length < 100 ? (int)key->length : 100, key->text) < 0)
+                return OUT_OF_MEMORY;
+            zip->members[zip->count++] =
+                (struct zip_member){.name = name, .stored = values, .method = type->bytes};
+        }
+    if (zip->count)
+        qsort(zip->members, zip->count, sizeof *zip->members, compare_members);
+    size_t kept = 0;
+    for (size_t i = 0; i < zip->count; i++) {
+        const struct zip_member *last = kept ? &zip->members[kept - 1] : NULL;
+        struct zip_member *own = &zip->members[i];
+        const bool same = last && strcmp(last->name, own->name) == 0;
+        if (same && (last->stored != own->stored || last->method != own->method))
+            return status_set(STATUS_FAILED, "its storage '%.100s' has two sizes", own->name);
+        if (same)
+            free((char *)(uintptr_t)own->name); /* const cast: owned by this list */
+        else
+            zip->members[kept++] = *own;
+        if (same || kept - 1 < i)
+            own->name = NULL; /* freed or moved */
+    }
+    zip->count = kept;
+    return STATUS_OK;
+}
+
+/* Finds the bytes of each storage. */
+static enum status place_storages(const struct tensor_file *file, const struct legacy *legacy,
+                                  struct zip *zip)
+{
+    const struct pickle_value *keys = legacy->keys.root;
+    uint64_t at = legacy->end, values;
+    if (keys->kind != PICKLE_LIST || keys->count != zip->count)
+        return status_set(STATUS_FAILED, "its list of storages does not have those of its tensors");
+    for (size_t i = 0; i < keys->count; i++, at += values) {
+        char name[NAME_MAX_BYTES];
+        const struct pickle_value *key = keys->items[i];
+        snprintf(name, sizeof name, "data/%.*s", key->length < 100 ? (int)key->length : 100,
+                 key->kind == PICKLE_TEXT ? key->text : "");
+        struct zip_member *member =
+            (struct zip_member *)(uintptr_t)zip_find(zip, name); /* const cast: owned */
+        if (!member || member->offset)
+            return status_set(STATUS_FAILED, "its list of storages does not have those of its tensors");
+        if (at > file->bytes - sizeof values)
+            return status_set(STATUS_FAILED, "it is truncated before the storage '%.100s'", name);
+        TRY(tensor_file_read(file, at, &values, sizeof values));
+        at += sizeof values;
+        if (values != member->stored || values > (file->bytes - at) / member->method)
+            return status_set(STATUS_FAILED,
+                              "its storage '%.100s' should have %" PRIu64 " values, but has %" PRIu64
+                              ", or the file is truncated",
+                              name, member->stored, values);
+        values *= member->method;
+        *member = (struct zip_member){.name = member->name, .offset = at, .stored = values, .bytes = values};
+    }
+    return at == file->bytes ? STATUS_OK
+                             : status_set(STATUS_FAILED, "it has %" PRIu64 " bytes after its last storage",
+                                          file->bytes - at);
+}
+
+static void storages_free(struct zip *zip)
+{
+    for (size_t i = 0; i < zip->count; i++)
+        free((char *)(uintptr_t)zip->members[i].name); /* const cast: owned by this list */
+    free(zip->members);
+}
+
+static enum status list_legacy(struct tensor_file *file)
+{
+    const uint64_t most = file->bytes < PICKLE_BYTES_MAX ? file->bytes : PICKLE_BYTES_MAX;
+    CLOSED_BY(legacy_free) struct legacy legacy = {.end = 0};
+    CLOSED_BY(storages_free) struct zip zip = {.members = NULL};
+    FREED uint8_t *bytes = malloc(most);
+    TRY(ALLOCATED(bytes, "out of memory for its pickle"));
+    enum status status = STATUS_FAILED;
+    /* The sizes of the pickles are not known: read more until they are complete. */
+    for (uint64_t size = LEGACY_WINDOW; status == STATUS_FAILED; size *= 4) {
+        size = size < most ? size : most;
+        legacy_free(&legacy);
+        legacy = (struct legacy){.end = 0};
+        TRY(tensor_file_read(file, 0, bytes, size));
+        status = read_pickles(bytes, size, &legacy);
+        if (size == most)
+            break;
+    }
+    TRY(status);
+    TRY(check_machine(&legacy));
+    TRY(list_storages(&legacy.object, &zip));
+    TRY(place_storages(file, &legacy, &zip));
+    return list_tensors(&legacy.object, legacy.object_bytes, &zip, "", file);
 }
 
 enum status torch_list(struct tensor_file *file)
 {
     if (is_legacy(file))
-        return status_set(STATUS_FAILED,
-                          "it has the format of PyTorch before 1.6, not a zip archive: load it "
-                          "with torch.load() and save it again");
+        return list_legacy(file);
     CLOSED_BY(zip_free) struct zip zip;
     TRY(zip_list(file, false, &zip));
     return list_archive(file, &zip);

@@ -590,6 +590,12 @@ struct fdsl_stream_config {
                        * than one frame. "cthw" (default), "tchw" or "thwc". All frames of a clip have the
                        * same crop, flip and changes of colour. Clips have the default layout, and neither
                        * rand_augment, mixup nor cutmix */
+
+    const char *rand_augment_policy; /* a policy of --rand-augment of fdsl-bench, in place of rand_augment:
+                                      * timm's, as in "rand-m9-mstd0.5-inc1", or "pdp2026-m28". NULL
+                                      * (default): none. Without the part n, rand_augment_ops applies. Areas
+                                      * outside an image become 255 * mean, or 128 if mean and std have their
+                                      * defaults; images are interpolated bilinearly */
 };
 
 /* The shapes of a stream. They do not change. */

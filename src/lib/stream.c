@@ -1,5 +1,6 @@
 /* Streams: checks the configuration, makes the plan of a rank from it, and hands on the batches of
  * data/set_stream.h, data/generated_stream.h and data/device_batches.h. */
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -277,6 +278,11 @@ static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t dept
 
 /* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
  */
+static bool rand_augments(const struct fdsl_stream_config *config)
+{
+    return config->rand_augment >= 0 || config->rand_augment_policy;
+}
+
 static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit, uint32_t channels,
                                uint32_t classes, const struct image_output *output)
 {
@@ -287,7 +293,9 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
         const double scale[] = {config->mean[c] + 0.0, config->std[c]}; /* + 0.0: -0 is 0 */
         hash = checksum_seeded(scale, sizeof scale, hash);
     }
-    if (config->rand_augment >= 0) {
+    if (config->rand_augment_policy)
+        hash = checksum_seeded(config->rand_augment_policy, strlen(config->rand_augment_policy), hash);
+    if (rand_augments(config)) {
         hash = checksum_seeded(&config->rand_augment, sizeof config->rand_augment, hash);
         hash = checksum_seeded(&config->rand_augment_ops, sizeof config->rand_augment_ops, hash);
     }
@@ -311,7 +319,7 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
 /* Refuses changes of images that their masks cannot follow. */
 static enum status check_mask_changes(const struct fdsl_stream_config *config, const struct dataset *dataset)
 {
-    const bool distorts = config->rand_augment >= 0 && !dataset->multi_hot;
+    const bool distorts = rand_augments(config) && !dataset->multi_hot;
     const char *field = distorts             ? "rand_augment"
                         : config->mixup > 0  ? "mixup"
                         : config->cutmix > 0 ? "cutmix"
@@ -374,10 +382,10 @@ static enum status set_axes(const struct fdsl_stream_config *config, struct fdsl
                    ? STATUS_OK
                    : status_set(STATUS_USAGE, "axes: it is for clips, but the samples are images; leave it "
                                               "at its default, or set layout");
-    const char *field = config->rand_augment >= 0 ? "rand_augment"
-                        : config->mixup > 0       ? "mixup"
-                        : config->cutmix > 0      ? "cutmix"
-                                                  : NULL;
+    const char *field = rand_augments(config) ? "rand_augment"
+                        : config->mixup > 0   ? "mixup"
+                        : config->cutmix > 0  ? "cutmix"
+                                              : NULL;
     if (field)
         return status_set(STATUS_USAGE,
                           "%s: it is for images, but the samples are clips of %u frames; leave it at "
@@ -390,6 +398,28 @@ static enum status set_axes(const struct fdsl_stream_config *config, struct fdsl
             "axes to \"thwc\"");
     self->output.interleaved = axes == 2;
     self->output.frames = axes == 1;
+    return STATUS_OK;
+}
+
+/* Sets the policy of RandAugment, and what timm's operations fill areas outside an image with. */
+static enum status set_policy(const struct fdsl_stream_config *config, struct rand_augment *rand)
+{
+    static const struct fdsl_stream_config usual = {.std = {1, 1, 1}};
+    const char *text = config->rand_augment_policy;
+    if (!text)
+        return STATUS_OK;
+    if (config->rand_augment >= 0)
+        return status_set(STATUS_USAGE, "rand_augment_policy: rand_augment is also set; leave that at -1");
+    if (strncmp(text, "rand", 4) != 0 && strncmp(text, "pdp2026", 7) != 0)
+        return status_set(STATUS_USAGE,
+                          "rand_augment_policy: '%.80s' is no policy; write rand-m9-mstd0.5-inc1 or "
+                          "pdp2026-m28, or set rand_augment to a number",
+                          text);
+    TRY(rand_augment_parse("rand_augment_policy", text, rand));
+    const bool known = memcmp(config->mean, usual.mean, sizeof usual.mean) != 0 ||
+                       memcmp(config->std, usual.std, sizeof usual.std) != 0;
+    for (uint32_t c = 0; c < COUNT_OF(rand->policy.fill) && rand->policy.kind == AUGMENT_TIMM; c++)
+        rand->policy.fill[c] = known ? (uint8_t)fmin(fmax(rint(255 * config->mean[c]), 0), 255) : 128;
     return STATUS_OK;
 }
 
@@ -412,9 +442,10 @@ static enum status set_changes(const struct fdsl_stream_config *config, struct f
     output->erase = (struct augment){
         .erasing = (float)config->erasing, .height = request->height, .width = request->width};
     TRY(get_jitter(config, &shape, &output->color));
-    if (config->rand_augment < 0)
+    if (!rand_augments(config))
         return STATUS_OK;
     output->rand = (struct rand_augment){config->rand_augment_ops, config->rand_augment, {0}};
+    TRY(set_policy(config, &output->rand));
     if (self->device < 0)
         return STATUS_OK;
     self->changes = *output;
@@ -632,7 +663,7 @@ static enum status choose_decoder(const struct fdsl_stream_config *config, const
         return status_set(STATUS_USAGE,
                           "decoder: '%s' needs out_res, and a fit other than center-crop; use cpu or auto",
                           config->decoder);
-    if (decodes && config->rand_augment >= 0)
+    if (decodes && rand_augments(config))
         return status_set(STATUS_USAGE,
                           "decoder: '%s' excludes rand_augment, which CPU threads apply; use cpu or auto",
                           config->decoder);
@@ -640,7 +671,7 @@ static enum status choose_decoder(const struct fdsl_stream_config *config, const
     for (uint32_t i = 0; *decoder == DECODER_AUTO && !jpeg && i < dataset->sample_count; i++)
         jpeg = set_stream_is_jpeg(dataset, &dataset->samples[i]);
     if (*decoder == DECODER_AUTO &&
-        (config->device < 0 || !fitted || share == 0 || !jpeg || config->rand_augment >= 0))
+        (config->device < 0 || !fitted || share == 0 || !jpeg || rand_augments(config)))
         *decoder = DECODER_CPU;
     return STATUS_OK;
 }
@@ -733,6 +764,7 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"device_share", config->device_share == plain.device_share, BOTH_IGNORE},
         {"rand_augment", config->rand_augment == plain.rand_augment, BOTH_IGNORE},
         {"rand_augment_ops", config->rand_augment_ops == plain.rand_augment_ops, BOTH_IGNORE},
+        {"rand_augment_policy", config->rand_augment_policy == NULL, BOTH_IGNORE},
         {"erasing", config->erasing == plain.erasing, BOTH_IGNORE},
         {"mixup", config->mixup == plain.mixup, BOTH_IGNORE},
         {"cutmix", config->cutmix == plain.cutmix, BOTH_IGNORE},

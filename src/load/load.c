@@ -124,7 +124,8 @@ static const struct option_spec options[] = {
 
 static const struct option_section sections[] = {
     {"data", "data"},
-    {"reading", "batch"},
+    {"batches", "batch"},
+    {"reading", "iodepth"},
     {"decoding", "decode"},
     {"augmentation", "augment"},
     {"variants on a GPU", "dtype"},

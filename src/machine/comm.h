@@ -87,6 +87,15 @@ void comm_reducer_close(struct comm_reducer *reducer);
  * all ranks. */
 enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values);
 
+/* Returns STATUS_OK if MPI says at run time that it takes pointers to the memory of CUDA devices;
+ * STATUS_UNAVAILABLE with the reason if not. Not collective. */
+enum status comm_cuda_probe(void);
+
+/* Collective, like comm_reduce(), for `count` values in the memory of a CUDA device: passes the pointer to
+ * MPI_Iallreduce(). MPI chooses the order of the sums. The caller has synchronized the work that writes the
+ * values. Needs comm_cuda_probe(). */
+enum status comm_cuda_sum(enum status status, float *values, size_t count);
+
 /* Collective: sends the parts of an array to all ranks. Rank i provides the values begins[i] to begins[i + 1]
  * - 1. `begins` has comm_size() + 1 entries, which are the same on all ranks. */
 enum status comm_share_parts(float *values, const size_t *begins);

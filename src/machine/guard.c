@@ -1,8 +1,10 @@
 #include "machine/guard.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,12 +16,23 @@ static __thread volatile sig_atomic_t guarded;
 
 static volatile sig_atomic_t filling, filled;
 static uintptr_t page_bytes;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of opening and closing */
+static struct {
+    _Atomic uintptr_t begin, end; /* end: 0 if the entry is free */
+} ranges[GUARD_RANGES];
+
+static bool is_in_range(uintptr_t address)
+{
+    bool inside = false;
+    for (int i = 0; i < GUARD_RANGES; i++)
+        inside |= address >= atomic_load(&ranges[i].begin) && address < atomic_load(&ranges[i].end);
+    return inside;
+}
 
 /* mmap() is a plain system call, so it is safe in a signal handler. */
 static bool fill_page(const siginfo_t *info)
 {
     uintptr_t page = (uintptr_t)info->si_addr & ~(page_bytes - 1);
-    filled = 1;
     return mmap((void *)page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
                 0) != MAP_FAILED;
 }
@@ -29,20 +42,25 @@ static void on_bus_error(int signal_, siginfo_t *info, void *context)
     (void)context;
     if (guarded)
         siglongjmp(escape, 1);
-    if (filling && fill_page(info))
+    if (is_in_range((uintptr_t)info->si_addr) && fill_page(info))
         return;
-    signal(signal_, SIG_DFL); /* the access was not guarded: with the default action, the repeated access
-                                 ends the program */
+    if (filling && fill_page(info)) {
+        filled = 1;
+        return;
+    }
+    sigaction(signal_, &before, NULL); /* the access was not guarded: repeat it with the action of before,
+                                          which usually ends the program */
 }
 
 enum status guard_open(struct guard *guard)
 {
     struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_NODEFER | SA_SIGINFO};
-    if (guards == 0 && sigaction(SIGBUS, &action, &before) != 0)
-        return status_set(STATUS_FAILED, "cannot catch SIGBUS: %s", strerror(errno));
-    guards++;
-    guard->open = true;
-    return STATUS_OK;
+    pthread_mutex_lock(&lock);
+    guard->open = guards > 0 || sigaction(SIGBUS, &action, &before) == 0;
+    guards += guard->open;
+    const int error = errno;
+    pthread_mutex_unlock(&lock);
+    return guard->open ? STATUS_OK : status_set(STATUS_FAILED, "cannot catch SIGBUS: %s", strerror(error));
 }
 
 void guard_fill(struct guard *guard)
@@ -51,6 +69,20 @@ void guard_fill(struct guard *guard)
     filled = 0;
     guard->fills = true;
     filling = 1;
+}
+
+enum status guard_fill_range(struct guard *guard, const void *begin, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (int i = 0; i < GUARD_RANGES && !guard->range; i++)
+        if (atomic_load(&ranges[i].end) == 0) {
+            guard->range = i + 1;
+            atomic_store(&ranges[i].begin, (uintptr_t)begin);
+            atomic_store(&ranges[i].end, (uintptr_t)begin + bytes);
+        }
+    pthread_mutex_unlock(&lock);
+    return guard->range ? STATUS_OK : status_set(STATUS_EXHAUSTED, "too many files are mapped");
 }
 
 bool guard_filled(void)
@@ -63,9 +95,14 @@ void guard_close(struct guard *guard)
     if (guard->fills)
         filling = 0;
     guard->fills = false;
+    pthread_mutex_lock(&lock);
+    if (guard->range)
+        atomic_store(&ranges[guard->range - 1].end, 0);
+    guard->range = 0;
     if (guard->open && --guards == 0)
         sigaction(SIGBUS, &before, NULL);
     guard->open = false;
+    pthread_mutex_unlock(&lock);
 }
 
 bool guard_run(void (*work)(void *context), void *context)

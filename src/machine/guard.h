@@ -11,10 +11,13 @@
 #include "core/status.h"
 
 /* Initialise with zeros. Guards nest: opening the first one installs the signal handler, and closing the last
- * one removes it. The same thread must open and close all guards. */
+ * one removes it. Opening and closing are thread safe. */
 struct guard {
     bool open, fills;
+    int range; /* the number of its range, from 1; 0: none */
 };
+
+#define GUARD_RANGES 256 /* guards that may have a range at the same time */
 
 FDSL_C_BEGIN
 
@@ -28,6 +31,11 @@ void guard_close(struct guard *guard);
  * zeros since guard_fill(). guard_close() ends this behaviour. Only one open guard may fill at a time. */
 void guard_fill(struct guard *guard);
 bool guard_filled(void);
+
+/* As guard_fill(), but only for lost pages of these bytes, a whole mapping. Several guards may have a range.
+ * guard_filled() does not count them: the caller compares the size of the file after its accesses. Close the
+ * guard before the mapping is unmapped. STATUS_EXHAUSTED if GUARD_RANGES guards have a range. */
+enum status guard_fill_range(struct guard *guard, const void *begin, size_t bytes);
 
 /* Calls `work(context)`. Returns false if `work` accessed a page that no longer exists. The access interrupts
  * `work`, which therefore must not hold a lock, allocate memory or change the shared state of a library while

@@ -26,6 +26,14 @@ struct nvml_memory {
     unsigned long long total_bytes, free_bytes, used_bytes;
 };
 
+struct nvml_process {
+    unsigned pid;
+    unsigned long long used_bytes; /* all bits set: unknown */
+    unsigned gpu_instance, compute_instance;
+};
+
+#define PROCESSES_MAX 256
+
 static struct {
     int (*init)(void);
     const char *(*error_string)(int result);
@@ -44,6 +52,8 @@ static struct {
     int (*pcie_lanes)(nvml_device device, unsigned *lanes);
     int (*energy_mj)(nvml_device device, unsigned long long *millijoules);
     int (*jpeg_percent)(nvml_device device, unsigned *percent, unsigned *period_us);
+    int (*processes)(nvml_device device, unsigned *count, struct nvml_process *processes);
+    int (*process_name)(unsigned pid, char *text, unsigned length);
 } nvml;
 
 static const struct {
@@ -70,6 +80,9 @@ static const struct {
     {"nvmlDeviceGetMaxPcieLinkWidth", NULL, &nvml.pcie_lanes, false},
     {"nvmlDeviceGetTotalEnergyConsumption", NULL, &nvml.energy_mj, false},
     {"nvmlDeviceGetJpgUtilization", NULL, &nvml.jpeg_percent, false},
+    {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", &nvml.processes,
+     false},
+    {"nvmlSystemGetProcessName", NULL, &nvml.process_name, false},
 };
 
 /* Returns whether the driver has the function and the device answers. */
@@ -139,6 +152,32 @@ enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size)
     return ANSWERS(name, device, text, (unsigned)size)
                ? STATUS_OK
                : status_set(STATUS_UNAVAILABLE, "NVML does not report the name of the GPU at %s", pci_bus_id);
+}
+
+enum status nvml_gpu_processes(const char *pci_bus_id, struct gpu_process *processes, size_t room,
+                               size_t *count)
+{
+    struct nvml_process found[PROCESSES_MAX];
+    unsigned number = PROCESSES_MAX;
+    nvml_device device;
+    *count = 0;
+    TRY(find_device(pci_bus_id, &device));
+    if (!ANSWERS(processes, device, &number, found))
+        return status_set(STATUS_UNAVAILABLE, "NVML does not list the processes on the GPU at %s",
+                          pci_bus_id);
+    *count = number;
+    for (size_t i = 0; i < number && i < room; i++) {
+        char path[1024] = "";
+        processes[i] = (struct gpu_process){
+            .pid = found[i].pid,
+            .memory_bytes = found[i].used_bytes > INT64_MAX ? -1 : (int64_t)found[i].used_bytes};
+        if (!ANSWERS(process_name, found[i].pid, path, sizeof path))
+            continue;
+        path[strcspn(path, " ")] = '\0'; /* some drivers append the arguments */
+        const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+        snprintf(processes[i].name, sizeof processes[i].name, "%.63s", name);
+    }
+    return STATUS_OK;
 }
 
 static struct gpu_clocks read_clocks(nvml_device device)

@@ -29,6 +29,13 @@ struct gpu_traffic {
     double rx_bytes_per_s, tx_bytes_per_s;
 };
 
+/* A process that computes on a GPU. Numbers and names may be those of another container. */
+struct gpu_process {
+    unsigned pid;
+    int64_t memory_bytes; /* of the GPU; negative if NVML does not report it */
+    char name[64];        /* without its folder; "" if NVML does not report it */
+};
+
 FDSL_C_BEGIN
 
 /* All functions here are thread safe. `pci_bus_id` ("0000:01:00.0") identifies the device, because CUDA and
@@ -43,6 +50,11 @@ enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
 
 /* Reads the current clocks. */
 enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks);
+
+/* Lists the processes that have a CUDA context on the device, and sets `*count` to their number, which may
+ * exceed `room`, the number of entries of `processes`. */
+enum status nvml_gpu_processes(const char *pci_bus_id, struct gpu_process *processes, size_t room,
+                               size_t *count);
 
 /* Returns the energy in joules that the device has used since the driver was loaded; NaN if NVML does not
  * report it. The counter is updated about every 100 ms. The query takes 4 ms on an H200. */

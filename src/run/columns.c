@@ -26,6 +26,9 @@ static const struct column run_columns[] = {
     {"threads", VALUE_INTEGER, COMBINE_SUM, "", .about = "CPU threads of the variant"},
     {"scaling", VALUE_WORD, COMBINE_FIRST, "", .about = "with several ranks, the value of --scaling"},
     {"ranks_per_device", VALUE_INTEGER, COMBINE_MAX, "", .about = "ranks that share the GPU"},
+    {"gpu_others", VALUE_INTEGER, COMBINE_MAX, "",
+     .about =
+         "other processes on the GPU when the program began; empty if unknown or with --gpu-others ignore"},
 };
 
 static const struct column result_columns[] = {

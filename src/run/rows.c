@@ -100,6 +100,8 @@ void runner_set_run(const struct runner *runner, const struct result *result, st
         row_text(row, "scaling", settings_scaling(runner->settings));
     if (on_gpu)
         row_count(row, "ranks_per_device", (unsigned long long)runner->sharers);
+    if (on_gpu && runner->settings->gpu_others.known)
+        row_count(row, "gpu_others", (unsigned long long)runner->settings->gpu_others.count);
     set_options(runner, row);
     if (runner->watched.sm_clock_mhz > 0)
         row_count(row, "sm_clock_mhz", (unsigned long long)runner->watched.sm_clock_mhz);

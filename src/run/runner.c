@@ -1274,6 +1274,10 @@ static enum status begin(struct runner *runner)
     if (first)
         TRY(runner_take_cores(settings, &cores));
     TRY(comm_agree(runner_take_device(runner)));
+    if (first)
+        TRY(gpu_others_look(
+            runner_any_on_gpu(settings) || settings_compute(settings) ? settings->resources.device : -1,
+            (enum gpu_others_action)settings->gpu_others_action, &settings->gpu_others));
     bool largest = wants_largest(settings); /* open() replaces the value */
     TRY(comm_agree(refuse_unsuitable(runner)));
     TRY(comm_agree(settings->workload->open(&settings->options, settings->parameters, &runner->partition,

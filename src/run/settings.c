@@ -89,6 +89,9 @@ static const struct option_spec specs[] = {
              "the number of devices"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu),
      .help = "for a single rank, use the CUDA device with the most free memory"},
+    {"gpu-others", "ACTION", OPTION_CHOICE, AT(gpu_others_action), .fallback = "warn",
+     .choices = gpu_others_words,
+     .help = "what to do before a run on a GPU that other processes use. ACTION is one of"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), .minimum = 1, .maximum = SETTINGS_RANKS_MAX,
      .help = "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"rank-device", "LIST", OPTION_TEXT, AT(rank_device),
@@ -126,15 +129,16 @@ static const struct option_spec specs[] = {
              "test (not for train)"},
     {"env", NULL, OPTION_FLAG, AT(environment), .help = "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose),
-     .help = "with --list, describe each variant; with --help, the options of every workload; in a run, warn "
+     .help = "with --list, describe each variant; with --help, all options; in a run, warn "
              "about each row that is less reliable, instead of only counting these rows"},
     {"version", NULL, OPTION_FLAG, AT(version), .help = "print the version"},
     {"help", NULL, OPTION_FLAG, AT(help),
-     .help = "print a short help; with --workload NAME, describe the options of that workload"},
+     .help = "print an overview. --help TOPIC describes a workload, a group of options (train/loss) or an "
+             "option (train/lr)"},
 };
 
 static const char list_help[] =
-    "\nlists and ranges: an option that takes one number or one word, and has a column in the CSV file,\n"
+    "lists and ranges: an option that takes one number or one word, and has a column in the CSV file,\n"
     "             accepts several values. The exceptions are --baseline, --compute, --data, --device,\n"
     "             --preset and --warmups. Every combination is measured. With the workload synth, for "
     "example,\n"
@@ -166,8 +170,8 @@ static struct option_group group_of(const struct workload *workload)
     return (struct option_group){workload->options, workload->option_count, workload->option_sections};
 }
 
-/* Prints the options that apply to one workload and the names of its variants. */
-static void help_with(const struct workload *workload, const char *const *defaults, FILE *stream)
+/* Prints the names of a workload's variants and options. With `all`, describes all options that apply. */
+static void help_with(const struct workload *workload, const char *const *defaults, bool all, FILE *stream)
 {
     const struct option_group groups[] = {group_of(workload), common};
     fprintf(
@@ -178,9 +182,16 @@ static void help_with(const struct workload *workload, const char *const *defaul
         if (strcmp(variant_table[i].workload, workload->name) == 0)
             fprintf(stream, " %s", variant_table[i].name);
     fputc('\n', stream);
-    options_help_sections(stream, groups, COUNT_OF(groups), defaults, false);
-    fputs(list_help, stream);
-    fputs(exit_statuses, stream);
+    if (all) {
+        options_help_sections(stream, groups, COUNT_OF(groups), defaults, false);
+        fprintf(stream, "\n%s%s", list_help, exit_statuses);
+    } else {
+        fprintf(stream,
+                "\ntopics: --help %s/TOPIC describes their options, --help %s/OPTION one option, --help %s\n"
+                "        --verbose all options, --help lists the lists and ranges of values\n",
+                workload->name, workload->name, workload->name);
+        options_help_sections(stream, groups, COUNT_OF(groups), defaults, true);
+    }
 }
 
 /* Prints the common help: an overview, or with `all` the options of every workload. */
@@ -220,21 +231,51 @@ static void help_common(FILE *stream, bool all)
         fprintf(stream, "\noptions of the workload %s:\n", workload_table[i]->name);
         options_help_sections(stream, &group, 1, NULL, false);
     }
-    fputs(all ? list_help
-              : "\nmore help:\n"
-                "  fdsl-bench --workload NAME --help   describes all options that apply to a workload\n"
-                "  fdsl-bench --prepare --help         and advise, compare or verify-published --help\n"
-                "  fdsl-bench --help --verbose         describes all options of all workloads\n",
-          stream);
+    if (all)
+        fprintf(stream, "\n%s", list_help);
+    else
+        fputs("\nmore help:\n"
+              "  fdsl-bench --help TOPIC             a page on train, train/loss, timing, lists, ...\n"
+              "  fdsl-bench --prepare --help         and advise, compare or verify-published --help\n"
+              "  fdsl-bench --help --verbose         describes all options of all workloads\n",
+              stream);
     fputs(exit_statuses, stream);
 }
 
-void settings_help(const struct settings *settings, FILE *stream)
+/* Returns the argument after --help, such as "train/loss", or NULL. */
+static const char *find_topic(int argc, char *argv[])
 {
-    if (settings->workload_name || settings->variant_names)
-        help_with(settings->workload, settings->options.defaults, stream);
+    for (int i = 1; i + 1 < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return argv[i + 1][0] == '-' ? NULL : argv[i + 1];
+    return NULL;
+}
+
+/* Returns the workload whose name begins the topic, or NULL. */
+static const struct workload *topic_workload(const char *topic)
+{
+    char name[32] = "";
+    if (topic)
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(topic, "/"), topic);
+    return workload_find(name);
+}
+
+enum status settings_help(const struct settings *settings, FILE *stream)
+{
+    const bool named = settings->workload_name || settings->variant_names;
+    const struct option_group groups[] = {named ? group_of(settings->workload) : common, common};
+    const char *topic = settings->topic;
+    if (named && topic && topic_workload(topic) == settings->workload) /* also "train" */
+        topic = strchr(topic, '/') ? strchr(topic, '/') + 1 : NULL;
+    if (topic && strcmp(topic, "lists") == 0)
+        fputs(list_help, stream);
+    else if (topic)
+        return options_help_topic(stream, groups, named ? 2 : 1, settings->options.defaults, topic);
+    else if (named)
+        help_with(settings->workload, settings->options.defaults, settings->verbose, stream);
     else
         help_common(stream, settings->verbose);
+    return STATUS_OK;
 }
 
 #define WORKLOADS_MAX 16 /* at least the number of workloads */
@@ -256,7 +297,9 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
         list_words(known, sizeof known, names, count);
         return status_set(STATUS_USAGE, "unknown workload '%s'; the workloads are %s", workload_name, known);
     }
-    settings->workload = workload_find(workload_name ? workload_name : "synth");
+    settings->workload = !workload_name && !variants ? topic_workload(settings->topic) : NULL;
+    if (!settings->workload)
+        settings->workload = workload_find(workload_name ? workload_name : "synth");
     settings->unnamed =
         !workload_name && variants && (strcmp(variants, "all") == 0 || variant_is_auto(variants));
     if (!variants)
@@ -417,7 +460,7 @@ static enum status check_outputs_differ(const struct options *options)
 }
 
 /* Refuses an output file that is named like an element type, because "--out f16" may be meant as "--dtype
- * f16". */
+ * f16", and the file "-" for options that do not write to stdout. */
 static enum status check_no_slip(const struct options *options)
 {
     const char *path, *name;
@@ -425,6 +468,10 @@ static enum status check_no_slip(const struct options *options)
         for (size_t t = 0; t < options->table_count; t++)
             for (size_t j = 0; j < options->tables[t].count; j++) {
                 const struct option_spec *spec = &options->tables[t].specs[j];
+                if (strcmp(spec->name, name) == 0 && strcmp(path, "-") == 0 && spec->choices != option_stdout)
+                    return status_option(STATUS_USAGE, name,
+                                         ": it does not write to stdout; name a file, or ./- for a file of "
+                                         "this name");
                 if (strcmp(spec->name, "dtype") == 0 && options_is_choice(spec, path) &&
                     !options_given(options, spec->name))
                     return status_set(STATUS_USAGE,
@@ -788,6 +835,7 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (settings->prepare) /* data/prepare.c parses its options */
         return STATUS_OK;
     bool sweeps = !config->is_row && options_peek(specs, COUNT_OF(specs), argc, argv, "table");
+    settings->topic = find_topic(argc, argv);
     enum status found = find_workload(settings, argc, argv);
     if (!settings->workload)
         return found;
@@ -800,12 +848,16 @@ enum status settings_read(struct settings *settings, const struct config *config
         .defaults = settings->workload->defaults ? settings->workload->defaults(argc, argv) : NULL,
         .axes = &settings->axes,
         .config = config,
+        .operands_max = settings->topic != NULL,
+        .operands = &settings->topic,
         .explain = explain_elsewhere,
         .explain_context = settings};
     if (found != STATUS_OK)
         return found;
     TRY(check_columns_value(settings, argc, argv));
     TRY(options_parse(&settings->options, argc, argv));
+    if (!settings->workload_name && topic_workload(settings->topic))
+        settings->workload_name = settings->workload->name;
     if (settings->help || settings->version)
         return STATUS_OK;
     if (settings->verify_set)

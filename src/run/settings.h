@@ -11,6 +11,7 @@
 #include "core/variant.h"
 #include "core/workload.h"
 #include "run/bench.h"
+#include "run/gpu_others.h"
 #include "run/formats.h"
 
 #define SETTINGS_RANKS_MAX 1000000 /* more ranks than any machine can run */
@@ -20,6 +21,7 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
+    const char *topic; /* the argument of --help; NULL: none */
     const char *variant_names, *workload_name, *out, *samples, *prepare, *verify_set, *config;
     const char *table, *task; /* --table runs the rows of a table */
     uint64_t scale;           /* 0: not given */
@@ -32,6 +34,7 @@ struct settings {
     struct bench_limits limits; /* max_median_error is derived; --loops changes min_samples and max_time_s */
     double lock_timeout_s, rank_timeout_s;
     int format, scaling, binding;
+    int gpu_others_action; /* enum gpu_others_action */
     bool verify, dry_run, best_gpu, list, columns, environment, help, version, verbose;
 
     /* Derived */
@@ -56,8 +59,9 @@ struct settings {
     } given; /* owned; copies from before the first combination, because each combination changes the
                 originals */
     struct resources resources;
-    int allowed_threads; /* hardware threads that this process may use */
-    char *monitor_file;  /* owned; the text that `monitor` points to */
+    struct gpu_others gpu_others; /* set before the first combination */
+    int allowed_threads;          /* hardware threads that this process may use */
+    char *monitor_file;           /* owned; the text that `monitor` points to */
     uint64_t monitor_period_ms;
 };
 
@@ -104,9 +108,10 @@ const struct option_spec *settings_option(size_t index);
 /* Returns whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);
 
-/* Prints the help of the workload if --workload or --variant is given, else the common help. With --verbose,
- * the common help includes the options of all workloads. */
-void settings_help(const struct settings *settings, FILE *stream);
+/* Prints one page of help: on settings->topic if it is set, else on the workload of --workload or --variant,
+ * else an overview. With --verbose, describes all options of the workload, or of all workloads. STATUS_USAGE
+ * for an unknown topic. */
+enum status settings_help(const struct settings *settings, FILE *stream);
 
 /* ---- The choice of devices ---- */
 

@@ -357,6 +357,7 @@ struct ifs_bank {
     struct ifs_bank_facts facts;
     void *file; /* the mapping that has all maps; NULL: each map was allocated */
     size_t file_bytes;
+    struct guard guard;      /* of the mapping: if the file is truncated, lost pages read as zeros */
     int fd;                  /* of this file */
     struct timespec time;    /* its time of modification when it was verified */
     struct ifs_orbit *known; /* facts of each orbit that is computed */
@@ -566,6 +567,7 @@ void ifs_bank_close(struct ifs_bank *bank)
     for (uint64_t i = 0; !bank->file && i < bank->count; i++)
         free(bank->maps[i]);
     if (bank->file) {
+        guard_close(&bank->guard);
         munmap(bank->file, bank->file_bytes);
         close(bank->fd);
     }
@@ -589,13 +591,14 @@ enum status ifs_bank_check(const struct ifs_bank *bank)
                      OPTION_OR_FIELD("--cache-dir", "cache_dir"));
 }
 
-void ifs_bank_adopt(struct ifs_bank *bank, int fd, struct timespec time, void *file, size_t bytes,
-                    const uint8_t *maps, const uint32_t *facts, double seconds)
+void ifs_bank_adopt(struct ifs_bank *bank, int fd, const struct guard *guard, struct timespec time,
+                    void *file, size_t bytes, const uint8_t *maps, const uint32_t *facts, double seconds)
 {
     const size_t stride = ifs_map_stride(bank->points, bank->res);
     bank->file = file;
     bank->file_bytes = bytes;
     bank->fd = fd;
+    bank->guard = *guard;
     bank->time = time;
     for (uint64_t i = 0; i < bank->count; i++) {
         bank->maps[i] = (uint8_t *)file + (maps - (const uint8_t *)file) + i * stride; /* not written */

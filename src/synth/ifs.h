@@ -27,6 +27,7 @@
 #include "core/philox.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "machine/guard.h"
 
 #define IFS_MAPS_MAX    7                                   /* maps of a system */
 #define IFS_MAP_VALUES  7                                   /* of a map: a, b, c, d, e, f, p */
@@ -317,11 +318,11 @@ static inline size_t ifs_map_stride(bool points, uint32_t res)
 }
 
 /* Gives an empty bank all its orbits: those of a mapped file of `bytes` bytes, which ifs_bank_close() unmaps
- * and closes (`fd`). `time` is its time of modification before it was verified. `maps` are ifs_map_stride()
- * bytes each. `facts` has cells * 2 + overflows of each orbit (struct ifs_orbit). `seconds` is the time of
- * getting them. */
-void ifs_bank_adopt(struct ifs_bank *bank, int fd, struct timespec time, void *file, size_t bytes,
-                    const uint8_t *maps, const uint32_t *facts, double seconds);
+ * and closes (`fd`). `guard` guards the mapping; the bank closes it. `time` is its time of modification
+ * before it was verified. `maps` are ifs_map_stride() bytes each. `facts` has cells * 2 + overflows of each
+ * orbit (struct ifs_orbit). `seconds` is the time of getting them. */
+void ifs_bank_adopt(struct ifs_bank *bank, int fd, const struct guard *guard, struct timespec time,
+                    void *file, size_t bytes, const uint8_t *maps, const uint32_t *facts, double seconds);
 
 /* Checks that the file of the bank is the one that was verified. If so, the maps that were read until now are
  * right. STATUS_FAILED if it was changed or truncated. A file that was replaced or removed is unchanged.

@@ -117,13 +117,16 @@ static void take_file(struct kept *kept, bool says, bool *found)
         return;
     const bool fits = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == bytes;
     void *file = fits ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-    *found = file != MAP_FAILED && is_intact(kept, file);
+    struct guard guard = {.open = false};
+    *found = file != MAP_FAILED && guard_open(&guard) == STATUS_OK &&
+             guard_fill_range(&guard, file, bytes) == STATUS_OK && is_intact(kept, file);
     if (*found) {
         const uint8_t *maps = (const uint8_t *)file + HEADER_BYTES;
-        ifs_bank_adopt(kept->bank, fd, info.st_mtim, file, bytes, maps,
+        ifs_bank_adopt(kept->bank, fd, &guard, info.st_mtim, file, bytes, maps,
                        (const uint32_t *)(maps + kept->header.orbits * kept->header.stride),
                        timer_now_s() - kept->begin_s);
     } else {
+        guard_close(&guard);
         close(fd);
         if (file != MAP_FAILED)
             munmap(file, bytes);

@@ -142,18 +142,20 @@ const struct exchange_method exchange_mpi = {
 /* All methods, in the order of preference of --sync auto. */
 #ifdef HAVE_CUDA
 #define METHODS(METHOD) \
-    METHOD(peer) METHOD(nccl) METHOD(mpi) METHOD(staged) METHOD(peer_bf16) METHOD(peer_fused)
+    METHOD(peer) METHOD(nccl) METHOD(mpi) METHOD(staged) METHOD(peer_bf16) METHOD(peer_fused) METHOD(mpi_cuda)
 #else
 #define METHODS(METHOD) METHOD(mpi)
 #endif
 
 #define ADDRESS(name) &exchange_##name,
 static const struct exchange_method *const methods[] = {METHODS(ADDRESS)};
-const char *const exchange_names[] = {"auto", "mpi", "nccl", "peer", "peer-bf16", "peer-fused", NULL};
+const char *const exchange_names[] = {"auto",      "mpi",        "nccl",     "peer",
+                                      "peer-bf16", "peer-fused", "mpi-cuda", NULL};
 
 static bool is_wanted(int sync, const struct exchange_method *method)
 {
-    return sync == 0 ? !method->rounds && !method->updates : strcmp(exchange_names[sync], method->name) == 0;
+    return sync == 0 ? !method->rounds && !method->updates && !method->named
+                     : strcmp(exchange_names[sync], method->name) == 0;
 }
 
 bool exchange_rounds(int sync)

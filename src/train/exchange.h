@@ -28,6 +28,7 @@ struct exchange_method {
     const char *name; /* as in --sync and in the column `exchange` */
     bool rounds;      /* sends gradients as bf16. --sync auto never selects such a method */
     bool updates;     /* also updates the parameters. --sync auto never selects such a method */
+    bool named;       /* --sync auto never selects it */
 
     /* Returns STATUS_OK if the method can work with this engine in this build, else STATUS_UNAVAILABLE with
      * the reason. Not collective. */
@@ -127,9 +128,9 @@ void exchange_close(struct exchange *exchange);
 extern const struct exchange_method exchange_mpi;
 
 /* Add up gradients that are in device memory (cuda/train/exchange.cu). exchange_staged is also named `mpi`;
- * it copies the gradients through pinned host memory. */
+ * it copies the gradients through pinned host memory; exchange_mpi_cuda passes their addresses to MPI. */
 extern const struct exchange_method exchange_peer, exchange_peer_bf16, exchange_peer_fused, exchange_nccl,
-    exchange_staged;
+    exchange_staged, exchange_mpi_cuda;
 
 FDSL_C_END
 

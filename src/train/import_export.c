@@ -519,24 +519,20 @@ enum status init_take(const struct init_request *request, const struct model *mo
 
 /* ---- Networks for inference ---- */
 
-/* Finds the model that a file of --export names: "model=NAME" in the text of its options. */
+/* Finds the model that --model or the metadata of a file of --export name. */
 static enum status find_table(const struct tensor_file *file, const char *name,
                               const struct model_table **table)
 {
-    const char *options = tensor_file_note(file, "fdsl-bench"), *own = options;
-    while (own && *own && strncmp(own, "model=", 6) != 0)
-        own = own[strcspn(own, " ")] ? own + strcspn(own, " ") + 1 : NULL;
-    char found[MODEL_NAME_MAX] = "";
-    if (own && *own)
-        snprintf(found, sizeof found, "%.*s", (int)strcspn(own + 6, " "), own + 6);
-    if (name && *found && strcmp(name, found) != 0)
-        return status_set(STATUS_USAGE, "its model is %s, not %s; drop --model", found, name);
-    if (!name && !*found)
+    const char *found = tensor_file_note(file, "fdsl-bench") ? tensor_file_note(file, "model") : NULL;
+    if (name && found && strcmp(name, found) != 0)
+        return status_set(STATUS_USAGE, "its model is %.80s, not %s; drop --model", found, name);
+    if (!name && !found)
         return status_set(STATUS_USAGE, "it does not name its model; add --model NAME");
     for (*table = model_tables; (*table)->name && strcmp((*table)->name, name ? name : found) != 0; ++*table)
         continue;
-    return (*table)->name ? STATUS_OK
-                          : status_set(STATUS_USAGE, "its model %s is unknown; name it with --model", found);
+    return (*table)->name
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "its model %.80s is unknown; name it with --model", found);
 }
 
 /* Parses "[0.1, 0.2]": one value per channel. */
@@ -916,7 +912,8 @@ enum status export_parameters(const struct train *train, const float *parameters
     snprintf(classes, sizeof classes, "%" PRIu32, model->classes);
     list(train->data->scale, in->channels, scale);
     list(train->data->offset, in->channels, offset);
-    const char *const about[] = {"input", input, "classes", classes, "scale", scale, "offset", offset, NULL};
+    const char *const about[] = {"model", model->name, "input",  input,  "classes", classes,
+                                 "scale", scale,       "offset", offset, NULL};
     describe_arena(model, "", parameters, tensors);
     return write_tensors(path, identity, about, tensors, model->tensor_count);
 }

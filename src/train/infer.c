@@ -8,11 +8,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/file.h"
 #include "core/text.h"
 #include "core/workload.h"
 #include "data/remote.h"
 #include "data/tensor_file.h"
+#include "machine/comm.h"
 #include "train/import_export.h"
 #include "train/trainer.h"
 #include "train/job.h"
@@ -52,10 +54,11 @@ enum status inferrer_run(void *state, uint64_t number, struct run_time *time)
     uint32_t batches = train->data->sets[DATA_TEST].count / train->batch;
     (void)time;
     inferrer->number = number;
+    const uint64_t batch = number * (uint64_t)comm_size() + (uint64_t)comm_rank();
     /* NaN marks the logits as not written. Several runs may evaluate the same samples, so the logits of an
      * earlier run would otherwise pass the verification of an engine that writes nothing. */
     inferrer->logits[0] = inferrer->logits[(size_t)train->batch * train->model->classes - 1] = NAN;
-    return inferrer->engine->evaluate(inferrer->state, DATA_TEST, (uint32_t)(number % batches) * train->batch,
+    return inferrer->engine->evaluate(inferrer->state, DATA_TEST, (uint32_t)(batch % batches) * train->batch,
                                       train->batch, inferrer->logits);
 }
 
@@ -108,16 +111,23 @@ static const struct option_spec options[] = {
              "of"},
     MEAN_OPTIONS(AT(mean), AT(std), COLUMN,
                  "that of the training, which checkpoints and files of --export have", "as for --mean"),
-    {"predictions", "FILE", OPTION_OUTPUT, AT(predictions),
+    {"predictions", "FILE", OPTION_OUTPUT, AT(predictions), .choices = option_stdout,
      .help = "write a CSV file with one row per test sample: its key and label, then the most probable "
-             "classes with their probabilities"},
+             "classes with their probabilities; - writes to stdout, and the table of results to stderr"},
     {"top", "N", OPTION_COUNT, AT(top), .minimum = 1, .maximum = 1 << 20,
      .help = "classes per row of --predictions (default: 5, or all if there are fewer)"},
 };
 
 static const struct option_section sections[] = {
-    {"network", "checkpoint"}, {"data", "data"}, {"network", "model"},
-    {"output", "predictions"}, {NULL, NULL},
+    {"network", "checkpoint"},
+    {"data", "data"},
+    {"training and test set", "train-size"},
+    {"generated images", "classes"},
+    {"image format", "out-res"},
+    {"loading", "cache-dir"},
+    {"network", "model"},
+    {"output", "predictions"},
+    {NULL, NULL},
 };
 static const char *const single[] = {"predictions", NULL};
 
@@ -160,6 +170,7 @@ struct opened {
     uint32_t probes;              /* batches tried for --batch max; 0: none */
     bool tensors;                 /* the network is from a file of tensors, not from a checkpoint */
     const char *predictions;      /* value of --predictions */
+    int stdout_fd;                /* with --predictions -, on rank 0, until they are written; else negative */
     uint32_t top;
 };
 
@@ -170,6 +181,8 @@ static const char predictions_begin[] = "key,label,class_1,probability_1";
 static void infer_close(void *input)
 {
     struct opened *opened = input;
+    if (opened->stdout_fd >= 0)
+        close(opened->stdout_fd);
     data_close(&opened->data);
     checkpoint_free(&opened->checkpoint);
     free(opened);
@@ -248,7 +261,7 @@ static enum status check_network(const struct options *given, const struct infer
                           "--checkpoint %s: a file of tensors does not say with which samples to test; add "
                           "--test-data, or --data for data with a test set",
                           parameters->checkpoint);
-    if (!parameters->predictions)
+    if (!parameters->predictions || strcmp(parameters->predictions, *option_stdout) == 0)
         return STATUS_OK;
     enum status status = file_check_kind(parameters->predictions, &kind);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--predictions");
@@ -309,11 +322,13 @@ static enum status infer_open(const struct options *given, void *parameters_,
     struct infer_parameters *parameters = parameters_;
     struct opened *opened = *input = calloc(1, sizeof *opened);
     TRY(ALLOCATED(opened, "out of memory"));
+    opened->stdout_fd = -1;
     if (!parameters->checkpoint)
         return status_set(STATUS_USAGE, "name the trained network with --checkpoint FILE; training with "
                                         "--checkpoint DIR writes such files");
-    if (partition->ranks > 1)
-        return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
+    if (partition->ranks > 1 && partition->strong)
+        return status_set(STATUS_USAGE,
+                          "--scaling strong: the ranks of infer have a whole batch each; leave it out");
     const bool tensors = opened->tensors = tensor_file_named(parameters->checkpoint);
     TRY(check_network(given, parameters, tensors));
     if (!tensors)
@@ -363,6 +378,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
                    parameters->job.data, opened->data.sets[DATA_TEST].count);
     if (!tensors)
         TRY(warn_of_other_samples(&opened->checkpoint, &parameters->job, &opened->data));
+    if (opened->predictions && strcmp(opened->predictions, *option_stdout) == 0 && partition->rank == 0)
+        TRY(file_take_stdout(&opened->stdout_fd));
     opened->job = (struct infer_job){.train = {.model = &opened->model,
                                                .data = &opened->data,
                                                .batch = (uint32_t)parameters->job.batch,
@@ -525,7 +542,7 @@ static enum status write_rows(const struct opened *opened, float *logits, FILE *
 }
 
 /* Writes the file of --predictions. Changes the logits. */
-static enum status write_predictions(const struct opened *opened, float *logits)
+static enum status write_predictions(struct opened *opened, float *logits)
 {
     FREED char *text = NULL;
     size_t size;
@@ -536,22 +553,46 @@ static enum status write_predictions(const struct opened *opened, float *logits)
     if (status != STATUS_OK)
         return status_prefix(status, "--predictions");
     TRY(ALLOCATED(complete, "--predictions: out of memory"));
+    if (opened->stdout_fd >= 0) {
+        const int stdout_fd = opened->stdout_fd;
+        opened->stdout_fd = -1;
+        return file_write_stdout(stdout_fd, text, size);
+    }
     TRY(file_write_atomic(opened->predictions, text, size));
     status_say("%" PRIu32 " predictions written to %s", opened->data.sets[DATA_TEST].count,
                opened->predictions);
     return STATUS_OK;
 }
 
-/* Computes loss and accuracy over the whole test set; the last batch may be short. Writes the predictions. */
-static enum status judge(const struct opened *opened, void *state, struct judgement *judged)
+/* Computes the logits of this rank's part of the test set. begins[i] is the first logit of rank i. */
+static enum status evaluate_part(const struct opened *opened, const struct inferrer *inferrer,
+                                 const size_t *begins, float *logits)
 {
-    const struct inferrer *inferrer = state;
+    const size_t classes = opened->model.classes, first = begins[comm_rank()],
+                 count = begins[comm_rank() + 1] - first;
+    return count ? inferrer->engine->evaluate(inferrer->state, DATA_TEST, (uint32_t)(first / classes),
+                                              (uint32_t)(count / classes), logits + first)
+                 : STATUS_OK;
+}
+
+/* Collective: computes loss and accuracy over the whole test set. Each rank computes the logits of a
+ * contiguous part of it, and rank 0 writes the predictions. */
+static enum status judge(struct opened *opened, void *state, struct judgement *judged)
+{
     const struct data_set *set = &opened->data.sets[DATA_TEST];
-    FREED float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
-    TRY(ALLOCATED(logits, "out of memory for the logits of %" PRIu32 " samples", set->count));
-    TRY(inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits));
+    const size_t ranks = (size_t)comm_size(), classes = opened->model.classes;
+    FREED float *logits = malloc((size_t)set->count * classes * sizeof *logits);
+    FREED size_t *begins = malloc((ranks + 1) * sizeof *begins);
+    enum status status =
+        ALLOCATED(logits && begins, "out of memory for the logits of %" PRIu32 " samples", set->count);
+    for (size_t i = 0; status == STATUS_OK && i <= ranks; i++)
+        begins[i] = (size_t)((uint64_t)set->count * i / ranks) * classes;
+    if (status == STATUS_OK)
+        status = evaluate_part(opened, state, begins, logits);
+    TRY(comm_agree(status));
+    TRY(comm_share_parts(logits, begins));
     TRY(logits_judge(logits, set, opened->model.classes, judged));
-    return opened->predictions ? write_predictions(opened, logits) : STATUS_OK;
+    return opened->predictions && comm_rank() == 0 ? write_predictions(opened, logits) : STATUS_OK;
 }
 
 static enum status infer_accepts(const void *input, const struct variant *variant)
@@ -564,7 +605,7 @@ static enum status infer_accepts(const void *input, const struct variant *varian
 static enum status infer_measure(const void *input, const struct variant *variant, void *state,
                                  struct row *row)
 {
-    const struct opened *opened = input;
+    struct opened *opened = (struct opened *)(uintptr_t)input; /* const cast: writes to opened->stdout_fd */
     struct judgement judged;
     (void)variant;
     TRY(judge(opened, state, &judged));
@@ -584,6 +625,14 @@ static enum status infer_measure(const void *input, const struct variant *varian
     return STATUS_OK;
 }
 
+/* Hashes the test samples and the network, because the files that ranks read may differ. */
+static uint64_t infer_identity(const void *input)
+{
+    const struct opened *opened = input;
+    const uint64_t hashes[] = {opened->data.hashes[DATA_TEST], checkpoint_hash(&opened->checkpoint)};
+    return fnv_add(FNV_BEGIN, hashes, sizeof hashes);
+}
+
 const struct workload workload_infer = {
     .name = "infer",
     .schema = "infer/8",
@@ -601,6 +650,7 @@ const struct workload workload_infer = {
     .open = infer_open,
     .close = infer_close,
     .repartition = job_stay,
+    .ranks.identity = infer_identity,
     .applies = infer_applies,
     .accepts = infer_accepts,
     .largest = {job_batch, infer_range, infer_set_batch, infer_probe},

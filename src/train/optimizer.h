@@ -77,6 +77,7 @@ struct schedule {
     bool warmup_begins; /* the rate of the warm-up's step 0 is warmup_rate */
     double warmup_rate;
     double cycle_decay; /* schedule_has_end(): factor of `rate` from one cycle to the next; 0 means 1 */
+    double cycle_mul;   /* schedule_has_end(): factor of the length of a cycle to the next; 0 means 1 */
     double k_decay;     /* schedule_has_end(): exponent of the part of a cycle that is done; 0 means 1 */
     /* Noise, drawn anew in each epoch from step `noise_step` on: the rate is multiplied by 1 + n, where n is
      * normal with standard deviation 1, drawn again until |n| < noise_limit. 0: no noise. */
@@ -108,6 +109,13 @@ FDSL_HD bool schedule_has_end(enum schedule_kind kind)
     return kind == SCHEDULE_COSINE || kind == SCHEDULE_POLYNOMIAL || kind == SCHEDULE_TANH;
 }
 
+/* Returns the length of the first cycle, in steps, of cycles that together have `span` steps. */
+FDSL_HD double schedule_first_cycle(const struct schedule *schedule, uint64_t span)
+{
+    const double cycles = schedule->cycles ? schedule->cycles : 1, mul = schedule->cycle_mul;
+    return mul > 1 ? (double)span * (mul - 1) / (pow(mul, cycles) - 1) : (double)span / cycles;
+}
+
 /* Returns the rate of a schedule with an end: in each cycle it falls from the cycle's first rate to `least`.
  * If u is the part of the cycle that is done, to the power of k_decay (Zhang and Li, "k-decay", 2020), the
  * rate is least + (top - least) f(u), where f is (1 + cos(pi u)) / 2 (Loshchilov and Hutter, "SGDR", 2017),
@@ -118,12 +126,19 @@ FDSL_HD double schedule_decay(const struct schedule *schedule, uint64_t step)
     const double pi = 3.14159265358979323846;
     const uint64_t first = schedule->overlaps ? 0 : schedule->warmup_steps;
     const uint64_t span = schedule->total_steps - first, at = step - first;
-    const double cycle = (double)span / (schedule->cycles ? schedule->cycles : 1);
+    double cycle = schedule_first_cycle(schedule, span), number = floor((double)at / cycle);
     double done = fmod((double)at, cycle), top = schedule->rate;
     if (at >= span)
         return schedule->least;
+    if (schedule->cycle_mul > 1) {
+        done = (double)at;
+        for (number = 0; number + 1 < schedule->cycles && done >= cycle; number++) {
+            done -= cycle;
+            cycle *= schedule->cycle_mul;
+        }
+    }
     if (schedule->cycle_decay > 0)
-        top *= pow(schedule->cycle_decay, floor((double)at / cycle));
+        top *= pow(schedule->cycle_decay, number);
     if (schedule->k_decay > 0)
         done = cycle * pow(done / cycle, schedule->k_decay);
     return schedule->least + (top - schedule->least) *

@@ -167,6 +167,8 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "factor of the loss scale after a step that overflowed (default: 0.5)"},
     {"loss-scale-interval", "N", OPTION_COUNT, AT(loss_scale_interval), .minimum = 1, .maximum = 1 << 30,
      .column = COLUMN, .help = "steps without overflow after which the loss scale grows (default: 2000)"},
+    {"lr-cycle-mul", "M", OPTION_REAL, AT(lr_cycle_mul), .minimum = 1, .maximum = 100, .column = COLUMN,
+     .help = "factor of the length of a cycle from one of --lr-cycles to the next (default: 1)"},
     {"drop-path", "RATE", OPTION_REAL, AT(drop_path), .maximum = 0.99, .column = COLUMN,
      .help = "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the "
              "first block (default: the network's own rate)"},
@@ -268,11 +270,12 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "seed of the initial parameters, order, dropout and augmentation"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), .fallback = "auto", .choices = exchange_names,
      .column = COLUMN,
-     .help = "how ranks add up their gradients. mpi adds them up in host memory. The other methods are for "
-             "GPU variants: nccl uses NVIDIA's library; with peer, GPUs of one machine read each other's "
-             "memory; peer-bf16 is peer with gradients sent as bf16; peer-fused is peer that also updates "
-             "the parameters, and each rank holds only the moments of its share. auto takes the first of "
-             "peer, nccl and mpi that works. METHOD is one of"},
+     .help =
+         "how ranks add up their gradients. mpi adds them up in host memory. The other methods are for "
+         "GPU variants: nccl uses NVIDIA's library; with peer, GPUs of one machine read each other's "
+         "memory; peer-bf16 is peer with gradients sent as bf16; peer-fused is peer that also updates "
+         "the parameters, and each rank holds only the moments of its share; mpi-cuda passes GPU addresses "
+         "to MPI_Allreduce. auto takes the first of peer, nccl and mpi that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), .fallback = "none", .choices = lr_scales,
      .column = COLUMN,
      .help = "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the "
@@ -348,19 +351,35 @@ static const struct option_spec options[] = {
 
 static const struct option_section sections[] = {
     {"data", "data"},
+    {"training and test set", "train-size"},
+    {"generated images", "classes"},
+    {"image format", "out-res"},
+    {"feed", "feed"},
+    {"loading", "lanes"},
+    {"generated images", "generator"},
     {"network", "model"},
-    {"optimizer", "recipe"},
-    {"optimizer", "batch"},
+    {"training", "recipe"},
+    {"training", "batch"},
+    {"optimizer", "optimizer"},
+    {"learning rate", "lr-schedule"},
+    {"learning rate details", "lr-warmup-updates"},
+    {"loss", "label-smoothing"},
+    {"optimizer", "clip-norm"},
+    {"learning rate details", "warmup-lr"},
+    {"optimizer", "clip-value"},
+    {"loss", "bce-sum"},
+    {"learning rate details", "lr-cycle-mul"},
     {"network", "drop-path"},
-    {"data", "feed"},
     {"augmentation", "shift"},
-    {"data", "raw"},
+    {"image format", "raw"},
+    {"color augmentation", "color-jitter"},
     {"network", "cudnn-benchmark"},
-    {"optimizer", "seed"},
-    {"ranks", "sync"},
+    {"training", "seed"},
+    {"parallel training", "sync"},
     {"network", "init"},
     {"output", "checkpoint"},
-    {"optimizer", "allow-nan"},
+    {"exports", "export"},
+    {"training", "allow-nan"},
     {"what to run", "verify-steps"},
     {NULL, NULL},
 };
@@ -512,11 +531,12 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {schedule == SCHEDULE_POLYNOMIAL, "--lr-schedule polynomial", {"lr-power"}},
         {schedule_has_end(schedule),
          "--lr-schedule cosine, polynomial or tanh",
-         {"lr-min", "lr-cycles", "lr-cooldown", "lr-cycle-decay", "lr-k-decay", "lr-overlap"}},
+         {"lr-min", "lr-cycles", "lr-cooldown", "lr-cycle-decay", "lr-cycle-mul", "lr-k-decay",
+          "lr-overlap"}},
         {parameters->lr_warmup > 0 || parameters->lr_warmup_updates > 0,
          "--lr-warmup EPOCHS or --lr-warmup-updates N",
          {"warmup-lr"}},
-        {parameters->lr_cycles > 1, "--lr-cycles N", {"lr-cycle-decay"}},
+        {parameters->lr_cycles > 1, "--lr-cycles N", {"lr-cycle-decay", "lr-cycle-mul"}},
         {!isnan(parameters->lr_noise), "--lr-noise EPOCH", {"lr-noise-limit"}},
         {parameters->optimizer == OPTIMIZER_MUON, "--optimizer muon", {"muon-lr"}},
         {!isnan(parameters->ema), "--ema DECAY", {"ema-warmup"}},
@@ -1109,6 +1129,11 @@ static enum status check_schedule(const struct train_parameters *all, const stru
         return status_number(STATUS_USAGE, "lr-cycles", (double)all->lr_cycles,
                              ": there are only %" PRIu64 " steps after the warm-up; lower --lr-cycles",
                              schedule->total_steps - schedule->warmup_steps);
+    if (schedule_first_cycle(schedule, schedule->total_steps - schedule->warmup_steps) < 1)
+        return status_number(STATUS_USAGE, "lr-cycle-mul", all->lr_cycle_mul,
+                             ": the first of %" PRIu64
+                             " cycles would have less than one step; lower --lr-cycle-mul or --lr-cycles",
+                             all->lr_cycles);
     return STATUS_OK;
 }
 
@@ -1374,6 +1399,7 @@ static struct schedule chosen_schedule(const struct train_parameters *parameters
                              .warmup_begins = !isnan(parameters->warmup_lr),
                              .warmup_rate = or_zero(parameters->warmup_lr),
                              .cycle_decay = or_zero(parameters->lr_cycle_decay),
+                             .cycle_mul = or_zero(parameters->lr_cycle_mul),
                              .k_decay = or_zero(parameters->lr_k_decay),
                              .noise_limit = isnan(parameters->lr_noise) ? 0 : parameters->lr_noise_limit,
                              .noise_step = (uint64_t)llround(or_zero(parameters->lr_noise) * (double)steps),

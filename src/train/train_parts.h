@@ -17,7 +17,8 @@ struct train_parameters {
     uint64_t epochs, seed, lr_cycles, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_step, lr_gamma, lr_power, lr_min;
     /* NaN: not given, except for muon_lr and lr_noise_limit */
-    double muon_lr, warmup_lr, lr_cooldown, lr_cycle_decay, lr_k_decay, lr_noise, lr_noise_limit;
+    double muon_lr, warmup_lr, lr_cooldown, lr_cycle_decay, lr_cycle_mul, lr_k_decay, lr_noise,
+        lr_noise_limit;
     double clip_value, clip_adaptive, bce_threshold, bce_pos_weight;
     double loss_scale, loss_scale_growth, loss_scale_backoff;
     double dropout, head_init_scale, head_init_bias;

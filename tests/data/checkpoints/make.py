@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes the files in this folder with PyTorch and timm: a checkpoint of `vit-micro` as timm's CheckpointSaver writes it, and
 its positions for images of other sizes, as timm's resample_abs_pos_embed() interpolates them. tests/test_train_init.c reads both.
+Two files with the same tensors have the older and the newer format of torch.save().
 
     pip install torch==2.15.0 timm==1.0.31 && python3 make.py
 
@@ -42,3 +43,12 @@ torch.save({"epoch": 7, "arch": "vit_micro", "state_dict": state, "optimizer": o
 
 positions = state["pos_embed"].float()
 save_file({f"{side}": resample_abs_pos_embed(positions, [side, side]) for side in (1, 3, 5, 8, 14)}, "positions.safetensors")
+
+# The same object in the format before PyTorch 1.6 and as a zip archive, for tests/test_torch_file.c.
+torch.manual_seed(0)
+views = torch.arange(40.0).reshape(10, 4)
+values = {"state_dict": {"fc.weight": torch.randn(3, 5), "fc.bias": torch.randn(3)}, "view": views[2:5],
+          "half": torch.randn(7).half(), "bf": torch.randn(3, 5).bfloat16(), "i": torch.arange(9),
+          "args": argparse.Namespace(a=1), "p": torch.nn.Parameter(torch.randn(2, 3)), "empty": torch.zeros(0)}
+torch.save(values, "legacy.pt", _use_new_zipfile_serialization=False)
+torch.save(values, "legacy_zip.pt")
