@@ -216,7 +216,8 @@ static double normal(uint32_t *state)
 }
 
 /* Simulates advise with a network: 3 to 5 rounds, with looks after 3, 4 and 5, and the best way. Of the runs,
- * a share `slow` has 0.4 to 0.9 of its rate, because another process delays it. For them, up to ten rounds. */
+ * a share `slow` has 0.4 to 0.9 of its rate, because another process delays it. For them, up to ten rounds.
+ */
 static size_t simulate(const double *rates, size_t count, double noise, double slow, uint32_t *state)
 {
     struct advice_question question = five_ms;
@@ -226,13 +227,14 @@ static size_t simulate(const double *rates, size_t count, double noise, double s
     for (size_t i = 0; i < count; i++)
         advice[i] =
             (struct advice){.name = "a", .variant = "v", .place = (enum advise_place)(ADVISE_GENERATED + i)};
-    for (size_t round = 0; round < 5 || (round < 10 && advise_lacks_rounds(&question, advice, count)); round++) {
+    for (size_t round = 0; round < 5 || (round < 10 && advise_lacks_rounds(&question, advice, count));
+         round++) {
         const double load = 0.1 * normal(state);
         for (size_t i = 0; i < count; i++) {
             const double delay = uniform(state) < slow ? 0.4 + 0.5 * uniform(state) : 1;
             if (!advice[i].dropped)
-                advise_add(&question, &advice[i], NAN,
-                           delay * rates[i] * exp(load + noise * normal(state)), 0);
+                advise_add(&question, &advice[i], NAN, delay * rates[i] * exp(load + noise * normal(state)),
+                           0);
         }
         if (round < 2 || round == 5 || round == 7 || round == 9) /* as advise.c looks */
             continue;

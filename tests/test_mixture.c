@@ -526,9 +526,8 @@ Test(mixture, training_resumes_within_an_epoch)
 Test(mixture, streams_of_a_device_have_all_hardware_queues)
 {
     static const char name[] = "CUDA_DEVICE_MAX_CONNECTIONS";
-    const char *words[] = {"fdsl-bench", "--variant", "train-naive", "--feed", "mixed",
-                           "--mix",      "load:1",    "--data",      "a",      "--decoder",
-                           "cpu",        NULL};
+    const char *words[] = {"fdsl-bench", "--variant", "train-naive", "--feed",    "mixed", "--mix",
+                           "load:1",     "--data",    "a",           "--decoder", "cpu",   NULL};
     for (int cpu = 1; cpu >= 0; cpu--) {
         char *argv[COUNT_OF(words)];
         struct settings settings;
@@ -577,7 +576,8 @@ Test(mixture, options_without_effect_are_refused)
         {"--feed mixed --mix load:1,synth:1 --data digits", "give --data a folder or a URL"},
         {"--feed mixed --mix b=b/:1,synth:1 --data a", "--mix does not name it"},
         {"--feed mixed --mix load:1,b=b/:1 --data a --preset uji", "--preset needs"},
-        {"--feed mixed --mix load:1,synth:1 --data a --out-res 12 --res 20", "--res contradicts --out-res: a mixture "},
+        {"--feed mixed --mix load:1,synth:1 --data a --out-res 12 --res 20",
+         "--res contradicts --out-res: a mixture "},
         {"--feed mixed --mix load:1,synth:1 --data a --out-res 12 --repeats 2", "--repeats needs"},
         {"--feed mixed --mix load:1,synth:1 --data a --fresh", "--fresh needs"},
         {"--feed mixed --mix load:1,synth:1 --data a --on-error skip", "mask"},

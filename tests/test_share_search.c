@@ -10,11 +10,11 @@
 /* A machine. A step without reading takes 1 - 1 unit of time -, and generating all of its samples takes
  * `generate`. Reading all of its samples takes 1 / rate, and longer while the step computes: `contention` is
  * the share of the reading rate that computing takes away. Steps wait for a part `floor` of their time
- * without any reason, if they do not wait longer for reading. A part `seeming` is measured as waiting, without
- * longer steps, if some samples are generated and more than a tenth is read. */
+ * without any reason, if they do not wait longer for reading. A part `seeming` is measured as waiting,
+ * without longer steps, if some samples are generated and more than a tenth is read. */
 struct machine {
     double rate, generate, contention, floor;
-    double noise;    /* relative, of stalls and times */
+    double noise; /* relative, of stalls and times */
     double seeming;
     uint32_t hiccup; /* the probe, from 1 on, in which another process delays reading; 0: none */
 };

@@ -58,8 +58,8 @@ struct advice {
     double memory_bytes;     /* buffers on host and device, and the data in the page cache */
     double joules_per_image; /* energy of the GPU */
     char *command;           /* trains the network on images that come in this way; NULL if unknown */
-    bool off[ADVISE_ROUNDS_MAX]; /* per round: the rate does not count, because another process delayed this run
-                                    or most others of the round: advise_note_noise() */
+    bool off[ADVISE_ROUNDS_MAX]; /* per round: the rate does not count, because another process delayed this
+                                    run or most others of the round: advise_note_noise() */
 };
 
 /* The training step for which the ways are compared. */

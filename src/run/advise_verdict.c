@@ -126,14 +126,14 @@ struct ratio advise_ratio(const struct advice_question *question, const struct a
     return ratio_of(question, a, b, CONFIDENCE);
 }
 
-#define NOISE_WAYS 16
-#define FITS       20   /* passes in which the centres of ways and rounds converge */
-#define UPPER      0.7  /* weight of positive residuals; negative ones have the rest */
-#define SMALL      0.01 /* residuals below this, relative, count as equally small */
-#define FAR        3.0  /* a run is off if it is further from the centres than this many standard deviations */
-#define FAR_LEAST  0.08 /* and than this, relative */
-#define FAR_PASSES 3    /* without the runs that are off, others may be */
-#define ROUNDS_DISTURBED 6 /* common rounds of two ways that count, if some are off */
+#define NOISE_WAYS       16
+#define FITS             20   /* passes in which the centres of ways and rounds converge */
+#define UPPER            0.7  /* weight of positive residuals; negative ones have the rest */
+#define SMALL            0.01 /* residuals below this, relative, count as equally small */
+#define FAR              3.0 /* a run is off if it is further from the centres than this many standard deviations */
+#define FAR_LEAST        0.08 /* and than this, relative */
+#define FAR_PASSES       3    /* without the runs that are off, others may be */
+#define ROUNDS_DISTURBED 6    /* common rounds of two ways that count, if some are off */
 
 /* Residuals: the logarithms of all rates minus the centres of ways and rounds. */
 struct remains {
@@ -142,8 +142,8 @@ struct remains {
     size_t ways, rounds;
 };
 
-/* Subtracts the mean of the known values of a way, or of a round. If `robust` is set, repetitions minimise the
- * sum of the sizes of all values instead of their squares, and positive ones count more, because other
+/* Subtracts the mean of the known values of a way, or of a round. If `robust` is set, repetitions minimise
+ * the sum of the sizes of all values instead of their squares, and positive ones count more, because other
  * processes only delay runs. */
 static void centre(struct remains *remains, size_t line, bool way, bool robust)
 {
@@ -188,7 +188,7 @@ static int compare_values(const void *left, const void *right)
  * there are centres; a few may be far off. */
 static double deviation_of(const struct remains *remains, double freedom)
 {
-    double sizes[NOISE_WAYS * ADVISE_ROUNDS_MAX];
+    double sizes[NOISE_WAYS * ADVISE_ROUNDS_MAX] = {0};
     size_t count = 0;
     for (size_t way = 0; way < remains->ways; way++)
         for (size_t round = 0; round < remains->rounds; round++)
@@ -342,14 +342,12 @@ void advise_conclude(struct advice_question *question, struct advice *advice, si
     question->over = true;
     advise_note_noise(question, advice, count);
     if (constant)
-        question->step_s =
-            (double)question->batch / advise_reached(constant, SHOWN).value;
+        question->step_s = (double)question->batch / advise_reached(constant, SHOWN).value;
 }
 
 struct ratio advise_on_nodes(const struct advice_question *question, const struct advice *advice)
 {
-    const struct ratio rate = advise_reached(advice, SHOWN),
-                       *exchange = &question->exchange_s;
+    const struct ratio rate = advise_reached(advice, SHOWN), *exchange = &question->exchange_s;
     const double batch = (double)question->batch, images = batch * question->nodes;
     double least_s = batch / rate.high;
     return (struct ratio){

@@ -563,7 +563,8 @@ static enum status find_share(struct runner *runner)
                  100 * share_search_floor(&search));
     status_say("--mix: the share of the samples that are read is %g (%" PRIu32
                " tried; steps then wait for them %.2g %% of their time%s)",
-               best->share / (double)search.parts, search.tries, 100 * share_search_wait(&search, best), other);
+               best->share / (double)search.parts, search.tries, 100 * share_search_wait(&search, best),
+               other);
     return comm_agree(
         workload->mix.set(runner->input, settings->parameters, &runner->partition, best->share, true));
 }

@@ -799,7 +799,8 @@ static enum status check_given(const struct options *given, const struct train_p
         if (!needed || !options_given(given, option))
             continue;
         return needed == sizes_of_mixture
-                   ? status_option(STATUS_USAGE, option, " contradicts --out-res: %s; drop --%s", needed, option)
+                   ? status_option(STATUS_USAGE, option, " contradicts --out-res: %s; drop --%s", needed,
+                                   option)
                    : status_option(STATUS_USAGE, option, " needs %s; add that, or drop --%s", needed, option);
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))

@@ -948,7 +948,8 @@ enum status trainer_probe(void *state)
 }
 
 /* Before the measurement: the JPEG engines of a GPU take about two seconds and a hundred steps to reach their
- * rate, and the first steps wait because no batch is prepared. Slow steps end this after PROBE_WARM_MOST_S. */
+ * rate, and the first steps wait because no batch is prepared. Slow steps end this after PROBE_WARM_MOST_S.
+ */
 #define PROBE_WARM_S      2.0
 #define PROBE_WARM_STEPS  100
 #define PROBE_WARM_MOST_S 5.0
