@@ -163,6 +163,33 @@ Test(advise, rounds_that_failed_do_not_count)
     expect_best(advice, 2, 1, "Disk (v)");
 }
 
+/* A run of half the rate changes neither the rate of its way nor the verdict, and the details name it. */
+Test(advise, a_delayed_run_does_not_count)
+{
+    struct advice_question question = five_ms;
+    struct advice advice[3] = {way("generating", ADVISE_GENERATED, 0), way("disk", ADVISE_DISK, 0),
+                               way("memory", ADVISE_MEMORY, 0)};
+    question.estimated = false;
+    question.model = "cnn";
+    for (size_t round = 0; round < 4; round++)
+        for (size_t i = 0; i < 3; i++)
+            advise_add(&question, &advice[i], NAN,
+                       1000 * (double)(i + 10) * (1 + 0.01 * (double)(round * i % 3)) *
+                           (i == 1 && round == 2 ? 0.5 : 1),
+                       0);
+    cr_expect_not(advise_lacks_rounds(&question, advice, 3));
+    advise_note_noise(&question, advice, 3);
+    for (size_t i = 0; i < 3; i++)
+        for (size_t round = 0; round < 4; round++)
+            cr_expect_eq(advice[i].off[round], i == 1 && round == 2, "%zu, round %zu", i, round);
+    cr_expect(fabs(advise_reached(&advice[1], 0.95).value / 11000 - 1) < 0.02);
+    cr_expect(advise_lacks_rounds(&question, advice, 3), "three of six common rounds");
+    char text[4096];
+    const struct advice_decision decision = advise_decide(&question, advice, 3);
+    advise_details(&question, advice, 3, &decision, text, sizeof text);
+    expect_words(text, " 1 of 12 runs do not count, because they do not fit the others;");
+}
+
 /* Rounds 1 to 3 are 1, 0.9 and 1.1 times as fast, for all ways. The ratio of the first two is 1.2 in each of
  * them by chance, that of the last two scatters as much as all rates do. */
 Test(advise, the_noise_of_all_ways_counts)

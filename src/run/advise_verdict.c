@@ -501,6 +501,22 @@ static void append_noise(char *text, size_t size, const struct advice_question *
         }
 }
 
+/* Names the runs that are off. */
+static void append_off(char *text, size_t size, const struct advice *advice, size_t count)
+{
+    size_t off = 0, runs = 0;
+    for (size_t i = 0; i < count; i++)
+        for (size_t round = 0; advice[i].measured && round < advice[i].rounds; round++) {
+            off += advice[i].off[round];
+            runs++;
+        }
+    if (off > 0)
+        text_append(text, size,
+                    " %zu of %zu runs do not count, because they do not fit the others; other processes may "
+                    "have delayed them.",
+                    off, runs);
+}
+
 void advise_details(const struct advice_question *question, const struct advice *advice, size_t count,
                     const struct advice_decision *decision, char *text, size_t size)
 {
@@ -530,6 +546,7 @@ void advise_details(const struct advice_question *question, const struct advice 
         text_append(text, size, ".");
     }
     append_noise(text, size, question, advice, count);
+    append_off(text, size, advice, count);
     if (question->load > BUSY * question->threads)
         text_append(
             text, size,
