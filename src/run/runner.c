@@ -535,9 +535,11 @@ static enum status try_share(struct runner *runner, uint32_t share, double *stal
     return status;
 }
 
-/* Chooses the largest share of the samples that are read with which the steps do not wait for them. All ranks
- * have the same share, that of the slowest one, and it stays for the whole training. With --dry-run, nothing
- * is chosen. Collective. */
+#define SHARE_SEARCH_S 25.0 /* a share is not measured if that would probably take longer */
+
+/* Chooses the largest share of the samples that are read with which the steps do not wait for them, as far as
+ * the time permits. All ranks have the same share, that of the slowest one, and it stays for the whole
+ * training. With --dry-run, nothing is chosen. Collective. */
 static enum status find_share(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
@@ -550,10 +552,19 @@ static enum status find_share(struct runner *runner)
     if (settings->dry_run)
         return STATUS_OK;
     runner->entry = settings->variants[0];
+    const double begin_s = timer_now_s();
+    double took_s = 0, last_s = 0; /* of all tries, of the last one; the same on all ranks */
     for (uint32_t share; (share = share_search_next(&search)) > 0;) {
         double stall, step_s;
+        if (search.count > 1 && took_s + last_s > SHARE_SEARCH_S)
+            break;
         TRY(try_share(runner, share, &stall, &step_s));
         share_search_add(&search, share, stall, step_s);
+        last_s = -took_s;
+        took_s = timer_now_s() - begin_s;
+        TRY(comm_max(&took_s, 1));
+        last_s += took_s;
+        search.hurried = took_s > SHARE_SEARCH_S / 2;
     }
     show_phase(runner, NULL);
     const struct share_probe *best = share_search_best(&search);

@@ -6,7 +6,9 @@
 
 #define PRECISION 20 /* the search ends when two shares differ by less than 1/20 */
 #define SURPRISE  0.05
-#define FEW       16 /* this part of all samples is read for comparison */
+#define FEW       16   /* this part of all samples is read for comparison */
+#define SAFETY    0.92 /* reading that just keeps up on average is late now and then */
+#define LONG      0.1 /* a share with which steps wait longer is halved, because the rate of reading varies */
 
 /* Returns the shares per second at which the samples of a probe were read. */
 static double rate_of(const struct share_probe *probe)
@@ -119,7 +121,7 @@ static bool surprises(const struct share_search *search)
 {
     const struct share_probe *low, *high, *latest = &search->probes[search->count - 1];
     struct share_search before = *search;
-    if (latest == unread(search) && !latest->twice && latest->stall > SHARE_STALL)
+    if (latest == unread(search) && !latest->twice && latest->stall > SURPRISE)
         return true;
     before.count--;
     find_ends(&before, &low, &high);
@@ -148,7 +150,7 @@ uint32_t share_search_next(const struct share_search *search)
         return search->parts;
     if (search->count == 1 && waits(search, search->probes) && search->parts >= FEW)
         return search->parts / FEW;
-    if (surprises(search))
+    if (!search->hurried && surprises(search))
         return search->probes[search->count - 1].share;
     find_ends(search, &low, &high);
     if (!high || high->share == 1 || search->count == SHARE_PROBES)
@@ -159,5 +161,11 @@ uint32_t share_search_next(const struct share_search *search)
         return 0;
     if (gap < above + unit)
         return least + gap / 2;
-    return (uint32_t)fmin(fmax(solve(search, low, high), least + above), high->share - unit);
+    double share = solve(search, low, high);
+    if (search->count == 2)
+        share *= SAFETY;
+    if (search->count > 2 && ((search->count == 3 && share_search_wait(search, high) > LONG) ||
+                              (search->hurried && low == unread(search))))
+        share = fmin(share, high->share / 2.0);
+    return (uint32_t)fmin(fmax(share, least + above), high->share - unit);
 }

@@ -30,6 +30,7 @@ struct share_search {
     uint32_t parts; /* shares are from 1 to this number */
     uint32_t count; /* of probes, which have different shares */
     uint32_t tries; /* measurements */
+    bool hurried;   /* no share is measured again, and one with which steps wait is halved */
     struct share_probe probes[SHARE_PROBES];
 };
 

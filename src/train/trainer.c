@@ -954,9 +954,9 @@ enum status trainer_probe(void *state)
 #define PROBE_WARM_STEPS  100
 #define PROBE_WARM_MOST_S 5.0
 #define PROBE_WARM_LEAST  4   /* steps */
-#define PROBE_PARTS       7   /* measured parts */
-#define PROBE_DROPPED     2   /* parts that do not count */
-#define PROBE_PART_S      0.3 /* duration of a part at least */
+#define PROBE_PARTS       4   /* measured parts */
+#define PROBE_DROPPED     1   /* parts that do not count */
+#define PROBE_PART_S      0.6 /* duration of a part at least: the device idles before each */
 
 /* The steps of a probe. */
 struct probe {
@@ -1018,7 +1018,7 @@ static int compare_stalls(const void *left, const void *right)
     return (difference > 0) - (difference < 0);
 }
 
-/* Leaves out the parts in which the steps waited most: another process may have interrupted them. */
+/* Leaves out the part in which the steps waited most: another process may have interrupted it. */
 enum status trainer_probe_stalls(void *state, double *stall, double *step_s)
 {
     struct probe probe = {.trainer = state, .stretch = 1};
