@@ -7,7 +7,7 @@
 #define PRECISION 20 /* the search ends when two shares differ by less than 1/20 */
 #define SURPRISE  0.05
 #define FEW       16   /* this part of all samples is read for comparison */
-#define SAFETY    0.92 /* reading that just keeps up on average is late now and then */
+#define SAFETY    0.85 /* reading that just keeps up on average is late now and then */
 #define LONG      0.1 /* a share with which steps wait longer is halved, because the rate of reading varies */
 
 /* Returns the shares per second at which the samples of a probe were read. */
