@@ -535,7 +535,9 @@ static enum status try_share(struct runner *runner, uint32_t share, double *stal
     return status;
 }
 
-#define SHARE_SEARCH_S 25.0 /* a share is not measured if that would probably take longer */
+/* Once a share is found, no other one is measured if that would probably take longer; until then, twice as
+ * long. */
+#define SHARE_SEARCH_S 25.0
 
 /* Chooses the largest share of the samples that are read with which the steps do not wait for them, as far as
  * the time permits. All ranks have the same share, that of the slowest one, and it stays for the whole
@@ -556,7 +558,7 @@ static enum status find_share(struct runner *runner)
     double took_s = 0, last_s = 0; /* of all tries, of the last one; the same on all ranks */
     for (uint32_t share; (share = share_search_next(&search)) > 0;) {
         double stall, step_s;
-        if (search.count > 1 && took_s + last_s > SHARE_SEARCH_S)
+        if (took_s + last_s > (share_search_found(&search) ? 1 : 2) * SHARE_SEARCH_S)
             break;
         TRY(try_share(runner, share, &stall, &step_s));
         share_search_add(&search, share, stall, step_s);

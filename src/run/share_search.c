@@ -90,6 +90,13 @@ static void find_ends(const struct share_search *search, const struct share_prob
     }
 }
 
+bool share_search_found(const struct share_search *search)
+{
+    const struct share_probe *low, *high;
+    find_ends(search, &low, &high);
+    return low && low != unread(search);
+}
+
 const struct share_probe *share_search_best(const struct share_search *search)
 {
     const struct share_probe *low, *high;

@@ -45,6 +45,10 @@ uint32_t share_search_next(const struct share_search *search);
 /* Adds a measurement with this share. */
 void share_search_add(struct share_search *search, uint32_t share, double stall, double step_s);
 
+/* Returns whether a share was found with which steps do not wait, besides the one that is only measured for
+ * comparison. Pure. */
+bool share_search_found(const struct share_search *search);
+
 /* Returns the probe with the largest share with which steps do not wait; if they wait with all shares, the
  * one with the smallest share. There is at least one probe. Pure. */
 const struct share_probe *share_search_best(const struct share_search *search);

@@ -952,7 +952,7 @@ enum status trainer_probe(void *state)
  */
 #define PROBE_WARM_S      2.0
 #define PROBE_WARM_STEPS  100
-#define PROBE_WARM_MOST_S 5.0
+#define PROBE_WARM_MOST_S 3.0
 #define PROBE_WARM_LEAST  4   /* steps */
 #define PROBE_PARTS       4   /* measured parts */
 #define PROBE_DROPPED     1   /* parts that do not count */
