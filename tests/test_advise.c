@@ -163,6 +163,33 @@ Test(advise, rounds_that_failed_do_not_count)
     expect_best(advice, 2, 1, "Disk (v)");
 }
 
+/* A run of half the rate changes neither the rate of its way nor the verdict, and the details name it. */
+Test(advise, a_delayed_run_does_not_count)
+{
+    struct advice_question question = five_ms;
+    struct advice advice[3] = {way("generating", ADVISE_GENERATED, 0), way("disk", ADVISE_DISK, 0),
+                               way("memory", ADVISE_MEMORY, 0)};
+    question.estimated = false;
+    question.model = "cnn";
+    for (size_t round = 0; round < 4; round++)
+        for (size_t i = 0; i < 3; i++)
+            advise_add(&question, &advice[i], NAN,
+                       1000 * (double)(i + 10) * (1 + 0.01 * (double)(round * i % 3)) *
+                           (i == 1 && round == 2 ? 0.5 : 1),
+                       0);
+    cr_expect_not(advise_lacks_rounds(&question, advice, 3));
+    advise_note_noise(&question, advice, 3);
+    for (size_t i = 0; i < 3; i++)
+        for (size_t round = 0; round < 4; round++)
+            cr_expect_eq(advice[i].off[round], i == 1 && round == 2, "%zu, round %zu", i, round);
+    cr_expect(fabs(advise_reached(&advice[1], 0.95).value / 11000 - 1) < 0.02);
+    cr_expect(advise_lacks_rounds(&question, advice, 3), "three of six common rounds");
+    char text[4096];
+    const struct advice_decision decision = advise_decide(&question, advice, 3);
+    advise_details(&question, advice, 3, &decision, text, sizeof text);
+    expect_words(text, " 1 of 12 runs do not count, because they do not fit the others;");
+}
+
 /* Rounds 1 to 3 are 1, 0.9 and 1.1 times as fast, for all ways. The ratio of the first two is 1.2 in each of
  * them by chance, that of the last two scatters as much as all rates do. */
 Test(advise, the_noise_of_all_ways_counts)
@@ -202,19 +229,23 @@ Test(advise, the_noise_of_all_ways_counts)
               equal.high);
 }
 
+static double uniform(uint32_t *state)
+{
+    *state = *state * UINT32_C(1664525) + UINT32_C(1013904223);
+    return (*state + 0.5) / 4294967296.0;
+}
+
 /* Returns a normally distributed random number (Box and Muller). */
 static double normal(uint32_t *state)
 {
-    double unit[2];
-    for (int i = 0; i < 2; i++) {
-        *state = *state * UINT32_C(1664525) + UINT32_C(1013904223);
-        unit[i] = (*state + 0.5) / 4294967296.0;
-    }
+    const double unit[] = {uniform(state), uniform(state)};
     return sqrt(-2 * log(unit[0])) * cos(2 * 3.14159265358979 * unit[1]);
 }
 
-/* Simulates advise with a network: 3 to 5 rounds, with looks after 3, 4 and 5, and the best way. */
-static size_t simulate(const double *rates, size_t count, double noise, uint32_t *state)
+/* Simulates advise with a network: 3 to 5 rounds, with looks after 3, 4 and 5, and the best way. Of the runs,
+ * a share `slow` has 0.4 to 0.9 of its rate, because another process delays it. For them, up to ten rounds.
+ */
+static size_t simulate(const double *rates, size_t count, double noise, double slow, uint32_t *state)
 {
     struct advice_question question = five_ms;
     struct advice advice[8];
@@ -223,12 +254,16 @@ static size_t simulate(const double *rates, size_t count, double noise, uint32_t
     for (size_t i = 0; i < count; i++)
         advice[i] =
             (struct advice){.name = "a", .variant = "v", .place = (enum advise_place)(ADVISE_GENERATED + i)};
-    for (size_t round = 0; round < 5; round++) {
+    for (size_t round = 0; round < 5 || (round < 10 && advise_lacks_rounds(&question, advice, count));
+         round++) {
         const double load = 0.1 * normal(state);
-        for (size_t i = 0; i < count; i++)
+        for (size_t i = 0; i < count; i++) {
+            const double delay = uniform(state) < slow ? 0.4 + 0.5 * uniform(state) : 1;
             if (!advice[i].dropped)
-                advise_add(&question, &advice[i], NAN, rates[i] * exp(load + noise * normal(state)), 0);
-        if (round < 2)
+                advise_add(&question, &advice[i], NAN, delay * rates[i] * exp(load + noise * normal(state)),
+                           0);
+        }
+        if (round < 2 || round == 5 || round == 7 || round == 9) /* as advise.c looks */
             continue;
         advise_note_noise(&question, advice, count);
         advise_drop(&question, advice, count);
@@ -241,7 +276,8 @@ static size_t simulate(const double *rates, size_t count, double noise, uint32_t
     return decision.decided ? decision.best : count;
 }
 
-/* Ways whose rates are not just at the margin give the same verdict again and again. */
+/* Ways whose rates are not just at the margin give the same verdict again and again, although other processes
+ * delay one of 20 or of 10 runs: on average, at most one of 500 verdicts differs. */
 Test(advise, verdicts_repeat)
 {
     static const struct {
@@ -249,15 +285,19 @@ Test(advise, verdicts_repeat)
         size_t best;
     } cases[] = {{{80, 50, 82, 84, 85}, 0.03, 0},
                  {{80, 60, 100, 101, 103}, 0.03, 2},
-                 {{40, 42, 90, 120, 122}, 0.05, 3},
+                 {{40, 42, 90, 120, 122}, 0.03, 3},
                  {{100, 20, 101, 100, 99}, 0.02, 0}};
-    uint32_t state = 1;
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        int wrong = 0;
-        for (int run = 0; run < 500; run++)
-            wrong += simulate(cases[i].rates, 5, cases[i].noise, &state) != cases[i].best;
-        cr_expect(wrong <= 5, "case %zu: %d of 500 verdicts differ", i, wrong);
-    }
+    uint32_t state = 2;
+    int all = 0;
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        for (int slow = 5; slow <= 10; slow += 5) {
+            int wrong = 0;
+            for (int run = 0; run < 500; run++)
+                wrong += simulate(cases[i].rates, 5, cases[i].noise, slow / 100.0, &state) != cases[i].best;
+            cr_expect(wrong <= 4, "case %zu, %d %% slow: %d of 500 verdicts differ", i, slow, wrong);
+            all += wrong;
+        }
+    cr_expect((size_t)all <= 2 * COUNT_OF(cases), "%d of %zu verdicts differ", all, 1000 * COUNT_OF(cases));
 }
 
 Test(advise, too_few_or_too_different_rounds_are_undecided)
@@ -691,7 +731,7 @@ Test(advise, values_are_those_of_the_rows_and_the_set)
 /* Computes the columns of training runs from their rows: those of the first epoch of each run do not count.
  */
 static const char training_check[] =
-    "import csv, json, math, os\n"
+    "import csv, itertools, json, math, os\n"
     "with open('json.txt') as file:\n"
     "    document = json.load(file)\n"
     "with open('rows/train.csv') as file:\n"
@@ -710,12 +750,15 @@ static const char training_check[] =
     "ways = {row['way']: row for row in document['rows']}\n"
     "about = document['advice']\n"
     "mean = lambda values: math.exp(sum(map(math.log, values)) / len(values))\n"
+    "def fits(rate, runs):  # runs that another process delayed do not count\n"
+    "    return any(abs(rate / mean(some) - 1) < 1e-5 for n in range(len(runs), 0, -1)\n"
+    "               for some in itertools.combinations(runs, n))\n"
     "def expect(way, key):\n"
     "    if ways[way]['reason']:  # on a busy machine\n"
     "        assert 'was over before the first measurement' in ways[way]['reason'], ways[way]\n"
     "        return\n"
-    "    rate = mean(rates[key])\n"
-    "    assert abs(ways[way]['reached_per_s'] / rate - 1) < 1e-5, (way, ways[way], rates)\n"
+    "    rate = ways[way]['reached_per_s']\n"
+    "    assert fits(rate, rates[key]), (way, ways[way], rates)\n"
     "    assert abs(ways[way]['epoch_s'] * rate / 40 - 1) < 1e-5, ways[way]\n"
     "    assert ways[way]['rounds'] == len(rates[key]), (way, rates)\n"
     "    t = about['batch'] / rate + about['exchange_s']\n"
@@ -724,7 +767,7 @@ static const char training_check[] =
     "expect('generating', ('live', False, False))\n"
     "expect('a prepared set, memory', ('load', False, True))\n"
     "expect('files in host memory', ('load', True, False))\n"
-    "assert abs(about['step_s'] * mean(rates['constant', False, False]) / about['batch'] - 1) < 1e-5, about\n"
+    "assert fits(about['batch'] / about['step_s'], rates['constant', False, False]), about\n"
     "assert about['epoch_images'] == 40 and about['prepare_s_per_image'] > 0, about\n"
     "disk = sum(os.path.getsize('d/' + name) for name in os.listdir('d') if name.endswith('.tar'))\n"
     "assert ways['shards from memory']['disk_bytes'] == disk and ways['generating']['disk_bytes'] == 0, "

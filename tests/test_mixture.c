@@ -8,6 +8,7 @@
 
 #include "data/generated_stream.h"
 #include "data/mixture.h"
+#include "run/settings.h"
 #include "train/data_mixture.h"
 
 TestSuite(mixture, .init = shell_set_up, .fini = shell_tear_down, .timeout = 240);
@@ -521,6 +522,23 @@ Test(mixture, training_resumes_within_an_epoch)
                    MIXED "--mix load:0.5,b=b/:0.2,synth:0.3 --epochs 3 --checkpoint again --resume");
 }
 
+/* As with --feed load, nvJPEG's own streams must not wait for the training steps. */
+Test(mixture, streams_of_a_device_have_all_hardware_queues)
+{
+    static const char name[] = "CUDA_DEVICE_MAX_CONNECTIONS";
+    const char *words[] = {"fdsl-bench", "--variant", "train-naive", "--feed",    "mixed", "--mix",
+                           "load:1",     "--data",    "a",           "--decoder", "cpu",   NULL};
+    for (int cpu = 1; cpu >= 0; cpu--) {
+        char *argv[COUNT_OF(words)];
+        struct settings settings;
+        memcpy(argv, words, sizeof words);
+        unsetenv(name);
+        must(settings_read(&settings, &(struct config){.argc = cpu ? 11 : 9, .argv = argv}));
+        cr_expect(cpu ? !getenv(name) : getenv(name) && strcmp(getenv(name), "32") == 0);
+        settings_free(&settings);
+    }
+}
+
 /* The share is chosen once, is in the row, and stays after a resume. */
 Test(mixture, the_share_is_chosen_once)
 {
@@ -558,7 +576,8 @@ Test(mixture, options_without_effect_are_refused)
         {"--feed mixed --mix load:1,synth:1 --data digits", "give --data a folder or a URL"},
         {"--feed mixed --mix b=b/:1,synth:1 --data a", "--mix does not name it"},
         {"--feed mixed --mix load:1,b=b/:1 --data a --preset uji", "--preset needs"},
-        {"--feed mixed --mix load:1,synth:1 --data a --out-res 12 --res 20", "--res needs"},
+        {"--feed mixed --mix load:1,synth:1 --data a --out-res 12 --res 20",
+         "--res contradicts --out-res: a mixture "},
         {"--feed mixed --mix load:1,synth:1 --data a --out-res 12 --repeats 2", "--repeats needs"},
         {"--feed mixed --mix load:1,synth:1 --data a --fresh", "--fresh needs"},
         {"--feed mixed --mix load:1,synth:1 --data a --on-error skip", "mask"},

@@ -10,6 +10,7 @@
 #include "data/generated_stream.h"
 
 #define COPIERS 256 /* threads of a block, which copies one sample */
+#define FLYING  4   /* units that a thread reads before it writes them */
 
 /* ---- What both streams share: slots on the device ---- */
 
@@ -195,8 +196,17 @@ static __global__ void mix_kernel(const struct mix_batches from, const uint32_t 
                          (place & ((UINT32_C(1) << MIX_AT_BITS) - 1)) * units;
     if (to_labels && threadIdx.x == 0)
         to_labels[blockIdx.x] = labels[blockIdx.x]; /* STREAM_MASKED is -1 */
-    for (uint64_t i = threadIdx.x; i < units; i += COPIERS)
-        to[blockIdx.x * units + i] = sample[i];
+    for (uint64_t first = threadIdx.x; first < units; first += FLYING * COPIERS) {
+        UNIT read[FLYING];
+#pragma unroll
+        for (int k = 0; k < FLYING; k++)
+            if (first + k * COPIERS < units)
+                read[k] = sample[first + k * COPIERS];
+#pragma unroll
+        for (int k = 0; k < FLYING; k++)
+            if (first + k * COPIERS < units)
+                to[blockIdx.x * units + first + k * COPIERS] = read[k];
+    }
 }
 
 /* Enqueues the upload of a slot's entries, and the copies of all samples. */

@@ -83,7 +83,7 @@ static enum status open_read(struct device_feed *feed, uint32_t source, const st
                                                .capacity = plan->capacity,
                                                .sample_bytes = data->sample_bytes,
                                                .by_epoch = plan->by_epoch,
-                                               .ahead = FEED_AHEAD,
+                                               .ahead = FEED_AHEAD_MIXED,
                                                .held = 1,
                                                .resident_bytes = own.device_bytes};
     return device_stream_open(host, &with, stream);

@@ -27,6 +27,9 @@
 
 #define FEED_BUFFERS 2
 #define FEED_AHEAD   2 /* batches of a stream that are prepared on the device, besides that of the step */
+/* As FEED_AHEAD, of a mixture: its steps should not wait when reading, of which there is enough on average,
+ * is delayed for some milliseconds. */
+#define FEED_AHEAD_MIXED 4
 /* Maximum number of timed steps between two calls of totals(), of live and of loaded samples. Timing every
  * step would cost too much time. The times that a step waits for a stream vary more. */
 #define FEED_TIMINGS_LIVE 16

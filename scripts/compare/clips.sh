@@ -12,7 +12,8 @@
 #   3. training: cnn3d from files, from shards (--feed load) and on one constant batch
 #
 # Rows go to OUT/clips_load.csv, OUT/clips_monitor.csv and OUT/clips_train.csv; OUT/clips keeps those of each run. The same command
-# continues, and repeats only runs that are not complete; a program with other columns is refused. Takes about two minutes on one H200 with 16 cores.
+# continues, and repeats only runs that are not complete; a program with other columns is refused. A run that fails does not end the
+# others. Takes about two minutes on one H200 with 16 cores.
 #
 # Environment (defaults in parentheses):
 #   CLIPS (1000)     samples of the set
@@ -21,9 +22,10 @@
 #   EPOCHS (50)      epochs of training; the table has the median of the second half
 #   BATCH (256)      clips per batch
 #   VARIANT          trains cnn3d (train-bf16; train-omp without a GPU)
+#   LIMIT_S          seconds after which no run begins, and the running one is stopped; the same command continues
 #   FDSL_BENCH (./fdsl-bench)  the program
 #
-# Exit status: 0 done, 1 something failed, 2 usage, 4 no program.
+# Exit status: 0 done, 1 runs failed or are missing, 2 usage, 4 no program.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 
@@ -31,8 +33,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || { echo 'compare/clips.sh: fdsl-bench is not built; run make first' >&2 && exit 4; }
 (($# == 2)) || { echo 'usage: scripts/compare/clips.sh DIR OUT' >&2 && exit 2; }
 dir=$1 out=$2
+limit_s=${LIMIT_S:-86400}
 clips=${CLIPS:-1000} loops=${LOOPS:-500} step=${STEP:-2} epochs=${EPOCHS:-50} batch=${BATCH:-256}
-for given in "CLIPS=$clips" "LOOPS=$loops" "EPOCHS=$epochs" "BATCH=$batch"; do
+for given in "CLIPS=$clips" "LOOPS=$loops" "EPOCHS=$epochs" "BATCH=$batch" "LIMIT_S=$limit_s"; do
     [[ ${given#*=} =~ ^[1-9][0-9]*$ ]] || { echo "compare/clips.sh: $given: give a whole number from 1" >&2 && exit 2; }
 done
 
@@ -59,14 +62,19 @@ mkdir -p "$out/clips"
 [[ -e $dir/files/clips.index ]] || "$bench" --prepare "$dir/files" --from clips --store files --samples "$clips" >&2
 [[ -e $dir/shards/clips.index ]] || "$bench" --prepare "$dir/shards" --from clips --store shards --shards 10 --samples "$clips" >&2
 
+missing=
 measure() { # name, options ...: one run, unless its rows exist; they appear after the file of --monitor
     local rows=$out/clips/$1
     [[ ! -e $rows.csv ]] || return 0
+    ((SECONDS < limit_s)) || { missing+=" $1" && return 0; }
     rm -f "$rows.part"
     [[ " $* " != *' --monitor '* ]] || rm -f "$out/clips/monitor-${1#*-}.csv"
     echo "$1" >&2
-    "$bench" "${@:2}" --batch "$batch" --out "$rows.part" --format csv >/dev/null
-    mv "$rows.part" "$rows.csv"
+    if timeout -s INT -k 10 $((limit_s - SECONDS)) "$bench" "${@:2}" --batch "$batch" --out "$rows.part" --format csv >/dev/null; then
+        mv "$rows.part" "$rows.csv"
+    else
+        missing+=" $1"
+    fi
 }
 
 for reader in $readers; do
@@ -87,6 +95,7 @@ for feed in files shards constant; do
 done
 
 join() { # FILE PART ...: one header, then the rows of all parts
+    (($# > 1)) || return 0
     awk 'FNR == 1 && NR > 1 { next } { print }' "${@:2}" >"$1.part" && mv "$1.part" "$1"
 }
 shopt -s nullglob # without a GPU, nothing is fed
@@ -98,12 +107,13 @@ python3 - "$out" "$dir" <<'END'
 import csv, os, statistics, sys
 out, folder = sys.argv[1], os.path.abspath(sys.argv[2])
 def rows(name):
-    with open(f"{out}/clips_{name}.csv", encoding="utf-8") as file:
+    path = f"{out}/clips_{name}.csv"
+    with open(path if os.path.exists(path) else os.devnull, encoding="utf-8") as file:
         return list(csv.DictReader(file))
 loads, samples = rows("load"), rows("monitor")
 def number(text, form):
     return format(float(text), form) if text else "-"
-print(f"{'reader':<12}{'clips/s':>12}{'GB/s':>8}{loads[0]['samples'] + ' loops s':>14}"
+print(f"{'reader':<12}{'clips/s':>12}{'GB/s':>8}{(loads[0]['samples'] if loads else '') + ' loops s':>14}"
       f"{'fed clips/s':>14}{'stall share':>13}{'GPU use %':>11}{'CPU cores':>11}")
 for row in (row for row in loads if not row["compute"]):
     fed = next((other for other in loads if other["compute"] and other["variant"] == row["variant"]), None)
@@ -124,3 +134,4 @@ for name, epochs in trained.items():
     print(f"{name:<20}{statistics.median(float(row['items_per_s']) for row in half):>12,.0f}"
           f"{number(half[-1]['stall_share'], '.3f'):>13}{float(epochs[-1]['test_acc']):>15.3f}")
 END
+[[ -z $missing ]] || { echo "compare/clips.sh: missing:$missing; the same command continues" >&2 && exit 1; }

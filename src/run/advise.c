@@ -578,7 +578,7 @@ static enum status play(struct situation *situation, struct contender *contender
             look += 1 + look / 5;
         }
         /* Training runs take long to start, and two rounds decide nothing. */
-        bool needed = question->model && round < ADVISE_ROUNDS_MIN;
+        bool needed = advise_lacks_rounds(question, advice, advice_count);
         if (next_s == 0 || question->took_s + next_s > question->time_s * (needed ? OVERTIME : 1))
             break;
     }

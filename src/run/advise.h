@@ -58,6 +58,8 @@ struct advice {
     double memory_bytes;     /* buffers on host and device, and the data in the page cache */
     double joules_per_image; /* energy of the GPU */
     char *command;           /* trains the network on images that come in this way; NULL if unknown */
+    bool off[ADVISE_ROUNDS_MAX]; /* per round: the rate does not count, because another process delayed this
+                                    run or most others of the round: advise_note_noise() */
 };
 
 /* The training step for which the ways are compared. */
@@ -107,9 +109,17 @@ void advise_miss(struct advice *advice);
  * are equal after two lucky rounds, and such an interval would have no width. */
 struct ratio advise_mean(const double *values, size_t count, double confidence);
 
+/* Returns advise_mean() of the rates at which steps consume images, without the rounds that are off. */
+struct ratio advise_reached(const struct advice *advice, double confidence);
+
 /* With a network: estimates the noise that all ways have in common from what remains of their rates without
- * the mean of each way and of each round. A few rounds of two ways may agree, or not, by chance. */
-void advise_note_noise(struct advice_question *question, const struct advice *advice, size_t count);
+ * the median of each way and of each round. A few rounds of two ways may agree, or not, by chance. Runs that
+ * are far from both medians are off. */
+void advise_note_noise(struct advice_question *question, struct advice *advice, size_t count);
+
+/* With a network: returns whether two ways that may be the best have fewer than ADVISE_ROUNDS_MIN rounds in
+ * common that count. */
+bool advise_lacks_rounds(const struct advice_question *question, const struct advice *advice, size_t count);
 
 /* Returns the ratio of `b` to `a`, of images that steps consume. Compares values of the same round, so slow
  * changes of the machine's load do not matter. If the noise is known, the variance of these ratios is
@@ -149,7 +159,7 @@ void advise_verdict(const struct advice_question *question, const struct advice 
 
 /* Ends the measurements with a network: what is still open counts as equal from now on, and step_s is the
  * mean over all rounds without input. */
-void advise_conclude(struct advice_question *question, const struct advice *advice, size_t count);
+void advise_conclude(struct advice_question *question, struct advice *advice, size_t count);
 
 /* Returns the images per second of question->nodes machines. A step of each takes as long as here, plus the
  * exchange of gradients. If the engine overlaps them, the exchange may be hidden: the upper end of the

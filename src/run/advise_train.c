@@ -42,6 +42,9 @@ const struct candidate advise_trainings[ADVISE_TRAININGS] = {
 #define SLACK      1.25 /* of --resident-device-bytes, for alignment */
 #define EPOCHS_MIN 3    /* counted epochs of a run */
 #define EPOCHS_MAX 64
+/* A GPU's JPEG engines reach their rate after about this many steps and seconds. */
+#define WARM_STEPS 100
+#define WARM_S     2.0
 
 /* ---- The engine and its runs ---- */
 
@@ -150,27 +153,27 @@ static void shorten(double train_size, double epochs, struct arguments *argument
     arguments->of[arguments->count++] = "--allow-nan";
 }
 
-/* The measures of the epochs of a run without its first one, which loads kernels and raises clocks. The rate
- * is the median of the epochs: another process may delay one of them. */
+/* The measures of the epochs of a run without the first ones, which load kernels, raise clocks, and warm up
+ * decoders. The rate is the median of the epochs: another process may delay one of them. */
 struct measured {
     double items_per_s, step_s, stall_share, joules_per_item;
     double memory_bytes, samples, parameters, resident; /* `resident`: samples in GPU memory */
     const char *shares;
 };
 
-static enum status read_epochs(const struct table *table, struct measured *measured)
+static enum status read_epochs(const struct table *table, double warm, struct measured *measured)
 {
     size_t last = table->rows - 1, count = 0;
     double epochs = advise_number(table, last, "epoch"), time_s = 0, joules = 0;
     double step_s[EPOCHS_MAX], rates[EPOCHS_MAX];
-    if (!(epochs >= 2) || epochs > (double)table->rows || epochs > EPOCHS_MAX + 1)
+    if (!(epochs > warm) || epochs > (double)table->rows || epochs > EPOCHS_MAX + warm)
         return status_set(STATUS_FAILED, "%s: the rows of a run are incomplete", table->path);
     *measured = (struct measured){.memory_bytes = advise_number(table, last, "memory_bytes"),
                                   .samples = advise_number(table, last, "train_samples"),
                                   .parameters = advise_number(table, last, "parameters"),
                                   .resident = advise_number(table, last, "resident_device_samples"),
                                   .shares = table_cell(table, last, table_column(table, "mix_shares"))};
-    for (size_t row = last + 2 - (size_t)epochs; row <= last; row++, count++) {
+    for (size_t row = last + 1 - (size_t)(epochs - warm); row <= last; row++, count++) {
         double row_s = advise_number(table, row, "time_mean_s");
         time_s += row_s;
         rates[count] = advise_number(table, row, "items") / row_s;
@@ -210,7 +213,7 @@ enum status advise_measure_step(struct situation *situation)
     if (status == STATUS_UNAVAILABLE) /* a network that does not fit, or too little memory */
         status = STATUS_USAGE;
     if (status == STATUS_OK)
-        status = read_epochs(&table, &measured);
+        status = read_epochs(&table, 1, &measured);
     if (status != STATUS_OK)
         return status_prefix(status, "--compute %s", asked);
     question->step_s = measured.step_s;
@@ -250,11 +253,13 @@ enum status advise_train_once(struct situation *situation, const struct candidat
          generated = place == ADVISE_GENERATED || place == ADVISE_CONSTANT;
     double batch = (double)situation->question.batch;
     double share = place != ADVISE_MIXED ? 1 : pace->share > 0 ? pace->share : pace->guess;
-    double wanted = time_s / (pace->step_s > 0 ? pace->step_s : situation->question.step_s);
+    const double step_s = pace->step_s > 0 ? pace->step_s : situation->question.step_s,
+                 wanted = time_s / step_s;
     double samples = TRAINED_SHARE * (double)(prepared ? set->prepared_samples : set->measured_samples);
     double most = generated ? wanted : fmax(1, floor(samples / batch / share));
     double steps = fmax(1, fmin(ceil(wanted / EPOCHS_MIN), most));
-    double epochs = 1 + fmin(fmax(ceil(wanted / steps), EPOCHS_MIN), EPOCHS_MAX);
+    double warm = situation->gpu && !generated ? ceil(fmax(WARM_STEPS, WARM_S / step_s) / steps) : 1;
+    double epochs = warm + fmin(fmax(ceil(wanted / steps), EPOCHS_MIN), EPOCHS_MAX);
     fill_training(situation, candidate, prepared ? set->prepared : set->data, pace->mix, &arguments);
     if (prepared) /* a class may have too few samples to hold one out */
         advise_add_text(&arguments, "--test-data", set->prepared);
@@ -266,7 +271,7 @@ enum status advise_train_once(struct situation *situation, const struct candidat
         status = advise_run_child(situation, candidate->workload, &arguments, &table);
     situation->evict = NULL;
     TRY(status);
-    TRY(read_epochs(&table, &measured));
+    TRY(read_epochs(&table, warm, &measured));
     if (place == ADVISE_GPU_MEMORY && measured.resident < measured.samples)
         return status_set(STATUS_UNAVAILABLE, "only %.0f of %.0f samples fit into GPU memory",
                           measured.resident, measured.samples);

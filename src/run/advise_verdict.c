@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/stats.h"
@@ -39,7 +40,7 @@ void advise_add(const struct advice_question *question, struct advice *advice, d
         question->estimated ? fmin(images_per_s, needed) : reached_per_s;
     for (size_t i = 0; i < advice->rounds; i++)
         known += !isnan(advice->reached_per_s[i]);
-    double waits = 1 - advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value / needed;
+    double waits = 1 - advise_reached(advice, SHOWN).value / needed;
     if (question->estimated)
         advice->stall_share = waits > 1e-9 ? waits : 0; /* without the rounding error of logarithms */
     else
@@ -69,6 +70,20 @@ struct ratio advise_mean(const double *values, size_t count, double confidence)
     return mean;
 }
 
+/* Returns the rate of a round; NaN if it is unknown or does not count. */
+static double rate_at(const struct advice *advice, size_t round)
+{
+    return round < advice->rounds && !advice->off[round] ? advice->reached_per_s[round] : NAN;
+}
+
+struct ratio advise_reached(const struct advice *advice, double confidence)
+{
+    double values[ADVISE_ROUNDS_MAX];
+    for (size_t i = 0; i < advice->rounds; i++)
+        values[i] = rate_at(advice, i);
+    return advise_mean(values, advice->rounds, confidence);
+}
+
 #define PRIOR  4    /* degrees of freedom that the noise of all ways counts for in the ratio of two */
 #define UNSEEN 0.01 /* relative: runs differ by this even if the rounds agree */
 
@@ -90,7 +105,7 @@ static struct ratio ratio_of(const struct advice_question *question, const struc
     double ratios[ADVISE_ROUNDS_MAX] = {0}, sum = 0, squares = 0;
     size_t count = a->rounds < b->rounds ? a->rounds : b->rounds, known = 0;
     for (size_t i = 0; i < count; i++) {
-        ratios[i] = b->reached_per_s[i] / a->reached_per_s[i];
+        ratios[i] = rate_at(b, i) / rate_at(a, i);
         if (isnan(ratios[i]))
             continue;
         known++;
@@ -111,59 +126,109 @@ struct ratio advise_ratio(const struct advice_question *question, const struct a
     return ratio_of(question, a, b, CONFIDENCE);
 }
 
-#define NOISE_WAYS 16
-#define FITS       50 /* passes in which the means of ways and rounds converge */
+#define NOISE_WAYS       16
+#define FITS             20   /* passes in which the centres of ways and rounds converge */
+#define UPPER            0.7  /* weight of positive residuals; negative ones have the rest */
+#define SMALL            0.01 /* residuals below this, relative, count as equally small */
+#define FAR              3.0 /* a run is off if it is further from the centres than this many standard deviations */
+#define FAR_LEAST        0.08 /* and than this, relative */
+#define FAR_PASSES       3    /* without the runs that are off, others may be */
+#define ROUNDS_DISTURBED 6    /* common rounds of two ways that count, if some are off */
 
-/* Residuals: the logarithms of all rates minus the means of ways and rounds. */
+/* Residuals: the logarithms of all rates minus the centres of ways and rounds. */
 struct remains {
-    double of[NOISE_WAYS][ADVISE_ROUNDS_MAX]; /* NaN: not measured */
-    size_t ways, rounds, count;
+    double of[NOISE_WAYS][ADVISE_ROUNDS_MAX]; /* NaN: not measured, or off */
+    struct advice *ways_of[NOISE_WAYS];
+    size_t ways, rounds;
 };
 
-/* Subtracts the mean of the known values of a way, or of a round. */
-static void centre(struct remains *remains, size_t line, bool way)
+/* Subtracts the mean of the known values of a way, or of a round. If `robust` is set, repetitions minimise
+ * the sum of the sizes of all values instead of their squares, and positive ones count more, because other
+ * processes only delay runs. */
+static void centre(struct remains *remains, size_t line, bool way, bool robust)
 {
     const size_t length = way ? remains->rounds : remains->ways;
-    double sum = 0;
-    size_t known = 0;
+    double sum = 0, weights = 0;
     for (size_t i = 0; i < length; i++) {
         const double value = way ? remains->of[line][i] : remains->of[i][line];
-        sum += isnan(value) ? 0 : value;
-        known += !isnan(value);
+        const double weight = robust ? (value > 0 ? UPPER : 1 - UPPER) / (fabs(value) + SMALL) : 1;
+        sum += isnan(value) ? 0 : weight * value;
+        weights += isnan(value) ? 0 : weight;
     }
-    for (size_t i = 0; known > 0 && i < length; i++)
-        *(way ? &remains->of[line][i] : &remains->of[i][line]) -= sum / (double)known;
+    for (size_t i = 0; weights > 0 && i < length; i++)
+        *(way ? &remains->of[line][i] : &remains->of[i][line]) -= sum / weights;
 }
 
-void advise_note_noise(struct advice_question *question, const struct advice *advice, size_t count)
+/* Computes the residuals of the rates that are not off. Returns their degrees of freedom. */
+static double fit(struct remains *remains, bool robust)
+{
+    size_t count = 0;
+    for (size_t way = 0; way < remains->ways; way++)
+        for (size_t round = 0; round < remains->rounds; round++)
+            remains->of[way][round] = log(rate_at(remains->ways_of[way], round));
+    for (int pass = 0; pass < FITS; pass++) {
+        for (size_t way = 0; way < remains->ways; way++)
+            centre(remains, way, true, robust);
+        for (size_t round = 0; round < remains->rounds; round++)
+            centre(remains, round, false, robust);
+    }
+    for (size_t way = 0; way < remains->ways; way++)
+        for (size_t round = 0; round < remains->rounds; round++)
+            count += !isnan(remains->of[way][round]);
+    return (double)count - (double)(remains->ways + remains->rounds) + 1;
+}
+
+static int compare_values(const void *left, const void *right)
+{
+    const double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+/* Estimates the standard deviation of the rates from the residuals of medians. As many residuals are 0 as
+ * there are centres; a few may be far off. */
+static double deviation_of(const struct remains *remains, double freedom)
+{
+    double sizes[NOISE_WAYS * ADVISE_ROUNDS_MAX] = {0};
+    size_t count = 0;
+    for (size_t way = 0; way < remains->ways; way++)
+        for (size_t round = 0; round < remains->rounds; round++)
+            if (!isnan(remains->of[way][round]))
+                sizes[count++] = fabs(remains->of[way][round]);
+    qsort(sizes, count, sizeof sizes[0], compare_values);
+    return 2.32 * sizes[count - (size_t)ceil(freedom * 2 / 3)];
+}
+
+void advise_note_noise(struct advice_question *question, struct advice *advice, size_t count)
 {
     struct remains remains = {.ways = 0};
-    double sizes[NOISE_WAYS * ADVISE_ROUNDS_MAX];
+    double squares = 0;
     question->noise_freedom = 0;
     for (size_t i = 0; i < count && remains.ways < NOISE_WAYS; i++) {
+        memset(advice[i].off, 0, sizeof advice[i].off);
         if (!advice[i].measured)
             continue;
-        for (size_t round = 0; round < ADVISE_ROUNDS_MAX; round++)
-            remains.of[remains.ways][round] =
-                round < advice[i].rounds ? log(advice[i].reached_per_s[round]) : NAN;
+        remains.ways_of[remains.ways++] = &advice[i];
         remains.rounds = advice[i].rounds > remains.rounds ? advice[i].rounds : remains.rounds;
-        remains.ways++;
     }
-    for (int fit = 0; fit < FITS; fit++) {
+    if (!question->model || remains.ways == 0)
+        return;
+    for (int pass = 0; pass < FAR_PASSES && remains.ways > 2; pass++) {
+        const double freedom = fit(&remains, true);
+        if (freedom < 1)
+            break;
+        const double far = fmax(FAR_LEAST, FAR * deviation_of(&remains, freedom));
         for (size_t way = 0; way < remains.ways; way++)
-            centre(&remains, way, true);
-        for (size_t round = 0; round < remains.rounds; round++)
-            centre(&remains, round, false);
+            for (size_t round = 0; round < remains.rounds; round++)
+                if (fabs(remains.of[way][round]) > far)
+                    remains.ways_of[way]->off[round] = true;
     }
+    const double freedom = fit(&remains, false);
+    if (freedom < 1)
+        return;
     for (size_t way = 0; way < remains.ways; way++)
         for (size_t round = 0; round < remains.rounds; round++)
-            if (!isnan(remains.of[way][round]))
-                sizes[remains.count++] = fabs(remains.of[way][round]);
-    const double freedom = (double)remains.count - (double)(remains.ways + remains.rounds) + 1;
-    if (!question->model || remains.count == 0 || freedom < 1)
-        return;
-    const double deviation = 1.4826 * stats_middle(sizes, remains.count); /* a few runs may be far off */
-    question->noise = deviation * deviation * (double)remains.count / freedom;
+            squares += isnan(remains.of[way][round]) ? 0 : remains.of[way][round] * remains.of[way][round];
+    question->noise = squares / freedom;
     question->noise_freedom = freedom;
 }
 
@@ -171,6 +236,12 @@ void advise_note_noise(struct advice_question *question, const struct advice *ad
 static bool competes(const struct advice *advice)
 {
     return advice->measured && advice->place != ADVISE_CONSTANT;
+}
+
+/* Returns whether a way may be the best. */
+static bool remains_open(const struct advice *advice)
+{
+    return competes(advice) && !advice->dropped;
 }
 
 /* Returns whether `b` cannot be faster than `a`, because both deliver the same bytes. */
@@ -187,7 +258,7 @@ static enum verdict judge(const struct advice_question *question, const struct a
 {
     enum verdict verdict = VERDICT_SAME;
     for (size_t b = 0; b < count; b++) {
-        if (b == a || !competes(&advice[b]) || cannot_win(&advice[a], &advice[b]))
+        if (b == a || !remains_open(&advice[b]) || cannot_win(&advice[a], &advice[b]))
             continue;
         struct ratio found = advise_ratio(question, &advice[a], &advice[b]);
         enum verdict one = ratio_judge(&found, question->margin, true);
@@ -203,12 +274,27 @@ static enum verdict judge(const struct advice_question *question, const struct a
     return verdict;
 }
 
+bool advise_lacks_rounds(const struct advice_question *question, const struct advice *advice, size_t count)
+{
+    for (size_t a = 0; question->model && a < count; a++)
+        for (size_t b = 0; remains_open(&advice[a]) && b <= a; b++) {
+            size_t known = 0, off = 0;
+            for (size_t round = 0; round < advice[a].rounds; round++) {
+                known += !isnan(rate_at(&advice[a], round) * rate_at(&advice[b], round));
+                off += advice[a].off[round] || advice[b].off[round];
+            }
+            if (remains_open(&advice[b]) && known < (off ? ROUNDS_DISTURBED : ADVISE_ROUNDS_MIN))
+                return true;
+        }
+    return false;
+}
+
 struct advice_decision advise_decide(const struct advice_question *question, const struct advice *advice,
                                      size_t count)
 {
     struct advice_decision decision = {.best = count, .rival = count};
     for (size_t a = 0; a < count; a++) {
-        if (!competes(&advice[a]))
+        if (!remains_open(&advice[a]))
             continue;
         enum verdict verdict = judge(question, advice, count, a, &decision.rival, &decision.ratio);
         decision.best = a;
@@ -250,20 +336,18 @@ static const struct advice *find(const struct advice *advice, size_t count, enum
     return NULL;
 }
 
-void advise_conclude(struct advice_question *question, const struct advice *advice, size_t count)
+void advise_conclude(struct advice_question *question, struct advice *advice, size_t count)
 {
     const struct advice *constant = find(advice, count, ADVISE_CONSTANT);
     question->over = true;
     advise_note_noise(question, advice, count);
     if (constant)
-        question->step_s =
-            (double)question->batch / advise_mean(constant->reached_per_s, constant->rounds, SHOWN).value;
+        question->step_s = (double)question->batch / advise_reached(constant, SHOWN).value;
 }
 
 struct ratio advise_on_nodes(const struct advice_question *question, const struct advice *advice)
 {
-    const struct ratio rate = advise_mean(advice->reached_per_s, advice->rounds, SHOWN),
-                       *exchange = &question->exchange_s;
+    const struct ratio rate = advise_reached(advice, SHOWN), *exchange = &question->exchange_s;
     const double batch = (double)question->batch, images = batch * question->nodes;
     double least_s = batch / rate.high;
     return (struct ratio){
@@ -280,7 +364,7 @@ struct ratio advise_pays(const struct advice_question *question, const struct ad
         return unknown;
     const struct ratio faster = advise_ratio(question, live, prepared);
     /* Epochs, if reading takes no time at all. */
-    double epochs = advise_mean(live->reached_per_s, live->rounds, SHOWN).value * prepare->value;
+    double epochs = advise_reached(live, SHOWN).value * prepare->value;
     if (faster.high <= 1)
         return (struct ratio){INFINITY, INFINITY, INFINITY};
     if (!(faster.low > 1))
@@ -341,7 +425,7 @@ static void append_subject(char *text, size_t size, const struct advice *advice)
 
 static double reached(const struct advice *advice)
 {
-    return advise_mean(advice->reached_per_s, advice->rounds, SHOWN).value;
+    return advise_reached(advice, SHOWN).value;
 }
 
 /* Appends the disk, the memory and the energy that this number of images needs. */
@@ -417,6 +501,22 @@ static void append_noise(char *text, size_t size, const struct advice_question *
         }
 }
 
+/* Names the runs that are off. */
+static void append_off(char *text, size_t size, const struct advice *advice, size_t count)
+{
+    size_t off = 0, runs = 0;
+    for (size_t i = 0; i < count; i++)
+        for (size_t round = 0; advice[i].measured && round < advice[i].rounds; round++) {
+            off += advice[i].off[round];
+            runs++;
+        }
+    if (off > 0)
+        text_append(text, size,
+                    " %zu of %zu runs do not count, because they do not fit the others; other processes may "
+                    "have delayed them.",
+                    off, runs);
+}
+
 void advise_details(const struct advice_question *question, const struct advice *advice, size_t count,
                     const struct advice_decision *decision, char *text, size_t size)
 {
@@ -446,6 +546,7 @@ void advise_details(const struct advice_question *question, const struct advice 
         text_append(text, size, ".");
     }
     append_noise(text, size, question, advice, count);
+    append_off(text, size, advice, count);
     if (question->load > BUSY * question->threads)
         text_append(
             text, size,
@@ -582,7 +683,7 @@ static void print_table(const struct advice_question *question, const struct adv
             continue;
         printf("%-22s %-12s ", row->name, row->variant);
         struct ratio rate = advise_mean(row->images_per_s, row->rounds, SHOWN),
-                     used = advise_mean(row->reached_per_s, row->rounds, SHOWN);
+                     used = advise_reached(row, SHOWN);
         printf("%10.0f %6s %8s %10.0f %6s %8s %10s %13s %s\n", rate.value, half_cell(&rate, texts[0], size),
                cell(100 * row->stall_share, texts[1], size), used.value, half_cell(&used, texts[2], size),
                cell(1e-9 * row->disk_bytes, texts[3], size), cell(1e-9 * row->memory_bytes, texts[4], size),
@@ -603,7 +704,7 @@ static void print_trainings(const struct advice_question *question, const struct
         const struct advice *row = &advice[i];
         if (!row->measured)
             continue;
-        struct ratio rate = advise_mean(row->reached_per_s, row->rounds, SHOWN);
+        struct ratio rate = advise_reached(row, SHOWN);
         printf("%-22s %-8s %10.0f %6s %7s %8s %9s %9s %8s %10s %s\n", row->name, row->variant, rate.value,
                half_cell(&rate, texts[0], size),
                cell(100 * rate.value / advise_needed(question), texts[1], size),
@@ -740,7 +841,7 @@ static void add_training(struct row *row, const struct advice_question *question
                          const struct advice *constant)
 {
     const struct ratio unknown = {NAN, NAN, NAN};
-    const struct ratio rate = advise_mean(way->reached_per_s, way->rounds, SHOWN);
+    const struct ratio rate = advise_reached(way, SHOWN);
     const double samples = (double)question->samples;
     add_interval(row, "limit_share",
                  constant && way->measured ? ratio_of(question, constant, way, SHOWN) : unknown);
@@ -788,7 +889,7 @@ static enum status print_rows(int format, const struct advice_question *question
         row_count(&row, "best", decision->decided && i == decision->best);
         add_interval(&row, "images_per_s", advise_mean(advice[i].images_per_s, advice[i].rounds, SHOWN));
         row_real(&row, "stall_share", advice[i].stall_share);
-        add_interval(&row, "reached_per_s", advise_mean(advice[i].reached_per_s, advice[i].rounds, SHOWN));
+        add_interval(&row, "reached_per_s", advise_reached(&advice[i], SHOWN));
         row_count(&row, "rounds", advice[i].rounds);
         row_real(&row, "disk_bytes", advice[i].disk_bytes);
         row_real(&row, "memory_bytes", advice[i].memory_bytes);

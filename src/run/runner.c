@@ -535,9 +535,13 @@ static enum status try_share(struct runner *runner, uint32_t share, double *stal
     return status;
 }
 
-/* Chooses the largest share of the samples that are read with which the steps do not wait for them. All ranks
- * have the same share, that of the slowest one, and it stays for the whole training. With --dry-run, nothing
- * is chosen. Collective. */
+/* Once a share is found, no other one is measured if that would probably take longer; until then, twice as
+ * long. */
+#define SHARE_SEARCH_S 25.0
+
+/* Chooses the largest share of the samples that are read with which the steps do not wait for them, as far as
+ * the time permits. All ranks have the same share, that of the slowest one, and it stays for the whole
+ * training. With --dry-run, nothing is chosen. Collective. */
 static enum status find_share(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
@@ -550,10 +554,19 @@ static enum status find_share(struct runner *runner)
     if (settings->dry_run)
         return STATUS_OK;
     runner->entry = settings->variants[0];
+    const double begin_s = timer_now_s();
+    double took_s = 0, last_s = 0; /* of all tries, of the last one; the same on all ranks */
     for (uint32_t share; (share = share_search_next(&search)) > 0;) {
         double stall, step_s;
+        if (took_s + last_s > (share_search_found(&search) ? 1 : 2) * SHARE_SEARCH_S)
+            break;
         TRY(try_share(runner, share, &stall, &step_s));
         share_search_add(&search, share, stall, step_s);
+        last_s = -took_s;
+        took_s = timer_now_s() - begin_s;
+        TRY(comm_max(&took_s, 1));
+        last_s += took_s;
+        search.hurried = took_s > SHARE_SEARCH_S / 2;
     }
     show_phase(runner, NULL);
     const struct share_probe *best = share_search_best(&search);
@@ -563,7 +576,8 @@ static enum status find_share(struct runner *runner)
                  100 * share_search_floor(&search));
     status_say("--mix: the share of the samples that are read is %g (%" PRIu32
                " tried; steps then wait for them %.2g %% of their time%s)",
-               best->share / (double)search.parts, search.tries, 100 * best->stall, other);
+               best->share / (double)search.parts, search.tries, 100 * share_search_wait(&search, best),
+               other);
     return comm_agree(
         workload->mix.set(runner->input, settings->parameters, &runner->partition, best->share, true));
 }

@@ -807,8 +807,8 @@ static enum status check_columns(const struct settings *settings)
         (const char *const[]){"columns", "workload", "variant", "format", "config", NULL});
 }
 
-/* Returns whether a device prepares batches while training steps run: with --compute, and with --feed load
- * unless the CPU decodes. */
+/* Returns whether a device prepares batches while training steps run: with --compute, and with --feed load or
+ * mixed unless the CPU decodes. */
 static bool prepares_beside_steps(const struct settings *settings, int argc, char *const argv[])
 {
     const struct option_spec *specs_of = settings->workload->options;
@@ -816,7 +816,8 @@ static bool prepares_beside_steps(const struct settings *settings, int argc, cha
     const char *feed = options_peek(specs_of, count, argc, argv, "feed"); /* also a list */
     const char *decoder = options_peek(specs_of, count, argc, argv, "decoder");
     return options_given(&settings->options, "compute") ||
-           (feed && strstr(feed, "load") && !(decoder && strcmp(decoder, "cpu") == 0));
+           (feed && (strstr(feed, "load") || strstr(feed, "mixed")) &&
+            !(decoder && strcmp(decoder, "cpu") == 0));
 }
 
 enum status settings_read(struct settings *settings, const struct config *config)

@@ -30,18 +30,24 @@ struct share_search {
     uint32_t parts; /* shares are from 1 to this number */
     uint32_t count; /* of probes, which have different shares */
     uint32_t tries; /* measurements */
+    bool hurried;   /* no share is measured again, and one with which steps wait is halved */
     struct share_probe probes[SHARE_PROBES];
 };
 
 FDSL_C_BEGIN
 
 /* Returns the share to measure next: that of the latest probe once again, or one that no probe has. 0: the
- * search is complete. It is complete if a share with which steps do not wait and one with which they wait
- * differ by at most 5 %, or after SHARE_PROBES probes. Pure. */
+ * search is complete. The first two probes read all samples, and few of them for comparison. The search is
+ * complete if a share with which steps do not wait and one with which they wait differ by at most 5 %, or
+ * after SHARE_PROBES probes. Pure. */
 uint32_t share_search_next(const struct share_search *search);
 
 /* Adds a measurement with this share. */
 void share_search_add(struct share_search *search, uint32_t share, double stall, double step_s);
+
+/* Returns whether a share was found with which steps do not wait, besides the one that is only measured for
+ * comparison. Pure. */
+bool share_search_found(const struct share_search *search);
 
 /* Returns the probe with the largest share with which steps do not wait; if they wait with all shares, the
  * one with the smallest share. There is at least one probe. Pure. */
@@ -51,6 +57,12 @@ const struct share_probe *share_search_best(const struct share_search *search);
  * waiting: the stalls of the smallest share that was measured, if it was read at less than half of the rate
  * that reading has reached. 0 if that is not known. Pure. */
 double share_search_floor(const struct share_search *search);
+
+/* Returns the share of a probe's time by which waiting for samples that are read lengthens a step: its stalls
+ * above that floor, but not more than the part by which the step is longer than expected. The expected
+ * duration is linear in the share, between that of the smallest share and that of the largest one without its
+ * stalls. Pure. */
+double share_search_wait(const struct share_search *search, const struct share_probe *probe);
 
 FDSL_C_END
 

@@ -509,6 +509,9 @@ static const char *lacking_optimizer(const struct train_parameters *parameters, 
     return any && !all[parameters->optimizer].takes ? needed : NULL;
 }
 
+/* Why --res has no effect: not what it needs, as other results of lacking(). */
+static const char sizes_of_mixture[] = "a mixture draws images of synth at the size of the output";
+
 /* If `option` has no effect with these parameters, returns what it needs, such as "--optimizer sgd".
  * Otherwise returns NULL. */
 static const char *lacking(const struct train_parameters *parameters, const char *option)
@@ -566,7 +569,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {parameters->color.jitter, "--color-jitter B,C,S,H", {"color-jitter-p"}},
         {parameters->color.blur > 0, "--blur P", {"blur-kernel", "blur-sigma"}},
         {synth, "--data synth", {"res"}},
-        {!(mixed && parameters->job.out_res), "--feed mixed without --out-res", {"res"}},
+        {!(mixed && parameters->job.out_res), sizes_of_mixture, {"res"}},
         {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
         {parameters->init, "--init FILE", {"init-ema"}},
         {parameters->checkpoint, "--checkpoint DIR", {"resume", "keep", "checkpoint-steps"}},
@@ -813,8 +816,12 @@ static enum status check_given(const struct options *given, const struct train_p
                                  " normalises samples, but --raw leaves them as they are; drop one of them");
     for (size_t i = 0; i < COUNT_OF(options); i++) {
         const char *option = options[i].name, *needed = lacking(parameters, option);
-        if (needed && options_given(given, option))
-            return status_option(STATUS_USAGE, option, " needs %s; add that, or drop --%s", needed, option);
+        if (!needed || !options_given(given, option))
+            continue;
+        return needed == sizes_of_mixture
+                   ? status_option(STATUS_USAGE, option, " contradicts --out-res: %s; drop --%s", needed,
+                                   option)
+                   : status_option(STATUS_USAGE, option, " needs %s; add that, or drop --%s", needed, option);
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");

@@ -947,12 +947,16 @@ enum status trainer_probe(void *state)
     return trainer_totals(trainer, &unused);
 }
 
-/* Before the measurement: the JPEG engines of a GPU take two seconds to reach their rate, and the first steps
- * wait because no batch is prepared. */
-#define PROBE_WARM_S     2.0
-#define PROBE_WARM_STEPS 4
-#define PROBE_PARTS      5   /* measured parts */
-#define PROBE_PART_S     0.3 /* duration of a part at least */
+/* Before the measurement: the JPEG engines of a GPU take about two seconds and a hundred steps to reach their
+ * rate, and the first steps wait because no batch is prepared. Slow steps end this after PROBE_WARM_MOST_S.
+ */
+#define PROBE_WARM_S      2.0
+#define PROBE_WARM_STEPS  100
+#define PROBE_WARM_MOST_S 3.0
+#define PROBE_WARM_LEAST  4   /* steps */
+#define PROBE_PARTS       4   /* measured parts */
+#define PROBE_DROPPED     1   /* parts that do not count */
+#define PROBE_PART_S      0.6 /* duration of a part at least: the device idles before each */
 
 /* The steps of a probe. */
 struct probe {
@@ -993,26 +997,43 @@ static enum status probe_steps(struct probe *probe, double seconds, uint32_t cou
     return STATUS_OK;
 }
 
+static enum status probe_warm(struct probe *probe)
+{
+    struct probed part;
+    uint32_t steps = 0;
+    for (double took_s = 0; took_s < PROBE_WARM_S || steps < PROBE_WARM_STEPS;) {
+        if (took_s >= PROBE_WARM_MOST_S && steps >= PROBE_WARM_LEAST)
+            break;
+        TRY(probe_steps(probe, PROBE_PART_S, 1, &part));
+        took_s += part.took_s;
+        steps += part.steps;
+    }
+    return STATUS_OK;
+}
+
+static int compare_stalls(const void *left, const void *right)
+{
+    const struct probed *a = left, *b = right;
+    const double difference = a->stall_s * b->took_s - b->stall_s * a->took_s;
+    return (difference > 0) - (difference < 0);
+}
+
 /* Leaves out the part in which the steps waited most: another process may have interrupted it. */
 enum status trainer_probe_stalls(void *state, double *stall, double *step_s)
 {
     struct probe probe = {.trainer = state, .stretch = 1};
-    struct probed part, most = {0}, sum = {0};
-    double largest = -1;
-    TRY(probe_steps(&probe, PROBE_WARM_S, PROBE_WARM_STEPS, &part));
-    for (int i = 0; i < PROBE_PARTS; i++) {
-        TRY(probe_steps(&probe, PROBE_PART_S, 1, &part));
-        if (part.stall_s / part.took_s > largest) {
-            largest = part.stall_s / part.took_s;
-            most = part;
-        }
-        sum.took_s += part.took_s;
-        sum.stall_s += part.stall_s;
-        sum.steps += part.steps;
+    struct probed parts[PROBE_PARTS], sum = {0};
+    TRY(probe_warm(&probe));
+    for (int i = 0; i < PROBE_PARTS; i++)
+        TRY(probe_steps(&probe, PROBE_PART_S, 1, &parts[i]));
+    qsort(parts, PROBE_PARTS, sizeof parts[0], compare_stalls);
+    for (int i = 0; i < PROBE_PARTS - PROBE_DROPPED; i++) {
+        sum.took_s += parts[i].took_s;
+        sum.stall_s += parts[i].stall_s;
+        sum.steps += parts[i].steps;
     }
-    const double took_s = sum.took_s - most.took_s, stall_s = sum.stall_s - most.stall_s;
-    *stall = stall_s < took_s ? stall_s / took_s : 1;
-    *step_s = took_s / (sum.steps - most.steps);
+    *stall = sum.stall_s < sum.took_s ? sum.stall_s / sum.took_s : 1;
+    *step_s = sum.took_s / sum.steps;
     return STATUS_OK;
 }
 
