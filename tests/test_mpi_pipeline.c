@@ -126,19 +126,21 @@ static double compare(const struct net *net, const struct outcome *mine, const s
                                        (size_t)net->data.sets[DATA_TEST].count * net->model.classes));
 }
 
-/* Trains on a pipeline with every schedule, and twice with the last one. All runs must be bit-identical.
- * Returns the largest relative error of the arrays. */
-static double train_piped(const struct engine *engine, struct net *net, uint32_t micros,
+/* Trains on a pipeline with every schedule, and twice with the last one. A transformer has no ZB-H1. All runs
+ * must be bit-identical. Returns the largest relative error of the arrays. */
+static double train_piped(const struct engine *engine, struct net *net, uint32_t stages, uint32_t micros,
                           const struct outcome *wanted)
 {
     const struct engine piped = pipeline_engine(engine);
+    const int schedules = net->model.transformer ? PIPE_ZB_H1 : PIPE_ZB_H1 + 1;
     double worst = 0;
     struct outcome first;
     outcome_new(net, &first);
-    for (int run = 0; run < 4; run++) {
-        const int schedule = run < 3 ? run : 2;
-        const struct pipeline_plan plan = {engine, (enum pipe_schedule)schedule, (uint32_t)comm_size(),
-                                           micros};
+    net->train.rank = (uint32_t)comm_rank() / stages;
+    net->train.ranks = (uint32_t)comm_size() / stages;
+    for (int run = 0; run <= schedules; run++) {
+        const int schedule = run < schedules ? run : schedules - 1;
+        const struct pipeline_plan plan = {engine, (enum pipe_schedule)schedule, stages, micros, 0};
         struct outcome mine;
         outcome_new(net, &mine);
         net->train.pipeline = &plan;
@@ -148,35 +150,39 @@ static double train_piped(const struct engine *engine, struct net *net, uint32_t
         const struct outcome *now = run ? &mine : &first;
         worst = worse(worst, compare(net, now, wanted));
         worst = worse(worst, run && compare(net, &mine, &first) != 0 ? INFINITY : 0);
-        bool last = comm_rank() == comm_size() - 1;
-        worst = worse(worst, now->totals.samples != (last ? wanted->totals.samples : 0) ? INFINITY : 0);
+        uint64_t samples = now->totals.samples;
+        worst = worse(worst, comm_sum(&samples, 1) != STATUS_OK || samples != wanted->totals.samples ? INFINITY
+                                                                                                     : 0);
         outcome_free(&mine);
     }
+    net->train.rank = net->train.ranks = 0;
     outcome_free(&first);
     return worst;
 }
 
 /* Compares a pipeline with one rank, on 11 samples in batches of `batch`, for several numbers of
  * micro-batches. The last step has fewer samples. The reference adds up samples one by one, so its results
- * must be bit-identical. train-omp differs by a rounding error of about 1e-7. A sample that is left out,
- * repeated or weighted wrongly changes the gradients by more than 1e-2. */
+ * must be bit-identical, unless there are replicas. train-omp differs by a rounding error of about 1e-7. A
+ * sample that is left out, repeated or weighted wrongly changes the gradients by more than 1e-2. */
 static int expect_same_training(const struct engine *engine, const struct model_table *table,
-                                struct shape input, uint32_t batch)
+                                struct shape input, uint32_t stages, uint32_t batch, struct mixing mixing)
 {
     static const uint32_t micros[] = {1, 3, 8};
     struct net net;
     struct outcome wanted;
-    double bound = engine == &engine_naive ? 0 : 1e-5;
+    double bound = engine == &engine_naive && stages == (uint32_t)comm_size() ? 0 : 1e-5;
     int wrong = 0;
     net_open(&net, engine, table, input, 4, 11, batch, 0.1f);
-    net.train.augment = (struct augment){.shift = 1, .flip = true};
+    net.train.augment = (struct augment){.shift = 1, .flip = true, .erasing = 0.5f};
+    net.train.mixing = mixing;
     outcome_new(&net, &wanted);
     bool trained = train_with(engine, &net, &wanted) == STATUS_OK;
     for (size_t m = 0; m < COUNT_OF(micros); m++) {
-        double off = trained ? train_piped(engine, &net, micros[m], &wanted) : INFINITY;
+        double off = trained ? train_piped(engine, &net, stages, micros[m], &wanted) : INFINITY;
         if (!(off <= bound))
-            fprintf(stderr, "%s, %s, %d stages, batch %u, %u micro-batches: off by %g (%s)\n", engine->name,
-                    net.model.name, comm_size(), batch, micros[m], off, status_text());
+            fprintf(stderr,
+                    "%s, %s, %u stages on %d ranks, batch %u, %u micro-batches: off by %g (%s)\n",
+                    engine->name, table->name, stages, comm_size(), batch, micros[m], off, status_text());
         wrong |= !(off <= bound);
     }
     outcome_free(&wanted);
@@ -206,15 +212,44 @@ LAYERS(narrow_blocks, false, CONV(3), {.kind = LAYER_RELU}, HALVE, BLOCK(3), CON
        HALVE, BLOCK(5), CONV(6), {.kind = LAYER_RELU}, HALVE, BLOCK(6), {.kind = LAYER_MEAN},
        {.kind = LAYER_LINEAR});
 
-/* Tests lenet, a network with dropout and a network with additions. With some cuts, an addition uses the
- * input of a stage. */
-static int train_stages(void)
+#define PLAIN(kind_) \
+    {                \
+        .kind = kind_ \
+    }
+#define WIDE(out)                                   \
+    {                                               \
+        .kind = LAYER_TOKEN_LINEAR, .channels = out \
+    }
+#define DROP                                  \
+    {                                         \
+        .kind = LAYER_DROP_PATH, .rate = 0.3f \
+    }
+#define SUM                           \
+    {                                 \
+        .kind = LAYER_ADD, .back = 6  \
+    }
+#define VIT_BLOCK                                                                                            \
+    PLAIN(LAYER_NORM), WIDE(18), {.kind = LAYER_ATTENTION, .heads = 2}, WIDE(6), DROP, SUM, PLAIN(LAYER_NORM), \
+        WIDE(11), PLAIN(LAYER_GELU), WIDE(6), DROP, SUM
+
+/* A vision transformer of four blocks */
+LAYERS(narrow_vit, false, {.kind = LAYER_PATCHES, .channels = 6, .kernel = {1, 3, 2}}, PLAIN(LAYER_TOKENS),
+       VIT_BLOCK, VIT_BLOCK, VIT_BLOCK, VIT_BLOCK, PLAIN(LAYER_SELECT), PLAIN(LAYER_NORM),
+       PLAIN(LAYER_LINEAR));
+
+/* Tests lenet, a network with dropout, a network with additions and a transformer. With some cuts, an addition
+ * uses the input of a stage. The mixed samples of a micro-batch have partners in other micro-batches. */
+static int train_stages(uint32_t stages)
 {
+    const struct mixing none = {0}, mixup = {.mixup = 0.8},
+                        both = {.mixup = 0.8, .cutmix = 1};
     int wrong = 0;
     for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
-        wrong |= expect_same_training(cpu_engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 7);
-        wrong |= expect_same_training(cpu_engines[e], &narrow_cnn, (struct shape){3, 1, 8, 8}, 9);
-        wrong |= expect_same_training(cpu_engines[e], &narrow_blocks, (struct shape){1, 1, 9, 9}, 5);
+        const struct engine *engine = cpu_engines[e];
+        wrong |= expect_same_training(engine, &model_tables[1], (struct shape){1, 1, 16, 16}, stages, 7, both);
+        wrong |= expect_same_training(engine, &narrow_cnn, (struct shape){3, 1, 8, 8}, stages, 9, none);
+        wrong |= expect_same_training(engine, &narrow_blocks, (struct shape){1, 1, 9, 9}, stages, 5, mixup);
+        wrong |= expect_same_training(engine, &narrow_vit, (struct shape){1, 1, 9, 6}, stages, 7, both);
     }
     return wrong;
 }
@@ -229,7 +264,9 @@ __attribute__((constructor)) static void be_rank(void)
     if (!wrong)
         comm_shares_memory = !strstr(name, "through MPI");
     if (!wrong)
-        wrong = strstr(name, "messages") ? pass_messages(strstr(name, "apart")) : train_stages();
+        wrong = strstr(name, "messages") ? pass_messages(strstr(name, "apart"))
+                : strstr(name, "pairs")  ? train_stages(2)
+                                         : train_stages((uint32_t)comm_size());
     comm_close();
     _exit(wrong);
 }
@@ -280,6 +317,11 @@ Test(mpi_pipeline, four_stages_train_what_one_rank_trains)
     run_ranks("training", 4);
 }
 
+Test(mpi_pipeline, two_replicas_of_two_stages_train_what_one_rank_trains)
+{
+    run_ranks("training in pairs", 4);
+}
+
 /* ---- Micro-batches of any size ---- */
 
 #define BATCH 13
@@ -293,6 +335,7 @@ static void find_gradients(const struct engine *engine, void *state, uint32_t si
         const struct micro micro = {.index = index++,
                                     .training = true,
                                     .numbers = numbers + first,
+                                    .first = first,
                                     .count = BATCH - first < size ? BATCH - first : size,
                                     .total = BATCH};
         must(engine->stages->forward(state, &micro, NULL, NULL));
@@ -493,12 +536,14 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
         const char *options, *message;
     } cases[] = {
         {2, "--stages 3", "--stages 3: each rank holds one stage, and there are 2 ranks"},
+        {3, "--stages 2", "--stages 2: each rank holds one stage, and there are 3 ranks"},
+        {4, "--stages 2 --microbatches 13", "--microbatches 13 is more than the 12 samples of a step"},
         {2, "--microbatches 25", "--microbatches 25 is more than the 24 samples of a step"},
         {3, "--model logreg", "--model logreg can be cut into at most 1 stages"},
         {2, "--sync mpi", "--sync needs --parallel data"},
         {2, "--parallel data --stages 2", "--stages needs --parallel pipeline"},
         {2, "--parallel data --schedule gpipe", "--schedule needs --parallel pipeline"},
-        {2, "--cutmix 1", "--parallel pipeline cannot mix samples; use --parallel data"},
+        {2, "--model vit-micro --schedule zb-h1", "--schedule zb-h1: the kernels of a transformer"},
         {2, "--export-step a.safetensors", "--export-step writes the samples of one rank"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -509,11 +554,7 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
     }
     struct engine whole = engine_naive;
     whole.stages = NULL;
-    cr_expect_eq(pipeline_accepts(&whole, DATA_STORED), STATUS_USAGE);
+    cr_expect_eq(pipeline_accepts(&whole), STATUS_USAGE);
     cr_expect_not_null(strstr(status_text(), "it cannot train a part of a network"));
-    const struct stage_functions stored = {.live = false};
-    whole.stages = &stored;
-    cr_expect_eq(pipeline_accepts(&whole, DATA_LIVE), STATUS_USAGE);
-    must(pipeline_accepts(&whole, DATA_STORED));
-    must(pipeline_accepts(&engine_naive, DATA_LIVE));
+    must(pipeline_accepts(&engine_naive));
 }

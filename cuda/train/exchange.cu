@@ -113,7 +113,7 @@ static enum status on_device_open(struct exchange *exchange)
     self->by = BY;
     TRY(comm_agree(open_own(self, exchange->device)));
     const struct allreduce_request request = {
-        .device = exchange->device, .count_max = exchange->count, .type = TYPE};
+        .device = exchange->device, .count_max = exchange->count, .type = TYPE, .group = exchange->group};
     return BY->open(&request, &self->state);
 }
 
@@ -178,10 +178,11 @@ static enum status fused_begin(struct exchange *exchange, float *gradients, size
 }
 
 template <const struct allreduce_method *BY, enum allreduce_type TYPE = ALLREDUCE_F32>
-static constexpr struct exchange_method on_device(const char *name)
+static constexpr struct exchange_method on_device(const char *name, bool groups = false)
 {
     return {.name = name,
             .rounds = TYPE == ALLREDUCE_F32_AS_BF16,
+            .groups = groups,
             .probe = on_device_probe,
             .open = on_device_open<BY, TYPE>,
             .close = on_device_close,
@@ -202,7 +203,7 @@ const struct exchange_method exchange_peer_fused = {.name = "peer-fused",
                                                     .begin = fused_begin,
                                                     .end = on_device_end,
                                                     .settle = on_device_settle};
-const struct exchange_method exchange_nccl = on_device<&allreduce_nccl>("nccl");
+const struct exchange_method exchange_nccl = on_device<&allreduce_nccl>("nccl", true);
 }
 
 /* ---- mpi ---- */
@@ -253,6 +254,8 @@ static enum status staged_open(struct exchange *exchange)
 {
     struct staged *self = static_cast<struct staged *>(calloc(1, sizeof *self));
     exchange->state = self;
+    if (self)
+        self->sums.group = exchange->group;
     return comm_agree(self ? open_staged(self, exchange->device, exchange->count)
                            : status_set(STATUS_EXHAUSTED, "out of memory"));
 }
@@ -331,6 +334,7 @@ static enum status staged_settle(struct exchange *exchange)
 }
 
 extern "C" const struct exchange_method exchange_staged = {.name = "mpi",
+                                                           .groups = true,
                                                            .probe = staged_probe,
                                                            .open = staged_open,
                                                            .close = staged_close,

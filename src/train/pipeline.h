@@ -36,11 +36,14 @@ struct pipe_times {
     double of[PIPE_KINDS], update;
 };
 
-/* The parameters of training on a pipeline. Stage i is rank i. */
+/* The parameters of training on a pipeline. The number of ranks is a multiple of the number of stages. Each
+ * `stages` consecutive ranks are a replica of the pipeline: rank r has stage r % stages of replica r / stages.
+ * The replicas divide the samples of a step, and each stage adds up its gradients over the replicas. */
 struct pipeline_plan {
     const struct engine *engine; /* computes the stages; set by the trainer */
     enum pipe_schedule schedule;
-    uint32_t stages, micros; /* number of stages = number of ranks; micro-batches per step */
+    uint32_t stages, micros; /* micro-batches per step of a replica */
+    int sync;                /* --sync of the exchange of the replicas */
 };
 
 /* Times that a stage measured in the latest call of steps(). The first step fills the pipeline, so it is left
@@ -88,9 +91,9 @@ bool pipe_simulate(enum pipe_schedule schedule, uint32_t stages, uint32_t micros
  * rank, this rank prints the message and ends all ranks. */
 struct engine pipeline_engine(const struct engine *engine);
 
-/* Returns STATUS_OK if the engine can compute a stage with samples of this feed, else STATUS_USAGE with a
- * reason that calls the engine "it". */
-enum status pipeline_accepts(const struct engine *engine, enum data_feed feed);
+/* Returns STATUS_OK if the engine can compute a stage, else STATUS_USAGE with a reason that calls the engine
+ * "it". */
+enum status pipeline_accepts(const struct engine *engine);
 
 /* Return the measurements of this rank's stage, and the names of its layers, such as "conv1-relu2". `state`
  * is the state of a pipeline_engine(). */

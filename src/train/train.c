@@ -287,7 +287,7 @@ static const struct option_spec options[] = {
              "With pipeline, each rank has some layers, and micro-batches of all samples pass through the "
              "ranks. HOW is one of"},
     {"stages", "S", OPTION_COUNT, AT(stages), .minimum = 1, .maximum = MODEL_LAYERS_MAX, .column = COLUMN,
-     .help = "parts into which --parallel pipeline cuts the network; must be the number of ranks (default: "
+     .help = "parts into which --parallel pipeline cuts the network; must divide the number of ranks (default: "
              "the number of ranks)"},
     {"microbatches", "M", OPTION_COUNT, AT(micros), .fallback = "8", .minimum = 1, .maximum = 1 << 16,
      .column = COLUMN, .help = "parts into which --parallel pipeline divides the samples of a step"},
@@ -525,7 +525,8 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {parameters->std != NULL, "--std S", {"mean"}},
         {parameters->mean != NULL, "--mean M", {"std"}},
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
-        {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
+        {!pipeline, "--parallel data", {"balance", "clip-norm", "accumulate", "ema"}},
+        {!pipeline || parameters->stages > 0, "--parallel data, or --stages", {"sync"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
         {(crops(parameters) && !mixed) || interpolates(parameters),
          mixed ? "another --feed than mixed" : "--fit random-resized-crop",
@@ -866,26 +867,33 @@ static enum status check_batch(const struct train_parameters *all, const struct 
     return STATUS_OK;
 }
 
-/* Rejects mixed samples in a pipeline, and impossible numbers of stages and micro-batches. `all` has the
- * global batch. */
+/* Returns the number of stages of a pipeline. */
+static uint64_t stages_of(const struct train_parameters *all, const struct partition *partition)
+{
+    return all->stages ? all->stages : partition->ranks;
+}
+
+/* Rejects impossible numbers of stages and micro-batches. `all` has the global batch. */
 static enum status check_pipeline(const struct train_parameters *all, const struct partition *partition)
 {
     if (all->parallel != PARALLEL_PIPELINE)
         return STATUS_OK;
-    if (all->mixup > 0 || all->cutmix > 0)
-        return status_value(STATUS_USAGE, "parallel", "pipeline",
-                            " cannot mix samples; use --parallel data, or drop "
-                            "--mixup and --cutmix");
-    if (all->stages && all->stages != partition->ranks)
+    const uint64_t stages = stages_of(all, partition);
+    if (partition->ranks % stages)
         return status_number(STATUS_USAGE, "stages", (double)all->stages,
                              ": each rank holds one stage, and there are %" PRIu64
-                             " ranks; start as many ranks as stages, or drop --stages",
+                             " ranks; start a multiple of the number of stages, or drop --stages",
                              partition->ranks);
-    if (all->micros > all->job.batch)
+    const uint64_t samples = all->job.batch / (partition->ranks / stages);
+    if (all->micros > samples)
         return status_number(STATUS_USAGE, "microbatches", (double)all->micros,
                              " is more than the %" PRIu64
                              " samples of a step; lower --microbatches, or raise --batch",
-                             all->job.batch);
+                             samples);
+    if (all->pipe_schedule == PIPE_ZB_H1 && model_tables[all->model].layers[0].kind == LAYER_PATCHES)
+        return status_value(STATUS_USAGE, "schedule", pipe_schedule_names[all->pipe_schedule],
+                            ": the kernels of a transformer compute the gradients of inputs and weights "
+                            "together; use --schedule 1f1b");
     return STATUS_OK;
 }
 
@@ -893,7 +901,6 @@ static enum status check_pipeline(const struct train_parameters *all, const stru
 static enum status check_plan(const struct train_parameters *all)
 {
     struct schedule unused = {0};
-    const struct model_table *model = &model_tables[all->model];
     TRY(read_milestones(all, 1, &unused));
     if (schedule_has_end((enum schedule_kind)all->schedule) && all->lr_min > all->lr)
         return status_number(STATUS_USAGE, "lr-min", all->lr_min,
@@ -901,11 +908,7 @@ static enum status check_plan(const struct train_parameters *all)
     if (all->optimizer == OPTIMIZER_MUON && !(all->lr > 0))
         return status_number(STATUS_USAGE, "lr", all->lr,
                              ": --muon-lr follows the schedule of --lr; give a --lr of more than 0");
-    return all->parallel != PARALLEL_PIPELINE || model->layers[0].kind != LAYER_PATCHES
-               ? STATUS_OK
-               : status_value(STATUS_USAGE, "parallel", "pipeline",
-                              " cannot cut %s, a transformer; use --parallel data, or another --model",
-                              model->name);
+    return STATUS_OK;
 }
 
 /* Checks the options, and that output files can be written, before any data are read. `all` has the global
@@ -1023,11 +1026,10 @@ static enum status check_model(const struct train_parameters *all, const struct 
                                const struct model *model)
 {
     uint32_t most = pipe_pieces(model);
-    return all->parallel != PARALLEL_PIPELINE || partition->ranks <= most
+    return all->parallel != PARALLEL_PIPELINE || stages_of(all, partition) <= most
                ? STATUS_OK
                : status_value(STATUS_USAGE, "model", model->name,
-                              " can be cut into at most %u stages; start at most %u ranks, or use "
-                              "another model",
+                              " can be cut into at most %u stages; give --stages %u, or use another model",
                               most, most);
 }
 
@@ -1244,17 +1246,15 @@ static enum status check_decoding(const struct train_parameters *parameters, con
 static enum status check_augments(const struct train_parameters *parameters, const struct engine *engine)
 {
     const struct augment augment = chosen_augment(parameters, &(struct shape){0});
-    const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     const bool simple = !augment_computes(&augment) && augment.erasing <= 0;
-    const bool crops = augment.crop && !pipeline && strcmp(parameters->job.data, "synth") != 0;
-    return simple || (engine->augments && !pipeline)
+    const bool crops = augment.crop && strcmp(parameters->job.data, "synth") != 0;
+    return simple || engine->augments
                ? STATUS_OK
                : status_set(
                      STATUS_USAGE,
                      "it augments samples only by --shift and --flip; drop --fit "
                      "random-resized-crop, --rand-augment, --color-jitter, --grayscale, --blur, "
-                     "--erasing and --repeats, or use train-cuda, train-vit, train-omp or train-naive with "
-                     "--parallel data%s",
+                     "--erasing and --repeats, or use train-cuda, train-vit, train-omp or train-naive%s",
                      crops ? "; with --feed load, images are cropped for every variant" : "");
 }
 
@@ -1308,7 +1308,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
         TRY(engine->accepts(train));
     TRY(check_batch_norm(opened));
     if (opened->job.pipeline.stages)
-        TRY(pipeline_accepts(engine, opened->data.feed));
+        TRY(pipeline_accepts(engine));
     else if (train->ranks > 1)
         TRY(exchange_probe(opened->job.sync, engine, &train->optimizer));
     if (train->ranks > 1 && opened->job.balance == BALANCE_MEASURED &&
@@ -1449,8 +1449,9 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->sync = parameters->sync;
     if (parameters->parallel == PARALLEL_PIPELINE)
         job->pipeline = (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,
-                                               .stages = (uint32_t)partition->ranks,
-                                               .micros = (uint32_t)parameters->micros};
+                                               .stages = (uint32_t)stages_of(parameters, partition),
+                                               .micros = (uint32_t)parameters->micros,
+                                               .sync = parameters->sync};
     job->identity = opened->identity;
     job->data = parameters->job.data;
     job->samples = opened->samples;
@@ -1597,8 +1598,8 @@ static enum status open_all(const struct options *given, struct train_parameters
 static uint64_t smallest_batch(const struct train_parameters *parameters, const struct partition *partition)
 {
     uint64_t ranks = partition->ranks, parts = ranks * parameters->accumulate;
-    uint64_t total =
-        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : parts;
+    uint64_t micros = parameters->micros * (ranks / stages_of(parameters, partition));
+    uint64_t total = parameters->parallel == PARALLEL_PIPELINE && micros > ranks ? micros : parts;
     return partition->strong ? total : (total + ranks - 1) / ranks;
 }
 

@@ -125,8 +125,8 @@ static enum status join_pipeline(struct trainer *trainer)
     trainer->piped = pipeline_engine(trainer->engine);
     trainer->engine = &trainer->piped;
     trainer->train.pipeline = &trainer->pipeline;
-    trainer->train.rank = 0;
-    trainer->train.ranks = 1;
+    trainer->train.rank = (uint32_t)comm_rank() / trainer->pipeline.stages;
+    trainer->train.ranks = (uint32_t)comm_size() / trainer->pipeline.stages;
     return STATUS_OK;
 }
 
