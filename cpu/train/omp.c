@@ -393,15 +393,21 @@ static enum status stage_clear(void *state)
     return STATUS_OK;
 }
 
-static enum status stage_update(void *state, uint64_t step)
+static enum status stage_sum(void *state, bool *overflowed)
 {
     struct net *net = state;
+    (void)overflowed;
     if (net->flat > 1) {
 #pragma omp parallel num_threads(net->threads)
         net_gather_sums(net, net->chunks);
     }
-    if (net->train->exchange)
-        TRY(add_up(net, STATUS_OK));
+    return net->train->exchange ? add_up(net, STATUS_OK) : STATUS_OK;
+}
+
+static enum status stage_update(void *state, uint64_t step, bool overflowed)
+{
+    struct net *net = state;
+    (void)overflowed;
 #pragma omp parallel num_threads(net->threads)
     net_update(net, step);
     return STATUS_OK;
@@ -412,6 +418,7 @@ static const struct stage_functions stages = {
     .forward = stage_forward,
     .backward = stage_backward,
     .clear = stage_clear,
+    .sum = stage_sum,
     .update = stage_update};
 
 /* ---- The engine ---- */

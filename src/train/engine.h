@@ -141,8 +141,12 @@ struct stage_functions {
     /* Sets the weight gradients to 0, for a step in which this replica of the pipeline has no samples. */
     enum status (*clear)(void *state);
 
-    /* Adds up the gradients of all replicas (train->exchange), and updates the parameters. */
-    enum status (*update)(void *state, uint64_t step);
+    /* Call after the last backward pass of a step. Adds up the gradients of all replicas (train->exchange).
+     * Engines that scale the loss set `*overflowed` if a gradient is not finite; others leave it unchanged. */
+    enum status (*sum)(void *state, bool *overflowed);
+
+    /* Updates the parameters. `overflowed`: a stage has overflowed, so the update is skipped on all stages. */
+    enum status (*update)(void *state, uint64_t step, bool overflowed);
 
     /* pin() makes copies between `memory` and a device faster; `memory` contains the arrays that are passed
      * to forward() and backward(). unpin() undoes this. Both are NULL if the engine does not use a device. */

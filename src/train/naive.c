@@ -775,10 +775,16 @@ static enum status stage_clear(void *state)
     return STATUS_OK;
 }
 
-static enum status stage_update(void *state, uint64_t step)
+static enum status stage_sum(void *state, bool *overflowed)
+{
+    (void)overflowed;
+    return add_up(state, STATUS_OK);
+}
+
+static enum status stage_update(void *state, uint64_t step, bool overflowed)
 {
     struct naive *naive = state;
-    TRY(add_up(naive, STATUS_OK));
+    (void)overflowed;
     update_parameters(naive, step);
     published_store(&naive->published, &naive->totals);
     return STATUS_OK;
@@ -789,6 +795,7 @@ static const struct stage_functions stages = {
     .forward = stage_forward,
     .backward = stage_backward,
     .clear = stage_clear,
+    .sum = stage_sum,
     .update = stage_update};
 
 #endif

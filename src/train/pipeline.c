@@ -631,7 +631,14 @@ static enum status backward(struct pipeline *pipeline, const struct micro *micro
 static enum status update(struct pipeline *pipeline, uint64_t step)
 {
     double begin_s = timer_now_s();
-    TRY(pipeline->engine->stages->update(pipeline->state, step));
+    bool overflowed = false;
+    TRY(pipeline->engine->stages->sum(pipeline->state, &overflowed));
+    if (pipeline->engine->scales_loss) {
+        double any = overflowed;
+        TRY(comm_max(&any, 1));
+        overflowed = any > 0;
+    }
+    TRY(pipeline->engine->stages->update(pipeline->state, step, overflowed));
     pipeline->measured.times.update += timer_now_s() - begin_s;
     return STATUS_OK;
 }

@@ -168,6 +168,9 @@ struct vit_norm_deltas {
     float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
                            layer; NULL: not needed */
 };
+/* Multiplies the gradients of the rows of each sample by its factor. */
+enum status vit_branch_deltas(const struct vit_rows *rows, const float *factors, const bf16 *deltas,
+                              bf16 *branch, cudaStream_t stream);
 enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
                                   struct vit_sums *sums, cudaStream_t stream);
 
