@@ -140,7 +140,7 @@ static double train_piped(const struct engine *engine, struct net *net, uint32_t
     net->train.ranks = (uint32_t)comm_size() / stages;
     for (int run = 0; run <= schedules; run++) {
         const int schedule = run < schedules ? run : schedules - 1;
-        const struct pipeline_plan plan = {engine, (enum pipe_schedule)schedule, stages, micros, 0};
+        const struct pipeline_plan plan = {engine, (enum pipe_schedule)schedule, stages, micros, 0, 0};
         struct outcome mine;
         outcome_new(net, &mine);
         net->train.pipeline = &plan;
@@ -379,16 +379,48 @@ Test(mpi_pipeline, micro_batches_do_not_change_the_gradients_of_a_linear_layer)
 Test(mpi_pipeline, cuts_keep_the_most_expensive_slice_cheap)
 {
     static const uint32_t starts[] = {0, 3, 8, 11, 16, 20};
-    static const double costs[] = {1, 4, 2, 2, 3};
+    struct pipe_costs costs = {.pieces = 5, .seconds = {1, 4, 2, 2, 3}};
     static const uint32_t wanted[5][6] = {
         {0, 20}, {0, 11, 20}, {0, 8, 16, 20}, {0, 3, 8, 16, 20}, {0, 3, 8, 11, 16, 20}};
     for (uint32_t stages = 1; stages <= 5; stages++) {
         uint32_t begins[6] = {0};
-        pipe_choose(starts, costs, 5, stages, begins);
+        must(pipe_choose(starts, &costs, stages, begins));
         cr_expect(memcmp(begins, wanted[stages - 1], (stages + 1) * sizeof *begins) == 0,
                   "%u stages: %u %u %u %u %u %u", stages, begins[0], begins[1], begins[2], begins[3],
                   begins[4], begins[5]);
     }
+}
+
+/* Three stages keep 3, 2 and 1 micro-batches. Each piece needs 10 bytes and 1 per micro-batch; two pieces in a
+ * stage need 2 bytes less. */
+Test(mpi_pipeline, cuts_respect_the_memory_of_each_stage)
+{
+    static const uint32_t starts[] = {0, 1, 2, 3, 4, 5, 6};
+    struct pipe_costs costs = {.pieces = 6, .limited = true, .seconds = {1, 1, 1, 1, 1, 1}, .joint_bytes = 2};
+    static const struct {
+        double limits[3];
+        uint32_t begins[4]; /* begins[3] is 0 if nothing fits */
+    } cases[] = {{{1e9, 1e9, 1e9}, {0, 2, 4, 6}},
+                 {{24, 23, 1e9}, {0, 2, 4, 6}}, /* 2 (10 + 3) - 2 = 24 bytes */
+                 {{24, 21, 1e9}, {0, 2, 3, 6}}, /* 2 (10 + 2) - 2 = 22 bytes */
+                 {{23, 1e9, 30}, {0, 1, 4, 6}},
+                 {{23, 21, 1e9}, {0, 1, 2, 6}},
+                 {{12, 1e9, 1e9}, {0}}};
+    for (uint32_t i = 0; i < 6; i++) {
+        costs.bytes[i] = 11;
+        costs.slot_bytes[i] = 1;
+    }
+    for (uint32_t s = 0; s < 3; s++)
+        costs.slots[s] = 3 - s;
+    for (size_t c = 0; c < COUNT_OF(cases); c++) {
+        uint32_t begins[7] = {0};
+        memcpy(costs.limits, cases[c].limits, sizeof cases[c].limits);
+        const enum status found = pipe_choose(starts, &costs, 3, begins);
+        cr_expect_eq(found, cases[c].begins[3] ? STATUS_OK : STATUS_TOO_LARGE, "case %zu", c);
+        for (int i = 0; found == STATUS_OK && i < 4; i++)
+            cr_expect_eq(begins[i], cases[c].begins[i], "case %zu: %u", c, begins[i]);
+    }
+    cr_expect_not_null(strstr(status_text(), "at least 1.08 times its limit"), "%s", status_text());
 }
 
 /* A residual block is cut only before its first convolution, whose input the addition uses. */

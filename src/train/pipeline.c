@@ -285,86 +285,178 @@ static enum status run_trials(const struct train *piece, const struct engine *en
     return STATUS_OK;
 }
 
-/* Measures the layers first .. end - 1 as a separate stage. */
+/* Opens a stage. Sets `*bytes` to its memory and, unless `seconds` is NULL, measures its time. */
+static enum status measure_stage(const struct train *piece, const struct engine *engine,
+                                 const struct resources *resources, double *bytes, double *seconds)
+{
+    void *state = NULL;
+    enum status status = engine->open(piece, resources, &state);
+    if (status == STATUS_OK && seconds)
+        status = run_trials(piece, engine, state, seconds);
+    if (status == STATUS_OK)
+        *bytes = (double)engine->memory_bytes(state);
+    if (state)
+        engine->close(state);
+    return status;
+}
+
+/* Measures the layers first .. end - 1 as a separate stage that keeps `slots` micro-batches. */
 static enum status measure_piece(const struct train *train, const struct engine *engine,
                                  const struct resources *resources, uint32_t first, uint32_t end,
-                                 uint32_t capacity, double *seconds)
+                                 uint32_t capacity, uint32_t slots, double *bytes, double *seconds)
 {
     const struct stage stage = {.first = first == 0,
                                 .last = end == train->model->layer_count,
-                                .slots = 1,
+                                .slots = slots,
                                 .micros = (train_share_max(train) - 1) / capacity + 1,
                                 .capacity = capacity};
-    struct model *model = malloc(sizeof *model);
+    FREED struct model *model = malloc(sizeof *model);
     struct train piece = *train;
-    void *state = NULL;
     TRY(ALLOCATED(model, "out of memory"));
     model_slice(train->model, first, end, model);
     piece.model = model;
     piece.stage = &stage;
-    enum status status = engine->open(&piece, resources, &state);
-    if (status == STATUS_OK)
-        status = run_trials(&piece, engine, state, seconds);
-    if (state)
-        engine->close(state);
-    free(model);
-    return status;
+    return measure_stage(&piece, engine, resources, bytes, seconds);
+}
+
+/* Measures all pieces and, if memory is limited, how their memory depends on the number of slots, and how much
+ * less two pieces need in one stage. Not collective. */
+static enum status measure_pieces(const struct train *train, const struct engine *engine,
+                                  const struct resources *resources, uint32_t capacity,
+                                  const uint32_t *starts, struct pipe_costs *costs)
+{
+    double bytes;
+    for (uint32_t i = 0; i < costs->pieces; i++) {
+        TRY(measure_piece(train, engine, resources, starts[i], starts[i + 1], capacity, 1, &costs->bytes[i],
+                          &costs->seconds[i]));
+        if (!costs->limited)
+            continue;
+        TRY(measure_piece(train, engine, resources, starts[i], starts[i + 1], capacity, 2, &bytes, NULL));
+        costs->slot_bytes[i] = bytes - costs->bytes[i];
+    }
+    if (costs->limited && costs->pieces > 1) {
+        TRY(measure_piece(train, engine, resources, starts[0], starts[2], capacity, 1, &bytes, NULL));
+        costs->joint_bytes = costs->bytes[0] + costs->bytes[1] - bytes;
+    }
+    return STATUS_OK;
 }
 
 /* ---- Cuts ---- */
 
-/* Fills `begins` with slices that cost at most `most` each. Each slice has as many pieces as possible, but
- * leaves at least one piece for each later slice. Returns whether `stages` slices suffice. */
-static bool fill(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages, double most,
-                 uint32_t *begins)
+/* Returns the memory of pieces first .. end - 1 as stage `stage`. */
+static double stage_bytes(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
 {
+    double bytes = -costs->joint_bytes * (end - first - 1);
+    for (uint32_t i = first; i < end; i++)
+        bytes += costs->bytes[i] + (costs->slots[stage] - 1) * costs->slot_bytes[i];
+    return bytes;
+}
+
+/* Return what pieces first .. end - 1 cost as stage `stage`: their time, or HUGE_VAL if they exceed the memory
+ * of the stage; and their memory relative to the limit. */
+static double stage_time(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
+{
+    double seconds = 0;
+    for (uint32_t i = first; i < end; i++)
+        seconds += costs->seconds[i];
+    return costs->limited && stage_bytes(costs, stage, first, end) > costs->limits[stage] ? HUGE_VAL
+                                                                                         : seconds;
+}
+
+static double stage_fill(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
+{
+    return stage_bytes(costs, stage, first, end) / costs->limits[stage];
+}
+
+typedef double stage_cost(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end);
+
+/* Fills `best`: entry stage * (pieces + 1) + p is the least cost of the most expensive stage, if the stages
+ * from `stage` on divide the pieces from p on. Returns this cost of the whole network. */
+static double find_best(const struct pipe_costs *costs, uint32_t stages, stage_cost *cost, double *best)
+{
+    const uint32_t pieces = costs->pieces;
+    for (uint32_t stage = stages; stage-- > 0;)
+        for (uint32_t p = 0; p <= pieces; p++) {
+            double *least = &best[stage * (pieces + 1) + p];
+            *least = stage + 1 == stages && p < pieces ? cost(costs, stage, p, pieces) : HUGE_VAL;
+            for (uint32_t end = p + 1; stage + 1 < stages && end < pieces; end++)
+                *least = fmin(*least, fmax(cost(costs, stage, p, end),
+                                           best[(stage + 1) * (pieces + 1) + end]));
+        }
+    return best[0];
+}
+
+/* Of the cuts with the least cost, takes the one in which the first stages have as many pieces as possible. */
+static enum status choose(const struct pipe_costs *costs, const uint32_t *starts, uint32_t stages,
+                          double *best, uint32_t *begins)
+{
+    const uint32_t pieces = costs->pieces;
     uint32_t piece = 0;
-    for (uint32_t s = 0; s < stages; s++) {
-        double cost = 0;
-        begins[s] = starts[piece];
-        do
-            cost += costs[piece++];
-        while (pieces - piece > stages - 1 - s && cost + costs[piece] <= most);
-        if (cost > most)
-            return false;
+    const double least = find_best(costs, stages, stage_time, best);
+    if (isinf(least))
+        return status_set(STATUS_TOO_LARGE,
+                          "the network does not fit into the memory of %u stages: the fullest stage needs at "
+                          "least %.2f times its limit; start more ranks, lower --batch, or raise "
+                          "--microbatches or --memory-limit",
+                          stages, find_best(costs, stages, stage_fill, best));
+    const double most = least * (1 + 1e-12); /* sums of the same pieces can differ in their last bit */
+    for (uint32_t stage = 0; stage < stages; stage++) {
+        begins[stage] = starts[piece];
+        uint32_t end = stage + 1 == stages ? pieces : pieces - 1;
+        while (stage + 1 < stages && (stage_time(costs, stage, piece, end) > most ||
+                                      best[(stage + 1) * (pieces + 1) + end] > most))
+            end--;
+        piece = end;
     }
     begins[stages] = starts[pieces];
-    return piece == pieces;
+    return STATUS_OK;
 }
 
-void pipe_choose(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages,
-                 uint32_t *begins)
+enum status pipe_choose(const uint32_t *starts, const struct pipe_costs *costs, uint32_t stages,
+                        uint32_t *begins)
 {
-    double best = HUGE_VAL;
-    /* The cost of a slice is the sum of the costs of its pieces, which are consecutive. So the sums over
-     * consecutive pieces are the only candidates for `most`. */
-    for (uint32_t i = 0; i < pieces; i++) {
-        double sum = 0;
-        for (uint32_t j = i; j < pieces; j++) {
-            sum += costs[j];
-            double most = sum * (1 + 1e-12); /* sums of the same pieces can differ in their last bit */
-            if (most < best && fill(starts, costs, pieces, stages, most, begins))
-                best = most;
-        }
-    }
-    (void)fill(starts, costs, pieces, stages, best, begins);
+    FREED double *best = calloc((size_t)stages * (costs->pieces + 1), sizeof *best);
+    TRY(ALLOCATED(best, "out of memory to cut the network"));
+    return choose(costs, starts, stages, best, begins);
 }
 
-enum status pipe_cut(const struct train *train, const struct engine *engine,
-                     const struct resources *resources, uint32_t stages, uint32_t capacity, uint32_t *begins)
+/* Collective: sets the limits of the stages to the least of their replicas, if any rank has a limit. */
+static enum status find_limits(const struct pipeline_plan *plan, struct pipe_costs *costs)
+{
+    const size_t ranks = (size_t)comm_size();
+    const double own = (double)plan->limit_bytes;
+    FREED double *all = calloc(ranks, sizeof *all);
+    TRY(comm_agree(ALLOCATED(all, "out of memory for the limits")));
+    TRY(comm_gather(&own, sizeof own, all));
+    TRY(comm_spread(all, ranks * sizeof *all));
+    for (uint32_t s = 0; s < plan->stages; s++) {
+        costs->limits[s] = HUGE_VAL;
+        costs->slots[s] = pipe_live(plan->schedule, plan->stages, plan->micros, s);
+    }
+    for (size_t i = 0; i < ranks; i++)
+        if (all[i] > 0) {
+            costs->limited = true;
+            costs->limits[i % plan->stages] = fmin(costs->limits[i % plan->stages], all[i]);
+        }
+    return STATUS_OK;
+}
+
+enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan,
+                     const struct resources *resources, uint32_t capacity, uint32_t *begins)
 {
     uint32_t starts[MODEL_LAYERS_MAX + 1], pieces = find_pieces(train->model, starts);
-    double costs[MODEL_LAYERS_MAX] = {0};
-    enum status status = STATUS_OK;
-    if (stages > pieces)
+    FREED struct pipe_costs *costs = calloc(1, sizeof *costs);
+    if (plan->stages > pieces)
         return status_set(STATUS_USAGE, "%s can be cut into at most %u stages, not %u; use fewer ranks",
-                          train->model->name, pieces, stages);
-    for (uint32_t i = 0; comm_rank() == 0 && status == STATUS_OK && i < pieces; i++)
-        status = measure_piece(train, engine, resources, starts[i], starts[i + 1], capacity, &costs[i]);
-    TRY(comm_agree(status));
-    TRY(comm_spread(costs, sizeof costs));
-    pipe_choose(starts, costs, pieces, stages, begins);
-    return STATUS_OK;
+                          train->model->name, pieces, plan->stages);
+    TRY(comm_agree(ALLOCATED(costs, "out of memory to cut the network")));
+    costs->pieces = pieces;
+    TRY(find_limits(plan, costs));
+    TRY(comm_agree(comm_rank() == 0
+                       ? measure_pieces(train, plan->engine, resources, capacity, starts, costs)
+                       : STATUS_OK));
+    TRY(comm_spread(costs, sizeof *costs));
+    return comm_agree(pipe_choose(starts, costs, plan->stages, begins));
 }
 
 /* ---- Running ---- */
@@ -541,7 +633,7 @@ static enum status pipeline_open(const struct train *train, const struct resourc
         pipeline->stage.capacity = (train_share_max(train) - 1) / plan->micros + 1;
     }
     TRY(comm_agree(pipeline ? allocate(pipeline) : status_set(STATUS_EXHAUSTED, "out of memory")));
-    TRY(pipe_cut(&pipeline->own, plan->engine, resources, plan->stages, pipeline->stage.capacity, begins));
+    TRY(pipe_cut(&pipeline->own, plan, resources, pipeline->stage.capacity, begins));
     return open_stage(pipeline, resources, begins);
 }
 
@@ -856,6 +948,12 @@ enum status pipeline_accepts(const struct engine *engine)
 }
 
 /* ---- Measurements ---- */
+
+struct exchange *pipeline_exchange(void *state)
+{
+    struct pipeline *pipeline = state;
+    return pipeline->replicas > 1 ? &pipeline->exchange : NULL;
+}
 
 struct pipe_measured pipeline_measured(const void *state)
 {

@@ -44,6 +44,7 @@ struct pipeline_plan {
     enum pipe_schedule schedule;
     uint32_t stages, micros; /* micro-batches per step of a replica */
     int sync;                /* --sync of the exchange of the replicas */
+    uint64_t limit_bytes;    /* memory that the stage of this rank may use; 0: no limit; set by the trainer */
 };
 
 /* Times that a stage measured in the latest call of steps(). The first step fills the pipeline, so it is left
@@ -95,6 +96,9 @@ struct engine pipeline_engine(const struct engine *engine);
  * "it". */
 enum status pipeline_accepts(const struct engine *engine);
 
+/* Returns the exchange of the replicas; NULL if there is one replica. */
+struct exchange *pipeline_exchange(void *state);
+
 /* Return the measurements of this rank's stage, and the names of its layers, such as "conv1-relu2". `state`
  * is the state of a pipeline_engine(). */
 struct pipe_measured pipeline_measured(const void *state);
@@ -110,17 +114,29 @@ enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_m
 /* Returns the largest number of stages into which the network can be cut. */
 uint32_t pipe_pieces(const struct model *model);
 
-/* Collective: cuts the network into `stages` slices so that the most expensive slice costs as little as
- * possible. Costs are measured on rank 0: seconds of the forward and backward pass of a micro-batch of
- * `capacity` samples. Slice i has the layers begins[i] to begins[i + 1] - 1; `begins` has room for stages
- * + 1. STATUS_USAGE if there are too few layers. */
-enum status pipe_cut(const struct train *train, const struct engine *engine,
-                     const struct resources *resources, uint32_t stages, uint32_t capacity, uint32_t *begins);
+/* What the pieces of a network cost, in the order of its layers, and what the stages may hold. */
+struct pipe_costs {
+    uint32_t pieces;
+    bool limited; /* the stages have limits; otherwise all members after `seconds` are ignored */
+    double seconds[MODEL_LAYERS_MAX];    /* forward and backward pass of a micro-batch */
+    double bytes[MODEL_LAYERS_MAX];      /* memory of the piece as a stage that keeps one micro-batch */
+    double slot_bytes[MODEL_LAYERS_MAX]; /* more memory for each further micro-batch */
+    double joint_bytes;                  /* two adjacent pieces need this much less in one stage */
+    uint32_t slots[MODEL_LAYERS_MAX];    /* per stage: micro-batches that it keeps */
+    double limits[MODEL_LAYERS_MAX];     /* per stage: memory in bytes; HUGE_VAL: no limit */
+};
 
-/* Chooses cuts for pieces of known cost: piece i begins with layer starts[i] and costs costs[i];
- * starts[pieces] is the number of layers. stages <= pieces. */
-void pipe_choose(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages,
-                 uint32_t *begins);
+/* Collective: cuts the network into slices so that the slowest slice takes as little time as possible and
+ * every slice stays within the memory of its ranks (pipeline_plan.limit_bytes). Costs are measured on rank 0,
+ * with micro-batches of `capacity` samples. Slice i has the layers begins[i] to begins[i + 1] - 1; `begins`
+ * has room for stages + 1. STATUS_USAGE if there are too few layers, STATUS_TOO_LARGE if nothing fits. */
+enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan,
+                     const struct resources *resources, uint32_t capacity, uint32_t *begins);
+
+/* Chooses cuts for pieces of known cost: piece i begins with layer starts[i]; starts[pieces] is the number of
+ * layers. stages <= pieces. STATUS_TOO_LARGE if nothing fits. */
+enum status pipe_choose(const uint32_t *starts, const struct pipe_costs *costs, uint32_t stages,
+                        uint32_t *begins);
 
 FDSL_C_END
 

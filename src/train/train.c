@@ -529,8 +529,9 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {parameters->std != NULL, "--std S", {"mean"}},
         {parameters->mean != NULL, "--mean M", {"std"}},
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
-        {!pipeline, "--parallel data", {"balance", "clip-norm", "accumulate", "ema"}},
-        {!pipeline || parameters->stages > 0, "--parallel data, or --stages", {"sync"}},
+        {!pipeline, "--parallel data", {"clip-norm", "accumulate", "ema"}},
+        {!pipeline || strcmp(parameters->balance, "memory") == 0, "--parallel data", {"balance"}},
+        {!pipeline || parameters->replicated, "--parallel data, or more ranks than --stages", {"sync"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
         {(crops(parameters) && !mixed) || interpolates(parameters),
          mixed ? "another --feed than mixed" : "--fit random-resized-crop",
@@ -1661,6 +1662,7 @@ static enum status read_parameters(const struct options *given, const struct par
     parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
                                !parameters->step_path && !parameters->data_path && !parameters->save_batch;
     parameters->several_ranks = partition->ranks > 1;
+    parameters->replicated = partition->ranks > stages_of(parameters, partition);
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)
         parameters->job.batch = smallest_batch(parameters, partition);
@@ -1710,7 +1712,7 @@ static enum status train_open(const struct options *given, void *parameters_,
     divided.strong |= all.reduced_batch; /* the ranks divide the training set */
     parameters->job.batch =
         partition_share(&divided, all.reduced_batch ? all.job.batch : parameters->job.batch).count;
-    parameters->stages = partition->ranks;
+    parameters->stages = stages_of(parameters, partition);
     return STATUS_OK;
 }
 
