@@ -524,6 +524,35 @@ Test(mpi_pipeline, stages_train_on_live_samples)
     cr_expect(same_files("alone.safetensors", "piped.safetensors"), "live samples differ");
 }
 
+/* Only the first stage learns the labels of a mixture, and only it reads samples. */
+Test(mpi_pipeline, stages_train_on_mixed_sources)
+{
+    static const char mixed[] =
+        NAIVE "--train-size 24 --data set --test-data set --feed mixed --mix load:0.5,synth:0.5 --res 24 --mixup 0.8 "
+              "--model vit-micro --epochs 1 ";
+    char line[640];
+    shell("$PROGRAM --prepare set --from synth --res 24 --classes 4 --samples 24");
+    cr_assert_eq(status, 0, "%s", err);
+    snprintf(line, sizeof line, "%s --scaling weak --export alone.safetensors", mixed);
+    run_well(0, line);
+    snprintf(line, sizeof line, "%s --parallel pipeline --microbatches 3 --export piped.safetensors", mixed);
+    run_well(2, line);
+    cr_expect(same_files("alone.safetensors", "piped.safetensors"), "mixed sources differ");
+}
+
+Test(mpi_pipeline, replicas_train_a_transformer)
+{
+    run_well(4, LEARN_ON("train-naive") "--data synth --res 24 --classes 4 --model vit-micro --scaling strong "
+                                        "--batch 24 --verify --parallel pipeline --microbatches 3 --stages 2 "
+                                        "--balance memory");
+    cr_expect_eq(count_of(out, "\n"), 1 + 2 * 5, "%s", out);
+    cr_expect_str_eq(value(out, 10, "stages"), "2");
+    cr_expect_str_eq(value(out, 10, "wrong"), "0");
+    cr_expect_str_eq(value(out, 10, "exchange"), "mpi");
+    cr_expect_str_eq(value(out, 10, "balance"), "memory");
+    cr_expect_str_eq(value(out, 6, "layers"), value(out, 8, "layers"));
+}
+
 #ifdef HAVE_XXHASH
 Test(mpi_pipeline, training_resumes_with_and_without_a_pipeline)
 {

@@ -544,8 +544,9 @@ enum status model_set_dropout(struct model *model, double rate)
 bool model_may_cut(const struct model *model, uint32_t layer)
 {
     enum layer_kind kind = model->layers[layer].spec.kind;
-    const bool block = model->transformer && kind == LAYER_NORM && layer + 2 < model->layer_count &&
-                       model->layers[layer + 2].spec.kind == LAYER_ATTENTION;
+    const bool block = layer > 0 && model->transformer && kind == LAYER_NORM && layer + 2 < model->layer_count &&
+                       model->layers[layer + 2].spec.kind == LAYER_ATTENTION &&
+                       model->layers[layer - 1].spec.kind == LAYER_ADD;
     bool may = layer > 0 && !model->normalises &&
                (block || (!model->transformer && (kind == LAYER_CONV || kind == LAYER_LINEAR)));
     for (uint32_t i = layer; i < model->layer_count; i++)

@@ -635,15 +635,21 @@ static enum status head_backward(struct vit *vit, uint32_t count)
     return vit_sums_finish(&vit->sums, vit->stream);
 }
 
-/* Backward pass of the sum at the end of a stage without the head, whose gradient is in vit->deltas. */
+/* Backward pass of the sum at the end of a stage without the head, whose gradient is in vit->deltas. The next
+ * stage has the normalisation of the sum. The kernel is that of norm_backward(), so the cuts do not change the
+ * bits of the gradients. */
 static enum status sum_backward(struct vit *vit, uint32_t count)
 {
-    const struct vit_rows rows = rows_of(vit, count);
-    const struct vit_block *last = &vit->blocks[vit->block_count - 1];
-    if (last->factors2)
-        TRY(vit_branch_deltas(&rows, last->factors2, vit->deltas, vit->branch_deltas, vit->stream));
-    TRY(vit_column_sums(branch_deltas(vit, last->factors2), rows.samples * rows.tokens, rows.width,
-                        vit->added + last->fc2->bias, &vit->sums, vit->stream));
+    const struct vit_norm norm = last_norm_of(vit, count, true);
+    const struct vit_norm_deltas deltas = {
+        .outputs = nullptr,
+        .later = vit->deltas,
+        .sums = vit->deltas,
+        .branch = norm.factors ? vit->branch_deltas : nullptr,
+        .weight = nullptr,
+        .bias = nullptr,
+        .branch_bias = vit->added + vit->blocks[vit->block_count - 1].fc2->bias};
+    TRY(vit_add_norm_backward(&norm, &deltas, &vit->sums, vit->stream));
     return vit_sums_finish(&vit->sums, vit->stream);
 }
 

@@ -175,14 +175,14 @@ struct row {
 /* Computes the sample only if it is needed: an integer division takes as long as many other operations. */
 static __device__ __forceinline__ struct row row_at(const struct backward_plan &plan, uint32_t number)
 {
-    const bool inside = number < plan.count;
+    const bool inside = number < plan.count, normalised = inside && plan.deltas.outputs;
     if (!plan.norm.factors && !plan.norm.first_tokens)
-        return {number, number, 1, inside, inside};
+        return {number, number, 1, inside, normalised};
     const uint32_t sample = number / plan.norm.rows.tokens;
     const bool first = number == sample * plan.norm.rows.tokens;
     return {number, plan.norm.first_tokens ? sample : number,
             inside && plan.norm.factors ? plan.norm.factors[sample] : 1, inside,
-            inside && (!plan.norm.first_tokens || first)};
+            normalised && (!plan.norm.first_tokens || first)};
 }
 
 /* The values of a row that a lane processes. */
@@ -368,26 +368,4 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
     const struct vit_sum sum = {
         NULL, blocks, SUMS, width, {deltas->weight, deltas->bias, deltas->branch_bias}};
     return vit_sums_add(sums, &sum);
-}
-
-/* A thread multiplies two adjacent values. */
-static __global__ void branch_kernel(const struct vit_rows rows, const float *factors,
-                                     const __nv_bfloat162 *deltas, __nv_bfloat162 *branch)
-{
-    const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x, apart = (size_t)rows.tokens * rows.width / 2;
-    if (i >= rows.samples * apart)
-        return;
-    const float2 delta = __bfloat1622float2(deltas[i]);
-    const float factor = factors[i / apart];
-    branch[i] = __floats2bfloat162_rn(factor * delta.x, factor * delta.y);
-}
-
-enum status vit_branch_deltas(const struct vit_rows *rows, const float *factors, const bf16 *deltas,
-                              bf16 *branch, cudaStream_t stream)
-{
-    const size_t pairs = (size_t)rows->samples * rows->tokens * rows->width / 2;
-    branch_kernel<<<blocks_for(pairs), BLOCK, 0, stream>>>(*rows, factors,
-                                                           reinterpret_cast<const __nv_bfloat162 *>(deltas),
-                                                           reinterpret_cast<__nv_bfloat162 *>(branch));
-    return CUDA_LAUNCHED("branch_kernel");
 }
