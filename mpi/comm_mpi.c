@@ -1101,6 +1101,11 @@ void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, siz
     return memory;
 }
 
+bool comm_channel_shares(const struct comm_channel *channel)
+{
+    return channel->ring != NULL;
+}
+
 static MPI_Request *request_of(const struct comm_channel *channel)
 {
     return channel->ring ? NULL : &channel->requests[channel->next % channel->spec.buffers];

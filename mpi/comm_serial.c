@@ -203,6 +203,12 @@ void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, siz
     return NULL;
 }
 
+bool comm_channel_shares(const struct comm_channel *channel)
+{
+    (void)channel;
+    return false;
+}
+
 enum status comm_channel_room(struct comm_channel *channel, void **buffer)
 {
     (void)channel, (void)buffer;

@@ -478,6 +478,35 @@ void device_stage_unpin(void *memory)
     (void)cudaHostUnregister(memory); /* nothing depends on an error here */
 }
 
+static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(struct stage_handle), "a handle of CUDA");
+
+/* Reports an error of sharing memory, and clears it, so that the next check does not see it. */
+static enum status sharing(cudaError_t error)
+{
+    (void)cudaGetLastError();
+    return error == cudaSuccess ? STATUS_OK
+                                : status_set(STATUS_UNAVAILABLE, "GPU memory cannot be shared: %s",
+                                             cudaGetErrorString(error));
+}
+
+enum status device_stage_share(size_t bytes, void **memory, struct stage_handle *handle)
+{
+    CUDA_TRY(cudaMalloc(memory, bytes));
+    return sharing(cudaIpcGetMemHandle(reinterpret_cast<cudaIpcMemHandle_t *>(handle), *memory));
+}
+
+enum status device_stage_map(const struct stage_handle *handle, void **memory)
+{
+    return sharing(cudaIpcOpenMemHandle(memory, *reinterpret_cast<const cudaIpcMemHandle_t *>(handle),
+                                        cudaIpcMemLazyEnablePeerAccess));
+}
+
+/* Ignores errors, because nothing depends on them. */
+void device_stage_release(void *memory, bool mapped)
+{
+    (void)(mapped ? cudaIpcCloseMemHandle(memory) : cudaFree(memory));
+}
+
 /* ---- Inference ---- */
 
 static enum status evaluate_batch(struct device_engine *engine, enum data_part part, uint32_t first,

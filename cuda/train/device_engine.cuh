@@ -129,6 +129,9 @@ enum status device_stage_sum(void *state, bool *overflowed);
 enum status device_stage_update(void *state, uint64_t step, bool overflowed);
 enum status device_stage_pin(void *memory, size_t bytes);
 void device_stage_unpin(void *memory);
+enum status device_stage_share(size_t bytes, void **memory, struct stage_handle *handle);
+enum status device_stage_map(const struct stage_handle *handle, void **memory);
+void device_stage_release(void *memory, bool mapped);
 
 /* ---- Functions of struct engine ---- */
 

@@ -142,6 +142,9 @@ void comm_channel_close(struct comm_channel *channel);
  * part that this rank allocated: 0 for the receiver of shared buffers. */
 void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, size_t *own_bytes);
 
+/* Returns whether both ends of the channel share its buffers. */
+bool comm_channel_shares(const struct comm_channel *channel);
+
 /* Sender: room() sets `*buffer` to the next buffer, after waiting until the earlier message in this buffer
  * has been sent. send() sends the first `bytes` bytes of this buffer. */
 enum status comm_channel_room(struct comm_channel *channel, void **buffer);

@@ -118,8 +118,14 @@ struct micro {
 /* The gradients that stage_functions.backward() computes. */
 enum gradients_of { GRADIENTS_OF_INPUTS = 1, GRADIENTS_OF_WEIGHTS = 2, GRADIENTS_OF_BOTH = 3 };
 
-/* The functions that an engine needs in a pipeline, besides those of struct engine. All arrays are in host
- * memory; samples are stored consecutively, each in C order. */
+/* Identifies memory of a device to another process. */
+struct stage_handle {
+    char bytes[64];
+};
+
+/* The functions that an engine needs in a pipeline, besides those of struct engine. Samples are stored
+ * consecutively, each in C order. All arrays are in host memory, except values if there is share(): they may
+ * then be in device memory, also of another device. */
 struct stage_functions {
     size_t value_bytes; /* size of a value in `inputs`, `deltas`, `in_deltas`, and in `outputs` of all stages
                            but the last */
@@ -152,6 +158,12 @@ struct stage_functions {
      * to forward() and backward(). unpin() undoes this. Both are NULL if the engine does not use a device. */
     enum status (*pin)(void *memory, size_t bytes);
     void (*unpin)(void *memory);
+
+    /* share() allocates device memory that other processes can map; map() maps such memory. release() frees or,
+     * if `mapped` is true, unmaps it. All are NULL if the engine does not use a device. */
+    enum status (*share)(size_t bytes, void **memory, struct stage_handle *handle);
+    enum status (*map)(const struct stage_handle *handle, void **memory);
+    void (*release)(void *memory, bool mapped);
 };
 
 /* Returns how a tensor is updated. */

@@ -7,6 +7,7 @@
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "train/pipeline.h"
+#include "train/stage_messages.h"
 
 /* ---- Schedules ---- */
 
@@ -461,9 +462,6 @@ enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan
 
 /* ---- Running ---- */
 
-/* The channels of a stage: from and to the previous stage, from and to the next one. */
-enum { INPUTS, IN_DELTAS, DELTAS, OUTPUTS, CHANNELS };
-
 struct pipeline {
     const struct engine *engine;
     const struct pipeline_plan *plan;
@@ -480,8 +478,7 @@ struct pipeline {
     uint32_t *numbers; /* the samples of the micro-batches of the current step, each with their partners */
     struct pipe_op *ops;
     uint32_t op_count;
-    struct comm_channel *channels[CHANNELS]; /* NULL at the ends of the pipeline */
-    bool pinned[CHANNELS];                   /* whether the engine has pinned the channel's memory */
+    struct stage_messages messages;
     struct pipe_measured measured;
     uint32_t measured_ops[PIPE_KINDS], measured_steps;
 };
@@ -491,12 +488,7 @@ struct pipeline {
 static void pipeline_close(void *state)
 {
     struct pipeline *pipeline = state;
-    for (int i = 0; i < CHANNELS; i++) {
-        size_t bytes, own_bytes;
-        if (pipeline->pinned[i])
-            pipeline->engine->stages->unpin(comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes));
-        comm_channel_close(pipeline->channels[i]);
-    }
+    stage_messages_close(&pipeline->messages);
     if (pipeline->state)
         pipeline->engine->close(pipeline->state);
     exchange_close(&pipeline->exchange);
@@ -523,23 +515,20 @@ static size_t labels_bytes(const struct pipeline *pipeline, uint32_t samples)
     return train->data->feed == DATA_LOAD ? train_entries(train, samples) * sizeof(uint32_t) : 0;
 }
 
-/* Opens the channels to the neighbouring stages. A sender has a buffer for each micro-batch that can be in
+/* Opens the messages to the neighbouring stages. A sender has a buffer for each micro-batch that can be in
  * transit, so it never waits for a neighbour that works on an earlier micro-batch. */
-static enum status open_channels(struct pipeline *pipeline)
+static enum status open_messages(struct pipeline *pipeline)
 {
     const struct stage *stage = &pipeline->stage;
     const size_t in = stage->first ? 0 : values_bytes(pipeline, false, stage->capacity),
                  out = stage->last ? 0 : values_bytes(pipeline, true, stage->capacity),
                  labels = labels_bytes(pipeline, stage->capacity);
-    const int rank = comm_rank();
-    const uint32_t buffers =
-        pipe_live(pipeline->plan->schedule, pipeline->plan->stages, pipeline->plan->micros, 0);
-    const struct comm_channel_spec specs[CHANNELS] = {
-        [INPUTS] = {rank - 1, false, in ? in + labels : 0, buffers},
-        [IN_DELTAS] = {rank - 1, true, in, buffers},
-        [DELTAS] = {rank + 1, false, out, buffers},
-        [OUTPUTS] = {rank + 1, true, out ? out + labels : 0, buffers}};
-    return comm_channels_open(specs, CHANNELS, pipeline->channels);
+    pipeline->messages = (struct stage_messages){
+        .functions = pipeline->engine->stages,
+        .value_bytes = {[INPUTS] = in, [IN_DELTAS] = in, [DELTAS] = out, [OUTPUTS] = out},
+        .label_bytes = {[INPUTS] = labels, [OUTPUTS] = labels},
+        .buffers = pipe_live(pipeline->plan->schedule, pipeline->plan->stages, pipeline->plan->micros, 0)};
+    return stage_messages_open(&pipeline->messages);
 }
 
 /* Opens the exchange with the same stage of the other replicas. */
@@ -557,19 +546,6 @@ static enum status open_exchange(struct pipeline *pipeline, const struct resourc
     exchange->group = pipeline->group;
     pipeline->own.exchange = exchange;
     return exchange_open(pipeline->plan->sync, &engine, exchange);
-}
-
-static enum status pin_channels(struct pipeline *pipeline)
-{
-    for (int i = 0; pipeline->engine->stages->pin && i < CHANNELS; i++) {
-        size_t bytes, own_bytes;
-        if (!pipeline->channels[i])
-            continue;
-        void *memory = comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes);
-        TRY(pipeline->engine->stages->pin(memory, bytes));
-        pipeline->pinned[i] = true;
-    }
-    return STATUS_OK;
 }
 
 /* Sets the slice, and where the part of each rank begins in the arena. The first replica has all parts. */
@@ -611,8 +587,7 @@ static enum status open_stage(struct pipeline *pipeline, const struct resources 
         pipe_ops(plan->schedule, plan->stages, plan->micros, pipeline->number, pipeline->ops);
     TRY(open_exchange(pipeline, resources));
     TRY(comm_agree(pipeline->engine->open(&pipeline->own, resources, &pipeline->state)));
-    TRY(open_channels(pipeline));
-    return comm_agree(pin_channels(pipeline));
+    return open_messages(pipeline);
 }
 
 static enum status pipeline_open(const struct train *train, const struct resources *resources, void **state)
@@ -667,40 +642,30 @@ static void list_samples(struct pipeline *pipeline, const struct draw_order *ord
     }
 }
 
-/* Copies the labels of a micro-batch between the data and the end of a message. */
-static void copy_labels(const struct pipeline *pipeline, const struct micro *micro, char *message, bool out)
+/* Copies the labels of a micro-batch between the data and a message. */
+static void copy_labels(const struct pipeline *pipeline, const struct micro *micro, void *message, bool out)
 {
     const struct data *data = pipeline->train->data;
-    char *at = message ? message + values_bytes(pipeline, out, micro->count) : NULL;
     const size_t count = labels_bytes(pipeline, micro->count) / sizeof(uint32_t);
-    for (size_t j = 0; at && micro->training && j < count; j++, at += sizeof(uint32_t)) {
+    uint32_t *labels = message;
+    for (size_t j = 0; labels && micro->training && j < count; j++) {
         uint32_t *label = &data->sets[DATA_TRAIN].labels[train_original(data, micro->numbers[j])];
-        memcpy(out ? (void *)at : label, out ? (void *)label : at, sizeof *label);
+        *(out ? &labels[j] : label) = out ? *label : labels[j];
     }
-}
-
-/* Waits for the next message of `from`, and for a free buffer of `to`; either may be NULL. */
-static enum status wait_for(struct comm_channel *from, struct comm_channel *to, void **received, void **room)
-{
-    *received = *room = NULL;
-    if (from)
-        TRY(comm_channel_receive(from, received));
-    return to ? comm_channel_room(to, room) : STATUS_OK;
 }
 
 static enum status forward(struct pipeline *pipeline, const struct micro *micro, float *logits)
 {
-    void *inputs, *outputs;
-    TRY(wait_for(pipeline->channels[INPUTS], pipeline->channels[OUTPUTS], &inputs, &outputs));
+    struct stage_message inputs, outputs;
+    TRY(stage_receive(&pipeline->messages, INPUTS, &inputs));
+    TRY(stage_room(&pipeline->messages, OUTPUTS, &outputs));
     double begin_s = timer_now_s();
-    copy_labels(pipeline, micro, inputs, false);
-    TRY(pipeline->engine->stages->forward(pipeline->state, micro, inputs, outputs ? outputs : logits));
-    copy_labels(pipeline, micro, outputs, true);
+    copy_labels(pipeline, micro, inputs.labels, false);
+    TRY(pipeline->engine->stages->forward(pipeline->state, micro, inputs.values,
+                                          outputs.values ? outputs.values : logits));
+    copy_labels(pipeline, micro, outputs.labels, true);
     pipeline->measured.times.of[PIPE_FORWARD] += timer_now_s() - begin_s;
-    return outputs ? comm_channel_send(pipeline->channels[OUTPUTS],
-                                       values_bytes(pipeline, true, micro->count) +
-                                           labels_bytes(pipeline, micro->count))
-                   : STATUS_OK;
+    return outputs.values ? stage_send(&pipeline->messages, OUTPUTS) : STATUS_OK;
 }
 
 static enum status backward(struct pipeline *pipeline, const struct micro *micro, enum pipe_kind kind)
@@ -708,16 +673,16 @@ static enum status backward(struct pipeline *pipeline, const struct micro *micro
     static const enum gradients_of gradients[PIPE_KINDS] = {[PIPE_INPUTS] = GRADIENTS_OF_INPUTS,
                                                             [PIPE_WEIGHTS] = GRADIENTS_OF_WEIGHTS,
                                                             [PIPE_BOTH] = GRADIENTS_OF_BOTH};
-    const bool travels = kind != PIPE_WEIGHTS;
-    void *deltas, *in_deltas;
-    TRY(wait_for(travels ? pipeline->channels[DELTAS] : NULL, travels ? pipeline->channels[IN_DELTAS] : NULL,
-                 &deltas, &in_deltas));
+    struct stage_message deltas = {NULL, NULL}, in_deltas = {NULL, NULL};
+    if (kind != PIPE_WEIGHTS) {
+        TRY(stage_receive(&pipeline->messages, DELTAS, &deltas));
+        TRY(stage_room(&pipeline->messages, IN_DELTAS, &in_deltas));
+    }
     double begin_s = timer_now_s();
-    TRY(pipeline->engine->stages->backward(pipeline->state, micro, gradients[kind], deltas, in_deltas));
+    TRY(pipeline->engine->stages->backward(pipeline->state, micro, gradients[kind], deltas.values,
+                                           in_deltas.values));
     pipeline->measured.times.of[kind] += timer_now_s() - begin_s;
-    return in_deltas ? comm_channel_send(pipeline->channels[IN_DELTAS],
-                                         values_bytes(pipeline, false, micro->count))
-                     : STATUS_OK;
+    return in_deltas.values ? stage_send(&pipeline->messages, IN_DELTAS) : STATUS_OK;
 }
 
 static enum status update(struct pipeline *pipeline, uint64_t step)
@@ -912,14 +877,7 @@ static enum status pipeline_evaluate(void *state, enum data_part part, uint32_t 
 static uint64_t pipeline_memory_bytes(const void *state)
 {
     const struct pipeline *pipeline = state;
-    uint64_t total = pipeline->engine->memory_bytes(pipeline->state);
-    for (int i = 0; i < CHANNELS; i++) {
-        size_t bytes, own_bytes = 0;
-        if (pipeline->channels[i])
-            (void)comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes);
-        total += own_bytes;
-    }
-    return total;
+    return pipeline->engine->memory_bytes(pipeline->state) + stage_messages_bytes(&pipeline->messages);
 }
 
 struct engine pipeline_engine(const struct engine *engine)

@@ -877,7 +877,10 @@ static const struct stage_functions stages = {.value_bytes = sizeof(bf16),
                                               .sum = device_stage_sum,
                                               .update = device_stage_update,
                                               .pin = device_stage_pin,
-                                              .unpin = device_stage_unpin};
+                                              .unpin = device_stage_unpin,
+                                              .share = device_stage_share,
+                                              .map = device_stage_map,
+                                              .release = device_stage_release};
 
 /* ---- The engine ---- */
 
