@@ -753,13 +753,13 @@ enum status comm_group_spread(const struct comm_group *group, void *data, size_t
 /* ---- Sums of arrays ---- */
 
 struct comm_reducer {
-    struct shared_sum *shared; /* NULL: MPI exchanges the values, with the members below */
-    int *counts, *offsets;     /* count and offset of each rank's part of the array */
-    int *mine, *mine_at;       /* per sending rank: size and offset in `received` of this rank's part */
-    float *received;           /* this rank's part of each rank's array, in rank order */
+    struct shared_sum *shared;      /* NULL: MPI exchanges the values, with the members below */
+    int *counts, *offsets;          /* count and offset of each rank's part of the array */
+    int *mine, *mine_at;            /* per sending rank: size and offset in `received` of this rank's part */
+    float *received;                /* this rank's part of each rank's array, in rank order */
     const struct comm_group *group; /* NULL: all ranks */
     int rank, size;                 /* of the group */
-    int failed;                /* whether the step of any rank failed */
+    int failed;                     /* whether the step of any rank failed */
 };
 
 /* Divides the array among the ranks. Returns false if memory runs out. */
@@ -783,7 +783,8 @@ static bool divide(struct comm_reducer *reducer, size_t count)
         reducer->mine[i] = reducer->counts[reducer->rank];
         reducer->mine_at[i] = i * reducer->counts[reducer->rank];
     }
-    reducer->received = malloc((ranks * (size_t)reducer->counts[reducer->rank] + 1) * sizeof *reducer->received);
+    reducer->received =
+        malloc((ranks * (size_t)reducer->counts[reducer->rank] + 1) * sizeof *reducer->received);
     return reducer->received;
 }
 
@@ -796,11 +797,12 @@ static enum status check_count(const struct comm_group *group, size_t count)
             count, "numbers of gradients",
             "they are padded for the CPU's instruction set, so use machines with the same CPU");
     TRY(comm_group_spread(group, &first, sizeof first));
-    return comm_group_agree(group, first == count ? STATUS_OK
-                                                  : status_set(STATUS_USAGE,
-                                                               "the numbers of gradients differ from those of "
-                                                               "rank %d; use machines with the same CPU",
-                                                               group->other));
+    return comm_group_agree(group, first == count
+                                       ? STATUS_OK
+                                       : status_set(STATUS_USAGE,
+                                                    "the numbers of gradients differ from those of "
+                                                    "rank %d; use machines with the same CPU",
+                                                    group->other));
 }
 
 enum status comm_reducer_open_in(const struct comm_group *group, size_t count, struct comm_reducer **reducer)

@@ -153,8 +153,8 @@ static double train_piped(const struct engine *engine, struct net *net, uint32_t
         worst = worse(worst, compare(net, now, wanted));
         worst = worse(worst, run && compare(net, &mine, &first) != 0 ? INFINITY : 0);
         uint64_t samples = now->totals.samples;
-        worst = worse(worst, comm_sum(&samples, 1) != STATUS_OK || samples != wanted->totals.samples ? INFINITY
-                                                                                                     : 0);
+        worst = worse(worst,
+                      comm_sum(&samples, 1) != STATUS_OK || samples != wanted->totals.samples ? INFINITY : 0);
         outcome_free(&mine);
     }
     net->train.rank = net->train.ranks = 0;
@@ -182,8 +182,7 @@ static int expect_same_training(const struct engine *engine, const struct model_
     for (size_t m = 0; m < COUNT_OF(micros); m++) {
         double off = trained ? train_piped(engine, &net, stages, micros[m], &wanted) : INFINITY;
         if (!(off <= bound))
-            fprintf(stderr,
-                    "%s, %s, %u stages on %d ranks, batch %u, %u micro-batches: off by %g (%s)\n",
+            fprintf(stderr, "%s, %s, %u stages on %d ranks, batch %u, %u micro-batches: off by %g (%s)\n",
                     engine->name, table->name, stages, comm_size(), batch, micros[m], off, status_text());
         wrong |= !(off <= bound);
     }
@@ -214,8 +213,8 @@ LAYERS(narrow_blocks, false, CONV(3), {.kind = LAYER_RELU}, HALVE, BLOCK(3), CON
        HALVE, BLOCK(5), CONV(6), {.kind = LAYER_RELU}, HALVE, BLOCK(6), {.kind = LAYER_MEAN},
        {.kind = LAYER_LINEAR});
 
-#define PLAIN(kind_) \
-    {                \
+#define PLAIN(kind_)  \
+    {                 \
         .kind = kind_ \
     }
 #define WIDE(out)                                   \
@@ -226,29 +225,30 @@ LAYERS(narrow_blocks, false, CONV(3), {.kind = LAYER_RELU}, HALVE, BLOCK(3), CON
     {                                         \
         .kind = LAYER_DROP_PATH, .rate = 0.3f \
     }
-#define SUM                           \
-    {                                 \
-        .kind = LAYER_ADD, .back = 6  \
+#define SUM                          \
+    {                                \
+        .kind = LAYER_ADD, .back = 6 \
     }
-#define VIT_BLOCK                                                                                            \
-    PLAIN(LAYER_NORM), WIDE(18), {.kind = LAYER_ATTENTION, .heads = 2}, WIDE(6), DROP, SUM, PLAIN(LAYER_NORM), \
-        WIDE(11), PLAIN(LAYER_GELU), WIDE(6), DROP, SUM
+#define VIT_BLOCK                                                                           \
+    PLAIN(LAYER_NORM), WIDE(18), {.kind = LAYER_ATTENTION, .heads = 2}, WIDE(6), DROP, SUM, \
+        PLAIN(LAYER_NORM), WIDE(11), PLAIN(LAYER_GELU), WIDE(6), DROP, SUM
 
 /* A vision transformer of four blocks */
 LAYERS(narrow_vit, false, {.kind = LAYER_PATCHES, .channels = 6, .kernel = {1, 3, 2}}, PLAIN(LAYER_TOKENS),
        VIT_BLOCK, VIT_BLOCK, VIT_BLOCK, VIT_BLOCK, PLAIN(LAYER_SELECT), PLAIN(LAYER_NORM),
        PLAIN(LAYER_LINEAR));
 
-/* Tests lenet, a network with dropout, a network with additions and a transformer. With some cuts, an addition
- * uses the input of a stage. The mixed samples of a micro-batch have partners in other micro-batches. */
+/* Tests lenet, a network with dropout, a network with additions and a transformer. With some cuts, an
+ * addition uses the input of a stage. The mixed samples of a micro-batch have partners in other
+ * micro-batches. */
 static int train_stages(uint32_t stages)
 {
-    const struct mixing none = {0}, mixup = {.mixup = 0.8},
-                        both = {.mixup = 0.8, .cutmix = 1};
+    const struct mixing none = {0}, mixup = {.mixup = 0.8}, both = {.mixup = 0.8, .cutmix = 1};
     int wrong = 0;
     for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         const struct engine *engine = cpu_engines[e];
-        wrong |= expect_same_training(engine, &model_tables[1], (struct shape){1, 1, 16, 16}, stages, 7, both);
+        wrong |=
+            expect_same_training(engine, &model_tables[1], (struct shape){1, 1, 16, 16}, stages, 7, both);
         wrong |= expect_same_training(engine, &narrow_cnn, (struct shape){3, 1, 8, 8}, stages, 9, none);
         wrong |= expect_same_training(engine, &narrow_blocks, (struct shape){1, 1, 9, 9}, stages, 5, mixup);
         wrong |= expect_same_training(engine, &narrow_vit, (struct shape){1, 1, 9, 6}, stages, 7, both);
@@ -453,8 +453,8 @@ Test(mpi_pipeline, cuts_keep_the_most_expensive_slice_cheap)
     }
 }
 
-/* Three stages keep 3, 2 and 1 micro-batches. Each piece needs 10 bytes and 1 per micro-batch; two pieces in a
- * stage need 2 bytes less. */
+/* Three stages keep 3, 2 and 1 micro-batches. Each piece needs 10 bytes and 1 per micro-batch; two pieces in
+ * a stage need 2 bytes less. */
 Test(mpi_pipeline, cuts_respect_the_memory_of_each_stage)
 {
     static const uint32_t starts[] = {0, 1, 2, 3, 4, 5, 6};
@@ -462,12 +462,10 @@ Test(mpi_pipeline, cuts_respect_the_memory_of_each_stage)
     static const struct {
         double limits[3];
         uint32_t begins[4]; /* begins[3] is 0 if nothing fits */
-    } cases[] = {{{1e9, 1e9, 1e9}, {0, 2, 4, 6}},
-                 {{24, 23, 1e9}, {0, 2, 4, 6}}, /* 2 (10 + 3) - 2 = 24 bytes */
-                 {{24, 21, 1e9}, {0, 2, 3, 6}}, /* 2 (10 + 2) - 2 = 22 bytes */
-                 {{23, 1e9, 30}, {0, 1, 4, 6}},
-                 {{23, 21, 1e9}, {0, 1, 2, 6}},
-                 {{12, 1e9, 1e9}, {0}}};
+    } cases[] = {
+        {{1e9, 1e9, 1e9}, {0, 2, 4, 6}}, {{24, 23, 1e9}, {0, 2, 4, 6}}, /* 2 (10 + 3) - 2 = 24 bytes */
+        {{24, 21, 1e9}, {0, 2, 3, 6}},                                  /* 2 (10 + 2) - 2 = 22 bytes */
+        {{23, 1e9, 30}, {0, 1, 4, 6}},   {{23, 21, 1e9}, {0, 1, 2, 6}}, {{12, 1e9, 1e9}, {0}}};
     for (uint32_t i = 0; i < 6; i++) {
         costs.bytes[i] = 11;
         costs.slot_bytes[i] = 1;
@@ -589,9 +587,9 @@ Test(mpi_pipeline, stages_train_on_live_samples)
 /* Only the first stage learns the labels of a mixture, and only it reads samples. */
 Test(mpi_pipeline, stages_train_on_mixed_sources)
 {
-    static const char mixed[] =
-        NAIVE "--train-size 24 --data set --test-data set --feed mixed --mix load:0.5,synth:0.5 --res 24 --mixup 0.8 "
-              "--model vit-micro --epochs 1 ";
+    static const char mixed[] = NAIVE "--train-size 24 --data set --test-data set --feed mixed --mix "
+                                      "load:0.5,synth:0.5 --res 24 --mixup 0.8 "
+                                      "--model vit-micro --epochs 1 ";
     char line[640];
     shell("$PROGRAM --prepare set --from synth --res 24 --classes 4 --samples 24");
     cr_assert_eq(status, 0, "%s", err);
@@ -604,9 +602,10 @@ Test(mpi_pipeline, stages_train_on_mixed_sources)
 
 Test(mpi_pipeline, replicas_train_a_transformer)
 {
-    run_well(4, LEARN_ON("train-naive") "--data synth --res 24 --classes 4 --model vit-micro --scaling strong "
-                                        "--batch 24 --verify --parallel pipeline --microbatches 3 --stages 2 "
-                                        "--balance memory");
+    run_well(4,
+             LEARN_ON("train-naive") "--data synth --res 24 --classes 4 --model vit-micro --scaling strong "
+                                     "--batch 24 --verify --parallel pipeline --microbatches 3 --stages 2 "
+                                     "--balance memory");
     cr_expect_eq(count_of(out, "\n"), 1 + 2 * 5, "%s", out);
     cr_expect_str_eq(value(out, 10, "stages"), "2");
     cr_expect_str_eq(value(out, 10, "wrong"), "0");

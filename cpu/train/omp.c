@@ -413,13 +413,12 @@ static enum status stage_update(void *state, uint64_t step, bool overflowed)
     return STATUS_OK;
 }
 
-static const struct stage_functions stages = {
-    .value_bytes = sizeof(float),
-    .forward = stage_forward,
-    .backward = stage_backward,
-    .clear = stage_clear,
-    .sum = stage_sum,
-    .update = stage_update};
+static const struct stage_functions stages = {.value_bytes = sizeof(float),
+                                              .forward = stage_forward,
+                                              .backward = stage_backward,
+                                              .clear = stage_clear,
+                                              .sum = stage_sum,
+                                              .update = stage_update};
 
 /* ---- The engine ---- */
 

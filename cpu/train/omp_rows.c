@@ -143,7 +143,8 @@ static void tokens_forward(const struct net *net, const struct block *block)
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++) {
         size_t token = row % block->tokens, sample = row / block->tokens;
         float *out = row_of(net, block, block->rows, row);
-        memcpy(out, token ? row_of(net, block - 1, block[-1].rows, sample * block[-1].tokens + token - 1) : first,
+        memcpy(out,
+               token ? row_of(net, block - 1, block[-1].rows, sample * block[-1].tokens + token - 1) : first,
                width * sizeof *out);
         net->kernel->add(positions + token * width, out, width);
     }
@@ -163,8 +164,8 @@ static void tokens_backward(const struct net *net, const struct block *block)
             net->kernel->add(deltas, sums, width);
             if (token > 0)
                 give_row(net, deltas,
-                         row_of(net, block - 1, block[-1].deltas, sample * block[-1].tokens + token - 1), width,
-                         net_adds_to(block, block - 1));
+                         row_of(net, block - 1, block[-1].deltas, sample * block[-1].tokens + token - 1),
+                         width, net_adds_to(block, block - 1));
         }
         if (token == 0)
             memcpy(first, sums, width * sizeof *first);
@@ -178,8 +179,8 @@ static void norm_forward(const struct net *net, const struct block *block)
 #pragma omp for nowait
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
         net->kernel->norm(row_of(net, block - 1, block[-1].rows, row), net->parameters + block->weight,
-                          net->parameters + block->bias, row_of(net, block, block->rows, row), block->row_values,
-                          moments_of(net, block, row));
+                          net->parameters + block->bias, row_of(net, block, block->rows, row),
+                          block->row_values, moments_of(net, block, row));
 }
 
 /* Adds up the gradients of the parameters in columns first .. first + count - 1. */
@@ -191,8 +192,9 @@ static void norm_weights(const struct net *net, const struct block *block, size_
         memset(biases, 0, count * sizeof *biases);
     }
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
-        net->kernel->norm_weights(row_of(net, block - 1, block[-1].rows, row) + first, moments_of(net, block, row),
-                                  row_of(net, block, block->deltas, row) + first, weights, biases, count);
+        net->kernel->norm_weights(row_of(net, block - 1, block[-1].rows, row) + first,
+                                  moments_of(net, block, row), row_of(net, block, block->deltas, row) + first,
+                                  weights, biases, count);
 }
 
 static void norm_backward(const struct net *net, const struct block *block)
@@ -235,7 +237,8 @@ static void give_part(const struct part *part, const struct block *block, float 
 {
     for (size_t token = 0; token < part->block->tokens; token++)
         give_row(part->net, part->head->result + token * part->block->depth_pitch,
-                 row_of(part->net, block, rows, part->row + token) + first + part->column, part->block->depth, adds);
+                 row_of(part->net, block, rows, part->row + token) + first + part->column, part->block->depth,
+                 adds);
 }
 
 /* scores = a b^T, for tokens of a head. `room` has space for b^T. */
@@ -341,7 +344,8 @@ static void gelu(const struct net *net, const struct block *block, bool back)
                                        row_of(net, in, in->deltas, row), block->row_values,
                                        net_adds_to(block, in));
         else
-            net->kernel->gelu(row_of(net, in, in->rows, row), row_of(net, block, block->rows, row), block->row_values);
+            net->kernel->gelu(row_of(net, in, in->rows, row), row_of(net, block, block->rows, row),
+                              block->row_values);
 }
 
 static void add(const struct net *net, const struct block *block, bool back)
@@ -352,11 +356,12 @@ static void add(const struct net *net, const struct block *block, bool back)
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
         for (int i = 0; i < 2; i++)
             if (back)
-                give_row(net, row_of(net, block, block->deltas, row), row_of(net, inputs[i], inputs[i]->deltas, row),
-                         width, net_adds_to(block, inputs[i]));
+                give_row(net, row_of(net, block, block->deltas, row),
+                         row_of(net, inputs[i], inputs[i]->deltas, row), width,
+                         net_adds_to(block, inputs[i]));
             else
-                give_row(net, row_of(net, inputs[i], inputs[i]->rows, row), row_of(net, block, block->rows, row), width,
-                         i > 0);
+                give_row(net, row_of(net, inputs[i], inputs[i]->rows, row),
+                         row_of(net, block, block->rows, row), width, i > 0);
 }
 
 static void select_first(const struct net *net, const struct block *block, bool back)

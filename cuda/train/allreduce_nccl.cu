@@ -111,9 +111,9 @@ static enum status join(struct library_call *self)
     TRY(comm_agree(comm_group_spread(group, &id, sizeof id)));
     TRY(comm_agree(CUDA_STATUS(cudaSetDevice(self->request.device))));
     TRY(heartbeat_open(comm_timeout() > 0 ? comm_timeout() : STOPPED_S, &self->heartbeat));
-    return comm_agree(nccl_status(nccl.CommInitRank(&self->communicator, comm_group_size(group), id,
-                                                    comm_group_rank(group)),
-                                  "ncclCommInitRank"));
+    return comm_agree(nccl_status(
+        nccl.CommInitRank(&self->communicator, comm_group_size(group), id, comm_group_rank(group)),
+        "ncclCommInitRank"));
 }
 
 static enum status nccl_open(const struct allreduce_request *request, void **state)

@@ -381,8 +381,8 @@ static enum status copy_labels(struct device_engine *engine, const struct micro 
     TRY(ALLOCATED(labels, "cuda: out of memory"));
     for (uint32_t j = 0; j < entries; j++)
         labels[j] = data->sets[DATA_TRAIN].labels[train_original(data, micro->numbers[j])];
-    enum status status = CUDA_STATUS(cudaMemcpyAsync(
-        engine->batch->labels, labels, entries * sizeof *labels, cudaMemcpyHostToDevice, engine->stream));
+    enum status status = CUDA_STATUS(cudaMemcpyAsync(engine->batch->labels, labels, entries * sizeof *labels,
+                                                     cudaMemcpyHostToDevice, engine->stream));
     if (status == STATUS_OK)
         status = CUDA_STATUS(cudaStreamSynchronize(engine->stream));
     free(labels);
@@ -484,9 +484,9 @@ static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(struct stage_handle), "a hand
 static enum status sharing(cudaError_t error)
 {
     (void)cudaGetLastError();
-    return error == cudaSuccess ? STATUS_OK
-                                : status_set(STATUS_UNAVAILABLE, "GPU memory cannot be shared: %s",
-                                             cudaGetErrorString(error));
+    return error == cudaSuccess
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE, "GPU memory cannot be shared: %s", cudaGetErrorString(error));
 }
 
 enum status device_stage_share(size_t bytes, void **memory, struct stage_handle *handle)

@@ -117,8 +117,8 @@ enum status device_engine_exchange_end(struct device_engine *engine);
 /* ---- Stages of pipelines ----
  *
  * Functions for struct stage_functions, and for its forward() and backward(). Those of struct stage_functions
- * wait for their kernels, because the caller then sends the results to another rank, and measures how long the
- * stage works. */
+ * wait for their kernels, because the caller then sends the results to another rank, and measures how long
+ * the stage works. */
 
 /* Makes a micro-batch the current batch, engine->batch. The first stage also gathers its samples. */
 enum status device_stage_take(struct device_engine *engine, const struct micro *micro);

@@ -438,8 +438,8 @@ static enum status set_multi_hot(const struct device_feed *feed, const struct fe
     if (!buffer->multi_hot || count == 0)
         return STATUS_OK;
     multi_hot_kernel<<<blocks_for((size_t)count * multi_hot_words(train->data->classes)), BLOCK, 0, stream>>>(
-        train_pick(train, &order, (uint32_t)(buffer->step % steps) / feed_per_step(train)), buffer->share, count,
-        train->data->classes, buffer->multi_hot, rows);
+        train_pick(train, &order, (uint32_t)(buffer->step % steps) / feed_per_step(train)), buffer->share,
+        count, train->data->classes, buffer->multi_hot, rows);
     return CUDA_LAUNCHED("multi_hot_kernel");
 }
 

@@ -301,8 +301,8 @@ enum status loss_take(const struct train *train, const float *logits, const stru
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);
 
-/* scaling_check() sets `overflowed` if one of `values` gradients is not finite. scaling_unscale() does so too,
- * and divides them by the scale. */
+/* scaling_check() sets `overflowed` if one of `values` gradients is not finite. scaling_unscale() does so
+ * too, and divides them by the scale. */
 enum status scaling_check(struct device_scale *scale, size_t values, const float *gradients,
                           cudaStream_t stream);
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream);

@@ -104,8 +104,8 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer);
 enum status comm_reducer_open_in(const struct comm_group *group, size_t count, struct comm_reducer **reducer);
 void comm_reducer_close(struct comm_reducer *reducer);
 
-/* Collective in the group of the reducer: agrees on a status like comm_agree(). If no rank failed, replaces the values by their sums over
- * its ranks. */
+/* Collective in the group of the reducer: agrees on a status like comm_agree(). If no rank failed, replaces
+ * the values by their sums over its ranks. */
 enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values);
 
 /* Collective: sends the parts of an array to all ranks. Rank i provides the values begins[i] to begins[i + 1]

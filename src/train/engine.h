@@ -109,7 +109,7 @@ struct micro {
     uint64_t step; /* number of the step, counted over all epochs */
     enum data_part part;
     bool training;           /* false: no dropout, no augmentation, no loss */
-    const uint32_t *numbers; /* numbers of the samples and, in training, of their partners (train_entries()) */
+    const uint32_t *numbers; /* numbers of the samples; in training, also of their partners */
     uint32_t first;          /* index of the first sample in the step or, without `training`, in its set */
     uint32_t count;          /* 1 to stage->capacity */
     uint32_t total;          /* number of samples of the whole step */
@@ -148,10 +148,10 @@ struct stage_functions {
     enum status (*clear)(void *state);
 
     /* Call after the last backward pass of a step. Adds up the gradients of all replicas (train->exchange).
-     * Engines that scale the loss set `*overflowed` if a gradient is not finite; others leave it unchanged. */
+     * Engines that scale the loss set `*overflowed` if a gradient is not finite; others leave it as it is. */
     enum status (*sum)(void *state, bool *overflowed);
 
-    /* Updates the parameters. `overflowed`: a stage has overflowed, so the update is skipped on all stages. */
+    /* Updates the parameters. `overflowed`: a stage has overflowed, so all stages skip the update. */
     enum status (*update)(void *state, uint64_t step, bool overflowed);
 
     /* pin() makes copies between `memory` and a device faster; `memory` contains the arrays that are passed
@@ -159,8 +159,8 @@ struct stage_functions {
     enum status (*pin)(void *memory, size_t bytes);
     void (*unpin)(void *memory);
 
-    /* share() allocates device memory that other processes can map; map() maps such memory. release() frees or,
-     * if `mapped` is true, unmaps it. All are NULL if the engine does not use a device. */
+    /* share() allocates device memory that other processes can map; map() maps such memory. release() frees
+     * or, if `mapped` is true, unmaps it. All are NULL if the engine does not use a device. */
     enum status (*share)(size_t bytes, void **memory, struct stage_handle *handle);
     enum status (*map)(const struct stage_handle *handle, void **memory);
     void (*release)(void *memory, bool mapped);
@@ -231,7 +231,8 @@ static inline uint32_t train_parts(const struct train *train)
 }
 
 /* Returns the maximum number of samples of a part or, in a stage of a pipeline, of a micro-batch. Engines
- * allocate memory for this number of samples. evaluate() passes at most this number of samples through the network at a time. */
+ * allocate memory for this number of samples. evaluate() passes at most this number of samples through the
+ * network at a time. */
 static inline uint32_t train_part_max(const struct train *train)
 {
     uint32_t most = train_share_max(train), parts = train_parts(train);
@@ -373,7 +374,7 @@ static inline uint32_t feed_steps(const struct train *train)
     return train_steps(train) * feed_per_step(train);
 }
 
-/* Returns the samples of delivery `number` of an epoch. The last micro-batches of a short step may be empty. */
+/* Returns the samples of a delivery of an epoch. The last micro-batches of a short step may be empty. */
 static inline struct share feed_share(const struct train *train, uint32_t number)
 {
     const struct share share = train_share(train, number / feed_per_step(train));

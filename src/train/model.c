@@ -544,7 +544,8 @@ enum status model_set_dropout(struct model *model, double rate)
 bool model_may_cut(const struct model *model, uint32_t layer)
 {
     enum layer_kind kind = model->layers[layer].spec.kind;
-    const bool block = layer > 0 && model->transformer && kind == LAYER_NORM && layer + 2 < model->layer_count &&
+    const bool block = layer > 0 && model->transformer && kind == LAYER_NORM &&
+                       layer + 2 < model->layer_count &&
                        model->layers[layer + 2].spec.kind == LAYER_ATTENTION &&
                        model->layers[layer - 1].spec.kind == LAYER_ADD;
     bool may = layer > 0 && !model->normalises &&

@@ -320,8 +320,8 @@ static enum status measure_piece(const struct train *train, const struct engine 
     return measure_stage(&piece, engine, resources, bytes, seconds);
 }
 
-/* Measures all pieces and, if memory is limited, how their memory depends on the number of slots, and how much
- * less two pieces need in one stage. Not collective. */
+/* Measures all pieces and, if memory is limited, how their memory depends on the number of slots, and how
+ * much less two pieces need in one stage. Not collective. */
 static enum status measure_pieces(const struct train *train, const struct engine *engine,
                                   const struct resources *resources, uint32_t capacity,
                                   const uint32_t *starts, struct pipe_costs *costs)
@@ -353,15 +353,15 @@ static double stage_bytes(const struct pipe_costs *costs, uint32_t stage, uint32
     return bytes;
 }
 
-/* Return what pieces first .. end - 1 cost as stage `stage`: their time, or HUGE_VAL if they exceed the memory
- * of the stage; and their memory relative to the limit. */
+/* Return what pieces first .. end - 1 cost as stage `stage`: their time, or HUGE_VAL if they exceed the
+ * memory of the stage; and their memory relative to the limit. */
 static double stage_time(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
 {
     double seconds = 0;
     for (uint32_t i = first; i < end; i++)
         seconds += costs->seconds[i];
     return costs->limited && stage_bytes(costs, stage, first, end) > costs->limits[stage] ? HUGE_VAL
-                                                                                         : seconds;
+                                                                                          : seconds;
 }
 
 static double stage_fill(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
@@ -381,13 +381,14 @@ static double find_best(const struct pipe_costs *costs, uint32_t stages, stage_c
             double *least = &best[stage * (pieces + 1) + p];
             *least = stage + 1 == stages && p < pieces ? cost(costs, stage, p, pieces) : HUGE_VAL;
             for (uint32_t end = p + 1; stage + 1 < stages && end < pieces; end++)
-                *least = fmin(*least, fmax(cost(costs, stage, p, end),
-                                           best[(stage + 1) * (pieces + 1) + end]));
+                *least =
+                    fmin(*least, fmax(cost(costs, stage, p, end), best[(stage + 1) * (pieces + 1) + end]));
         }
     return best[0];
 }
 
-/* Of the cuts with the least cost, takes the one in which the first stages have as many pieces as possible. */
+/* Of the cuts with the least cost, takes the one in which the first stages have as many pieces as possible.
+ */
 static enum status choose(const struct pipe_costs *costs, const uint32_t *starts, uint32_t stages,
                           double *best, uint32_t *begins)
 {
@@ -404,8 +405,8 @@ static enum status choose(const struct pipe_costs *costs, const uint32_t *starts
     for (uint32_t stage = 0; stage < stages; stage++) {
         begins[stage] = starts[piece];
         uint32_t end = stage + 1 == stages ? pieces : pieces - 1;
-        while (stage + 1 < stages && (stage_time(costs, stage, piece, end) > most ||
-                                      best[(stage + 1) * (pieces + 1) + end] > most))
+        while (stage + 1 < stages &&
+               (stage_time(costs, stage, piece, end) > most || best[(stage + 1) * (pieces + 1) + end] > most))
             end--;
         piece = end;
     }
@@ -453,9 +454,8 @@ enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan
     TRY(comm_agree(ALLOCATED(costs, "out of memory to cut the network")));
     costs->pieces = pieces;
     TRY(find_limits(plan, costs));
-    TRY(comm_agree(comm_rank() == 0
-                       ? measure_pieces(train, plan->engine, resources, capacity, starts, costs)
-                       : STATUS_OK));
+    TRY(comm_agree(comm_rank() == 0 ? measure_pieces(train, plan->engine, resources, capacity, starts, costs)
+                                    : STATUS_OK));
     TRY(comm_spread(costs, sizeof *costs));
     return comm_agree(pipe_choose(starts, costs, plan->stages, begins));
 }
@@ -469,12 +469,12 @@ struct pipeline {
     struct train own;          /* as `train`, with the slice of this stage */
     struct model slice;
     struct stage stage;
-    uint32_t number; /* of this stage */
+    uint32_t number;            /* of this stage */
     uint32_t replica, replicas; /* each replica of the pipeline trains on its share of the samples */
     struct comm_group *group;   /* the ranks with this stage; NULL: one */
     struct exchange exchange;   /* adds up the gradients of the group */
-    size_t *arenas;  /* per rank: where its part begins in the whole network's arena; then the end */
-    void *state;     /* of the engine */
+    size_t *arenas;    /* per rank: where its part begins in the whole network's arena; then the end */
+    void *state;       /* of the engine */
     uint32_t *numbers; /* the samples of the micro-batches of the current step, each with their partners */
     struct pipe_op *ops;
     uint32_t op_count;
@@ -862,8 +862,7 @@ static enum status pipeline_evaluate(void *state, enum data_part part, uint32_t 
     FREED size_t *begins = calloc((size_t)ranks + 1, sizeof *begins);
     TRY(comm_agree(ALLOCATED(begins, "out of memory for %u ranks", ranks)));
     for (uint32_t i = 0; i < ranks; i++) {
-        const struct partition replicas = {
-            .rank = i / stages, .ranks = pipeline->replicas, .strong = true};
+        const struct partition replicas = {.rank = i / stages, .ranks = pipeline->replicas, .strong = true};
         const struct share own = partition_share(&replicas, count);
         begins[i + 1] = (own.first + (i % stages + 1 == stages ? own.count : 0)) * classes;
     }

@@ -37,8 +37,9 @@ struct pipe_times {
 };
 
 /* The parameters of training on a pipeline. The number of ranks is a multiple of the number of stages. Each
- * `stages` consecutive ranks are a replica of the pipeline: rank r has stage r % stages of replica r / stages.
- * The replicas divide the samples of a step, and each stage adds up its gradients over the replicas. */
+ * `stages` consecutive ranks are a replica of the pipeline: rank r has stage r % stages of replica r /
+ * stages. The replicas divide the samples of a step, and each stage adds up its gradients over the replicas.
+ */
 struct pipeline_plan {
     const struct engine *engine; /* computes the stages; set by the trainer */
     enum pipe_schedule schedule;

@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST_BYTES 8 /* of a message in host memory: its values are on the device, and it may have no labels */
+#define LEAST_BYTES \
+    8 /* of a message in host memory: its values are on the device, and it may have no labels */
 
 static bool sends(enum stage_link link)
 {
@@ -18,8 +19,8 @@ struct card {
     bool failed;
 };
 
-/* The sender's ring has as many buffers as a channel in shared memory, so a buffer of the ring is free whenever
- * that of the channel is. */
+/* The sender's ring has as many buffers as a channel in shared memory, so a buffer of the ring is free
+ * whenever that of the channel is. */
 static size_t ring_bytes(const struct stage_messages *messages, enum stage_link link)
 {
     return (messages->buffers + 1) * messages->value_bytes[link];
@@ -82,8 +83,9 @@ static enum status open_device(struct stage_messages *messages)
     TRY(comm_max(&failed, 1));
     messages->on_device = failed == 0;
     if (failed > 0 && comm_rank() == 0)
-        status_warn("stages cannot read each other's GPU memory, so messages pass through host memory; let all "
-                    "ranks see all GPUs (CUDA_VISIBLE_DEVICES)");
+        status_warn(
+            "stages cannot read each other's GPU memory, so messages pass through host memory; let all "
+            "ranks see all GPUs (CUDA_VISIBLE_DEVICES)");
     return STATUS_OK;
 }
 
@@ -106,8 +108,8 @@ static enum status open_channels(struct stage_messages *messages)
     const int rank = comm_rank();
     struct comm_channel_spec specs[STAGE_LINKS];
     for (int i = 0; i < STAGE_LINKS; i++) {
-        const size_t bytes = (messages->on_device ? LEAST_BYTES : messages->value_bytes[i]) +
-                             messages->label_bytes[i];
+        const size_t bytes =
+            (messages->on_device ? LEAST_BYTES : messages->value_bytes[i]) + messages->label_bytes[i];
         specs[i] = (struct comm_channel_spec){i == INPUTS || i == IN_DELTAS ? rank - 1 : rank + 1, sends(i),
                                               messages->value_bytes[i] > 0 ? bytes : 0, messages->buffers};
     }

@@ -1,7 +1,8 @@
-/* The messages between the stages of a pipeline: activations to the next stage, their gradients to the previous
- * one. A message has values and, after activations, labels. If all ranks run on one machine and their engine
- * can share device memory, the values stay in device memory: the receiver reads them from the memory of the
- * sender's device. Otherwise, messages are in host memory (comm_channels_open()). Not thread safe. */
+/* The messages between the stages of a pipeline: activations to the next stage, their gradients to the
+ * previous one. A message has values and, after activations, labels. If all ranks run on one machine and
+ * their engine can share device memory, the values stay in device memory: the receiver reads them from the
+ * memory of the sender's device. Otherwise, messages are in host memory (comm_channels_open()). Not thread
+ * safe. */
 #ifndef FDSL_TRAIN_STAGE_MESSAGES_H
 #define FDSL_TRAIN_STAGE_MESSAGES_H
 
@@ -41,13 +42,13 @@ FDSL_C_BEGIN
 enum status stage_messages_open(struct stage_messages *messages);
 void stage_messages_close(struct stage_messages *messages);
 
-/* Sender: stage_room() waits for a free message, and stage_send() sends it. Without this link, stage_room() sets
- * the members of the message to NULL. */
+/* Sender: stage_room() waits for a free message, and stage_send() sends it. Without this link, stage_room()
+ * sets the members of the message to NULL. */
 enum status stage_room(struct stage_messages *messages, enum stage_link link, struct stage_message *message);
 enum status stage_send(struct stage_messages *messages, enum stage_link link);
 
-/* Receiver: waits for the next message, which is valid until the next call. Without this link, sets the members
- * of the message to NULL. */
+/* Receiver: waits for the next message, which is valid until the next call. Without this link, sets the
+ * members of the message to NULL. */
 enum status stage_receive(struct stage_messages *messages, enum stage_link link,
                           struct stage_message *message);
 

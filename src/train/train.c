@@ -288,8 +288,8 @@ static const struct option_spec options[] = {
              "With pipeline, each rank has some layers, and micro-batches of all samples pass through the "
              "ranks. HOW is one of"},
     {"stages", "S", OPTION_COUNT, AT(stages), .minimum = 1, .maximum = MODEL_LAYERS_MAX, .column = COLUMN,
-     .help = "parts into which --parallel pipeline cuts the network; must divide the number of ranks (default: "
-             "the number of ranks)"},
+     .help = "stages into which --parallel pipeline cuts the network; must divide the number of ranks, which "
+             "is the default"},
     {"microbatches", "M", OPTION_COUNT, AT(micros), .fallback = "8", .minimum = 1, .maximum = 1 << 16,
      .column = COLUMN, .help = "parts into which --parallel pipeline divides the samples of a step"},
     {"schedule", "NAME", OPTION_CHOICE, AT(pipe_schedule), .fallback = "1f1b", .choices = pipe_schedule_names,

@@ -202,8 +202,8 @@ static void put_stream(const struct train_epoch *epoch, int threads, struct row 
     row_real(row, "cpu_cores", epoch->cpu_s / epoch->cpu_span_s);
 }
 
-/* Returns the number of samples that this rank generates in an epoch, if it generates any: the first stage of a
- * pipeline generates those of the whole pipeline. */
+/* Returns the number of samples that this rank generates in an epoch, if it generates any: the first stage of
+ * a pipeline generates those of the whole pipeline. */
 static uint64_t generated_of(const struct train_job *job)
 {
     const uint32_t stages = job->pipeline.stages ? job->pipeline.stages : 1;

@@ -484,8 +484,8 @@ static struct vit_norm last_norm_of(const struct vit *vit, uint32_t count, bool 
     /* A stage without the head needs only the sums. Its next stage normalises them. */
     if (!vit->head)
         return norm_of(vit, last->norm2, count, factors, vit->sums_out, vit->in_deltas, vit->moments_out);
-    struct vit_norm norm = norm_of(vit, vit->last_norm, count, factors, vit->class_sums, vit->class_norms,
-                                   vit->class_moments);
+    struct vit_norm norm =
+        norm_of(vit, vit->last_norm, count, factors, vit->class_sums, vit->class_norms, vit->class_moments);
     norm.first_tokens = true;
     return norm;
 }
@@ -540,8 +540,8 @@ static enum status vit_forward(struct vit *vit, uint32_t count, bool training)
         return STATUS_OK;
     const struct vit_linear head = linear_of(vit->head, count);
     return vit_linear_forward(vit->multiplier, &head, true, vit->class_norms,
-                              vit->parameters + vit->head->weight,
-                              vit->state.parameters + vit->head->bias, vit->logits, vit->stream);
+                              vit->parameters + vit->head->weight, vit->state.parameters + vit->head->bias,
+                              vit->logits, vit->stream);
 }
 
 /* ---- Backward pass ---- */
@@ -636,19 +636,19 @@ static enum status head_backward(struct vit *vit, uint32_t count)
 }
 
 /* Backward pass of the sum at the end of a stage without the head, whose gradient is in vit->deltas. The next
- * stage has the normalisation of the sum. The kernel is that of norm_backward(), so the cuts do not change the
- * bits of the gradients. */
+ * stage has the normalisation of the sum. The kernel is that of norm_backward(), so the cuts do not change
+ * the bits of the gradients. */
 static enum status sum_backward(struct vit *vit, uint32_t count)
 {
     const struct vit_norm norm = last_norm_of(vit, count, true);
-    const struct vit_norm_deltas deltas = {
-        .outputs = nullptr,
-        .later = vit->deltas,
-        .sums = vit->deltas,
-        .branch = norm.factors ? vit->branch_deltas : nullptr,
-        .weight = nullptr,
-        .bias = nullptr,
-        .branch_bias = vit->added + vit->blocks[vit->block_count - 1].fc2->bias};
+    const struct vit_norm_deltas deltas = {.outputs = nullptr,
+                                           .later = vit->deltas,
+                                           .sums = vit->deltas,
+                                           .branch = norm.factors ? vit->branch_deltas : nullptr,
+                                           .weight = nullptr,
+                                           .bias = nullptr,
+                                           .branch_bias =
+                                               vit->added + vit->blocks[vit->block_count - 1].fc2->bias};
     TRY(vit_add_norm_backward(&norm, &deltas, &vit->sums, vit->stream));
     return vit_sums_finish(&vit->sums, vit->stream);
 }
@@ -862,9 +862,9 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
     if (deltas)
         TRY(device_stage_copy(vit, vit->deltas, deltas, tokens_bytes(vit, micro->count)));
     TRY(backward_part(vit, micro->count));
-    TRY(micro->index == 0 ? arena_copy(vit->train, vit->gradients, vit->added, vit->stream)
-                          : values_add(vit->added, vit->train->model->arena_values, vit->gradients,
-                                       vit->stream));
+    TRY(micro->index == 0
+            ? arena_copy(vit->train, vit->gradients, vit->added, vit->stream)
+            : values_add(vit->added, vit->train->model->arena_values, vit->gradients, vit->stream));
     if (in_deltas)
         TRY(device_stage_copy(vit, in_deltas, vit->deltas, tokens_bytes(vit, micro->count)));
     return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
