@@ -66,8 +66,8 @@ resumes() { # variant model schedule options ...
 feeds() { # variant model
     local run=(piped --variant "$1" --model "$2" --epochs 1 --verify --verify-steps 6 --microbatches 3) mixes=(--mixup 0.8 --cutmix 1)
     [[ -d $work/set ]] || "$bench" --prepare "$work/set" --from synth --res 64 --classes 8 --samples 96 >/dev/null || return
-    "${run[@]}" --data synth --classes 8 --res 64 --train-size 93 --batch 16 --feed live "${mixes[@]}" &&
-        "${run[@]}" --data synth --classes 8 --res 64 --train-size 93 --batch 16 --feed stored "${mixes[@]}" --erasing 0.5 --shift 2 &&
+    "${run[@]}" "${images[@]}" --feed live "${mixes[@]}" &&
+        "${run[@]}" "${images[@]}" --feed stored "${mixes[@]}" --erasing 0.5 --shift 2 &&
         "${run[@]}" --data "$work/set" --test-data "$work/set" --batch 16 --feed load "${mixes[@]}" --rand-augment rand-m9 &&
         "${run[@]}" --data "$work/set" --test-data "$work/set" --batch 16 --feed mixed --mix load:0.5,synth:0.5 --res 64 "${mixes[@]}"
 }
@@ -78,7 +78,7 @@ table() { # model batch options ...
     local model=$1 batch=$2 rows
     shift 2
     rows=$work/table-$model-$*.csv
-    piped --variant train-vit --model "$model" --data synth --classes 100 --res 224 --feed stored --train-size $((8 * batch)) --batch "$batch" \
+    piped --variant train-vit --model "$model" --data synth --classes 100 --res 224 --feed stored --train-size $((8 * batch)) --test-size 64 --batch "$batch" \
         --microbatches 8 --epochs 3 "$@" --out "$rows" >/dev/null || return
     python3 - "$rows" <<'END' | tee -a "$work/table"
 import csv, sys
@@ -121,7 +121,7 @@ END
 
 killed_rank() { # variant
     local log=$work/killed-$1 pid
-    piped --variant "$1" "${digits[@]}" --train-size 10000 --batch 32 --epochs 1000 >"$log" 2>&1 &
+    piped --variant "$1" --train-size 10000 --batch 32 --epochs 1000 "${digits[@]}" >"$log" 2>&1 &
     pid=$!
     sleep 15
     kill_last_rank "$log" "$pid" "variant $1 --train-size 10000" "$ranks"

@@ -1,6 +1,6 @@
 /* Training on a pipeline of ranks (--parallel pipeline). Each rank holds consecutive layers of the network,
  * called a stage. The micro-batches of a step pass through the stages; activations travel forward and their
- * gradients backward over MPI, in host memory. docs/pipeline.md describes pipelines.
+ * gradients backward (stage_messages.h). docs/pipeline.md describes pipelines.
  *
  * A pipeline is an engine itself: it drives the stage_functions of another engine in the order of a schedule
  * (enum pipe_schedule). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
@@ -37,9 +37,8 @@ struct pipe_times {
 };
 
 /* The parameters of training on a pipeline. The number of ranks is a multiple of the number of stages. Each
- * `stages` consecutive ranks are a replica of the pipeline: rank r has stage r % stages of replica r /
- * stages. The replicas divide the samples of a step, and each stage adds up its gradients over the replicas.
- */
+ * `stages` consecutive ranks are a replica: rank r has stage r % stages of replica r / stages. The replicas
+ * divide the samples of a step, and each stage adds up its gradients over the replicas. */
 struct pipeline_plan {
     const struct engine *engine; /* computes the stages; set by the trainer */
     enum pipe_schedule schedule;
