@@ -446,10 +446,10 @@ enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan
                      const struct resources *resources, uint32_t capacity, uint32_t *begins)
 {
     uint32_t starts[MODEL_LAYERS_MAX + 1], pieces = find_pieces(train->model, starts);
-    FREED struct pipe_costs *costs = calloc(1, sizeof *costs);
     if (plan->stages > pieces)
-        return status_set(STATUS_USAGE, "%s can be cut into at most %u stages, not %u; use fewer ranks",
+        return status_set(STATUS_USAGE, "%s can be cut into at most %u stages, not %u; lower --stages",
                           train->model->name, pieces, plan->stages);
+    FREED struct pipe_costs *costs = calloc(1, sizeof *costs);
     TRY(comm_agree(ALLOCATED(costs, "out of memory to cut the network")));
     costs->pieces = pieces;
     TRY(find_limits(plan, costs));
