@@ -648,20 +648,125 @@ static enum status shared_sum_add(struct shared_sum *sum, enum status status, fl
     return STATUS_OK;
 }
 
+/* ---- Groups of ranks ---- */
+
+struct comm_group {
+    MPI_Comm comm;
+    int rank, size;
+    int other; /* for messages: the lowest other rank of the group */
+};
+
+int comm_group_rank(const struct comm_group *group)
+{
+    return group ? group->rank : rank;
+}
+
+int comm_group_size(const struct comm_group *group)
+{
+    return group ? group->size : size;
+}
+
+static MPI_Comm comm_of(const struct comm_group *group)
+{
+    return group ? group->comm : MPI_COMM_WORLD;
+}
+
+static enum status join_group(uint32_t number, struct comm_group *group)
+{
+    MPI_Group all, own;
+    int ranks[2] = {0, 1};
+    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, (int)number, rank, &group->comm));
+    MPI_TRY(MPI_Comm_set_errhandler(group->comm, MPI_ERRORS_RETURN));
+    MPI_TRY(MPI_Comm_rank(group->comm, &group->rank));
+    MPI_TRY(MPI_Comm_size(group->comm, &group->size));
+    MPI_TRY(MPI_Comm_group(MPI_COMM_WORLD, &all));
+    MPI_TRY(MPI_Comm_group(group->comm, &own));
+    if (group->size > 1)
+        MPI_TRY(MPI_Group_translate_ranks(own, 1, &ranks[group->rank == 0], all, &group->other));
+    MPI_TRY(MPI_Group_free(&own));
+    return mpi_status(MPI_Group_free(&all), "MPI_Group_free");
+}
+
+enum status comm_group_open(uint32_t number, struct comm_group **group)
+{
+    *group = calloc(1, sizeof **group);
+    TRY(comm_agree(ALLOCATED(*group, "out of memory for a group of ranks")));
+    (*group)->comm = MPI_COMM_NULL;
+    (*group)->rank = rank;
+    (*group)->size = size;
+    return size == 1 ? STATUS_OK : comm_agree(join_group(number, *group));
+}
+
+void comm_group_close(struct comm_group *group)
+{
+    if (!group || broken) /* broken: MPI may still use the communicator; comm_close() ends the process */
+        return;
+    if (group->comm != MPI_COMM_NULL)
+        (void)MPI_Comm_free(&group->comm);
+    free(group);
+}
+
+/* Waits for an exchange of data among the ranks of a group. */
+static enum status wait_in(const struct comm_group *group, MPI_Request *request)
+{
+    const double begin_s = timer_now_s();
+    double warn_s = WARN_S;
+    if (!group)
+        return wait_briefly(request);
+    for (int done = 0;;) {
+        MPI_TRY(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done)
+            return STATUS_OK;
+        const double waited_s = timer_now_s() - begin_s;
+        TRY(look_at(group->other, waited_s, &warn_s));
+        if (waited_s >= POLL_S)
+            usleep(BRIEF_NAP_US);
+    }
+}
+
+enum status comm_group_agree(const struct comm_group *group, enum status status)
+{
+    int failed = status != STATUS_OK;
+    MPI_Request request;
+    if (!group)
+        return comm_agree(status);
+    if (group->size == 1 || broken)
+        return broken ? STATUS_FAILED : status;
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, group->comm, &request));
+    TRY(wait_in(group, &request));
+    return status != STATUS_OK || !failed
+               ? status
+               : status_set(STATUS_FAILED, "another rank of the group of rank %d failed", group->other);
+}
+
+enum status comm_group_spread(const struct comm_group *group, void *data, size_t bytes)
+{
+    MPI_Request request;
+    if (!group)
+        return comm_spread(data, bytes);
+    if (group->size == 1)
+        return STATUS_OK;
+    TRY(check_message(bytes));
+    MPI_TRY(MPI_Ibcast(data, (int)bytes, MPI_BYTE, 0, group->comm, &request));
+    return wait_in(group, &request);
+}
+
 /* ---- Sums of arrays ---- */
 
 struct comm_reducer {
-    struct shared_sum *shared; /* NULL: MPI exchanges the values, with the members below */
-    int *counts, *offsets;     /* count and offset of each rank's part of the array */
-    int *mine, *mine_at;       /* per sending rank: size and offset in `received` of this rank's part */
-    float *received;           /* this rank's part of each rank's array, in rank order */
-    int failed;                /* whether the step of any rank failed */
+    struct shared_sum *shared;      /* NULL: MPI exchanges the values, with the members below */
+    int *counts, *offsets;          /* count and offset of each rank's part of the array */
+    int *mine, *mine_at;            /* per sending rank: size and offset in `received` of this rank's part */
+    float *received;                /* this rank's part of each rank's array, in rank order */
+    const struct comm_group *group; /* NULL: all ranks */
+    int rank, size;                 /* of the group */
+    int failed;                     /* whether the step of any rank failed */
 };
 
 /* Divides the array among the ranks. Returns false if memory runs out. */
 static bool divide(struct comm_reducer *reducer, size_t count)
 {
-    size_t ranks = (size_t)size;
+    size_t ranks = (size_t)reducer->size;
     int *lists = malloc(4 * ranks * sizeof *lists);
     if (!lists)
         return false;
@@ -669,37 +774,63 @@ static bool divide(struct comm_reducer *reducer, size_t count)
     reducer->offsets = lists + ranks;
     reducer->mine = lists + 2 * ranks;
     reducer->mine_at = lists + 3 * ranks;
-    for (int i = 0; i < size; i++) {
+    for (int i = 0; i < reducer->size; i++) {
         const struct partition of_all = {(uint64_t)i, ranks, .strong = true};
         const struct share share = partition_share(&of_all, count);
         reducer->counts[i] = (int)share.count;
         reducer->offsets[i] = (int)share.first;
     }
-    for (int i = 0; i < size; i++) {
-        reducer->mine[i] = reducer->counts[rank];
-        reducer->mine_at[i] = i * reducer->counts[rank];
+    for (int i = 0; i < reducer->size; i++) {
+        reducer->mine[i] = reducer->counts[reducer->rank];
+        reducer->mine_at[i] = i * reducer->counts[reducer->rank];
     }
-    reducer->received = malloc((ranks * (size_t)reducer->counts[rank] + 1) * sizeof *reducer->received);
+    reducer->received =
+        malloc((ranks * (size_t)reducer->counts[reducer->rank] + 1) * sizeof *reducer->received);
     return reducer->received;
 }
 
-enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
+/* Collective in the group: checks that all ranks give the same count. */
+static enum status check_count(const struct comm_group *group, size_t count)
+{
+    uint64_t first = count;
+    if (!group)
+        return comm_check_same(
+            count, "numbers of gradients",
+            "they are padded for the CPU's instruction set, so use machines with the same CPU");
+    TRY(comm_group_spread(group, &first, sizeof first));
+    return comm_group_agree(group, first == count
+                                       ? STATUS_OK
+                                       : status_set(STATUS_USAGE,
+                                                    "the numbers of gradients differ from those of "
+                                                    "rank %d; use machines with the same CPU",
+                                                    group->other));
+}
+
+enum status comm_reducer_open_in(const struct comm_group *group, size_t count, struct comm_reducer **reducer)
 {
     *reducer = NULL;
-    TRY(comm_check_same(count, "numbers of gradients",
-                        "they are padded for the CPU's instruction set, so use machines with the same CPU"));
+    TRY(check_count(group, count));
     *reducer = calloc(1, sizeof **reducer);
-    TRY(comm_agree(ALLOCATED(*reducer, "out of memory for sums")));
-    if (size == 1)
+    TRY(comm_group_agree(group, ALLOCATED(*reducer, "out of memory for sums")));
+    (*reducer)->group = group;
+    (*reducer)->rank = comm_group_rank(group);
+    (*reducer)->size = comm_group_size(group);
+    if ((*reducer)->size == 1)
         return STATUS_OK;
-    TRY(shared_sum_open(count, &(*reducer)->shared));
+    if (!group)
+        TRY(shared_sum_open(count, &(*reducer)->shared));
     if ((*reducer)->shared)
         return STATUS_OK;
     /* A rank receives its part of the array from each rank. If the parts differ in size, it may receive up to
      * ranks - 1 values more than `count`. */
-    TRY(comm_agree(check_message(count + (size_t)size)));
-    return comm_agree(
-        ALLOCATED(divide(*reducer, count), "out of memory for the sums of %zu gradients", count));
+    TRY(comm_group_agree(group, check_message(count + (size_t)(*reducer)->size)));
+    return comm_group_agree(
+        group, ALLOCATED(divide(*reducer, count), "out of memory for the sums of %zu gradients", count));
+}
+
+enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
+{
+    return comm_reducer_open_in(NULL, count, reducer);
 }
 
 void comm_reducer_close(struct comm_reducer *reducer)
@@ -715,9 +846,9 @@ void comm_reducer_close(struct comm_reducer *reducer)
 /* Adds up the received parts in rank order. */
 static void add_up(const struct comm_reducer *reducer, float *restrict sums)
 {
-    size_t count = (size_t)reducer->counts[rank];
+    size_t count = (size_t)reducer->counts[reducer->rank];
     memcpy(sums, reducer->received, count * sizeof *sums);
-    for (int i = 1; i < size; i++) {
+    for (int i = 1; i < reducer->size; i++) {
         const float *restrict more = reducer->received + (size_t)i * count;
         for (size_t j = 0; j < count; j++)
             sums[j] += more[j];
@@ -726,23 +857,24 @@ static void add_up(const struct comm_reducer *reducer, float *restrict sums)
 
 enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values)
 {
-    if (size == 1 || broken)
+    if (size == 1 || broken || reducer->size == 1)
         return broken ? STATUS_FAILED : status;
     if (reducer->shared)
         return shared_sum_add(reducer->shared, status, values);
+    const MPI_Comm comm = comm_of(reducer->group);
     MPI_Request statuses, request;
     reducer->failed = status != STATUS_OK;
-    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &reducer->failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &statuses));
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &reducer->failed, 1, MPI_INT, MPI_MAX, comm, &statuses));
     MPI_TRY(MPI_Ialltoallv(values, reducer->counts, reducer->offsets, MPI_FLOAT, reducer->received,
-                           reducer->mine, reducer->mine_at, MPI_FLOAT, MPI_COMM_WORLD, &request));
-    TRY(wait_briefly(&statuses));
-    TRY(wait_briefly(&request));
+                           reducer->mine, reducer->mine_at, MPI_FLOAT, comm, &request));
+    TRY(wait_in(reducer->group, &statuses));
+    TRY(wait_in(reducer->group, &request));
     if (reducer->failed)
-        return comm_agree(status);
-    add_up(reducer, values + reducer->offsets[rank]);
+        return comm_group_agree(reducer->group, status);
+    add_up(reducer, values + reducer->offsets[reducer->rank]);
     MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, reducer->counts, reducer->offsets, MPI_FLOAT,
-                            MPI_COMM_WORLD, &request));
-    return wait_briefly(&request);
+                            comm, &request));
+    return wait_in(reducer->group, &request);
 }
 
 /* Returns whether a variable of the environment is "1", which enables CUDA in some builds of MPI. */
@@ -1017,6 +1149,11 @@ void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, siz
     void *memory = channel->ring ? shared_ring_memory(channel->ring, bytes) : channel->memory;
     *own_bytes = channel->ring && !channel->spec.sends ? 0 : *bytes;
     return memory;
+}
+
+bool comm_channel_shares(const struct comm_channel *channel)
+{
+    return channel->ring != NULL;
 }
 
 static MPI_Request *request_of(const struct comm_channel *channel)

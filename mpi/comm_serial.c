@@ -83,11 +83,52 @@ enum status comm_max(double *values, size_t count)
     return STATUS_OK;
 }
 
-enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
+enum status comm_group_open(uint32_t number, struct comm_group **group)
 {
-    (void)count;
+    (void)number;
+    *group = NULL;
+    return STATUS_OK;
+}
+
+void comm_group_close(struct comm_group *group)
+{
+    (void)group;
+}
+
+int comm_group_rank(const struct comm_group *group)
+{
+    (void)group;
+    return 0;
+}
+
+int comm_group_size(const struct comm_group *group)
+{
+    (void)group;
+    return 1;
+}
+
+enum status comm_group_agree(const struct comm_group *group, enum status status)
+{
+    (void)group;
+    return status;
+}
+
+enum status comm_group_spread(const struct comm_group *group, void *data, size_t bytes)
+{
+    (void)group, (void)data, (void)bytes;
+    return STATUS_OK;
+}
+
+enum status comm_reducer_open_in(const struct comm_group *group, size_t count, struct comm_reducer **reducer)
+{
+    (void)group, (void)count;
     *reducer = NULL;
     return STATUS_OK;
+}
+
+enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
+{
+    return comm_reducer_open_in(NULL, count, reducer);
 }
 
 void comm_reducer_close(struct comm_reducer *reducer)
@@ -171,6 +212,12 @@ void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, siz
     (void)channel;
     *bytes = *own_bytes = 0;
     return NULL;
+}
+
+bool comm_channel_shares(const struct comm_channel *channel)
+{
+    (void)channel;
+    return false;
 }
 
 enum status comm_channel_room(struct comm_channel *channel, void **buffer)

@@ -197,7 +197,7 @@ static const struct refused_value {
     {DIGITS PIPELINE " --batch 4 --microbatches 9,10", "microbatches", "9"},
     {DIGITS PIPELINE " --clip-norm 1,2", "clip-norm", "1"},
     {DIGITS PIPELINE " --accumulate 2,3", "accumulate", "2"},
-    {DIGITS " --parallel pipeline,data --mixup 0.2 --ranks 2", "parallel", "pipeline"},
+    {DIGITS PIPELINE " --model vit-micro --schedule zb-h1,gpipe", "schedule", "zb-h1"},
     {DIGITS " --sync peer,nccl --ranks 2", "sync", "peer"},
     {DIGITS " --batch max,4 --variant train-naive,train-omp", "batch", "max"},
     {"--variant mpi --bytes 3,5", "bytes", "3"},

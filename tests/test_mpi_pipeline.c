@@ -6,7 +6,9 @@
 #endif
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "cpu_engines.h"
 #include "machine/comm.h"
@@ -126,19 +128,21 @@ static double compare(const struct net *net, const struct outcome *mine, const s
                                        (size_t)net->data.sets[DATA_TEST].count * net->model.classes));
 }
 
-/* Trains on a pipeline with every schedule, and twice with the last one. All runs must be bit-identical.
- * Returns the largest relative error of the arrays. */
-static double train_piped(const struct engine *engine, struct net *net, uint32_t micros,
+/* Trains on a pipeline with every schedule, and twice with the last one. A transformer has no ZB-H1. All runs
+ * must be bit-identical. Returns the largest relative error of the arrays. */
+static double train_piped(const struct engine *engine, struct net *net, uint32_t stages, uint32_t micros,
                           const struct outcome *wanted)
 {
     const struct engine piped = pipeline_engine(engine);
+    const int schedules = net->model.transformer ? PIPE_ZB_H1 : PIPE_ZB_H1 + 1;
     double worst = 0;
     struct outcome first;
     outcome_new(net, &first);
-    for (int run = 0; run < 4; run++) {
-        const int schedule = run < 3 ? run : 2;
-        const struct pipeline_plan plan = {engine, (enum pipe_schedule)schedule, (uint32_t)comm_size(),
-                                           micros};
+    net->train.rank = (uint32_t)comm_rank() / stages;
+    net->train.ranks = (uint32_t)comm_size() / stages;
+    for (int run = 0; run <= schedules; run++) {
+        const int schedule = run < schedules ? run : schedules - 1;
+        const struct pipeline_plan plan = {engine, (enum pipe_schedule)schedule, stages, micros, 0, 0};
         struct outcome mine;
         outcome_new(net, &mine);
         net->train.pipeline = &plan;
@@ -148,35 +152,40 @@ static double train_piped(const struct engine *engine, struct net *net, uint32_t
         const struct outcome *now = run ? &mine : &first;
         worst = worse(worst, compare(net, now, wanted));
         worst = worse(worst, run && compare(net, &mine, &first) != 0 ? INFINITY : 0);
-        bool last = comm_rank() == comm_size() - 1;
-        worst = worse(worst, now->totals.samples != (last ? wanted->totals.samples : 0) ? INFINITY : 0);
+        uint64_t samples = now->totals.samples;
+        worst = worse(worst,
+                      comm_sum(&samples, 1) != STATUS_OK || samples != wanted->totals.samples ? INFINITY : 0);
         outcome_free(&mine);
     }
+    net->train.rank = net->train.ranks = 0;
     outcome_free(&first);
     return worst;
 }
 
 /* Compares a pipeline with one rank, on 11 samples in batches of `batch`, for several numbers of
- * micro-batches. The last step has fewer samples. The reference adds up samples one by one, so its results
- * must be bit-identical. train-omp differs by a rounding error of about 1e-7. A sample that is left out,
- * repeated or weighted wrongly changes the gradients by more than 1e-2. */
+ * micro-batches; with a transformer or replicas, for one number. The last step has fewer samples. The
+ * reference adds up samples one by one, so its results must be bit-identical, unless there are replicas.
+ * train-omp differs by a rounding error of about 1e-7. A sample that is left out, repeated or weighted
+ * wrongly changes the gradients by more than 1e-2. */
 static int expect_same_training(const struct engine *engine, const struct model_table *table,
-                                struct shape input, uint32_t batch)
+                                struct shape input, uint32_t stages, uint32_t batch, struct mixing mixing)
 {
-    static const uint32_t micros[] = {1, 3, 8};
+    static const uint32_t micros[] = {3, 1, 8};
     struct net net;
     struct outcome wanted;
-    double bound = engine == &engine_naive ? 0 : 1e-5;
+    double bound = strcmp(engine->name, "naive") == 0 && stages == (uint32_t)comm_size() ? 0 : 1e-5;
     int wrong = 0;
     net_open(&net, engine, table, input, 4, 11, batch, 0.1f);
-    net.train.augment = (struct augment){.shift = 1, .flip = true};
+    net.train.augment = (struct augment){.shift = 1, .flip = true, .erasing = 0.5f};
+    net.train.mixing = mixing;
     outcome_new(&net, &wanted);
     bool trained = train_with(engine, &net, &wanted) == STATUS_OK;
-    for (size_t m = 0; m < COUNT_OF(micros); m++) {
-        double off = trained ? train_piped(engine, &net, micros[m], &wanted) : INFINITY;
+    const bool few = net.model.transformer || stages != (uint32_t)comm_size();
+    for (size_t m = 0; m < (few ? 1 : COUNT_OF(micros)); m++) {
+        double off = trained ? train_piped(engine, &net, stages, micros[m], &wanted) : INFINITY;
         if (!(off <= bound))
-            fprintf(stderr, "%s, %s, %d stages, batch %u, %u micro-batches: off by %g (%s)\n", engine->name,
-                    net.model.name, comm_size(), batch, micros[m], off, status_text());
+            fprintf(stderr, "%s, %s, %u stages on %d ranks, batch %u, %u micro-batches: off by %g (%s)\n",
+                    engine->name, table->name, stages, comm_size(), batch, micros[m], off, status_text());
         wrong |= !(off <= bound);
     }
     outcome_free(&wanted);
@@ -206,17 +215,102 @@ LAYERS(narrow_blocks, false, CONV(3), {.kind = LAYER_RELU}, HALVE, BLOCK(3), CON
        HALVE, BLOCK(5), CONV(6), {.kind = LAYER_RELU}, HALVE, BLOCK(6), {.kind = LAYER_MEAN},
        {.kind = LAYER_LINEAR});
 
-/* Tests lenet, a network with dropout and a network with additions. With some cuts, an addition uses the
- * input of a stage. */
-static int train_stages(void)
+#define PLAIN(kind_)  \
+    {                 \
+        .kind = kind_ \
+    }
+#define WIDE(out)                                   \
+    {                                               \
+        .kind = LAYER_TOKEN_LINEAR, .channels = out \
+    }
+#define DROP                                  \
+    {                                         \
+        .kind = LAYER_DROP_PATH, .rate = 0.3f \
+    }
+#define SUM                          \
+    {                                \
+        .kind = LAYER_ADD, .back = 6 \
+    }
+#define VIT_BLOCK                                                                           \
+    PLAIN(LAYER_NORM), WIDE(18), {.kind = LAYER_ATTENTION, .heads = 2}, WIDE(6), DROP, SUM, \
+        PLAIN(LAYER_NORM), WIDE(11), PLAIN(LAYER_GELU), WIDE(6), DROP, SUM
+
+/* A vision transformer of four blocks */
+LAYERS(narrow_vit, false, {.kind = LAYER_PATCHES, .channels = 6, .kernel = {1, 3, 2}}, PLAIN(LAYER_TOKENS),
+       VIT_BLOCK, VIT_BLOCK, VIT_BLOCK, VIT_BLOCK, PLAIN(LAYER_SELECT), PLAIN(LAYER_NORM),
+       PLAIN(LAYER_LINEAR));
+
+/* Tests lenet, a network with dropout, a network with additions and a transformer. With some cuts, an
+ * addition uses the input of a stage. The mixed samples of a micro-batch have partners in other
+ * micro-batches. */
+static int train_stages(uint32_t stages)
 {
+    const struct mixing none = {0}, mixup = {.mixup = 0.8}, both = {.mixup = 0.8, .cutmix = 1};
     int wrong = 0;
     for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
-        wrong |= expect_same_training(cpu_engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 7);
-        wrong |= expect_same_training(cpu_engines[e], &narrow_cnn, (struct shape){3, 1, 8, 8}, 9);
-        wrong |= expect_same_training(cpu_engines[e], &narrow_blocks, (struct shape){1, 1, 9, 9}, 5);
+        const struct engine *engine = cpu_engines[e];
+        const bool replicas = stages != (uint32_t)comm_size();
+        if (!replicas) {
+            wrong |=
+                expect_same_training(engine, &model_tables[1], (struct shape){1, 1, 16, 16}, stages, 7, both);
+            wrong |= expect_same_training(engine, &narrow_cnn, (struct shape){3, 1, 8, 8}, stages, 9, none);
+        }
+        wrong |= expect_same_training(engine, &narrow_blocks, (struct shape){1, 1, 9, 9}, stages, 5, mixup);
+        wrong |= expect_same_training(engine, &narrow_vit, (struct shape){1, 1, 9, 6}, stages, 7, both);
     }
     return wrong;
+}
+
+/* Device memory that processes share, imitated by shared memory of the host. `maps` counts the mappings. */
+static int shares, maps;
+
+static enum status open_shared(const char *name, size_t bytes, void **memory)
+{
+    struct stat now;
+    const int file = shm_open(name, bytes ? O_CREAT | O_RDWR : O_RDWR, 0600);
+    if (file < 0 || (bytes && ftruncate(file, (off_t)bytes) != 0) || fstat(file, &now) != 0)
+        abort();
+    *memory = mmap(NULL, (size_t)now.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return *memory != MAP_FAILED ? STATUS_OK : STATUS_FAILED;
+}
+
+static enum status imitated_share(size_t bytes, void **memory, struct stage_handle *handle)
+{
+    snprintf(handle->bytes, sizeof handle->bytes, "/fdsl-stage-%d-%d", (int)getpid(), shares++);
+    return open_shared(handle->bytes, bytes, memory);
+}
+
+static enum status imitated_map(const struct stage_handle *handle, void **memory)
+{
+    TRY(open_shared(handle->bytes, 0, memory));
+    maps++;
+    return shm_unlink(handle->bytes) == 0 ? STATUS_OK : STATUS_FAILED;
+}
+
+static enum status failing_map(const struct stage_handle *handle, void **memory)
+{
+    TRY(imitated_map(handle, memory));
+    return comm_rank() == 1 && maps % 2 == 0 ? status_set(STATUS_UNAVAILABLE, "no peer access") : STATUS_OK;
+}
+
+static void imitated_release(void *memory, bool mapped)
+{
+    (void)memory, (void)mapped; /* the process ends soon */
+}
+
+/* Stages whose messages have their values in device memory, or, if one rank cannot map it, in host memory. */
+static int train_on_devices(bool fails)
+{
+    struct stage_functions functions = *engine_naive.stages;
+    struct engine engine = engine_naive;
+    functions.share = imitated_share;
+    functions.map = fails ? failing_map : imitated_map;
+    functions.release = imitated_release;
+    engine.stages = &functions;
+    const int wrong = expect_same_training(&engine, &narrow_vit, (struct shape){1, 1, 9, 6},
+                                           (uint32_t)comm_size(), 7, (struct mixing){.mixup = 0.8});
+    return wrong || maps == 0;
 }
 
 /* Runs before main() in all processes. A process that is a rank does its work here and exits. */
@@ -229,7 +323,10 @@ __attribute__((constructor)) static void be_rank(void)
     if (!wrong)
         comm_shares_memory = !strstr(name, "through MPI");
     if (!wrong)
-        wrong = strstr(name, "messages") ? pass_messages(strstr(name, "apart")) : train_stages();
+        wrong = strstr(name, "messages") ? pass_messages(strstr(name, "apart"))
+                : strstr(name, "pairs")  ? train_stages(2)
+                : strstr(name, "device") ? train_on_devices(strstr(name, "one"))
+                                         : train_stages((uint32_t)comm_size());
     comm_close();
     _exit(wrong);
 }
@@ -280,6 +377,18 @@ Test(mpi_pipeline, four_stages_train_what_one_rank_trains)
     run_ranks("training", 4);
 }
 
+Test(mpi_pipeline, stages_train_the_same_with_messages_in_device_memory)
+{
+    run_ranks("training on devices", 3);
+    run_ranks("training, but one device cannot be mapped", 3);
+    cr_expect(strstr(err, "messages pass through host memory"), "%s", err);
+}
+
+Test(mpi_pipeline, two_replicas_of_two_stages_train_what_one_rank_trains)
+{
+    run_ranks("training in pairs", 4);
+}
+
 /* ---- Micro-batches of any size ---- */
 
 #define BATCH 13
@@ -293,6 +402,7 @@ static void find_gradients(const struct engine *engine, void *state, uint32_t si
         const struct micro micro = {.index = index++,
                                     .training = true,
                                     .numbers = numbers + first,
+                                    .first = first,
                                     .count = BATCH - first < size ? BATCH - first : size,
                                     .total = BATCH};
         must(engine->stages->forward(state, &micro, NULL, NULL));
@@ -336,16 +446,46 @@ Test(mpi_pipeline, micro_batches_do_not_change_the_gradients_of_a_linear_layer)
 Test(mpi_pipeline, cuts_keep_the_most_expensive_slice_cheap)
 {
     static const uint32_t starts[] = {0, 3, 8, 11, 16, 20};
-    static const double costs[] = {1, 4, 2, 2, 3};
+    struct pipe_costs costs = {.pieces = 5, .seconds = {1, 4, 2, 2, 3}};
     static const uint32_t wanted[5][6] = {
         {0, 20}, {0, 11, 20}, {0, 8, 16, 20}, {0, 3, 8, 16, 20}, {0, 3, 8, 11, 16, 20}};
     for (uint32_t stages = 1; stages <= 5; stages++) {
         uint32_t begins[6] = {0};
-        pipe_choose(starts, costs, 5, stages, begins);
+        must(pipe_choose(starts, &costs, stages, begins));
         cr_expect(memcmp(begins, wanted[stages - 1], (stages + 1) * sizeof *begins) == 0,
                   "%u stages: %u %u %u %u %u %u", stages, begins[0], begins[1], begins[2], begins[3],
                   begins[4], begins[5]);
     }
+}
+
+/* Three stages keep 3, 2 and 1 micro-batches. Each piece needs 10 bytes and 1 per micro-batch; two pieces in
+ * a stage need 2 bytes less. */
+Test(mpi_pipeline, cuts_respect_the_memory_of_each_stage)
+{
+    static const uint32_t starts[] = {0, 1, 2, 3, 4, 5, 6};
+    struct pipe_costs costs = {.pieces = 6, .limited = true, .seconds = {1, 1, 1, 1, 1, 1}, .joint_bytes = 2};
+    static const struct {
+        double limits[3];
+        uint32_t begins[4]; /* begins[3] is 0 if nothing fits */
+    } cases[] = {
+        {{1e9, 1e9, 1e9}, {0, 2, 4, 6}}, {{24, 23, 1e9}, {0, 2, 4, 6}}, /* 2 (10 + 3) - 2 = 24 bytes */
+        {{24, 21, 1e9}, {0, 2, 3, 6}},                                  /* 2 (10 + 2) - 2 = 22 bytes */
+        {{23, 1e9, 30}, {0, 1, 4, 6}},   {{23, 21, 1e9}, {0, 1, 2, 6}}, {{12, 1e9, 1e9}, {0}}};
+    for (uint32_t i = 0; i < 6; i++) {
+        costs.bytes[i] = 11;
+        costs.slot_bytes[i] = 1;
+    }
+    for (uint32_t s = 0; s < 3; s++)
+        costs.slots[s] = 3 - s;
+    for (size_t c = 0; c < COUNT_OF(cases); c++) {
+        uint32_t begins[7] = {0};
+        memcpy(costs.limits, cases[c].limits, sizeof cases[c].limits);
+        const enum status found = pipe_choose(starts, &costs, 3, begins);
+        cr_expect_eq(found, cases[c].begins[3] ? STATUS_OK : STATUS_TOO_LARGE, "case %zu", c);
+        for (int i = 0; found == STATUS_OK && i < 4; i++)
+            cr_expect_eq(begins[i], cases[c].begins[i], "case %zu: %u", c, begins[i]);
+    }
+    cr_expect_not_null(strstr(status_text(), "at least 1.08 times its limit"), "%s", status_text());
 }
 
 /* A residual block is cut only before its first convolution, whose input the addition uses. */
@@ -449,6 +589,38 @@ Test(mpi_pipeline, stages_train_on_live_samples)
     cr_expect(same_files("alone.safetensors", "piped.safetensors"), "live samples differ");
 }
 
+/* Only the first stage learns the labels of a mixture, and only it reads samples. */
+Test(mpi_pipeline, stages_train_on_mixed_sources)
+{
+    static const char mixed[] = NAIVE "--train-size 24 --data set --test-data set --feed mixed --mix "
+                                      "load:0.5,synth:0.5 --res 24 --mixup 0.8 "
+                                      "--model vit-micro --epochs 1 ";
+    char line[640];
+    shell("$PROGRAM --prepare set --from synth --res 24 --classes 4 --samples 24");
+    cr_assert_eq(status, 0, "%s", err);
+    snprintf(line, sizeof line, "%s --scaling weak --export alone.safetensors", mixed);
+    run_well(0, line);
+    snprintf(line, sizeof line, "%s --parallel pipeline --microbatches 3 --export piped.safetensors", mixed);
+    run_well(2, line);
+    cr_expect(same_files("alone.safetensors", "piped.safetensors"), "mixed sources differ");
+}
+
+Test(mpi_pipeline, replicas_train_a_transformer)
+{
+    run_well(
+        4,
+        LEARN_ON(
+            "train-naive") "--data synth --res 24 --classes 4 --model vit-micro --scaling strong "
+                           "--batch 24 --epochs 1 --verify --parallel pipeline --microbatches 3 --stages 2 "
+                           "--balance memory");
+    cr_expect_eq(count_of(out, "\n"), 1 + 5, "%s", out);
+    cr_expect_str_eq(value(out, 5, "stages"), "2");
+    cr_expect_str_eq(value(out, 5, "wrong"), "0");
+    cr_expect_str_eq(value(out, 5, "exchange"), "mpi");
+    cr_expect_str_eq(value(out, 5, "balance"), "memory");
+    cr_expect_str_eq(value(out, 1, "layers"), value(out, 3, "layers"));
+}
+
 #ifdef HAVE_XXHASH
 Test(mpi_pipeline, training_resumes_with_and_without_a_pipeline)
 {
@@ -493,12 +665,14 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
         const char *options, *message;
     } cases[] = {
         {2, "--stages 3", "--stages 3: each rank holds one stage, and there are 2 ranks"},
+        {3, "--stages 2", "--stages 2: each rank holds one stage, and there are 3 ranks"},
+        {4, "--stages 2 --microbatches 13", "--microbatches 13 is more than the 12 samples of a step"},
         {2, "--microbatches 25", "--microbatches 25 is more than the 24 samples of a step"},
         {3, "--model logreg", "--model logreg can be cut into at most 1 stages"},
         {2, "--sync mpi", "--sync needs --parallel data"},
         {2, "--parallel data --stages 2", "--stages needs --parallel pipeline"},
         {2, "--parallel data --schedule gpipe", "--schedule needs --parallel pipeline"},
-        {2, "--cutmix 1", "--parallel pipeline cannot mix samples; use --parallel data"},
+        {2, "--model vit-micro --schedule zb-h1", "--schedule zb-h1: the kernels of a transformer"},
         {2, "--export-step a.safetensors", "--export-step writes the samples of one rank"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -509,11 +683,7 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
     }
     struct engine whole = engine_naive;
     whole.stages = NULL;
-    cr_expect_eq(pipeline_accepts(&whole, DATA_STORED), STATUS_USAGE);
+    cr_expect_eq(pipeline_accepts(&whole), STATUS_USAGE);
     cr_expect_not_null(strstr(status_text(), "it cannot train a part of a network"));
-    const struct stage_functions stored = {.live = false};
-    whole.stages = &stored;
-    cr_expect_eq(pipeline_accepts(&whole, DATA_LIVE), STATUS_USAGE);
-    must(pipeline_accepts(&whole, DATA_STORED));
-    must(pipeline_accepts(&engine_naive, DATA_LIVE));
+    must(pipeline_accepts(&engine_naive));
 }

@@ -32,10 +32,10 @@ Test(train_cli, contradictions_are_refused_before_the_data_are_opened)
         {"--lr-schedule multistep", "--lr-schedule multistep needs --lr-milestones"},
         {"--lr-schedule multistep --lr-milestones 3:2", "--lr-milestones 3:2: give at most"},
         {"--lr-schedule cosine --lr-min 1 --lr 0.1", "--lr-min 1 is more than the learning rate 0.1"},
-        {"--parallel pipeline --mixup 1", "--parallel pipeline cannot mix samples"},
         {"--parallel pipeline --batch 4 --microbatches 5", "--microbatches 5 is more than the 4 samples"},
         {"--parallel pipeline --stages 2", "--stages 2: each rank holds one stage, and there are 1 ranks"},
-        {"--parallel pipeline --model vit-tiny", "--parallel pipeline cannot cut vit-tiny, a transformer"},
+        {"--parallel pipeline --model vit-tiny --schedule zb-h1",
+         "--schedule zb-h1: the kernels of a transformer"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char options[160];

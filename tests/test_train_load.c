@@ -798,7 +798,6 @@ Test(train_load, what_does_not_go_together_is_refused)
         {"--data f --feed load --test-data nothing", "--test-data nothing"},
         {"--feed load --data both --test-data f", "it has the folder"},
         {"--data f --feed load --export-data x", "add --feed stored"},
-        {"--data f --feed load --parallel pipeline --stages 1", "a pipeline cannot train"},
         {"--data f --feed load --interpolation bicubic --out-res 20",
          "--interpolation needs --fit random-resized-crop"},
         {"--data f --feed lod", "did you mean 'load'"},

@@ -315,39 +315,43 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
 /* Makes `micro` the current samples. */
 static void choose_micro(struct net *net, const struct micro *micro)
 {
+    const struct train *train = net->train;
+    const uint32_t entries = micro->training ? train_entries(train, micro->count) : micro->count;
     net->begin = micro->slot * net->most;
     net->count = net->step_count = micro->count;
     net->total = micro->total;
     net->adds = micro->index > 0;
-    memcpy(net->numbers, micro->numbers, micro->count * sizeof *net->numbers);
+    if (micro->training)
+        net->mix = train_mix(train, micro->epoch, (uint32_t)(micro->step % train_steps(train)));
+    memcpy(net->numbers, micro->numbers, entries * sizeof *net->numbers);
 }
 
 /* take_rows() copies an array in C order into the current rows of `rows`, an array like block->rows.
  * give_rows() copies the current rows into an array in C order. */
 static void take_rows(const struct net *net, const struct block *block, const float *from, float *rows)
 {
-    const size_t values = shape_values(&block->out);
+    const size_t values = block->row_values, first = (size_t)net->begin * block->tokens;
 #pragma omp for nowait
-    for (uint32_t j = 0; j < net->count; j++)
-        memcpy(rows + (net->begin + j) * block->out_pitch, from + j * values, values * sizeof *rows);
+    for (size_t row = 0; row < (size_t)net->count * block->tokens; row++)
+        memcpy(rows + (first + row) * block->out_pitch, from + row * values, values * sizeof *rows);
 }
 
 static void give_rows(const struct net *net, const struct block *block, const float *rows, float *into)
 {
-    const size_t values = shape_values(&block->out);
+    const size_t values = block->row_values, first = (size_t)net->begin * block->tokens;
 #pragma omp for nowait
-    for (uint32_t j = 0; j < net->count; j++)
-        memcpy(into + j * values, rows + (net->begin + j) * block->out_pitch, values * sizeof *into);
+    for (size_t row = 0; row < (size_t)net->count * block->tokens; row++)
+        memcpy(into + row * values, rows + (first + row) * block->out_pitch, values * sizeof *into);
 }
 
-static enum status stage_forward(void *state, const struct micro *micro, const float *inputs, float *outputs)
+static enum status stage_forward(void *state, const struct micro *micro, const void *inputs, void *outputs)
 {
     struct net *net = state;
     const struct block *last = &net->blocks[net->block_count - 1];
     choose_micro(net, micro);
     net->inputs = inputs;
     if (!inputs && micro->training)
-        TRY(feed_step(&net->feed, micro->epoch, stage_step(net->train, micro), micro->numbers, micro->count));
+        TRY(feed_step(&net->feed, micro->epoch, feed_micro(net->train, micro), micro->numbers, micro->count));
 #pragma omp parallel num_threads(net->threads)
     {
         forward(net, micro->epoch, micro->part, micro->training);
@@ -360,7 +364,7 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
 }
 
 static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
-                                  const float *deltas, float *in_deltas)
+                                  const void *deltas, void *in_deltas)
 {
     struct net *net = state;
     const struct block *last = &net->blocks[net->block_count - 1], *flat = &net->blocks[net->flat];
@@ -380,20 +384,41 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
     return STATUS_OK;
 }
 
-static enum status stage_update(void *state, uint64_t step)
+static enum status stage_clear(void *state)
 {
     struct net *net = state;
+    memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
 #pragma omp parallel num_threads(net->threads)
-    {
-        if (net->flat > 1)
-            net_gather_sums(net, net->chunks);
-        net_update(net, step);
-    }
+    net_clear_sums(net);
     return STATUS_OK;
 }
 
-static const struct stage_functions stages = {
-    .live = true, .forward = stage_forward, .backward = stage_backward, .update = stage_update};
+static enum status stage_sum(void *state, bool *overflowed)
+{
+    struct net *net = state;
+    (void)overflowed;
+    if (net->flat > 1) {
+#pragma omp parallel num_threads(net->threads)
+        net_gather_sums(net, net->chunks);
+    }
+    return net->train->exchange ? add_up(net, STATUS_OK) : STATUS_OK;
+}
+
+static enum status stage_update(void *state, uint64_t step, bool overflowed)
+{
+    struct net *net = state;
+    (void)overflowed;
+#pragma omp parallel num_threads(net->threads)
+    net_update(net, step);
+    return STATUS_OK;
+}
+
+static const struct stage_functions stages = {.value_bytes = sizeof(float),
+                                              .forward = stage_forward,
+                                              .backward = stage_backward,
+                                              .clear = stage_clear,
+                                              .sum = stage_sum,
+                                              .update = stage_update};
 
 /* ---- The engine ---- */
 
@@ -418,7 +443,7 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     /* A small batch is computed on one thread: it takes less time than the synchronisation of several
      * threads, especially if a sleeping thread must be woken. */
     const struct stage *stage = train->stage;
-    net->most = stage ? stage->capacity : train_part_max(train);
+    net->most = train_part_max(train);
     net->accumulates = stage || train_parts(train) > 1;
     net->batch = stage ? stage->capacity * stage->slots : net->most;
     bool little = net->most * train->model->multiplications < LITTLE_WORK;

@@ -108,7 +108,7 @@ static int last_spatial_layer(const struct model *model)
  * for the input of the network, which an ADD can use in a stage of a pipeline. */
 static struct block *block_of(struct net *net, uint32_t layer)
 {
-    struct block *block = net->blocks;
+    struct block *block = net->blocks + (net->train->model->transformer ? net->flat : 0);
     while (block->after_end != layer + 1)
         block++;
     return block;
@@ -158,10 +158,10 @@ static void lay_out_rows(const struct model *model, struct block *block)
 {
     block->tokens = 1;
     block->row_values = shape_values(&block->out);
-    if (block->kind == BLOCK_FLAT && model->transformer) { /* patches */
+    if (block->kind == BLOCK_FLAT && model->transformer && model->layers[0].spec.kind == LAYER_PATCHES) {
         block->tokens = model->layers[0].out.channels;
         block->row_values = model->layers[0].weight_values / model->layers[0].bias_values;
-    } else if (model->transformer && block->layer->spec.kind != LAYER_LINEAR) {
+    } else if (model->transformer && (!block->layer || block->layer->spec.kind != LAYER_LINEAR)) {
         block->tokens = block->out.channels;
         block->row_values = block->out.width;
     }
@@ -442,7 +442,7 @@ static void give_deltas(struct net *net, struct block *target, const struct bloc
                         uint32_t *spares)
 {
     size_t values = 0;
-    if (target->deltas || target->kind < BLOCK_LINEAR)
+    if (target->deltas || target->kind < BLOCK_FLAT || (target->kind == BLOCK_FLAT && net_begins(net)))
         return;
     target->writer = writer;
     for (uint32_t i = net->flat + 1; i < net->block_count; i++)
@@ -462,7 +462,8 @@ static void plan_deltas(struct net *net)
         give_deltas(net, block - 1, block, spare, &spares);
         if (block->added)
             give_deltas(net, &net->blocks[block->added - net->blocks], block, spare, &spares);
-        spare[spares++] = block->deltas;
+        if (i + 1 < net->block_count || !net->train->stage) /* kept until the micro-batch's backward pass */
+            spare[spares++] = block->deltas;
     }
 }
 

@@ -112,9 +112,16 @@ void net_linear_backward(struct net *net, const struct block *block, enum gradie
 
 /* ---- Blocks of transformers: all samples of a batch together, token by token ---- */
 
-static float *row_of(const struct block *block, float *rows, size_t row)
+/* Returns a row of the current samples in an array like block->rows or block->deltas. */
+static float *row_of(const struct net *net, const struct block *block, float *rows, size_t row)
 {
-    return rows + row * block->out_pitch;
+    return rows + ((size_t)net->begin * block->tokens + row) * block->out_pitch;
+}
+
+/* Returns the moments of a row of a LAYER_NORM. */
+static float *moments_of(const struct net *net, const struct block *block, size_t row)
+{
+    return block->moments + 2 * ((size_t)net->begin * block->tokens + row);
 }
 
 /* Copies a row to `to`, or, if `adds` is true, adds it. */
@@ -135,8 +142,9 @@ static void tokens_forward(const struct net *net, const struct block *block)
 #pragma omp for nowait
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++) {
         size_t token = row % block->tokens, sample = row / block->tokens;
-        float *out = row_of(block, block->rows, row);
-        memcpy(out, token ? row_of(block - 1, block[-1].rows, sample * block[-1].tokens + token - 1) : first,
+        float *out = row_of(net, block, block->rows, row);
+        memcpy(out,
+               token ? row_of(net, block - 1, block[-1].rows, sample * block[-1].tokens + token - 1) : first,
                width * sizeof *out);
         net->kernel->add(positions + token * width, out, width);
     }
@@ -152,12 +160,12 @@ static void tokens_backward(const struct net *net, const struct block *block)
         if (!net->adds)
             memset(sums, 0, width * sizeof *sums);
         for (size_t sample = 0; sample < net->count; sample++) {
-            const float *deltas = row_of(block, block->deltas, sample * block->tokens + token);
+            const float *deltas = row_of(net, block, block->deltas, sample * block->tokens + token);
             net->kernel->add(deltas, sums, width);
             if (token > 0)
                 give_row(net, deltas,
-                         row_of(block - 1, block[-1].deltas, sample * block[-1].tokens + token - 1), width,
-                         net_adds_to(block, block - 1));
+                         row_of(net, block - 1, block[-1].deltas, sample * block[-1].tokens + token - 1),
+                         width, net_adds_to(block, block - 1));
         }
         if (token == 0)
             memcpy(first, sums, width * sizeof *first);
@@ -170,9 +178,9 @@ static void norm_forward(const struct net *net, const struct block *block)
 {
 #pragma omp for nowait
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
-        net->kernel->norm(row_of(block - 1, block[-1].rows, row), net->parameters + block->weight,
-                          net->parameters + block->bias, row_of(block, block->rows, row), block->row_values,
-                          block->moments + 2 * row);
+        net->kernel->norm(row_of(net, block - 1, block[-1].rows, row), net->parameters + block->weight,
+                          net->parameters + block->bias, row_of(net, block, block->rows, row),
+                          block->row_values, moments_of(net, block, row));
 }
 
 /* Adds up the gradients of the parameters in columns first .. first + count - 1. */
@@ -184,8 +192,9 @@ static void norm_weights(const struct net *net, const struct block *block, size_
         memset(biases, 0, count * sizeof *biases);
     }
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
-        net->kernel->norm_weights(row_of(block - 1, block[-1].rows, row) + first, block->moments + 2 * row,
-                                  row_of(block, block->deltas, row) + first, weights, biases, count);
+        net->kernel->norm_weights(row_of(net, block - 1, block[-1].rows, row) + first,
+                                  moments_of(net, block, row), row_of(net, block, block->deltas, row) + first,
+                                  weights, biases, count);
 }
 
 static void norm_backward(const struct net *net, const struct block *block)
@@ -197,9 +206,9 @@ static void norm_backward(const struct net *net, const struct block *block)
         norm_weights(net, block, first, width - first < PART ? width - first : PART);
 #pragma omp for nowait
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
-        net->kernel->norm_backward(row_of(block - 1, block[-1].rows, row), block->moments + 2 * row,
-                                   net->parameters + block->weight, row_of(block, block->deltas, row),
-                                   row_of(block - 1, block[-1].deltas, row), width, adds);
+        net->kernel->norm_backward(row_of(net, block - 1, block[-1].rows, row), moments_of(net, block, row),
+                                   net->parameters + block->weight, row_of(net, block, block->deltas, row),
+                                   row_of(net, block - 1, block[-1].deltas, row), width, adds);
 }
 
 /* ---- Attention: one thread computes one head of one sample ---- */
@@ -218,7 +227,7 @@ static void take_part(const struct part *part, size_t which, float *to)
     const struct block *block = part->block, *in = block - 1;
     for (size_t token = 0; token < block->tokens; token++)
         memcpy(to + token * block->depth_pitch,
-               row_of(in, in->rows, part->row + token) + which * block->row_values + part->column,
+               row_of(part->net, in, in->rows, part->row + token) + which * block->row_values + part->column,
                block->depth * sizeof *to);
 }
 
@@ -228,7 +237,8 @@ static void give_part(const struct part *part, const struct block *block, float 
 {
     for (size_t token = 0; token < part->block->tokens; token++)
         give_row(part->net, part->head->result + token * part->block->depth_pitch,
-                 row_of(block, rows, part->row + token) + first + part->column, part->block->depth, adds);
+                 row_of(part->net, block, rows, part->row + token) + first + part->column, part->block->depth,
+                 adds);
 }
 
 /* scores = a b^T, for tokens of a head. `room` has space for b^T. */
@@ -290,7 +300,7 @@ static void attend_backward(const struct part *part)
     const bool adds = net_adds_to(block, in);
     for (size_t token = 0; token < block->tokens; token++)
         memcpy(head->deltas + token * block->depth_pitch,
-               row_of(block, block->deltas, part->row + token) + part->column,
+               row_of(part->net, block, block->deltas, part->row + token) + part->column,
                block->depth * sizeof *head->deltas);
     multiply_scores(part, head->weights, true, head->deltas);
     give_part(part, in, in->deltas, 2 * width, adds);
@@ -330,11 +340,12 @@ static void gelu(const struct net *net, const struct block *block, bool back)
 #pragma omp for nowait
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
         if (back)
-            net->kernel->gelu_backward(row_of(in, in->rows, row), row_of(block, block->deltas, row),
-                                       row_of(in, in->deltas, row), block->row_values,
+            net->kernel->gelu_backward(row_of(net, in, in->rows, row), row_of(net, block, block->deltas, row),
+                                       row_of(net, in, in->deltas, row), block->row_values,
                                        net_adds_to(block, in));
         else
-            net->kernel->gelu(row_of(in, in->rows, row), row_of(block, block->rows, row), block->row_values);
+            net->kernel->gelu(row_of(net, in, in->rows, row), row_of(net, block, block->rows, row),
+                              block->row_values);
 }
 
 static void add(const struct net *net, const struct block *block, bool back)
@@ -345,11 +356,12 @@ static void add(const struct net *net, const struct block *block, bool back)
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
         for (int i = 0; i < 2; i++)
             if (back)
-                give_row(net, row_of(block, block->deltas, row), row_of(inputs[i], inputs[i]->deltas, row),
-                         width, net_adds_to(block, inputs[i]));
+                give_row(net, row_of(net, block, block->deltas, row),
+                         row_of(net, inputs[i], inputs[i]->deltas, row), width,
+                         net_adds_to(block, inputs[i]));
             else
-                give_row(net, row_of(inputs[i], inputs[i]->rows, row), row_of(block, block->rows, row), width,
-                         i > 0);
+                give_row(net, row_of(net, inputs[i], inputs[i]->rows, row),
+                         row_of(net, block, block->rows, row), width, i > 0);
 }
 
 static void select_first(const struct net *net, const struct block *block, bool back)
@@ -360,14 +372,14 @@ static void select_first(const struct net *net, const struct block *block, bool 
 #pragma omp for nowait
     for (size_t j = 0; j < net->count; j++) {
         if (!back) {
-            memcpy(row_of(block, block->rows, j), row_of(in, in->rows, j * in->tokens),
+            memcpy(row_of(net, block, block->rows, j), row_of(net, in, in->rows, j * in->tokens),
                    width * sizeof(float));
             continue;
         }
-        float *deltas = row_of(in, in->deltas, j * in->tokens);
+        float *deltas = row_of(net, in, in->deltas, j * in->tokens);
         if (!adds)
             memset(deltas, 0, in->tokens * in->out_pitch * sizeof *deltas);
-        net->kernel->add(row_of(block, block->deltas, j), deltas, width);
+        net->kernel->add(row_of(net, block, block->deltas, j), deltas, width);
     }
 }
 
@@ -399,7 +411,7 @@ void net_drop_paths(struct net *net, const struct block *block, uint32_t epoch, 
         for (uint32_t i = block->after; i < block->after_end; i++) {
             const float factor =
                 draw_path(net->train->seed, epoch, net->numbers[j], layers[i].number, layers[i].spec.rate);
-            float *values = row_of(block, rows, j * block->tokens);
+            float *values = row_of(net, block, rows, j * block->tokens);
             for (size_t v = 0; factor != 1 && v < block->tokens * block->out_pitch; v++)
                 values[v] *= factor;
         }

@@ -193,6 +193,14 @@ void net_sample_forward(const struct net *net, struct worker *worker, const stru
     const struct model *model = net->train->model;
     if (model->transformer) {
         const struct block *patches = &net->blocks[net->flat];
+        if (net->inputs) {
+            for (size_t row = 0; row < patches->tokens; row++)
+                memcpy(net_row(net, patches, passing->index - net->begin) + row * patches->out_pitch,
+                       net->inputs + (passing->index - net->begin) * model->input_values +
+                           row * patches->row_values,
+                       patches->row_values * sizeof(float));
+            return;
+        }
         cut_patches(&model->layers[0], gather(net, worker, passing), patches,
                     patches->rows + (size_t)passing->index * patches->tokens * patches->out_pitch);
         return;

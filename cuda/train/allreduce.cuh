@@ -26,6 +26,7 @@ struct allreduce_request {
     int device;
     size_t count_max; /* maximum number of values per call */
     enum allreduce_type type;
+    const struct comm_group *group; /* only for NCCL; NULL: all ranks */
 };
 
 struct allreduce_method {

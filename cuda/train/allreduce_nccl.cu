@@ -104,14 +104,16 @@ static enum status join(struct library_call *self)
     ncclUniqueId id = {};
     enum status status = STATUS_OK;
     TRY(check_gpus(self->request.device));
-    if (comm_rank() == 0)
+    const struct comm_group *group = self->request.group;
+    if (comm_group_rank(group) == 0)
         status = nccl_status(nccl.GetUniqueId(&id), "ncclGetUniqueId");
     TRY(comm_agree(status));
-    TRY(comm_spread(&id, sizeof id));
+    TRY(comm_agree(comm_group_spread(group, &id, sizeof id)));
     TRY(comm_agree(CUDA_STATUS(cudaSetDevice(self->request.device))));
     TRY(heartbeat_open(comm_timeout() > 0 ? comm_timeout() : STOPPED_S, &self->heartbeat));
-    return comm_agree(nccl_status(nccl.CommInitRank(&self->communicator, comm_size(), id, comm_rank()),
-                                  "ncclCommInitRank"));
+    return comm_agree(nccl_status(
+        nccl.CommInitRank(&self->communicator, comm_group_size(group), id, comm_group_rank(group)),
+        "ncclCommInitRank"));
 }
 
 static enum status nccl_open(const struct allreduce_request *request, void **state)

@@ -635,7 +635,7 @@ enum status device_augment_open(const struct train *train, struct allocations *a
                                 struct device_augment *augment)
 {
     *augment = {};
-    if (!augment_computes(&train->augment) || train->forward_only)
+    if (!augment_computes(&train->augment) || train->forward_only || (train->stage && !train->stage->first))
         return STATUS_OK;
     const size_t images = train_part_augmented(train, train_part_max(train));
     TRY(augment_plan(train, &augment->plan));

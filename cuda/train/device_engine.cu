@@ -354,7 +354,7 @@ enum status device_engine_totals(void *state, struct train_totals *totals)
     CUDA_TRY(cudaStreamSynchronize(engine->stream));
     TRY(exchange_settle(train->exchange));
     totals->skipped = skipped;
-    if (engine->steps > 0)
+    if (engine->steps > 0 && !train->stage)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, engine->gather_begin, engine->gather_end));
     totals->data_s = train->stage ? -1 : 1e-3 * gather_ms * (double)engine->steps;
     if (device_feed_delivers(&engine->feed))
@@ -368,6 +368,143 @@ enum status device_engine_totals(void *state, struct train_totals *totals)
 void device_engine_progress(const void *state, struct train_progress *progress)
 {
     device_progress_read(&static_cast<const struct device_engine *>(state)->progress, progress);
+}
+
+/* ---- Stages of pipelines ---- */
+
+/* Copies the labels of a micro-batch from the data in host memory, where the pipeline has put them. */
+static enum status copy_labels(struct device_engine *engine, const struct micro *micro)
+{
+    const struct data *data = engine->train->data;
+    const uint32_t entries = train_entries(engine->train, micro->count);
+    uint32_t *labels = static_cast<uint32_t *>(malloc(entries * sizeof *labels));
+    TRY(ALLOCATED(labels, "cuda: out of memory"));
+    for (uint32_t j = 0; j < entries; j++)
+        labels[j] = data->sets[DATA_TRAIN].labels[train_original(data, micro->numbers[j])];
+    enum status status = CUDA_STATUS(cudaMemcpyAsync(engine->batch->labels, labels, entries * sizeof *labels,
+                                                     cudaMemcpyHostToDevice, engine->stream));
+    if (status == STATUS_OK)
+        status = CUDA_STATUS(cudaStreamSynchronize(engine->stream));
+    free(labels);
+    return status;
+}
+
+/* Draws a micro-batch of training samples; in the first stage, gathers them. */
+static enum status take_to_learn(struct device_engine *engine, const struct micro *micro)
+{
+    const struct train *train = engine->train;
+    const struct share share = {.first = micro->first, .count = micro->count, .total = micro->total};
+    const uint32_t step = (uint32_t)(micro->step % train_steps(train));
+    struct device_set set = engine->sets[DATA_TRAIN];
+    if (!train->stage->first) {
+        TRY(batch_draw(train, &set, engine->batch, micro->epoch, step, &share, engine->stream));
+        return train->data->feed == DATA_LOAD ? copy_labels(engine, micro) : STATUS_OK;
+    }
+    engine->steps++;
+    if (!device_feed_delivers(&engine->feed))
+        return gather_part(engine, &set, micro->epoch, step, &share, 0);
+    TRY(device_feed_take(&engine->feed, micro->epoch, feed_micro(train, micro), engine->stream, &set));
+    TRY(gather_part(engine, &set, micro->epoch, step, &share, 0));
+    return device_feed_release(&engine->feed, engine->stream);
+}
+
+enum status device_stage_take(struct device_engine *engine, const struct micro *micro)
+{
+    const struct device_set *set = &engine->sets[micro->part];
+    if (micro->training)
+        return take_to_learn(engine, micro);
+    TRY(batch_list(set, engine->batch, micro->first, micro->count, engine->stream));
+    return engine->train->stage->first ? engine->functions->gather(engine, set, 0, false, micro->count)
+                                       : STATUS_OK;
+}
+
+enum status device_stage_copy(const struct device_engine *engine, void *to, const void *from, size_t bytes)
+{
+    return CUDA_STATUS(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, engine->stream));
+}
+
+enum status device_stage_clear(void *state)
+{
+    struct device_engine *engine = engine_of(state);
+    CUDA_TRY(cudaSetDevice(engine->device));
+    return CUDA_STATUS(cudaMemsetAsync(engine->gradients, 0,
+                                       engine->train->model->arena_values * sizeof *engine->gradients,
+                                       engine->stream));
+}
+
+enum status device_stage_sum(void *state, bool *overflowed)
+{
+    struct device_engine *engine = engine_of(state);
+    struct device_scale *scale = engine->losses.scale;
+    size_t end = engine->train->model->arena_values;
+    uint32_t found = 0;
+    CUDA_TRY(cudaSetDevice(engine->device));
+    if (scale)
+        CUDA_TRY(cudaMemsetAsync(&scale->overflowed, 0, sizeof scale->overflowed, engine->stream));
+    TRY(device_engine_exchange(engine, 0, engine->train->model->layer_count, &end));
+    TRY(device_engine_exchange_end(engine));
+    if (scale) {
+        TRY(scaling_check(scale, engine->train->model->arena_values, engine->gradients, engine->stream));
+        CUDA_TRY(cudaMemcpyAsync(&found, &scale->overflowed, sizeof found, cudaMemcpyDeviceToHost,
+                                 engine->stream));
+    }
+    CUDA_TRY(cudaStreamSynchronize(engine->stream));
+    *overflowed |= found != 0;
+    return STATUS_OK;
+}
+
+enum status device_stage_update(void *state, uint64_t step, bool overflowed)
+{
+    struct device_engine *engine = engine_of(state);
+    const struct train *train = engine->train;
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
+    const uint32_t skips = overflowed;
+    CUDA_TRY(cudaSetDevice(engine->device));
+    if (engine->losses.scale)
+        CUDA_TRY(cudaMemcpyAsync(&engine->losses.scale->overflowed, &skips, sizeof skips,
+                                 cudaMemcpyHostToDevice, engine->stream));
+    TRY(engine->functions->update(engine, &update));
+    TRY(device_progress_step(&engine->progress, engine->losses.totals, 1, engine->stream));
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
+}
+
+enum status device_stage_pin(void *memory, size_t bytes)
+{
+    return CUDA_STATUS(cudaHostRegister(memory, bytes, cudaHostRegisterDefault));
+}
+
+void device_stage_unpin(void *memory)
+{
+    (void)cudaHostUnregister(memory); /* nothing depends on an error here */
+}
+
+static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(struct stage_handle), "a handle of CUDA");
+
+/* Reports an error of sharing memory, and clears it, so that the next check does not see it. */
+static enum status sharing(cudaError_t error)
+{
+    (void)cudaGetLastError();
+    return error == cudaSuccess
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE, "GPU memory cannot be shared: %s", cudaGetErrorString(error));
+}
+
+enum status device_stage_share(size_t bytes, void **memory, struct stage_handle *handle)
+{
+    CUDA_TRY(cudaMalloc(memory, bytes));
+    return sharing(cudaIpcGetMemHandle(reinterpret_cast<cudaIpcMemHandle_t *>(handle), *memory));
+}
+
+enum status device_stage_map(const struct stage_handle *handle, void **memory)
+{
+    return sharing(cudaIpcOpenMemHandle(memory, *reinterpret_cast<const cudaIpcMemHandle_t *>(handle),
+                                        cudaIpcMemLazyEnablePeerAccess));
+}
+
+/* Ignores errors, because nothing depends on them. */
+void device_stage_release(void *memory, bool mapped)
+{
+    (void)(mapped ? cudaIpcCloseMemHandle(memory) : cudaFree(memory));
 }
 
 /* ---- Inference ---- */

@@ -71,7 +71,7 @@ static inline enum status device_engine_new(const struct train *train, const str
     engine->functions = functions;
     engine->device = resources->device;
     engine->threads = resources->threads;
-    engine->capacity = train->stage ? train->stage->capacity : train_part_max(train);
+    engine->capacity = train_part_max(train);
     return STATUS_OK;
 }
 
@@ -113,6 +113,25 @@ void device_engine_close(struct device_engine *engine);
 enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
                                    size_t *end);
 enum status device_engine_exchange_end(struct device_engine *engine);
+
+/* ---- Stages of pipelines ----
+ *
+ * Functions for struct stage_functions, and for its forward() and backward(). Those of struct stage_functions
+ * wait for their kernels, because the caller then sends the results to another rank, and measures how long
+ * the stage works. */
+
+/* Makes a micro-batch the current batch, engine->batch. The first stage also gathers its samples. */
+enum status device_stage_take(struct device_engine *engine, const struct micro *micro);
+/* Enqueues a copy of `bytes` bytes between the device and a message. */
+enum status device_stage_copy(const struct device_engine *engine, void *to, const void *from, size_t bytes);
+enum status device_stage_clear(void *state);
+enum status device_stage_sum(void *state, bool *overflowed);
+enum status device_stage_update(void *state, uint64_t step, bool overflowed);
+enum status device_stage_pin(void *memory, size_t bytes);
+void device_stage_unpin(void *memory);
+enum status device_stage_share(size_t bytes, void **memory, struct stage_handle *handle);
+enum status device_stage_map(const struct stage_handle *handle, void **memory);
+void device_stage_release(void *memory, bool mapped);
 
 /* ---- Functions of struct engine ---- */
 

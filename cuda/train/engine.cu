@@ -353,19 +353,6 @@ static enum status infer(struct device_engine *engine, uint32_t count, const flo
 
 /* ---- A stage of a pipeline ---- */
 
-/* Every function of struct stage_functions waits for its kernels, because the caller then sends the results
- * to another rank, and measures how long the stage works. */
-
-static enum status copy(const struct network *network, float *to, const float *from, size_t values)
-{
-    return CUDA_STATUS(cudaMemcpyAsync(to, from, values * sizeof *to, cudaMemcpyDefault, network->stream));
-}
-
-static enum status finish(const struct network *network)
-{
-    return CUDA_STATUS(cudaStreamSynchronize(network->stream));
-}
-
 /* Makes the slot of a micro-batch the current one, and returns the pass over its samples. */
 static struct pass choose(struct network *network, const struct micro *micro)
 {
@@ -374,32 +361,26 @@ static struct pass choose(struct network *network, const struct micro *micro)
     return network_pass(network, &share, micro->training, micro->epoch);
 }
 
-/* Copies the inputs of a micro-batch to the device, or gathers its samples there. */
-static enum status take_inputs(struct network *network, const struct micro *micro, const float *inputs)
+static enum status finish(const struct network *network)
 {
-    const struct train *train = network->train;
-    struct network_slot *slot = network->slot;
-    const struct device_set *set = &network->sets[micro->part];
-    CUDA_TRY(cudaMemcpyAsync(network->batch->numbers, micro->numbers, micro->count * sizeof *micro->numbers,
-                             cudaMemcpyHostToDevice, network->stream));
-    TRY(batch_pick(train, set, network->batch, micro->epoch, micro->training, micro->count, network->stream));
-    if (inputs)
-        return copy(network, slot->inputs, inputs, micro->count * train->model->input_values);
-    RANGE(GATHER);
-    return batch_gather(train->data, set, network->batch, micro->count, slot->inputs, network->stream);
+    return CUDA_STATUS(cudaStreamSynchronize(network->stream));
 }
 
-static enum status stage_forward(void *state, const struct micro *micro, const float *inputs, float *outputs)
+static enum status stage_forward(void *state, const struct micro *micro, const void *inputs, void *outputs)
 {
     struct network *network = network_of(state);
     CUDA_TRY(cudaSetDevice(network->device));
     const struct pass pass = choose(network, micro);
     const struct device_layer *last = network_last_layer(network);
     RANGE(FORWARD);
-    TRY(take_inputs(network, micro, inputs));
+    TRY(device_stage_take(network, micro));
+    if (inputs)
+        TRY(device_stage_copy(network, network->slot->inputs, inputs,
+                              micro->count * network->train->model->input_values * sizeof(float)));
     TRY(network_forward(network, &pass));
     if (outputs)
-        TRY(copy(network, outputs, last->out, micro->count * last->layer->out_values));
+        TRY(device_stage_copy(network, outputs, last->out,
+                              micro->count * last->layer->out_values * sizeof(float)));
     else
         TRY(loss_take(network->train, last->out, network->batch, &pass, micro->step, last->out_delta,
                       &network->losses));
@@ -421,7 +402,7 @@ static enum status stage_gradients(struct network *network, const struct pass *p
 /* The kernels overwrite the gradients of the weights. For all micro-batches but the first, they therefore
  * write to network->added, whose values are then added to network->gradients. */
 static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
-                                  const float *deltas, float *in_deltas)
+                                  const void *deltas, void *in_deltas)
 {
     struct network *network = network_of(state);
     const struct model *model = network->train->model;
@@ -433,42 +414,28 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
     pass.of = of;
     pass.gradients = adds ? network->added : network->gradients;
     if (deltas)
-        TRY(copy(network, last->out_delta, deltas, micro->count * last->layer->out_values));
+        TRY(device_stage_copy(network, last->out_delta, deltas,
+                              micro->count * last->layer->out_values * sizeof(float)));
     TRY(stage_gradients(network, &pass));
     if (adds)
         TRY(values_add(network->added, model->arena_values, network->gradients, network->stream));
     if (in_deltas)
-        TRY(copy(network, in_deltas, network->slot->all[0].out_delta, micro->count * model->input_values));
+        TRY(device_stage_copy(network, in_deltas, network->slot->all[0].out_delta,
+                              micro->count * model->input_values * sizeof(float)));
     return finish(network);
 }
 
-static enum status stage_update(void *state, uint64_t step)
-{
-    struct network *network = network_of(state);
-    const struct train *train = network->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
-    CUDA_TRY(cudaSetDevice(network->device));
-    TRY(network_update(network, &update));
-    TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));
-    return finish(network);
-}
-
-static enum status stage_pin(void *memory, size_t bytes)
-{
-    return CUDA_STATUS(cudaHostRegister(memory, bytes, cudaHostRegisterDefault));
-}
-
-static void stage_unpin(void *memory)
-{
-    (void)cudaHostUnregister(memory); /* nothing depends on an error here */
-}
-
-static const struct stage_functions cuda_stages = {.live = false,
+static const struct stage_functions cuda_stages = {.value_bytes = sizeof(float),
                                                    .forward = stage_forward,
                                                    .backward = stage_backward,
-                                                   .update = stage_update,
-                                                   .pin = stage_pin,
-                                                   .unpin = stage_unpin};
+                                                   .clear = device_stage_clear,
+                                                   .sum = device_stage_sum,
+                                                   .update = device_stage_update,
+                                                   .pin = device_stage_pin,
+                                                   .unpin = device_stage_unpin,
+                                                   .share = device_stage_share,
+                                                   .map = device_stage_map,
+                                                   .release = device_stage_release};
 
 /* ---- The engines ---- */
 
@@ -515,7 +482,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
             .accepts = cuda_accepts,
-            .stages = CONV == OWN_CONV && PRECISION != PRECISION_FP16 ? &cuda_stages : nullptr,
+            .stages = CONV == OWN_CONV ? &cuda_stages : nullptr,
             .open = cuda_open<CONV, PRECISION>,
             .close = network_close,
             .set = device_engine_set,

@@ -114,7 +114,7 @@ static enum status on_device_open(struct exchange *exchange)
     self->by = BY;
     TRY(comm_agree(open_own(self, exchange->device)));
     const struct allreduce_request request = {
-        .device = exchange->device, .count_max = exchange->count, .type = TYPE};
+        .device = exchange->device, .count_max = exchange->count, .type = TYPE, .group = exchange->group};
     return BY->open(&request, &self->state);
 }
 
@@ -179,10 +179,11 @@ static enum status fused_begin(struct exchange *exchange, float *gradients, size
 }
 
 template <const struct allreduce_method *BY, enum allreduce_type TYPE = ALLREDUCE_F32>
-static constexpr struct exchange_method on_device(const char *name)
+static constexpr struct exchange_method on_device(const char *name, bool groups = false)
 {
     return {.name = name,
             .rounds = TYPE == ALLREDUCE_F32_AS_BF16,
+            .groups = groups,
             .probe = on_device_probe,
             .open = on_device_open<BY, TYPE>,
             .close = on_device_close,
@@ -203,7 +204,7 @@ const struct exchange_method exchange_peer_fused = {.name = "peer-fused",
                                                     .begin = fused_begin,
                                                     .end = on_device_end,
                                                     .settle = on_device_settle};
-const struct exchange_method exchange_nccl = on_device<&allreduce_nccl>("nccl");
+const struct exchange_method exchange_nccl = on_device<&allreduce_nccl>("nccl", true);
 }
 
 /* ---- mpi and mpi-cuda ---- */
@@ -261,6 +262,8 @@ template <bool COPIES> static enum status staged_open(struct exchange *exchange)
 {
     struct staged *self = static_cast<struct staged *>(calloc(1, sizeof *self));
     exchange->state = self;
+    if (self)
+        self->sums.group = exchange->group;
     return comm_agree(self ? open_staged(self, exchange->device, exchange->count, COPIES)
                            : status_set(STATUS_EXHAUSTED, "out of memory"));
 }
@@ -347,6 +350,7 @@ static constexpr struct exchange_method over_mpi(const char *name,
 {
     return {.name = name,
             .named = !COPIES,
+            .groups = COPIES,
             .probe = probe,
             .open = staged_open<COPIES>,
             .close = staged_close,

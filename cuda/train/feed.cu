@@ -19,7 +19,7 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
                                struct allocations *allocations)
 {
     buffer->step = FEED_EMPTY;
-    const uint32_t samples = train_generated(train, train_share_max(train));
+    const uint32_t samples = train_generated(train, feed_share_max(train));
     TRY(allocate(allocations, &buffer->samples, samples * data_stored_bytes(train->data, DATA_TRAIN)));
     TRY(allocate(allocations, &buffer->numbers, samples));
     if (train->data->multi_hot)
@@ -44,7 +44,7 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
 {
     const struct train *train = feed->train;
     const char *name = train->generator ? train->generator : "fused";
-    const size_t batch = train_generated(train, train_share_max(train));
+    const size_t batch = train_generated(train, feed_share_max(train));
     const bool on_device = strcmp(name, "omp") != 0;
     for (struct feed_buffer &buffer : feed->buffers)
         TRY(open_buffer(&buffer, train, allocations));
@@ -141,7 +141,7 @@ static enum status open_loading(struct device_feed *feed, const struct resources
     const struct train *train = feed->train;
     const struct data *data = train->data;
     feed->numbers =
-        static_cast<uint32_t *>(malloc(train_entries(train, train_share_max(train)) * sizeof *feed->numbers));
+        static_cast<uint32_t *>(malloc(train_entries(train, feed_share_max(train)) * sizeof *feed->numbers));
     feed->decoder = new (std::nothrow) image_decoder{};
     TRY(ALLOCATED(feed->numbers && feed->decoder, "cuda: out of memory"));
     TRY(image_decoder_open(feed->decoder, feed_decoder_wanted(train)));
@@ -156,7 +156,7 @@ static enum status open_loading(struct device_feed *feed, const struct resources
     const struct device_stream_request request = {.decoder = decodes ? feed->decoder : nullptr,
                                                   .res = data->shape.height,
                                                   .channels = data->shape.channels,
-                                                  .capacity = train_generated(train, train_share_max(train)),
+                                                  .capacity = train_generated(train, feed_share_max(train)),
                                                   .sample_bytes = data->sample_bytes,
                                                   .by_epoch = train->shares != nullptr,
                                                   .ahead = FEED_AHEAD,
@@ -172,7 +172,8 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     *feed = {};
     feed->train = train;
     feed->stride = 1;
-    if ((source != DATA_LIVE && source != DATA_LOAD) || train->forward_only)
+    if ((source != DATA_LIVE && source != DATA_LOAD) || train->forward_only ||
+        (train->stage && !train->stage->first))
         return STATUS_OK;
     for (struct feed_timing &timing : feed->timings)
         TRY(open_timing(&timing));
@@ -310,7 +311,7 @@ static enum status generate(struct device_feed *feed, const struct feed_buffer *
 {
     const struct train *train = feed->train;
     const struct draw_order order = train_order(train, epoch);
-    const struct drawn_batch batch = {feed, train_pick(train, &order, step), epoch,
+    const struct drawn_batch batch = {feed, train_pick(train, &order, step / feed_per_step(train)), epoch,
                                       train_generated(train, (uint32_t)share->count), *share};
     RANGE(GENERATE);
     TRY(check_drawn(feed));
@@ -389,9 +390,9 @@ static struct feed_timing *current_timing(struct device_feed *feed)
 static enum status make(struct device_feed *feed, struct feed_buffer *buffer, uint64_t number,
                         const struct feed_timing *timing)
 {
-    const uint32_t steps = train_steps(feed->train), epoch = (uint32_t)(number / steps);
+    const uint32_t steps = feed_steps(feed->train), epoch = (uint32_t)(number / steps);
     const uint32_t step = (uint32_t)(number % steps);
-    const struct share share = train_share(feed->train, step);
+    const struct share share = feed_share(feed->train, step);
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
@@ -410,7 +411,7 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
 static bool holds(const struct device_feed *feed, const struct feed_buffer *buffer, uint64_t number,
                   uint32_t step)
 {
-    const struct share share = train_share(feed->train, step);
+    const struct share share = feed_share(feed->train, step);
     return buffer->step == number && buffer->share.first == share.first && buffer->share.count == share.count;
 }
 
@@ -432,13 +433,13 @@ static enum status set_multi_hot(const struct device_feed *feed, const struct fe
                                  cudaStream_t stream, uint32_t *rows)
 {
     const struct train *train = feed->train;
-    const uint32_t steps = train_steps(train), count = train_generated(train, (uint32_t)buffer->share.count);
+    const uint32_t steps = feed_steps(train), count = train_generated(train, (uint32_t)buffer->share.count);
     const struct draw_order order = train_order(train, (uint32_t)(buffer->step / steps));
     if (!buffer->multi_hot || count == 0)
         return STATUS_OK;
     multi_hot_kernel<<<blocks_for((size_t)count * multi_hot_words(train->data->classes)), BLOCK, 0, stream>>>(
-        train_pick(train, &order, (uint32_t)(buffer->step % steps)), buffer->share, count,
-        train->data->classes, buffer->multi_hot, rows);
+        train_pick(train, &order, (uint32_t)(buffer->step % steps) / feed_per_step(train)), buffer->share,
+        count, train->data->classes, buffer->multi_hot, rows);
     return CUDA_LAUNCHED("multi_hot_kernel");
 }
 
@@ -449,7 +450,7 @@ static enum status take_generated(struct device_feed *feed, uint64_t number, cud
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
     /* The batch is missing at the first step, for example, and after a jump. */
-    if (!holds(feed, buffer, number, (uint32_t)(number % train_steps(feed->train))))
+    if (!holds(feed, buffer, number, (uint32_t)(number % feed_steps(feed->train))))
         TRY(make(feed, buffer, number, nullptr));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
@@ -460,7 +461,7 @@ static enum status take_generated(struct device_feed *feed, uint64_t number, cud
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set)
 {
-    const uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
+    const uint64_t number = (uint64_t)epoch * feed_steps(feed->train) + step;
     const struct feed_timing *timing = current_timing(feed);
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->wait_begin, stream));

@@ -78,8 +78,9 @@ struct device_feed {
 
 #define FEED_EMPTY UINT64_MAX
 
-/* Opens the feed of train->data if its samples are live or loaded, and used for training; `allocations` owns
- * its buffers. The caller closes the feed, even after a failure; closing a zeroed feed is allowed. */
+/* Opens the feed of train->data if its samples are live or loaded, and used for training, except in the later
+ * stages of a pipeline. In a pipeline, the steps below are deliveries (feed_micro()). `allocations` owns its
+ * buffers. The caller closes the feed, even after a failure; closing a zeroed feed is allowed. */
 enum status device_feed_open(struct device_feed *feed, const struct train *train,
                              const struct resources *resources, struct allocations *allocations);
 void device_feed_close(struct device_feed *feed);

@@ -230,10 +230,6 @@ static __device__ __forceinline__ uint32_t stored_at(const struct train_held &he
  * train_part(), and has at least one sample. */
 enum status batch_draw(const struct train *train, const struct device_set *set, struct device_batch *batch,
                        uint32_t epoch, uint32_t step, const struct share *part, cudaStream_t stream);
-/* Chooses the samples whose numbers are in batch->numbers. If `training` is true, chooses their moves like
- * batch_draw(); otherwise there are no moves. */
-enum status batch_pick(const struct train *train, const struct device_set *set, struct device_batch *batch,
-                       uint32_t epoch, bool training, uint32_t count, cudaStream_t stream);
 /* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
 enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
@@ -305,7 +301,10 @@ enum status loss_take(const struct train *train, const float *logits, const stru
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);
 
-/* Divides `values` gradients by the scale. Sets `overflowed` if one of them is not finite. */
+/* scaling_check() sets `overflowed` if one of `values` gradients is not finite. scaling_unscale() does so
+ * too, and divides them by the scale. */
+enum status scaling_check(struct device_scale *scale, size_t values, const float *gradients,
+                          cudaStream_t stream);
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream);
 
 /* Call after the optimizer. Counts the step if it was skipped, updates the scale, and clears `overflowed`. */

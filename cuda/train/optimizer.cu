@@ -21,6 +21,20 @@ static __global__ void unscale_kernel(struct device_scale *scale, size_t values,
     gradients[i] = gradient / scale->now.scale;
 }
 
+static __global__ void check_kernel(struct device_scale *scale, size_t values, const float *gradients)
+{
+    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < values && !isfinite(gradients[i]))
+        scale->overflowed = true;
+}
+
+enum status scaling_check(struct device_scale *scale, size_t values, const float *gradients,
+                          cudaStream_t stream)
+{
+    check_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(scale, values, gradients);
+    return CUDA_LAUNCHED("check_kernel");
+}
+
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream)
 {
     unscale_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(scale, values, gradients);

@@ -64,30 +64,6 @@ enum status batch_draw(const struct train *train, const struct device_set *set, 
 
 static const struct mix not_mixed = {.share = 1};
 
-static __global__ void pick_kernel(uint32_t count, const struct augment augment, uint64_t seed,
-                                   uint32_t epoch, bool training, const uint32_t *labels,
-                                   const struct device_batch batch)
-{
-    uint32_t j = own_element();
-    if (j >= count)
-        return;
-    batch.labels[j] = labels[batch.numbers[j]];
-    batch.moves[j] = {};
-    if (training)
-        batch.moves[j] = draw_move(&augment, seed, epoch, batch.numbers[j]);
-}
-
-enum status batch_pick(const struct train *train, const struct device_set *set, struct device_batch *batch,
-                       uint32_t epoch, bool training, uint32_t count, cudaStream_t stream)
-{
-    batch->mix = not_mixed;
-    batch->multi_hot = set->multi_hot;
-    batch->erase_last = false;
-    pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
-                                                         set->labels, *batch);
-    return CUDA_LAUNCHED("pick_kernel");
-}
-
 static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_t *labels,
                                    const struct device_batch batch)
 {

@@ -71,6 +71,24 @@ enum status comm_gather(const void *mine, size_t bytes, void *all);
  * of this machine. `all` has room for comm_local_size() * bytes bytes. */
 enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 
+/* A group has all ranks that gave the same number. */
+struct comm_group;
+
+/* Collective: opens the group of this rank. comm_group_close() ignores NULL. */
+enum status comm_group_open(uint32_t number, struct comm_group **group);
+void comm_group_close(struct comm_group *group);
+
+/* The index of this rank in its group, in the order of the ranks, and the number of ranks in the group. If
+ * `group` is NULL, these are those of all ranks. */
+int comm_group_rank(const struct comm_group *group);
+int comm_group_size(const struct comm_group *group);
+
+/* Collective in the group: comm_group_agree() fails on all ranks of the group if one of them failed.
+ * comm_group_spread() broadcasts `bytes` bytes of `data` from the first rank. If `group` is NULL, these are
+ * comm_agree() and comm_spread(). */
+enum status comm_group_agree(const struct comm_group *group, enum status status);
+enum status comm_group_spread(const struct comm_group *group, void *data, size_t bytes);
+
 /* Adds up arrays of `count` floats over all ranks, many times. Each rank adds up one contiguous part of the
  * array in rank order and sends the sums to all ranks, so all ranks get the same bits, and repeated sums get
  * the same bits. If all ranks can share memory, they exchange the values through this memory, else over MPI;
@@ -79,12 +97,15 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 struct comm_reducer;
 
 /* Collective: allocates memory for comm_reduce(). STATUS_USAGE if the ranks give different counts. The caller
- * closes the reducer, even after a failure; comm_reducer_close() ignores NULL. */
+ * closes the reducer, even after a failure; comm_reducer_close() ignores NULL. comm_reducer_open_in() is
+ * collective in `group` and adds up over its ranks, over MPI; close the reducer before the group. If `group`
+ * is NULL, it is comm_reducer_open(). */
 enum status comm_reducer_open(size_t count, struct comm_reducer **reducer);
+enum status comm_reducer_open_in(const struct comm_group *group, size_t count, struct comm_reducer **reducer);
 void comm_reducer_close(struct comm_reducer *reducer);
 
-/* Collective: agrees on a status like comm_agree(). If no rank failed, replaces the values by their sums over
- * all ranks. */
+/* Collective in the group of the reducer: agrees on a status like comm_agree(). If no rank failed, replaces
+ * the values by their sums over its ranks. */
 enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values);
 
 /* Returns STATUS_OK if MPI says at run time that it takes pointers to the memory of CUDA devices;
@@ -129,6 +150,9 @@ void comm_channel_close(struct comm_channel *channel);
 /* Returns the memory of all buffers, for example to pin it, and their size in `*bytes`. `*own_bytes` is the
  * part that this rank allocated: 0 for the receiver of shared buffers. */
 void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, size_t *own_bytes);
+
+/* Returns whether both ends of the channel share its buffers. */
+bool comm_channel_shares(const struct comm_channel *channel);
 
 /* Sender: room() sets `*buffer` to the next buffer, after waiting until the earlier message in this buffer
  * has been sent. send() sends the first `bytes` bytes of this buffer. */

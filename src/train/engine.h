@@ -82,6 +82,10 @@ struct train {
     struct train_decoding *decoding; /* DATA_LOAD only; not owned. NULL: the CPU decodes all samples */
     bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines with `benchmarks` */
 
+    /* Per rank of the whole run: the memory in bytes that it may use (--memory-limit); NULL: no limit. Not
+     * owned. */
+    const uint64_t *memory_limit_bytes;
+
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine that computes
      * a stage gets `stage`; `model` is then the slice of this stage, and `exchange` is NULL. */
     const struct pipeline_plan *pipeline;
@@ -105,7 +109,8 @@ struct micro {
     uint64_t step; /* number of the step, counted over all epochs */
     enum data_part part;
     bool training;           /* false: no dropout, no augmentation, no loss */
-    const uint32_t *numbers; /* numbers of the samples */
+    const uint32_t *numbers; /* numbers of the samples; in training, also of their partners */
+    uint32_t first;          /* index of the first sample in the step or, without `training`, in its set */
     uint32_t count;          /* 1 to stage->capacity */
     uint32_t total;          /* number of samples of the whole step */
 };
@@ -113,31 +118,52 @@ struct micro {
 /* The gradients that stage_functions.backward() computes. */
 enum gradients_of { GRADIENTS_OF_INPUTS = 1, GRADIENTS_OF_WEIGHTS = 2, GRADIENTS_OF_BOTH = 3 };
 
-/* The functions that an engine needs in a pipeline, besides those of struct engine. All arrays are in host
- * memory; samples are stored consecutively, each in C order. */
+/* Identifies memory of a device to another process. */
+struct stage_handle {
+    char bytes[64];
+};
+
+/* The functions that an engine needs in a pipeline, besides those of struct engine. Samples are stored
+ * consecutively, each in C order. All arrays are in host memory, except values if there is share(): they may
+ * then be in device memory, also of another device. */
 struct stage_functions {
-    bool live; /* supports DATA_LIVE; no stage supports DATA_LOAD */
+    size_t value_bytes; /* size of a value in `inputs`, `deltas`, `in_deltas`, and in `outputs` of all stages
+                           but the last */
 
     /* Runs the forward pass of a micro-batch. `inputs` is NULL in the first stage, which gathers the samples
-     * itself. `outputs` receives the activations of the last layer. In training, the last stage adds the loss
-     * to its totals instead, and `outputs` is NULL. */
-    enum status (*forward)(void *state, const struct micro *micro, const float *inputs, float *outputs);
+     * itself. `outputs` receives the activations of the last layer, or the logits in float. In training, the
+     * last stage adds the loss to its totals instead, and `outputs` is NULL. In training, the labels of the
+     * samples are in train->data before the call or, in the first stage, after it. */
+    enum status (*forward)(void *state, const struct micro *micro, const void *inputs, void *outputs);
 
     /* Runs the backward pass of a micro-batch. If inputs and weights have separate calls, the call for the
      * inputs comes first. `deltas` has the gradients of the outputs (NULL in the last stage, and for
      * GRADIENTS_OF_WEIGHTS alone). `in_deltas` receives the gradients of the inputs (NULL in the first
      * stage). The weight gradients of micro-batch 0 replace those of the previous step; the weight gradients
      * of later micro-batches are added. */
-    enum status (*backward)(void *state, const struct micro *micro, enum gradients_of of, const float *deltas,
-                            float *in_deltas);
+    enum status (*backward)(void *state, const struct micro *micro, enum gradients_of of, const void *deltas,
+                            void *in_deltas);
 
-    /* Updates the parameters with the gradients of the step. */
-    enum status (*update)(void *state, uint64_t step);
+    /* Sets the weight gradients to 0, for a step in which this replica of the pipeline has no samples. */
+    enum status (*clear)(void *state);
+
+    /* Call after the last backward pass of a step. Adds up the gradients of all replicas (train->exchange).
+     * Engines that scale the loss set `*overflowed` if a gradient is not finite; others leave it as it is. */
+    enum status (*sum)(void *state, bool *overflowed);
+
+    /* Updates the parameters. `overflowed`: a stage has overflowed, so all stages skip the update. */
+    enum status (*update)(void *state, uint64_t step, bool overflowed);
 
     /* pin() makes copies between `memory` and a device faster; `memory` contains the arrays that are passed
      * to forward() and backward(). unpin() undoes this. Both are NULL if the engine does not use a device. */
     enum status (*pin)(void *memory, size_t bytes);
     void (*unpin)(void *memory);
+
+    /* share() allocates device memory that other processes can map; map() maps such memory. release() frees
+     * or, if `mapped` is true, unmaps it. All are NULL if the engine does not use a device. */
+    enum status (*share)(size_t bytes, void **memory, struct stage_handle *handle);
+    enum status (*map)(const struct stage_handle *handle, void **memory);
+    void (*release)(void *memory, bool mapped);
 };
 
 /* Returns how a tensor is updated. */
@@ -204,12 +230,13 @@ static inline uint32_t train_parts(const struct train *train)
     return train->accumulate ? train->accumulate : 1;
 }
 
-/* Returns the maximum number of samples of a part. Engines allocate memory for this number of samples.
- * evaluate() passes at most this number of samples through the network at a time. */
+/* Returns the maximum number of samples of a part or, in a stage of a pipeline, of a micro-batch. Engines
+ * allocate memory for this number of samples. evaluate() passes at most this number of samples through the
+ * network at a time. */
 static inline uint32_t train_part_max(const struct train *train)
 {
     uint32_t most = train_share_max(train), parts = train_parts(train);
-    return most / parts + (most % parts != 0);
+    return train->stage ? train->stage->capacity : most / parts + (most % parts != 0);
 }
 
 /* Returns part number `part` of this rank's share of a step. The parts are consecutive and differ by at most
@@ -303,7 +330,7 @@ static inline bool train_mixes(const struct train *train)
 static inline struct mix train_mix(const struct train *train, uint32_t epoch, uint32_t step)
 {
     const struct mix none = {1, false, 0, 0, 0, 0};
-    return train_mixes(train) ? mix_draw(&train->mixing, train->seed, epoch, step, &train->model->input)
+    return train_mixes(train) ? mix_draw(&train->mixing, train->seed, epoch, step, &train->data->shape)
                               : none;
 }
 
@@ -315,11 +342,11 @@ static inline uint32_t train_entries(const struct train *train, uint32_t count)
 }
 
 /* Returns the number of samples that are generated (DATA_LIVE) or augmented (augment_computes()) for `count`
- * samples of this rank. With one rank, the partners are among these samples. With several ranks, each rank
- * also computes the partners. */
+ * samples of this rank. With one rank, the partners are among these samples. With several ranks, and in a
+ * micro-batch, the partners are computed as well. */
 static inline uint32_t train_generated(const struct train *train, uint32_t count)
 {
-    return train->ranks > 1 ? train_entries(train, count) : count;
+    return train->ranks > 1 || train->stage ? train_entries(train, count) : count;
 }
 
 /* Returns the number of samples that are augmented for the `count` samples of a part of a step, if each part
@@ -330,16 +357,43 @@ static inline uint32_t train_part_augmented(const struct train *train, uint32_t 
     return train_parts(train) > 1 ? train_entries(train, count) : train_generated(train, count);
 }
 
-/* Returns the samples of a micro-batch, among the `total` samples of a step. The last micro-batches of a
- * short step may be empty. */
-static inline struct share stage_share(const struct stage *stage, uint64_t total, uint32_t index)
+/* ---- Feeds ----
+ *
+ * A feed delivers the samples of a step of this rank at a time or, in a stage of a pipeline, those of a
+ * micro-batch. Either is called a delivery. */
+
+/* Returns the number of deliveries per step. */
+static inline uint32_t feed_per_step(const struct train *train)
 {
-    const struct partition partition = {.rank = index, .ranks = stage->micros, .strong = true};
-    return partition_share(&partition, total);
+    return train->stage ? train->stage->micros : 1;
 }
 
-/* Returns the number of a micro-batch within its epoch. */
-static inline uint32_t stage_step(const struct train *train, const struct micro *micro)
+/* Returns the number of deliveries per epoch. */
+static inline uint32_t feed_steps(const struct train *train)
+{
+    return train_steps(train) * feed_per_step(train);
+}
+
+/* Returns the samples of a delivery of an epoch. The last micro-batches of a short step may be empty. */
+static inline struct share feed_share(const struct train *train, uint32_t number)
+{
+    const struct share share = train_share(train, number / feed_per_step(train));
+    const struct partition micros = {
+        .rank = number % feed_per_step(train), .ranks = feed_per_step(train), .strong = true};
+    struct share of = partition_share(&micros, share.count);
+    of.first += share.first;
+    of.total = share.total;
+    return of;
+}
+
+/* Returns the maximum number of samples of a delivery. */
+static inline uint32_t feed_share_max(const struct train *train)
+{
+    return train->stage ? train->stage->capacity : train_share_max(train);
+}
+
+/* Returns the number of a micro-batch's delivery within its epoch. */
+static inline uint32_t feed_micro(const struct train *train, const struct micro *micro)
 {
     return (uint32_t)(micro->step % train_steps(train)) * train->stage->micros + micro->index;
 }
@@ -368,6 +422,17 @@ FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, ui
     return j < count ? at : held->partners ? held->count + at : held->count - 1 - at;
 }
 
+/* Writes the numbers of the samples `share` of a step of an epoch to `numbers`, and after them those of their
+ * partners: train_entries() of share->count numbers. */
+static inline void train_list(const struct train *train, const struct draw_order *order, uint32_t step,
+                              const struct share *share, uint32_t *numbers)
+{
+    const struct train_pick pick = train_pick(train, order, step);
+    const uint32_t entries = train_entries(train, (uint32_t)share->count);
+    for (uint32_t i = 0; i < entries; i++)
+        numbers[i] = train_picked(&pick, train_entry(share, i));
+}
+
 /* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, and after them those of their
  * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the number of
  * samples, without the partners. */
@@ -375,10 +440,7 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
                                    uint32_t *numbers)
 {
     const struct share share = train_share(train, step);
-    const struct train_pick pick = train_pick(train, order, step);
-    const uint32_t entries = train_entries(train, (uint32_t)share.count);
-    for (uint32_t i = 0; i < entries; i++)
-        numbers[i] = train_picked(&pick, train_entry(&share, i));
+    train_list(train, order, step, &share, numbers);
     return (uint32_t)share.count;
 }
 

@@ -24,8 +24,8 @@ static enum status open_piece(struct exchange_pieces *pieces, size_t index, enum
             status = status_set(STATUS_EXHAUSTED, "out of memory for the exchange");
     } else if (pieces->reducers[index])
         return STATUS_OK;
-    TRY(comm_agree(status));
-    return comm_reducer_open(count, &pieces->reducers[index]);
+    TRY(comm_group_agree(pieces->group, status));
+    return comm_reducer_open_in(pieces->group, count, &pieces->reducers[index]);
 }
 
 enum status exchange_piece_sum(struct exchange_pieces *pieces, size_t index, enum status status,
@@ -117,8 +117,10 @@ static enum status mpi_probe(const struct engine *engine)
 /* The reducers are opened by the first sum(), which knows the number of gradients. */
 static enum status mpi_open(struct exchange *exchange)
 {
-    exchange->state = calloc(1, sizeof(struct exchange_pieces));
-    return comm_agree(ALLOCATED(exchange->state, "out of memory"));
+    struct exchange_pieces *pieces = exchange->state = calloc(1, sizeof *pieces);
+    if (pieces)
+        pieces->group = exchange->group;
+    return comm_agree(ALLOCATED(pieces, "out of memory"));
 }
 
 static void mpi_close(struct exchange *exchange)
@@ -135,7 +137,7 @@ static enum status mpi_sum(struct exchange *exchange, enum status status, float 
 }
 
 const struct exchange_method exchange_mpi = {
-    .name = "mpi", .probe = mpi_probe, .open = mpi_open, .close = mpi_close, .sum = mpi_sum};
+    .name = "mpi", .groups = true, .probe = mpi_probe, .open = mpi_open, .close = mpi_close, .sum = mpi_sum};
 
 /* ---- Choosing a method ---- */
 
@@ -239,7 +241,11 @@ enum status exchange_open(int sync, const struct engine *engine, struct exchange
     for (size_t i = 0; i < COUNT_OF(methods); i++) {
         if (!is_wanted(sync, methods[i]))
             continue;
-        enum status status = comm_agree(methods[i]->probe(engine));
+        enum status status = comm_agree(
+            methods[i]->groups || !exchange->group
+                ? methods[i]->probe(engine)
+                : status_set(STATUS_UNAVAILABLE, "it adds up over all ranks, not over the replicas of a "
+                                                 "stage; use --sync nccl or mpi"));
         if (status == STATUS_OK) {
             exchange->method = methods[i];
             status = methods[i]->open(exchange);

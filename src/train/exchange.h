@@ -17,6 +17,7 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
+struct comm_group;
 struct comm_reducer;
 struct engine;
 struct exchange;
@@ -29,6 +30,7 @@ struct exchange_method {
     bool rounds;      /* sends gradients as bf16. --sync auto never selects such a method */
     bool updates;     /* also updates the parameters. --sync auto never selects such a method */
     bool named;       /* --sync auto never selects it */
+    bool groups;      /* works in a group of ranks (exchange.group) */
 
     /* Returns STATUS_OK if the method can work with this engine in this build, else STATUS_UNAVAILABLE with
      * the reason. Not collective. */
@@ -66,6 +68,7 @@ struct exchange {
     void *state;  /* state of the method */
     int device;   /* CUDA device, for gradients in device memory */
     size_t count; /* maximum number of gradients per step; 0 if it is known only when sum() is called */
+    const struct comm_group *group;       /* the ranks that exchange; NULL: all ranks */
     const struct exchange_update *update; /* set by the engine, for a method that updates parameters */
     /* The model, if some ranks have their gradients in host memory and others in device memory; otherwise
      * NULL. If it is set, all engines pass gradients in the layout of the model's arena. */
@@ -117,8 +120,8 @@ enum status exchange_probe(int sync, const struct engine *engine, const struct o
 bool exchange_rounds(int sync);
 
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
- * these ranks. The caller has set the members device, count and mixed of `exchange`. If `mixed` is not NULL,
- * only mpi works. The caller closes the exchange, even after a failure. */
+ * these ranks. The caller has set the members device, count, group and mixed of `exchange`. If `mixed` is not
+ * NULL, only mpi works. The caller closes the exchange, even after a failure. */
 enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange);
 
 /* Closes an exchange. Does nothing if it was not opened. */
@@ -159,6 +162,7 @@ static inline bool exchange_is_part(const struct model *model, const struct laye
 struct exchange_pieces {
     struct comm_reducer **reducers;
     size_t count;
+    const struct comm_group *group; /* the ranks that exchange; NULL: all ranks */
 };
 
 FDSL_C_BEGIN

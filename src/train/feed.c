@@ -159,9 +159,9 @@ struct feed_lister {
     struct draw_memo memo;
 };
 
-/* Writes the first `count` entries of this rank's list of a step. */
-static void list_entries(struct feed_lister *lister, uint32_t epoch, uint32_t step, const struct share *share,
-                         uint32_t count, uint32_t *numbers)
+/* Writes the first `count` entries of the list of a delivery. */
+static void list_entries(struct feed_lister *lister, uint32_t epoch, uint32_t number,
+                         const struct share *share, uint32_t count, uint32_t *numbers)
 {
     struct draw_order order = train_order(lister->train, epoch);
     const bool alone = pthread_mutex_trylock(&lister->lock) == 0;
@@ -172,31 +172,18 @@ static void list_entries(struct feed_lister *lister, uint32_t epoch, uint32_t st
         lister->epoch = epoch;
         order.memo = &lister->memo;
     }
-    const struct train_pick pick = train_pick(lister->train, &order, step);
+    const struct train_pick pick = train_pick(lister->train, &order, number / feed_per_step(lister->train));
     for (uint32_t i = 0; i < count; i++)
         numbers[i] = train_picked(&pick, train_entry(share, i));
     if (alone)
         pthread_mutex_unlock(&lister->lock);
 }
 
-/* Implements stream_plan.list for a stage of a pipeline, whose batches are micro-batches. */
-static uint32_t list_micro(const void *context, uint64_t epoch, uint64_t number, uint32_t *numbers)
-{
-    struct feed_lister *lister = (struct feed_lister *)context; /* the plan is constant, the memo is not */
-    const struct train *train = lister->train;
-    const struct stage *stage = train->stage;
-    const uint32_t step = (uint32_t)(number / stage->micros);
-    const struct share share =
-        stage_share(stage, train_share(train, step).total, (uint32_t)(number % stage->micros));
-    list_entries(lister, (uint32_t)epoch, step, &share, (uint32_t)share.count, numbers);
-    return (uint32_t)share.count;
-}
-
 /* Implements stream_plan.list. */
 static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
 {
     struct feed_lister *lister = (struct feed_lister *)context; /* the plan is constant, the memo is not */
-    const struct share share = train_share(lister->train, (uint32_t)step);
+    const struct share share = feed_share(lister->train, (uint32_t)step);
     const uint32_t count = train_generated(lister->train, (uint32_t)share.count);
     list_entries(lister, (uint32_t)epoch, (uint32_t)step, &share, count, numbers);
     return count;
@@ -204,7 +191,7 @@ static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, ui
 
 uint32_t feed_stream_list(const struct feed_stream *feed, uint32_t epoch, uint32_t step, uint32_t *numbers)
 {
-    const struct share share = train_share(feed->train, step);
+    const struct share share = feed_share(feed->train, step);
     list_entries(feed->lister, epoch, step, &share, train_entries(feed->train, (uint32_t)share.count),
                  numbers);
     return (uint32_t)share.count;
@@ -245,15 +232,13 @@ static enum status decide_share(const struct train *train, enum decoder decoder)
 static enum status begin_stream(const struct train *train, struct data_stream_request *request,
                                 struct feed_stream *feed)
 {
-    const struct stage *stage = train->stage;
     *feed = (struct feed_stream){.train = train, .lister = calloc(1, sizeof *feed->lister)};
     TRY(ALLOCATED(feed->lister, "out of memory for a stream"));
     feed->lister->train = train;
     pthread_mutex_init(&feed->lister->lock, NULL);
-    request->plan = (struct stream_plan){.steps = (uint64_t)train_steps(train) * (stage ? stage->micros : 1),
-                                         .capacity = stage ? stage->capacity
-                                                           : train_generated(train, train_share_max(train)),
-                                         .list = stage ? list_micro : list_step,
+    request->plan = (struct stream_plan){.steps = feed_steps(train),
+                                         .capacity = train_generated(train, feed_share_max(train)),
+                                         .list = list_step,
                                          .context = feed->lister,
                                          .by_epoch = train->shares != NULL};
     request->seed = train->seed;
@@ -362,10 +347,10 @@ static enum status open_augment(const struct train *train, int threads, struct f
 {
     TRY(augment_plan(train, &feed->augment));
     feed->threads = threads;
-    feed->images = malloc(train_generated(train, train_share_max(train)) * train->data->sample_bytes);
+    feed->images = malloc(train_generated(train, feed_share_max(train)) * train->data->sample_bytes);
     feed->scratch = calloc((size_t)threads, sizeof *feed->scratch);
     TRY(ALLOCATED(feed->images && feed->scratch, "out of memory for a batch of %u samples; lower --batch",
-                  train_share_max(train)));
+                  feed_share_max(train)));
     for (int i = 0; i < threads; i++)
         TRY(augment_scratch_open(&feed->augment, &feed->scratch[i]));
     return STATUS_OK;
@@ -374,9 +359,9 @@ static enum status open_augment(const struct train *train, int threads, struct f
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed)
 {
     *feed = (struct feed){.train = train};
-    if (augment_computes(&train->augment) && !train->forward_only)
-        TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
     const bool first = !train->stage || train->stage->first;
+    if (augment_computes(&train->augment) && !train->forward_only && first)
+        TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
     struct data_stream_request request = {
         .threads = resources->threads, .held = 1, .unscaled = train->decoding && train->decoding->share > 0};
     return train->data->feed == DATA_STORED || train->forward_only || !first
@@ -477,7 +462,7 @@ void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch,
 uint64_t feed_memory_bytes(const struct feed *feed)
 {
     const struct train *train = feed->train;
-    const uint64_t images = feed->images ? train_generated(train, train_share_max(train)) : 0;
+    const uint64_t images = feed->images ? train_generated(train, feed_share_max(train)) : 0;
     uint64_t bytes = images * train->data->sample_bytes;
     if (feed->stream.stream) {
         struct stream_stats stats;

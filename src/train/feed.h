@@ -24,7 +24,7 @@ FDSL_C_BEGIN
 enum decoder feed_decoder_wanted(const struct train *train);
 
 /* Opens a stream whose batches are the samples of this rank, and then their partners, if train_generated()
- * counts them. In a stage of a pipeline, the batches are micro-batches: step stage_step(). train->data->feed
+ * counts them. In a stage of a pipeline, the batches are micro-batches: step feed_micro(). train->data->feed
  * must not be DATA_STORED. `train` must outlive the stream. `threads` threads read, decode or generate. The
  * caller holds at most `held` batches at a time. `decoder` is the decoder with which the caller decodes the
  * files of set_stream_files(), never DECODER_AUTO; DECODER_CPU: the stream has no such files. Sets

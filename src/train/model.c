@@ -544,8 +544,12 @@ enum status model_set_dropout(struct model *model, double rate)
 bool model_may_cut(const struct model *model, uint32_t layer)
 {
     enum layer_kind kind = model->layers[layer].spec.kind;
-    bool may = layer > 0 && !model->transformer && !model->normalises &&
-               (kind == LAYER_CONV || kind == LAYER_LINEAR);
+    const bool block = layer > 0 && model->transformer && kind == LAYER_NORM &&
+                       layer + 2 < model->layer_count &&
+                       model->layers[layer + 2].spec.kind == LAYER_ATTENTION &&
+                       model->layers[layer - 1].spec.kind == LAYER_ADD;
+    bool may = layer > 0 && !model->normalises &&
+               (block || (!model->transformer && (kind == LAYER_CONV || kind == LAYER_LINEAR)));
     for (uint32_t i = layer; i < model->layer_count; i++)
         may &= model->layers[i].spec.kind != LAYER_ADD || i - model->layers[i].spec.back + 1 >= layer;
     return may;

@@ -202,10 +202,10 @@ enum status model_set_drop_path(struct model *model, double rate);
  * network has none. */
 enum status model_set_dropout(struct model *model, double rate);
 
-/* Returns whether the network may be cut before this layer. A transformer may not be cut, and neither may a
- * network with LAYER_BATCH_NORM, because a stage never has a whole batch. A slice begins with
- * a convolution or a linear layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no
- * earlier layer. */
+/* Returns whether the network may be cut before this layer. A slice begins with a convolution, a linear layer
+ * or the first layer of a transformer's block other than the first. A LAYER_ADD may use layers of its slice
+ * and the input of its slice, but no earlier layer. A network with LAYER_BATCH_NORM may not be cut, because a
+ * stage never has a whole batch. */
 bool model_may_cut(const struct model *model, uint32_t layer);
 
 /* Makes `slice` a network of the layers first .. end - 1 of `whole`, between two cuts. Each of its arenas is

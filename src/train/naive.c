@@ -699,7 +699,7 @@ static enum status take_micro(struct naive *naive, const struct micro *micro)
     const uint32_t begin = micro_begin(naive, micro);
     double begin_s = timer_now_s();
     if (micro->training)
-        TRY(feed_step(&naive->feed, micro->epoch, stage_step(naive->train, micro), micro->numbers,
+        TRY(feed_step(&naive->feed, micro->epoch, feed_micro(naive->train, micro), micro->numbers,
                       micro->count));
     for (uint32_t j = 0; j < micro->count; j++)
         if (micro->training)
@@ -710,13 +710,18 @@ static enum status take_micro(struct naive *naive, const struct micro *micro)
     return STATUS_OK;
 }
 
-static enum status stage_forward(void *state, const struct micro *micro, const float *inputs, float *outputs)
+static enum status stage_forward(void *state, const struct micro *micro, const void *inputs, void *outputs_)
 {
     struct naive *naive = state;
+    float *outputs = outputs_;
     const struct model *model = naive->train->model;
     const uint32_t begin = micro_begin(naive, micro), last = model->layer_count - 1;
     const size_t values = model->layers[last].out_values;
     double loss = 0;
+    naive->count = micro->count;
+    if (micro->training)
+        naive->mix =
+            train_mix(naive->train, micro->epoch, (uint32_t)(micro->step % train_steps(naive->train)));
     if (inputs)
         copy_in(naive->inputs + begin * model->input_values, inputs, micro->count * model->input_values);
     else
@@ -738,9 +743,11 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
 }
 
 static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
-                                  const float *deltas, float *in_deltas)
+                                  const void *deltas_, void *in_deltas_)
 {
     struct naive *naive = state;
+    const float *deltas = deltas_;
+    float *in_deltas = in_deltas_;
     const struct model *model = naive->train->model;
     const uint32_t begin = micro_begin(naive, micro), last = model->layer_count - 1;
     const size_t values = model->layers[last].out_values;
@@ -761,16 +768,34 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
     return STATUS_OK;
 }
 
-static enum status stage_update(void *state, uint64_t step)
+static enum status stage_clear(void *state)
 {
     struct naive *naive = state;
+    memset(naive->gradients, 0, naive->train->model->arena_values * sizeof *naive->gradients);
+    return STATUS_OK;
+}
+
+static enum status stage_sum(void *state, bool *overflowed)
+{
+    (void)overflowed;
+    return add_up(state, STATUS_OK);
+}
+
+static enum status stage_update(void *state, uint64_t step, bool overflowed)
+{
+    struct naive *naive = state;
+    (void)overflowed;
     update_parameters(naive, step);
     published_store(&naive->published, &naive->totals);
     return STATUS_OK;
 }
 
-static const struct stage_functions stages = {
-    .live = true, .forward = stage_forward, .backward = stage_backward, .update = stage_update};
+static const struct stage_functions stages = {.value_bytes = sizeof(float),
+                                              .forward = stage_forward,
+                                              .backward = stage_backward,
+                                              .clear = stage_clear,
+                                              .sum = stage_sum,
+                                              .update = stage_update};
 
 #endif
 

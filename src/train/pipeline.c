@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "train/pipeline.h"
+#include "train/stage_messages.h"
 
 /* ---- Schedules ---- */
 
@@ -203,32 +205,42 @@ uint32_t pipe_pieces(const struct model *model)
 
 /* Host memory and sample numbers for the trial of a piece. */
 struct trial {
-    float *inputs, *outputs, *deltas, *in_deltas;
+    char *inputs, *outputs, *deltas, *in_deltas;
     uint32_t *numbers;
+    struct share share;
 };
 
+/* Writes a value of `bytes` bytes (stage_functions.value_bytes), in float or bf16. */
+static void put_value(char *values, size_t i, size_t bytes, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint16_t rounded = (uint16_t)(bits >> 16);
+    memcpy(values + i * bytes, bytes == sizeof rounded ? (const void *)&rounded : &bits, bytes);
+}
+
 /* The samples are those of the first micro-batch of the first step. */
-static bool trial_new(const struct train *train, struct trial *trial)
+static bool trial_new(const struct train *train, size_t bytes, struct trial *trial)
 {
     const struct model *piece = train->model;
     const struct draw_order order = train_order(train, 0);
-    const uint32_t capacity = train->stage->capacity;
-    size_t in = piece->input_values * capacity,
-           out = piece->layers[piece->layer_count - 1].out_values * capacity;
-    trial->inputs = calloc(2 * (in + out), sizeof(float));
-    trial->numbers = calloc(train_entries(train, train->batch), sizeof *trial->numbers);
+    trial->share = feed_share(train, 0);
+    size_t in = piece->input_values * train->stage->capacity,
+           out = piece->layers[piece->layer_count - 1].out_values * train->stage->capacity;
+    trial->inputs = calloc(2 * (in + out), bytes);
+    trial->numbers = calloc(train_entries(train, train->stage->capacity), sizeof *trial->numbers);
     if (!trial->inputs || !trial->numbers)
         return false;
-    trial->outputs = trial->inputs + in;
-    trial->deltas = trial->outputs + out;
-    trial->in_deltas = trial->deltas + out;
+    trial->outputs = trial->inputs + in * bytes;
+    trial->deltas = trial->outputs + out * bytes;
+    trial->in_deltas = trial->deltas + out * bytes;
     /* The trial's inputs and gradients are positive, so that ReLU and pooling do not turn them into zeros:
      * zeros would cost less time. */
     for (size_t i = 0; i < in; i++)
-        trial->inputs[i] = 0.5f + (float)(i % 7) * 0.125f;
+        put_value(trial->inputs, i, bytes, 0.5f + (float)(i % 7) * 0.125f);
     for (size_t i = 0; i < out; i++)
-        trial->deltas[i] = 1e-3f * (1 + (float)(i % 5));
-    train_batch(train, &order, 0, trial->numbers);
+        put_value(trial->deltas, i, bytes, 1e-3f * (1 + (float)(i % 5)));
+    train_list(train, &order, 0, &trial->share, trial->numbers);
     return true;
 }
 
@@ -242,8 +254,11 @@ static enum status run_trial(const struct train *piece, const struct engine *eng
                              const struct trial *trial, double *seconds)
 {
     const struct stage *stage = piece->stage;
-    const struct micro micro = {
-        .training = true, .numbers = trial->numbers, .count = stage->capacity, .total = stage->capacity};
+    const struct micro micro = {.training = true,
+                                .numbers = trial->numbers,
+                                .first = (uint32_t)trial->share.first,
+                                .count = (uint32_t)trial->share.count,
+                                .total = (uint32_t)trial->share.total};
     double begin_s = timer_now_s();
     TRY(engine->stages->forward(state, &micro, stage->first ? NULL : trial->inputs,
                                 stage->last ? NULL : trial->outputs));
@@ -260,7 +275,8 @@ static enum status run_trials(const struct train *piece, const struct engine *en
 {
     CLOSED_BY(train_state_free) struct train_state begin = {0};
     CLOSED_BY(trial_free) struct trial trial = {0};
-    bool room = train_state_new(piece->model->arena_values, &begin) && trial_new(piece, &trial);
+    bool room = train_state_new(piece->model->arena_values, &begin) &&
+                trial_new(piece, engine->stages->value_bytes, &trial);
     *seconds = HUGE_VAL;
     TRY(ALLOCATED(room, "out of memory to measure the layers; lower --batch"));
     model_initialise(piece->model, piece->seed, begin.parameters);
@@ -270,92 +286,180 @@ static enum status run_trials(const struct train *piece, const struct engine *en
     return STATUS_OK;
 }
 
-/* Measures the layers first .. end - 1 as a separate stage. */
+/* Opens a stage. Sets `*bytes` to its memory and, unless `seconds` is NULL, measures its time. */
+static enum status measure_stage(const struct train *piece, const struct engine *engine,
+                                 const struct resources *resources, double *bytes, double *seconds)
+{
+    void *state = NULL;
+    enum status status = engine->open(piece, resources, &state);
+    if (status == STATUS_OK && seconds)
+        status = run_trials(piece, engine, state, seconds);
+    if (status == STATUS_OK)
+        *bytes = (double)engine->memory_bytes(state);
+    if (state)
+        engine->close(state);
+    return status;
+}
+
+/* Measures the layers first .. end - 1 as a separate stage that keeps `slots` micro-batches. */
 static enum status measure_piece(const struct train *train, const struct engine *engine,
                                  const struct resources *resources, uint32_t first, uint32_t end,
-                                 uint32_t capacity, double *seconds)
+                                 uint32_t capacity, uint32_t slots, double *bytes, double *seconds)
 {
     const struct stage stage = {.first = first == 0,
                                 .last = end == train->model->layer_count,
-                                .slots = 1,
-                                .micros = (train->batch - 1) / capacity + 1,
+                                .slots = slots,
+                                .micros = (train_share_max(train) - 1) / capacity + 1,
                                 .capacity = capacity};
-    struct model *model = malloc(sizeof *model);
+    FREED struct model *model = malloc(sizeof *model);
     struct train piece = *train;
-    void *state = NULL;
     TRY(ALLOCATED(model, "out of memory"));
     model_slice(train->model, first, end, model);
     piece.model = model;
     piece.stage = &stage;
-    enum status status = engine->open(&piece, resources, &state);
-    if (status == STATUS_OK)
-        status = run_trials(&piece, engine, state, seconds);
-    if (state)
-        engine->close(state);
-    free(model);
-    return status;
+    return measure_stage(&piece, engine, resources, bytes, seconds);
+}
+
+/* Measures all pieces and, if memory is limited, how their memory depends on the number of slots, and how
+ * much less two pieces need in one stage. Not collective. */
+static enum status measure_pieces(const struct train *train, const struct engine *engine,
+                                  const struct resources *resources, uint32_t capacity,
+                                  const uint32_t *starts, struct pipe_costs *costs)
+{
+    double bytes;
+    for (uint32_t i = 0; i < costs->pieces; i++) {
+        TRY(measure_piece(train, engine, resources, starts[i], starts[i + 1], capacity, 1, &costs->bytes[i],
+                          &costs->seconds[i]));
+        if (!costs->limited)
+            continue;
+        TRY(measure_piece(train, engine, resources, starts[i], starts[i + 1], capacity, 2, &bytes, NULL));
+        costs->slot_bytes[i] = bytes - costs->bytes[i];
+    }
+    if (costs->limited && costs->pieces > 1) {
+        TRY(measure_piece(train, engine, resources, starts[0], starts[2], capacity, 1, &bytes, NULL));
+        costs->joint_bytes = costs->bytes[0] + costs->bytes[1] - bytes;
+    }
+    return STATUS_OK;
 }
 
 /* ---- Cuts ---- */
 
-/* Fills `begins` with slices that cost at most `most` each. Each slice has as many pieces as possible, but
- * leaves at least one piece for each later slice. Returns whether `stages` slices suffice. */
-static bool fill(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages, double most,
-                 uint32_t *begins)
+/* Returns the memory of pieces first .. end - 1 as stage `stage`. */
+static double stage_bytes(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
 {
+    double bytes = -costs->joint_bytes * (end - first - 1);
+    for (uint32_t i = first; i < end; i++)
+        bytes += costs->bytes[i] + (costs->slots[stage] - 1) * costs->slot_bytes[i];
+    return bytes;
+}
+
+/* Return what pieces first .. end - 1 cost as stage `stage`: their time, or HUGE_VAL if they exceed the
+ * memory of the stage; and their memory relative to the limit. */
+static double stage_time(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
+{
+    double seconds = 0;
+    for (uint32_t i = first; i < end; i++)
+        seconds += costs->seconds[i];
+    return costs->limited && stage_bytes(costs, stage, first, end) > costs->limits[stage] ? HUGE_VAL
+                                                                                          : seconds;
+}
+
+static double stage_fill(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end)
+{
+    return stage_bytes(costs, stage, first, end) / costs->limits[stage];
+}
+
+typedef double stage_cost(const struct pipe_costs *costs, uint32_t stage, uint32_t first, uint32_t end);
+
+/* Fills `best`: entry stage * (pieces + 1) + p is the least cost of the most expensive stage, if the stages
+ * from `stage` on divide the pieces from p on. Returns this cost of the whole network. */
+static double find_best(const struct pipe_costs *costs, uint32_t stages, stage_cost *cost, double *best)
+{
+    const uint32_t pieces = costs->pieces;
+    for (uint32_t stage = stages; stage-- > 0;)
+        for (uint32_t p = 0; p <= pieces; p++) {
+            double *least = &best[stage * (pieces + 1) + p];
+            *least = stage + 1 == stages && p < pieces ? cost(costs, stage, p, pieces) : HUGE_VAL;
+            for (uint32_t end = p + 1; stage + 1 < stages && end < pieces; end++)
+                *least =
+                    fmin(*least, fmax(cost(costs, stage, p, end), best[(stage + 1) * (pieces + 1) + end]));
+        }
+    return best[0];
+}
+
+/* Of the cuts with the least cost, takes that in which the first stages have as many pieces as possible. */
+static enum status choose(const struct pipe_costs *costs, const uint32_t *starts, uint32_t stages,
+                          double *best, uint32_t *begins)
+{
+    const uint32_t pieces = costs->pieces;
     uint32_t piece = 0;
-    for (uint32_t s = 0; s < stages; s++) {
-        double cost = 0;
-        begins[s] = starts[piece];
-        do
-            cost += costs[piece++];
-        while (pieces - piece > stages - 1 - s && cost + costs[piece] <= most);
-        if (cost > most)
-            return false;
+    const double least = find_best(costs, stages, stage_time, best);
+    if (isinf(least))
+        return status_set(STATUS_TOO_LARGE,
+                          "the network does not fit into the memory of %u stages: the fullest stage needs at "
+                          "least %.2f times its limit; start more ranks, lower --batch, or raise "
+                          "--microbatches or --memory-limit",
+                          stages, find_best(costs, stages, stage_fill, best));
+    const double most = least * (1 + 1e-12); /* sums of the same pieces can differ in their last bit */
+    for (uint32_t stage = 0; stage < stages; stage++) {
+        begins[stage] = starts[piece];
+        uint32_t end = stage + 1 == stages ? pieces : pieces - 1;
+        while (stage + 1 < stages &&
+               (stage_time(costs, stage, piece, end) > most || best[(stage + 1) * (pieces + 1) + end] > most))
+            end--;
+        piece = end;
     }
     begins[stages] = starts[pieces];
-    return piece == pieces;
-}
-
-void pipe_choose(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages,
-                 uint32_t *begins)
-{
-    double best = HUGE_VAL;
-    /* The cost of a slice is the sum of the costs of its pieces, which are consecutive. So the sums over
-     * consecutive pieces are the only candidates for `most`. */
-    for (uint32_t i = 0; i < pieces; i++) {
-        double sum = 0;
-        for (uint32_t j = i; j < pieces; j++) {
-            sum += costs[j];
-            double most = sum * (1 + 1e-12); /* sums of the same pieces can differ in their last bit */
-            if (most < best && fill(starts, costs, pieces, stages, most, begins))
-                best = most;
-        }
-    }
-    (void)fill(starts, costs, pieces, stages, best, begins);
-}
-
-enum status pipe_cut(const struct train *train, const struct engine *engine,
-                     const struct resources *resources, uint32_t stages, uint32_t capacity, uint32_t *begins)
-{
-    uint32_t starts[MODEL_LAYERS_MAX + 1], pieces = find_pieces(train->model, starts);
-    double costs[MODEL_LAYERS_MAX] = {0};
-    enum status status = STATUS_OK;
-    if (stages > pieces)
-        return status_set(STATUS_USAGE, "%s can be cut into at most %u stages, not %u; use fewer ranks",
-                          train->model->name, pieces, stages);
-    for (uint32_t i = 0; comm_rank() == 0 && status == STATUS_OK && i < pieces; i++)
-        status = measure_piece(train, engine, resources, starts[i], starts[i + 1], capacity, &costs[i]);
-    TRY(comm_agree(status));
-    TRY(comm_spread(costs, sizeof costs));
-    pipe_choose(starts, costs, pieces, stages, begins);
     return STATUS_OK;
 }
 
-/* ---- Running ---- */
+enum status pipe_choose(const uint32_t *starts, const struct pipe_costs *costs, uint32_t stages,
+                        uint32_t *begins)
+{
+    FREED double *best = calloc((size_t)stages * (costs->pieces + 1), sizeof *best);
+    TRY(ALLOCATED(best, "out of memory to cut the network"));
+    return choose(costs, starts, stages, best, begins);
+}
 
-/* The channels of a stage: from and to the previous stage, from and to the next one. */
-enum { INPUTS, IN_DELTAS, DELTAS, OUTPUTS, CHANNELS };
+/* Collective: sets the limits of the stages to the least of their replicas, if any rank has a limit. */
+static enum status find_limits(const struct pipeline_plan *plan, struct pipe_costs *costs)
+{
+    const size_t ranks = (size_t)comm_size();
+    const double own = (double)plan->limit_bytes;
+    FREED double *all = calloc(ranks, sizeof *all);
+    TRY(comm_agree(ALLOCATED(all, "out of memory for the limits")));
+    TRY(comm_gather(&own, sizeof own, all));
+    TRY(comm_spread(all, ranks * sizeof *all));
+    for (uint32_t s = 0; s < plan->stages; s++) {
+        costs->limits[s] = HUGE_VAL;
+        costs->slots[s] = pipe_live(plan->schedule, plan->stages, plan->micros, s);
+    }
+    for (size_t i = 0; i < ranks; i++)
+        if (all[i] > 0) {
+            costs->limited = true;
+            costs->limits[i % plan->stages] = fmin(costs->limits[i % plan->stages], all[i]);
+        }
+    return STATUS_OK;
+}
+
+enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan,
+                     const struct resources *resources, uint32_t capacity, uint32_t *begins)
+{
+    uint32_t starts[MODEL_LAYERS_MAX + 1], pieces = find_pieces(train->model, starts);
+    if (plan->stages > pieces)
+        return status_set(STATUS_USAGE, "%s can be cut into at most %u stages, not %u; lower --stages",
+                          train->model->name, pieces, plan->stages);
+    FREED struct pipe_costs *costs = calloc(1, sizeof *costs);
+    TRY(comm_agree(ALLOCATED(costs, "out of memory to cut the network")));
+    costs->pieces = pieces;
+    TRY(find_limits(plan, costs));
+    TRY(comm_agree(comm_rank() == 0 ? measure_pieces(train, plan->engine, resources, capacity, starts, costs)
+                                    : STATUS_OK));
+    TRY(comm_spread(costs, sizeof *costs));
+    return comm_agree(pipe_choose(starts, costs, plan->stages, begins));
+}
+
+/* ---- Running ---- */
 
 struct pipeline {
     const struct engine *engine;
@@ -364,14 +468,16 @@ struct pipeline {
     struct train own;          /* as `train`, with the slice of this stage */
     struct model slice;
     struct stage stage;
-    uint32_t number; /* of this stage */
-    size_t *arenas;  /* offset of each stage's arena in the whole network's arena; then the end of the last */
-    void *state;     /* of the engine */
-    uint32_t *numbers; /* the samples of the current step */
+    uint32_t number;            /* of this stage */
+    uint32_t replica, replicas; /* each replica of the pipeline trains on its share of the samples */
+    struct comm_group *group;   /* the ranks with this stage; NULL: one */
+    struct exchange exchange;   /* adds up the gradients of the group */
+    size_t *arenas;    /* per rank: where its part begins in the whole network's arena; then the end */
+    void *state;       /* of the engine */
+    uint32_t *numbers; /* the samples of the micro-batches of the current step, each with their partners */
     struct pipe_op *ops;
     uint32_t op_count;
-    struct comm_channel *channels[CHANNELS]; /* NULL at the ends of the pipeline */
-    bool pinned[CHANNELS];                   /* whether the engine has pinned the channel's memory */
+    struct stage_messages messages;
     struct pipe_measured measured;
     uint32_t measured_ops[PIPE_KINDS], measured_steps;
 };
@@ -381,53 +487,67 @@ struct pipeline {
 static void pipeline_close(void *state)
 {
     struct pipeline *pipeline = state;
-    for (int i = 0; i < CHANNELS; i++) {
-        size_t bytes, own_bytes;
-        if (pipeline->pinned[i])
-            pipeline->engine->stages->unpin(comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes));
-        comm_channel_close(pipeline->channels[i]);
-    }
+    stage_messages_close(&pipeline->messages);
     if (pipeline->state)
         pipeline->engine->close(pipeline->state);
+    exchange_close(&pipeline->exchange);
+    comm_group_close(pipeline->group);
     free(pipeline->arenas);
     free(pipeline->numbers);
     free(pipeline->ops);
     free(pipeline);
 }
 
-/* Opens the channels to the neighbouring stages. A sender has a buffer for each micro-batch that can be in
- * transit, so it never waits for a neighbour that works on an earlier micro-batch. */
-static enum status open_channels(struct pipeline *pipeline)
+/* Returns the size of the values that `samples` samples have at the input or at the output of this stage. */
+static size_t values_bytes(const struct pipeline *pipeline, bool output, uint32_t samples)
 {
     const struct model *slice = &pipeline->slice;
-    const struct stage *stage = &pipeline->stage;
-    const size_t micro_bytes = stage->capacity * sizeof(float),
-                 in = stage->first ? 0 : slice->input_values * micro_bytes,
-                 out = stage->last ? 0 : slice->layers[slice->layer_count - 1].out_values * micro_bytes;
-    const int rank = (int)pipeline->number;
-    const uint32_t buffers =
-        pipe_live(pipeline->plan->schedule, pipeline->plan->stages, pipeline->plan->micros, 0);
-    const struct comm_channel_spec specs[CHANNELS] = {[INPUTS] = {rank - 1, false, in, buffers},
-                                                      [IN_DELTAS] = {rank - 1, true, in, buffers},
-                                                      [DELTAS] = {rank + 1, false, out, buffers},
-                                                      [OUTPUTS] = {rank + 1, true, out, buffers}};
-    return comm_channels_open(specs, CHANNELS, pipeline->channels);
+    return samples * pipeline->engine->stages->value_bytes *
+           (output ? slice->layers[slice->layer_count - 1].out_values : slice->input_values);
 }
 
-static enum status pin_channels(struct pipeline *pipeline)
+/* Returns the size of the labels that follow the activations of a micro-batch in a message. Only the first
+ * stage reads samples, and thereby learns which are broken and which classes a mixture has. */
+static size_t labels_bytes(const struct pipeline *pipeline, uint32_t samples)
 {
-    for (int i = 0; pipeline->engine->stages->pin && i < CHANNELS; i++) {
-        size_t bytes, own_bytes;
-        if (!pipeline->channels[i])
-            continue;
-        void *memory = comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes);
-        TRY(pipeline->engine->stages->pin(memory, bytes));
-        pipeline->pinned[i] = true;
-    }
-    return STATUS_OK;
+    const struct train *train = pipeline->train;
+    return train->data->feed == DATA_LOAD ? train_entries(train, samples) * sizeof(uint32_t) : 0;
 }
 
-/* Sets the slice, and where the arenas of all stages begin. */
+/* Opens the messages to the neighbouring stages. A sender has a buffer for each micro-batch that can be in
+ * transit, so it never waits for a neighbour that works on an earlier micro-batch. */
+static enum status open_messages(struct pipeline *pipeline)
+{
+    const struct stage *stage = &pipeline->stage;
+    const size_t in = stage->first ? 0 : values_bytes(pipeline, false, stage->capacity),
+                 out = stage->last ? 0 : values_bytes(pipeline, true, stage->capacity),
+                 labels = labels_bytes(pipeline, stage->capacity);
+    pipeline->messages = (struct stage_messages){
+        .functions = pipeline->engine->stages,
+        .value_bytes = {[INPUTS] = in, [IN_DELTAS] = in, [DELTAS] = out, [OUTPUTS] = out},
+        .label_bytes = {[INPUTS] = labels, [OUTPUTS] = labels},
+        .buffers = pipe_live(pipeline->plan->schedule, pipeline->plan->stages, pipeline->plan->micros, 0)};
+    return stage_messages_open(&pipeline->messages);
+}
+
+/* Opens the exchange with the same stage of the other replicas. */
+static enum status open_exchange(struct pipeline *pipeline, const struct resources *resources)
+{
+    struct exchange *exchange = &pipeline->exchange;
+    struct engine engine = *pipeline->engine;
+    if (pipeline->replicas == 1)
+        return STATUS_OK;
+    if (engine.gradients_in == GRADIENTS_IN_GRAPH)
+        engine.gradients_in = GRADIENTS_IN_DEVICE; /* a stage captures no exchange */
+    TRY(comm_group_open(pipeline->number, &pipeline->group));
+    exchange->device = resources->device;
+    exchange->count = pipeline->slice.arena_values;
+    exchange->group = pipeline->group;
+    pipeline->own.exchange = exchange;
+    return exchange_open(pipeline->plan->sync, &engine, exchange);
+}
+
+/* Sets the slice, and where the part of each rank begins in the arena. The first replica has all parts. */
 static void take_slice(struct pipeline *pipeline, const uint32_t *begins)
 {
     const struct model *whole = pipeline->train->model;
@@ -436,15 +556,17 @@ static void take_slice(struct pipeline *pipeline, const uint32_t *begins)
         model_slice(whole, begins[s], begins[s + 1], slice);
         pipeline->arenas[s] = slice->arena_first;
     }
-    pipeline->arenas[pipeline->plan->stages] = whole->arena_values;
+    for (uint32_t i = pipeline->plan->stages; i <= pipeline->plan->stages * pipeline->replicas; i++)
+        pipeline->arenas[i] = whole->arena_values;
     model_slice(whole, begins[pipeline->number], begins[pipeline->number + 1], slice);
 }
 
 static enum status allocate(struct pipeline *pipeline)
 {
     const struct pipeline_plan *plan = pipeline->plan;
-    pipeline->arenas = calloc(plan->stages + 1, sizeof *pipeline->arenas);
-    pipeline->numbers = calloc(pipeline->train->batch, sizeof *pipeline->numbers);
+    pipeline->arenas = calloc((size_t)plan->stages * pipeline->replicas + 1, sizeof *pipeline->arenas);
+    pipeline->numbers =
+        calloc(train_entries(pipeline->train, train_share_max(pipeline->train)), sizeof *pipeline->numbers);
     pipeline->ops = calloc(3 * (size_t)plan->micros, sizeof *pipeline->ops);
     return ALLOCATED(pipeline->arenas && pipeline->numbers && pipeline->ops, "out of memory for a pipeline");
 }
@@ -462,9 +584,9 @@ static enum status open_stage(struct pipeline *pipeline, const struct resources 
     pipeline->own.stage = &pipeline->stage;
     pipeline->op_count =
         pipe_ops(plan->schedule, plan->stages, plan->micros, pipeline->number, pipeline->ops);
+    TRY(open_exchange(pipeline, resources));
     TRY(comm_agree(pipeline->engine->open(&pipeline->own, resources, &pipeline->state)));
-    TRY(open_channels(pipeline));
-    return comm_agree(pin_channels(pipeline));
+    return open_messages(pipeline);
 }
 
 static enum status pipeline_open(const struct train *train, const struct resources *resources, void **state)
@@ -478,57 +600,71 @@ static enum status pipeline_open(const struct train *train, const struct resourc
         pipeline->train = train;
         pipeline->own = *train;
         pipeline->own.pipeline = NULL;
-        pipeline->number = (uint32_t)comm_rank();
+        pipeline->number = (uint32_t)comm_rank() % plan->stages;
+        pipeline->replica = (uint32_t)comm_rank() / plan->stages;
+        pipeline->replicas = (uint32_t)comm_size() / plan->stages;
         pipeline->stage.micros = plan->micros;
-        pipeline->stage.capacity = train->batch / plan->micros + (train->batch % plan->micros != 0);
+        pipeline->stage.capacity = (train_share_max(train) - 1) / plan->micros + 1;
     }
     TRY(comm_agree(pipeline ? allocate(pipeline) : status_set(STATUS_EXHAUSTED, "out of memory")));
-    TRY(pipe_cut(&pipeline->own, plan->engine, resources, plan->stages, pipeline->stage.capacity, begins));
+    TRY(pipe_cut(&pipeline->own, plan, resources, pipeline->stage.capacity, begins));
     return open_stage(pipeline, resources, begins);
 }
 
 /* ---- A step ---- */
 
-/* A step's samples, which all stages know. */
-struct step {
-    uint32_t epoch, total;
-    uint64_t number;
-    bool measured;
-};
-
-static struct micro micro_of(const struct pipeline *pipeline, const struct step *step, uint32_t index)
+static struct micro micro_of(const struct pipeline *pipeline, uint32_t epoch, uint32_t step, uint32_t index)
 {
-    const struct share share = stage_share(&pipeline->stage, step->total, index);
+    const struct train *own = &pipeline->own;
+    const struct share share = feed_share(own, step * pipeline->stage.micros + index);
+    const uint32_t before = (uint32_t)(share.first - train_share(own, step).first);
     return (struct micro){.slot = index % pipeline->stage.slots,
                           .index = index,
-                          .epoch = step->epoch,
-                          .step = step->number,
+                          .epoch = epoch,
+                          .step = (uint64_t)epoch * train_steps(own) + step,
                           .part = DATA_TRAIN,
                           .training = true,
-                          .numbers = pipeline->numbers + share.first,
+                          .numbers = pipeline->numbers + train_entries(own, before),
+                          .first = (uint32_t)share.first,
                           .count = (uint32_t)share.count,
-                          .total = step->total};
+                          .total = (uint32_t)share.total};
 }
 
-/* Waits for the next message of `from`, and for a free buffer of `to`; either may be NULL. */
-static enum status wait_for(struct comm_channel *from, struct comm_channel *to, void **received, void **room)
+/* Lists the samples of all micro-batches of a step. */
+static void list_samples(struct pipeline *pipeline, const struct draw_order *order, uint32_t step)
 {
-    *received = *room = NULL;
-    if (from)
-        TRY(comm_channel_receive(from, received));
-    return to ? comm_channel_room(to, room) : STATUS_OK;
+    uint32_t *numbers = pipeline->numbers;
+    for (uint32_t i = 0; i < pipeline->stage.micros; i++) {
+        const struct share share = feed_share(&pipeline->own, step * pipeline->stage.micros + i);
+        train_list(&pipeline->own, order, step, &share, numbers);
+        numbers += train_entries(&pipeline->own, (uint32_t)share.count);
+    }
+}
+
+/* Copies the labels of a micro-batch between the data and a message. */
+static void copy_labels(const struct pipeline *pipeline, const struct micro *micro, void *message, bool out)
+{
+    const struct data *data = pipeline->train->data;
+    const size_t count = labels_bytes(pipeline, micro->count) / sizeof(uint32_t);
+    uint32_t *labels = message;
+    for (size_t j = 0; labels && micro->training && j < count; j++) {
+        uint32_t *label = &data->sets[DATA_TRAIN].labels[train_original(data, micro->numbers[j])];
+        *(out ? &labels[j] : label) = out ? *label : labels[j];
+    }
 }
 
 static enum status forward(struct pipeline *pipeline, const struct micro *micro, float *logits)
 {
-    const size_t values = pipeline->slice.layers[pipeline->slice.layer_count - 1].out_values;
-    void *inputs, *outputs;
-    TRY(wait_for(pipeline->channels[INPUTS], pipeline->channels[OUTPUTS], &inputs, &outputs));
+    struct stage_message inputs, outputs;
+    TRY(stage_receive(&pipeline->messages, INPUTS, &inputs));
+    TRY(stage_room(&pipeline->messages, OUTPUTS, &outputs));
     double begin_s = timer_now_s();
-    TRY(pipeline->engine->stages->forward(pipeline->state, micro, inputs, outputs ? outputs : logits));
+    copy_labels(pipeline, micro, inputs.labels, false);
+    TRY(pipeline->engine->stages->forward(pipeline->state, micro, inputs.values,
+                                          outputs.values ? outputs.values : logits));
+    copy_labels(pipeline, micro, outputs.labels, true);
     pipeline->measured.times.of[PIPE_FORWARD] += timer_now_s() - begin_s;
-    return outputs ? comm_channel_send(pipeline->channels[OUTPUTS], micro->count * values * sizeof(float))
-                   : STATUS_OK;
+    return outputs.values ? stage_send(&pipeline->messages, OUTPUTS) : STATUS_OK;
 }
 
 static enum status backward(struct pipeline *pipeline, const struct micro *micro, enum pipe_kind kind)
@@ -536,41 +672,50 @@ static enum status backward(struct pipeline *pipeline, const struct micro *micro
     static const enum gradients_of gradients[PIPE_KINDS] = {[PIPE_INPUTS] = GRADIENTS_OF_INPUTS,
                                                             [PIPE_WEIGHTS] = GRADIENTS_OF_WEIGHTS,
                                                             [PIPE_BOTH] = GRADIENTS_OF_BOTH};
-    const bool travels = kind != PIPE_WEIGHTS;
-    void *deltas, *in_deltas;
-    TRY(wait_for(travels ? pipeline->channels[DELTAS] : NULL, travels ? pipeline->channels[IN_DELTAS] : NULL,
-                 &deltas, &in_deltas));
+    struct stage_message deltas = {NULL, NULL}, in_deltas = {NULL, NULL};
+    if (kind != PIPE_WEIGHTS) {
+        TRY(stage_receive(&pipeline->messages, DELTAS, &deltas));
+        TRY(stage_room(&pipeline->messages, IN_DELTAS, &in_deltas));
+    }
     double begin_s = timer_now_s();
-    TRY(pipeline->engine->stages->backward(pipeline->state, micro, gradients[kind], deltas, in_deltas));
+    TRY(pipeline->engine->stages->backward(pipeline->state, micro, gradients[kind], deltas.values,
+                                           in_deltas.values));
     pipeline->measured.times.of[kind] += timer_now_s() - begin_s;
-    return in_deltas ? comm_channel_send(pipeline->channels[IN_DELTAS],
-                                         micro->count * pipeline->slice.input_values * sizeof(float))
-                     : STATUS_OK;
+    return in_deltas.values ? stage_send(&pipeline->messages, IN_DELTAS) : STATUS_OK;
 }
 
 static enum status update(struct pipeline *pipeline, uint64_t step)
 {
     double begin_s = timer_now_s();
-    TRY(pipeline->engine->stages->update(pipeline->state, step));
+    bool overflowed = false;
+    TRY(pipeline->engine->stages->sum(pipeline->state, &overflowed));
+    if (pipeline->engine->scales_loss) {
+        double any = overflowed;
+        TRY(comm_max(&any, 1));
+        overflowed = any > 0;
+    }
+    TRY(pipeline->engine->stages->update(pipeline->state, step, overflowed));
     pipeline->measured.times.update += timer_now_s() - begin_s;
     return STATUS_OK;
 }
 
 /* A short last step may have fewer samples than micro-batches. All stages skip the empty micro-batches. */
-static enum status make_step(struct pipeline *pipeline, const struct step *step)
+static enum status make_step(struct pipeline *pipeline, uint32_t epoch, uint32_t step)
 {
     struct pipe_measured *measured = &pipeline->measured;
     double begin_s = timer_now_s(), updated_s = measured->times.update;
     for (uint32_t i = 0; i < pipeline->op_count; i++) {
         const struct pipe_op *op = &pipeline->ops[i];
-        const struct micro micro = micro_of(pipeline, step, op->micro);
+        const struct micro micro = micro_of(pipeline, epoch, step, op->micro);
+        if (micro.count == 0 && i == 0)
+            TRY(pipeline->engine->stages->clear(pipeline->state));
         if (micro.count == 0)
             continue;
         TRY(op->kind == PIPE_FORWARD ? forward(pipeline, &micro, NULL)
                                      : backward(pipeline, &micro, op->kind));
         pipeline->measured_ops[op->kind]++;
     }
-    TRY(update(pipeline, step->number));
+    TRY(update(pipeline, (uint64_t)epoch * train_steps(pipeline->train) + step));
     pipeline->measured_steps++;
     measured->waited_s += timer_now_s() - begin_s - (measured->times.update - updated_s);
     return STATUS_OK;
@@ -601,12 +746,10 @@ static enum status make_steps(struct pipeline *pipeline, uint32_t epoch, uint32_
     const struct draw_order order = train_order(train, epoch);
     restart_measuring(pipeline);
     for (uint32_t i = first; i < first + count; i++) {
-        const struct step step = {.epoch = epoch,
-                                  .number = (uint64_t)epoch * train_steps(train) + i,
-                                  .total = train_batch(train, &order, i, pipeline->numbers)};
+        list_samples(pipeline, &order, i);
         if (i == first + 1)
             restart_measuring(pipeline);
-        TRY(make_step(pipeline, &step));
+        TRY(make_step(pipeline, epoch, i));
     }
     end_measuring(pipeline);
     return STATUS_OK;
@@ -640,11 +783,33 @@ static enum status pipeline_set(void *state, const struct train_state *from)
     return comm_agree(pipeline->engine->set(pipeline->state, &part));
 }
 
+/* Fails if the replicas of a stage, which make the same updates, have different parameters. */
+static enum status check_replicas(const struct pipeline *pipeline, const float *parameters)
+{
+    const size_t stages = pipeline->plan->stages, ranks = stages * pipeline->replicas;
+    const uint64_t own = fnv_add(FNV_BEGIN, parameters + pipeline->slice.arena_first,
+                                 pipeline->slice.arena_values * sizeof *parameters);
+    FREED uint64_t *all = calloc(ranks, sizeof *all);
+    TRY(comm_agree(ALLOCATED(all, "out of memory for %zu ranks", ranks)));
+    TRY(comm_gather(&own, sizeof own, all));
+    enum status status = STATUS_OK;
+    for (size_t i = 0; comm_rank() == 0 && status == STATUS_OK && i < ranks; i++)
+        if (all[i] != all[i % stages])
+            status = status_set(STATUS_FAILED,
+                                "the parameters of rank %zu differ from those of rank %zu, which trains the "
+                                "same stage: a machine or network computes or transfers wrong values, or "
+                                "CPUs round differently; run on machines of one type",
+                                i, i % stages);
+    return comm_agree(status);
+}
+
 static enum status pipeline_get(void *state, struct train_state *into)
 {
     struct pipeline *pipeline = state;
     struct train_state part = own_part(pipeline, into);
     TRY(comm_agree(pipeline->engine->get(pipeline->state, &part)));
+    into->scale = part.scale;
+    TRY(check_replicas(pipeline, into->parameters));
     TRY(comm_share_parts(into->parameters, pipeline->arenas));
     TRY(comm_share_parts(into->m, pipeline->arenas));
     return comm_share_parts(into->v, pipeline->arenas);
@@ -677,6 +842,7 @@ static enum status evaluate(struct pipeline *pipeline, enum data_part part, uint
     for (uint32_t done = 0; done < count; done += capacity) {
         const struct micro micro = {.part = part,
                                     .numbers = pipeline->numbers,
+                                    .first = first + done,
                                     .count = count - done < capacity ? count - done : capacity};
         for (uint32_t j = 0; j < micro.count; j++)
             pipeline->numbers[j] = first + done + j;
@@ -685,30 +851,31 @@ static enum status evaluate(struct pipeline *pipeline, enum data_part part, uint
     return STATUS_OK;
 }
 
-/* The last stage computes the logits and sends them to all ranks. */
+/* The replicas divide the samples. The last stages compute the logits and send them to all ranks. */
 static enum status pipeline_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
                                      float *logits)
 {
     struct pipeline *pipeline = state;
-    const uint32_t stages = pipeline->plan->stages;
-    FREED size_t *begins = calloc(stages + 1, sizeof *begins);
-    TRY(comm_agree(ALLOCATED(begins, "out of memory for %u stages", stages)));
-    TRY(or_give_up(evaluate(pipeline, part, first, count, logits)));
-    begins[stages] = (size_t)count * pipeline->train->model->classes;
+    const uint32_t stages = pipeline->plan->stages, ranks = stages * pipeline->replicas;
+    const size_t classes = pipeline->train->model->classes;
+    FREED size_t *begins = calloc((size_t)ranks + 1, sizeof *begins);
+    TRY(comm_agree(ALLOCATED(begins, "out of memory for %u ranks", ranks)));
+    for (uint32_t i = 0; i < ranks; i++) {
+        const struct partition replicas = {.rank = i / stages, .ranks = pipeline->replicas, .strong = true};
+        const struct share own = partition_share(&replicas, count);
+        begins[i + 1] = (own.first + (i % stages + 1 == stages ? own.count : 0)) * classes;
+    }
+    const struct partition mine = {.rank = pipeline->replica, .ranks = pipeline->replicas, .strong = true};
+    const struct share own = partition_share(&mine, count);
+    TRY(or_give_up(evaluate(pipeline, part, first + (uint32_t)own.first, (uint32_t)own.count,
+                            logits + own.first * classes)));
     return comm_share_parts(logits, begins);
 }
 
 static uint64_t pipeline_memory_bytes(const void *state)
 {
     const struct pipeline *pipeline = state;
-    uint64_t total = pipeline->engine->memory_bytes(pipeline->state);
-    for (int i = 0; i < CHANNELS; i++) {
-        size_t bytes, own_bytes = 0;
-        if (pipeline->channels[i])
-            (void)comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes);
-        total += own_bytes;
-    }
-    return total;
+    return pipeline->engine->memory_bytes(pipeline->state) + stage_messages_bytes(&pipeline->messages);
 }
 
 struct engine pipeline_engine(const struct engine *engine)
@@ -727,21 +894,22 @@ struct engine pipeline_engine(const struct engine *engine)
     return piped;
 }
 
-enum status pipeline_accepts(const struct engine *engine, enum data_feed feed)
+enum status pipeline_accepts(const struct engine *engine)
 {
-    if (!engine->stages)
-        return status_set(STATUS_USAGE, "it cannot train a part of a network; use train-naive, train-omp, "
-                                        "train-cuda, train-tf32 or train-bf16, or --parallel data");
-    if (feed == DATA_LOAD)
-        return status_set(STATUS_USAGE,
-                          "a pipeline cannot train on samples that are read by --feed load; use "
-                          "--feed stored, or --parallel data");
-    return engine->stages->live || feed != DATA_LIVE
+    return engine->stages
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "it cannot generate the samples of a pipeline; use --feed stored");
+               : status_set(STATUS_USAGE,
+                            "it cannot train a part of a network; use train-naive, train-omp, train-cuda, "
+                            "train-tf32, train-bf16, train-amp or train-vit, or --parallel data");
 }
 
 /* ---- Measurements ---- */
+
+struct exchange *pipeline_exchange(void *state)
+{
+    struct pipeline *pipeline = state;
+    return pipeline->replicas > 1 ? &pipeline->exchange : NULL;
+}
 
 struct pipe_measured pipeline_measured(const void *state)
 {
@@ -760,13 +928,15 @@ void pipeline_layers(const void *state, char *text, size_t size)
 
 enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_measured *mine, double *bubble)
 {
-    FREED struct pipe_times *times = calloc(plan->stages, sizeof *times);
+    const uint32_t number = (uint32_t)comm_rank() % plan->stages, first = (uint32_t)comm_rank() - number;
+    const size_t ranks = (size_t)comm_size();
+    FREED struct pipe_times *times = calloc(ranks, sizeof *times);
     FREED double *waits = calloc(plan->stages, sizeof *waits);
     TRY(comm_agree(ALLOCATED(times && waits, "out of memory for the times")));
     TRY(comm_gather(&mine->times, sizeof *times, times));
-    TRY(comm_spread(times, plan->stages * sizeof *times));
-    TRY(comm_agree(ALLOCATED(pipe_simulate(plan->schedule, plan->stages, plan->micros, times, waits),
+    TRY(comm_spread(times, ranks * sizeof *times));
+    TRY(comm_agree(ALLOCATED(pipe_simulate(plan->schedule, plan->stages, plan->micros, times + first, waits),
                              "out of memory for the simulation")));
-    *bubble = waits[comm_rank()];
+    *bubble = waits[number];
     return STATUS_OK;
 }

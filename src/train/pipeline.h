@@ -1,6 +1,6 @@
 /* Training on a pipeline of ranks (--parallel pipeline). Each rank holds consecutive layers of the network,
  * called a stage. The micro-batches of a step pass through the stages; activations travel forward and their
- * gradients backward over MPI, in host memory. docs/pipeline.md describes pipelines.
+ * gradients backward (stage_messages.h). docs/pipeline.md describes pipelines.
  *
  * A pipeline is an engine itself: it drives the stage_functions of another engine in the order of a schedule
  * (enum pipe_schedule). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
@@ -36,11 +36,15 @@ struct pipe_times {
     double of[PIPE_KINDS], update;
 };
 
-/* The parameters of training on a pipeline. Stage i is rank i. */
+/* The parameters of training on a pipeline. The number of ranks is a multiple of the number of stages. Each
+ * `stages` consecutive ranks are a replica: rank r has stage r % stages of replica r / stages. The replicas
+ * divide the samples of a step, and each stage adds up its gradients over the replicas. */
 struct pipeline_plan {
     const struct engine *engine; /* computes the stages; set by the trainer */
     enum pipe_schedule schedule;
-    uint32_t stages, micros; /* number of stages = number of ranks; micro-batches per step */
+    uint32_t stages, micros; /* micro-batches per step of a replica */
+    int sync;                /* --sync of the exchange of the replicas */
+    uint64_t limit_bytes;    /* memory that the stage of this rank may use; 0: no limit; set by the trainer */
 };
 
 /* Times that a stage measured in the latest call of steps(). The first step fills the pipeline, so it is left
@@ -88,9 +92,12 @@ bool pipe_simulate(enum pipe_schedule schedule, uint32_t stages, uint32_t micros
  * rank, this rank prints the message and ends all ranks. */
 struct engine pipeline_engine(const struct engine *engine);
 
-/* Returns STATUS_OK if the engine can compute a stage with samples of this feed, else STATUS_USAGE with a
- * reason that calls the engine "it". */
-enum status pipeline_accepts(const struct engine *engine, enum data_feed feed);
+/* Returns STATUS_OK if the engine can compute a stage, else STATUS_USAGE with a reason that calls the engine
+ * "it". */
+enum status pipeline_accepts(const struct engine *engine);
+
+/* Returns the exchange of the replicas; NULL if there is one replica. */
+struct exchange *pipeline_exchange(void *state);
 
 /* Return the measurements of this rank's stage, and the names of its layers, such as "conv1-relu2". `state`
  * is the state of a pipeline_engine(). */
@@ -107,17 +114,29 @@ enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_m
 /* Returns the largest number of stages into which the network can be cut. */
 uint32_t pipe_pieces(const struct model *model);
 
-/* Collective: cuts the network into `stages` slices so that the most expensive slice costs as little as
- * possible. Costs are measured on rank 0: seconds of the forward and backward pass of a micro-batch of
- * `capacity` samples. Slice i has the layers begins[i] to begins[i + 1] - 1; `begins` has room for stages
- * + 1. STATUS_USAGE if there are too few layers. */
-enum status pipe_cut(const struct train *train, const struct engine *engine,
-                     const struct resources *resources, uint32_t stages, uint32_t capacity, uint32_t *begins);
+/* What the pieces of a network cost, in the order of its layers, and what the stages may hold. */
+struct pipe_costs {
+    uint32_t pieces;
+    bool limited; /* the stages have limits; otherwise all members after `seconds` are ignored */
+    double seconds[MODEL_LAYERS_MAX];    /* forward and backward pass of a micro-batch */
+    double bytes[MODEL_LAYERS_MAX];      /* memory of the piece as a stage that keeps one micro-batch */
+    double slot_bytes[MODEL_LAYERS_MAX]; /* more memory for each further micro-batch */
+    double joint_bytes;                  /* two adjacent pieces need this much less in one stage */
+    uint32_t slots[MODEL_LAYERS_MAX];    /* per stage: micro-batches that it keeps */
+    double limits[MODEL_LAYERS_MAX];     /* per stage: memory in bytes; HUGE_VAL: no limit */
+};
 
-/* Chooses cuts for pieces of known cost: piece i begins with layer starts[i] and costs costs[i];
- * starts[pieces] is the number of layers. stages <= pieces. */
-void pipe_choose(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages,
-                 uint32_t *begins);
+/* Collective: cuts the network into slices so that the slowest slice takes as little time as possible and
+ * every slice stays within the memory of its ranks (pipeline_plan.limit_bytes). Costs are measured on rank 0,
+ * with micro-batches of `capacity` samples. Slice i has the layers begins[i] to begins[i + 1] - 1; `begins`
+ * has room for stages + 1. STATUS_USAGE if there are too few layers, STATUS_TOO_LARGE if nothing fits. */
+enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan,
+                     const struct resources *resources, uint32_t capacity, uint32_t *begins);
+
+/* Chooses cuts for pieces of known cost: piece i begins with layer starts[i]; starts[pieces] is the number of
+ * layers. stages <= pieces. STATUS_TOO_LARGE if nothing fits. */
+enum status pipe_choose(const uint32_t *starts, const struct pipe_costs *costs, uint32_t stages,
+                        uint32_t *begins);
 
 FDSL_C_END
 

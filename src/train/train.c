@@ -20,6 +20,7 @@
 #include "train/checkpoint.h"
 #include "train/epoch_report.h"
 #include "train/import_export.h"
+#include "train/memory.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
 
@@ -290,8 +291,8 @@ static const struct option_spec options[] = {
              "With pipeline, each rank has some layers, and micro-batches of all samples pass through the "
              "ranks. HOW is one of"},
     {"stages", "S", OPTION_COUNT, AT(stages), .minimum = 1, .maximum = MODEL_LAYERS_MAX, .column = COLUMN,
-     .help = "parts into which --parallel pipeline cuts the network; must be the number of ranks (default: "
-             "the number of ranks)"},
+     .help = "stages into which --parallel pipeline cuts the network; must divide the number of ranks, which "
+             "is the default"},
     {"microbatches", "M", OPTION_COUNT, AT(micros), .fallback = "8", .minimum = 1, .maximum = 1 << 16,
      .column = COLUMN, .help = "parts into which --parallel pipeline divides the samples of a step"},
     {"schedule", "NAME", OPTION_CHOICE, AT(pipe_schedule), .fallback = "1f1b", .choices = pipe_schedule_names,
@@ -299,6 +300,9 @@ static const struct option_spec options[] = {
      .help = "the order in which --parallel pipeline computes its micro-batches. gpipe computes all forward "
              "passes first. 1f1b alternates forward and backward passes. zb-h1 is like 1f1b, but computes "
              "gradients of weights while 1f1b would wait. NAME is one of"},
+    {"memory-limit", "SIZE[,SIZE]", OPTION_TEXT, AT(memory_limit), .column = COLUMN,
+     .help = "use at most this much memory per GPU, as if it had no more (CPU variants: per rank): one size "
+             "for all ranks, or one per rank, such as 16G,8G"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init),
      .help = "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
              "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
@@ -548,7 +552,9 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {parameters->std != NULL, "--std S", {"mean"}},
         {parameters->mean != NULL, "--mean M", {"std"}},
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
-        {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
+        {!pipeline, "--parallel data", {"clip-norm", "accumulate", "ema"}},
+        {!pipeline || strcmp(parameters->balance, "memory") == 0, "--parallel data", {"balance"}},
+        {!pipeline || parameters->replicated, "--parallel data, or more ranks than --stages", {"sync"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
         {(crops(parameters) && !mixed) || interpolates(parameters),
          mixed ? "another --feed than mixed" : "--fit random-resized-crop",
@@ -635,7 +641,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "test-size",   "res",          "lr-scale",    "balance",        "parallel",
         "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
         NULL};
-    if (is_one_of(option, others))
+    if (is_one_of(option, others) || strcmp(option, "memory-limit") == 0)
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
@@ -893,26 +899,33 @@ static enum status check_batch(const struct train_parameters *all, const struct 
     return STATUS_OK;
 }
 
-/* Rejects mixed samples in a pipeline, and impossible numbers of stages and micro-batches. `all` has the
- * global batch. */
+/* Returns the number of stages of a pipeline. */
+static uint64_t stages_of(const struct train_parameters *all, const struct partition *partition)
+{
+    return all->stages ? all->stages : partition->ranks;
+}
+
+/* Rejects impossible numbers of stages and micro-batches. `all` has the global batch. */
 static enum status check_pipeline(const struct train_parameters *all, const struct partition *partition)
 {
     if (all->parallel != PARALLEL_PIPELINE)
         return STATUS_OK;
-    if (all->mixup > 0 || all->cutmix > 0)
-        return status_value(STATUS_USAGE, "parallel", "pipeline",
-                            " cannot mix samples; use --parallel data, or drop "
-                            "--mixup and --cutmix");
-    if (all->stages && all->stages != partition->ranks)
+    const uint64_t stages = stages_of(all, partition);
+    if (partition->ranks % stages)
         return status_number(STATUS_USAGE, "stages", (double)all->stages,
                              ": each rank holds one stage, and there are %" PRIu64
-                             " ranks; start as many ranks as stages, or drop --stages",
+                             " ranks; start a multiple of the number of stages, or drop --stages",
                              partition->ranks);
-    if (all->micros > all->job.batch)
+    const uint64_t samples = all->job.batch / (partition->ranks / stages);
+    if (all->micros > samples)
         return status_number(STATUS_USAGE, "microbatches", (double)all->micros,
                              " is more than the %" PRIu64
                              " samples of a step; lower --microbatches, or raise --batch",
-                             all->job.batch);
+                             samples);
+    if (all->pipe_schedule == PIPE_ZB_H1 && model_tables[all->model].layers[0].kind == LAYER_PATCHES)
+        return status_value(STATUS_USAGE, "schedule", pipe_schedule_names[all->pipe_schedule],
+                            ": the kernels of a transformer compute the gradients of inputs and weights "
+                            "together; use --schedule 1f1b");
     return STATUS_OK;
 }
 
@@ -920,7 +933,6 @@ static enum status check_pipeline(const struct train_parameters *all, const stru
 static enum status check_plan(const struct train_parameters *all)
 {
     struct schedule unused = {0};
-    const struct model_table *model = &model_tables[all->model];
     TRY(read_milestones(all, 1, &unused));
     if (schedule_has_end((enum schedule_kind)all->schedule) && all->lr_min > all->lr)
         return status_number(STATUS_USAGE, "lr-min", all->lr_min,
@@ -928,11 +940,7 @@ static enum status check_plan(const struct train_parameters *all)
     if (all->optimizer == OPTIMIZER_MUON && !(all->lr > 0))
         return status_number(STATUS_USAGE, "lr", all->lr,
                              ": --muon-lr follows the schedule of --lr; give a --lr of more than 0");
-    return all->parallel != PARALLEL_PIPELINE || model->layers[0].kind != LAYER_PATCHES
-               ? STATUS_OK
-               : status_value(STATUS_USAGE, "parallel", "pipeline",
-                              " cannot cut %s, a transformer; use --parallel data, or another --model",
-                              model->name);
+    return STATUS_OK;
 }
 
 /* Checks the options, and that output files can be written, before any data are read. `all` has the global
@@ -1050,11 +1058,10 @@ static enum status check_model(const struct train_parameters *all, const struct 
                                const struct model *model)
 {
     uint32_t most = pipe_pieces(model);
-    return all->parallel != PARALLEL_PIPELINE || partition->ranks <= most
+    return all->parallel != PARALLEL_PIPELINE || stages_of(all, partition) <= most
                ? STATUS_OK
                : status_value(STATUS_USAGE, "model", model->name,
-                              " can be cut into at most %u stages; start at most %u ranks, or use "
-                              "another model",
+                              " can be cut into at most %u stages; give --stages %u, or use another model",
                               most, most);
 }
 
@@ -1276,17 +1283,15 @@ static enum status check_decoding(const struct train_parameters *parameters, con
 static enum status check_augments(const struct train_parameters *parameters, const struct engine *engine)
 {
     const struct augment augment = chosen_augment(parameters, &(struct shape){0});
-    const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     const bool simple = !augment_computes(&augment) && augment.erasing <= 0;
-    const bool crops = augment.crop && !pipeline && strcmp(parameters->job.data, "synth") != 0;
-    return simple || (engine->augments && !pipeline)
+    const bool crops = augment.crop && strcmp(parameters->job.data, "synth") != 0;
+    return simple || engine->augments
                ? STATUS_OK
                : status_set(
                      STATUS_USAGE,
                      "it augments samples only by --shift and --flip; drop --fit "
                      "random-resized-crop, --rand-augment, --color-jitter, --grayscale, --blur, "
-                     "--erasing and --repeats, or use train-cuda, train-vit, train-omp or train-naive with "
-                     "--parallel data%s",
+                     "--erasing and --repeats, or use train-cuda, train-vit, train-omp or train-naive%s",
                      crops ? "; with --feed load, images are cropped for every variant" : "");
 }
 
@@ -1340,7 +1345,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
         TRY(engine->accepts(train));
     TRY(check_batch_norm(opened));
     if (opened->job.pipeline.stages)
-        TRY(pipeline_accepts(engine, opened->data.feed));
+        TRY(pipeline_accepts(engine));
     else if (train->ranks > 1)
         TRY(exchange_probe(opened->job.sync, engine, &train->optimizer));
     if (train->ranks > 1 && opened->job.balance == BALANCE_MEASURED &&
@@ -1361,6 +1366,7 @@ static void train_close(void *input)
     free(opened->initial);
     free(opened->weights);
     free(opened->shares);
+    free(opened->memory_limits);
     free(opened);
 }
 
@@ -1447,7 +1453,8 @@ static enum status fill_train(const struct train_parameters *parameters, const s
                             .mixing = {parameters->mixup, parameters->cutmix},
                             .accumulate = (uint32_t)parameters->accumulate,
                             .checkpoint_activations = parameters->checkpoint_activations,
-                            .cudnn_benchmark = parameters->cudnn_benchmark};
+                            .cudnn_benchmark = parameters->cudnn_benchmark,
+                            .memory_limit_bytes = opened->memory_limits};
     if (parameters->generator != GENERATOR_AUTO)
         train->generator = generators[parameters->generator];
     if (opened->data.feed == DATA_LOAD) {
@@ -1482,8 +1489,9 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->sync = parameters->sync;
     if (parameters->parallel == PARALLEL_PIPELINE)
         job->pipeline = (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,
-                                               .stages = (uint32_t)partition->ranks,
-                                               .micros = (uint32_t)parameters->micros};
+                                               .stages = (uint32_t)stages_of(parameters, partition),
+                                               .micros = (uint32_t)parameters->micros,
+                                               .sync = parameters->sync};
     job->identity = opened->identity;
     job->data = parameters->job.data;
     job->samples = opened->samples;
@@ -1493,6 +1501,17 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->begin_path = parameters->begin_path;
     job->state_path = parameters->state_path;
     job->skipped = &opened->skipped;
+}
+
+/* Reads --memory-limit. */
+static enum status read_limits(const struct train_parameters *parameters, const struct partition *partition,
+                               struct opened *opened)
+{
+    if (!parameters->memory_limit)
+        return STATUS_OK;
+    opened->memory_limits = malloc(partition->ranks * sizeof *opened->memory_limits);
+    TRY(ALLOCATED(opened->memory_limits, "out of memory for --memory-limit"));
+    return memory_limit_parse(parameters->memory_limit, (uint32_t)partition->ranks, opened->memory_limits);
 }
 
 /* Reads --balance, and allocates the shares of the ranks. */
@@ -1630,8 +1649,8 @@ static enum status open_all(const struct options *given, struct train_parameters
 static uint64_t smallest_batch(const struct train_parameters *parameters, const struct partition *partition)
 {
     uint64_t ranks = partition->ranks, parts = ranks * parameters->accumulate;
-    uint64_t total =
-        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : parts;
+    uint64_t micros = parameters->micros * (ranks / stages_of(parameters, partition));
+    uint64_t total = parameters->parallel == PARALLEL_PIPELINE && micros > ranks ? micros : parts;
     return partition->strong ? total : (total + ranks - 1) / ranks;
 }
 
@@ -1676,6 +1695,7 @@ static enum status read_parameters(const struct options *given, const struct par
     parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
                                !parameters->step_path && !parameters->data_path && !parameters->save_batch;
     parameters->several_ranks = partition->ranks > 1;
+    parameters->replicated = partition->ranks > stages_of(parameters, partition);
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)
         parameters->job.batch = smallest_batch(parameters, partition);
@@ -1703,6 +1723,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     if (status == STATUS_OK)
         status = read_balance(parameters, partition, opened);
     if (status == STATUS_OK)
+        status = read_limits(parameters, partition, opened);
+    if (status == STATUS_OK)
         status = read_state(parameters->begin_path, &opened->begin);
     if (status == STATUS_OK && partition->rank == 0)
         status = resume_take_share(&all.job.mix, all.resume ? all.checkpoint : NULL);
@@ -1723,7 +1745,7 @@ static enum status train_open(const struct options *given, void *parameters_,
     divided.strong |= all.reduced_batch; /* the ranks divide the training set */
     parameters->job.batch =
         partition_share(&divided, all.reduced_batch ? all.job.batch : parameters->job.batch).count;
-    parameters->stages = partition->ranks;
+    parameters->stages = stages_of(parameters, partition);
     return STATUS_OK;
 }
 

@@ -202,6 +202,17 @@ static void put_stream(const struct train_epoch *epoch, int threads, struct row 
     row_real(row, "cpu_cores", epoch->cpu_s / epoch->cpu_span_s);
 }
 
+/* Returns the number of samples that this rank generates in an epoch, if it generates any: the first stage of
+ * a pipeline generates those of the whole pipeline. */
+static uint64_t generated_of(const struct train_job *job)
+{
+    const uint32_t stages = job->pipeline.stages ? job->pipeline.stages : 1;
+    struct train train = job->train;
+    train.rank /= stages;
+    train.ranks /= stages;
+    return train_share_of_epoch(&train);
+}
+
 enum status train_measure(const void *input, const struct variant *variant, void *state, struct row *row)
 {
     const struct opened *opened = input;
@@ -228,7 +239,8 @@ enum status train_measure(const void *input, const struct variant *variant, void
     row_count(row, "memory_bytes", epoch.memory_bytes);
     if (opened->data.feed == DATA_LIVE) {
         row_real(row, "generate_share", epoch.generate_s / epoch.epoch_s);
-        row_real(row, "generated_per_s", (double)train_share_of_epoch(&opened->job.train) / epoch.generate_s);
+        row_real(row, "generated_per_s",
+                 epoch.generate_s > 0 ? (double)generated_of(&opened->job) / epoch.generate_s : NAN);
     }
     if (opened->data.feed == DATA_LOAD)
         put_stream(&epoch, job_all_threads().threads, row);

@@ -111,9 +111,19 @@ static enum status combine_bounds(const struct exchange *exchange, struct engine
     return STATUS_OK;
 }
 
-/* Makes this rank a stage of a pipeline: it computes its layers for all samples of a step. Collective. */
-static enum status join_pipeline(struct trainer *trainer)
+/* Returns the free memory in bytes of the device or the host on which the engine trains; 0: unknown. */
+static uint64_t free_bytes(const struct engine *engine, const struct resources *resources)
 {
+    struct device_info info;
+    if (engine->gradients_in != GRADIENTS_IN_DEVICE && engine->gradients_in != GRADIENTS_IN_GRAPH)
+        return memory_available_bytes();
+    return device_describe(resources->device, &info) == STATUS_OK ? info.memory_free_bytes : 0;
+}
+
+/* Makes this rank a stage of a pipeline: it computes its layers for all samples of a step. Collective. */
+static enum status join_pipeline(struct trainer *trainer, const struct resources *resources)
+{
+    const uint64_t *limits = trainer->train.memory_limit_bytes;
     const struct model *mixed;
     TRY(find_mixture(trainer, &mixed));
     if (mixed)
@@ -122,11 +132,15 @@ static enum status join_pipeline(struct trainer *trainer)
             "--rank-device: CPUs and GPUs cannot be stages of one pipeline; use --parallel data");
     trainer->pipeline = trainer->job->pipeline;
     trainer->pipeline.engine = trainer->engine;
+    trainer->pipeline.limit_bytes = limits ? limits[comm_rank()]
+                                    : trainer->job->balance == BALANCE_MEMORY
+                                        ? free_bytes(trainer->engine, resources)
+                                        : 0;
     trainer->piped = pipeline_engine(trainer->engine);
     trainer->engine = &trainer->piped;
     trainer->train.pipeline = &trainer->pipeline;
-    trainer->train.rank = 0;
-    trainer->train.ranks = 1;
+    trainer->train.rank = (uint32_t)comm_rank() / trainer->pipeline.stages;
+    trainer->train.ranks = (uint32_t)comm_size() / trainer->pipeline.stages;
     return STATUS_OK;
 }
 
@@ -143,7 +157,7 @@ static enum status trainer_join(struct trainer *trainer, const struct resources 
     trainer->shares = calloc((size_t)comm_size(), sizeof *trainer->shares);
     TRY(comm_agree(ALLOCATED(trainer->shares, "out of memory")));
     if (trainer->job->pipeline.stages)
-        return join_pipeline(trainer);
+        return join_pipeline(trainer, resources);
     if (trainer->train.ranks <= 1)
         return STATUS_OK;
     trainer->train.exchange = exchange;
@@ -152,6 +166,12 @@ static enum status trainer_join(struct trainer *trainer, const struct resources 
     TRY(find_mixture(trainer, &exchange->mixed));
     TRY(exchange_open(trainer->job->sync, trainer->engine, exchange));
     return combine_bounds(exchange, &trainer->bounds);
+}
+
+/* Returns the exchange of this rank; NULL if there is none. The state must be open. */
+static struct exchange *exchange_of(const struct trainer *trainer)
+{
+    return trainer->job->pipeline.stages ? pipeline_exchange(trainer->state) : trainer->train.exchange;
 }
 
 static void trainer_leave(struct trainer *trainer)
@@ -293,15 +313,6 @@ static enum status trainer_combine_found(struct found *found)
 #define MEMORY_STEPS 64
 #define REPORT_GAIN  0.1  /* report a straggler if other shares would save a larger part of a step's time */
 #define REPORT_MIN_S 0.25 /* after a shorter epoch, the measured speeds are too uncertain for a report */
-
-/* Returns the free memory in bytes of the device or the host on which the engine trains; 0: unknown. */
-static uint64_t free_bytes(const struct engine *engine, const struct resources *resources)
-{
-    struct device_info info;
-    if (engine->gradients_in != GRADIENTS_IN_DEVICE && engine->gradients_in != GRADIENTS_IN_GRAPH)
-        return memory_available_bytes();
-    return device_describe(resources->device, &info) == STATUS_OK ? info.memory_free_bytes : 0;
-}
 
 /* Collective: on rank 0, sets the weights to the free memory of the ranks, as multiples of 1/64 of the
  * largest value. */
@@ -542,11 +553,14 @@ static enum status trainer_take_decoding(struct trainer *trainer)
     enum status status = STATUS_OK;
     if (!trainer->train.decoding)
         return STATUS_OK;
+    const uint32_t stages = trainer->job->pipeline.stages;
     const bool by_cpu = decoding->decoder == DECODER_AUTO || decoding->decoder == DECODER_CPU;
     if (by_cpu && decoding->share <= 0)
         *decoding = (struct train_decoding){DECODER_CPU, 0};
     first = *decoding;
     TRY(comm_spread(&first, sizeof first));
+    if (stages && (uint32_t)comm_rank() % stages > 0)
+        *decoding = first; /* only first stages decode */
     if (decoding->decoder == DECODER_AUTO || decoding->share < 0)
         status = status_set(STATUS_USAGE, "this variant decodes with the CPU only; drop --decoder and "
                                           "--device-share");
@@ -886,7 +900,7 @@ static void add_part(struct train_partial *done, const struct train_totals *part
 static enum status make_part(struct trainer *trainer, uint32_t count)
 {
     struct train_partial *done = &trainer->done;
-    struct exchange *exchange = trainer->train.exchange;
+    struct exchange *exchange = exchange_of(trainer);
     double begin_s = timer_now_s(), cpu_begin_s = timer_cpu_s();
     if (exchange)
         exchange->spent_s = 0;
@@ -1071,7 +1085,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     const struct train_totals *totals = &trainer->done.totals;
-    const struct exchange *exchange = trainer->train.exchange;
+    const struct exchange *exchange = exchange_of(trainer);
     struct train_history *history = &trainer->now.history;
     uint32_t steps = train_steps(&job->train);
     uint64_t last = ((uint64_t)history->epochs + 1) * steps - 1;

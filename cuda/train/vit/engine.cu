@@ -1,7 +1,8 @@
 /* The engine of `train-vit` and `infer-vit`. One buffer holds all activations. A step gathers its samples,
  * replays the CUDA graph of the forward pass, computes the loss, replays the graph of the backward pass, and
  * updates the parameters. Each number of samples needs its own graphs; the last batch of an epoch, for
- * example, can be smaller. */
+ * example, can be smaller. A stage of a pipeline has some of the blocks, and launches its kernels without
+ * graphs. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -38,11 +39,26 @@ struct vit_graphs {
     cudaGraphExec_t forward, backward;
 };
 
-struct vit : device_engine {
-    struct vit_multiplier *multiplier;
-
-    const struct layer *patch_layer, *token_layer, *last_norm, *head;
+/* What the forward pass of a batch leaves for its backward pass. A stage of a pipeline has one for each
+ * micro-batch whose activations it keeps; otherwise there is one. */
+struct vit_slot {
     struct vit_block blocks[BLOCKS_MAX];
+    float *factors; /* of stochastic depth: (layer, sample) */
+    /* Activations outside the blocks. A stage without the head has no class_sums, class_norms, class_moments,
+     * logits and logit_deltas, and only the first stage has patches. */
+    bf16 *patches, *class_sums, *class_norms;
+    struct vit_moments *class_moments;
+    float *logits, *logit_deltas;
+    struct device_batch samples;
+};
+
+struct vit : device_engine, vit_slot { /* the current slot; `batch` points to its samples */
+    struct vit_multiplier *multiplier;
+    struct vit_slot *slots; /* of a stage of a pipeline; otherwise NULL */
+
+    /* The first two are NULL in the later stages of a pipeline, the last two in all stages but the last. */
+    const struct layer *patch_layer, *token_layer, *last_norm, *head;
+    struct shape tokens;         /* of the blocks: tokens as channels, and the width of a token */
     uint32_t block_count, patch; /* `patch`: pixels of a patch along an axis */
     uint32_t heads, logit_apart; /* `logit_apart`: distance between rows of logit_rounded */
 
@@ -54,26 +70,22 @@ struct vit : device_engine {
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
-    float *factors; /* (layer, sample) */
 
-    /* Activations outside the blocks. `branch` has the outputs of the current branch, or of the patch layer.
-     */
-    bf16 *patches, *branch, *class_sums, *class_norms;
-    struct vit_moments *class_moments;
-    float *logits;
+    bf16 *branch; /* the outputs of the current branch, or of the patch layer */
+    /* A stage without the head: its outputs; and room for their moments, which are not used. */
+    bf16 *sums_out;
+    struct vit_moments *moments_out;
     /* Gradients of: the sums (deltas), the outputs of a branch (branch_deltas), (q, k, v) or the hidden
      * values (wide_deltas), the inputs of a linear layer (in_deltas), and class_norms (class_deltas). */
     bf16 *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas;
     bf16 *logit_rounded; /* logit_deltas in bf16 */
-    float *logit_deltas;
 
-    struct device_batch samples; /* `batch` points to it */
     struct vit_graphs graphs[GRAPHS];
 };
 
 static struct vit_rows rows_of(const struct vit *vit, uint32_t count)
 {
-    return {count, vit->token_layer->out.channels, vit->token_layer->out.width};
+    return {count, vit->tokens.channels, vit->tokens.width};
 }
 
 static uint32_t hidden_width(const struct vit *vit)
@@ -99,42 +111,62 @@ static bool is_block(const struct layer *layer)
     return layer[5].spec.back == 6 && layer[11].spec.back == 6;
 }
 
-/* Returns whether the layers are those of a vision transformer: patches, tokens, blocks, selection of the
- * first token, norm, head. */
-static bool is_vit(const struct model *model)
+#define LAYERS_BEFORE 2 /* patches and tokens */
+#define LAYERS_AFTER  3 /* selection of the first token, norm, head */
+
+/* Return the numbers of layers before and after the blocks. A stage of a pipeline may lack these layers. */
+static uint32_t layers_before(const struct train *train)
 {
+    return train->stage && !train->stage->first ? 0 : LAYERS_BEFORE;
+}
+
+static uint32_t layers_after(const struct train *train)
+{
+    return train->stage && !train->stage->last ? 0 : LAYERS_AFTER;
+}
+
+/* Returns whether the layers are those of a vision transformer, or of a stage of one. */
+static bool is_vit(const struct train *train)
+{
+    const struct model *model = train->model;
     const struct layer *layers = model->layers;
-    const uint32_t count = model->layer_count;
-    if (count < 5 + BLOCK_LAYERS || (count - 5) % BLOCK_LAYERS || layers[0].spec.kind != LAYER_PATCHES ||
-        layers[1].spec.kind != LAYER_TOKENS || layers[count - 3].spec.kind != LAYER_SELECT ||
-        layers[count - 2].spec.kind != LAYER_NORM || layers[count - 1].spec.kind != LAYER_LINEAR)
+    const uint32_t count = model->layer_count, before = layers_before(train), after = layers_after(train);
+    if (count < before + after + BLOCK_LAYERS || (count - before - after) % BLOCK_LAYERS)
         return false;
-    for (uint32_t i = 2; i + 3 < count; i += BLOCK_LAYERS)
+    if (before > 0 && (layers[0].spec.kind != LAYER_PATCHES || layers[1].spec.kind != LAYER_TOKENS))
+        return false;
+    if (after > 0 &&
+        (layers[count - 3].spec.kind != LAYER_SELECT || layers[count - 2].spec.kind != LAYER_NORM ||
+         layers[count - 1].spec.kind != LAYER_LINEAR))
+        return false;
+    for (uint32_t i = before; i + after < count; i += BLOCK_LAYERS)
         if (!is_block(&layers[i]))
             return false;
     return true;
 }
 
 /* Returns whether the kernels, which read 8 values at a time, support the sizes of the model. */
-static bool has_sizes(const struct model *model)
+static bool has_sizes(const struct train *train)
 {
-    const struct layer *patches = &model->layers[0], *attention = &model->layers[4];
+    const struct layer *patches = &train->model->layers[0], *attention = patches + layers_before(train) + 2;
     const uint32_t width = attention->out.width, depth = width / attention->spec.heads;
     const uint32_t taps = patches->spec.kernel[1] * patches->spec.kernel[2] * patches->in.channels;
-    return width <= VIT_WIDTH_MAX && width % 8 == 0 && taps % 8 == 0 &&
-           patches->spec.kernel[1] == patches->spec.kernel[2] && (depth == 16 || depth == 32 || depth == 64);
+    const bool has_patches = layers_before(train) > 0;
+    return width <= VIT_WIDTH_MAX && width % 8 == 0 && (!has_patches || taps % 8 == 0) &&
+           (!has_patches || patches->spec.kernel[1] == patches->spec.kernel[2]) &&
+           (depth == 16 || depth == 32 || depth == 64);
 }
 
 static enum status vit_accepts(const struct train *train)
 {
     const struct model *model = train->model;
-    if (!is_vit(model))
+    if (!is_vit(train))
         return status_set(
             STATUS_USAGE,
             "it supports only vision transformers (vit-micro, vit-tiny, vit-small, vit-base, vit-large), "
             "but this is %s; use %s",
             model->name, train->forward_only ? "infer-cuda" : "train-cuda");
-    if (!has_sizes(model))
+    if (!has_sizes(train))
         return status_set(
             STATUS_USAGE,
             "it supports only widths up to %d and heads of 16, 32 or 64 values, with patches of "
@@ -210,23 +242,52 @@ static void arrange_deltas(struct vit *vit, struct pieces *pieces)
     take(pieces, &vit->wide_deltas, rows * wide);
     if (vit->path_count > 0)
         take(pieces, &vit->branch_deltas, values);
-    take(pieces, &vit->class_deltas, (size_t)shape.samples * shape.width);
-    take(pieces, &vit->logit_deltas, (size_t)shape.samples * vit->train->model->classes);
-    take(pieces, &vit->logit_rounded, (size_t)shape.samples * vit->logit_apart);
+    if (vit->head) {
+        take(pieces, &vit->class_deltas, (size_t)shape.samples * shape.width);
+        take(pieces, &vit->logit_rounded, (size_t)shape.samples * vit->logit_apart);
+    }
+}
+
+/* Divides the buffer for the current slot. */
+static void arrange_slot(struct vit *vit, struct pieces *pieces)
+{
+    const struct vit_rows shape = rows_of(vit, vit->capacity);
+    const size_t samples = shape.samples;
+    arrange_blocks(vit, pieces);
+    if (vit->patch_layer)
+        take(pieces, &vit->patches, samples * vit->train->model->input_values);
+    if (!vit->head)
+        return;
+    take(pieces, &vit->class_sums, samples * shape.width);
+    take(pieces, &vit->class_norms, samples * shape.width);
+    take(pieces, &vit->class_moments, samples);
+    take(pieces, &vit->logits, samples * vit->train->model->classes);
+    if (!vit->train->forward_only)
+        take(pieces, &vit->logit_deltas, samples * vit->train->model->classes);
+}
+
+static void choose_slot(struct vit *vit, uint32_t number)
+{
+    *static_cast<struct vit_slot *>(vit) = vit->slots[number];
 }
 
 /* Divides the buffer of activations and their gradients. */
 static void arrange(struct vit *vit, struct pieces *pieces)
 {
     const struct vit_rows shape = rows_of(vit, vit->capacity);
-    const size_t samples = shape.samples;
-    arrange_blocks(vit, pieces);
-    take(pieces, &vit->patches, samples * vit->train->model->input_values);
-    take(pieces, &vit->branch, samples * shape.tokens * shape.width);
-    take(pieces, &vit->class_sums, samples * shape.width);
-    take(pieces, &vit->class_norms, samples * shape.width);
-    take(pieces, &vit->class_moments, samples);
-    take(pieces, &vit->logits, samples * vit->train->model->classes);
+    const size_t rows = (size_t)shape.samples * shape.tokens;
+    for (uint32_t i = 0; vit->slots && i < vit->train->stage->slots; i++) {
+        choose_slot(vit, i);
+        arrange_slot(vit, pieces);
+        vit->slots[i] = *vit;
+    }
+    if (!vit->slots)
+        arrange_slot(vit, pieces);
+    take(pieces, &vit->branch, rows * shape.width);
+    if (!vit->head) {
+        take(pieces, &vit->sums_out, rows * shape.width);
+        take(pieces, &vit->moments_out, rows);
+    }
     if (!vit->train->forward_only)
         arrange_deltas(vit, pieces);
 }
@@ -244,16 +305,24 @@ static enum status open_activations(struct vit *vit)
 
 /* ---- Opening ---- */
 
+/* Returns the first layer of block `i`. */
+static const struct layer *block_layers(const struct vit *vit, uint32_t i)
+{
+    return &vit->train->model->layers[layers_before(vit->train) + i * BLOCK_LAYERS];
+}
+
 static void find_layers(struct vit *vit)
 {
     const struct model *model = vit->train->model;
-    vit->patch_layer = &model->layers[0];
-    vit->token_layer = &model->layers[1];
-    vit->last_norm = &model->layers[model->layer_count - 2];
-    vit->head = &model->layers[model->layer_count - 1];
-    vit->block_count = (model->layer_count - 5) / BLOCK_LAYERS;
+    const uint32_t before = layers_before(vit->train), after = layers_after(vit->train);
+    vit->patch_layer = before > 0 ? &model->layers[0] : nullptr;
+    vit->token_layer = before > 0 ? &model->layers[1] : nullptr;
+    vit->last_norm = after > 0 ? &model->layers[model->layer_count - 2] : nullptr;
+    vit->head = after > 0 ? &model->layers[model->layer_count - 1] : nullptr;
+    vit->block_count = (model->layer_count - before - after) / BLOCK_LAYERS;
+    vit->tokens = block_layers(vit, 0)->out;
     for (uint32_t i = 0; i < vit->block_count; i++) {
-        const struct layer *layers = &model->layers[2 + i * BLOCK_LAYERS];
+        const struct layer *layers = block_layers(vit, i);
         vit->blocks[i].norm1 = &layers[0];
         vit->blocks[i].qkv = &layers[1];
         vit->blocks[i].proj = &layers[3];
@@ -261,8 +330,8 @@ static void find_layers(struct vit *vit)
         vit->blocks[i].fc1 = &layers[7];
         vit->blocks[i].fc2 = &layers[9];
     }
-    vit->patch = vit->patch_layer->spec.kernel[1];
-    vit->heads = model->layers[4].spec.heads;
+    vit->patch = vit->patch_layer ? vit->patch_layer->spec.kernel[1] : 0;
+    vit->heads = block_layers(vit, 0)[2].spec.heads;
     vit->logit_apart = (model->classes + 7) / 8 * 8;
 }
 
@@ -276,17 +345,36 @@ static const float *add_path(struct vit *vit, const struct layer *layer, struct 
     return vit->factors + (size_t)vit->path_count++ * vit->capacity;
 }
 
-static enum status open_paths(struct vit *vit)
+/* Allocates the factors of the current slot, and sets `paths` and vit->path_count. */
+static enum status open_factors(struct vit *vit, struct vit_path *paths)
 {
-    struct vit_path paths[2 * BLOCKS_MAX];
-    if (vit->train->forward_only)
-        return STATUS_OK;
     TRY(allocate(&vit->allocations, &vit->factors, (size_t)2 * vit->block_count * vit->capacity));
+    vit->path_count = 0;
     for (uint32_t i = 0; i < vit->block_count; i++) {
-        const struct layer *layers = &vit->train->model->layers[2 + i * BLOCK_LAYERS];
+        const struct layer *layers = block_layers(vit, i);
         vit->blocks[i].factors1 = add_path(vit, &layers[4], paths);
         vit->blocks[i].factors2 = add_path(vit, &layers[10], paths);
     }
+    return STATUS_OK;
+}
+
+/* Opens the slots: their samples, and their factors of stochastic depth. */
+static enum status open_slots(struct vit *vit)
+{
+    const struct train *train = vit->train;
+    const uint32_t count = train->stage ? train->stage->slots : 1;
+    struct vit_path paths[2 * BLOCKS_MAX];
+    if (train->stage)
+        vit->slots = static_cast<struct vit_slot *>(calloc(count, sizeof *vit->slots));
+    TRY(ALLOCATED(vit->slots || !train->stage, "cuda: out of memory"));
+    for (uint32_t i = 0; i < count; i++) {
+        if (!train->forward_only)
+            TRY(open_factors(vit, paths));
+        TRY(device_batch_allocate(train, vit->capacity, &vit->samples, &vit->allocations));
+        if (vit->slots)
+            vit->slots[i] = *vit;
+    }
+    vit->batch = &vit->samples;
     return vit->path_count == 0 ? STATUS_OK
                                 : allocate_copy(&vit->allocations, &vit->paths, paths,
                                                 vit->path_count * sizeof *paths, vit->stream);
@@ -318,8 +406,9 @@ static enum status open_learning(struct vit *vit)
     vit->tensors.tensor_cores = true;
     TRY(device_engine_open_learning(vit));
     vit->added = vit->gradients;
-    return train_parts(vit->train) > 1 ? allocate_zeros(&vit->allocations, &vit->added, values, vit->stream)
-                                       : STATUS_OK;
+    return train_parts(vit->train) > 1 || vit->train->stage
+               ? allocate_zeros(&vit->allocations, &vit->added, values, vit->stream)
+               : STATUS_OK;
 }
 
 /* Opens a state that device_engine_new() has created. The caller closes it, even after a failure. */
@@ -331,12 +420,10 @@ static enum status vit_open_all(struct vit *vit)
     find_layers(vit);
     TRY(device_engine_open(vit));
     TRY(vit_multiplier_open(&vit->allocations, &vit->multiplier));
-    TRY(open_paths(vit));
+    TRY(open_slots(vit));
     TRY(open_activations(vit));
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
     TRY(allocate(&vit->allocations, &vit->parameters, train->model->arena_values));
-    TRY(device_batch_allocate(train, vit->capacity, &vit->samples, &vit->allocations));
-    vit->batch = &vit->samples;
     TRY(device_engine_open_data(vit));
     if (!train->forward_only)
         TRY(open_learning(vit));
@@ -393,8 +480,12 @@ static struct vit_norm norm2_of(const struct vit *vit, uint32_t i, uint32_t coun
 static struct vit_norm last_norm_of(const struct vit *vit, uint32_t count, bool training)
 {
     const struct vit_block *last = &vit->blocks[vit->block_count - 1];
-    struct vit_norm norm = norm_of(vit, vit->last_norm, count, training ? last->factors2 : nullptr,
-                                   vit->class_sums, vit->class_norms, vit->class_moments);
+    const float *factors = training ? last->factors2 : nullptr;
+    /* A stage without the head needs only the sums. Its next stage normalises them. */
+    if (!vit->head)
+        return norm_of(vit, last->norm2, count, factors, vit->sums_out, vit->in_deltas, vit->moments_out);
+    struct vit_norm norm =
+        norm_of(vit, vit->last_norm, count, factors, vit->class_sums, vit->class_norms, vit->class_moments);
     norm.first_tokens = true;
     return norm;
 }
@@ -422,25 +513,35 @@ static enum status block_forward(struct vit *vit, uint32_t i, uint32_t count, bo
     return linear_forward(vit, block->fc2, rows, saved->active, vit->branch);
 }
 
-/* Computes the logits of `count` samples from vit->patches. */
-static enum status vit_forward(struct vit *vit, uint32_t count, bool training)
+/* Computes the normalised input of the first block from vit->patches. In a later stage of a pipeline, its
+ * input is there. */
+static enum status tokens_forward(struct vit *vit, uint32_t count, bool training)
 {
     const float *parameters = vit->state.parameters;
     const struct vit_norm first = norm1_of(vit, 0, count, training);
-    const uint32_t patches = first.rows.tokens - 1;
-    TRY(linear_forward(vit, vit->patch_layer, count * patches, vit->patches, vit->branch));
-    TRY(vit_tokens_norm(&first, vit->branch, parameters + vit->token_layer->bias,
-                        parameters + vit->token_layer->weight, vit->stream));
+    if (!vit->patch_layer)
+        return vit_add_norm(&first, nullptr, nullptr, vit->stream);
+    TRY(linear_forward(vit, vit->patch_layer, count * (first.rows.tokens - 1), vit->patches, vit->branch));
+    return vit_tokens_norm(&first, vit->branch, parameters + vit->token_layer->bias,
+                           parameters + vit->token_layer->weight, vit->stream);
+}
+
+/* Computes the logits of `count` samples from vit->patches, or those layers of it that a stage has. */
+static enum status vit_forward(struct vit *vit, uint32_t count, bool training)
+{
+    TRY(tokens_forward(vit, count, training));
     for (uint32_t i = 0; i < vit->block_count; i++) {
         const struct vit_norm next = i + 1 < vit->block_count ? norm1_of(vit, i + 1, count, training)
                                                               : last_norm_of(vit, count, training);
         TRY(block_forward(vit, i, count, training));
         TRY(vit_add_norm(&next, vit->blocks[i].saved.sums2, vit->branch, vit->stream));
     }
+    if (!vit->head)
+        return STATUS_OK;
     const struct vit_linear head = linear_of(vit->head, count);
     return vit_linear_forward(vit->multiplier, &head, true, vit->class_norms,
-                              vit->parameters + vit->head->weight, parameters + vit->head->bias, vit->logits,
-                              vit->stream);
+                              vit->parameters + vit->head->weight, vit->state.parameters + vit->head->bias,
+                              vit->logits, vit->stream);
 }
 
 /* ---- Backward pass ---- */
@@ -534,6 +635,24 @@ static enum status head_backward(struct vit *vit, uint32_t count)
     return vit_sums_finish(&vit->sums, vit->stream);
 }
 
+/* Backward pass of the sum at the end of a stage without the head, whose gradient is in vit->deltas. The next
+ * stage has the normalisation of the sum. The kernel is that of norm_backward(), so the cuts do not change
+ * the bits of the gradients. */
+static enum status sum_backward(struct vit *vit, uint32_t count)
+{
+    const struct vit_norm norm = last_norm_of(vit, count, true);
+    const struct vit_norm_deltas deltas = {.outputs = nullptr,
+                                           .later = vit->deltas,
+                                           .sums = vit->deltas,
+                                           .branch = norm.factors ? vit->branch_deltas : nullptr,
+                                           .weight = nullptr,
+                                           .bias = nullptr,
+                                           .branch_bias =
+                                               vit->added + vit->blocks[vit->block_count - 1].fc2->bias};
+    TRY(vit_add_norm_backward(&norm, &deltas, &vit->sums, vit->stream));
+    return vit_sums_finish(&vit->sums, vit->stream);
+}
+
 /* Backward pass of the first two layers: the patches and the tokens. */
 static enum status patches_backward(struct vit *vit, uint32_t count)
 {
@@ -571,13 +690,13 @@ static enum status backward_exchange(struct vit *vit, uint32_t count)
     return device_engine_exchange_end(vit);
 }
 
-/* Computes the gradients of one of several parts of a step. */
+/* Computes the gradients of one of several parts of a step, or of a micro-batch. */
 static enum status backward_part(struct vit *vit, uint32_t count)
 {
-    TRY(head_backward(vit, count));
+    TRY(vit->head ? head_backward(vit, count) : sum_backward(vit, count));
     for (uint32_t i = vit->block_count; i-- > 0;)
         TRY(block_backward(vit, i, count));
-    return patches_backward(vit, count);
+    return vit->patch_layer ? patches_backward(vit, count) : STATUS_OK;
 }
 
 /* Computes the gradients of `count` samples. The kernels overwrite vit->added. If the step has one part, also
@@ -629,16 +748,21 @@ static enum status launch(struct vit *vit, cudaGraphExec_t graph)
 
 /* ---- Steps ---- */
 
+/* Draws the factors of stochastic depth of the current batch. */
+static enum status draw_factors(struct vit *vit, uint32_t epoch, uint32_t count)
+{
+    return vit->path_count > 0
+               ? vit_factors(vit->paths, vit->path_count, vit->train->seed, epoch, vit->batch->numbers, count,
+                             vit->capacity, vit->factors, vit->stream)
+               : STATUS_OK;
+}
+
 static enum status gather(struct device_engine *engine, const struct device_set *set, uint32_t epoch,
                           bool training, uint32_t count)
 {
     struct vit *vit = vit_of(engine);
-    const struct train *train = vit->train;
-    TRY(vit_patches(train->data, set, vit->batch, count, vit->patch, vit->patches, vit->stream));
-    return training && vit->path_count > 0
-               ? vit_factors(vit->paths, vit->path_count, train->seed, epoch, vit->batch->numbers, count,
-                             vit->capacity, vit->factors, vit->stream)
-               : STATUS_OK;
+    TRY(vit_patches(vit->train->data, set, vit->batch, count, vit->patch, vit->patches, vit->stream));
+    return training ? draw_factors(vit, epoch, count) : STATUS_OK;
 }
 
 static enum status apply(struct device_engine *engine, const struct update *update)
@@ -694,6 +818,70 @@ static enum status infer(struct device_engine *engine, uint32_t count, const flo
     return vit_forward(vit, count, false);
 }
 
+/* ---- A stage of a pipeline ---- */
+
+/* Returns the size of the tokens of `count` samples. */
+static size_t tokens_bytes(const struct vit *vit, uint32_t count)
+{
+    const struct vit_rows rows = rows_of(vit, count);
+    return (size_t)rows.samples * rows.tokens * rows.width * sizeof(bf16);
+}
+
+static enum status stage_forward(void *state, const struct micro *micro, const void *inputs, void *outputs)
+{
+    struct vit *vit = device_engine_as<struct vit>(state);
+    struct pass pass = {.stream = vit->stream, .count = micro->count, .total = micro->total};
+    CUDA_TRY(cudaSetDevice(vit->device));
+    choose_slot(vit, micro->slot);
+    TRY(device_stage_take(vit, micro));
+    vit->slots[micro->slot] = *vit; /* with the mix of its samples */
+    if (inputs) {
+        TRY(device_stage_copy(vit, vit->blocks[0].sums1, inputs, tokens_bytes(vit, micro->count)));
+        if (micro->training)
+            TRY(draw_factors(vit, micro->epoch, micro->count));
+    }
+    TRY(vit_forward(vit, micro->count, micro->training));
+    if (outputs && vit->head)
+        TRY(device_stage_copy(vit, outputs, vit->logits,
+                              micro->count * vit->train->model->classes * sizeof *vit->logits));
+    else if (outputs)
+        TRY(device_stage_copy(vit, outputs, vit->sums_out, tokens_bytes(vit, micro->count)));
+    else
+        TRY(loss_take(vit->train, vit->logits, vit->batch, &pass, micro->step, vit->logit_deltas,
+                      &vit->losses));
+    return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
+}
+
+/* The kernels overwrite vit->added. */
+static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of,
+                                  const void *deltas, void *in_deltas)
+{
+    struct vit *vit = device_engine_as<struct vit>(state);
+    CUDA_TRY(cudaSetDevice(vit->device));
+    choose_slot(vit, micro->slot);
+    if (deltas)
+        TRY(device_stage_copy(vit, vit->deltas, deltas, tokens_bytes(vit, micro->count)));
+    TRY(backward_part(vit, micro->count));
+    TRY(micro->index == 0
+            ? arena_copy(vit->train, vit->gradients, vit->added, vit->stream)
+            : values_add(vit->added, vit->train->model->arena_values, vit->gradients, vit->stream));
+    if (in_deltas)
+        TRY(device_stage_copy(vit, in_deltas, vit->deltas, tokens_bytes(vit, micro->count)));
+    return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
+}
+
+static const struct stage_functions stages = {.value_bytes = sizeof(bf16),
+                                              .forward = stage_forward,
+                                              .backward = stage_backward,
+                                              .clear = device_stage_clear,
+                                              .sum = device_stage_sum,
+                                              .update = device_stage_update,
+                                              .pin = device_stage_pin,
+                                              .unpin = device_stage_unpin,
+                                              .share = device_stage_share,
+                                              .map = device_stage_map,
+                                              .release = device_stage_release};
+
 /* ---- The engine ---- */
 
 static enum status vit_open(const struct train *train, const struct resources *resources, void **state)
@@ -712,6 +900,7 @@ static void vit_close(void *state)
         graphs_close(&graphs);
     vit_multiplier_close(vit->multiplier);
     device_engine_close(vit);
+    free(vit->slots);
     free(vit);
 }
 
@@ -735,6 +924,7 @@ const struct engine engine_vit = {
     .shares_update = true,
     .unit = UNIT_HALF,
     .accepts = vit_accepts,
+    .stages = &stages,
     .open = vit_open,
     .close = vit_close,
     .set = vit_set,

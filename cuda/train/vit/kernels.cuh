@@ -160,11 +160,11 @@ enum status vit_tokens_norm(const struct vit_norm *norm, const bf16 *patches, co
 
 /* Gradients at the end of a branch, for struct vit_norm. */
 struct vit_norm_deltas {
-    const bf16 *outputs; /* gradient of norm.outputs */
+    const bf16 *outputs; /* gradient of norm.outputs; NULL: zero */
     const bf16 *later;   /* gradient of norm.sums that arrives through the next shortcut; NULL: zero */
     bf16 *sums;          /* result: gradient of norm.sums, for all tokens; may be the same array as `later` */
     bf16 *branch;        /* result: factors * sums; NULL if there are no factors */
-    float *weight, *bias;
+    float *weight, *bias; /* NULL: not needed */
     float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
                            layer; NULL: not needed */
 };

@@ -175,14 +175,14 @@ struct row {
 /* Computes the sample only if it is needed: an integer division takes as long as many other operations. */
 static __device__ __forceinline__ struct row row_at(const struct backward_plan &plan, uint32_t number)
 {
-    const bool inside = number < plan.count;
+    const bool inside = number < plan.count, normalised = inside && plan.deltas.outputs;
     if (!plan.norm.factors && !plan.norm.first_tokens)
-        return {number, number, 1, inside, inside};
+        return {number, number, 1, inside, normalised};
     const uint32_t sample = number / plan.norm.rows.tokens;
     const bool first = number == sample * plan.norm.rows.tokens;
     return {number, plan.norm.first_tokens ? sample : number,
             inside && plan.norm.factors ? plan.norm.factors[sample] : 1, inside,
-            inside && (!plan.norm.first_tokens || first)};
+            normalised && (!plan.norm.first_tokens || first)};
 }
 
 /* The values of a row that a lane processes. */
