@@ -82,6 +82,10 @@ struct train {
     struct train_decoding *decoding; /* DATA_LOAD only; not owned. NULL: the CPU decodes all samples */
     bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines with `benchmarks` */
 
+    /* Per rank of the whole run: the memory in bytes that it may use (--memory-limit); NULL: no limit. Not
+     * owned. */
+    const uint64_t *memory_limit_bytes;
+
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine that computes
      * a stage gets `stage`; `model` is then the slice of this stage, and `exchange` is NULL. */
     const struct pipeline_plan *pipeline;

@@ -20,6 +20,7 @@
 #include "train/checkpoint.h"
 #include "train/epoch_report.h"
 #include "train/import_export.h"
+#include "train/memory.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
 
@@ -296,6 +297,9 @@ static const struct option_spec options[] = {
      .help = "the order in which --parallel pipeline computes its micro-batches. gpipe computes all forward "
              "passes first. 1f1b alternates forward and backward passes. zb-h1 is like 1f1b, but computes "
              "gradients of weights while 1f1b would wait. NAME is one of"},
+    {"memory-limit", "SIZE[,SIZE]", OPTION_TEXT, AT(memory_limit), .column = COLUMN,
+     .help = "use at most this much memory per GPU, as if it had no more (CPU variants: per rank): one size "
+             "for all ranks, or one per rank, such as 16G,8G"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init),
      .help = "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
              "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
@@ -611,7 +615,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "formula",     "preset",       "preset-file", "class",          "train-size",
         "test-size",   "res",          "lr-scale",    "balance",        "parallel",
         "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
-        NULL};
+        "memory-limit", NULL};
     if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
@@ -1329,6 +1333,7 @@ static void train_close(void *input)
     free(opened->initial);
     free(opened->weights);
     free(opened->shares);
+    free(opened->memory_limits);
     free(opened);
 }
 
@@ -1414,7 +1419,8 @@ static enum status fill_train(const struct train_parameters *parameters, const s
                             .mixing = {parameters->mixup, parameters->cutmix},
                             .accumulate = (uint32_t)parameters->accumulate,
                             .checkpoint_activations = parameters->checkpoint_activations,
-                            .cudnn_benchmark = parameters->cudnn_benchmark};
+                            .cudnn_benchmark = parameters->cudnn_benchmark,
+                            .memory_limit_bytes = opened->memory_limits};
     if (parameters->generator != GENERATOR_AUTO)
         train->generator = generators[parameters->generator];
     if (opened->data.feed == DATA_LOAD) {
@@ -1460,6 +1466,17 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->begin_path = parameters->begin_path;
     job->state_path = parameters->state_path;
     job->skipped = &opened->skipped;
+}
+
+/* Reads --memory-limit. */
+static enum status read_limits(const struct train_parameters *parameters, const struct partition *partition,
+                               struct opened *opened)
+{
+    if (!parameters->memory_limit)
+        return STATUS_OK;
+    opened->memory_limits = malloc(partition->ranks * sizeof *opened->memory_limits);
+    TRY(ALLOCATED(opened->memory_limits, "out of memory for --memory-limit"));
+    return memory_limit_parse(parameters->memory_limit, (uint32_t)partition->ranks, opened->memory_limits);
 }
 
 /* Reads --balance, and allocates the shares of the ranks. */
@@ -1669,6 +1686,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     enum status status = read_parameters(given, partition, parameters, &all);
     if (status == STATUS_OK)
         status = read_balance(parameters, partition, opened);
+    if (status == STATUS_OK)
+        status = read_limits(parameters, partition, opened);
     if (status == STATUS_OK)
         status = read_state(parameters->begin_path, &opened->begin);
     if (status == STATUS_OK && partition->rank == 0)

@@ -38,6 +38,7 @@ struct train_parameters {
         cudnn_benchmark;
     int init_ema; /* enum init_ema */
     bool ema_warmup, bce_sum;
+    const char *memory_limit; /* NULL: not given */
 };
 
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
@@ -58,6 +59,7 @@ struct opened {
     uint64_t init_hash;
     struct stream_state begin; /* of --init-state */
     uint32_t skipped;          /* job.skipped */
+    uint64_t *memory_limits;   /* per rank: bytes of --memory-limit; NULL: not given */
     char init[17];             /* hash of the parameters from --init; "" without --init */
 };
 
