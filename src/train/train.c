@@ -615,8 +615,8 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "formula",     "preset",       "preset-file", "class",          "train-size",
         "test-size",   "res",          "lr-scale",    "balance",        "parallel",
         "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
-        "memory-limit", NULL};
-    if (is_one_of(option, others))
+        NULL};
+    if (is_one_of(option, others) || strcmp(option, "memory-limit") == 0)
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
