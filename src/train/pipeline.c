@@ -282,6 +282,7 @@ static enum status measure_piece(const struct train *train, const struct engine 
                                 .capacity = capacity};
     struct model *model = malloc(sizeof *model);
     struct train piece = *train;
+    piece.memory = NULL; /* this memory is freed before the stage is opened */
     void *state = NULL;
     TRY(ALLOCATED(model, "out of memory"));
     model_slice(train->model, first, end, model);

@@ -300,6 +300,9 @@ static const struct option_spec options[] = {
     {"memory-limit", "SIZE[,SIZE]", OPTION_TEXT, AT(memory_limit), .column = COLUMN,
      .help = "use at most this much memory per GPU, as if it had no more (CPU variants: per rank): one size "
              "for all ranks, or one per rank, such as 16G,8G"},
+    {"memory", NULL, OPTION_FLAG, AT(memory),
+     .help = "print where the memory goes, as planned before it is allocated, and after the last epoch; with "
+             "--dry-run only the plan"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init),
      .help = "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
              "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
@@ -1452,6 +1455,7 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->resume = parameters->resume;
     job->largest = parameters->largest;
     job->allow_nan = parameters->allow_nan;
+    job->shows_memory = parameters->memory;
     job->sync = parameters->sync;
     if (parameters->parallel == PARALLEL_PIPELINE)
         job->pipeline = (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,

@@ -39,6 +39,7 @@ struct train_parameters {
     int init_ema; /* enum init_ema */
     bool ema_warmup, bce_sum;
     const char *memory_limit; /* NULL: not given */
+    bool memory;
 };
 
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };

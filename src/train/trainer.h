@@ -58,6 +58,8 @@ struct train_job {
     const char *begin_path, *state_path;
     uint32_t *skipped; /* steps of the current epoch before `begin`, which this run does not train; NULL, or
                         * written by the trainer */
+    bool shows_memory; /* --memory */
+    bool plans; /* trainer_open() only plans the memory: then call trainer_planned(), trainer_close() */
 };
 
 /* The results of a set of samples. */
@@ -96,6 +98,9 @@ struct train_epoch {
      * measured; `bubble_ideal` is simulated with the measured times of all stages. */
     char layers[2 * MODEL_NAME_MAX + 1];
     double bubble, bubble_ideal;
+    /* With --memory, --memory-limit or --parallel auto: the memory of this rank as planned, and in use after
+     * the epoch; else 0. */
+    uint64_t planned_bytes, used_bytes;
 };
 
 FDSL_C_BEGIN
@@ -111,6 +116,10 @@ enum status trainer_probe(void *state); /* runs the first step; collective */
 /* Runs steps for a few seconds. Sets `*stall` to the largest share of their time, of all ranks, in which they
  * waited for samples, and `*step_s` to the seconds per step. Collective. */
 enum status trainer_probe_stalls(void *state, double *stall, double *step_s);
+/* Sets `*needed_bytes` to the planned memory of this rank, and `*room_bytes` to the memory that there is, or
+ * to its limit. Call if job->plans was set. */
+enum status trainer_planned(const void *state, const struct resources *resources, uint64_t *needed_bytes,
+                            uint64_t *room_bytes);
 enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
