@@ -198,6 +198,12 @@ struct workload {
 
         /* Runs one step of `state`. Collective. */
         enum status (*probe)(void *state);
+
+        /* For the batch that set() has set: plans the memory of the variant. Sets `*needed_bytes` to it, and
+         * `*room_bytes` to the memory that there is, of the rank with the least room. Collective. May be
+         * NULL: the search then knows nothing. */
+        enum status (*plan)(void *input, const struct variant *variant, const struct resources *resources,
+                            uint64_t *needed_bytes, uint64_t *room_bytes);
     } largest;
 
     /* For workloads that mix sources, and can choose the share of those that are read from measured stalls

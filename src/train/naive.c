@@ -906,8 +906,10 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
 {
     const struct resources one = {.threads = 1};
     struct draw_order order = train_order(train, epoch);
+    struct train own = *train;
     void *state = NULL;
-    enum status status = naive_open(train, &one, &state);
+    own.memory = NULL; /* the memory of the engine of the run does not include this one */
+    enum status status = naive_open(&own, &one, &state);
     struct naive *naive = state;
     if (status != STATUS_OK) {
         if (naive)

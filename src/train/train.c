@@ -1744,6 +1744,44 @@ static enum status train_set_batch(void *input, void *parameters_, const struct 
     return STATUS_OK;
 }
 
+/* Sets up a variant that only plans its memory. Sets `*needed` and `*room`, one number per rank. */
+static enum status plan_ranks(struct opened *opened, const struct variant *variant,
+                              const struct resources *resources, uint64_t *needed, uint64_t *room)
+{
+    uint64_t own[2] = {0, 0};
+    void *state = NULL;
+    opened->job.plans = true;
+    enum status status = variant->setup(resources, opened, &state);
+    if (status == STATUS_OK)
+        status = trainer_planned(state, resources, &own[0], &own[1]);
+    if (state)
+        variant->teardown(state);
+    opened->job.plans = false;
+    TRY(comm_agree(status));
+    TRY(comm_gather(&own[0], sizeof own[0], needed));
+    TRY(comm_gather(&own[1], sizeof own[1], room));
+    TRY(comm_spread(needed, (size_t)comm_size() * sizeof *needed));
+    return comm_spread(room, (size_t)comm_size() * sizeof *room);
+}
+
+/* Implements workload->largest.plan(). */
+static enum status train_plan(void *input, const struct variant *variant, const struct resources *resources,
+                              uint64_t *needed_bytes, uint64_t *room_bytes)
+{
+    const size_t ranks = (size_t)comm_size();
+    FREED uint64_t *needed = calloc(2 * ranks, sizeof *needed);
+    TRY(comm_agree(ALLOCATED(needed, "out of memory for the plan")));
+    uint64_t *room = needed + ranks;
+    TRY(plan_ranks(input, variant, resources, needed, room));
+    size_t worst = 0;
+    for (size_t i = 1; i < ranks; i++)
+        if ((double)needed[i] - (double)room[i] > (double)needed[worst] - (double)room[worst])
+            worst = i;
+    *needed_bytes = needed[worst];
+    *room_bytes = room[worst];
+    return STATUS_OK;
+}
+
 /* ---- --mix synth:auto ---- */
 
 static bool train_mix_open(const void *input)
@@ -1813,7 +1851,7 @@ const struct workload workload_train = {
     .validate = train_validate,
     .suits = train_suits,
     .accepts = train_accepts,
-    .largest = {job_batch, train_range, train_set_batch, trainer_probe},
+    .largest = {job_batch, train_range, train_set_batch, trainer_probe, train_plan},
     .mix = {train_mix_open, train_mix_set, trainer_probe_stalls, DATA_MIX_SHARES},
     .epochs.check = trainer_check,
     .epochs.more = trainer_more,
