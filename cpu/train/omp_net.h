@@ -218,7 +218,9 @@ struct net {
     void **held; /* all allocations */
     uint32_t held_count;
     bool out_of_memory;
+    enum status refused; /* of memory_take() */
     uint64_t bytes;
+    enum memory_part part; /* of the next allocations */
 };
 
 static inline size_t positions_of(const struct shape *shape)

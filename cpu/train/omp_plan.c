@@ -16,23 +16,28 @@
 /* ---- Memory ---- */
 
 /* Allocates zeroed memory, with huge pages if it is large. If memory runs out, returns NULL and sets
- * net->out_of_memory. */
+ * net->out_of_memory, or net->refused if the limit of the run is reached. If memory is only counted, large
+ * arrays get addresses, but are not touched, so that Linux gives them no memory. */
 static void *take(struct net *net, size_t count, size_t size)
 {
     uint64_t bytes = count * size + LINE * sizeof(float), alignment = bytes < PAGE_BYTES ? 64 : PAGE_BYTES;
     bytes = (bytes + alignment - 1) / alignment * alignment;
     /* Linux overcommits memory and may kill the process at the first access, so check the available
      * memory. */
-    bool there = bytes < PAGE_BYTES || bytes <= memory_available_bytes();
+    const bool plans = net->train->memory && net->train->memory->plans;
+    bool there = plans || bytes < PAGE_BYTES || bytes <= memory_available_bytes();
     void *room = NULL;
-    if (!there || !array_grow(&net->held, net->held_count, sizeof *net->held) ||
+    if (net->refused == STATUS_OK)
+        net->refused = memory_take(net->train->memory, net->part, bytes);
+    if (net->refused != STATUS_OK || !there || !array_grow(&net->held, net->held_count, sizeof *net->held) ||
         !(room = aligned_alloc(alignment, bytes))) {
         net->out_of_memory = true;
         return NULL;
     }
     if (alignment == PAGE_BYTES)
         madvise(room, bytes, MADV_HUGEPAGE); /* advice only: failure costs speed, not correctness */
-    memset(room, 0, bytes);
+    if (!plans || alignment < PAGE_BYTES)
+        memset(room, 0, bytes);
     net->held[net->held_count++] = room;
     net->bytes += bytes;
     return room;
@@ -482,11 +487,17 @@ static size_t muon_values(const struct net *net)
 static void plan_arenas(struct net *net)
 {
     float **const arenas[] = {&net->parameters, &net->gradients, &net->m, &net->v};
+    static const enum memory_part parts[] = {MEMORY_PARAMETERS, MEMORY_GRADIENTS, MEMORY_OPTIMIZER,
+                                             MEMORY_OPTIMIZER};
     size_t count = net->train->forward_only ? 1 : COUNT_OF(arenas);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        net->part = parts[i];
         *arenas[i] = take(net, net->arena_values, sizeof(float));
+    }
+    net->part = MEMORY_GRADIENTS;
     if (!net->train->forward_only)
         net->sums = take(net, net->chunks * net->chunk_values, sizeof(float));
+    net->part = MEMORY_OPTIMIZER;
     if (train_averages(net->train))
         net->ema = take(net, net->arena_values, sizeof(float));
     if (!net->train->forward_only && net->train->optimizer.clip_norm > 0)
@@ -563,8 +574,10 @@ enum status net_plan(struct net *net)
     plan_draws(net);
     plan_batch(net);
     plan_arenas(net);
+    net->part = MEMORY_WORKSPACE;
     for (int i = 0; net->workers && i < net->threads; i++)
         plan_worker(net, &net->workers[i]);
+    TRY(net->refused);
     if (net->out_of_memory)
         return status_set(STATUS_EXHAUSTED,
                           "omp: out of memory for a batch of %" PRIu32 " samples; lower --batch", net->batch);

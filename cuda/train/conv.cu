@@ -76,10 +76,12 @@ static enum status make_windows(const struct window_plan *plan, struct allocatio
     struct window_part *tap_parts, *position_parts;
     TRY(allocate(allocations, &tap_parts, taps));
     TRY(allocate(allocations, &position_parts, positions));
-    taps_kernel<<<blocks_for(taps), BLOCK, 0, stream>>>(*plan, tap_parts);
-    CUDA_TRY_LAUNCH("taps_kernel");
-    positions_kernel<<<blocks_for(positions), BLOCK, 0, stream>>>(*plan, position_parts);
-    CUDA_TRY_LAUNCH("positions_kernel");
+    if (!allocations_plan(allocations)) {
+        taps_kernel<<<blocks_for(taps), BLOCK, 0, stream>>>(*plan, tap_parts);
+        CUDA_TRY_LAUNCH("taps_kernel");
+        positions_kernel<<<blocks_for(positions), BLOCK, 0, stream>>>(*plan, position_parts);
+        CUDA_TRY_LAUNCH("positions_kernel");
+    }
     *windows = {.taps = tap_parts,
                 .positions = position_parts,
                 .tap_count = taps,

@@ -367,6 +367,7 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
     TRY(choose_once(layer, count));
     if (self->scratch_bytes > self->held_bytes) {
         /* The old workspace stays allocated until the engine closes. */
+        self->allocations->part = MEMORY_WORKSPACE;
         TRY(allocate_bytes(self->allocations, &self->scratch, self->scratch_bytes));
         self->held_bytes = self->scratch_bytes;
     }

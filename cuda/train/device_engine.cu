@@ -65,6 +65,7 @@ enum status device_engine_open_data(struct device_engine *engine)
 {
     const struct resources resources = {.threads = engine->threads, .device = engine->device};
     TRY(device_sets_open(engine->train, engine->sets, &engine->allocations, engine->stream));
+    engine->allocations.part = MEMORY_STREAM;
     TRY(device_augment_open(engine->train, &engine->allocations, &engine->augment));
     return device_feed_open(&engine->feed, engine->train, &resources, &engine->allocations);
 }
@@ -82,6 +83,7 @@ enum status device_engine_open_learning(struct device_engine *engine)
 {
     const struct train *train = engine->train;
     const size_t values = train->model->arena_values;
+    engine->allocations.part = MEMORY_OPTIMIZER;
     TRY(moments_open(train, &engine->state, &engine->allocations, engine->stream));
     if (train_averages(train))
         TRY(allocate(&engine->allocations, &engine->state.ema, values));
@@ -90,17 +92,19 @@ enum status device_engine_open_learning(struct device_engine *engine)
         TRY(groups_open(train, &engine->allocations, &engine->groups, engine->stream));
     TRY(tensors_open(train, &engine->allocations, &engine->tensors, engine->stream));
     engine->shared.groups = engine->groups;
+    TRY(shared_update_open(train, &engine->allocations, &engine->shared));
+    engine->allocations.part = MEMORY_GRADIENTS;
     TRY(allocate_zeros(&engine->allocations, &engine->gradients, values, engine->stream));
     engine->shared.gradients = engine->gradients;
     engine->shared.parameters = engine->state.parameters;
     engine->shared.m = engine->state.m;
     engine->shared.v = engine->state.v;
-    TRY(shared_update_open(train, &engine->allocations, &engine->shared));
+    engine->allocations.part = MEMORY_WORKSPACE;
     TRY(allocate(&engine->allocations, &engine->losses.losses, engine->capacity));
     TRY(allocate(&engine->allocations, &engine->losses.right, engine->capacity));
     TRY(allocate(&engine->allocations, &engine->losses.totals, 1));
     TRY(device_progress_open(&engine->progress));
-    return clear_totals(engine);
+    return allocations_plan(&engine->allocations) ? STATUS_OK : clear_totals(engine);
 }
 
 void device_engine_stop(struct device_engine *engine)

@@ -72,6 +72,7 @@ static inline enum status device_engine_new(const struct train *train, const str
     engine->device = resources->device;
     engine->threads = resources->threads;
     engine->capacity = train_part_max(train);
+    engine->allocations.account = train->memory;
     return STATUS_OK;
 }
 

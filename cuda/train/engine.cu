@@ -96,7 +96,7 @@ static enum status open_layer(struct network *network, uint32_t i)
     self->layer = layer;
     self->in = before->out;
     self->in_delta = before->out_delta;
-    self->measures = network->train->cudnn_benchmark;
+    self->measures = network->train->cudnn_benchmark && !allocations_plan(&network->allocations);
     if (in_place(layer)) {
         self->out = self->in;
         self->out_delta = self->in_delta;
@@ -167,6 +167,7 @@ static enum status open_slots(struct network *network)
     network->slots = static_cast<struct network_slot *>(calloc(count, sizeof *network->slots));
     TRY(ALLOCATED(network->slots, "cuda: out of memory"));
     network->slot_count = count;
+    network->allocations.part = MEMORY_ACTIVATIONS;
     for (uint32_t i = count; i-- > 0;) { /* ends with slot 0 as the current one */
         network_choose(network, i);
         TRY(open_slot(network));
@@ -179,6 +180,7 @@ static enum status open_slots(struct network *network)
 static enum status open_learning(struct network *network)
 {
     const struct train *train = network->train;
+    network->allocations.part = MEMORY_GRADIENTS;
     if (train->stage || train_parts(train) > 1)
         TRY(allocate_zeros(&network->allocations, &network->added, train->model->arena_values,
                            network->stream));
@@ -196,8 +198,10 @@ static enum status network_open(struct network *network)
     TRY(device_probe(network->device));
     TRY(check_size(network));
     TRY(device_engine_open(network));
+    network->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&network->allocations, &network->state.parameters, train->model->arena_values,
                        network->stream));
+    network->allocations.part = MEMORY_WORKSPACE;
     TRY(allocate(&network->allocations, &network->workspace, WORKSPACE_VALUES));
     TRY(device_engine_open_data(network));
     if (!train->forward_only)

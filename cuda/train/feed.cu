@@ -172,12 +172,14 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     *feed = {};
     feed->train = train;
     feed->stride = 1;
+    allocations->part = MEMORY_STREAM;
     if ((source != DATA_LIVE && source != DATA_LOAD) || train->forward_only ||
         (train->stage && !train->stage->first))
         return STATUS_OK;
     for (struct feed_timing &timing : feed->timings)
         TRY(open_timing(&timing));
-    return source == DATA_LOAD ? open_loading(feed, resources) : open_generator(feed, resources, allocations);
+    TRY(source == DATA_LOAD ? open_loading(feed, resources) : open_generator(feed, resources, allocations));
+    return memory_take(allocations->account, MEMORY_STREAM, device_feed_memory_bytes(feed));
 }
 
 void device_feed_close(struct device_feed *feed)

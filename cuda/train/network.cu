@@ -21,8 +21,24 @@ static enum status make_room(struct allocations *allocations)
     return STATUS_OK;
 }
 
+#define PAGE_BYTES    (UINT64_C(2) << 20) /* cudaMalloc() maps memory in pages of this size */
+#define SHARED_BYTES  (UINT64_C(1) << 20) /* smaller allocations share pages */
+#define PLANNED_BEGIN 256                 /* the address of memory that is only counted */
+
+/* Returns the device memory that an allocation takes. */
+static uint64_t taken_bytes(size_t bytes)
+{
+    return bytes < SHARED_BYTES ? bytes : (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
+
 enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes)
 {
+    TRY(memory_take(allocations->account, allocations->part, taken_bytes(bytes)));
+    if (allocations_plan(allocations)) {
+        *pointer = reinterpret_cast<void *>(PLANNED_BEGIN);
+        allocations->bytes += bytes;
+        return STATUS_OK;
+    }
     TRY(make_room(allocations));
     enum status allocated = CUDA_STATUS(cudaMalloc(pointer, bytes));
     if (allocated == STATUS_EXHAUSTED) {

@@ -63,10 +63,19 @@ struct allocations {
     void **blocks;
     uint32_t count, room; /* blocks in use, and entries of `blocks` */
     uint64_t bytes;
+    struct memory_account *account; /* train->memory: receives what is allocated; NULL: none */
+    enum memory_part part;          /* of the next allocations */
 };
 
-/* Allocates device memory; allocations_free() frees it. Returns STATUS_USAGE, with a remedy in the message,
- * if device memory runs out. */
+/* Returns whether memory is only counted. Pointers are then not valid, and kernels must not run. */
+static inline bool allocations_plan(const struct allocations *allocations)
+{
+    return allocations->account && allocations->account->plans;
+}
+
+/* Allocates device memory; allocations_free() frees it. Returns STATUS_TOO_LARGE, with a remedy in the
+ * message, if device memory or the limit of the account runs out. If memory is only counted, `*pointer`
+ * becomes an address that is not NULL. */
 enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes);
 void allocations_free(struct allocations *allocations);
 
@@ -82,7 +91,9 @@ static inline enum status allocate_zeros(struct allocations *allocations, T **po
                                          cudaStream_t stream)
 {
     TRY(allocate(allocations, pointer, count));
-    return CUDA_STATUS(cudaMemsetAsync(*pointer, 0, count * sizeof(T), stream));
+    return allocations_plan(allocations)
+               ? STATUS_OK
+               : CUDA_STATUS(cudaMemsetAsync(*pointer, 0, count * sizeof(T), stream));
 }
 
 /* Allocates device memory and enqueues a copy of `bytes` bytes of host memory to it. */
@@ -92,7 +103,8 @@ static inline enum status allocate_copy(struct allocations *allocations, T **poi
 {
     void *copy;
     TRY(allocate_bytes(allocations, &copy, bytes));
-    CUDA_TRY(cudaMemcpyAsync(copy, from, bytes, cudaMemcpyHostToDevice, stream));
+    if (!allocations_plan(allocations))
+        CUDA_TRY(cudaMemcpyAsync(copy, from, bytes, cudaMemcpyHostToDevice, stream));
     *pointer = static_cast<T *>(copy);
     return STATUS_OK;
 }

@@ -8,6 +8,7 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
 {
     const struct data *data = train->data;
     const struct stage *stage = train->stage;
+    allocations->part = MEMORY_SAMPLES;
     for (int part = train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         const bool delivered = part == DATA_TRAIN && (data->feed == DATA_LIVE || data->feed == DATA_LOAD);

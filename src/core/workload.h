@@ -198,7 +198,26 @@ struct workload {
 
         /* Runs one step of `state`. Collective. */
         enum status (*probe)(void *state);
+
+        /* For the batch that set() has set: plans the memory of the variant. Sets `*needed_bytes` to it, and
+         * `*room_bytes` to the memory that there is, of the rank with the least room. Collective. May be
+         * NULL: the search then knows nothing. */
+        enum status (*plan)(void *input, const struct variant *variant, const struct resources *resources,
+                            uint64_t *needed_bytes, uint64_t *room_bytes);
     } largest;
+
+    /* For workloads that choose values of their options from measurements. Both functions are NULL in other
+     * workloads. */
+    struct {
+        /* Returns whether a choice is to be made. */
+        bool (*open)(const void *parameters);
+
+        /* Makes the choice for a variant: changes input and parameters. Called only while no variant is set
+         * up. `given` are the options of the command line. Collective. */
+        enum status (*choose)(const struct options *given, void *input, void *parameters,
+                              const struct partition *partition, const struct variant *variant,
+                              const struct resources *resources);
+    } choice;
 
     /* For workloads that mix sources, and can choose the share of those that are read from measured stalls
      * (run/runner.c). All functions are NULL in other workloads. */

@@ -375,8 +375,10 @@ static enum status compare_with_baseline(struct runner *runner, bool all, const 
 
 #define FIRST_BATCH 64 /* the first batch size tried, if the limits allow it */
 #define BATCH_PRECISION \
-    32                 /* steps are 1/32 of the batch; the search ends when the interval is below two steps */
-#define MEMORY_KEPT 16 /* on a CPU, 1/16 of the memory that was free before the search must stay free */
+    32 /* steps are 1/32 of the batch; the search ends when the interval is below two steps */
+#define MEMORY_KEPT   16   /* on a CPU, 1/16 of the memory that was free before the search must stay free */
+#define PLANS         3    /* of batches; the memory need not grow quite linearly */
+#define PLANNED_SHARE 0.99 /* of the room: the first batch size tried, where the memory can be planned */
 
 struct search {
     struct runner *runner;
@@ -447,20 +449,61 @@ static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
     return STATUS_OK;
 }
 
-/* Doubles the batch size until a batch does not fit, then bisects the interval. `*batch` becomes the largest
- * size that fits, or 0 if none fits. `*above` becomes the smallest size that was too large, or 0 if no size
- * was too large. */
+/* Plans the memory of a batch size. */
+static enum status plan_batch(const struct search *search, uint64_t batch, uint64_t *needed, uint64_t *room)
+{
+    struct runner *runner = search->runner;
+    const struct settings *settings = runner->settings;
+    const struct workload *workload = settings->workload;
+    TRY(comm_agree(workload->largest.set(runner->input, settings->parameters, &runner->partition, batch, 0)));
+    TRY(comm_agree(supports(runner, runner->entry->variant)));
+    return workload->largest.plan(runner->input, runner->entry->variant, &settings->resources, needed, room);
+}
+
+/* Sets `*batch` to the batch size that fits by the plan of the memory, which grows linearly with the batch;
+ * to FIRST_BATCH if the memory cannot be planned, for example because even a plan is refused. */
+static enum status guess_batch(const struct search *search, uint64_t least, uint64_t most, uint64_t *batch)
+{
+    const uint64_t small = least > FIRST_BATCH ? least : FIRST_BATCH;
+    uint64_t small_bytes, large_bytes, room;
+    *batch = small;
+    if (!search->runner->settings->workload->largest.plan || 2 * small > most)
+        return STATUS_OK;
+    uint64_t low = small, high = 2 * small;
+    enum status status = plan_batch(search, low, &small_bytes, &room);
+    for (int i = 0; status == STATUS_OK && i < PLANS && high != low; i++) {
+        status = plan_batch(search, high, &large_bytes, &room);
+        room = runner_on_gpu(search->runner) || room < search->kept_bytes ? room : room - search->kept_bytes;
+        const double each = ((double)large_bytes - (double)small_bytes) / ((double)high - (double)low),
+                     next = (double)high + (PLANNED_SHARE * (double)room - (double)large_bytes) / each;
+        if (status != STATUS_OK || !(each > 0))
+            break;
+        low = high;
+        small_bytes = large_bytes;
+        *batch = high = next < (double)least ? least : next > (double)most ? most : (uint64_t)next;
+    }
+    /* If a plan is refused, the probes find the reason. */
+    return status == STATUS_TOO_LARGE || status == STATUS_EXHAUSTED ? STATUS_OK : status;
+}
+
+/* Begins with the batch size of the plan, or with FIRST_BATCH. Steps up or down from there, by steps that
+ * double, until a size that fits and one that does not are known; then bisects the interval. `*batch` becomes
+ * the largest size that fits, or 0 if none fits. `*above` becomes the smallest size that was too large, or 0
+ * if no size was too large. */
 static enum status search_batch(struct search *search, uint64_t least, uint64_t most, uint64_t *batch,
                                 uint64_t *above)
 {
-    uint64_t next = least > FIRST_BATCH ? least : FIRST_BATCH;
+    uint64_t next, step;
+    TRY(guess_batch(search, least, most, &next));
+    step = next > FIRST_BATCH && next > least ? next / BATCH_PRECISION + 1 : next;
     *batch = *above = 0;
-    while (*above == 0 && *batch < most) {
+    while (*batch < most && *above != least && !(*batch && *above)) {
         bool fits;
         next = next < most ? next : most;
         TRY(try_batch(search, next, &fits));
         *(fits ? batch : above) = next;
-        next *= 2;
+        next = fits ? next + step : next > least + step ? next - step : least;
+        step *= 2;
     }
     while (*above > 0 && *above > least) {
         uint64_t low = *batch ? *batch : least - 1,
@@ -580,6 +623,26 @@ static enum status find_share(struct runner *runner)
                other);
     return comm_agree(
         workload->mix.set(runner->input, settings->parameters, &runner->partition, best->share, true));
+}
+
+/* ---- Options that the workload chooses ---- */
+
+/* Lets the workload choose values of its options. With --dry-run, nothing is chosen. Collective. */
+static enum status choose_options(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    const struct variant_entry *entry = settings->variants[0];
+    if (settings->variant_count > 1)
+        return status_set(STATUS_USAGE, "--parallel auto chooses for one variant; name it with --variant");
+    if (settings->dry_run)
+        return STATUS_OK;
+    runner->entry = entry;
+    show_phase(runner, "--parallel auto: measuring steps");
+    enum status status =
+        settings->workload->choice.choose(&settings->options, runner->input, settings->parameters,
+                                          &runner->partition, entry->variant, &settings->resources);
+    show_phase(runner, NULL);
+    return status;
 }
 
 /* ---- Publishing ---- */
@@ -1302,6 +1365,8 @@ static enum status begin(struct runner *runner)
         TRY(find_batch(runner));
     if (settings->workload->mix.open && settings->workload->mix.open(runner->input))
         TRY(find_share(runner));
+    if (settings->workload->choice.open && settings->workload->choice.open(settings->parameters))
+        TRY(choose_options(runner));
     /* All ranks use the start time of rank 0, which identifies the run in all CSV files. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     if (first)

@@ -36,6 +36,7 @@
 #include "train/data.h"
 #include "train/exchange.h"
 #include "train/loss.h"
+#include "train/memory.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 
@@ -85,6 +86,9 @@ struct train {
     /* Per rank of the whole run: the memory in bytes that it may use (--memory-limit); NULL: no limit. Not
      * owned. */
     const uint64_t *memory_limit_bytes;
+    /* Receives what open() and later allocations of the engine need (train/memory.h); NULL: nothing. Not
+     * owned. */
+    struct memory_account *memory;
 
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine that computes
      * a stage gets `stage`; `model` is then the slice of this stage, and `exchange` is NULL. */
@@ -612,7 +616,8 @@ struct engine {
     const struct stage_functions *stages; /* NULL: cannot be a stage of a pipeline */
 
     /* Creates `*state`, which must be NULL. Parameters are undefined until set(). The caller closes the state
-     * unless it is NULL, even after a failure. */
+     * unless it is NULL, even after a failure. With train->memory and its member `plans`, only counts the
+     * memory: the state can only be closed. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);
 

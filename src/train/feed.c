@@ -364,9 +364,9 @@ enum status feed_open(const struct train *train, const struct resources *resourc
         TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
     struct data_stream_request request = {
         .threads = resources->threads, .held = 1, .unscaled = train->decoding && train->decoding->share > 0};
-    return train->data->feed == DATA_STORED || train->forward_only || !first
-               ? STATUS_OK
-               : open_stream(train, &request, &feed->stream);
+    if (train->data->feed != DATA_STORED && !train->forward_only && first)
+        TRY(open_stream(train, &request, &feed->stream));
+    return memory_take(train->memory, MEMORY_STREAM, feed_memory_bytes(feed));
 }
 
 void feed_close(struct feed *feed)

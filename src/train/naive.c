@@ -51,7 +51,8 @@ struct naive {
     struct train_totals totals;
     double slopes;              /* see oracle_slopes() */
     struct published published; /* copy of `totals` after the latest step, for progress() */
-    uint64_t bytes;
+    uint64_t bytes, parts[MEMORY_PARTS];
+    enum memory_part part; /* of the next allocations */
 };
 
 /* ---- The network ---- */
@@ -180,11 +181,27 @@ static void naive_close(void *state)
     free(naive);
 }
 
-/* Allocates zeroed memory and adds its size to naive->bytes. */
+/* Returns whether open() only counts the memory. */
+static bool plans(const struct naive *naive)
+{
+    return naive->train->memory && naive->train->memory->plans;
+}
+
+/* Allocates zeroed memory of a part (enum memory_part), and counts it. If memory is only counted, allocates a
+ * single element. */
 static void *zeros(struct naive *naive, size_t count, size_t size)
 {
     naive->bytes += count * size;
-    return calloc(count, size);
+    naive->parts[naive->part] += count * size;
+    return calloc(plans(naive) ? 1 : count, size);
+}
+
+/* Adds what allocate() counted to the account of the run. */
+static enum status account(const struct naive *naive)
+{
+    for (int part = 0; part < MEMORY_PARTS; part++)
+        TRY(memory_take(naive->train->memory, (enum memory_part)part, naive->parts[part]));
+    return STATUS_OK;
 }
 
 /* Returns the largest number of tokens; at least 1. */
@@ -202,8 +219,11 @@ static bool allocate(struct naive *naive)
 {
     const struct model *model = naive->train->model;
     size_t batch = naive->batch, learning = naive->train->forward_only ? 1 : model->arena_values;
+    naive->part = MEMORY_PARAMETERS;
     naive->parameters = zeros(naive, model->arena_values, sizeof(real));
+    naive->part = MEMORY_GRADIENTS;
     naive->gradients = zeros(naive, learning, sizeof(real));
+    naive->part = MEMORY_OPTIMIZER;
     naive->m = zeros(naive, learning, sizeof(real));
     naive->v = zeros(naive, learning, sizeof(real));
     if (train_averages(naive->train))
@@ -212,8 +232,10 @@ static bool allocate(struct naive *naive)
         naive->adjusted = zeros(naive, model->arena_values, sizeof(real));
         naive->squares = zeros(naive, naive_optimizer_scratch(naive->train) + 1, sizeof(real));
     }
+    naive->part = MEMORY_WORKSPACE;
     if (model->normalises)
         naive->moments = zeros(naive, model->arena_values, sizeof(real));
+    naive->part = MEMORY_ACTIVATIONS;
     naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
@@ -241,7 +263,9 @@ static enum status naive_open(const struct train *train, const struct resources 
     /* calloc() may succeed even if memory is short (overcommit), so compare the total with the available
      * memory. */
     bool allocated = allocate(naive);
-    TRY(memory_check(naive->bytes, "naive: the network and its batch", "lower --batch"));
+    if (!plans(naive))
+        TRY(memory_check(naive->bytes, "naive: the network and its batch", "lower --batch"));
+    TRY(account(naive));
     return allocated ? feed_open(train, resources, &naive->feed)
                      : status_set(STATUS_EXHAUSTED, "naive: out of memory for %.1f GB; lower --batch",
                                   1e-9 * (double)naive->bytes);
@@ -907,8 +931,10 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
 {
     const struct resources one = {.threads = 1};
     struct draw_order order = train_order(train, epoch);
+    struct train own = *train;
     void *state = NULL;
-    enum status status = naive_open(train, &one, &state);
+    own.memory = NULL; /* the memory of the engine of the run does not include this one */
+    enum status status = naive_open(&own, &one, &state);
     struct naive *naive = state;
     if (status != STATUS_OK) {
         if (naive)

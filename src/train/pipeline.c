@@ -313,6 +313,7 @@ static enum status measure_piece(const struct train *train, const struct engine 
                                 .capacity = capacity};
     FREED struct model *model = malloc(sizeof *model);
     struct train piece = *train;
+    piece.memory = NULL; /* this memory is freed before the stage is opened */
     TRY(ALLOCATED(model, "out of memory"));
     model_slice(train->model, first, end, model);
     piece.model = model;
@@ -586,6 +587,8 @@ static enum status open_stage(struct pipeline *pipeline, const struct resources 
         pipe_ops(plan->schedule, plan->stages, plan->micros, pipeline->number, pipeline->ops);
     TRY(open_exchange(pipeline, resources));
     TRY(comm_agree(pipeline->engine->open(&pipeline->own, resources, &pipeline->state)));
+    if (pipeline->own.memory && pipeline->own.memory->plans) /* its buffers do not exist */
+        return STATUS_OK;
     return open_messages(pipeline);
 }
 

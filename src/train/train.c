@@ -37,8 +37,8 @@ static const char *const interpolations[] = {"bilinear", "bicubic", "random",
                                              NULL}; /* in the order of enum resample_choice */
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
 static const char *const recipe_names[] = {"none", "paper", "pdp2026", "cvpr2023", "deit", NULL};
-static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
-static const char *const parallels[] = {"data", "pipeline", NULL};       /* in the order of enum parallel */
+static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL};   /* in the order of enum lr_scale */
+static const char *const parallels[] = {"data", "pipeline", "auto", NULL}; /* in the order of enum parallel */
 
 #define AT(field) offsetof(struct train_parameters, field)
 static const struct option_spec options[] = {
@@ -289,7 +289,8 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "how ranks divide a step. With data, each rank has the whole network and a part of the samples. "
              "With pipeline, each rank has some layers, and micro-batches of all samples pass through the "
-             "ranks. HOW is one of"},
+             "ranks. auto measures steps of the ways that fit into memory, and takes the fastest; it also "
+             "decides on --checkpoint-activations. HOW is one of"},
     {"stages", "S", OPTION_COUNT, AT(stages), .minimum = 1, .maximum = MODEL_LAYERS_MAX, .column = COLUMN,
      .help = "stages into which --parallel pipeline cuts the network; must divide the number of ranks, which "
              "is the default"},
@@ -303,6 +304,9 @@ static const struct option_spec options[] = {
     {"memory-limit", "SIZE[,SIZE]", OPTION_TEXT, AT(memory_limit), .column = COLUMN,
      .help = "use at most this much memory per GPU, as if it had no more (CPU variants: per rank): one size "
              "for all ranks, or one per rank, such as 16G,8G"},
+    {"memory", NULL, OPTION_FLAG, AT(memory),
+     .help = "print where the memory goes, as planned before it is allocated, and after the last epoch; with "
+             "--dry-run only the plan"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init),
      .help = "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
              "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
@@ -523,6 +527,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
     const bool synth = job_generates(&parameters->job), load = loads(parameters),
                mixed = parameters->job.feed == DATA_MIXED;
     const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
+    const bool undecided = parameters->parallel == PARALLEL_AUTO || parameters->chooses;
     const bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
     const enum schedule_kind schedule = (enum schedule_kind)parameters->schedule;
     const bool steps = schedule == SCHEDULE_STEP, multistep = schedule == SCHEDULE_MULTISTEP;
@@ -551,7 +556,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {!parameters->raw, "samples without --raw", {"mean", "std"}},
         {parameters->std != NULL, "--std S", {"mean"}},
         {parameters->mean != NULL, "--mean M", {"std"}},
-        {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
+        {pipeline || undecided, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
         {!pipeline, "--parallel data", {"clip-norm", "accumulate", "ema"}},
         {!pipeline || strcmp(parameters->balance, "memory") == 0, "--parallel data", {"balance"}},
         {!pipeline || parameters->replicated, "--parallel data, or more ranks than --stages", {"sync"}},
@@ -722,11 +727,12 @@ static enum status check_outputs(const struct options *given, const struct train
 /* With --batch max, rejects options that need a known batch. */
 static enum status check_largest(const struct train_parameters *parameters)
 {
-    const char *option = parameters->repeats > 1  ? "repeats"
-                         : parameters->save_batch ? "save-batch"
-                         : parameters->begin_path ? "init-state"
-                         : parameters->state_path ? "export-state"
-                                                  : NULL;
+    const char *option = parameters->chooses       ? "parallel"
+                         : parameters->repeats > 1 ? "repeats"
+                         : parameters->save_batch  ? "save-batch"
+                         : parameters->begin_path  ? "init-state"
+                         : parameters->state_path  ? "export-state"
+                                                   : NULL;
     if (option)
         return status_option(STATUS_USAGE, option, " needs a known batch; give --batch a number");
     return parameters->data_path ? status_set(STATUS_USAGE, "--export-data writes its file before --batch "
@@ -1486,6 +1492,8 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->resume = parameters->resume;
     job->largest = parameters->largest;
     job->allow_nan = parameters->allow_nan;
+    job->shows_memory = parameters->memory;
+    job->tries = false;
     job->sync = parameters->sync;
     if (parameters->parallel == PARALLEL_PIPELINE)
         job->pipeline = (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,
@@ -1550,6 +1558,35 @@ static enum status plan(const struct train_parameters *all, const struct partiti
     return read_milestones(all, train_steps(&opened->job.train), &opened->job.train.schedule);
 }
 
+/* Returns the parameters of the whole training run: the batch is the global batch, and the learning rate is
+ * scaled. */
+static struct train_parameters of_all_ranks(const struct train_parameters *parameters,
+                                            const struct partition *partition)
+{
+    struct train_parameters all = *parameters;
+    all.job.batch = partition_share(partition, parameters->job.batch).total;
+    double factor = (double)all.job.batch / (double)parameters->job.batch;
+    factor = parameters->lr_scale == LR_SCALE_LINEAR ? factor
+             : parameters->lr_scale == LR_SCALE_SQRT ? sqrt(factor)
+                                                     : 1;
+    all.lr *= factor;
+    all.muon_lr *= factor;
+    return all;
+}
+
+enum status train_replan(const struct options *given, const struct train_parameters *parameters,
+                         const struct partition *partition, struct opened *opened)
+{
+    struct train_parameters all = of_all_ranks(parameters, partition);
+    all.job.batch = opened->job.train.batch;
+    TRY(check_given(given, parameters));
+    TRY(check_pipeline(&all, partition));
+    TRY(check_multi_hot(&all, &opened->data));
+    TRY(check_plan(&all));
+    TRY(check_model(&all, partition, &opened->model));
+    return plan(&all, partition, opened);
+}
+
 /* ---- Opening ---- */
 
 /* Computes the initial parameters. */
@@ -1566,22 +1603,6 @@ static enum status begin(const struct train_parameters *parameters, struct opene
     model_initialise_head(&opened->model, parameters->head_init_scale, parameters->head_init_bias,
                           opened->initial);
     return STATUS_OK;
-}
-
-/* Returns the parameters of the whole training run: the batch is the global batch, and the learning rate is
- * scaled. */
-static struct train_parameters of_all_ranks(const struct train_parameters *parameters,
-                                            const struct partition *partition)
-{
-    struct train_parameters all = *parameters;
-    all.job.batch = partition_share(partition, parameters->job.batch).total;
-    double factor = (double)all.job.batch / (double)parameters->job.batch;
-    factor = parameters->lr_scale == LR_SCALE_LINEAR ? factor
-             : parameters->lr_scale == LR_SCALE_SQRT ? sqrt(factor)
-                                                     : 1;
-    all.lr *= factor;
-    all.muon_lr *= factor;
-    return all;
 }
 
 /* Sets the normalisation of the samples. */
@@ -1696,6 +1717,9 @@ static enum status read_parameters(const struct options *given, const struct par
                                !parameters->step_path && !parameters->data_path && !parameters->save_batch;
     parameters->several_ranks = partition->ranks > 1;
     parameters->replicated = partition->ranks > stages_of(parameters, partition);
+    parameters->chooses = parameters->parallel == PARALLEL_AUTO;
+    if (parameters->chooses) /* until parallel_auto.c has chosen */
+        parameters->parallel = PARALLEL_DATA;
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)
         parameters->job.batch = smallest_batch(parameters, partition);
@@ -1746,6 +1770,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     parameters->job.batch =
         partition_share(&divided, all.reduced_batch ? all.job.batch : parameters->job.batch).count;
     parameters->stages = stages_of(parameters, partition);
+    if (parameters->chooses && options_flag(given, "dry-run")) /* which chooses nothing */
+        parameters->parallel = PARALLEL_AUTO;
     return STATUS_OK;
 }
 
@@ -1770,9 +1796,47 @@ static enum status train_set_batch(void *input, void *parameters_, const struct 
     opened->probes = probes;
     if (probes == 0) {
         opened->job.checkpoints = opened->job.step_path = opened->job.log_path = NULL;
-        opened->job.resume = false;
+        opened->job.resume = opened->job.shows_memory = false;
+        opened->job.tries = true;
     }
     parameters->job.batch = partition_share(partition, batch).count;
+    return STATUS_OK;
+}
+
+enum status train_plan_ranks(struct opened *opened, const struct variant *variant,
+                             const struct resources *resources, uint64_t *needed, uint64_t *room)
+{
+    uint64_t own[2] = {0, 0};
+    void *state = NULL;
+    opened->job.plans = true;
+    enum status status = variant->setup(resources, opened, &state);
+    if (status == STATUS_OK)
+        status = trainer_planned(state, resources, &own[0], &own[1], &opened->context_bytes);
+    if (state)
+        variant->teardown(state);
+    opened->job.plans = false;
+    TRY(comm_agree(status));
+    TRY(comm_gather(&own[0], sizeof own[0], needed));
+    TRY(comm_gather(&own[1], sizeof own[1], room));
+    TRY(comm_spread(needed, (size_t)comm_size() * sizeof *needed));
+    return comm_spread(room, (size_t)comm_size() * sizeof *room);
+}
+
+/* Implements workload->largest.plan(). */
+static enum status train_plan(void *input, const struct variant *variant, const struct resources *resources,
+                              uint64_t *needed_bytes, uint64_t *room_bytes)
+{
+    const size_t ranks = (size_t)comm_size();
+    FREED uint64_t *needed = calloc(2 * ranks, sizeof *needed);
+    TRY(comm_agree(ALLOCATED(needed, "out of memory for the plan")));
+    uint64_t *room = needed + ranks;
+    TRY(train_plan_ranks(input, variant, resources, needed, room));
+    size_t worst = 0;
+    for (size_t i = 1; i < ranks; i++)
+        if ((double)needed[i] - (double)room[i] > (double)needed[worst] - (double)room[worst])
+            worst = i;
+    *needed_bytes = needed[worst];
+    *room_bytes = room[worst];
     return STATUS_OK;
 }
 
@@ -1799,7 +1863,7 @@ static enum status train_mix_set(void *input, void *parameters_, const struct pa
     if (last)
         return check_steps(&all, &opened->job.train);
     opened->job.checkpoints = opened->job.step_path = opened->job.log_path = opened->job.state_path = NULL;
-    opened->job.resume = false;
+    opened->job.resume = opened->job.shows_memory = false;
     return STATUS_OK;
 }
 
@@ -1845,7 +1909,8 @@ const struct workload workload_train = {
     .validate = train_validate,
     .suits = train_suits,
     .accepts = train_accepts,
-    .largest = {job_batch, train_range, train_set_batch, trainer_probe},
+    .largest = {job_batch, train_range, train_set_batch, trainer_probe, train_plan},
+    .choice = {train_chooses, train_choose},
     .mix = {train_mix_open, train_mix_set, trainer_probe_stalls, DATA_MIX_SHARES},
     .epochs.check = trainer_check,
     .epochs.more = trainer_more,

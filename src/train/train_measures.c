@@ -117,6 +117,16 @@ const struct column train_columns[] = {
      .digits = 6, .better = BETTER_HIGHER, .of_run = true},
     {"ema_test_map", VALUE_REAL, COMBINE_FIRST, "",
      .about = "test_map of the moving average of the parameters", .digits = 6},
+    {"memory_planned_bytes", VALUE_INTEGER, COMBINE_MAX, "bytes",
+     .about =
+         "memory that was planned before it was allocated, with the context of the GPU or the rest of the "
+         "process; only with --memory, --memory-limit and --parallel auto"},
+    {"memory_used_bytes", VALUE_INTEGER, COMBINE_MAX, "bytes",
+     .about = "memory in use after the epoch, of all processes on the GPU or of this process; only with "
+              "memory_planned_bytes"},
+    {"step_planned_s", VALUE_REAL, COMBINE_FIRST, "s",
+     .about = "time per step that --parallel auto has measured before the first epoch; empty if it took the "
+              "choice from a checkpoint"},
     {.name = NULL},
 };
 
@@ -273,5 +283,11 @@ enum status train_measure(const void *input, const struct variant *variant, void
         put_pipeline(&epoch, &opened->job.pipeline, row);
     if (opened->probes)
         row_count(row, "batch_probes", opened->probes);
+    if (epoch.planned_bytes) {
+        row_count(row, "memory_planned_bytes", epoch.planned_bytes);
+        row_count(row, "memory_used_bytes", epoch.used_bytes);
+    }
+    if (opened->chosen_step_s > 0)
+        row_real(row, "step_planned_s", opened->chosen_step_s);
     return STATUS_OK;
 }

@@ -3,6 +3,7 @@
 
 #include <float.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +60,9 @@ struct trainer {
     double *speeds;              /* room for one number per rank */
     bool reported;               /* whether a straggler was reported */
     int lock;                    /* lock of the checkpoint folder; negative: none */
+    struct memory_account planned, memory; /* of train_plans_memory(): before and after allocating */
+    uint64_t used_bytes;                   /* after the latest epoch: memory_used() */
+    int device;
 
     struct found found; /* results of trainer_verify() */
     uint32_t drawn;     /* step drawn at random to verify an epoch; UINT32_MAX: no epoch was verified */
@@ -111,11 +115,17 @@ static enum status combine_bounds(const struct exchange *exchange, struct engine
     return STATUS_OK;
 }
 
+/* Returns whether the engine computes on a device. */
+static bool on_device(const struct engine *engine)
+{
+    return engine->gradients_in == GRADIENTS_IN_DEVICE || engine->gradients_in == GRADIENTS_IN_GRAPH;
+}
+
 /* Returns the free memory in bytes of the device or the host on which the engine trains; 0: unknown. */
 static uint64_t free_bytes(const struct engine *engine, const struct resources *resources)
 {
     struct device_info info;
-    if (engine->gradients_in != GRADIENTS_IN_DEVICE && engine->gradients_in != GRADIENTS_IN_GRAPH)
+    if (!on_device(engine))
         return memory_available_bytes();
     return device_describe(resources->device, &info) == STATUS_OK ? info.memory_free_bytes : 0;
 }
@@ -575,6 +585,172 @@ static enum status trainer_take_decoding(struct trainer *trainer)
     return comm_agree(status);
 }
 
+/* ---- --memory, --memory-limit, and plans for --batch max and --parallel auto ---- */
+
+/* Sets `*used_bytes` to the memory in use: on a device by all processes, on a CPU by this process. Sets
+ * `*room_bytes` to the most that can be in use. */
+static enum status memory_used(const struct trainer *trainer, int device, uint64_t *used_bytes,
+                               uint64_t *room_bytes)
+{
+    struct device_info info;
+    uint64_t resident_kib = 0;
+    if (on_device(trainer->engine)) {
+        TRY(device_describe(device, &info));
+        *used_bytes = info.memory_bytes - info.memory_free_bytes;
+        *room_bytes = info.memory_bytes;
+        return STATUS_OK;
+    }
+#ifdef __GLIBC__
+    (void)malloc_trim(0); /* memory that was freed does not count */
+#endif
+    if (!system_number("/proc/self/status", "VmRSS", &resident_kib))
+        return status_set(STATUS_UNAVAILABLE, "--memory: /proc/self/status does not say how much memory this "
+                                              "process uses");
+    *used_bytes = resident_kib * 1024;
+    *room_bytes = *used_bytes + memory_available_bytes();
+    return STATUS_OK;
+}
+
+#define RESERVE 64 /* 1/64 of a limit: the context may grow between a trial and the run */
+
+/* Returns the limit of this rank; 0: none. */
+static uint64_t limit_of(const struct trainer *trainer)
+{
+    const uint64_t *limits = trainer->job->train.memory_limit_bytes;
+    const uint64_t limit = limits ? limits[trainer->job->train.rank] : 0;
+    return trainer->job->tries ? limit - limit / RESERVE : limit;
+}
+
+#define REHEARSED 8 /* samples per part of a step */
+
+/* On one device: runs a step of a few samples, so that the memory of the context includes kernels and
+ * libraries, which CUDA loads when they are first used. Does nothing from the second call on. */
+static enum status rehearse(const struct trainer *trainer, const struct resources *resources)
+{
+    static bool rehearsed;
+    struct train train = trainer->train;
+    struct train_decoding decoding = trainer->decoding;
+    struct train_totals unused;
+    const uint32_t repeats = train.augment.repeats ? train.augment.repeats : 1,
+                   few = REHEARSED * train_parts(&train) * repeats;
+    void *state = NULL;
+    if (rehearsed || !on_device(trainer->engine) || train.ranks > 1 || train.pipeline || train.data->mixture)
+        return STATUS_OK;
+    rehearsed = true;
+    train.batch = few < train.batch ? few : train.batch;
+    train.shares = NULL;
+    train.share_max = 0;
+    if (train.decoding)
+        train.decoding = &decoding;
+    enum status status = trainer->engine->open(&train, resources, &state);
+    if (status == STATUS_OK)
+        status = trainer->engine->set(state, &trainer->now.state);
+    if (status == STATUS_OK)
+        status = trainer->engine->steps(state, 0, 0, 1);
+    if (status == STATUS_OK)
+        status = trainer->engine->totals(state, &unused);
+    if (state)
+        trainer->engine->close(state);
+    return status;
+}
+
+/* Sets `*planned` to the memory of the engine with `of`, which may differ from trainer->train. Allocates
+ * nothing large. */
+static enum status plan_memory(const struct trainer *trainer, const struct train *of,
+                               const struct resources *resources, struct memory_account *planned)
+{
+    static uint64_t rest_bytes; /* of this process before its first plan; later, freed memory may remain */
+    struct train_decoding decoding = trainer->decoding;
+    struct train train = *of;
+    uint64_t unused, context_bytes = 0;
+    void *state = NULL;
+    *planned = (struct memory_account){.plans = true};
+    train.memory = planned;
+    if (train.decoding)
+        train.decoding = &decoding;
+    const enum status status = trainer->engine->open(&train, resources, &state);
+    if (state)
+        trainer->engine->close(state);
+    TRY(status);
+    TRY(memory_used(trainer, resources->device, &context_bytes, &unused));
+    if (!on_device(trainer->engine))
+        context_bytes = rest_bytes = rest_bytes ? rest_bytes : context_bytes;
+    planned->bytes[MEMORY_CONTEXT] = context_bytes;
+    return STATUS_OK;
+}
+
+/* Returns STATUS_TOO_LARGE with what would fit, because the planned memory exceeds the limit. */
+static enum status refuse_memory(struct trainer *trainer, const struct resources *resources)
+{
+    const uint64_t limit = limit_of(trainer), needed = memory_total(&trainer->planned);
+    const uint32_t ranks = trainer->train.ranks ? trainer->train.ranks : 1;
+    struct train other = trainer->train;
+    struct memory_account smaller;
+    char remedy[192] = "lower --batch";
+    if (trainer->job->pipeline.stages || trainer->train.data->mixture) /* other plans are not possible */
+        return status_set(STATUS_TOO_LARGE,
+                          "--memory-limit: this rank needs %.3f GB, but the limit is %.3f GB; lower --batch, "
+                          "or start more ranks",
+                          1e-9 * (double)needed, 1e-9 * (double)limit);
+    other.batch =
+        other.batch / 2 > ranks * train_parts(&other) ? other.batch / 2 : ranks * train_parts(&other);
+    other.shares = NULL;
+    other.share_max = 0;
+    TRY(plan_memory(trainer, &other, resources, &smaller));
+    const uint64_t fits = memory_largest_batch(train_part_max(&other), memory_total(&smaller),
+                                               train_part_max(&trainer->train), needed, limit) *
+                          train_parts(&trainer->train);
+    if (fits > 0)
+        snprintf(remedy, sizeof remedy, "--batch %" PRIu64 " would fit%s", fits,
+                 ranks > 1 ? " (samples per rank)" : "");
+    if (trainer->engine->recomputes && !trainer->train.checkpoint_activations) {
+        other = trainer->train;
+        other.checkpoint_activations = true;
+        TRY(plan_memory(trainer, &other, resources, &smaller));
+        if (memory_total(&smaller) <= limit) {
+            snprintf(remedy, sizeof remedy, "--checkpoint-activations would fit");
+            if (fits > 0)
+                text_append(remedy, sizeof remedy, ", or --batch %" PRIu64, fits);
+        }
+    }
+    return status_set(STATUS_TOO_LARGE,
+                      "--memory-limit: this run needs %.3f GB, but the limit is %.3f GB; %s",
+                      1e-9 * (double)needed, 1e-9 * (double)limit, remedy);
+}
+
+/* Before the engine is opened: plans its memory if an option needs that, and refuses what exceeds the limit.
+ * Collective. */
+static enum status trainer_plan(struct trainer *trainer, const struct resources *resources)
+{
+    const struct train_job *job = trainer->job;
+    const uint64_t limit = limit_of(trainer);
+    if (!job->shows_memory && !job->plans && !job->choice && !job->train.memory_limit_bytes)
+        return STATUS_OK;
+    TRY(comm_agree(rehearse(trainer, resources)));
+    TRY(comm_agree(plan_memory(trainer, &trainer->train, resources, &trainer->planned)));
+    if (job->shows_memory && !job->plans)
+        memory_print("memory, before it is allocated:", &trainer->planned, NULL, 0);
+    const bool fits = job->plans || !limit || memory_total(&trainer->planned) <= limit;
+    TRY(comm_agree(fits ? STATUS_OK : refuse_memory(trainer, resources)));
+    trainer->memory.limit_bytes = limit;
+    trainer->memory.bytes[MEMORY_CONTEXT] = trainer->planned.bytes[MEMORY_CONTEXT];
+    trainer->train.memory = &trainer->memory;
+    return STATUS_OK;
+}
+
+enum status trainer_planned(const void *state, const struct resources *resources, uint64_t *needed_bytes,
+                            uint64_t *room_bytes, uint64_t *context_bytes)
+{
+    const struct trainer *trainer = state;
+    uint64_t unused;
+    *needed_bytes = memory_total(&trainer->planned);
+    *context_bytes = trainer->planned.bytes[MEMORY_CONTEXT];
+    TRY(memory_used(trainer, resources->device, &unused, room_bytes));
+    const uint64_t limit = limit_of(trainer);
+    *room_bytes = limit && limit < *room_bytes ? limit : *room_bytes;
+    return STATUS_OK;
+}
+
 /* Opens the engine, and sets its state to the state of rank 0, with which training begins. */
 static enum status begin(struct trainer *trainer, const struct resources *resources)
 {
@@ -583,8 +759,14 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
         status = take_beginning(trainer);
     TRY(comm_agree(status));
     TRY(trainer_take_shares(trainer, resources));
+    TRY(trainer_plan(trainer, resources));
+    if (trainer->job->plans)
+        return STATUS_OK;
     TRY(comm_agree(trainer->engine->open(&trainer->train, resources, &trainer->state)));
     TRY(trainer_take_decoding(trainer));
+    if (comm_rank() == 0)
+        status = resume_note_choice(trainer->job, &trainer->now.identity);
+    TRY(comm_agree(status));
     TRY(trainer_share_state(trainer));
     TRY(trainer_set(trainer, &trainer->now.state));
     if (trainer->job->log_path && comm_rank() == 0)
@@ -613,6 +795,9 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     trainer->lock = -1;
     warn_of_width(engine, trainer->job->train.data);
     TRY(begin(trainer, resources));
+    if (trainer->job->plans)
+        return STATUS_OK;
+    trainer->device = resources->device;
     TRY(resume_check_first_step(trainer->job, &trainer->now));
     if (trainer->job->step_path) {
         TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state,
@@ -1005,7 +1190,8 @@ static enum status probe_steps(struct probe *probe, double seconds, uint32_t cou
         sum->stall_s += both[1];
         sum->steps += call;
         probe->next += call;
-        if (call == probe->stretch && 2 * both[0] < PROBE_PART_S) /* the device idles between two calls */
+        if (call == probe->stretch &&
+            2 * both[0] < fmin(seconds, PROBE_PART_S)) /* the device idles between two calls */
             probe->stretch *= 2;
     }
     return STATUS_OK;
@@ -1051,6 +1237,23 @@ enum status trainer_probe_stalls(void *state, double *stall, double *step_s)
     return STATUS_OK;
 }
 
+#define PROBE_STEP_S     0.15 /* of a measured part, and of the steps before */
+#define PROBE_STEP_PARTS 3
+
+/* The fastest part counts: other processes only slow steps down. */
+enum status trainer_probe_step(void *state, double *step_s)
+{
+    struct probe probe = {.trainer = state, .stretch = 1};
+    struct probed part;
+    *step_s = INFINITY;
+    TRY(probe_steps(&probe, PROBE_STEP_S, 2, &part));
+    for (int i = 0; i < PROBE_STEP_PARTS; i++) {
+        TRY(probe_steps(&probe, PROBE_STEP_S, 1, &part));
+        *step_s = fmin(*step_s, part.took_s / part.steps);
+    }
+    return STATUS_OK;
+}
+
 enum status trainer_fetch(void *state, void *result)
 {
     (void)state, (void)result;
@@ -1087,6 +1290,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     const struct train_totals *totals = &trainer->done.totals;
     const struct exchange *exchange = exchange_of(trainer);
     struct train_history *history = &trainer->now.history;
+    uint64_t room_bytes;
     uint32_t steps = train_steps(&job->train);
     uint64_t last = ((uint64_t)history->epochs + 1) * steps - 1;
     display_wait(trainer->display);
@@ -1122,6 +1326,10 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->done.epoch_s;
     enum status status = trainer_test(trainer, &epoch->test);
+    if (trainer->train.memory && status == STATUS_OK)
+        status = memory_used(trainer, trainer->device, &trainer->used_bytes, &room_bytes);
+    epoch->planned_bytes = trainer->train.memory ? memory_total(&trainer->planned) : 0;
+    epoch->used_bytes = trainer->used_bytes;
     TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, &epoch->test) : status));
     TRY(trainer_get(trainer, &trainer->now.state));
     if (trainer->now.state.ema)
@@ -1163,6 +1371,9 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
     (void)input;
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
+    if (job->shows_memory && runs > 0)
+        memory_print("memory, after the last epoch:", &trainer->planned, &trainer->memory,
+                     trainer->used_bytes);
     if (job->export_path && comm_rank() == 0)
         TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), &job->identity,
                               job->export_path));
@@ -1490,6 +1701,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     alone.rank = alone.ranks = alone.share_max = 0;
     alone.shares = NULL;
     alone.exchange = NULL;
+    alone.memory = NULL;
     enum status status = engine_oracle.open(&alone, &all, &oracle);
     for (size_t i = 0; i < COUNT_OF(states); i++)
         room &= train_state_for(train, &states[i]);
@@ -1559,6 +1771,26 @@ static enum status write_first_step(const struct train_job *job, const struct va
     return status;
 }
 
+/* Prints the planned memory, and checks the limit, without training. */
+static enum status show_plan(const struct train_job *job, const struct variant *variant,
+                             const struct resources *resources)
+{
+    struct train_job alone = *job;
+    void *state = NULL;
+    alone.checkpoints = alone.log_path = alone.step_path = NULL;
+    alone.resume = false;
+    alone.plans = true;
+    if (job->train.ranks > 1 || job->largest)
+        return status_set(STATUS_USAGE, "--memory with --dry-run plans one rank and a known batch; start "
+                                        "without mpirun, and give --batch a number");
+    enum status status = variant->setup(resources, &alone, &state);
+    if (status == STATUS_OK)
+        memory_print("memory, as planned:", &((const struct trainer *)state)->planned, NULL, 0);
+    if (state)
+        variant->teardown(state);
+    return status;
+}
+
 enum status trainer_check(const void *input, const struct variant *variant, const struct resources *resources)
 {
     const struct train_job *job = input;
@@ -1569,5 +1801,7 @@ enum status trainer_check(const void *input, const struct variant *variant, cons
         checkpoint_unlock(lock);
         TRY(status);
     }
+    if (job->shows_memory)
+        TRY(show_plan(job, variant, resources));
     return job->step_path ? write_first_step(job, variant, resources) : STATUS_OK;
 }

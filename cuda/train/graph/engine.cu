@@ -232,7 +232,9 @@ static enum status open_forward(struct graph_state *graph)
     size_t splits = graph->colour ? graph_colour::splits : graph_gray::splits;
     for (uint32_t t = 0; t < GRAPH_TENSORS; t++)
         plan->tensors[t] = (uint32_t)model->tensors[t].first;
+    graph->allocations.part = MEMORY_PARAMETERS;
     TRY(zeros(graph, &plan->state.parameters, model->arena_values));
+    graph->allocations.part = MEMORY_ACTIVATIONS;
     TRY(zeros(graph, &plan->step, 1));
     TRY(zeros(graph, &plan->conv2_weight, CONV2_BYTES / sizeof *plan->conv2_weight));
     TRY(zeros(graph, &plan->fc1_weight, HIDDEN * features));
@@ -247,9 +249,12 @@ static enum status open_backward(struct graph_state *graph)
     const struct model *model = graph->train->model;
     size_t features = model->layers[DROPOUT1_NUMBER].out_values;
     size_t conv = graph->colour ? graph_colour::conv_parameters : graph_gray::conv_parameters;
+    graph->allocations.part = MEMORY_OPTIMIZER;
     TRY(zeros(graph, &plan->state.m, model->arena_values));
     TRY(zeros(graph, &plan->state.v, model->arena_values));
+    graph->allocations.part = MEMORY_GRADIENTS;
     TRY(zeros(graph, &plan->gradients, model->arena_values));
+    graph->allocations.part = MEMORY_ACTIVATIONS;
     TRY(zeros(graph, &plan->order, plan->samples));
     TRY(zeros(graph, &plan->position, 1));
     TRY(zeros(graph, &plan->argmax, plan->rows * features));
@@ -401,9 +406,12 @@ static enum status open_all(struct graph_state *graph)
         TRY(open_backward(graph));
         TRY(device_progress_open(&graph->progress));
         graph->losses.totals = graph->plan.totals;
-        TRY(totals_clear(graph->plan.totals, graph->stream));
     }
     graph->state = graph->plan.state;
+    if (allocations_plan(&graph->allocations))
+        return STATUS_OK;
+    if (!train->forward_only)
+        TRY(totals_clear(graph->plan.totals, graph->stream));
     TRY(open_graphs(graph));
     return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
 }

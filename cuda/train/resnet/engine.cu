@@ -350,7 +350,9 @@ static enum status open_learning(struct resnet *resnet)
         room = values > room ? values : room;
         return STATUS_OK;
     });
+    allocations->part = MEMORY_WORKSPACE;
     TRY(allocate(allocations, &resnet->room, room));
+    allocations->part = MEMORY_ACTIVATIONS;
     for (bf16 **each : {&resnet->out_deltas, &resnet->in_deltas, &resnet->last_deltas, &resnet->mid_deltas,
                         &resnet->first_deltas})
         TRY(allocate(allocations, each, most));
@@ -373,9 +375,12 @@ static enum status resnet_open_all(struct resnet *resnet)
     (void)find_layers(train->model, resnet);
     resnet->logit_apart = (train->model->classes + 7) / 8 * 8;
     TRY(device_engine_open(resnet));
+    resnet->allocations.part = MEMORY_WORKSPACE;
     TRY(vit_multiplier_open(&resnet->allocations, &resnet->multiplier));
+    resnet->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&resnet->allocations, &resnet->state.parameters, values, resnet->stream));
     TRY(allocate(&resnet->allocations, &resnet->parameters, values));
+    resnet->allocations.part = MEMORY_ACTIVATIONS;
     TRY(open_units(resnet));
     TRY(device_batch_allocate(train, resnet->capacity, &resnet->samples, &resnet->allocations));
     resnet->batch = &resnet->samples;

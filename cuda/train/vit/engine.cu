@@ -401,11 +401,13 @@ static size_t partial_values(const struct vit *vit)
 static enum status open_learning(struct vit *vit)
 {
     const size_t values = vit->train->model->arena_values;
+    vit->allocations.part = MEMORY_WORKSPACE;
     TRY(allocate(&vit->allocations, &vit->sums.room, VIT_SUMS_MAX * partial_values(vit)));
     vit->shared.rounded = vit->parameters;
     vit->tensors.tensor_cores = true;
     TRY(device_engine_open_learning(vit));
     vit->added = vit->gradients;
+    vit->allocations.part = MEMORY_GRADIENTS;
     return train_parts(vit->train) > 1 || vit->train->stage
                ? allocate_zeros(&vit->allocations, &vit->added, values, vit->stream)
                : STATUS_OK;
@@ -419,9 +421,12 @@ static enum status vit_open_all(struct vit *vit)
     TRY(vit_accepts(train));
     find_layers(vit);
     TRY(device_engine_open(vit));
+    vit->allocations.part = MEMORY_WORKSPACE;
     TRY(vit_multiplier_open(&vit->allocations, &vit->multiplier));
+    vit->allocations.part = MEMORY_ACTIVATIONS;
     TRY(open_slots(vit));
     TRY(open_activations(vit));
+    vit->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
     TRY(allocate(&vit->allocations, &vit->parameters, train->model->arena_values));
     TRY(device_engine_open_data(vit));
