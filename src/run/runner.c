@@ -377,6 +377,7 @@ static enum status compare_with_baseline(struct runner *runner, bool all, const 
 #define BATCH_PRECISION \
     32 /* steps are 1/32 of the batch; the search ends when the interval is below two steps */
 #define MEMORY_KEPT   16   /* on a CPU, 1/16 of the memory that was free before the search must stay free */
+#define PLANS         3    /* of batches; the memory need not grow quite linearly */
 #define PLANNED_SHARE 0.99 /* of the room: the first batch size tried, where the memory can be planned */
 
 struct search {
@@ -468,17 +469,21 @@ static enum status guess_batch(const struct search *search, uint64_t least, uint
     *batch = small;
     if (!search->runner->settings->workload->largest.plan || 2 * small > most)
         return STATUS_OK;
-    enum status status = plan_batch(search, small, &small_bytes, &room);
-    if (status == STATUS_OK)
-        status = plan_batch(search, 2 * small, &large_bytes, &room);
-    if (status != STATUS_OK) /* the probes find the reason */
-        return status == STATUS_TOO_LARGE || status == STATUS_EXHAUSTED ? STATUS_OK : status;
-    room = runner_on_gpu(search->runner) || room < search->kept_bytes ? room : room - search->kept_bytes;
-    const double each = ((double)large_bytes - (double)small_bytes) / (double)small,
-                 left = PLANNED_SHARE * (double)room - (double)small_bytes;
-    if (each > 0 && left < each * 0x1p30)
-        *batch = (uint64_t)fmax((double)least, floor((double)small + left / each));
-    return STATUS_OK;
+    uint64_t low = small, high = 2 * small;
+    enum status status = plan_batch(search, low, &small_bytes, &room);
+    for (int i = 0; status == STATUS_OK && i < PLANS && high != low; i++) {
+        status = plan_batch(search, high, &large_bytes, &room);
+        room = runner_on_gpu(search->runner) || room < search->kept_bytes ? room : room - search->kept_bytes;
+        const double each = ((double)large_bytes - (double)small_bytes) / ((double)high - (double)low),
+                     next = (double)high + (PLANNED_SHARE * (double)room - (double)large_bytes) / each;
+        if (status != STATUS_OK || !(each > 0))
+            break;
+        low = high;
+        small_bytes = large_bytes;
+        *batch = high = next < (double)least ? least : next > (double)most ? most : (uint64_t)next;
+    }
+    /* If a plan is refused, the probes find the reason. */
+    return status == STATUS_TOO_LARGE || status == STATUS_EXHAUSTED ? STATUS_OK : status;
 }
 
 /* Begins with the batch size of the plan, or with FIRST_BATCH. Steps up or down from there, by steps that

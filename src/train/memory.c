@@ -27,7 +27,7 @@ enum status memory_take(struct memory_account *account, enum memory_part part, u
     const uint64_t used = memory_total(account);
     if (account->limit_bytes && !account->plans && bytes > 0 && used + bytes > account->limit_bytes)
         return status_set(STATUS_TOO_LARGE,
-                          "--memory-limit: %.2f GB in use, %.2f GB more needed, but the limit is %.2f GB; "
+                          "--memory-limit: %.3f GB in use, %.3f GB more needed, but the limit is %.3f GB; "
                           "lower --batch",
                           1e-9 * (double)used, 1e-9 * (double)bytes, 1e-9 * (double)account->limit_bytes);
     account->bytes[part] += bytes;

@@ -1456,6 +1456,7 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->largest = parameters->largest;
     job->allow_nan = parameters->allow_nan;
     job->shows_memory = parameters->memory;
+    job->tries = false;
     job->sync = parameters->sync;
     if (parameters->parallel == PARALLEL_PIPELINE)
         job->pipeline = (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,
@@ -1738,7 +1739,8 @@ static enum status train_set_batch(void *input, void *parameters_, const struct 
     opened->probes = probes;
     if (probes == 0) {
         opened->job.checkpoints = opened->job.step_path = opened->job.log_path = NULL;
-        opened->job.resume = false;
+        opened->job.resume = opened->job.shows_memory = false;
+        opened->job.tries = true;
     }
     parameters->job.batch = partition_share(partition, batch).count;
     return STATUS_OK;
@@ -1805,7 +1807,7 @@ static enum status train_mix_set(void *input, void *parameters_, const struct pa
     if (last)
         return check_steps(&all, &opened->job.train);
     opened->job.checkpoints = opened->job.step_path = opened->job.log_path = opened->job.state_path = NULL;
-    opened->job.resume = false;
+    opened->job.resume = opened->job.shows_memory = false;
     return STATUS_OK;
 }
 

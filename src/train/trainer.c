@@ -3,6 +3,7 @@
 
 #include <float.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -585,6 +586,7 @@ static enum status memory_used(const struct trainer *trainer, int device, uint64
         *room_bytes = info.memory_bytes;
         return STATUS_OK;
     }
+    (void)malloc_trim(0); /* memory that was freed does not count */
     if (!system_number("/proc/self/status", "VmRSS", &resident_kib))
         return status_set(STATUS_UNAVAILABLE, "--memory: /proc/self/status does not say how much memory this "
                                               "process uses");
@@ -593,10 +595,14 @@ static enum status memory_used(const struct trainer *trainer, int device, uint64
     return STATUS_OK;
 }
 
+#define RESERVE 64 /* 1/64 of a limit: the context may grow between a trial and the run */
+
+/* Returns the limit of this rank; 0: none. */
 static uint64_t limit_of(const struct trainer *trainer)
 {
     const uint64_t *limits = trainer->job->train.memory_limit_bytes;
-    return limits ? limits[trainer->job->train.rank] : 0;
+    const uint64_t limit = limits ? limits[trainer->job->train.rank] : 0;
+    return trainer->job->tries ? limit - limit / RESERVE : limit;
 }
 
 /* Sets `*planned` to the memory of the engine with `train`, which is a copy of trainer->train. Allocates
@@ -629,7 +635,7 @@ static enum status refuse_memory(struct trainer *trainer, const struct resources
     if (trainer->job->pipeline.stages) /* another plan would be collective */
         return status_set(
             STATUS_TOO_LARGE,
-            "--memory-limit: this stage needs %.2f GB, but the limit is %.2f GB; lower --batch, "
+            "--memory-limit: this stage needs %.3f GB, but the limit is %.3f GB; lower --batch, "
             "raise --microbatches, or start more ranks",
             1e-9 * (double)needed, 1e-9 * (double)limit);
     other.batch = other.batch / 2 > ranks ? other.batch / 2 : ranks;
@@ -651,7 +657,7 @@ static enum status refuse_memory(struct trainer *trainer, const struct resources
                      "--checkpoint-activations or a --batch of at most %" PRIu64 " fits", fits);
     }
     return status_set(STATUS_TOO_LARGE,
-                      "--memory-limit: this run needs %.2f GB, but the limit is %.2f GB; %s",
+                      "--memory-limit: this run needs %.3f GB, but the limit is %.3f GB; %s",
                       1e-9 * (double)needed, 1e-9 * (double)limit, remedy);
 }
 

@@ -59,6 +59,7 @@ struct train_job {
     uint32_t *skipped; /* steps of the current epoch before `begin`, which this run does not train; NULL, or
                         * written by the trainer */
     bool shows_memory; /* --memory */
+    bool tries;        /* this run tries a batch for --batch max: keep a reserve below the limit */
     bool plans; /* trainer_open() only plans the memory: then call trainer_planned(), trainer_close() */
 };
 
